@@ -99,7 +99,8 @@ def prelu(x: ArrayLike, weight: ArrayLike) -> Tensor:
     channels = x.shape[1] if x.ndim > 1 else 1
     if w.ndim > 1 or w.size not in (1, channels):
         raise ShapeError(
-            f"prelu: the weight needs one slope, or one per channel of x {x.shape}, but has shape {w.shape}."
+            f"prelu: the weight must be one slope, or a vector of {channels}, one per channel of x (shape "
+            f"{x.shape}), but has shape {w.shape}."
         )
     w = rec.reshape(w, shape=(w.size,) + (1,) * max(x.ndim - 2, 0)) if x.ndim else rec.reshape(w, shape=())
     return rec.where(rec.greater(x, 0), x, w * x)
@@ -282,7 +283,9 @@ def hardtanh(x: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> Tenso
     """
     low, high = number("hardtanh", "min_val", min_val), number("hardtanh", "max_val", max_val)
     if low > high:
-        raise ArgumentError(f"hardtanh: min_val {low} is above max_val {high}.")
+        raise ArgumentError(
+            f"hardtanh: min_val must not be above max_val, but min_val is {low} and max_val is {high}."
+        )
     return rec.hardtanh(floats("hardtanh", x), low=low, high=high)
 
 
@@ -339,7 +342,8 @@ def glu(x: ArrayLike, axis: int = -1) -> Tensor:
     n = x.shape[where]
     if n % 2:
         raise ShapeError(
-            f"glu: axis {axis} of shape {x.shape} is split into two halves, but its length {n} is odd."
+            f"glu: axis {axis} must have an even length, to be split into two halves, but shape {x.shape} "
+            f"has length {n}."
         )
     tail = (slice(None),) * (-where - 1)
     return x[(..., slice(None, n // 2), *tail)] * rec.sigmoid(x[(..., slice(n // 2, None), *tail)])

@@ -29,7 +29,7 @@ def floats(op: str, x: Any) -> Tensor:
     x = x if type(x) is Tensor else asarray(x)
     kind = x._data.dtype.kind
     if kind == "c":
-        raise DTypeError(f"{op}: real numbers are required, but the dtype is {x.dtype}.")
+        raise DTypeError(f"{op}: the input must be real, but has dtype {x.dtype}.")
     return rec.astype(x, dtype=np.dtype(float)) if kind in "iub" else x
 
 

@@ -87,8 +87,8 @@ def scaled_dot_product_attention(
     q, k, v = (floats(op, a) for a in (query, key, value))
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise ShapeError(
-            f"{op}: shapes of query {q.shape}, key {k.shape} and value {v.shape} do not match: query and key "
-            "need the same last axis, key and value the same axis -2."
+            f"{op}: query and key must have equal lengths along the last axis, key and value along axis -2, "
+            f"but the shapes are query {q.shape}, key {k.shape} and value {v.shape}."
         )
     lead = broadcast_shapes(f"{op} (leading axes)", q.shape[:-2], k.shape[:-2], v.shape[:-2])
     factor = _scale(op, scale, q)
@@ -281,15 +281,15 @@ def _unambiguous(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     batch, queries, keys = q.shape[0], q.shape[-2], k.shape[-2]
     if q.ndim == 4 and mask.shape == (batch, keys) and batch not in (1, queries):
         raise ShapeError(
-            f"MultiHeadAttention: a mask of shape {mask.shape} is read as (queries, keys), but there are "
-            f"{queries} queries.\n  Pass a mask (batch, keys), such as a padding mask, with all axes: "
-            "mask[:, None, None, :]."
+            "MultiHeadAttention: a mask with two axes must have shape (queries, keys), here "
+            f"{(queries, keys)}, but has shape {mask.shape}.\n"
+            "  If it has shape (batch, keys), as a padding mask has, pass mask[:, None, None, :]."
         )
     if mask.ndim < q.ndim and any(n != 1 for n in mask.shape[:-2]):
         ends = ", ".join(map(str, mask.shape[-2:]))
         raise ShapeError(
             f"MultiHeadAttention: the leading axes of a mask of shape {mask.shape} are ambiguous.\n"
-            f"  Pass shape ({ends}), or all axes, (batch, heads, {ends}): mask[:, None] for one mask per "
+            f"  Pass a mask of shape ({ends}) or (batch, heads, {ends}).  Use mask[:, None] for one mask per "
             "sample, mask[None] for one mask per head."
         )
     return mask

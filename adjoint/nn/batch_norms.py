@@ -129,14 +129,16 @@ def batch_norm(
     x = _with_channels(x)
     if running_mean is None or running_var is None:
         raise InputError(
-            "batch_norm: running_mean and running_var are missing.  Pass both, or training=True."
+            "batch_norm: running_mean and running_var are required if training is False.  Pass both, or "
+            "training=True."
         )
     shape = (x.shape[1],)
     mean, var = asarray(running_mean), asarray(running_var)
     for name, s in (("running_mean", mean), ("running_var", var)):
         if s.shape != shape:
             raise ShapeError(
-                f"batch_norm: {name} has shape {s.shape}, but x {x.shape} has {shape[0]} channels."
+                f"batch_norm: {name} must have shape {shape}, one value per channel of x (shape {x.shape}), "
+                f"but has shape {s.shape}."
             )
     ones = (1,) * (x.ndim - 2)
     # combine the values per channel first, so that x is passed over by one product and one sum
@@ -184,9 +186,9 @@ def batch_norm_with_statistics(
     n = x.size // x.shape[1] if x.shape[1] else 0
     if n < 2:
         raise ShapeError(
-            f"batch_norm: training needs more than one value per channel, but x has shape {x.shape}.\n"
-            "  Use a larger batch, or training=False.  A trainer with accumulate=k splits a batch into k "
-            "pieces;\n  DataLoader(drop_last=True) drops a short last batch."
+            f"batch_norm: training requires more than one value per channel, but x has shape {x.shape}.\n"
+            "  Use a larger batch, or training=False.  If only the last batch is too short, use "
+            "DataLoader(drop_last=True).\n  If a trainer splits the batches, use a smaller accumulate=."
         )
     axes = tuple(a for a in range(-x.ndim, 0) if a != 1 - x.ndim)
     z, mean, var = rec.standardize(widened_half(x), axis=axes, eps=number("batch_norm", "eps", eps))
@@ -247,9 +249,11 @@ class _ChannelNorm(Module):
         traced = type(mean) is Traced and not isinstance(mean._data, Unknown)
         if traced and mean._data.numbers() is None:
             raise InputError(
-                f"{type(self).__name__}: running statistics cannot be updated inside ad.vmap, where each "
-                "element has its own.\n  Call model.eval() first, or use a norm without running statistics: "
-                "GroupNorm, LayerNorm,\n  or functional.batch_norm(x, training=True)."
+                f"{type(self).__name__}: running statistics cannot be updated inside ad.vmap, because each "
+                "element of the batch would give different ones.\n"
+                "  Call model.eval() first, or use a layer without running statistics: GroupNorm, "
+                "LayerNorm,\n"
+                "  or functional.batch_norm(x, training=True)."
             )
 
     def extra_repr(self) -> str:

@@ -56,7 +56,8 @@ def lstm_cell(gates: ArrayLike, cell: ArrayLike) -> tuple[Tensor, Tensor]:
     gates, cell = floats("lstm_cell", gates), floats("lstm_cell", cell)
     if gates.ndim != cell.ndim or not cell.ndim or gates.shape != (*cell.shape[:-1], 4 * cell.shape[-1]):
         raise ShapeError(
-            f"lstm_cell: gates {gates.shape} must be four times as wide as the cell {cell.shape}."
+            "lstm_cell: gates must have the shape of the cell with a last axis four times as long, but the "
+            f"gates have shape {gates.shape} and the cell {cell.shape}."
         )
     hidden, cell = rec.lstm_cell(gates, cell)
     return hidden, cell
@@ -103,7 +104,7 @@ class _Cell(Module):
         given = asarray(given)
         if given.shape != shape:
             raise ShapeError(
-                f"{type(self).__name__}: for an input of shape {x.shape} a state must have shape {shape}, "
+                f"{type(self).__name__}: for an input of shape {x.shape} the state must have shape {shape}, "
                 f"but has shape {given.shape}."
             )
         return given
@@ -224,7 +225,9 @@ class LSTMCell(_Cell):
         """
         x = self._input(x)
         if state is not None and (not isinstance(state, (tuple, list)) or len(state) != 2):
-            raise InputError(f"LSTMCell: a state must be (hidden, cell), but is a {type(state).__name__}.")
+            raise InputError(
+                f"LSTMCell: the state must be a pair (hidden, cell), but is a {type(state).__name__}."
+            )
         hidden, cell = (self._state(x, s) for s in ((None, None) if state is None else state))
         from_input, from_hidden = self._products(x, hidden)
         return lstm_cell(from_input + from_hidden, cell)

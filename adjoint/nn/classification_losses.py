@@ -59,15 +59,16 @@ def _classes_last(op: str, x: Tensor, target_shape: tuple[int, ...]) -> Tensor:
     """Move the class axis to the end: axis 1 of (N, C, …), or the only axis of (C,)."""
     if not x.ndim or not x.shape[min(1, x.ndim - 1)]:
         raise ShapeError(
-            f"{op}: the prediction needs one score per class, shape (C,) or (N, C, …), but has shape "
-            f"{x.shape}."
+            f"{op}: the prediction must have shape (C,) or (N, C, …), with one score for each of C classes, "
+            f"but has shape {x.shape}."
         )
     rows = x.shape[:1] + x.shape[2:] if x.ndim > 1 else ()
     if target_shape != rows:
         raise ShapeError(
             f"{op}: for a prediction of shape {x.shape} the class indices must have shape {rows}, but have "
             f"shape {target_shape}.\n"
-            "  The classes are on axis 1.  A float target holds probabilities and has the prediction's shape."
+            "  The classes must be on axis 1.  A target of probabilities must be float and have the "
+            "prediction's shape."
             + (
                 "\n  Move the classes if they are on the last axis: prediction.moveaxis(-1, 1)."
                 if target_shape == x.shape[:-1]
@@ -83,7 +84,7 @@ def _class_weights(op: str, weight: Any, count: int, dtype: Any) -> Tensor | Non
     w = floats(op, weight)
     if w.shape != (count,):
         raise ShapeError(
-            f"{op}: the weight must have one number per class, {count}, but has shape {w.shape}."
+            f"{op}: the weight must have shape ({count},), one value per class, but has shape {w.shape}."
         )
     return rec.astype(w, dtype=dtype) if w.dtype != dtype else w
 
@@ -187,8 +188,9 @@ def _soft_cross_entropy(
     """Return the cross entropy with probabilities, -Σ t log softmax(x); its mean is over the rows."""
     if x.shape != t.shape or not x.ndim:
         raise ShapeError(
-            f"{op}: probabilities must have the prediction's shape {x.shape}, but have shape {t.shape}.\n"
-            "  Class indices must be integers: target.astype(int)."
+            f"{op}: a float target is read as probabilities and must have the prediction's shape {x.shape}, "
+            f"but has shape {t.shape}.\n"
+            "  If the target contains class indices, pass integers: target.astype(int)."
         )
     axis = -1 if x.ndim == 1 else 1 - x.ndim
     count = x.shape[axis]
@@ -267,8 +269,9 @@ def _element_weight(op: str, loss: Tensor, weight: Any) -> Tensor:
 def _check_probabilities(p: np.ndarray[Any, Any]) -> None:
     if p.size and not (p.min() >= 0 and p.max() <= 1):
         raise ArgumentError(
-            f"binary_cross_entropy: probabilities must be between 0 and 1, but these range from {p.min():g} "
-            f"to {p.max():g}.\n  Use binary_cross_entropy_with_logits for scores before the sigmoid."
+            "binary_cross_entropy: the prediction must be probabilities between 0 and 1, but ranges from "
+            f"{p.min():g} to {p.max():g}.\n"
+            "  Use binary_cross_entropy_with_logits for scores before the sigmoid."
         )
 
 

@@ -77,7 +77,8 @@ class _Numbered(Module):
             return self._slice(items[index])
         if not isinstance(index, (int, np.integer)) or not -len(items) <= index < len(items):
             raise IndexingError(
-                f"{kind}: {self.items_are} are numbered 0 … {len(items) - 1}, but the index is {index!r}."
+                f"{kind}: the {self.items_are} have the indices 0 … {len(items) - 1}, but the index is "
+                f"{index!r}."
                 if items
                 else f"{kind} has no {self.items_are}."
             )
@@ -160,10 +161,11 @@ class _Keyed(Module):
     def __setitem__(self, key: str, item: Any) -> None:
         kind = type(self).__name__
         if not isinstance(key, str) or not key or "." in key:
-            raise ArgumentError(f"{kind}: a key must be a string without dots, but is {key!r}.")
+            raise ArgumentError(f"{kind}: a key must be a non-empty string without dots, but is {key!r}.")
         if key not in self.keys() and hasattr(self, key):
             raise ArgumentError(
-                f"{kind}: the key {key!r} is the name of one of its attributes.  Use another key."
+                f"{kind}: the key {key!r} is already the name of an attribute of {kind}.  Use a different "
+                "key."
             )
         setattr(self, key, self._checked(item))
 
@@ -176,7 +178,7 @@ class _Keyed(Module):
     def _known(self, key: Any) -> str:
         known = self.keys()
         if key not in known:
-            there = f"The keys are {', '.join(known)}" if known else "It is empty"
+            there = f"The keys are {', '.join(known)}" if known else "It has no keys"
             raise IndexingError(f"{type(self).__name__} has no key {key!r}.  {there}.")
         return str(key)
 
@@ -192,7 +194,9 @@ class _Keyed(Module):
 
 def _module(owner: Module, item: Any) -> Module:
     if not isinstance(item, Module):
-        raise InputError(f"{type(owner).__name__} holds modules, not {type(item).__name__}.")
+        raise InputError(
+            f"{type(owner).__name__}: each item must be a module, but one is a {type(item).__name__}."
+        )
     return item
 
 
@@ -261,9 +265,10 @@ class Sequential(_Numbered):
             i = self.length - 1 - sum(1 for _ in layers)
             if i and isinstance(x, tuple):
                 raise InputError(
-                    f"Sequential: layer {i - 1}, {_called(self[i - 1])}, returned a tuple of {len(x)}, but "
-                    f"layer {i}, {_called(self[i])}, does not accept it.\n"
-                    "  RNN, LSTM and GRU return (outputs, state): add lambda pair: pair[0] after them."
+                    f"Sequential: layer {i - 1}, {_called(self[i - 1])}, returned a tuple of {len(x)} items, "
+                    f"but layer {i}, {_called(self[i])}, does not accept a tuple.\n"
+                    "  RNN, LSTM and GRU return (outputs, state): add the layer lambda pair: pair[0] after "
+                    "them."
                 ) from error
             raise
         return x

@@ -52,8 +52,8 @@ class _Convolution(Module):
         kernel = lengths(layer, "kernel_size", kernel_size, self.ndim)
         if in_channels % groups or out_channels % groups:
             raise ArgumentError(
-                f"{layer}: groups={groups} must divide {in_channels} input and {out_channels} output "
-                "channels."
+                f"{layer}: in_channels and out_channels must be multiples of groups={groups}, but are "
+                f"{in_channels} and {out_channels}."
             )
         first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
         shape = (first, second // groups, *kernel)

@@ -86,8 +86,8 @@ def _channels(op: str, x: Any, names: str) -> Tensor:
     if x.ndim != full and not (alone and x.ndim == full - 1):
         raise ShapeError(
             f"{op}: the input must have shape (N, C, {names}){alone}, but has shape {x.shape}.\n"
-            "  dropout1d is for (N, C, L), dropout2d for (N, C, H, W), dropout3d for (N, C, D, H, W); "
-            "dropout drops single elements of any shape."
+            "  Use dropout1d for (N, C, L), dropout2d for (N, C, H, W), dropout3d for (N, C, D, H, W), and "
+            "dropout to drop single elements of a tensor of any shape."
         )
     return x
 
@@ -190,7 +190,7 @@ def _keep_mask(op: str, shape: tuple[int, ...], dtype: Any, p: float, rng: Any) 
     if not hasattr(rng, "random"):
         raise InputError(
             f"{op}: rng must be a generator, but is {rng!r}.\n"
-            "  Pass rng=ad.random.default_rng(seed), or training=False, which draws nothing."
+            "  Pass rng=ad.random.default_rng(seed), or turn dropout off with training=False."
         )
     if p == 1:
         return np.zeros(shape, dtype)

@@ -59,7 +59,9 @@ def embedding(
     """
     w = asarray(weight)
     if w.ndim < 1:
-        raise ShapeError("embedding: the weight must have one row per index, but is 0-d.")
+        raise ShapeError(
+            "embedding: the weight must have at least one axis, with one row per index, but is 0-d."
+        )
     indices, _ = classes("embedding", indices, w.shape[0], words=("index", "indices"))
     out = take(w, indices, axis=0, sparse_grad=sparse)
     if padding_idx is None:
@@ -102,7 +104,7 @@ def one_hot(indices: ArrayLike, num_classes: int | None = None, dtype: DTypeLike
     if num_classes is None:
         if not i.size:
             raise ArgumentError(
-                "one_hot: there are no indices to infer the number of classes from.  Pass num_classes=."
+                "one_hot: num_classes= is required if there are no indices.  Pass num_classes=."
             )
         num_classes = int(array_of(i).max()) + 1
     i, _ = classes("one_hot", i, num_classes)
@@ -248,8 +250,8 @@ def embedding_bag(
     factors = None if per_sample_weights is None else asarray(per_sample_weights)
     if factors is not None and (mode != "sum" or factors.shape != indices.shape):
         raise ArgumentError(
-            "embedding_bag: per_sample_weights need mode='sum' and the shape of the indices, "
-            f"{indices.shape}, but the mode is {mode!r} and the shape {factors.shape}."
+            "embedding_bag: per_sample_weights requires mode='sum' and must have the shape of the indices, "
+            f"{indices.shape}, but the mode is {mode!r} and its shape is {factors.shape}."
         )
     bag, count = _bags(indices, offsets, include_last_offset)
     flat = indices.reshape(indices.size)
@@ -290,8 +292,8 @@ def _bags(indices: Tensor, offsets: Any, include_last_offset: bool) -> tuple[Any
         or (np.diff(ends) < 0).any()
     ):
         raise ArgumentError(
-            f"embedding_bag: offsets must start at 0 and increase to at most {indices.size}, the number of "
-            f"indices, but are {starts.tolist()}."
+            f"embedding_bag: offsets must start at 0, must not decrease, and must be at most {indices.size}, "
+            f"the number of indices, but are {starts.tolist()}."
         )
     each = np.diff(ends)
     return np.repeat(np.arange(len(each)), each), len(each)

@@ -65,8 +65,8 @@ def grid_sample(
     nd = x.ndim - 2
     if nd not in (2, 3) or grid.ndim != x.ndim or grid.shape[-1] != nd or grid.shape[0] != x.shape[0]:
         raise ShapeError(
-            f"{op}: images (N, C, H, W) need a grid (N, …, …, 2), volumes (N, …, …, …, 3), "
-            f"but the shapes are {x.shape} and {grid.shape}."
+            f"{op}: the grid must have shape (N, …, …, 2) for images (N, C, H, W) and (N, …, …, …, 3) for "
+            f"volumes (N, C, D, H, W), but x has shape {x.shape} and the grid {grid.shape}."
         )
     if mode not in ("bilinear", "nearest", "bicubic") or (mode == "bicubic" and nd == 3):
         raise ArgumentError(
@@ -77,7 +77,7 @@ def grid_sample(
             f"{op}: padding_mode must be 'zeros', 'border' or 'reflection', not {padding_mode!r}."
         )
     if 0 in x.shape[2:]:
-        raise ShapeError(f"{op}: images of shape {x.shape} have no elements.")
+        raise ShapeError(f"{op}: images must not be empty, but have shape {x.shape}.")
     wide, places = widened_half(x), widened_half(grid)
     axes = []  # of each axis of the image: pairs of positions and weights
     for k, n in enumerate(x.shape[2:]):
@@ -161,8 +161,8 @@ def affine_grid(theta: ArrayLike, size: Lengths, align_corners: bool = False) ->
     nd = len(shape) - 2
     if nd not in (2, 3) or theta.shape != (shape[0], nd, nd + 1):
         raise ShapeError(
-            f"affine_grid: theta has shape (N, 2, 3) for a size (N, C, H, W), (N, 3, 4) for (N, C, D, H, W), "
-            f"but the size is {shape} and theta has shape {theta.shape}."
+            "affine_grid: theta must have shape (N, 2, 3) for a size (N, C, H, W) and (N, 3, 4) for (N, C, "
+            f"D, H, W), but the size is {shape} and theta has shape {theta.shape}."
         )
     ends = [1.0 if align_corners else 1 - 1 / n for n in shape[2:]]
     along = [np.linspace(-e, e, n) if n > 1 else np.zeros(1) for e, n in zip(ends, shape[2:], strict=True)]

@@ -151,7 +151,7 @@ def normal(shape: Lengths, std: float = 1.0, *, rng: Rng = None, dtype: DTypeLik
 def _fans(shape: Sequence[int]) -> tuple[int, int]:
     """Return the numbers of inputs and outputs of a weight (out, in, *kernel)."""
     if not np.ndim(shape) or len(shape) < 2:
-        raise ShapeError(f"a weight needs at least two axes, (out, in, …), but the shape is {shape}.")
+        raise ShapeError(f"the shape of a weight must have at least two axes, (out, in, …), but is {shape}.")
     window = math.prod(shape[2:])
     return max(shape[1] * window, 1), max(shape[0] * window, 1)  # 1 for an empty weight, which has no values
 
@@ -362,7 +362,7 @@ def orthogonal(
     True
     """
     if not np.ndim(shape) or len(shape) < 2:
-        raise ShapeError(f"orthogonal: the shape needs at least two axes, but is {shape}.")
+        raise ShapeError(f"orthogonal: the shape must have at least two axes, but is {shape}.")
     rows, columns = shape[0], math.prod(shape[1:])
     flat = generator(rng).normal(size=(max(rows, columns), min(rows, columns)), dtype=np.float64).numpy()
     q, r = np.linalg.qr(flat)

@@ -71,7 +71,10 @@ def gaussian_nll_loss(
     if v.shape != x.shape and v.shape == x.shape[:-1]:
         v = rec.reshape(v, shape=(*v.shape, 1))
     elif v.shape not in (x.shape, (*x.shape[:-1], 1), ()):
-        raise ShapeError(f"{op}: a prediction of shape {x.shape} does not fit variances of shape {v.shape}.")
+        raise ShapeError(
+            f"{op}: the variances must be one number or have the shape {x.shape}, {(*x.shape[:-1], 1)} or "
+            f"{x.shape[:-1]}, for a prediction of shape {x.shape}, but have shape {v.shape}."
+        )
     least = number(op, "eps", eps)
     if decide(lambda a: bool((a < 0).any()), v):
         raise ArgumentError(f"{op}: variances must not be negative.")
@@ -194,7 +197,7 @@ def ctc_loss(
         raise ShapeError(f"{op}: log_probs must have shape (T, N, C) or (T, C), but has shape {given.shape}.")
     steps, size, count = x.shape
     if not 0 <= blank < count:
-        raise IndexingError(f"{op}: blank is {blank}, but there are {count} classes.")
+        raise IndexingError(f"{op}: blank must be a class from 0 to {count - 1}, but is {blank}.")
     times, lengths = (_lengths(op, a, size) for a in (input_lengths, target_lengths))
     labels = _label_rows(op, targets, lengths, size)
     decide(lambda a: _check_labels(op, a, count), rec.where(_before(labels.shape[1], lengths), labels, 0))
@@ -213,7 +216,10 @@ def ctc_loss(
 def _lengths(op: str, given: Any, size: int) -> Tensor:
     a = asarray(given)
     if a.size != size:
-        raise ShapeError(f"{op}: {size} sequences need {size} lengths, but got {a.size}.")
+        raise ShapeError(
+            f"{op}: there must be one length per sequence, but there are {size} sequences and {a.size} "
+            "lengths."
+        )
     if a.dtype.kind not in "iu":
         raise DTypeError(f"{op}: lengths must be integers, but have dtype {a.dtype}.")
     return rec.reshape(as_index(rec, a), shape=(size,))
@@ -228,12 +234,18 @@ def _label_rows(op: str, targets: Any, lengths: Tensor, size: int) -> Tensor:
     if t.ndim == 2 and t.shape[0] == size:
         return t
     if t.ndim != 1:
-        raise ShapeError(f"{op}: {size} sequences need targets of shape ({size}, S), but got {t.shape}.")
+        raise ShapeError(
+            f"{op}: for {size} sequences the targets must have shape ({size}, S) or be a vector, but have "
+            f"shape {t.shape}."
+        )
     if size == 1:
         return rec.reshape(t, shape=(1, t.size))
     counts = array_of(lengths)
     if counts.sum() != t.size:
-        raise ShapeError(f"{op}: target_lengths add up to {counts.sum()}, but there are {t.size} labels.")
+        raise ShapeError(
+            f"{op}: target_lengths must add up to {t.size}, the number of labels, but add up to "
+            f"{counts.sum()}."
+        )
     rows = np.zeros((size, max(int(counts.max()), 1)), np.intp)
     rows[np.arange(rows.shape[1]) < counts[:, None]] = np.arange(t.size)
     return rec.take(t, rows, axis=-1) if t.size else wrap(rows)

@@ -61,15 +61,15 @@ def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Te
     given, layer = x._data.shape, w._data.shape
     if not given or len(layer) != 2 or given[-1] != layer[1]:
         raise ShapeError(
-            f"linear: shapes of x {given} and weight {layer} do not match: the weight is (out, in), "
-            "and the last axis of x is in."
+            f"linear: x must have shape (…, in) and the weight (out, in), but x has shape {given} and the "
+            f"weight {layer}."
         )
     if bias is None:
         return rec.linear(x, w, 0)
     b = bias if type(bias) is Tensor else asarray(bias)
     if b._data.shape != layer[:1]:
         raise ShapeError(
-            f"linear: the bias has shape {b.shape}, but the weight {layer} has {layer[0]} outputs."
+            f"linear: the bias must have shape {layer[:1]}, one value per output, but has shape {b.shape}."
         )
     return rec.linear(x, w, b)
 
@@ -190,7 +190,8 @@ class Flatten(Module):
         )
         if first > last:
             raise ShapeError(
-                f"Flatten: start_dim={self.start_dim} comes after end_dim={self.end_dim} in shape {x.shape}."
+                f"Flatten: start_dim must not be after end_dim, but start_dim is {self.start_dim} and "
+                f"end_dim is {self.end_dim} (shape {x.shape})."
             )
         # -1 is ambiguous for an empty batch
         return x.reshape(*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :])
@@ -321,8 +322,8 @@ def bilinear(x1: ArrayLike, x2: ArrayLike, weight: ArrayLike, bias: ArrayLike | 
     fits = w.ndim == 3 and x1.ndim and x1.ndim == x2.ndim
     if not fits or w.shape[1:] != (x1.shape[-1], x2.shape[-1]) or x1.shape[:-1] != x2.shape[:-1]:
         raise ShapeError(
-            f"bilinear: shapes of x1 {x1.shape}, x2 {x2.shape} and weight {w.shape} do not match: "
-            "the weight is (out, in1, in2), and the last axes of x1 and x2 are in1 and in2."
+            "bilinear: x1 must have shape (…, in1), x2 (…, in2) and the weight (out, in1, in2), but the "
+            f"shapes are x1 {x1.shape}, x2 {x2.shape} and weight {w.shape}."
         )
     y = einsum("...i,oij,...j->...o", x1, w, x2)
     if bias is None:
@@ -330,7 +331,8 @@ def bilinear(x1: ArrayLike, x2: ArrayLike, weight: ArrayLike, bias: ArrayLike | 
     b = asarray(bias)
     if b.shape != w.shape[:1]:
         raise ShapeError(
-            f"bilinear: the bias has shape {b.shape}, but the weight {w.shape} has {w.shape[0]} outputs."
+            f"bilinear: the bias must have shape {w.shape[:1]}, one value per output, but has shape "
+            f"{b.shape}."
         )
     return y + b
 

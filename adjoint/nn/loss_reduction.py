@@ -91,8 +91,9 @@ def same_shape(op: str, prediction: ArrayLike, target: ArrayLike) -> tuple[Tenso
     x, t = floats(op, prediction), floats(op, target)
     if x._data.shape != t._data.shape:
         raise ShapeError(
-            f"{op}: the prediction has shape {x.shape} and the target {t.shape}; they must be equal.\n"
-            "  Reshape one of them: broadcasting would compare every element with many."
+            f"{op}: the prediction and the target must have the same shape, but have {x.shape} and "
+            f"{t.shape}.\n"
+            "  Reshape one of them: broadcasting would compare each element with many others."
         )
     return x, t
 

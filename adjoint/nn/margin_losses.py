@@ -172,7 +172,8 @@ def cosine_embedding_loss(
     t = asarray(target)
     if a.ndim not in (1, 2) or t.shape != a.shape[:-1]:
         raise ShapeError(
-            f"{op}: vectors of shape {a.shape} need a target of shape {a.shape[:-1]}, not {t.shape}."
+            f"{op}: the inputs must be one vector or a matrix of vectors, and the target must have shape "
+            f"{a.shape[:-1]}; the shapes are {a.shape} and {t.shape}."
         )
     cos = cosine_similarity(a, b, axis=-1)
     near = rec.where(t == 1, 1 - cos, 0.0)

@@ -128,8 +128,8 @@ class Module:
 
     def _refuse_parameter(self, name: str, what: str) -> Never:
         raise InputError(
-            f"{type(self).__name__}.{name} is a parameter, but is assigned a {what}.\n"
-            "  Assign nn.Parameter(value), or write into the parameter: "
+            f"{type(self).__name__}.{name} is a parameter, so a {what} cannot be assigned to it.\n"
+            "  Assign nn.Parameter(value), or copy the value into the parameter: "
             f"{name}.copy_(value) under ad.no_grad()."
         )
 
@@ -182,7 +182,7 @@ class Module:
             The outputs.
         """
         raise NotImplementedError(  # not abstract: a module may be a mere container
-            f"{type(self).__name__} has no forward()."
+            f"{type(self).__name__} has no forward().  Define it in the class to call the module."
         )
 
     def __call__(self: _Forward[P, R_co], *args: P.args, **kwargs: P.kwargs) -> R_co:
@@ -502,8 +502,8 @@ class Module:
         """
         if not isinstance(state, Mapping):
             raise InputError(
-                "load_state_dict: a state must be a mapping of paths to values, not a "
-                f"{type(state).__name__}."
+                "load_state_dict: the state must be a mapping of names to values, such as state_dict() "
+                f"returns, not a {type(state).__name__}."
             )
         ours = self._everything()
         problems = []
@@ -514,16 +514,21 @@ class Module:
             if isinstance(found, str):
                 problems.append(f"  {k}: {found}")
             elif not isinstance(value, str) and value is not found and value.tobytes() != found.tobytes():
-                problems.append(f"  {k}: is the same tensor as {first}, but has other values")
+                problems.append(
+                    f"  {k}: is the same tensor as {first} in this module, but has different values in the "
+                    "state"
+                )
         missing = [k for k, t in ours.items() if id(t) not in taken]
         extra = [k for k in state if k not in ours]
         if strict or (ours and extra and not taken):
-            problems += [f"  {k}: missing" for k in missing]
+            problems += [f"  {k}: missing from the state" for k in missing]
             problems += [f"  {k}: not in this module" for k in extra]
         if problems:
             raise ShapeError(
-                f"load_state_dict: {len(problems)} names do not match {type(self).__name__}; nothing was "
-                "loaded.\n" + "\n".join(problems) + _other_prefix(missing, extra)
+                f"load_state_dict: {len(problems)} "
+                "entries of the state do not match "
+                f"{type(self).__name__}, so nothing "
+                "was loaded.\n" + "\n".join(problems) + _other_prefix(missing, extra)
             )
         with no_grad():
             for k, value in taken.values():
@@ -566,11 +571,11 @@ def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
             fitting = sum(str(k).startswith(prefix) and str(k)[len(prefix) :] in wanted for k in found)
             if 2 * fitting > len(extra) and found is extra:
                 return (
-                    f"\n  The names begin with {prefix!r}: load "
+                    f"\n  The names in the state begin with {prefix!r}: load "
                     f"{{k.removeprefix({prefix!r}): v for k, v in state.items()}}."
                 )
             if 2 * fitting > len(extra):
-                return f"\n  The names are those of the module {prefix[:-1]!r}: load the state there."
+                return f"\n  The names are those of the submodule {prefix[:-1]!r}: load the state there."
     return ""
 
 

@@ -101,20 +101,21 @@ def functional_call(module: Module, params: Mapping[str, Any], *args: Any, **kwa
     """
     if not isinstance(params, Mapping):
         raise InputError(
-            f"functional_call: params must be a mapping of paths to values, not a {type(params).__name__}."
+            f"functional_call: params must be a mapping of names to values, not a {type(params).__name__}."
         )
     named = module._everything()
     unknown = [str(k) for k in params if k not in named]
     if unknown:
         raise ArgumentError(
-            f"functional_call: no parameters or buffers {', '.join(unknown)}; "
-            f"there are {', '.join(named) or 'none'}."
+            f"functional_call: the module has no parameters or buffers {', '.join(unknown)}.  "
+            f"It has {', '.join(named) or 'none'}."
         )
     given: dict[int, Any] = {}
     for k, value in params.items():
         if given.setdefault(id(named[k]), value) is not value:
             raise ArgumentError(
-                f"functional_call: {k} is the same tensor as another of the paths, but has another value."
+                f"functional_call: {k} and another name in params are the same tensor in the module, but "
+                "have different values in params.  Pass one of the two names."
             )
     values = [given.get(id(p), p) for _, p in module.named_parameters()]
     # layers in training write into their buffers, so each buffer that is not given is copied

@@ -66,7 +66,8 @@ def multi_margin_loss(
     x, t = _rows(op, prediction), asarray(target)
     if t.shape != x.shape[:-1]:
         raise ShapeError(
-            f"{op}: scores of shape {x.shape} need classes of shape {x.shape[:-1]}, not {t.shape}."
+            f"{op}: for a prediction of shape {x.shape} the target must have shape {x.shape[:-1]}, but has "
+            f"shape {t.shape}."
         )
     if p not in (1, 2):
         raise ArgumentError(f"{op}: p must be 1 or 2, not {p!r}.")
@@ -78,7 +79,8 @@ def multi_margin_loss(
         w = floats(op, weight)
         if w.shape != x.shape[-1:]:
             raise ShapeError(
-                f"{op}: weight must have one number per class, {x.shape[-1]}, not shape {w.shape}."
+                f"{op}: the weight must have shape ({x.shape[-1]},), one value per class, but has shape "
+                f"{w.shape}."
             )
         terms = terms * rec.take(w, at, axis=-1)
     terms = rec.where(wrap(np.arange(x.shape[-1])) == at, 0.0, terms)
@@ -124,7 +126,7 @@ def multilabel_margin_loss(prediction: ArrayLike, target: ArrayLike, reduction: 
     x, t = _rows(op, prediction), asarray(target)
     if t.shape != x.shape:
         raise ShapeError(
-            f"{op}: the prediction has shape {x.shape} and the target {t.shape}; they must be equal."
+            f"{op}: the prediction and the target must have the same shape, but have {x.shape} and {t.shape}."
         )
     count = x.shape[-1]
     listed = rec.cumsum(rec.astype(t < 0, dtype=np.dtype(int)), axis=-1) == 0

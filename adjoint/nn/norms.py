@@ -54,7 +54,7 @@ def _of_shape(op: str, name: str, p: Any, shape: tuple[int, ...]) -> Tensor | No
 def _normalized_axes(op: str, x: Tensor, shape: Any) -> tuple[int, ...]:
     wanted = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if not wanted or x.shape[-len(wanted) :] != wanted:
-        raise ShapeError(f"{op}: x of shape {x.shape} does not end with normalized_shape {wanted}.")
+        raise ShapeError(f"{op}: the shape of x must end with normalized_shape {wanted}, but is {x.shape}.")
     return tuple(range(-len(wanted), 0))
 
 

@@ -63,7 +63,8 @@ class _Recurrent(Module):
             raise ArgumentError(f"{kind}: dropout must be a probability from 0 to 1, but is {dropout!r}.")
         if self.dropout and num_layers == 1:
             raise ArgumentError(
-                f"{kind}: dropout applies between layers, but num_layers is 1.  Leave it out."
+                f"{kind}: dropout is applied between layers, but num_layers is 1.  Omit dropout=, or add "
+                "layers."
             )
         rng = init.generator(rng)
         if self.dropout:
@@ -124,14 +125,14 @@ class _Recurrent(Module):
         if given is None:
             return [zeros((batch, self.hidden_size), dtype=x.dtype) for _ in range(count)]
         if isinstance(given, tuple):
-            raise InputError(f"{type(self).__name__}: a state must be a tensor, not a tuple.")
+            raise InputError(f"{type(self).__name__}: the state must be a tensor, not a tuple.")
         given = asarray(given)
         needed = (count, self.hidden_size) if single else (count, batch, self.hidden_size)
         if given.shape != needed:
             layers = "2 · layers" if self.bidirectional else "layers"
             names = f"({layers}, hidden)" if single else f"({layers}, batch, hidden)"
             raise ShapeError(
-                f"{type(self).__name__}: a state must have shape {names}, here {needed}, but has shape "
+                f"{type(self).__name__}: the state must have shape {names}, here {needed}, but has shape "
                 f"{given.shape}."
             )
         return [given[i, None] if single else given[i] for i in range(count)]
@@ -217,8 +218,12 @@ class LSTM(_Recurrent):
         """
         x, single = self._steps(x)
         if state is not None and (not isinstance(state, (tuple, list)) or len(state) != 2):
-            what = f"{len(state)} parts" if isinstance(state, (tuple, list)) else f"a {type(state).__name__}"
-            raise InputError(f"LSTM: a state must be (hidden, cell), but is {what}.")
+            what = (
+                f"a sequence of {len(state)} items"
+                if isinstance(state, (tuple, list))
+                else f"a {type(state).__name__}"
+            )
+            raise InputError(f"LSTM: the state must be a pair (hidden, cell), but is {what}.")
         hidden, cell = (self._start(x, single, s) for s in ((None, None) if state is None else state))
 
         def run_over(x: Tensor, run: int) -> Tensor:

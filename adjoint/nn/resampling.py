@@ -81,10 +81,13 @@ def interpolate(
         raise ArgumentError(f"interpolate: mode must be one of {', '.join(_MODES)}, not {mode!r}.")
     if _MODES[mode] not in (None, nd):
         raise ShapeError(
-            f"interpolate: {mode!r} is for {_MODES[mode]} spatial axes, but x has shape {x.shape}."
+            f"interpolate: mode {mode!r} requires an x with {_MODES[mode]} spatial axes, but x has shape "
+            f"{x.shape}."
         )
     if align_corners is not None and mode not in _ALIGNING:
-        raise ArgumentError(f"interpolate: align_corners applies to {', '.join(_ALIGNING)}, not to {mode!r}.")
+        raise ArgumentError(
+            f"interpolate: align_corners is only for the modes {', '.join(_ALIGNING)}, not for {mode!r}."
+        )
     wanted, steps = _targets(x.shape[2:], size, scale_factor)
     if mode == "area":
         return (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)[nd - 1](x, wanted)
@@ -97,9 +100,9 @@ def _targets(space: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[tupl
     """Return the new lengths, and the distances of neighbouring results in the input."""
     nd = len(space)
     if (size is None) == (scale_factor is None):
-        raise ArgumentError("interpolate: pass either size= or scale_factor=.")
+        raise ArgumentError("interpolate: pass exactly one of size= and scale_factor=.")
     if 0 in space:
-        raise ShapeError(f"interpolate: an image of size {space} has no elements.")
+        raise ShapeError(f"interpolate: images must not be empty, but have size {space}.")
     if size is not None:
         wanted = lengths("interpolate", "size", size, nd)
         return wanted, [n / m for n, m in zip(space, wanted, strict=True)]
@@ -107,11 +110,14 @@ def _targets(space: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[tupl
     factors = [number("interpolate", "scale_factor", f) for f in factors]
     if len(factors) != nd or any(not f > 0 for f in factors):
         raise ArgumentError(
-            f"interpolate: scale_factor must be a positive number, or {nd} of them, but is {scale_factor!r}."
+            f"interpolate: scale_factor must be one positive number or {nd} positive numbers, but is "
+            f"{scale_factor!r}."
         )
     wanted = tuple(math.floor(n * f) for n, f in zip(space, factors, strict=True))
     if 0 in wanted:
-        raise ShapeError(f"interpolate: scale_factor {scale_factor!r} gives an empty image for size {space}.")
+        raise ShapeError(
+            f"interpolate: scale_factor {scale_factor!r} would make an image of size {space} empty."
+        )
     return wanted, [1 / f for f in factors]
 
 
@@ -258,7 +264,7 @@ class Upsample(Module):
         align_corners: bool | None = None,
     ) -> None:
         if (size is None) == (scale_factor is None):
-            raise ArgumentError("Upsample: pass either size= or scale_factor=.")
+            raise ArgumentError("Upsample: pass exactly one of size= and scale_factor=.")
         if mode not in _MODES:
             raise ArgumentError(f"Upsample: mode must be one of {', '.join(_MODES)}, not {mode!r}.")
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners

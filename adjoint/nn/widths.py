@@ -37,13 +37,14 @@ def warn_if_wider(weight: Tensor, y: Tensor) -> None:
     module, kind = outer.f_locals["self"], type(outer.f_locals["self"]).__name__
     wide = _wide_inputs(module, outer.f_locals["args"], outer.f_locals["kwargs"])
     what = (
-        " and ".join(f"the input {name!r} is {dtype}" for name, dtype in wide) or "an array inside is float64"
+        " and ".join(f"the input {name!r} is {dtype}" for name, dtype in wide)
+        or "an array used inside the module is float64"
     )
     name = wide[0][0] if wide else "x"
     warn(
-        f"{kind}: {what}, but the parameters are float32: the network computes in float64, which takes more "
-        f"than twice as long.\n  Pass {name}.astype(np.float32), or make the parameters float64: "
-        "model.astype(np.float64).",
+        f"{kind}: {what}, but the parameters are float32, so the network computes in float64, which takes "
+        "more than twice as long.\n"
+        f"  Pass {name}.astype(np.float32), or make the parameters float64: model.astype(np.float64).",
         frame=outer,
     )
 

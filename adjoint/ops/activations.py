@@ -24,7 +24,7 @@ __all__ = ["real_only"]
 def real_only(x: Any) -> Any:
     """Return an argument; raise if it is complex."""
     if x.dtype.kind == "c":
-        raise TypeError("it is for real numbers")
+        raise TypeError("only real numbers are supported")
     return x
 
 

@@ -131,7 +131,8 @@ def repeat(x: ArrayLike, repeats: ArrayLike, axis: int | None = None) -> Tensor:
         raise InputError(f"repeat: repeats must be integers, but got {times.dtype}.")
     if times.ndim > 1 or (times.ndim and times.size not in (1, n)):
         raise ShapeError(
-            f"repeat: repeats of shape {times.shape} do not fit axis {axis} of length {n}: give one, or {n}."
+            f"repeat: repeats must be one number or {n} numbers, one for each element along axis {axis}, "
+            f"but has shape {times.shape}."
         )
     if times.size and times.min() < 0:
         raise ArgumentError(f"repeat: repeats must not be negative, but got {int(times.min())}.")
@@ -255,10 +256,10 @@ def rot90(x: ArrayLike, k: int = 1, axes: Axis = (0, 1)) -> Tensor:
     """
     x = asarray(x)
     if not isinstance(axes, (tuple, list)) or len(axes) != 2:
-        raise ShapeError(f"rot90: a plane has two axes, such as (0, 1), but axes is {axes!r}.")
+        raise ShapeError(f"rot90: axes must be a pair of axes, such as (0, 1), but is {axes!r}.")
     a, b = (canonical_axis("rot90", i, x.ndim) for i in axes)
     if a == b:
-        raise ShapeError(f"rot90: axes {tuple(axes)} name the same axis twice.")
+        raise ShapeError(f"rot90: axes must be two different axes, but {tuple(axes)} names one axis twice.")
     turns = whole_number("rot90", "k", k) % 4
     if turns == 0:
         return x
@@ -303,7 +304,9 @@ def meshgrid(*xs: ArrayLike, indexing: str = "xy") -> list[Tensor]:
     vectors = [asarray(x) for x in xs]
     for x in vectors:
         if x.ndim > 1:
-            raise ShapeError(f"meshgrid: expected vectors, but got shape {x.shape}.")
+            raise ShapeError(
+                f"meshgrid: each argument must be a vector or a number, but one has shape {x.shape}."
+            )
     places = list(range(len(vectors)))
     if indexing == "xy" and len(vectors) > 1:
         places[:2] = 1, 0
@@ -454,7 +457,9 @@ def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> T
     x = _matrix("diagonal", x)
     a, b = (canonical_axis("diagonal", i, x.ndim) for i in (axis1, axis2))
     if a == b:
-        raise ShapeError(f"diagonal: axis1 and axis2 are both axis {axis1} of shape {x.shape}.")
+        raise ShapeError(
+            f"diagonal: axis1 and axis2 must be different, but are both axis {axis1} of shape {x.shape}."
+        )
     if (a, b) != (-2, -1):
         x = moveaxis(x, (a, b), (-2, -1))
     return rec.diagonal(x, offset=whole_number("diagonal", "offset", offset))
@@ -491,7 +496,7 @@ def diag(x: ArrayLike, k: int = 0) -> Tensor:
     if x.ndim == 2:
         return rec.diagonal(x, offset=offset)
     if x.ndim != 1:
-        raise ShapeError(f"diag: expected a vector or a matrix, but got shape {x.shape}.  Use ad.diagonal.")
+        raise ShapeError(f"diag: x must be a vector or a matrix, but has shape {x.shape}.  Use ad.diagonal.")
     n = x.size + abs(offset)
     return rec.undiagonal(x, offset=offset, shape=(n, n))
 
@@ -499,7 +504,7 @@ def diag(x: ArrayLike, k: int = 0) -> Tensor:
 def _matrix(op: str, x: Any) -> Tensor:
     x = asarray(x)
     if x.ndim < 2:
-        raise ShapeError(f"{op}: needs two axes or more, but the shape is {x.shape}.")
+        raise ShapeError(f"{op}: x must have at least two axes, but has shape {x.shape}.")
     return x
 
 
@@ -602,14 +607,16 @@ def sliding_window_view(x: ArrayLike, window_shape: Lengths, axis: Axis = None) 
     axes = [canonical_axis("sliding_window_view", a, x.ndim) for a in given]
     if len(sizes) != len(axes):
         raise ShapeError(
-            f"sliding_window_view: {len(sizes)} window lengths {sizes} for {len(axes)} axes of shape {x.shape}.\n"
-            "  Give one length per axis, or name the axes as axis=."
+            f"sliding_window_view: window_shape {sizes} has {len(sizes)} lengths, but the windows slide "
+            f"along {len(axes)} axes of shape {x.shape}.\n"
+            "  Pass one length per axis, or choose the axes with axis=."
         )
     for i, (size, a) in enumerate(zip(sizes, axes, strict=True)):
         n = x.shape[a - i]  # each window added an axis at the end
         if not 0 <= size <= n:
             raise ShapeError(
-                f"sliding_window_view: a window of {size} does not fit into axis {a} of length {n}."
+                f"sliding_window_view: the window length along axis {a} must be from 0 to {n}, the axis's "
+                f"length, but is {size}."
             )
         x = rec.windows(x, size=size, axis=a - i)
     return x

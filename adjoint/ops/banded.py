@@ -22,7 +22,9 @@ __all__: list[str] = []
 
 def _solve_banded(x: Array, y: Array, lower: int, upper: int) -> Any:
     if x.shape[-2] != lower + upper + 1 or x.shape[-1] != y.shape[-2]:
-        raise ValueError(f"{lower + upper + 1} diagonals of length {y.shape[-2]} are expected")
+        raise ValueError(
+            f"the first argument must have {lower + upper + 1} diagonals of length {y.shape[-2]}"
+        )
     solve = scipy_function("linalg", "solve_banded")
     lead, (bands, sides) = flat_lead((wide(x), 2), (wide(y), 2))
     out = np.empty(sides.shape, float_dtype(x, y))

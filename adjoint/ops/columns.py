@@ -30,7 +30,7 @@ def _geometry(
     apart, widths = numbers(op, "dilation", dilation, nd, 1), numbers(op, "padding", padding, nd, 0)
     count = counts(size, kernel, step, tuple((p, p) for p in widths), apart)
     if not math.prod(count):
-        raise ShapeError(f"{op}: the kernel {kernel} is larger than the padded image of size {size}.")
+        raise ShapeError(f"{op}: the kernel of size {kernel} is larger than the padded image of size {size}.")
     position = np.zeros((1, 1), np.intp)
     for n, k, s, d, p, m in zip(size, kernel, step, apart, widths, count, strict=True):
         along = np.arange(k)[:, None] * d + np.arange(m) * s

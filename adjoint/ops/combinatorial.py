@@ -168,7 +168,10 @@ def factorial(n: ArrayLike, exact: bool = False) -> Tensor:
     tensor(24., dtype=float64)
     """
     if exact:
-        raise InputError("factorial: exact=True has no derivative.  Use math.factorial.")
+        raise InputError(
+            "factorial: exact=True is not supported, because exact integers have no derivative.  Use "
+            "math.factorial."
+        )
     x = floating("factorial", n)
     return rec.where(x < 0, 0.0, rec.gamma(rec.where(x < 0, 0.0, x) + 1))
 
@@ -204,7 +207,9 @@ def comb(N: ArrayLike, k: ArrayLike, *, exact: bool = False, repetition: bool = 
     tensor(10., dtype=float64)
     """
     if exact:
-        raise InputError("comb: exact=True has no derivative.  Use math.comb.")
+        raise InputError(
+            "comb: exact=True is not supported, because exact integers have no derivative.  Use math.comb."
+        )
     n, k = floating("comb", N), floating("comb", k)
     if repetition:
         n = n + k - 1

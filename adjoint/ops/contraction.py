@@ -408,8 +408,8 @@ def _from_numbers(sublist: Array) -> str:
     """Return a list of labels such as [0, Ellipsis, 1] as text; the letters sort like the numbers."""
     if not isinstance(sublist, (list, tuple)):
         raise InputError(
-            f"einsum: in the form einsum(x, [0, 1], y, [1, 2], [0, 2]) lists of numbers name the axes, "
-            f"but got a {type(sublist).__name__} in place of a list."
+            f"einsum: each operand must be followed by a list that numbers its axes, as in "
+            f"einsum(x, [0, 1], y, [1, 2], [0, 2]), but got a {type(sublist).__name__} instead of a list."
         )
     found = ""
     for item in sublist:
@@ -419,7 +419,8 @@ def _from_numbers(sublist: Array) -> str:
             found += _LETTERS[item]
         else:
             raise ArgumentError(
-                f"einsum: a label must be a number from 0 to {len(_LETTERS) - 1} or Ellipsis, not {item!r}."
+                f"einsum: an axis label must be a number from 0 to {len(_LETTERS) - 1} or Ellipsis, not "
+                f"{item!r}."
             )
     return found
 
@@ -475,18 +476,18 @@ def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]
         bad = [c for c in plain if c not in _LETTERS]
         if bad:
             what = (
-                "an ellipsis is three dots, once per operand"
+                "an ellipsis must be three dots, and an operand can have only one"
                 if bad[0] == "."
                 else f"{bad[0]!r} is not a label"
             )
             raise ArgumentError(
                 f"einsum {subscripts!r}: {what}.\n"
-                '  Labels are letters, operands are separated by commas, the output follows "->".'
+                '  Label the axes with letters, separate the operands by commas, and write the output after "->".'
             )
     if len(terms) != len(shapes):
         raise ArgumentError(
-            f"einsum {subscripts!r}: the subscripts name {len(terms)} operands, but {len(shapes)} were given "
-            f"(shapes {', '.join(map(str, shapes))})."
+            f"einsum {subscripts!r}: the subscripts describe {len(terms)} operands, but {len(shapes)} were "
+            f"passed (shapes {', '.join(map(str, shapes))})."
         )
     widths = [
         _ellipsis_width(subscripts, term, i, shape)
@@ -501,11 +502,11 @@ def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]
     output = back.replace("...", spare)
     for label in output:
         if output.count(label) > 1:
-            raise ArgumentError(f"einsum {subscripts!r}: the output names {label!r} twice.")
+            raise ArgumentError(f"einsum {subscripts!r}: the output has the label {label!r} twice.")
         if label not in joined:
             raise ArgumentError(
-                f"einsum {subscripts!r}: the output names {label!r}, which no operand has.\n"
-                f"  The operands have {', '.join(sorted(set(front) - set(',.'))) or 'no labels'}."
+                f"einsum {subscripts!r}: the output has the label {label!r}, but no operand has it.\n"
+                f"  Labels of the operands: {', '.join(sorted(set(front) - set(',.'))) or 'none'}."
             )
     return inputs, output
 
@@ -520,8 +521,9 @@ def _ellipsis_width(subscripts: str, term: str, i: int, shape: Shape) -> int | N
         return None
     at_least = " or more" if "..." in term else ""
     raise ShapeError(
-        f"einsum {subscripts!r}: operand {i} is labelled {term!r}, for {named} axes{at_least}, but its shape "
-        f"is {shape}.\n  Use one letter per axis, or ... for axes without a letter."
+        f"einsum {subscripts!r}: the label {term!r} of operand {i} is for {named} axes{at_least}, but the "
+        f"operand has shape {shape}.\n"
+        "  Use one letter per axis, or ... for axes without a letter."
     )
 
 
@@ -537,7 +539,8 @@ def _sizes(subscripts: str, inputs: list[str], shapes: tuple[Shape, ...]) -> dic
                 name = "an axis of the ellipsis" if ord(label) > 127 else f"label {label!r}"
                 raise ShapeError(
                     f"einsum {subscripts!r}: {name} has length {other} in operand {seen[label]} and {n} in "
-                    f"operand {i} (shapes {', '.join(map(str, shapes))}).\n  Axes that share a label must be equal."
+                    f"operand {i} (shapes {', '.join(map(str, shapes))}).\n"
+                    "  Axes with the same label must have the same length."
                 )
             own[label] = n
             if n != 1 or label not in sizes:

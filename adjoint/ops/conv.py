@@ -221,8 +221,8 @@ def _padding(op: str, padding: Any, nd: int, kernel: Shape, stride: Shape, dilat
     if padding != "same":
         raise ArgumentError(f"{op}: padding must be a number, a tuple, 'same' or 'valid', not {padding!r}.")
     if any(s != 1 for s in stride):
-        raise ArgumentError(f"{op}: padding='same' needs stride 1, but the stride is {stride}.\n"
-                            "  Give the padding as numbers.")  # fmt: skip
+        raise ArgumentError(f"{op}: padding='same' requires stride 1, but the stride is {stride}.\n"
+                            "  Pass the padding as numbers.")  # fmt: skip
     # an even kernel needs one more element behind than in front
     return tuple(
         (d * (k - 1) // 2, d * (k - 1) - d * (k - 1) // 2) for k, d in zip(kernel, dilation, strict=True)
@@ -241,8 +241,8 @@ def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> 
     first, second = ("in_channels", "out_channels") if transposed else ("out_channels", "in_channels")
     if w.ndim != x.ndim:
         raise ShapeError(
-            f"{op}: images {x.shape} and kernels {w.shape} do not fit: kernels have the shape "
-            f"({first}, {second} / groups, *kernel), {x.ndim} axes here."
+            f"{op}: the kernels must have {x.ndim} axes, as the images of shape {x.shape} have: "
+            f"({first}, {second} / groups, *kernel size).  They have shape {w.shape}."
         )
     if 0 in w.shape[2:]:
         raise ShapeError(f"{op}: the kernel must not be empty, but the kernels have shape {w.shape}.")
@@ -254,8 +254,8 @@ def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> 
             else f"(out_channels, {channels} / {groups}, …)"
         )
         raise ShapeError(
-            f"{op}: images {x.shape} and kernels {w.shape} do not fit with groups={groups}: {channels} channels "
-            f"need kernels of shape {wants}, the first axis divisible by groups."
+            f"{op}: with groups={groups}, images of shape {x.shape} ({channels} channels) require kernels of "
+            f"shape {wants}, with a first axis divisible by groups, but the kernels have shape {w.shape}."
         )
     return w, groups
 
@@ -266,7 +266,8 @@ def _with_bias(op: str, y: Tensor, bias: Array, alone: bool) -> Tensor:
         b = asarray(bias)
         if b.shape != (y.shape[1],):
             raise ShapeError(
-                f"{op}: the bias has one number per output channel, {y.shape[1]}, but shape {b.shape}."
+                f"{op}: the bias must have shape ({y.shape[1]},), one value per output channel, but has "
+                f"shape {b.shape}."
             )
         y = y + rec.reshape(b, shape=(y.shape[1],) + (1,) * (y.ndim - 2))
     return rec.reshape(y, shape=y.shape[1:]) if alone else y
@@ -274,7 +275,9 @@ def _with_bias(op: str, y: Tensor, bias: Array, alone: bool) -> Tensor:
 
 def _same_dtype(op: str, x: Tensor, w: Tensor) -> None:
     if x.dtype.kind == "b" or w.dtype.kind == "b":
-        raise DTypeError(f"{op}: needs numbers, but got {x.dtype} and {w.dtype}.")
+        raise DTypeError(
+            f"{op}: images and kernels must be numbers, but have dtypes {x.dtype} and {w.dtype}."
+        )
 
 
 def _convolve(
@@ -297,8 +300,8 @@ def _convolve(
     for n, k, (lo, hi), d in zip(x.shape[2:], kernel, pairs, dilation, strict=True):
         if n + lo + hi < d * (k - 1) + 1:
             raise ShapeError(
-                f"{op}: the kernel {kernel} with dilation {dilation} is larger than the padded image: images "
-                f"{x.shape}, padding {padding!r}.\n  Use a smaller kernel or more padding."
+                f"{op}: the kernel of size {kernel} with dilation {dilation} is larger than the padded image "
+                f"(shape {x.shape}, padding {padding!r}).\n  Use a smaller kernel or more padding."
             )
     y = rec.conv(x, w, stride=stride, padding=pairs, dilation=dilation, groups=groups)
     return _with_bias(op, y, bias, alone)
@@ -337,7 +340,8 @@ def _transpose(
     )
     if min(size) < 1:
         raise ShapeError(
-            f"{op}: images {x.shape} and kernels {w.shape} with padding {padding!r} would give an output of size {size}.\n"
+            f"{op}: images of shape {x.shape} and kernels of shape {w.shape} with padding {padding!r} would "
+            f"give an output of size {size}, which is empty.\n"
             "  Use less padding."
         )
     y = rec.conv_input(x, w, size=size, stride=stride, padding=pairs, dilation=dilation, groups=groups)

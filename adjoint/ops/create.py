@@ -41,7 +41,7 @@ def _made(op: str, array: Any, device: Any, requires_grad: bool) -> Tensor:
 def _shape(op: str, shape: Any) -> tuple[int, ...]:
     wanted = canonical_shape(op, shape)
     if any(n < 0 for n in wanted):
-        raise ArgumentError(f"{op}: lengths must not be negative, but the shape is {wanted}.")
+        raise ArgumentError(f"{op}: the shape must not have negative lengths, but is {wanted}.")
     return wanted
 
 
@@ -176,7 +176,9 @@ def full(
         return rec.copy(rec.broadcast_to(asarray(fill_value, dtype=dtype), shape=wanted))
     value = array_of(fill_value, dtype)
     if value.ndim > len(wanted):
-        raise ArgumentError(f"full: a value of shape {value.shape} does not fill the shape {wanted}.")
+        raise ArgumentError(
+            f"full: a value of shape {value.shape} cannot be broadcast to the shape {wanted}."
+        )
     return _made("full", np.full(wanted, value), device, requires_grad)
 
 
@@ -369,7 +371,8 @@ def _number(value: Any) -> Any:
         return value
     if tracked(value):
         raise NoGradientError(
-            "arange: how many numbers there are depends on the arguments, so no gradient flows to them.\n"
+            "arange: an argument requires grad, but no gradient can flow to it: the length of the result "
+            "depends on it.\n"
             "  Use start + step * ad.arange(n), which is differentiable."
         )
     return value.item()
@@ -572,7 +575,7 @@ def eye(
     rows = whole_number("eye", "n_rows", n_rows)
     columns = rows if n_cols is None else whole_number("eye", "n_cols", n_cols)
     if rows < 0 or columns < 0:
-        raise ArgumentError(f"eye: lengths must not be negative, but the shape is {(rows, columns)}.")
+        raise ArgumentError(f"eye: the shape must not have negative lengths, but is {(rows, columns)}.")
     offset = whole_number("eye", "k", k)
     offset = max(-rows, min(offset, columns))  # NumPy overflows for diagonals outside the matrix
     return _made("eye", np.eye(rows, columns, k=offset, dtype=_dtype(dtype)), device, requires_grad)

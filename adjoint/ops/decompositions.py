@@ -30,7 +30,11 @@ def _eigh(x: Array, lower: bool) -> tuple[Any, Any]:
         return values, vectors
     except np.linalg.LinAlgError:
         raise blame(
-            "eigh", x, np.linalg.eigh, "has eigenvalues that LAPACK did not find", "Check the input."
+            "eigh",
+            x,
+            np.linalg.eigh,
+            "has eigenvalues that LAPACK could not compute",
+            "Check the input for huge values.",
         ) from None
 
 
@@ -86,7 +90,11 @@ def _eigvalsh(x: Array, lower: bool) -> Any:
         return np.linalg.eigvalsh(x, "L" if lower else "U")
     except np.linalg.LinAlgError:
         raise blame(
-            "eigvalsh", x, np.linalg.eigvalsh, "has eigenvalues that LAPACK did not find", "Check the input."
+            "eigvalsh",
+            x,
+            np.linalg.eigvalsh,
+            "has eigenvalues that LAPACK could not compute",
+            "Check the input for huge values.",
         ) from None
 
 
@@ -117,7 +125,11 @@ def _svd(x: Array, full_matrices: bool) -> tuple[Any, Any, Any]:
         return u, s, vh
     except np.linalg.LinAlgError:
         raise blame(
-            "svd", x, np.linalg.svd, "has singular values that LAPACK did not find", "Check the input."
+            "svd",
+            x,
+            np.linalg.svd,
+            "has singular values that LAPACK could not compute",
+            "Check the input for huge values.",
         ) from None
 
 
@@ -225,7 +237,11 @@ def _svdvals(x: Array) -> Any:
         return np.linalg.svd(x, compute_uv=False)
     except np.linalg.LinAlgError:
         raise blame(
-            "svdvals", x, np.linalg.svd, "has singular values that LAPACK did not find", "Check the input."
+            "svdvals",
+            x,
+            np.linalg.svd,
+            "has singular values that LAPACK could not compute",
+            "Check the input for huge values.",
         ) from None
 
 
@@ -244,8 +260,8 @@ def _matrix_rank(x: Array, tol: Array, rtol: Any, hermitian: bool) -> Any:
             "matrix_rank",
             x,
             np.linalg.svd,
-            "has singular values that LAPACK did not find",
-            "Check the input.",
+            "has singular values that LAPACK could not compute",
+            "Check the input for huge values.",
         ) from None
 
 
@@ -275,7 +291,7 @@ def _cholesky(x: Array, upper: bool) -> Any:
     except np.linalg.LinAlgError:
         raise blame(
             "cholesky", x, lambda a: np.linalg.cholesky(a, upper=upper), "is not positive definite",
-            "Add a small multiple of the identity, and check that it is symmetric.",
+            "Check that the matrix is symmetric, or add a small multiple of the identity.",
         ) from None  # fmt: skip
 
 
@@ -651,7 +667,7 @@ def matrix_rank(
     tensor(1, dtype=int64)
     """
     if tol is not None and rtol is not None:
-        raise ArgumentError("matrix_rank: give either tol or rtol, not both.")
+        raise ArgumentError("matrix_rank: pass either tol= or rtol=, not both.")
     x = square("matrix_rank", x) if hermitian else matrices("matrix_rank", x)
     if tol is not None:
         limits, relative = tolerance("matrix_rank", "tol", x, tol), None

@@ -26,7 +26,9 @@ _BLOCK = 1 << 20  # numbers of differences at a time
 
 def _distances(x: Array, y: Array) -> Any:
     if x.shape[-1] != y.shape[-1]:
-        raise ValueError(f"rows of {x.shape[-1]} and of {y.shape[-1]} numbers have no distance")
+        raise ValueError(
+            f"all points must have the same number of coordinates, not {x.shape[-1]} and {y.shape[-1]}"
+        )
     dtype = float_dtype(wide(x), wide(y))
     lead, (left, right) = flat_lead((x.astype(dtype, copy=False), 2), (y.astype(dtype, copy=False), 2))
     m, n, size = x.shape[-2], y.shape[-2], x.shape[-1]
@@ -71,9 +73,11 @@ def rows(op: str, x: Any) -> Tensor:
     """Return a tensor of real floats with two axes or more."""
     x = floating(op, x)
     if x.dtype.kind == "c":
-        raise DTypeError(f"{op}: distances are of real numbers, but got {x.dtype}.")
+        raise DTypeError(f"{op}: the points must be real numbers, but have dtype {x.dtype}.")
     if x.ndim < 2:
-        raise ShapeError(f"{op}: takes matrices, whose rows are points, but the shape is {x.shape}.")
+        raise ShapeError(
+            f"{op}: an argument must be a matrix whose rows are points, but has shape {x.shape}."
+        )
     return x
 
 
@@ -125,7 +129,10 @@ def cdist(x1: ArrayLike, x2: ArrayLike, p: float = 2.0) -> Tensor:
     """
     x, y = rows("cdist", x1), rows("cdist", x2)
     if x.shape[-1] != y.shape[-1]:
-        raise ShapeError(f"cdist: points of {x.shape[-1]} and of {y.shape[-1]} coordinates have no distance.")
+        raise ShapeError(
+            f"cdist: all points must have the same number of coordinates, not {x.shape[-1]} and "
+            f"{y.shape[-1]}."
+        )
     if not p >= 0:
         raise ArgumentError(f"cdist: p must be at least 0, but is {p!r}.")
     if p == 2:

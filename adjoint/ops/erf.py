@@ -75,7 +75,7 @@ def erf(x: ArrayLike) -> Any:
     """Return the error function 2/√π ∫₀ˣ exp(-t²) dt."""
     x = np.asarray(x)
     if x.dtype.kind == "c":
-        raise TypeError("it is for real numbers")
+        raise TypeError("only real numbers are supported")
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     if x.size <= _FEW:
         return np.array([math.erf(v) for v in x.ravel().tolist()], dtype).reshape(x.shape)
@@ -105,7 +105,7 @@ def normal_distribution(x: ArrayLike) -> Any:
     """Return the normal distribution function, accurate in the left tail, too."""
     x = np.asarray(x)
     if x.dtype.kind == "c":
-        raise TypeError("it is for real numbers")
+        raise TypeError("only real numbers are supported")
     if x.dtype not in _FITS:
         return normal_distribution(x.astype(np.float64)).astype(np.result_type(x, np.float16))
     if x.size <= _FEW:

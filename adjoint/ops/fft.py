@@ -134,9 +134,11 @@ def _checked_axes(op: str, x: Tensor, s: Any, axes: Any) -> Shape:
         raise InputError(f"{op}: axes must be a tuple of axes, but got {axes!r}.")
     found = tuple(canonical_axis(op, a, x.ndim) for a in axes)
     if len(set(found)) != len(found):
-        raise ShapeError(f"{op}: axes {tuple(axes)} names the same axis twice.")
+        raise ShapeError(f"{op}: axes must be different axes, but {tuple(axes)} names one axis twice.")
     if not found:
-        raise ShapeError(f"{op}: needs one axis or more, but the shape is {x.shape}.")
+        raise ShapeError(
+            f"{op}: the transform needs at least one axis, but axes is {axes!r} and x has shape {x.shape}."
+        )
     return found
 
 
@@ -144,7 +146,7 @@ def _checked_lengths(op: str, x: Tensor, s: Any, axes: Shape, last: int | None =
     """Return the length of the transform along each axis; None and -1 mean that of the input."""
     given = [None] * len(axes) if s is None else list(s) if isinstance(s, (tuple, list)) else None
     if given is None or len(given) != len(axes):
-        raise ArgumentError(f"{op}: s has one length per axis, {len(axes)} in all, but got {s!r}.")
+        raise ArgumentError(f"{op}: s must have {len(axes)} lengths, one per axis, but is {s!r}.")
     lengths = []
     for i, (n, a) in enumerate(zip(given, axes, strict=True)):
         if n is None or n == -1:
@@ -152,7 +154,8 @@ def _checked_lengths(op: str, x: Tensor, s: Any, axes: Shape, last: int | None =
         n = operator.index(n)
         if n < 1:
             raise ArgumentError(
-                f"{op}: the length of a transform must be at least 1, but along axis {a} of shape {x.shape} it is {n}."
+                f"{op}: the transform must have a length of at least 1, but the length along axis {a} of "
+                f"shape {x.shape} is {n}."
             )
         lengths.append(n)
     return tuple(lengths)
@@ -167,7 +170,7 @@ def _real_input(op: str, x: Any) -> Tensor:
     x = _complex_input(op, x)
     if x.dtype.kind == "c":
         raise DTypeError(
-            f"{op}: takes real numbers, but got {x.dtype}.  Use fft.{op.lstrip('rih')} for complex ones."
+            f"{op}: x must be real, but has dtype {x.dtype}.  Use fft.{op.lstrip('rih')} for complex numbers."
         )
     return x
 

@@ -92,7 +92,7 @@ def _frequencies(op: str, function: Any, n: int, d: float, dtype: Any, device: A
         raise InputError(f"{op}: n must be an integer, but got {n!r}.") from None
     d = number(op, "d", d)
     if count < 1 or d == 0:
-        raise ArgumentError(f"{op}: n must be at least 1 and d not 0, but got n={n}, d={d}.")
+        raise ArgumentError(f"{op}: n must be at least 1 and d must not be 0, but n is {n} and d is {d}.")
     found = wrap(np.asarray(function(count, d)))
     if dtype is None:
         return found

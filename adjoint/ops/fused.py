@@ -341,12 +341,12 @@ define("lstm_cell", in_float32(_lstm_cell, raw), joint=_lstm_cell_rule, arity=2,
 def _along(op: str, x: Any, axis: Any) -> tuple[Tensor, int]:
     x = asarray(x)
     if x.dtype.kind == "c":
-        raise DTypeError(f"{op}: needs real numbers, but got {x.dtype}.")
+        raise DTypeError(f"{op}: x must be real, but has dtype {x.dtype}.")
     if x.dtype.kind in "iub":
         x = rec.astype(x, dtype=np.dtype(float))
     where = canonical_axis(op, axis, x.ndim)
     if not x.shape[where]:
-        raise ShapeError(f"{op}: no elements along axis {axis} of shape {x.shape}.")
+        raise ShapeError(f"{op}: axis {axis} must not be empty, but x has shape {x.shape}.")
     return x, where
 
 

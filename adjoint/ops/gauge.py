@@ -25,19 +25,19 @@ __all__ = ["apart", "largest", "refuse_mixed", "skew", "turns"]
 # Quotients at repeated values --------------------------------------------------------------------
 
 _CURE = (
-    "\n  Use a function of the values alone (eigvalsh, svdvals) or one that does not depend on the choice of the "
-    "vectors (such as a projector), or perturb the matrix slightly."
+    "\n"
+    "  Use only the values (eigvalsh, svdvals), or a function of the vectors that does not depend on their "
+    "choice (such as a projector), or perturb the matrix slightly."
 )
 _WHY = {
-    "equal": "values {i} and {j} are equal, and the function depends on which of their vectors were chosen",
-    "mixed": "values {i} and {j} are equal, and the function uses both them and their vectors, which does not "
-    "determine its derivative",
-    "zero": "singular value {j} is 0, and the function depends on which of its vectors was chosen",
-    "null": "the function depends on which vectors {i} and {j} of the null space were chosen",
-    "second": "values {i} and {j} are equal, where a function of the values has first derivatives, but second ones "
-    "cannot be found this way",
+    "equal": "values {i} and {j} are equal, so their vectors are arbitrary, and the function depends on the vectors",
+    "mixed": "values {i} and {j} are equal, and the function uses both the values and their vectors, so its derivative "
+    "is not determined",
+    "zero": "singular value {j} is 0, so its vectors are arbitrary, and the function depends on the vectors",
+    "null": "the function depends on vectors {i} and {j} of the null space, which are arbitrary",
+    "second": "values {i} and {j} are equal, so only first derivatives of the values can be computed, not second ones",
     "forward": "in this direction the vectors of the equal values {i} and {j} rotate into each other, and forward mode "
-    "cannot find out whether the function depends on that (ad.grad can)",
+    "cannot determine whether the function depends on that (reverse mode, ad.grad, can)",
     "forward zero": "in this direction the vectors of singular value {j}, which is 0, rotate by an undetermined angle",
     "phase": "the function depends on the phase of vector {j}, which is arbitrary",
 }
@@ -67,7 +67,9 @@ def _gauge_quotient(x: Array, y: Array, size: Any, span: Array, op: str, why: st
     wrong = tiny & (np.abs(x) > (100 if order == 1 else 100 / _FLOOR) * rounding * size * worst)
     if wrong.any():
         *_, i, j = (int(k[0]) for k in np.nonzero(wrong))
-        raise LinAlgError(f"{op}: no derivative here: {_WHY[why].format(i=i, j=j)}.{_CURE}")
+        raise LinAlgError(
+            f"{op}: the derivative cannot be computed at this matrix: {_WHY[why].format(i=i, j=j)}.{_CURE}"
+        )
     if order > 1:
         limit = 1e-3 if eps < 1e-9 else 1e-2  # of the result
         # in forward mode x is a sum that may be small, while its rounding errors are not
@@ -82,8 +84,8 @@ def _gauge_quotient(x: Array, y: Array, size: Any, span: Array, op: str, why: st
             gap = 1 / float(np.broadcast_to(growth, close.shape)[place])
             what = _CLOSE["zero" in why].format(i=place[-2], j=place[-1], gap=gap)
             raise LinAlgError(
-                f"{op}: no accurate derivative of order {order} here: {what}, and rounding errors grow with the power "
-                f"{order} of its reciprocal.{_CURE}"
+                f"{op}: the derivative of order {order} would be inaccurate at this matrix: {what}, and "
+                f"rounding errors grow with power {order} of the reciprocal of that.{_CURE}"
             )
     return np.where(tiny, 0, x / y)
 

@@ -118,7 +118,9 @@ def scatter_reduce(
     if i.dtype.kind not in "iu":
         raise IndexingError(f"{op}: indices must be integers, but got {i.dtype} values.")
     if v.dtype != x.dtype:
-        raise DTypeError(f"{op}: x has dtype {x.dtype}, but src {v.dtype}.  Cast one of them.")
+        raise DTypeError(
+            f"{op}: x and src must have the same dtype, but have {x.dtype} and {v.dtype}.  Cast one of them."
+        )
     decide(lambda a: _check_range(op, a, x.shape[where]), i)
     key = tuple(slice(None) if a == where else slice(n) for a, n in enumerate(i.shape, -i.ndim))
     inner = x if x.shape == _along(i.shape, where, x.shape[where]) else rec.index(x, key=key)
@@ -151,7 +153,9 @@ def _fitting(op: str, x: Tensor, i: Tensor, v: Tensor, axis: int) -> Tensor:
     )
     if not fits:
         raise ShapeError(
-            f"{op}: an index of shape {i.shape} does not fit x of shape {x.shape} and src of shape {v.shape}."
+            f"{op}: x, index and src must have the same number of axes, and the index must not be longer "
+            f"than src, nor longer than x on the other axes; the shapes are {x.shape}, {i.shape} and "
+            f"{v.shape}."
         )
     return v if v.shape == i.shape else rec.index(v, key=tuple(slice(n) for n in i.shape))
 
@@ -270,15 +274,21 @@ def segment_reduce(
 
 def _segment_lengths(op: str, lengths: Any, offsets: Any, n: int) -> Any:
     if (lengths is None) == (offsets is None):
-        raise ArgumentError(f"{op}: pass either lengths= or offsets=.")
+        raise ArgumentError(f"{op}: pass exactly one of lengths= and offsets=.")
     given = array_of(asarray(offsets if lengths is None else lengths))
     if given.dtype.kind not in "iu" and given.size:
-        raise InputError(f"{op}: lengths and offsets must be integers, but have dtype {given.dtype}.")
+        raise InputError(f"{op}: lengths or offsets must be integers, but have dtype {given.dtype}.")
     if given.ndim != 1 or (lengths is None and not given.size):
-        raise ShapeError(f"{op}: lengths and offsets must be vectors, but have shape {given.shape}.")
+        raise ShapeError(
+            f"{op}: lengths or offsets must be a vector, and offsets not empty, but the shape is "
+            f"{given.shape}."
+        )
     sizes = given.astype(np.intp) if lengths is not None else np.diff(given.astype(np.intp))
     if (sizes < 0).any() or sizes.sum() != n or (lengths is None and given[0] != 0):
-        raise ShapeError(f"{op}: segments of lengths {sizes.tolist()} do not cover an axis of length {n}.")
+        raise ShapeError(
+            f"{op}: the segments must cover the axis exactly, but have lengths {sizes.tolist()} for an axis "
+            f"of length {n}."
+        )
     return sizes
 
 
@@ -332,7 +342,8 @@ def soft_histogram(
     low, high = _ends(op, x, range)
     if count < 1 or not low < high:
         raise ArgumentError(
-            f"{op}: at least one bin and a range are required, but got {bins} in {low} … {high}."
+            f"{op}: bins must be at least 1 and the range must not be empty, but bins is {bins} and the "
+            f"range is from {low} to {high}."
         )
     width = (high - low) / count
     inside = rec.logical_and(x >= low, x <= high)
@@ -341,7 +352,10 @@ def soft_histogram(
     if weights is not None:
         w = floating(op, weights)
         if w.size != x.size:
-            raise ShapeError(f"{op}: {x.size} elements, but weights of shape {w.shape}.")
+            raise ShapeError(
+                f"{op}: there must be one weight per element, but there are {x.size} elements and weights of "
+                f"shape {w.shape}."
+            )
         share = rec.where(inside, rec.reshape(w, shape=x.shape), 0.0)
     left = rec.minimum(rec.floor(rec.where(inside, place, 0.0)), max(count - 2.0, 0.0))
     part = (place - left) * share

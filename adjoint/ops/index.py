@@ -47,11 +47,12 @@ def canonical_key(shape: Shape, key: Any, check: bool = True) -> CanonicalKey:
         return plain
     items = [_key_item(k) for k in (key if isinstance(key, tuple) else (key,))]
     if sum(k is Ellipsis for k in items) > 1:
-        raise IndexingError("an index can have one ellipsis (...), but this one has more.")
+        raise IndexingError("an index can have only one ellipsis (...), but this index has more.")
     used = sum(map(_consumes, items))
     if used > len(shape):
         raise IndexingError(
-            f"too many indices: {used} for a tensor of shape {shape}, which has {len(shape)} axes."
+            f"too many indices: the index is for {used} axes, but the tensor of shape {shape} has "
+            f"{len(shape)}."
         )
     checked: list[Any] = []
     axis = 0
@@ -60,7 +61,8 @@ def canonical_key(shape: Shape, key: Any, check: bool = True) -> CanonicalKey:
             # the Array API and NumPy accept a mask axis of length 0 for any length
             if any(n not in (0, m) for n, m in zip(k.shape, shape[axis:], strict=False)):
                 raise IndexingError(
-                    f"a mask of shape {k.shape} does not match axes {axis} … of shape {shape}."
+                    f"a mask must have the lengths of the axes that it selects from, but has shape {k.shape} "
+                    f"for axes {axis} to {axis + k.ndim - 1} of shape {shape}."
                 )
             checked.extend(np.nonzero(k))
         else:
@@ -122,17 +124,17 @@ def _key_item(k: Any) -> Any:
     if isinstance(k, slice):
         whole = slice(*(None if s is None else _whole(s) for s in (k.start, k.stop, k.step)))
         if whole.step == 0:
-            raise IndexingError(f"a slice cannot have step 0, as {whole} has.")
+            raise IndexingError(f"the step of a slice must not be 0, but the slice is {whole}.")
         return whole
     if isinstance(k, (str, bytes)):
-        raise IndexingError(f"an index consists of integers, slices and masks, but got {k!r}.")
+        raise IndexingError(f"an index must consist of integers, slices and masks, but contains {k!r}.")
     array = array_of(k)
     if array.dtype == bool:
         return array if array.ndim else bool(array)
     if array.dtype.kind not in "iu" and array.size:
         raise IndexingError(
-            f"an index consists of integers, slices and masks, but got {array.dtype} values.\n"
-            "  Cast them if that is meant: i.astype(int)."
+            f"an index must consist of integers, slices and masks, but contains {array.dtype} values.\n"
+            "  To use the values as integers, cast them: i.astype(int)."
         )
     return int(array) if array.ndim == 0 else np.array(as_index(raw, array))
 
@@ -141,7 +143,9 @@ def _whole(value: Any) -> int:
     try:
         return value.__index__()
     except (AttributeError, TypeError):
-        raise IndexingError(f"a slice needs integers, but got {value!r}.") from None
+        raise IndexingError(
+            f"the bounds and step of a slice must be integers or None, but one is {value!r}."
+        ) from None
 
 
 def _check_item(shape: Shape, axis: int, k: Any) -> None:
@@ -301,9 +305,9 @@ def setitem(x: Tensor, key: Key, value: ArrayLike) -> None:
     """
     if isinstance(value, Tensor) and tracked(value) and grad_mode.get():
         raise InPlaceError(
-            "x[key] = value: the value requires grad, and no gradient flows through a write in place.\n"
-            "  Use x = x.at[key].set(value), or x = x.at[key].add(v) in place of x[key] += v.  "
-            "If no gradient is needed, write value.detach(), or use ad.no_grad()."
+            "x[key] = value: the value requires grad, but no gradient flows through an assignment in place.\n"
+            "  Use x = x.at[key].set(value), or x = x.at[key].add(v) instead of x[key] += v.  "
+            "If no gradient is needed, assign value.detach(), or use ad.no_grad()."
         )
     if special.count and (trace := tracing.get()) is not None:
         trace.touch((x, value))
@@ -313,7 +317,7 @@ def setitem(x: Tensor, key: Key, value: ArrayLike) -> None:
     for t in (x, value):
         if type(t) is Traced and t._data.numbers() is None:
             raise InPlaceError(
-                f"x[key] = value: inside {t._data.transform} a tensor cannot be written to by index.\n"
+                f"x[key] = value: elements of a tensor cannot be assigned inside {t._data.transform}.\n"
                 "  Use x = x.at[key].set(value), or x += value for the whole tensor."
             )
     key = canonical_key(x.shape, key)
@@ -325,9 +329,15 @@ def setitem(x: Tensor, key: Key, value: ArrayLike) -> None:
 def _check_fits(x: Tensor, key: CanonicalKey, value: Any) -> None:
     spot = np.broadcast_to(np.int8(0), x.shape)[key].shape  # without touching the values
     if broadcast_shapes("x[key] = value", spot, value.shape) != spot:
-        raise ShapeError(f"x[key] = value: a value of shape {value.shape} does not fit into shape {spot}.")
+        raise ShapeError(
+            f"x[key] = value: x[key] has shape {spot}, to which a value of shape {value.shape} cannot be "
+            "broadcast."
+        )
     if not castable(value.dtype, x.dtype):
-        raise DTypeError(f"cannot write {value.dtype} values into a {x.dtype} tensor.")
+        raise DTypeError(
+            f"x[key] = value: {value.dtype} values cannot be written into a {x.dtype} tensor.  Cast one of "
+            "them."
+        )
 
 
 def _set_traced(x: Tensor, key: Any, value: Any) -> None:
@@ -336,7 +346,8 @@ def _set_traced(x: Tensor, key: Any, value: Any) -> None:
     refuse_view(x)
     if _has_traced(key):
         raise InPlaceError(
-            "x[key] = value: inside ad.compile the key of a write cannot be a traced tensor.\n"
+            "x[key] = value: inside ad.compile the key must not be a tensor that depends on the function's "
+            "arguments.\n"
             "  Use x = x.at[key].set(value), or ad.where for a mask."
         )
     key = canonical_key(x.shape, key)
@@ -364,7 +375,10 @@ def _index_traced(x: Tensor, key: Any) -> Tensor:
     given = sum(k is not None and k is not Ellipsis for k in items)
     gaps = [n for n, k in enumerate(items) if k is Ellipsis]
     if given > x.ndim or len(gaps) > 1:
-        raise IndexingError(f"an index with {given} items does not fit shape {x.shape}.")
+        raise IndexingError(
+            f"an index with {given} items cannot be used for shape {x.shape}: it has too many items or more "
+            "than one ellipsis (...)."
+        )
     gap = gaps[0] if gaps else len(items)
     items[gap : gap + 1] = [slice(None)] * (x.ndim - given)
     chosen = [n for n, k in enumerate(items) if isinstance(k, (int, np.ndarray, np.generic, Tensor))]
@@ -385,8 +399,9 @@ def _traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
     items = items[:-1] if items[-1] is Ellipsis else items
     if len(items) > x.ndim or not all(isinstance(k, (int, np.ndarray, Tensor)) for k in items):
         raise IndexingError(
-            "inside a transform, an index with traced values can only have integers, for the first axes.\n"
-            "  Use ad.take or ad.take_along_axis for other axes, and ad.where in place of a mask."
+            "inside a transform, an index with tensors that depend on the function's arguments can consist "
+            "only of integers for the first axes.\n"
+            "  Use ad.take or ad.take_along_axis for other axes, and ad.where instead of a mask."
         )
     return _merged_rows(x, items, 0)
 
@@ -404,8 +419,8 @@ def _merged_rows(x: Tensor, items: list[Any], first: int) -> tuple[Tensor, Tenso
         i = asarray(k)
         if i.dtype.kind not in "iu":
             raise IndexingError(
-                f"inside a transform, indices must be integers, but got {i.dtype} values.\n"
-                "  Use ad.where in place of a mask."
+                f"inside a transform, indices must be integers, but have dtype {i.dtype}.\n"
+                "  Use ad.where instead of a mask."
             )
         i = as_index(rec, i)
         i = rec.where(rec.less(i, 0), rec.add(i, n), i)
@@ -580,9 +595,12 @@ class At:
 
     def _checked(self) -> CanonicalKey:
         if self._rows is not None:
-            raise InputError("x.at[i] with an index inside a transform supports get, set and add only.")
+            raise InputError(
+                "x.at[i] supports only get, set and add if i depends on the arguments of a transformed "
+                "function."
+            )
         if self._key is None:
-            raise InputError("x.at needs an index first: x.at[i].set(v).")
+            raise InputError("x.at must be indexed before its methods are called, as in x.at[i].set(v).")
         return self._key
 
     def _spread(self, value: Any) -> Tensor:
@@ -595,11 +613,14 @@ class At:
         dtype = self._x.dtype
         value = wrap(weak_array(value, dtype)) if type(value) in (bool, int, float) else asarray(value)
         if broadcast_shapes("x.at[key]", spot, value.shape) != spot:
-            raise ShapeError(f"x.at[key]: a value of shape {value.shape} does not fit into shape {spot}.")
+            raise ShapeError(
+                f"x.at[key]: x[key] has shape {spot}, to which a value of shape {value.shape} cannot be "
+                "broadcast."
+            )
         if value.dtype != dtype:
             if not castable(value.dtype, dtype):
                 raise DTypeError(
-                    f"x.at[key]: cannot write {value.dtype} values into a {dtype} tensor.\n"
+                    f"x.at[key]: {value.dtype} values cannot be written into a {dtype} tensor.\n"
                     f"  Cast one of them first: x.astype('{value.dtype}'), or the values."
                 )
             value = rec.astype(value, dtype=dtype)

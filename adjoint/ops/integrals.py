@@ -185,7 +185,10 @@ def fresnel(x: ArrayLike) -> tuple[Tensor, Tensor]:
 
 def _number(op: str, name: str, value: Any) -> float:
     if isinstance(value, Tensor) or np.ndim(value):
-        raise InputError(f"{op}: {name} must be a number; adjoint has no derivative in it.")
+        raise InputError(
+            f"{op}: {name} must be a number, not a tensor or an array: adjoint has no derivative with "
+            f"respect to {name}."
+        )
     return float(value)
 
 

@@ -150,7 +150,7 @@ def _several(op: str, xs: Any) -> list[Tensor]:
             return _several(op, list(xs))
         raise InputError(f"{op}: expected a list or tuple of tensors, but got {type(xs).__name__}.")
     if not xs:
-        raise ShapeError(f"{op}: needs at least one tensor, but the list is empty.")
+        raise ShapeError(f"{op}: at least one tensor is required, but the list is empty.")
     return [x if type(x) is Tensor else asarray(x) for x in xs]
 
 
@@ -205,8 +205,9 @@ def _concat(op: str, tensors: list[Tensor], axis: int | None) -> Tensor:
         )
         if not same:
             raise ShapeError(
-                f"{op}: shapes {first.shape} and {x.shape} differ outside axis {axis}.\n"
-                "  All other axes must agree; ad.stack joins along a new axis."
+                f"{op}: the shapes must be equal except along axis {axis}, but are {first.shape} and "
+                f"{x.shape}.\n"
+                "  Use ad.stack to join along a new axis."
             )
     return rec.concat(*tensors, axis=where)
 
@@ -242,8 +243,8 @@ def stack(xs: ArrayLike, axis: int = 0) -> Tensor:
     for x in tensors:
         if x._data.shape != shape:
             raise ShapeError(
-                f"stack: shapes {shape} and {x.shape} differ.\n"
-                "  All must agree; ad.concat joins along an axis that they have."
+                f"stack: all tensors must have the same shape, but two have shapes {shape} and {x.shape}.\n"
+                "  Use ad.concat to join along an existing axis."
             )
     front = type(axis) is int and axis == 0
     return rec.stack(*tensors, axis=~len(shape) if front else canonical_axis("stack", axis, len(shape) + 1))
@@ -470,14 +471,14 @@ def _split(op: str, x: Any, sections: Any, axis: int, equal: bool = True) -> lis
         parts = operator.index(sections)
     except TypeError:
         raise InputError(
-            f"{op}: expected a number of parts, or a list of indices at which to split, but got {sections!r}."
+            f"{op}: pass the number of parts, or a list of the indices at which to split, not {sections!r}."
         ) from None
     if parts < 1:
         raise ArgumentError(f"{op}: the number of parts must be at least 1, but is {parts}.")
     if equal and n % parts:
         raise ShapeError(
-            f"{op}: {n} elements along axis {axis} do not divide into {parts} equal parts.\n"
-            "  Give the indices at which to split, or use ad.array_split."
+            f"{op}: {n} elements along axis {axis} cannot be divided into {parts} equal parts.\n"
+            "  Pass the indices at which to split, or use ad.array_split."
         )
     small, larger = divmod(n, parts)  # the first parts get one element more
     return _cut(x, where, [i * small + builtins.min(i, larger) for i in range(1, parts)])
@@ -527,7 +528,7 @@ def array_split(x: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list[T
 def _needs(op: str, x: Any, ndim: int) -> Tensor:
     x = asarray(x)
     if x.ndim < ndim:
-        raise ShapeError(f"{op}: needs at least {ndim} axes, but the shape is {x.shape}.")
+        raise ShapeError(f"{op}: x must have at least {ndim} axes, but has shape {x.shape}.")
     return x
 
 

@@ -36,7 +36,11 @@ def _pinv(x: Array, rtol: Any) -> Any:
         return np.linalg.pinv(x, rcond=rtol)
     except np.linalg.LinAlgError:
         raise blame(
-            "pinv", x, np.linalg.svd, "has singular values that LAPACK did not find", "Check the input."
+            "pinv",
+            x,
+            np.linalg.svd,
+            "has singular values that LAPACK could not compute",
+            "Check the input for huge values.",
         ) from None
 
 
@@ -78,7 +82,11 @@ def _singular(op: str, x: Array) -> tuple[Any, Any, Any]:
         return u, s, vh
     except np.linalg.LinAlgError:
         raise blame(
-            op, x, np.linalg.svd, "has singular values that LAPACK did not find", "Check the input."
+            op,
+            x,
+            np.linalg.svd,
+            "has singular values that LAPACK could not compute",
+            "Check the input for huge values.",
         ) from None
 
 
@@ -220,7 +228,7 @@ def pinv(
             [0. , 0. ]], dtype=float64)
     """
     if rcond is not None and rtol is not None:
-        raise ArgumentError("pinv: give either rcond or rtol, not both.")
+        raise ArgumentError("pinv: pass either rcond= or rtol=, not both.")
     x = rec.mirror(square("pinv", x)) if hermitian else matrices("pinv", x)
     given = rtol if rcond is None else rcond
     limit = rank_tolerance("pinv", x, given)
@@ -272,8 +280,8 @@ def lstsq(x: ArrayLike, y: ArrayLike, rcond: ArrayLike | None = None) -> LstsqRe
     vector = y.ndim == 1
     if not y.ndim or (y.shape[0] if vector else y.shape[-2]) != x.shape[-2]:
         raise ShapeError(
-            f"lstsq: {x.shape[-2]} equations (shape {x.shape}) need a right-hand side with as many rows, but its "
-            f"shape is {y.shape}."
+            f"lstsq: for a matrix of shape {x.shape} the right-hand side must have {x.shape[-2]} rows, but "
+            f"has shape {y.shape}."
         )
     columns = y[:, None] if vector else y
     broadcast_shapes("lstsq (leading axes)", x.shape[:-2], columns.shape[:-2])

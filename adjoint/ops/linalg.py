@@ -71,7 +71,9 @@ def __dir__() -> list[str]:
 def _matrices(op: str, x: Any) -> Tensor:
     x = asarray(x)
     if x.ndim < 2:
-        raise ShapeError(f"{op}: takes matrices, in the last two axes, but the shape is {x.shape}.")
+        raise ShapeError(
+            f"{op}: x must be a matrix or a batch of matrices in the last two axes, but has shape {x.shape}."
+        )
     return x
 
 
@@ -161,5 +163,5 @@ def outer(x: ArrayLike, y: ArrayLike, /) -> Tensor:
     """
     x, y = asarray(x), asarray(y)
     if x.ndim != 1 or y.ndim != 1:
-        raise ShapeError(f"outer: takes two vectors, but the shapes are {x.shape} and {y.shape}.")
+        raise ShapeError(f"outer: both arguments must be vectors, but have shapes {x.shape} and {y.shape}.")
     return products.outer(x, y)

@@ -53,7 +53,7 @@ def lapack_floats(op: str, x: Any) -> Tensor:
     if x.dtype.kind in "biu":
         return rec.astype(x, dtype=np.dtype(np.float64))
     if x.dtype.itemsize == 2:
-        raise DTypeError(f"{op}: LAPACK has no {x.dtype}.  Use x.astype(np.float32).")
+        raise DTypeError(f"{op}: LAPACK does not support {x.dtype}.  Cast the input: x.astype(np.float32).")
     return x
 
 
@@ -61,7 +61,9 @@ def matrices(op: str, x: Any) -> Tensor:
     """Return a tensor of floats with two axes or more."""
     x = lapack_floats(op, x)
     if x.ndim < 2:
-        raise ShapeError(f"{op}: takes matrices, in the last two axes, but the shape is {x.shape}.")
+        raise ShapeError(
+            f"{op}: x must be a matrix or a batch of matrices in the last two axes, but has shape {x.shape}."
+        )
     return x
 
 
@@ -70,8 +72,8 @@ def square(op: str, x: Any) -> Tensor:
     x = matrices(op, x)
     if x.shape[-1] != x.shape[-2]:
         raise ShapeError(
-            f"{op}: takes square matrices, but the last two axes of shape {x.shape} are {x.shape[-2]} and "
-            f"{x.shape[-1]}."
+            f"{op}: matrices must be square, but the last two axes of shape {x.shape} have lengths "
+            f"{x.shape[-2]} and {x.shape[-1]}."
         )
     return x
 
@@ -159,5 +161,5 @@ def blame(op: str, x: Any, fails: Callable[[Any], Any], what: str, cure: str) ->
             break
     else:
         which = "a matrix"
-    broken = "" if np.isfinite(x).all() else "  It has NaN or inf among its elements."
+    broken = "" if np.isfinite(x).all() else "  The input contains NaN or inf."
     return LinAlgError(f"{op}: {which} {what} (shape {x.shape}).{broken}\n  {cure}")

@@ -88,12 +88,14 @@ def _by_scipy(name: str) -> Callable[..., Any]:
             y = np.asarray(getattr(_scipy_linalg(name), name)(wide))
         back = y @ y if name == "sqrtm" else _expm(y)
         if not np.abs(back - wide).max(initial=0) <= 1e-8 * np.abs(wide).max(initial=0):
-            raise LinAlgError(f"{name}: no accurate result was found.  The matrix is singular or nearly so.")
+            raise LinAlgError(
+                f"{name}: no accurate result was found.  The matrix is singular or nearly singular."
+            )
         if y.dtype.kind == "c" and x.dtype.kind != "c":
             if np.abs(y.imag).max(initial=0) > 1e-9 * np.abs(y).max(initial=0):
                 raise LinAlgError(
-                    f"{name}: the result of this real matrix is complex, as it has negative eigenvalues.\n"
-                    "  Give the matrix as a complex one: x.astype(complex)."
+                    f"{name}: the matrix is real but has negative eigenvalues, so the result is complex.\n"
+                    "  Pass the matrix as complex numbers: x.astype(complex)."
                 )
             y = y.real
         return y.astype(_function_dtype(x))
@@ -275,7 +277,7 @@ class EigResult(NamedTuple):
 def _square_matrices(op: str, x: Any) -> Tensor:
     t = floating(op, x)
     if t.ndim < 2 or t.shape[-1] != t.shape[-2]:
-        raise ShapeError(f"{op}: expected square matrices, but got shape {t.shape}.")
+        raise ShapeError(f"{op}: matrices must be square, but have shape {t.shape}.")
     return t
 
 

@@ -62,7 +62,9 @@ def _table(windows: list[list[list[int]]], size: Shape) -> Any:
 def _maxima(op: str, x: Tensor, nd: int, windows: list[list[list[int]]]) -> MaxPool:
     """Return the maximum of each window, with the gradient to its elements, and the position of the first."""
     if x.dtype.kind in "cb":
-        raise DTypeError(f"{op}: {x.dtype} has no order, so there is no maximum.")
+        raise DTypeError(
+            f"{op}: x must be real numbers, but has dtype {x.dtype}, for which a maximum is not defined."
+        )
     lead, size = x.shape[:-nd], x.shape[-nd:]
     table = _table(windows, size)
     shape = (*lead, *map(len, windows))
@@ -111,7 +113,9 @@ def _unpool(
 ) -> Tensor:
     x, i = asarray(x), asarray(indices)
     if x.shape != i.shape:
-        raise ShapeError(f"{op}: the maxima have shape {x.shape}, but the indices {i.shape}.")
+        raise ShapeError(
+            f"{op}: x and indices must have the same shape, but have shapes {x.shape} and {i.shape}."
+        )
     if i.dtype.kind not in "iu":
         raise IndexingError(f"{op}: indices must be integers, but have dtype {i.dtype}.")
     x, alone = images(op, x, nd)
@@ -134,7 +138,7 @@ def _check_range(op: str, index: Array, length: int) -> None:
     if index.size and not 0 <= index.min() <= index.max() < length:
         raise IndexingError(
             f"{op}: index {index.max()} is out of range for {length} elements.\n"
-            "  Pass output_size=, the size that was pooled."
+            "  Pass output_size=, the size of the input of the pooling."
         )
 
 

@@ -136,7 +136,9 @@ def _extreme(op: str, x: Tensor, ord: float, axes: Shape, keepdims: bool) -> Ten
     if not any(x.shape[a] == 0 for a in axes):
         return (rec.max if ord > 0 else rec.min)(x, axis=axes, keepdims=keepdims)
     if ord < 0:
-        raise ShapeError(f"{op}: no elements to choose from over axes {axes} of shape {x.shape}.")
+        raise ShapeError(
+            f"{op}: with a negative ord the axes must not be empty, but axes {axes} of shape {x.shape} are."
+        )
     return rec.sum(x, axis=axes, keepdims=keepdims)
 
 
@@ -181,7 +183,10 @@ def matrix_norm(x: ArrayLike, *, keepdims: bool = False, ord: Any = "fro") -> Te
     """
     x = _numbers(x)
     if x.ndim < 2:
-        raise ShapeError(f"matrix_norm: takes matrices, in the last two axes, but the shape is {x.shape}.")
+        raise ShapeError(
+            "matrix_norm: x must be a matrix or a batch of matrices in the last two axes, but has shape "
+            f"{x.shape}."
+        )
     return _matrix_norm("matrix_norm", x, ord, bool(keepdims))
 
 
@@ -256,8 +261,9 @@ def norm(x: ArrayLike, ord: Any = None, axis: Axis = None, keepdims: bool = Fals
         if x.ndim == 2:
             return _matrix_norm("norm", x, ord, keepdims)
         raise ShapeError(
-            f"norm: with ord={ord!r} and no axis the shape must have one axis or two, but is {x.shape}.\n"
-            "  Name one axis for vectors, two for matrices."
+            f"norm: with ord={ord!r} and without axis=, x must have one or two axes, but has shape "
+            f"{x.shape}.\n"
+            "  Pass axis= with one axis for the norms of vectors, with two for those of matrices."
         )
     if not isinstance(axis, (tuple, list)):
         return _norm_over(
@@ -267,7 +273,7 @@ def norm(x: ArrayLike, ord: Any = None, axis: Axis = None, keepdims: bool = Fals
     if len(where) == 1:
         return _norm_over("norm", x, 2 if ord is None else ord, where, keepdims)
     if len(where) != 2 or where[0] == where[1]:
-        raise ShapeError(f"norm: axis must be one axis or two different ones, but got {axis!r}.")
+        raise ShapeError(f"norm: axis must be one axis or two different axes, but is {axis!r}.")
     rest = tuple(a for a in range(-x.ndim, 0) if a not in where)
     moved = rec.permute_dims(x, axes=(*rest, *where)) if rest + where != tuple(range(-x.ndim, 0)) else x
     out = _matrix_norm("norm", moved, "fro" if ord is None else ord, False)

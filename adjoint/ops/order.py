@@ -236,7 +236,8 @@ def topk(x: ArrayLike, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     where, wanted = canonical_axis("topk", axis, x.ndim), whole_number("topk", "k", k)
     if not 0 <= wanted <= x.shape[where]:
         raise ShapeError(
-            f"topk: {k} elements requested, but axis {axis} of shape {x.shape} has {x.shape[where]}."
+            f"topk: k must be from 0 to {x.shape[where]}, the length of axis {axis} of shape {x.shape}, but "
+            f"is {k}."
         )
     i = rec.argtopk(x, k=wanted, axis=where, largest=bool(largest))
     return TopK(rec.take_along_axis(x, i, axis=where), i)
@@ -276,7 +277,7 @@ def searchsorted(x1: ArrayLike, x2: ArrayLike, side: str = "left", sorter: Any =
         raise ArgumentError(f"searchsorted: side must be 'left' or 'right', not {side!r}.")
     x1 = asarray(x1)
     if x1.ndim != 1:
-        raise ShapeError(f"searchsorted: x1 must be a vector, but its shape is {x1.shape}.")
+        raise ShapeError(f"searchsorted: x1 must be a vector, but has shape {x1.shape}.")
     if sorter is not None:
         x1 = rec.take(x1, asarray(sorter), axis=-1)
     return rec.searchsorted(x1, asarray(x2), side=side)
@@ -295,11 +296,13 @@ _DISCRETE = ("lower", "higher", "midpoint", "nearest")
 def sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
     """Move the axes to reduce to the end as one axis and sort along it; return the axes, too."""
     if x.dtype.kind == "c":
-        raise DTypeError(f"{op}: complex numbers have no order.")
+        raise DTypeError(f"{op}: x must be real, but is complex: complex numbers have no order.")
     axes = canonical_axes(op, axis, x.ndim)
     n = count(x.shape, axes)
     if n == 0:
-        raise ShapeError(f"{op}: no elements to choose from in shape {x.shape}.")
+        raise ShapeError(
+            f"{op}: there must be at least one element to choose from, but x has shape {x.shape}."
+        )
     rest = tuple(a for a in range(-x.ndim, 0) if a not in axes)
     if axes != (-1,):
         x = rec.permute_dims(x, axes=rest + axes)
@@ -415,7 +418,9 @@ def check_levels(op: str, q: Any, method: str) -> Any:
         )
     levels = array_of(constant(op, "q", q)).astype(np.float64)
     if not np.all((levels >= 0) & (levels <= 1)):
-        raise ArgumentError(f"{op}: q must be from 0 to {100 if op.endswith('percentile') else 1}.")
+        raise ArgumentError(
+            f"{op}: each value of q must be between 0 and {100 if op.endswith('percentile') else 1}."
+        )
     return levels
 
 

@@ -85,7 +85,7 @@ def _abs_jvp(xp: Namespace, t: Value, y: Value, x: Value) -> Any:
 
 def _real_sign(x: Array) -> Any:
     if np.asarray(x).dtype.kind == "c":  # x / |x|, which is not piecewise constant
-        raise TypeError("the op is for real numbers, ad.sign for complex ones too")
+        raise TypeError("only real numbers are supported; ad.sign supports complex numbers too")
     return np.sign(x)
 
 
@@ -286,7 +286,7 @@ def where(
     if x is None and y is None:
         return asarray(condition).nonzero()
     if x is None or y is None:
-        raise InputError("where: give both x and y to choose from, or neither for the positions.")
+        raise InputError("where: pass both x and y to choose between them, or neither to get the positions.")
     return rec.where(condition, x, y)
 
 
@@ -324,7 +324,7 @@ def clip(x: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = Non
     """
     x = asarray(x)
     if x.dtype.kind == "c":
-        raise DTypeError("clip: complex numbers have no order.  Clip x.real and x.imag, or abs(x).")
+        raise DTypeError("clip: x must be real, but is complex.  Clip x.real and x.imag, or abs(x).")
     if min is None and max is None:
         return x
     if x.dtype.kind == "f":
@@ -404,8 +404,8 @@ def whole_part(name: str) -> Callable[[Tensor], int]:
     def convert(x: Tensor) -> int:
         if x.size != 1:
             raise ShapeError(
-                f"math.{name}() needs one element, but this tensor has shape {x.shape}.\n"
-                f"  Use ad.{name}(x) for all of them."
+                f"math.{name}: the tensor must have one element, but has shape {x.shape}.\n"
+                f"  Use ad.{name}(x) for all elements."
             )
         return getattr(math, name)(float(x))
 

@@ -164,11 +164,14 @@ def pool_geometry(
     pairs = []
     for n, k, s, p, d in zip(x.shape[-nd:], kernel, stride, widths, dilation, strict=True):
         if 2 * p > k:
-            raise ArgumentError(f"{op}: padding {padding!r} is more than half of the kernel {kernel}.")
+            raise ArgumentError(
+                f"{op}: padding must be at most half of the kernel size {kernel}, but is {padding!r}."
+            )
         reach = d * (k - 1) + 1
         if n + 2 * p < reach:
             raise ShapeError(
-                f"{op}: the kernel {kernel} is larger than the padded image: images {x.shape}, padding {padding!r}."
+                f"{op}: the kernel of size {kernel} is larger than the padded image (shape {x.shape}, "
+                f"padding {padding!r})."
             )
         more = 0
         if ceil_mode:  # one more window where it starts inside the image or the padding before it
@@ -191,7 +194,9 @@ def _maximum(
 ) -> Tensor:
     x, alone = images(op, x, nd)
     if x.dtype.kind in "cb":
-        raise DTypeError(f"{op}: {x.dtype} has no order, so there is no maximum.")
+        raise DTypeError(
+            f"{op}: x must be real numbers, but has dtype {x.dtype}, for which a maximum is not defined."
+        )
     y: Tensor = rec.max_pool(x, **pool_geometry(op, nd, x, kernel_size, stride, padding, dilation, ceil_mode))
     return rec.reshape(y, shape=y.shape[1:]) if alone else y
 
@@ -513,7 +518,7 @@ def adaptive_sizes(op: str, nd: int, x: Tensor, output_size: Any) -> Shape:
     filled = tuple(n if m is None else m for m, n in zip(given, x.shape[-nd:], strict=False))
     sizes = numbers(op, "output_size", filled if len(given) == nd else tuple(given), nd, 1)
     if 0 in x.shape[-nd:]:
-        raise ShapeError(f"{op}: images of shape {x.shape} have no elements.")
+        raise ShapeError(f"{op}: images must not be empty, but have shape {x.shape}.")
     return sizes
 
 

@@ -165,14 +165,15 @@ def matmul(x: ArrayLike, y: ArrayLike) -> Tensor:
 def _explain_matmul(x: Tensor, y: Tensor) -> None:
     if not x.ndim or not y.ndim:
         raise ShapeError(
-            f"matmul: shapes {x.shape} and {y.shape}: a 0-d tensor has no matrix product.  Use x * y."
+            f"matmul: both tensors must have at least one axis, but have shapes {x.shape} and {y.shape}.  "
+            "Use x * y."
         ) from None
     inner, axis = x.shape[-1], 0 if y.ndim == 1 else -2
     if inner != y.shape[axis]:
         raise ShapeError(
-            f"matmul: shapes {x.shape} and {y.shape} do not fit: the last axis of the first is {inner}, "
-            f"but axis {axis} of the second is {y.shape[axis]}.\n"
-            "  They must be equal: transpose one of them, or check the layer's sizes."
+            f"matmul: shapes {x.shape} and {y.shape} do not match: the last axis of the first tensor has "
+            f"length {inner}, but axis {axis} of the second has length {y.shape[axis]}.\n"
+            "  The lengths must be equal: transpose one of the tensors, or check the layer's sizes."
         ) from None
     broadcast_shapes("matmul (leading axes)", x.shape[:-2], y.shape[:-2])
 
@@ -185,8 +186,8 @@ def contract(op: str, x: Tensor, y: Tensor, x_axes: Sequence[int], y_axes: Seque
     for a, b in zip(x_axes, y_axes, strict=True):
         if x.shape[a] != y.shape[b]:
             raise ShapeError(
-                f"{op}: shapes {x.shape} and {y.shape} do not fit: axis {a} of the first is {x.shape[a]}, but "
-                f"axis {b} of the second is {y.shape[b]}."
+                f"{op}: shapes {x.shape} and {y.shape} do not match: axis {a} of the first tensor has length "
+                f"{x.shape[a]}, but axis {b} of the second has length {y.shape[b]}."
             )
     left = [chr(0x100 + i) for i in range(x.ndim)]
     right = [chr(0x200 + i) for i in range(y.ndim)]
@@ -239,7 +240,8 @@ def tensordot(x: ArrayLike, y: ArrayLike, axes: Any = 2) -> Tensor:
         )
         if len(x_axes) != len(y_axes):
             raise ArgumentError(
-                f"tensordot: axes {axes!r} names {len(x_axes)} of the first tensor and {len(y_axes)} of the second."
+                f"tensordot: axes must list equally many axes of both tensors, but {axes!r} lists "
+                f"{len(x_axes)} of the first and {len(y_axes)} of the second."
             )
         if len(set(x_axes)) != len(x_axes) or len(set(y_axes)) != len(y_axes):
             raise ShapeError(f"tensordot: axes {axes!r} names the same axis twice.")
@@ -247,7 +249,8 @@ def tensordot(x: ArrayLike, y: ArrayLike, axes: Any = 2) -> Tensor:
         n = operator.index(axes)
         if not 0 <= n <= min(x.ndim, y.ndim):
             raise ArgumentError(
-                f"tensordot: axes={n} for shapes {x.shape} and {y.shape}: both need at least so many axes."
+                f"tensordot: axes must be from 0 to {min(x.ndim, y.ndim)} for shapes {x.shape} and "
+                f"{y.shape}, but is {n}."
             )
         x_axes, y_axes = list(range(x.ndim - n, x.ndim)), list(range(n))
     return contract("tensordot", x, y, x_axes, y_axes)
@@ -379,7 +382,10 @@ def vdot(x: ArrayLike, y: ArrayLike) -> Tensor:
     """
     x, y = asarray(x), asarray(y)
     if x.size != y.size:
-        raise ShapeError(f"vdot: shapes {x.shape} and {y.shape} have {x.size} and {y.size} elements.")
+        raise ShapeError(
+            f"vdot: both tensors must have the same number of elements, but shapes {x.shape} and {y.shape} "
+            f"have {x.size} and {y.size}."
+        )
     flat = (rec.reshape(t, shape=(t.size,)) for t in (_conjugated(x), y))
     return _matmul(*flat)
 
@@ -414,14 +420,17 @@ def vecdot(x: ArrayLike, y: ArrayLike, /, *, axis: int = -1) -> Tensor:
     """
     x, y = asarray(x), asarray(y)
     if not x.ndim or not y.ndim:
-        raise ShapeError(f"vecdot: shapes {x.shape} and {y.shape}: a 0-d tensor is not a vector.  Use x * y.")
+        raise ShapeError(
+            f"vecdot: both tensors must have at least one axis, but have shapes {x.shape} and {y.shape}.  "
+            "Use x * y."
+        )
     a, b = canonical_axis("vecdot", axis, x.ndim), canonical_axis("vecdot", axis, y.ndim)
     if axis != -1:
         x, y = rec.moveaxis(x, source=a, destination=-1), rec.moveaxis(y, source=b, destination=-1)
     if x.shape[-1] != y.shape[-1]:
         raise ShapeError(
-            f"vecdot: the vectors have {x.shape[-1]} and {y.shape[-1]} elements (axis {axis} of shapes "
-            f"{x.shape} and {y.shape})."
+            f"vecdot: the vectors must have equally many elements, but have {x.shape[-1]} and {y.shape[-1]} "
+            f"(axis {axis} of shapes {x.shape} and {y.shape})."
         )
     shape = broadcast_shapes("vecdot (all axes but one)", x.shape[:-1], y.shape[:-1])
     x = _conjugated(x)
@@ -497,7 +506,8 @@ def vecmat(x: ArrayLike, y: ArrayLike, /) -> Tensor:
 def _check_vector(op: str, matrix: Tensor, vector: Tensor, length: Any, fits: Any) -> None:
     if matrix.ndim < 2 or vector.ndim < 1 or length != fits:
         raise ShapeError(
-            f"{op}: a matrix of shape {matrix.shape} and a vector of shape {vector.shape} do not fit."
+            f"{op}: a matrix of shape {matrix.shape} cannot be multiplied with a vector of shape "
+            f"{vector.shape}: the lengths differ, or there are too few axes."
         )
 
 
@@ -544,7 +554,8 @@ def cross(x: ArrayLike, y: ArrayLike, axis: int = -1) -> Tensor:
     places = {canonical_axis("cross", axis, t.ndim) for t in (x, y)}
     if len(places) > 1:
         raise ShapeError(
-            f"cross: axis {axis} of shapes {x.shape} and {y.shape} is not the same axis.  Count it from the end."
+            f"cross: axis {axis} of shape {x.shape} and axis {axis} of shape {y.shape} are different axes "
+            "after broadcasting.  Pass a negative axis, counted from the end."
         )
     return rec.cross(x, y, axis=places.pop())
 
@@ -607,10 +618,10 @@ def trace(
     """
     x = asarray(x, dtype=dtype)
     if x.ndim < 2:
-        raise ShapeError(f"trace: needs two axes or more, but the shape is {x.shape}.")
+        raise ShapeError(f"trace: x must have at least two axes, but has shape {x.shape}.")
     a, b = (canonical_axis("trace", i, x.ndim) for i in (axis1, axis2))
     if a == b:
-        raise ShapeError(f"trace: axis1 and axis2 are the same axis, {axis1}.")
+        raise ShapeError(f"trace: axis1 and axis2 must be different, but are both axis {axis1}.")
     if (a, b) != (-2, -1):
         rest = tuple(i for i in range(-x.ndim, 0) if i not in (a, b))
         x = rec.permute_dims(x, axes=(*rest, a, b))

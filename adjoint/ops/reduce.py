@@ -282,7 +282,7 @@ def typed(op: str, x: Any, dtype: Any = None) -> Tensor:
         return asarray(x)
     if isinstance(dtype, bool):
         raise InputError(
-            f"{op}: dtype must be a dtype, but got {dtype}.  Write keepdims={dtype} if that is meant."
+            f"{op}: dtype must be a dtype, but is {dtype}.  If you mean keepdims, pass keepdims={dtype}."
         )
     return asarray(x, dtype=dtype)
 
@@ -421,8 +421,9 @@ def average(
     if w.shape != x.shape:
         if w.shape != tuple(x.shape[a] for a in axes):
             raise ShapeError(
-                f"average: weights of shape {w.shape} fit neither shape {x.shape} nor its axis {axis}.\n"
-                "  Give one weight per element, or one per element along axis=."
+                f"average: the weights must have the shape of x, {x.shape}, or that of its axis {axis}, but "
+                f"have shape {w.shape}.\n"
+                "  Pass one weight per element, or one per element along axis=."
             )
         w = rec.reshape(w, shape=tuple(x.shape[a] if a in axes else 1 for a in range(-x.ndim, 0)))
         w = rec.broadcast_to(w, shape=x.shape)
@@ -487,8 +488,8 @@ def _extreme(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
 def _nothing(op: str, x: Tensor, axis: Any) -> ShapeError:
     along = "" if axis is None else f" along axis {axis}"
     return ShapeError(
-        f"{op}: no elements to choose from{along} of shape {x.shape}.\n"
-        "  Test x.size first, or reduce over an axis that is not empty."
+        f"{op}: there are no elements to choose from{along} of shape {x.shape}.\n"
+        "  Check x.size first, or reduce over an axis that is not empty."
     )
 
 
@@ -708,7 +709,7 @@ def logsumexp(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Ten
     """
     x = floating("logsumexp", x)
     if x.dtype.kind == "c":
-        raise DTypeError(f"logsumexp: needs real numbers, but got {x.dtype}.")
+        raise DTypeError(f"logsumexp: x must be real, but has dtype {x.dtype}.")
     axes = canonical_axes("logsumexp", axis, x.ndim)
     if count(x.shape, axes) == 0:  # the sum of nothing is 0
         return rec.sum(x, axis=axes, keepdims=bool(keepdims)) - np.inf

@@ -145,7 +145,8 @@ def _cumulative(op: str, x: Any, axis: Any, dtype: Any, initial: int | None) -> 
     if axis is None:
         if x.ndim != 1:
             raise ShapeError(
-                f"{name}: a tensor of shape {x.shape} has {x.ndim} axes: pass one of them as axis=."
+                f"{name}: axis= is required for a tensor with {x.ndim} axes (shape {x.shape}).  Pass one of "
+                "the axes."
             )
         axis = 0
     where = canonical_axis(name, axis, x.ndim)
@@ -258,7 +259,7 @@ def logcumsumexp(x: ArrayLike, axis: Axis = None) -> Tensor:
     """
     x = floating("logcumsumexp", x)
     if x.dtype.kind == "c":
-        raise DTypeError(f"logcumsumexp: real numbers are required, but the dtype is {x.dtype}.")
+        raise DTypeError(f"logcumsumexp: x must be real, but has dtype {x.dtype}.")
     return _scan("logcumsumexp", x, axis)
 
 
@@ -325,7 +326,7 @@ def cummin(x: ArrayLike, axis: int = -1) -> CumulativeExtreme:
 def _extremes(op: str, x: Any, axis: Any, largest: bool) -> CumulativeExtreme:
     x = asarray(x)
     if x.dtype.kind == "c":
-        raise DTypeError(f"{op}: complex numbers have no order.")
+        raise DTypeError(f"{op}: x must be real, but is complex: complex numbers have no order.")
     where = canonical_axis(op, axis, x.ndim)
     i = rec.argcummax(x, axis=where, largest=largest)
     return CumulativeExtreme(rec.take_along_axis(x, i, axis=where), i)
@@ -397,5 +398,8 @@ def _end(x: Tensor, end: Any, axis: int) -> Tensor | None:
         return rec.broadcast_to(end, shape=tuple(shape))
     lengths = [(m, n) for i, (m, n) in enumerate(zip(end.shape, x.shape, strict=False), -x.ndim) if i != axis]
     if end.ndim != x.ndim or any(m != n for m, n in lengths):
-        raise ShapeError(f"diff: an end of shape {end.shape} does not fit shape {x.shape} along axis {axis}.")
+        raise ShapeError(
+            f"diff: prepend and append must have the shape of x, {x.shape}, except along axis {axis}, but "
+            f"one has shape {end.shape}."
+        )
     return end

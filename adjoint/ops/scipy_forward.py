@@ -35,7 +35,7 @@ def real_arrays(*args: Any) -> Any:
         )
     arrays = tuple(map(np.asarray, args))
     if any(a.dtype.kind == "c" for a in arrays):
-        raise TypeError("it is for real numbers")
+        raise TypeError("only real numbers are supported")
     return arrays
 
 

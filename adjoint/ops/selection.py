@@ -170,8 +170,8 @@ def _whole(op: str, indices: Any) -> Tensor:
     if not i.size:
         return i.astype(np.intp)
     raise IndexingError(
-        f"{op}: indices must be integers, but got {i.dtype} values.\n"
-        "  Cast them if that is meant: i.astype(int)."
+        f"{op}: indices must be integers, but have dtype {i.dtype}.\n"
+        "  To use the values as integers, cast them: i.astype(int)."
     )
 
 
@@ -254,7 +254,7 @@ def _explain_range(op: str, x: Tensor, i: Tensor, axis: int) -> None:
     n, values = x.shape[axis], array_of(i)
     wrong = values[(values < -n) | (values >= n)]
     if wrong.size:
-        has = f"has {-n} to {n - 1}" if n else "is empty"
+        has = f"has indices from {-n} to {n - 1}" if n else "is empty"
         raise IndexingError(
             f"{op}: index {int(wrong.reshape(-1)[0])} is out of range: axis {axis} of shape {x.shape} {has}."
         ) from None
@@ -264,8 +264,9 @@ def _aligned(op: str, x: Tensor, i: Tensor, axis: int) -> Shape:
     """Return the shape that the other axes broadcast to, with 1 at ``axis``."""
     if i.ndim != x.ndim:
         raise ShapeError(
-            f"{op}: the index has shape {i.shape}, but the tensor {x.shape}: they must have the same number of axes.\n"
-            "  ad.take chooses the same rows everywhere."
+            f"{op}: the index and the tensor must have the same number of axes, but have shapes {i.shape} "
+            f"and {x.shape}.\n"
+            "  Use ad.take to choose the same positions for all rows."
         )
     shapes = [tuple(1 if a == axis else n for a, n in enumerate(t.shape, -t.ndim)) for t in (x, i)]
     return broadcast_shapes(op, *shapes)
@@ -312,7 +313,7 @@ def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int | None = -1) -> 
     if axis is None:
         if i.ndim != 1:
             raise ShapeError(
-                f"take_along_axis: with axis=None the index must have one axis, but its shape is {i.shape}."
+                f"take_along_axis: with axis=None the index must have one axis, but has shape {i.shape}."
             )
         x, axis = rec.reshape(x, shape=(x.size,)), 0
     where = canonical_axis("take_along_axis", axis, x.ndim)
@@ -359,7 +360,7 @@ def put_along_axis(x: ArrayLike, indices: ArrayLike, values: ArrayLike, axis: in
     if axis is None:
         if i.ndim != 1:
             raise ShapeError(
-                f"put_along_axis: with axis=None the index must have one axis, but its shape is {i.shape}."
+                f"put_along_axis: with axis=None the index must have one axis, but has shape {i.shape}."
             )
         flat = rec.reshape(x, shape=(x.size,))
         return rec.reshape(put_along_axis(flat, i, values, 0), shape=x.shape)
@@ -368,13 +369,13 @@ def put_along_axis(x: ArrayLike, indices: ArrayLike, values: ArrayLike, axis: in
     target = _stretched(x, shape, where)
     if target is not x:
         raise ShapeError(
-            f"put_along_axis: the index has shape {i.shape}, which does not fit into shape {x.shape}."
+            f"put_along_axis: an index of shape {i.shape} cannot be broadcast to x of shape {x.shape}."
         )
     i = _stretched(i, shape, where)
     v = asarray(values)
     if broadcast_shapes("put_along_axis", i.shape, v.shape) != i.shape:
         raise ShapeError(
-            f"put_along_axis: values of shape {v.shape} do not fit the index of shape {i.shape}."
+            f"put_along_axis: values of shape {v.shape} cannot be broadcast to the index of shape {i.shape}."
         )
     if v.dtype != x.dtype:
         v = astype(v, x.dtype)
@@ -418,13 +419,17 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
     conditions, choices = list(condlist), list(choicelist)
     if len(conditions) != len(choices) or not choices:
         raise ArgumentError(
-            f"select: needs equally many conditions and choices, at least one, but got {len(conditions)} and {len(choices)}."
+            "select: there must be one choice per condition, and at least one, but there are "
+            f"{len(conditions)} conditions and {len(choices)} choices."
         )
     out = default
     for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
         chosen = asarray(condition)
         if chosen.dtype != bool:
-            raise InputError(f"select: conditions must be boolean, but got {chosen.dtype}.  Write x != 0.")
+            raise InputError(
+                f"select: conditions must be boolean, but one has dtype {chosen.dtype}.  Pass x != 0 instead "
+                "of x."
+            )
         out = rec.where(chosen, choice, out)
     return out
 
@@ -436,8 +441,9 @@ def _values(op: str, x: Any) -> Any:
     x = asarray(x)
     if type(x) is Traced:
         raise InputError(
-            f"{op}: the shape of the result depends on the values, which are not known inside {x._data.transform}.\n"
-            "  Use ad.where with three arguments, or a mask."
+            f"{op}: the shape of the result depends on the values of x, which are unknown inside "
+            f"{x._data.transform}.\n"
+            "  Use ad.where(condition, x, y), or multiply by a mask."
         )
     return array_of(x)
 
@@ -559,7 +565,7 @@ def compress(condition: ArrayLike, x: ArrayLike, axis: int | None = None) -> Ten
     """
     x, chosen = asarray(x), _values("compress", condition)
     if chosen.ndim != 1:
-        raise ShapeError(f"compress: the condition must be a vector, but its shape is {chosen.shape}.")
+        raise ShapeError(f"compress: the condition must be a vector, but has shape {chosen.shape}.")
     return take(x, np.flatnonzero(chosen), axis)
 
 
@@ -591,5 +597,8 @@ def extract(condition: ArrayLike, x: ArrayLike) -> Tensor:
     """
     x, chosen = asarray(x), _values("extract", condition)
     if chosen.size != x.size:
-        raise ShapeError(f"extract: a condition of shape {chosen.shape} does not match shape {x.shape}.")
+        raise ShapeError(
+            f"extract: the condition must have as many elements as x, but the shapes are {chosen.shape} and "
+            f"{x.shape}."
+        )
     return take(x, np.flatnonzero(chosen))

@@ -74,10 +74,10 @@ def _broadcast_to(x: Array, shape: Shape) -> Any:
         n = lengths[i] if -i <= len(lengths) else 1
         strides.append(step if n != 1 else 0)
         if n not in (1, shape[i]):
-            raise ValueError(f"{lengths} does not broadcast to {shape}")
+            raise ValueError(f"{lengths} cannot be broadcast to {shape}")
         step *= n
     if len(lengths) > len(shape):
-        raise ValueError(f"{lengths} does not broadcast to {shape}")
+        raise ValueError(f"{lengths} cannot be broadcast to {shape}")
     return np.ndarray(shape, x.dtype, x, 0, strides[::-1])
 
 
@@ -207,7 +207,9 @@ def reshape_method(
         If the number of elements differs.
     """
     if (shape is None) == (not lengths):
-        raise InputError("reshape: expected a shape, as x.reshape((2, 3)), x.reshape(2, 3) or shape=(2, 3).")
+        raise InputError(
+            "reshape: pass one shape, as in x.reshape((2, 3)), x.reshape(2, 3) or x.reshape(shape=(2, 3))."
+        )
     given = shape if shape is not None else lengths[0] if len(lengths) == 1 else lengths
     return reshape(x, given, order, copy=copy)
 
@@ -221,8 +223,8 @@ def _filled(op: str, x: Tensor, wanted: Shape) -> Shape:
         return tuple(x.size // known if n == -1 else n for n in wanted)
     if builtins.min(wanted, default=0) < 0 or known != x.size:
         raise ShapeError(
-            f"{op}: {x.size} elements of shape {x.shape} do not fit into shape {wanted}.\n"
-            "  The product of the lengths must be the number of elements; one of them may be -1."
+            f"{op}: a tensor of shape {x.shape} with {x.size} elements cannot be reshaped to {wanted}.\n"
+            "  The product of the lengths must be the number of elements; one length may be -1."
         )
     return wanted
 
@@ -233,7 +235,7 @@ def _by_columns(op: str, order: str) -> bool:
         raise ArgumentError(
             f"{op}: order must be 'C' or 'F', not {order!r}."
             + (
-                "\n  x.reshape(*x.shape[:1], -1) flattens all axes but the first, and so does nn.Flatten()."
+                "\n  To flatten all axes but the first, use x.reshape(x.shape[0], -1) or nn.Flatten()."
                 if axis
                 else ""
             )
@@ -305,8 +307,8 @@ def _permuted(op: str, x: Tensor, axes: Any) -> Tensor:
     order = tuple(canonical_axis(op, a, x.ndim) for a in listed)
     if sorted(order) != list(range(-x.ndim, 0)):
         raise ShapeError(
-            f"{op}: axes {listed} is not a permutation of the {x.ndim} axes of shape {x.shape}.\n"
-            "  Name each axis once."
+            f"{op}: axes must be a permutation of the {x.ndim} axes of shape {x.shape}, but is {listed}.\n"
+            "  List each axis once."
         )
     return rec.permute_dims(x, axes=order)
 
@@ -373,7 +375,7 @@ def matrix_transpose(x: ArrayLike) -> Tensor:
     """
     x = asarray(x)
     if x.ndim < 2:
-        raise ShapeError(f"matrix_transpose: needs two axes or more, but the shape is {x.shape}.")
+        raise ShapeError(f"matrix_transpose: x must have at least two axes, but has shape {x.shape}.")
     return rec.matrix_transpose(x)
 
 
@@ -442,8 +444,8 @@ def moveaxis(x: ArrayLike, source: Axis, destination: Axis) -> Tensor:
         both.append([canonical_axis("moveaxis", a, x.ndim) + x.ndim for a in several])
     if len(both[0]) != len(both[1]) or any_twice(both[0]) or any_twice(both[1]):
         raise ShapeError(
-            f"moveaxis: source {source} and destination {destination} do not match: "
-            "they must name equally many axes, none of them twice."
+            f"moveaxis: source and destination must list equally many axes, each axis once, but are {source} "
+            f"and {destination}."
         )
     order = [a for a in range(x.ndim) if a not in both[0]]
     for to, frm in sorted(zip(both[1], both[0], strict=True)):
@@ -519,7 +521,8 @@ def squeeze(x: ArrayLike, axis: Axis = None) -> Tensor:
         for a in axes:
             if x.shape[a] != 1:
                 raise ShapeError(
-                    f"squeeze: axis {a} of shape {x.shape} has length {x.shape[a]}: only axes of length 1 can be removed."
+                    f"squeeze: only axes of length 1 can be removed, but axis {a} of shape {x.shape} has "
+                    f"length {x.shape[a]}."
                 )
     return rec.reshape(x, shape=tuple(x.shape[a] for a in range(-x.ndim, 0) if a not in axes))
 
@@ -554,7 +557,7 @@ def broadcast_to(x: ArrayLike, shape: Lengths) -> Tensor:
     x = asarray(x)
     wanted = canonical_shape("broadcast_to", shape)
     if broadcast_shapes("broadcast_to", x.shape, wanted) != wanted:
-        raise ShapeError(f"broadcast_to: shape {x.shape} does not broadcast to {wanted}.")
+        raise ShapeError(f"broadcast_to: shape {x.shape} cannot be broadcast to {wanted}.")
     return rec.broadcast_to(x, shape=wanted)
 
 
@@ -653,7 +656,10 @@ def roll(x: ArrayLike, shift: Any, axis: Axis = None) -> Tensor:
     elif len(axes) == 1:
         axes *= len(shifts)
     if len(shifts) != len(axes):
-        raise ShapeError(f"roll: {len(shifts)} shifts for {len(axes)} axes.")
+        raise ShapeError(
+            f"roll: there must be one shift per axis, but there are {len(shifts)} shifts and {len(axes)} "
+            "axes."
+        )
     return rec.roll(x, shift=shifts, axis=axes)
 
 
@@ -697,17 +703,19 @@ def pad(x: ArrayLike, pad_width: Any, mode: str = "constant", constant_values: f
         widths = np.broadcast_to(np.asarray(pad_width, dtype=int), (x.ndim, 2)).tolist()
     except (ValueError, TypeError):
         raise ShapeError(
-            f"pad: pad_width {pad_width!r} is not (before, after) for each axis of shape {x.shape}."
+            "pad: pad_width must be a number, a pair (before, after), or one pair for each axis of shape "
+            f"{x.shape}, but is {pad_width!r}."
         ) from None
     pairs = tuple((a, b) for a, b in widths)
     if builtins.any(n < 0 for pair in pairs for n in pair):
-        raise ArgumentError(f"pad: widths must not be negative, but got {pad_width!r}.")
+        raise ArgumentError(f"pad: pad_width must not be negative, but is {pad_width!r}.")
     if mode == "constant":
         if isinstance(constant_values, Tensor) and varies(constant_values):
             inside = np.pad(np.ones(x.shape, bool), pairs)
             if constant_values.ndim:
                 raise ShapeError(
-                    f"pad: a tensor as constant_values must be 0-d, but has shape {constant_values.shape}."
+                    "pad: if constant_values is a tensor, it must be 0-d, but it has shape "
+                    f"{constant_values.shape}."
                 )
             value = rec.astype(constant_values, dtype=x.dtype)
             return rec.where(inside, rec.pad(x, widths=pairs, value=0), value)

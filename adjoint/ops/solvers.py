@@ -228,13 +228,15 @@ def _equations(op: str, x: Any, y: Any) -> tuple[Tensor, Tensor, bool]:
     """Check both sides; as in NumPy 2, the right one is a vector only if it has one axis."""
     x, y = square(op, x), lapack_floats(op, y)
     if not y.ndim:
-        raise ShapeError(f"{op}: the right-hand side is a number.  Give it one axis or more.")
+        raise ShapeError(f"{op}: the right-hand side must be a vector or matrices, but is 0-d.")
     vector = y.ndim == 1
     n = y.shape[0] if vector else y.shape[-2]
     if n != x.shape[-1]:
         raise ShapeError(
-            f"{op}: matrices of shape {x.shape} need a right-hand side with {x.shape[-1]} rows, but shape {y.shape} "
-            f"has {n}.\n  A right-hand side of more than one axis is a stack of matrices: for vectors use y[..., None]."
+            f"{op}: for matrices of shape {x.shape} the right-hand side must have {x.shape[-1]} rows, but "
+            f"its shape {y.shape} has {n}.\n"
+            "  A right-hand side with two or more axes is a batch of matrices.  Pass a batch of vectors as "
+            "y[..., None]."
         )
     if vector:
         y = rec.reshape(y, shape=(n, 1))
@@ -489,8 +491,8 @@ def tensorsolve(x: ArrayLike, y: ArrayLike, axes: Sequence[int] | None = None) -
     n = int(np.prod(rest))
     if x.shape[: y.ndim] != y.shape or n != y.size:
         raise ShapeError(
-            f"tensorsolve: shape {x.shape} is not that of the right-hand side, {y.shape}, followed by axes of as many "
-            "elements."
+            f"tensorsolve: the shape of the tensor must be the shape of the right-hand side, {y.shape}, "
+            f"followed by axes whose lengths have the same product, but is {x.shape}."
         )
     flat = rec.reshape(x, shape=(n, n)), rec.reshape(y, shape=(n,))
     return rec.reshape(solve(*flat), shape=rest)
@@ -526,8 +528,8 @@ def tensorinv(x: ArrayLike, ind: int = 2) -> Tensor:
     n = int(np.prod(x.shape[:ind]))
     if ind < 1 or n * n != x.size:
         raise ShapeError(
-            f"tensorinv: the first {ind} axes of shape {x.shape} have {n} elements and the others "
-            f"{x.size // n if n else 0}: the two numbers must be equal."
+            "tensorinv: ind must be at least 1 and the first ind axes must have as many elements as the "
+            f"others, but with ind={ind} shape {x.shape} has {n} and {x.size // n if n else 0}."
         )
     flat = rec.inv(rec.reshape(x, shape=(n, n)))
     return rec.reshape(flat, shape=(*x.shape[ind:], *x.shape[:ind]))

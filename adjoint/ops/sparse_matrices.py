@@ -96,7 +96,9 @@ def _stacks(y: Array, like: Array, n: int) -> Any:
 
 def _apply(x: Array, operator: Operator) -> Any:
     if x.shape[-2] != operator.shape[1]:
-        raise ValueError(f"{x.shape[-2]} rows do not fit a matrix of shape {operator.shape}")
+        raise ValueError(
+            f"a sparse matrix of shape {operator.shape} cannot be multiplied with {x.shape[-2]} rows"
+        )
     y = np.asarray(operator.held @ _columns(wide(x)))
     dtype = np.result_type(operator.dtype, float_dtype(x)) if operator.dtype.kind == "c" else float_dtype(x)
     return _stacks(y, x, operator.shape[0]).astype(dtype, copy=False)
@@ -123,8 +125,9 @@ def _solved(matrix: Any, b: Array, method: str, options: tuple[tuple[str, Any], 
         x, info = solver(matrix, b[:, k], **dict(options))
         if info:
             raise ConvergenceError(
-                f"{method}: the equation was not solved after {info} iterations, so it has no derivative.\n"
-                "  Allow a larger maxiter or rtol, or give a preconditioner M."
+                f"{method}: no solution was found in {info} iterations, so there is nothing to "
+                "differentiate.\n"
+                "  Pass a larger maxiter= or rtol=, or a preconditioner M=."
             )
         columns.append(x)
     return np.stack(columns, 1) if columns else b
@@ -133,7 +136,10 @@ def _solved(matrix: Any, b: Array, method: str, options: tuple[tuple[str, Any], 
 def _solve(x: Array, y: Array, pattern: Any, method: str, options: Any) -> Any:
     n = pattern.shape[0]
     if pattern.shape[1] != n or y.shape[-2] != n or x.shape[-1] != pattern.count:
-        raise ValueError(f"{y.shape[-2]} rows do not fit a square matrix of shape {pattern.shape}")
+        raise ValueError(
+            f"a right-hand side of {y.shape[-2]} rows does not match a matrix of shape {pattern.shape}, "
+            "which must be square"
+        )
     dtype = float_dtype(x, y)
     kept = wide(np.empty(0, dtype)).dtype
     lead = np.broadcast_shapes(x.shape[:-1], y.shape[:-2])

@@ -28,6 +28,7 @@ def real_order(op: str, v: Any) -> float:
     """Return a real order as an int where it is whole; raise for tensors and arrays."""
     if isinstance(v, Tensor) or np.ndim(v) or not isinstance(v, (int, float, np.integer, np.floating)):
         raise InputError(
-            f"{op}: the order must be a number, but got {v!r}.  adjoint has no derivative in it."
+            f"{op}: the order must be a number, but is {v!r}.  adjoint has no derivative with respect to the "
+            "order."
         )
     return int(v) if float(v).is_integer() else float(v)

@@ -76,11 +76,11 @@ def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
             else (operator.index(value),) * nd
         )
     except TypeError:
-        raise InputError(f"{op}: {name} must be an integer or {nd} of them, but got {value!r}.") from None
+        raise InputError(f"{op}: {name} must be one integer or {nd} integers, but is {value!r}.") from None
     if len(items) == 1:
         items *= nd
     if len(items) != nd:
-        raise ArgumentError(f"{op}: {name} must be one number or {nd} of them, but got {value!r}.")
+        raise ArgumentError(f"{op}: {name} must be one integer or {nd} integers, but is {value!r}.")
     if any(i < least for i in items):
         raise ArgumentError(f"{op}: {name} must be at least {least}, but got {value!r}.")
     return items
@@ -92,7 +92,8 @@ def images(op: str, x: Any, nd: int, lead: int = 2) -> tuple[Tensor, bool]:
     if x.ndim not in (nd + lead - 1, nd + lead):
         names = ", ".join(("length",) if nd == 1 else ("depth", "height", "width")[-nd:])
         raise ShapeError(
-            f"{op}: images have the shape (batch, channels, {names}) or (channels, {names}), but got {x.shape}."
+            f"{op}: images must have shape (batch, channels, {names}) or (channels, {names}), but have shape "
+            f"{x.shape}."
         )
     alone = x.ndim == nd + lead - 1
     return (rec.reshape(x, shape=(1, *x.shape)) if alone else x), alone

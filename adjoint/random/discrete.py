@@ -196,13 +196,15 @@ class Discrete(Continuous):
         """
         given = probs if logits is None else logits
         if given is None or (logits is not None and probs is not None):
-            raise ArgumentError("categorical: give either logits or probs=.")
+            raise ArgumentError("categorical: pass exactly one of logits and probs=.")
         weights = asarray(given)
         if weights.dtype.kind in "iub":
             weights = rec.astype(weights, dtype=get_default_dtype())
         weights = widened(rec, weights)
         if not weights.ndim or not weights.shape[canonical_axis("categorical", axis, weights.ndim)]:
-            raise ShapeError(f"categorical: needs at least one class, but the shape is {weights.shape}.")
+            raise ShapeError(
+                f"categorical: there must be at least one class, but the shape is {weights.shape}."
+            )
         if probs is not None:
             check_values("categorical", weights, lambda a: a >= 0, "weights must not be negative")
             with np.errstate(divide="ignore"):

@@ -171,7 +171,9 @@ class Gammas(Noise):
         """
         alpha = as_float("dirichlet", asarray(alpha))
         if not alpha.ndim or not alpha.shape[canonical_axis("dirichlet", -1, alpha.ndim)]:
-            raise ShapeError(f"dirichlet: alpha needs at least one element, but has shape {alpha.shape}.")
+            raise ShapeError(
+                f"dirichlet: the last axis of alpha must not be empty, but alpha has shape {alpha.shape}."
+            )
         shape = alpha.shape
         if size is not None:
             shape = (*fitting("dirichlet", shape[:-1], checked_size("dirichlet", size)), shape[-1])

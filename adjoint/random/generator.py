@@ -48,8 +48,8 @@ def default_rng(seed: Any = None) -> Generator:
         return Generator(np.random.SeedSequence(seed))
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"default_rng: a seed must be a non-negative integer, several of them, or None, "
-            f"but got {seed!r} ({error})."
+            f"default_rng: the seed must be a non-negative integer, a sequence of such integers, or None, "
+            f"but is {seed!r} ({error})."
         ) from None
 
 
@@ -100,7 +100,9 @@ class Generator(Gammas, Discrete):
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         if not isinstance(state, dict) or state.get("bit_generator") != "Philox":
-            raise InputError("Generator.state: expected a dictionary that Generator.state returned.")
+            raise InputError(
+                "Generator.state: the state must be a dictionary that was read from Generator.state."
+            )
         try:
             seeds = np.random.SeedSequence(
                 state["entropy"],

@@ -77,14 +77,16 @@ def checked_size(op: str, size: Any) -> Shape:
     """Check a size; None means one number."""
     shape = () if size is None else canonical_shape(op, size)
     if any(n < 0 for n in shape):
-        raise ArgumentError(f"{op}: lengths must not be negative, but size is {shape}.")
+        raise ArgumentError(f"{op}: size must not have negative lengths, but is {shape}.")
     return shape
 
 
 def fitting(op: str, shape: Shape, size: Shape) -> Shape:
     """Return the size of a draw; raise if parameters of a shape do not broadcast to it."""
     if reduced_axes(size, shape) is None:
-        raise ShapeError(f"{op}: the parameters have shape {shape}, which does not broadcast to size {size}.")
+        raise ShapeError(
+            f"{op}: the parameters have shape {shape}, which cannot be broadcast to size {size}."
+        )
     return size
 
 
@@ -108,7 +110,7 @@ def check_values(op: str, value: Any, holds: Callable[[Any], Any], what: str) ->
     def look(data: np.ndarray[Any, Any]) -> None:
         bad = data[~holds(data)]
         if bad.size:
-            raise ArgumentError(f"{op}: {what}, but there is {bad.ravel()[0]}.")
+            raise ArgumentError(f"{op}: {what}, but one value is {bad.ravel()[0]}.")
 
     if isinstance(value, Tensor):
         check(look, value)

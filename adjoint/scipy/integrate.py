@@ -44,7 +44,9 @@ def _steps(op: str, y: Tensor, x: Any, dx: Any, axis: int) -> Any:
     if x.ndim > 1:
         x = moveaxis(x, axis, -1)
     if x.shape[-1] != y.shape[-1]:
-        raise ShapeError(f"{op}: x has {x.shape[-1]} samples, but y has {y.shape[-1]}.")
+        raise ShapeError(
+            f"{op}: x and y must have equally many samples, but have {x.shape[-1]} and {y.shape[-1]}."
+        )
     return x[..., 1:] - x[..., :-1]
 
 
@@ -213,7 +215,9 @@ def quad(
     """
     unknown = set(options) - {"epsabs", "epsrel", "limit", "points"}
     if unknown:
-        raise InputError(f"quad: {', '.join(sorted(unknown))} is not supported with gradients.")
+        raise InputError(
+            f"quad: these options are not supported with gradients: {', '.join(sorted(unknown))}."
+        )
     args = args if isinstance(args, tuple) else (args,)
     low, high = floating("quad", a), floating("quad", b)
 
@@ -240,8 +244,9 @@ def _confirmed(op: str, again: Tensor, value: Any, error: float) -> Tensor:
     away = np.abs(confirmed - value).max(initial=0)
     if not away <= 1e-6 * np.abs(value).max(initial=0) + 10 * error + 1e-12:
         raise InputError(
-            f"{op}: the integral differs from that by Gauss' rule by {away:.3g}: the function is too "
-            "singular for gradients.\n  Substitute the variable so that it is smooth at the limits."
+            f"{op}: SciPy's integral and the Gauss rule that computes the gradients differ by {away:.3g}, "
+            "because the function is too singular.\n"
+            "  Substitute the variable so that the function is smooth at the limits."
         )
     return again + (value - confirmed)
 

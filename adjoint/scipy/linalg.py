@@ -120,7 +120,7 @@ def _like_scipy(
 def _matrix(op: str, a: Any) -> Tensor:
     x = floating(op, a)
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
-        raise ShapeError(f"{op}: expected square matrices, but got shape {x.shape}.")
+        raise ShapeError(f"{op}: matrices must be square, but have shape {x.shape}.")
     return x
 
 
@@ -137,7 +137,8 @@ def eig(a: Any, b: Any = None, left: bool = False, right: bool = True) -> Any:
     """Return the eigenvalues and right eigenvectors of a square matrix, as complex tensors."""
     if b is not None or left:
         raise InputError(
-            "eig: adjoint has the standard problem and right vectors only.  Use eig(solve(b, a))."
+            "eig: b= and left=True are not supported for tensors.  Use eig(solve(b, a)) for the generalized "
+            "problem."
         )
     w, v = rec.eig(_matrix("eig", a))
     return (w, v) if right else w
@@ -237,7 +238,10 @@ def lu_factor(a: Any) -> Any:
     """Return the LU factors in one matrix and the pivots, for ``lu_solve``."""
     p, lower, upper = lu(_matrix("lu_factor", a))
     if p.ndim > 2:
-        raise ShapeError("lu_factor: adjoint takes one matrix.  Use ad.vmap or solve for several.")
+        raise ShapeError(
+            "lu_factor: only one matrix is supported, not a batch.  Use ad.vmap or solve for several "
+            "matrices."
+        )
     rows = array_of(p.detach()).argmax(0).tolist()  # the row of a that comes to each place
     order, pivots = list(range(len(rows))), []
     for i, row in enumerate(rows):
@@ -275,7 +279,7 @@ def lu_solve(lu_and_piv: Any, b: Any, trans: int = 0) -> Any:
 def qr(a: Any, mode: str = "full", pivoting: bool = False) -> Any:
     """Return the factors of a matrix: an orthogonal one and an upper triangle."""
     if pivoting:
-        raise InputError("qr: pivoting has no derivative in adjoint.")
+        raise InputError("qr: pivoting=True is not supported for tensors, because it has no derivative.")
     names = {"full": "complete", "economic": "reduced", "r": "r"}
     if mode not in names:
         raise InputError(f"qr: mode must be 'full', 'economic' or 'r', not {mode!r}.")
@@ -458,10 +462,15 @@ def solve_banded(l_and_u: Any, ab: Any, b: Any) -> Any:
     below, above = l_and_u
     ab = floating("solve_banded", ab)
     if ab.ndim != 2 or ab.shape[0] != below + above + 1:
-        raise ShapeError(f"solve_banded: expected {below + above + 1} diagonals, but got shape {ab.shape}.")
+        raise ShapeError(
+            f"solve_banded: ab must have shape ({below + above + 1}, n), one row per diagonal, but has shape "
+            f"{ab.shape}."
+        )
     side = floating("solve_banded", b)
     if not 1 <= side.ndim <= 2 or side.shape[0] != ab.shape[1]:
-        raise ShapeError(f"solve_banded: {ab.shape[1]} equations do not fit the right side {side.shape}.")
+        raise ShapeError(
+            f"solve_banded: the right-hand side must have {ab.shape[1]} rows, but has shape {side.shape}."
+        )
     columns = side[:, None] if side.ndim == 1 else side
     x = rec.solve_banded(ab, columns, lower=below, upper=above)
     return x[:, 0] if side.ndim == 1 else x
@@ -526,8 +535,8 @@ def funm(A: Any, func: Callable[[Any], Any], disp: bool = True) -> Any:
     values = plain_values(a)
     if values is not None and not np.allclose(values, values.conj().swapaxes(-1, -2)):
         raise InputError(
-            "funm: adjoint has functions of symmetric and Hermitian matrices.\n"
-            "  Use expm, logm or sqrtm, or eig, for other matrices."
+            "funm: for tensors, the matrix must be symmetric or Hermitian.\n"
+            "  Use expm, logm, sqrtm or eig for other matrices."
         )
     w, v = ours.eigh((a + adjoint_of(rec, a)) / 2)
     return rec.matmul(v * asarray(func(w))[..., None, :], adjoint_of(rec, v))

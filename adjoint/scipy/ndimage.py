@@ -52,7 +52,7 @@ def _image(op: str, x: Any, output: Any) -> Tensor:
     if output is None:
         return x
     if not isinstance(output, (np.dtype, type, str)):
-        raise InputError(f"{op}: output must be a dtype: tensors are not written to.")
+        raise InputError(f"{op}: output must be a dtype, not an array: the result is a new tensor.")
     dtype = np.dtype(output)
     if dtype.kind not in "fc":
         raise DTypeError(f"{op}: output must be a float dtype, not {dtype}.")
@@ -119,11 +119,14 @@ def correlate1d(
 def _correlated(op: str, x: Tensor, weights: Any, axis: int, mode: str, cval: float, origin: int) -> Tensor:
     w = floating(op, weights)
     if w.ndim != 1 or not w.shape[0]:
-        raise ShapeError(f"{op}: the weights must be a vector with elements, but have shape {w.shape}.")
+        raise ShapeError(f"{op}: the weights must be a vector that is not empty, but have shape {w.shape}.")
     size = w.shape[0]
     before = size // 2 + origin
     if not 0 <= before < size:
-        raise ArgumentError(f"{op}: the origin {origin} is outside of {size} weights.")
+        raise ArgumentError(
+            f"{op}: the origin must be from {-(size // 2)} to {(size - 1) // 2} for {size} weights, but is "
+            f"{origin}."
+        )
     if not x.size:
         return x
     where = canonical_axis(op, axis, x.ndim)
@@ -211,7 +214,8 @@ def _radius(op: str, sigma: Any, truncate: float, radius: int | None) -> int:
     value = _number(sigma)
     if value is None:
         raise InputError(
-            f"{op}: inside ad.vmap or ad.compile a sigma that varies needs radius=, the size of the window."
+            f"{op}: inside ad.vmap or ad.compile, radius= (the size of the window) is required if sigma "
+            "depends on the function's arguments."
         )
     return int(truncate * value + 0.5)
 
@@ -349,7 +353,10 @@ def _each(name: str, value: Any, count: int) -> list[Any]:
     else:
         return [value] * count
     if len(items) != count:
-        raise ArgumentError(f"gaussian_filter: {name} has {len(items)} values for {count} axes.")
+        raise ArgumentError(
+            f"gaussian_filter: {name} must be one number, or {count} values, one per axis, but has "
+            f"{len(items)} values."
+        )
     return items
 
 
@@ -476,7 +483,10 @@ def map_coordinates(
     """
     x, at = _image("map_coordinates", input, output), floating("map_coordinates", coordinates)
     if not x.ndim or not at.ndim or at.shape[0] != x.ndim:
-        raise ShapeError(f"map_coordinates: coordinates {at.shape} do not fit an image of shape {x.shape}.")
+        raise ShapeError(
+            f"map_coordinates: the first axis of the coordinates must have length {x.ndim}, one coordinate "
+            f"per axis of the image (shape {x.shape}), but they have shape {at.shape}."
+        )
     if order not in range(6):
         raise ArgumentError(f"map_coordinates: order must be from 0 to 5, but is {order!r}.")
     if mode not in _BORDERS or mode == "wrap":

@@ -109,7 +109,9 @@ def solve_ivp(
         )
     unknown = set(options) - {"rtol", "atol", "first_step", "max_step"}
     if unknown:
-        raise InputError(f"solve_ivp: {', '.join(sorted(unknown))} is not supported with gradients.")
+        raise InputError(
+            f"solve_ivp: these options are not supported with gradients: {', '.join(sorted(unknown))}."
+        )
     if special.count:
         refuse_tracing("adjoint.scipy.integrate.solve_ivp", "Its steps depend on values: call it outside.")
     further = () if args is None else tuple(args)
@@ -121,8 +123,9 @@ def solve_ivp(
         watched or (problem.rate is not None and (dense_output or t_eval is not None))
     ):
         raise InputError(
-            "solve_ivp: events, and t_eval with time spans of their own, are not available inside ad.vmap.\n"
-            "  They depend on the values of each element."
+            "solve_ivp: inside ad.vmap, events are not supported, nor is t_eval if each element has its own "
+            "time span.\n"
+            "  Both would give results of different lengths."
         )
     if wanted is not None:
         problem.check_times(wanted)
@@ -178,7 +181,7 @@ class _Batch:
         while isinstance(data, Tensor):
             data = data._data
         if not isinstance(data, np.ndarray):
-            raise InputError("solve_ivp is not available inside several ad.vmap.  Use one of them.")
+            raise InputError("solve_ivp: nested ad.vmap is not supported.  Use only one ad.vmap.")
         return data if batched else np.broadcast_to(data, (self.size, *data.shape))
 
     def inside(self, values: Any) -> Tensor:
@@ -371,7 +374,10 @@ class _Solution:
         else:
             found = self._pulled(g[0], g[1], wanted)
         if found is None:
-            raise RuleError("solve_ivp: the function used other tensors when it ran again for the backward.")
+            raise RuleError(
+                "solve_ivp: the function used different tensors when it was called again in the backward "
+                "pass.  It must use the same tensors in each call."
+            )
         return found
 
     def _pulled(self, gy: Any, gk: Any, wanted: Sequence[bool]) -> list[Any] | None:

@@ -55,8 +55,9 @@ def _joined(
     if refused:
         if varies(free(asarray(flat))):
             raise InputError(
-                f"{op}: the solution depends on tensors with a history, but with {refused} it has no "
-                "derivatives.\n  Pass them as x.detach()."
+                f"{op}: the solution depends on tensors that require grad, but derivatives are not available "
+                f"with {refused}.\n"
+                "  Pass the tensors as x.detach()."
             )
         return result
     solution = joined_solution(op, free, asarray(flat))
@@ -410,7 +411,9 @@ def _count(f: Callable[..., Any]) -> int:
         given = []
     fixed = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(fixed) < 2 or len(fixed) < len([p for p in given if p.kind is not p.KEYWORD_ONLY]):
-        raise InputError("curve_fit: the number of parameters of the model is unknown: give p0.")
+        raise InputError(
+            "curve_fit: the number of parameters cannot be determined from the model's signature.  Pass p0=."
+        )
     return len(fixed) - 1
 
 
@@ -422,7 +425,10 @@ def _whitened(sigma: Any, y: Tensor) -> Callable[[Tensor], Tensor]:
     if s.ndim <= 1 and s.shape in ((), (1,), (y.size,)):
         return lambda r: r / s
     if s.shape != (y.size, y.size):
-        raise ShapeError(f"curve_fit: sigma has shape {s.shape}, but there are {y.size} data.")
+        raise ShapeError(
+            f"curve_fit: sigma must have shape ({y.size},) or ({y.size}, {y.size}) for {y.size} data points, "
+            f"but has shape {s.shape}."
+        )
     factor = rec.cholesky(s, upper=False)
     return lambda r: solve_triangular(factor, r, lower=True)
 

@@ -40,7 +40,7 @@ def _pair(op: str, in1: Any, in2: Any) -> tuple[Tensor, Tensor]:
     x, y = asarray(in1), asarray(in2)
     if x.ndim != y.ndim:
         raise ShapeError(
-            f"{op}: both arrays must have as many axes, but have shapes {x.shape} and {y.shape}."
+            f"{op}: both arrays must have the same number of axes, but have shapes {x.shape} and {y.shape}."
         )
     return x, y
 
@@ -56,8 +56,8 @@ def _swapped(op: str, mode: str, x: Tensor, y: Tensor, axes: tuple[int, ...]) ->
     if all(y.shape[a] >= x.shape[a] for a in axes):
         return True
     raise ShapeError(
-        f"{op}: mode 'valid' needs one array that is at least as large along every axis, but the shapes are "
-        f"{x.shape} and {y.shape}."
+        f"{op}: in mode 'valid' one array must be at least as long as the other along every axis, but the "
+        f"shapes are {x.shape} and {y.shape}."
     )
 
 
@@ -276,7 +276,8 @@ def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayL
     b, a = floating("lfilter", b), floating("lfilter", a)
     if b.ndim != 1 or a.ndim != 1 or not b.size or not a.size:
         raise ShapeError(
-            f"lfilter: the coefficients must be vectors, but have shapes {b.shape} and {a.shape}."
+            "lfilter: the coefficients b and a must be vectors that are not empty, but have shapes "
+            f"{b.shape} and {a.shape}."
         )
     signal = moveaxis(floating("lfilter", x), axis, -1)
     b, a = b / a[0], a / a[0]
@@ -287,7 +288,10 @@ def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayL
     if zi is not None:
         state = moveaxis(floating("lfilter", zi), axis, -1) if np.ndim(zi) > 1 else floating("lfilter", zi)
         if state.shape[-1] != order:
-            raise ShapeError(f"lfilter: the state must have {order} numbers, but has shape {state.shape}.")
+            raise ShapeError(
+                f"lfilter: the last axis of the initial state zi must have length {order}, but zi has shape "
+                f"{state.shape}."
+            )
         long = long + pad(state, ((0, 0),) * (state.ndim - 1) + ((0, n),))
     y = rec.all_pole(long[..., :n], a[1:]) if order else long[..., :n]
     if state is None:
@@ -317,7 +321,8 @@ def _window(op: str, window: Any, nperseg: int | None, length: int) -> tuple[Ten
     values = floating(op, window)
     if values.ndim != 1 or (nperseg is not None and values.shape[0] != nperseg):
         raise ShapeError(
-            f"{op}: the window must be a vector of length nperseg, but has shape {values.shape}."
+            f"{op}: the window must be a vector of length nperseg (nperseg is {nperseg}), but has shape "
+            f"{values.shape}."
         )
     return values, values.shape[0]
 
@@ -346,7 +351,8 @@ def _extended(x: Tensor, boundary: str | None, n: int) -> Tensor:
         )
     if n > x.shape[-1] - 1 and boundary != "constant":
         raise ArgumentError(
-            f"stft: boundary {boundary!r} needs more than {n} samples, but got {x.shape[-1]}."
+            f"stft: with boundary={boundary!r} the signal must have more than {n} samples, but has "
+            f"{x.shape[-1]}."
         )
     index = np.pad(np.arange(x.shape[-1]), n, "edge" if boundary == "constant" else "reflect")
     y = x[..., index]
@@ -456,7 +462,10 @@ def stft(
     )
     taper, size = _window("stft", window, size, length)
     if size > length:
-        raise ShapeError(f"stft: the window has {size} samples, but the signal {length}.")
+        raise ShapeError(
+            f"stft: the window must not be longer than the signal, but has {size} samples and the signal has "
+            f"{length}."
+        )
     if taper.dtype.kind == "f" and taper.dtype != signal.real.dtype:
         taper = rec.astype(taper, dtype=signal.real.dtype)
     overlap, points = _sizes("stft", size, noverlap, nfft)
@@ -536,7 +545,9 @@ def istft(
     """
     z = floating("istft", Zxx)
     if z.ndim < 2:
-        raise ShapeError(f"istft: expected axes of frequency and time, but got shape {z.shape}.")
+        raise ShapeError(
+            f"istft: the input must have at least two axes, for frequency and time, but has shape {z.shape}."
+        )
     time, frequency = time_axis % z.ndim, freq_axis % z.ndim
     if time == frequency:
         raise ArgumentError("istft: time_axis and freq_axis must be different axes.")

@@ -62,7 +62,7 @@ def logsumexp(
     """
     x = _asarray(a)
     if x.dtype.kind == "c":
-        raise _ArgumentError("logsumexp: adjoint takes real numbers.")
+        raise _ArgumentError("logsumexp: tensors must be real, but the argument is complex.")
     if b is None:
         y = _reduce.logsumexp(x, axis, keepdims=keepdims)
         return (y, _rec.ones_like(y)) if return_sign else y

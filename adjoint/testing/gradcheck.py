@@ -212,8 +212,8 @@ def _arguments(inputs: Any) -> list[Any]:
     if not any(map(_checked, args)):
         kinds = ", ".join(sorted({type(a).__name__ for a in args})) or "empty"
         raise ArgumentError(
-            f"gradcheck: there is no input to check among the inputs ({kinds}).\n"
-            "  Give float64 arrays, or tensors made with requires_grad=True, each as a separate argument."
+            f"gradcheck: none of the inputs ({kinds}) can be checked.\n"
+            "  Pass float64 arrays, or tensors made with requires_grad=True, each as a separate argument."
         )
     return args
 
@@ -382,7 +382,9 @@ def _pulled(y: Tensor, seed: Array, leaves: list[Tensor]) -> list[Array]:
 
 def _check(f: Function, args: list[Any], how: _How, level: int) -> None:
     if how.method == "complex" and any(_checked(a) and a.dtype.kind == "c" for a in args):
-        raise ArgumentError("gradcheck: the complex step is for real inputs.  Use method='central'.")
+        raise ArgumentError(
+            "gradcheck: method='complex' requires real inputs, but one is complex.  Use method='central'."
+        )
     places = [i for i, a in enumerate(args) if _checked(a)]
     with enable_grad():
         outputs = _outputs(f, args)
@@ -403,8 +405,8 @@ def _check_repeatable(f: Function, args: list[Any], outputs: list[Tensor]) -> No
     )
     if not same:
         raise GradcheckError(
-            "f returned another result in a second call, so finite differences are not meaningful.\n"
-            "  Fix its random numbers (one seed inside f), or leave dropout out of the check."
+            "f returned a different result in a second call, so finite differences are not meaningful.\n"
+            "  Set a seed for random numbers inside f, or check f without dropout."
         )
 
 
@@ -459,7 +461,7 @@ def _check_directions(
                     f"{_which(level)} with respect to inputs[{place}] of shape {leaf.shape} disagrees with "
                     f"{how.name} along random direction {n}:\n"
                     f"  {_numbers(float(a), float(d), how)}\n"
-                    f"  directions=None compares each element and shows the worst.{_nan_note(a, d)}"
+                    f"  Pass directions=None to compare each element and show the worst.{_nan_note(a, d)}"
                 )
 
 

@@ -140,7 +140,9 @@ def arrays(
     chosen = shape if isinstance(shape, tuple) else draw(shapes() if shape is None else shape)
     first, last = math.ceil(low * 8), math.floor(high * 8)
     if first > last:
-        raise ArgumentError(f"arrays: between {low} and {high} there is no multiple of 1/8.")
+        raise ArgumentError(
+            f"arrays: the elements are multiples of 1/8, but there is none between {low} and {high}."
+        )
     eighths = st.integers(first, last)
     made = draw(hnp.arrays(np.int64, chosen, elements=eighths)) / 8.0
     array = np.asarray(made).astype(dtype)

@@ -283,7 +283,7 @@ def test_items_inside_vmap_point_to_at():
         with pytest.raises(errors.InPlaceError) as info:
             ad.vmap(function)(data)
         assert str(info.value) == (
-            "x[key] = value: inside ad.vmap a tensor cannot be written to by index.\n"
+            "x[key] = value: elements of a tensor cannot be assigned inside ad.vmap.\n"
             "  Use x = x.at[key].set(value), or x += value for the whole tensor."
         )
 
@@ -487,8 +487,8 @@ def test_a_parameter_is_not_replaced_by_a_plain_tensor():
         with pytest.raises(errors.InputError) as info:
             layer.weight = value
         assert str(info.value) == (
-            f"Linear.weight is a parameter, but is assigned a {what}.\n"
-            "  Assign nn.Parameter(value), or write into the parameter: weight.copy_(value) under ad.no_grad()."
+            f"Linear.weight is a parameter, so a {what} cannot be assigned to it.\n"
+            "  Assign nn.Parameter(value), or copy the value into the parameter: weight.copy_(value) under ad.no_grad()."
         )
     layer.weight = nn.Parameter([[1.0, 2.0]])
     assert layer.weight.requires_grad and layer.weight.tolist() == [[1.0, 2.0]]

@@ -319,7 +319,7 @@ def test_math_makes_an_int_of_one_element(name: str) -> None:
     with pytest.raises(errors.ShapeError) as caught:
         convert(ad.ones(3))
     assert str(caught.value) == (
-        f"math.{name}() needs one element, but this tensor has shape (3,).\n  Use ad.{name}(x) for all of them."
+        f"math.{name}: the tensor must have one element, but has shape (3,).\n  Use ad.{name}(x) for all elements."
     )
 
 
@@ -393,7 +393,7 @@ def test_names_of_networks_from_elsewhere_are_explained():
         x.flatten(1)
     assert str(info.value) == (
         "ravel: order must be 'C' or 'F', not 1.\n"
-        "  x.reshape(*x.shape[:1], -1) flattens all axes but the first, and so does nn.Flatten()."
+        "  To flatten all axes but the first, use x.reshape(x.shape[0], -1) or nn.Flatten()."
     )
     assert x.reshape(*x.shape[:1], -1).shape == ad.nn.Flatten()(x).shape == (3, 4)
 

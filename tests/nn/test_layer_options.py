@@ -31,11 +31,11 @@ from adjoint import errors, nn
         ),
         (
             lambda: nn.LSTM(3, 5)(ad.ones((2, 6, 3)), (ad.ones((1, 2, 5)),)),
-            r"\(hidden, cell\), but is 1 parts",
+            r"\(hidden, cell\), but is a sequence of 1 items",
         ),
         (
             lambda: nn.GRU(3, 5)(ad.ones((2, 6, 3)), ad.ones((1, 3, 5))),
-            r"GRU: a state must have shape \(layers, batch, hidden\), here \(1, 2, 5\), but has shape \(1, 3, 5\).",
+            r"GRU: the state must have shape \(layers, batch, hidden\), here \(1, 2, 5\), but has shape \(1, 3, 5\).",
         ),
     ],
 )
@@ -198,8 +198,8 @@ def test_a_recurrent_layer_inside_a_sequential() -> None:
     relu = nn.ReLU()
     net = nn.Sequential(relu, nn.LSTM(2, 3), relu)
     assert raised(lambda: net(np.ones((1, 4, 2), np.float32))) == (
-        "Sequential: layer 1, LSTM, returned a tuple of 2, but layer 2, ReLU, does not accept it.\n"
-        "  RNN, LSTM and GRU return (outputs, state): add lambda pair: pair[0] after them.\n"
+        "Sequential: layer 1, LSTM, returned a tuple of 2 items, but layer 2, ReLU, does not accept a tuple.\n"
+        "  RNN, LSTM and GRU return (outputs, state): add the layer lambda pair: pair[0] after them.\n"
         "  In the module Sequential."
     )
     net = nn.Sequential(nn.LSTM(2, 3), lambda pair: pair[0], nn.Linear(3, 1))
@@ -230,8 +230,9 @@ def test_a_mask_of_padding_says_how_it_is_written() -> None:
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     present = np.array([[True, True, False], [True, True, True]])
     assert raised(lambda: attention(x, mask=present)) == (
-        "MultiHeadAttention: a mask of shape (2, 3) is read as (queries, keys), but there are 3 queries.\n"
-        "  Pass a mask (batch, keys), such as a padding mask, with all axes: mask[:, None, None, :].\n"
+        "MultiHeadAttention: a mask with two axes must have shape (queries, keys), here (3, 3), but has shape (2, "
+        "3).\n"
+        "  If it has shape (batch, keys), as a padding mask has, pass mask[:, None, None, :].\n"
         "  In the module MultiHeadAttention."
     )
     one = attention(x[:1], mask=present[:1])  # (1, keys): the same for every query
@@ -249,7 +250,7 @@ def test_a_mask_has_all_leading_axes_or_none() -> None:
     mask[1, :, 2] = False
     assert raised(lambda: attention(x, mask=mask)).startswith(
         "MultiHeadAttention: the leading axes of a mask of shape (2, 3, 3) are ambiguous.\n"
-        "  Pass shape (3, 3), or all axes, (batch, heads, 3, 3): mask[:, None] for one mask per sample, "
+        "  Pass a mask of shape (3, 3) or (batch, heads, 3, 3).  Use mask[:, None] for one mask per sample, "
         "mask[None] for one mask per head."
     )
     present = np.array([[True, True, True], [True, True, False]])

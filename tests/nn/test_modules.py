@@ -50,7 +50,7 @@ def test_flatten_and_unflatten_are_inverse() -> None:
         "Unflatten: axis 1 of length 6 cannot be split into (4, -1)."
     )
     assert raised(lambda: nn.Flatten(2, 1)(a)).startswith(
-        "Flatten: start_dim=2 comes after end_dim=1 in shape (2, 6, 5)."
+        "Flatten: start_dim must not be after end_dim, but start_dim is 2 and end_dim is 1 (shape (2, 6, 5))."
     )
     assert (
         raised(lambda: nn.Unflatten(dim=1, unflattened_size=(2, 3)))
@@ -65,7 +65,8 @@ def test_bilinear_is_a_form_per_output() -> None:
     np.testing.assert_allclose(layer(a, b).numpy(), expected, rtol=1e-5)
     assert repr(layer) == "Bilinear(3, 4, 2)  # 26 parameters"
     assert raised(lambda: layer(b, a)).startswith(
-        "bilinear: shapes of x1 (5, 4), x2 (5, 3) and weight (2, 3, 4) do not match"
+        "bilinear: x1 must have shape (…, in1), x2 (…, in2) and the weight (out, in1, in2), but the shapes are "
+        "x1 (5, 4), x2 (5, 3) and weight (2, 3, 4)."
     )
 
 
@@ -77,7 +78,7 @@ def test_prelu_has_a_slope_for_each_channel() -> None:
         F.prelu, (ad.tensor(rng.normal(size=(2, 3)), requires_grad=True), ad.ones(3, requires_grad=True))
     )
     assert raised(lambda: layer(x(2, 4))).startswith(
-        "prelu: the weight needs one slope, or one per channel of x (2, 4)"
+        "prelu: the weight must be one slope, or a vector of 4, one per channel of x (shape (2, 4))"
     )
 
 
@@ -163,12 +164,18 @@ def test_interpolation_repeats_and_averages() -> None:
     a[0, 0, 0] = np.inf
     assert np.isfinite(F.interpolate(a, 8, mode="linear").numpy()[0, 0, 3:]).all()
     for call, text in (
-        (lambda: F.interpolate(a), "interpolate: pass either size= or scale_factor=."),
-        (lambda: F.interpolate(a, 2, mode="bilinear"), "interpolate: 'bilinear' is for 2 spatial axes"),
+        (lambda: F.interpolate(a), "interpolate: pass exactly one of size= and scale_factor=."),
+        (
+            lambda: F.interpolate(a, 2, mode="bilinear"),
+            "interpolate: mode 'bilinear' requires an x with 2 spatial axes",
+        ),
         (lambda: F.interpolate(a, 2, mode="cubic"), "interpolate: mode must be one of nearest"),
-        (lambda: F.interpolate(a, 2, align_corners=True), "interpolate: align_corners applies to linear"),
-        (lambda: F.interpolate(a, scale_factor=0.1), "interpolate: scale_factor 0.1 gives an empty image"),
-        (lambda: nn.Upsample(), "Upsample: pass either size= or scale_factor=."),
+        (
+            lambda: F.interpolate(a, 2, align_corners=True),
+            "interpolate: align_corners is only for the modes linear",
+        ),
+        (lambda: F.interpolate(a, scale_factor=0.1), "interpolate: scale_factor 0.1 would make an image"),
+        (lambda: nn.Upsample(), "Upsample: pass exactly one of size= and scale_factor=."),
     ):
         assert raised(call).startswith(text)
 
@@ -197,7 +204,7 @@ def test_bags_are_sums_of_rows() -> None:
         "embedding_bag: indices must have shape (bags, length), or (n,) with offsets="
     )
     assert raised(lambda: table(ids, [1, 2])).startswith(
-        "embedding_bag: offsets must start at 0 and increase"
+        "embedding_bag: offsets must start at 0, must not decrease"
     )
     assert raised(lambda: table([[5]])).startswith("embedding_bag: index 5 is out of range 0 … 4.")
 
@@ -220,7 +227,7 @@ def test_a_cell_makes_the_steps_of_its_layer(kind: str) -> None:
     )
     wrong = x(3, 4)
     assert raised(lambda: cell(x(2, 3), (wrong, wrong) if kind == "LSTM" else wrong)).startswith(
-        f"{kind}Cell: for an input of shape (2, 3) a state must have shape (2, 4), but has shape (3, 4)."
+        f"{kind}Cell: for an input of shape (2, 3) the state must have shape (2, 4), but has shape (3, 4)."
     )
 
 
@@ -293,13 +300,16 @@ def test_a_dictionary_of_modules() -> None:
         (lambda: heads["z"], "ModuleDict has no key 'z'.  The keys are c."),
         (
             lambda: heads.update({"x.y": nn.ReLU()}),
-            "ModuleDict: a key must be a string without dots, but is 'x.y'.",
+            "ModuleDict: a key must be a non-empty string without dots, but is 'x.y'.",
         ),
         (
             lambda: heads.update({"keys": nn.ReLU()}),
-            "ModuleDict: the key 'keys' is the name of one of its attributes.",
+            "ModuleDict: the key 'keys' is already the name of an attribute of ModuleDict.",
         ),
-        (lambda: heads.update({"f": abs}), "ModuleDict holds modules, not builtin_function_or_method."),
+        (
+            lambda: heads.update({"f": abs}),
+            "ModuleDict: each item must be a module, but one is a builtin_function_or_method.",
+        ),
     ):
         assert raised(call).startswith(text)
 
@@ -321,7 +331,7 @@ def test_lists_and_dictionaries_of_parameters() -> None:
     grads = ad.grad(lambda m: m(np.array([1.0])).sum())(net)
     assert [float(g.detach()) for g in grads.scales] == [3.0, 2.0] and grads.shifts.keys() == ["low"]
     assert len(net.scales) == 2 and len(net.scales[:1]) == 1 and net.scales[-1].item() == 3.0
-    assert raised(lambda: net.scales[2]).startswith("ParameterList: parameters are numbered 0 … 1")
+    assert raised(lambda: net.scales[2]).startswith("ParameterList: the parameters have the indices 0 … 1")
     net.shifts["high"] = net.scales[0]
     assert net.shifts["high"] is net.scales[0] and len(net.parameters()) == 3
 
@@ -347,10 +357,10 @@ def test_weight_norm_keeps_the_values_and_splits_the_gradient() -> None:
     values = {k: v * 2 for k, v in layer.named_parameters()}
     np.testing.assert_allclose(nn.functional_call(layer, values, a).numpy(), 2 * layer(a).numpy(), rtol=1e-5)
     assert raised(lambda: setattr(layer, "weight", nn.Parameter([1.0]))).startswith(
-        "Linear.weight is computed from parametrizations.weight.original0, parametrizations.weight.original1."
+        "Linear.weight cannot be assigned, because it is computed from parametrizations.weight.original0, parametrizations.weight.original1."
     )
     assert raised(lambda: parametrizations.weight_norm(layer)).startswith(
-        "weight_norm: Linear has no parameter 'weight'; it has bias."
+        "weight_norm: Linear has no parameter 'weight'.  Its parameters: bias."
     )
     assert raised(lambda: parametrizations.weight_norm(nn.Linear(2, 2), dim=0)).startswith(
         "weight_norm: dim= is called axis= here."
@@ -369,7 +379,7 @@ def test_spectral_norm_brings_the_largest_singular_value_to_one() -> None:
     layer(x(1, 2, 5, 5))
     assert all((v == state[k]).all() for k, v in layer.state_dict().items())  # evaluation moves nothing
     assert raised(lambda: parametrizations.spectral_norm(nn.PReLU())).startswith(
-        "spectral_norm: the parameter needs at least two axes, but has shape (1,)."
+        "spectral_norm: the parameter must have at least two axes, but has shape (1,)."
     )
 
 
@@ -432,7 +442,7 @@ def test_float64_data_for_a_float32_net_warn_at_the_line_of_the_call(name: str, 
     kind, dtype = type(net).__name__, data.dtype
     argument = "query" if name == "MultiHeadAttention" else "x"
     assert str(first.message) == (
-        f"{kind}: the input {argument!r} is {dtype}, but the parameters are float32: the network computes in float64, "
+        f"{kind}: the input {argument!r} is {dtype}, but the parameters are float32, so the network computes in float64, "
         "which takes more than twice as long.\n"
         f"  Pass {argument}.astype(np.float32), or make the parameters float64: model.astype(np.float64)."
     )

@@ -94,9 +94,9 @@ def test_a_state_that_does_not_fit_lists_everything_and_loads_nothing() -> None:
     with pytest.raises(errors.ShapeError) as info:
         net.load_state_dict({"weight": np.zeros((3, 3)), "other": np.zeros(1)})
     assert str(info.value) == (
-        "load_state_dict: 3 names do not match Linear; nothing was loaded.\n"
+        "load_state_dict: 3 entries of the state do not match Linear, so nothing was loaded.\n"
         "  weight: has shape (3, 3), needs (3, 2)\n"
-        "  bias: missing\n"
+        "  bias: missing from the state\n"
         "  other: not in this module"
     )
     assert net.weight.tolist() == before
@@ -115,17 +115,17 @@ def test_names_with_something_in_front_say_so() -> None:
         with pytest.raises(errors.ShapeError) as info:
             net.load_state_dict(state, strict=strict)
         assert str(info.value).startswith(
-            "load_state_dict: 8 names do not match Sequential; nothing was loaded.\n"
+            "load_state_dict: 8 entries of the state do not match Sequential, so nothing was loaded.\n"
         )
         assert str(info.value).endswith(
-            "  module.1.bias: not in this module\n  The names begin with 'module.': load "
+            "  module.1.bias: not in this module\n  The names in the state begin with 'module.': load "
             "{k.removeprefix('module.'): v for k, v in state.items()}."
         )
     net.load_state_dict({k.removeprefix("module."): v for k, v in state.items()})
     whole = nn.Sequential(nn.Sequential(net), nn.Linear(1, 1))
     with pytest.raises(errors.ShapeError) as info:
         whole.load_state_dict(net.state_dict())
-    assert str(info.value).endswith("\n  The names are those of the module '0.0': load the state there.")
+    assert str(info.value).endswith("\n  The names are those of the submodule '0.0': load the state there.")
 
 
 def test_a_shape_mismatch_names_the_path_and_both_shapes() -> None:
@@ -143,7 +143,7 @@ def test_functional_call_leaves_the_module_as_it_is() -> None:
     values = {name: p * 0.0 for name, p in net.named_parameters()}
     assert not nn.functional_call(net, values, x).numpy().any()
     assert (net(x).numpy() == before).all()
-    with pytest.raises(errors.ArgumentError, match="no parameters or buffers wrong; there are layers"):
+    with pytest.raises(errors.ArgumentError, match=r"no parameters or buffers wrong\.  It has layers"):
         nn.functional_call(net, {"wrong": x}, x)
 
 
@@ -183,9 +183,10 @@ def test_functional_call_by_another_name_of_what_is_shared() -> None:
     with pytest.raises(errors.ArgumentError) as info:
         nn.functional_call(net, {"1.weight": two, "0.weight": two + 1}, x)
     assert str(info.value) == (
-        "functional_call: 0.weight is the same tensor as another of the paths, but has another value."
+        "functional_call: 0.weight and another name in params are the same tensor in the module, but have "
+        "different values in params.  Pass one of the two names."
     )
-    with pytest.raises(errors.InputError, match="params must be a mapping of paths to values, not a Tensor"):
+    with pytest.raises(errors.InputError, match="params must be a mapping of names to values, not a Tensor"):
         nn.functional_call(net, x)
 
 
@@ -206,8 +207,8 @@ def test_what_is_assigned_to_a_name_of_the_module() -> None:
     with pytest.raises(errors.InputError) as info:
         net.weight = np.ones(2)
     assert str(info.value) == (
-        "BatchNorm1d.weight is a parameter, but is assigned a ndarray.\n"
-        "  Assign nn.Parameter(value), or write into the parameter: weight.copy_(value) under "
+        "BatchNorm1d.weight is a parameter, so a ndarray cannot be assigned to it.\n"
+        "  Assign nn.Parameter(value), or copy the value into the parameter: weight.copy_(value) under "
         "ad.no_grad()."
     )
     net.weight = None
@@ -239,8 +240,8 @@ def test_a_shared_module_is_saved_and_loaded_under_both_names() -> None:
     with pytest.raises(errors.ShapeError) as info:
         net.load_state_dict({"a.weight": np.eye(2), "b.weight": np.ones((2, 2)), "a.bias": np.zeros(2)})
     assert str(info.value) == (
-        "load_state_dict: 1 names do not match Twice; nothing was loaded.\n"
-        "  b.weight: is the same tensor as a.weight, but has other values"
+        "load_state_dict: 1 entries of the state do not match Twice, so nothing was loaded.\n"
+        "  b.weight: is the same tensor as a.weight in this module, but has different values in the state"
     )
     net.own = net
     assert len(net.state_dict()) == 4
@@ -292,14 +293,14 @@ def test_initial_values_are_seeded() -> None:
 @pytest.mark.parametrize(
     ("mistake", "text"),
     [
-        (lambda: nn.Conv2d(3, 4, 3, groups=2), "groups=2 must divide"),
+        (lambda: nn.Conv2d(3, 4, 3, groups=2), "must be multiples of groups=2"),
         (lambda: nn.MultiHeadAttention(7, 2), "7 is not a multiple of 2"),
         (lambda: nn.Dropout(1.5), "Dropout: p must be from 0 to 1"),
         (lambda: nn.GroupNorm(2, 3), "3 is not a multiple of 2"),
         (lambda: nn.TransformerEncoderLayer(4, 2, activation="tanh"), "activation must be 'relu' or 'gelu'"),
         (lambda: nn.LSTM(3, 2)(ad.ones((2, 4))), r"\(batch, length, 3\)"),
         (lambda: nn.Sequential(3), "layer 0 is 3"),
-        (lambda: nn.ModuleList([3]), "not int"),  # type: ignore[list-item]
+        (lambda: nn.ModuleList([3]), "but one is a int"),  # type: ignore[list-item]
         (lambda: nn.init.xavier_normal((3,)), "at least two axes"),
         (lambda: nn.init.kaiming_normal(3), "at least two axes"),
         (lambda: nn.init.orthogonal(3), "at least two axes"),
@@ -369,7 +370,7 @@ def test_layers_by_number_and_by_slice() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     assert model[-1] is model[2] and len(model[1:]) == 2 and model[:1][0] is model[0]
     assert isinstance(nn.ModuleList([nn.ReLU(), nn.Tanh()])[::-1], nn.ModuleList)
-    with pytest.raises(errors.IndexingError, match="numbered 0 … 2, but the index is 3"):
+    with pytest.raises(errors.IndexingError, match="the indices 0 … 2, but the index is 3"):
         model[3]
     with pytest.raises(IndexError, match="ModuleList has no layers"):
         nn.ModuleList()[0]

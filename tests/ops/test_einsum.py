@@ -340,57 +340,65 @@ X, Y = np.ones((2, 3)), np.ones((4, 5))
     [
         (lambda: ad.einsum("ij,jk->ik", X, Y), ShapeError,
          "einsum 'ij,jk->ik': label 'j' has length 3 in operand 0 and 4 in operand 1 (shapes (2, 3), (4, 5)).\n"
-         "  Axes that share a label must be equal."),
+         "  Axes with the same label must have the same length."),
         (lambda: ad.einsum("ij,jk->iz", X, X.T), ArgumentError,
-         "einsum 'ij,jk->iz': the output names 'z', which no operand has.\n  The operands have i, j, k."),
-        (lambda: ad.einsum("ij,jk->ii", X, X.T), ArgumentError, "einsum 'ij,jk->ii': the output names 'i' twice."),
+         "einsum 'ij,jk->iz': the output has the label 'z', but no operand has it.\n"
+         "  Labels of the operands: i, j, k."),
+        (lambda: ad.einsum("ij,jk->ii", X, X.T), ArgumentError, "einsum 'ij,jk->ii': the output has the label 'i' twice."),
         (lambda: ad.einsum("ij,jk->ik", X), ArgumentError,
-         "einsum 'ij,jk->ik': the subscripts name 2 operands, but 1 were given (shapes (2, 3))."),
+         "einsum 'ij,jk->ik': the subscripts describe 2 operands, but 1 were passed (shapes (2, 3))."),
         (lambda: ad.einsum("ij->i", X, X), ArgumentError,
-         "einsum 'ij->i': the subscripts name 1 operands, but 2 were given (shapes (2, 3), (2, 3))."),
+         "einsum 'ij->i': the subscripts describe 1 operands, but 2 were passed (shapes (2, 3), (2, 3))."),
         (lambda: ad.einsum("ijk->i", X), ShapeError,
-         "einsum 'ijk->i': operand 0 is labelled 'ijk', for 3 axes, but its shape is (2, 3).\n"
+         "einsum 'ijk->i': the label 'ijk' of operand 0 is for 3 axes, but the operand has shape (2, 3).\n"
          "  Use one letter per axis, or ... for axes without a letter."),
         (lambda: ad.einsum("...ijk->i", X), ShapeError,
-         "einsum '...ijk->i': operand 0 is labelled '...ijk', for 3 axes or more, but its shape is (2, 3).\n"
+         "einsum '...ijk->i': the label '...ijk' of operand 0 is for 3 axes or more, but the operand has shape (2, "
+         "3).\n"
          "  Use one letter per axis, or ... for axes without a letter."),
         (lambda: ad.einsum("i1->i", X), ArgumentError,
          "einsum 'i1->i': '1' is not a label.\n"
-         '  Labels are letters, operands are separated by commas, the output follows "->".'),
+         "  Label the axes with letters, separate the operands by commas, and write the output after \"->\"."),
         (lambda: ad.einsum("i..->i", X), ArgumentError,
-         "einsum 'i..->i': an ellipsis is three dots, once per operand.\n"
-         '  Labels are letters, operands are separated by commas, the output follows "->".'),
+         "einsum 'i..->i': an ellipsis must be three dots, and an operand can have only one.\n"
+         "  Label the axes with letters, separate the operands by commas, and write the output after \"->\"."),
         (lambda: ad.einsum("ii", X), ShapeError,
          "einsum 'ii': label 'i' has length 2 in operand 0 and 3 in operand 0 (shapes (2, 3)).\n"
-         "  Axes that share a label must be equal."),
+         "  Axes with the same label must have the same length."),
         (lambda: ad.einsum("...,...", X, Y), ShapeError,
-         "einsum '...,...': an axis of the ellipsis has length 2 in operand 0 and 4 in operand 1 (shapes (2, 3), (4, 5)).\n"
-         "  Axes that share a label must be equal."),
+         "einsum '...,...': an axis of the ellipsis has length 2 in operand 0 and 4 in operand 1 (shapes (2, 3), "
+         "(4, 5)).\n"
+         "  Axes with the same label must have the same length."),
         (lambda: ad.einsum(), InputError,
          'einsum: expected subscripts and operands, as in einsum("ij,jk->ik", x, y).'),
         (lambda: ad.einsum(X), InputError, 'einsum: subscripts must be a string, as in einsum("ij,jk->ik", x, y).'),
         (lambda: ad.einsum(X, Y), InputError,
-         "einsum: in the form einsum(x, [0, 1], y, [1, 2], [0, 2]) lists of numbers name the axes, but got a "
-         "ndarray in place of a list."),
+         "einsum: each operand must be followed by a list that numbers its axes, as in einsum(x, [0, 1], y, [1, "
+         "2], [0, 2]), but got a ndarray instead of a list."),
         (lambda: ad.einsum(X, [0, 52]), ArgumentError,
-         "einsum: a label must be a number from 0 to 51 or Ellipsis, not 52."),
+         "einsum: an axis label must be a number from 0 to 51 or Ellipsis, not 52."),
         (lambda: ad.tensordot(X, Y), ShapeError,
-         "tensordot: shapes (2, 3) and (4, 5) do not fit: axis 0 of the first is 2, but axis 0 of the second is 4."),
+         "tensordot: shapes (2, 3) and (4, 5) do not match: axis 0 of the first tensor has length 2, but axis 0 of "
+         "the second has length 4."),
         (lambda: ad.tensordot(X, Y, axes=3), ArgumentError,
-         "tensordot: axes=3 for shapes (2, 3) and (4, 5): both need at least so many axes."),
+         "tensordot: axes must be from 0 to 2 for shapes (2, 3) and (4, 5), but is 3."),
         (lambda: ad.tensordot(X, X, axes=((0, 1), (0,))), ArgumentError,
-         "tensordot: axes ((0, 1), (0,)) names 2 of the first tensor and 1 of the second."),
+         "tensordot: axes must list equally many axes of both tensors, but ((0, 1), (0,)) lists 2 of the first and "
+         "1 of the second."),
         (lambda: ad.dot(X, Y), ShapeError,
-         "dot: shapes (2, 3) and (4, 5) do not fit: axis -1 of the first is 3, but axis -2 of the second is 4."),
+         "dot: shapes (2, 3) and (4, 5) do not match: axis -1 of the first tensor has length 3, but axis -2 of the "
+         "second has length 4."),
         (lambda: ad.inner(X, Y), ShapeError,
-         "inner: shapes (2, 3) and (4, 5) do not fit: axis -1 of the first is 3, but axis -1 of the second is 5."),
-        (lambda: ad.vdot(X, Y), ShapeError, "vdot: shapes (2, 3) and (4, 5) have 6 and 20 elements."),
+         "inner: shapes (2, 3) and (4, 5) do not match: axis -1 of the first tensor has length 3, but axis -1 of "
+         "the second has length 5."),
+        (lambda: ad.vdot(X, Y), ShapeError, "vdot: both tensors must have the same number of elements, but shapes (2, 3) and (4, 5) have 6 and 20."),
         (lambda: ad.vecdot(X, Y), ShapeError,
-         "vecdot: the vectors have 3 and 5 elements (axis -1 of shapes (2, 3) and (4, 5))."),
+         "vecdot: the vectors must have equally many elements, but have 3 and 5 (axis -1 of shapes (2, 3) and (4, "
+         "5))."),
         (lambda: ad.cross(X[:, :2], X[:, :2]), ShapeError,
          "cross: vectors must have 3 elements, but axis -1 of shape (2, 2) has 2.\n"
          "  For vectors in the plane use x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]."),
-        (lambda: ad.trace(X[0]), ShapeError, "trace: needs two axes or more, but the shape is (3,)."),
+        (lambda: ad.trace(X[0]), ShapeError, "trace: x must have at least two axes, but has shape (3,)."),
     ],
 )  # fmt: skip
 def test_messages(call, error, message):

@@ -98,7 +98,7 @@ def test_an_update_keeps_the_dtype_of_the_tensor() -> None:
     x = ad.ones(3, dtype=np.float32)
     assert x.at[0].set(np.float64(2)).dtype == np.float32
     assert x.at[[0, 0]].add(np.ones(2)).dtype == np.float32
-    with pytest.raises(TypeError, match="cannot write complex128 values into a float32 tensor"):
+    with pytest.raises(TypeError, match="complex128 values cannot be written into a float32 tensor"):
         x.at[0].set(1j)
 
 
@@ -109,7 +109,7 @@ def test_an_update_casts_no_more_than_an_assignment(name: str) -> None:
         with pytest.raises(DTypeError) as caught:
             getattr(whole.at[1:], name)(value)
         assert str(caught.value) == (
-            "x.at[key]: cannot write float64 values into a int64 tensor.\n"
+            "x.at[key]: float64 values cannot be written into a int64 tensor.\n"
             "  Cast one of them first: x.astype('float64'), or the values."
         )
     small = ad.tensor([1, 2], dtype=np.int8)
@@ -416,67 +416,72 @@ def test_the_gradient_of_distinct_values_goes_to_their_first_places() -> None:
 x34 = ad.ones((3, 4))
 MISTAKES = [
     (IndexingError, lambda: ad.vmap(lambda i: x34[i, :, None, 0])(np.array([0])),
-     "an index with 3 items does not fit shape (3, 4)."),
+     "an index with 3 items cannot be used for shape (3, 4): it has too many items or more than one ellipsis "
+     "(...)."),
     (IndexingError, lambda: ad.vmap(lambda r: r[r > 0])(x34),
-     "inside a transform, indices must be integers, but got bool values.\n"
-     "  Use ad.where in place of a mask."),
+     "inside a transform, indices must be integers, but have dtype bool.\n"
+     "  Use ad.where instead of a mask."),
     (IndexingError, lambda: ad.vmap(lambda i: x34.at[:, i].set(0))(np.array([0])),
-     "inside a transform, an index with traced values can only have integers, for the first axes.\n"
-     "  Use ad.take or ad.take_along_axis for other axes, and ad.where in place of a mask."),
+     "inside a transform, an index with tensors that depend on the function's arguments can consist only of "
+     "integers for the first axes.\n"
+     "  Use ad.take or ad.take_along_axis for other axes, and ad.where instead of a mask."),
     (InputError, lambda: ad.vmap(lambda i: x34.at[i].mul(2.0))(np.array([0])),
-     "x.at[i] with an index inside a transform supports get, set and add only."),
+     "x.at[i] supports only get, set and add if i depends on the arguments of a transformed function."),
     (InputError, lambda: ad.vmap(ad.nonzero)(x34),
-     "nonzero: the shape of the result depends on the values, which are not known inside ad.vmap.\n"
-     "  Use ad.where with three arguments, or a mask."),
+     "nonzero: the shape of the result depends on the values of x, which are unknown inside ad.vmap.\n"
+     "  Use ad.where(condition, x, y), or multiply by a mask."),
     (IndexingError, lambda: x34[3], "index 3 is out of range for axis 0 of length 3."),
     (IndexingError, lambda: x34[:, -5], "index -5 is out of range for axis 1 of length 4."),
     (IndexingError, lambda: x34[[0, 7]], "index 7 is out of range for axis 0 of length 3."),
     (IndexingError, lambda: x34[..., [0, -5]], "index -5 is out of range for axis 1 of length 4."),
-    (IndexingError, lambda: x34[0, 0, 0], "too many indices: 3 for a tensor of shape (3, 4), which has 2 axes."),
-    (IndexingError, lambda: x34[..., ...], "an index can have one ellipsis (...), but this one has more."),
+    (IndexingError, lambda: x34[0, 0, 0], "too many indices: the index is for 3 axes, but the tensor of shape (3, 4) has 2."),
+    (IndexingError, lambda: x34[..., ...], "an index can have only one ellipsis (...), but this index has more."),
     (IndexingError, lambda: x34[0.5],
-     "an index consists of integers, slices and masks, but got float64 values.\n"
-     "  Cast them if that is meant: i.astype(int)."),
-    (IndexingError, lambda: x34[0:"a"], "a slice needs integers, but got 'a'."),
-    (IndexingError, lambda: x34[::0], "a slice cannot have step 0, as slice(None, None, 0) has."),
-    (IndexingError, lambda: x34[np.ones(4, bool)], "a mask of shape (4,) does not match axes 0 … of shape (3, 4)."),
+     "an index must consist of integers, slices and masks, but contains float64 values.\n"
+     "  To use the values as integers, cast them: i.astype(int)."),
+    (IndexingError, lambda: x34[0:"a"], "the bounds and step of a slice must be integers or None, but one is 'a'."),
+    (IndexingError, lambda: x34[::0], "the step of a slice must not be 0, but the slice is slice(None, None, 0)."),
+    (IndexingError, lambda: x34[np.ones(4, bool)], "a mask must have the lengths of the axes that it selects from, but has shape (4,) for axes 0 to 0 of "
+                                                   "shape (3, 4)."),
     (ShapeError, lambda: x34[[[0], [1, 2]]],
      "the nested list is ragged: its rows differ in length, so it has no shape.\n"
      "  Pad the rows to one length, or make one tensor per row."),
     (ShapeError, lambda: x34.at[0].set([1.0, 2.0]),
      "x.at[key]: shapes (4,) and (2,) do not broadcast: axis -1 has length 4 in one and 2 in another.\n"
      "  The lengths of each axis, counted from the end, must be equal or 1.  Reshape or transpose one of the arguments."),
-    (InputError, lambda: x34.at.set(1.0), "x.at needs an index first: x.at[i].set(v)."),
+    (InputError, lambda: x34.at.set(1.0), "x.at must be indexed before its methods are called, as in x.at[i].set(v)."),
     (IndexingError, lambda: ad.take(x34, [0, 3], axis=0),
-     "take: index 3 is out of range: axis -2 of shape (3, 4) has -3 to 2."),
+     "take: index 3 is out of range: axis -2 of shape (3, 4) has indices from -3 to 2."),
     (IndexingError, lambda: ad.take(x34, [0.5]),
-     "take: indices must be integers, but got float64 values.\n"
-     "  Cast them if that is meant: i.astype(int)."),
+     "take: indices must be integers, but have dtype float64.\n"
+     "  To use the values as integers, cast them: i.astype(int)."),
     (ArgumentError, lambda: ad.take(x34, 0, mode="loop"), "take: mode must be one of raise, wrap, clip, not 'loop'."),
     (IndexingError, lambda: ad.take_along_axis(x34, [[4]] * 3, axis=1),
      "take_along_axis: index 4 is out of range for axis -1 of length 4."),
     (ShapeError, lambda: ad.take_along_axis(x34, [0], axis=1),
-     "take_along_axis: the index has shape (1,), but the tensor (3, 4): they must have the same number of axes.\n"
-     "  ad.take chooses the same rows everywhere."),
+     "take_along_axis: the index and the tensor must have the same number of axes, but have shapes (1,) and "
+     "(3, 4).\n"
+     "  Use ad.take to choose the same positions for all rows."),
     (ShapeError, lambda: ad.put_along_axis(x34, [[0]] * 3, np.ones((3, 2)), axis=1),
-     "put_along_axis: values of shape (3, 2) do not fit the index of shape (3, 1)."),
+     "put_along_axis: values of shape (3, 2) cannot be broadcast to the index of shape (3, 1)."),
     (ArgumentError, lambda: ad.select([x34 > 0], []),
-     "select: needs equally many conditions and choices, at least one, but got 1 and 0."),
+     "select: there must be one choice per condition, and at least one, but there are 1 conditions and 0 "
+     "choices."),
     (InputError, lambda: ad.select([x34 > 0], 1.0),
      "select: conditions and choices must be lists of tensors, but got float."),
     (InputError, lambda: ad.select([x34], [x34]),
-     "select: conditions must be boolean, but got float64.  Write x != 0."),
-    (ShapeError, lambda: ad.topk(x34, 5), "topk: 5 elements requested, but axis -1 of shape (3, 4) has 4."),
+     "select: conditions must be boolean, but one has dtype float64.  Pass x != 0 instead of x."),
+    (ShapeError, lambda: ad.topk(x34, 5), "topk: k must be from 0 to 4, the length of axis -1 of shape (3, 4), but is 5."),
     (InputError, lambda: ad.topk(x34, 1.5), "topk: k must be an integer, but got 1.5."),
     (ShapeError, lambda: ad.searchsorted(x34, 1.0),
-     "searchsorted: x1 must be a vector, but its shape is (3, 4)."),
+     "searchsorted: x1 must be a vector, but has shape (3, 4)."),
     (ArgumentError, lambda: ad.searchsorted([1.0], 1.0, side="middle"),
      "searchsorted: side must be 'left' or 'right', not 'middle'."),
     (ArgumentError, lambda: ad.sort(x34, kind="bubble"),
      "sort: kind must be 'quicksort', 'heapsort' or 'stable', not 'bubble'."),
     (ShapeError, lambda: ad.nonzero(1.0), "nonzero: a 0-d tensor has no positions.  Use ad.atleast_1d(x) first."),
     (ShapeError, lambda: ad.compress(np.ones((2, 2), bool), x34),
-     "compress: the condition must be a vector, but its shape is (2, 2)."),
+     "compress: the condition must be a vector, but has shape (2, 2)."),
 ]  # fmt: skip
 
 

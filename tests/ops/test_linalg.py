@@ -348,30 +348,33 @@ NAN = np.full((2, 2), np.nan)
          "solve_triangular: the matrix is singular: element 1 of its diagonal is 0 (shape (2, 2))." + CURES),
         (lambda: al.cholesky(-np.eye(2)), LinAlgError,
          "cholesky: the matrix is not positive definite (shape (2, 2)).\n"
-         "  Add a small multiple of the identity, and check that it is symmetric."),
+         "  Check that the matrix is symmetric, or add a small multiple of the identity."),
         (lambda: al.cholesky(np.stack([np.eye(2), np.eye(2), -np.eye(2)])), LinAlgError,
          "cholesky: matrix 2 of the batch is not positive definite (shape (3, 2, 2)).\n"
-         "  Add a small multiple of the identity, and check that it is symmetric."),
+         "  Check that the matrix is symmetric, or add a small multiple of the identity."),
         (lambda: al.svd(NAN), LinAlgError,
-         "svd: the matrix has singular values that LAPACK did not find (shape (2, 2)).  It has NaN or inf among its "
-         "elements.\n  Check the input."),
+         "svd: the matrix has singular values that LAPACK could not compute (shape (2, 2)).  The input contains "
+         "NaN or inf.\n"
+         "  Check the input for huge values."),
         (lambda: al.eigh(np.full((3, 3), INF)), LinAlgError,
-         "eigh: the matrix has eigenvalues that LAPACK did not find (shape (3, 3)).  It has NaN or inf among its "
-         "elements.\n  Check the input."),
+         "eigh: the matrix has eigenvalues that LAPACK could not compute (shape (3, 3)).  The input contains NaN "
+         "or inf.\n"
+         "  Check the input for huge values."),
         (lambda: al.inv(np.ones((2, 3))), ShapeError,
-         "inv: takes square matrices, but the last two axes of shape (2, 3) are 2 and 3."),
+         "inv: matrices must be square, but the last two axes of shape (2, 3) have lengths 2 and 3."),
         (lambda: al.det(np.ones(3)), ShapeError,
-         "det: takes matrices, in the last two axes, but the shape is (3,)."),
+         "det: x must be a matrix or a batch of matrices in the last two axes, but has shape (3,)."),
         (lambda: al.solve(np.eye(3), np.ones((2, 3))), ShapeError,
-         "solve: matrices of shape (3, 3) need a right-hand side with 3 rows, but shape (2, 3) has 2.\n"
-         "  A right-hand side of more than one axis is a stack of matrices: for vectors use y[..., None]."),
+         "solve: for matrices of shape (3, 3) the right-hand side must have 3 rows, but its shape (2, 3) has 2.\n"
+         "  A right-hand side with two or more axes is a batch of matrices.  Pass a batch of vectors as y[..., "
+         "None]."),
         (lambda: al.solve(np.stack([np.eye(3)] * 2), np.ones((5, 3, 1))), ShapeError,
          "solve (leading axes): shapes (2,) and (5,) do not broadcast: axis -1 has length 2 in one and 5 in another.\n"
          "  The lengths of each axis, counted from the end, must be equal or 1.  Reshape or transpose one of the arguments."),
         (lambda: al.lstsq(np.ones((3, 2)), np.ones(2)), ShapeError,
-         "lstsq: 3 equations (shape (3, 2)) need a right-hand side with as many rows, but its shape is (2,)."),
+         "lstsq: for a matrix of shape (3, 2) the right-hand side must have 3 rows, but has shape (2,)."),
         (lambda: al.inv(np.eye(2, dtype=np.float16)), DTypeError,
-         "inv: LAPACK has no float16.  Use x.astype(np.float32)."),
+         "inv: LAPACK does not support float16.  Cast the input: x.astype(np.float32)."),
         (lambda: al.qr(np.eye(2), mode="raw"), ArgumentError,
          "qr: mode must be \"reduced\", \"complete\" or \"r\", not 'raw'."),
         (lambda: al.eigh(np.eye(2), UPLO="X"), ArgumentError, "eigh: UPLO must be \"L\" or \"U\", not 'X'."),
@@ -382,21 +385,21 @@ NAN = np.full((2, 2), np.nan)
         (lambda: al.vector_norm(np.ones(2), ord="fro"), ArgumentError,
          "vector_norm: the order of a vector norm must be a number, inf or -inf, not 'fro'."),
         (lambda: al.norm(np.ones((2, 2, 2)), 2), ShapeError,
-         "norm: with ord=2 and no axis the shape must have one axis or two, but is (2, 2, 2).\n"
-         "  Name one axis for vectors, two for matrices."),
+         "norm: with ord=2 and without axis=, x must have one or two axes, but has shape (2, 2, 2).\n"
+         "  Pass axis= with one axis for the norms of vectors, with two for those of matrices."),
         (lambda: al.norm(np.ones((2, 2)), axis=(0, 0)), ShapeError,
-         "norm: axis must be one axis or two different ones, but got (0, 0)."),
+         "norm: axis must be one axis or two different axes, but is (0, 0)."),
         (lambda: al.vector_norm(np.ones((2, 0)), ord=-INF), ShapeError,
-         "vector_norm: no elements to choose from over axes (-2, -1) of shape (2, 0)."),
+         "vector_norm: with a negative ord the axes must not be empty, but axes (-2, -1) of shape (2, 0) are."),
         (lambda: al.multi_dot([np.eye(2)]), InputError, "multi_dot: expected two or more matrices, but got 1."),
         (lambda: al.multi_dot([np.eye(2), np.ones(2), np.eye(2)]), ShapeError,
          "multi_dot: operand 1 has shape (2,): operands must be matrices, except that the first and last may be vectors."),
         (lambda: al.solve_triangular(np.eye(2), np.ones(2), trans=3), ArgumentError,
          'solve_triangular: trans must be 0, 1, 2 or "N", "T", "C", not 3.'),
         (lambda: al.pinv(np.eye(2), 1e-3, rtol=1e-3), ArgumentError,
-         "pinv: give either rcond or rtol, not both."),
+         "pinv: pass either rcond= or rtol=, not both."),
         (lambda: al.outer(np.eye(2), np.ones(2)), ShapeError,
-         "outer: takes two vectors, but the shapes are (2, 2) and (2,)."),
+         "outer: both arguments must be vectors, but have shapes (2, 2) and (2,)."),
     ],
 )  # fmt: skip
 def test_messages(call, error, message):

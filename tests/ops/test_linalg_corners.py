@@ -197,8 +197,8 @@ def test_the_space_beyond_the_columns_differentiates():
 
 
 SECOND = (
-    "{}: no derivative here: values 0 and 1 are equal, where a function of the values has first derivatives, but second "
-    "ones cannot be found this way."
+    "{}: the derivative cannot be computed at this matrix: values 0 and 1 are equal, so only first derivatives of the "
+    "values can be computed, not second ones."
 )
 
 
@@ -233,8 +233,8 @@ def test_second_derivatives_of_functions_of_distinct_values():
 
 
 CURE = (
-    "\n  Use a function of the values alone (eigvalsh, svdvals) or one that does not depend on the choice of the "
-    "vectors (such as a projector), or perturb the matrix slightly."
+    "\n  Use only the values (eigvalsh, svdvals), or a function of the vectors that does not depend on their choice "
+    "(such as a projector), or perturb the matrix slightly."
 )
 
 
@@ -242,21 +242,22 @@ CURE = (
     ("f", "x", "message"),
     [
         (lambda t: al.eigh(t)[1][0, 1], np.diag([1.0, 1.0, 3.0]),
-         "eigh: no derivative here: values 0 and 1 are equal, and the function depends on which of their vectors were "
-         "chosen." + CURE),
+         "eigh: the derivative cannot be computed at this matrix: values 0 and 1 are equal, so their vectors are "
+         "arbitrary, and the function depends on the vectors." + CURE),
         (lambda t: al.svd(t)[0][0, 1], 2 * np.eye(2),
-         "svd: no derivative here: values 0 and 1 are equal, and the function depends on which of their vectors were "
-         "chosen." + CURE),
+         "svd: the derivative cannot be computed at this matrix: values 0 and 1 are equal, so their vectors are "
+         "arbitrary, and the function depends on the vectors." + CURE),
         (lambda t: (lambda w, v: ad.sum((v * w) @ v.mT * np.ones((2, 2))))(*al.eigh(t)), np.eye(2),
-         "eigh: no derivative here: values 0 and 1 are equal, and the function uses both them and their vectors, which "
-         "does not determine its derivative." + CURE),
+         "eigh: the derivative cannot be computed at this matrix: values 0 and 1 are equal, and the function uses "
+         "both the values and their vectors, so its derivative is not determined." + CURE),
         (lambda t: ad.sum(al.svd(t, full_matrices=False)[0]), np.zeros((3, 1)),
-         "svd: no derivative here: singular value 0 is 0, and the function depends on which of its vectors was "
-         "chosen." + CURE),
+         "svd: the derivative cannot be computed at this matrix: singular value 0 is 0, so its vectors are "
+         "arbitrary, and the function depends on the vectors." + CURE),
         (lambda t: ad.sum(al.svd(t)[0] * np.arange(9.0).reshape(3, 3)), np.eye(3)[:, :1],
-         "svd: no derivative here: the function depends on which vectors 0 and 1 of the null space were chosen." + CURE),
+         "svd: the derivative cannot be computed at this matrix: the function depends on vectors 0 and 1 of the "
+         "null space, which are arbitrary." + CURE),
         (lambda t: ad.sum(al.eigh(t)[1].imag), np.array([[1.0, 0.5j], [-0.5j, 3.0]]),
-         "eigh: no derivative here: the function depends on the phase of vector 0, which is arbitrary." + CURE),
+         "eigh: the derivative cannot be computed at this matrix: the function depends on the phase of vector 0, which is arbitrary." + CURE),
     ],
 )  # fmt: skip
 def test_what_has_no_derivative_says_so(f, x, message):
@@ -308,7 +309,7 @@ def test_singular_values_of_hermitian_matrices():
     filled = x + np.triu(np.ones((3, 3)), 1)
     assert int(al.matrix_rank(np.triu(np.ones((3, 3)), 1), hermitian=True)) == 0
     np.testing.assert_allclose(al.pinv(filled, hermitian=True).numpy(), np.diag([1, -1 / 3, 0.5]), atol=1e-14)
-    with pytest.raises(ShapeError, match="takes square matrices"):
+    with pytest.raises(ShapeError, match="matrices must be square"):
         al.svd(np.ones((2, 3)), hermitian=True)
     # 2 and -2 are equal singular values, but different eigenvalues
     g = gradient(lambda t: al.svd(t, hermitian=True)[0][0, 0] ** 2, np.diag([2.0, -2.0]))

@@ -211,8 +211,10 @@ def test_scores_with_the_classes_last_are_told_how_to_come():
     with pytest.raises(ad.errors.ShapeError) as info:
         F.cross_entropy(scores, target)
     assert str(info.value) == (
-        "cross_entropy: for a prediction of shape (2, 5, 3) the class indices must have shape (2, 3), but have shape (2, 5).\n"
-        "  The classes are on axis 1.  A float target holds probabilities and has the prediction's shape.\n"
+        "cross_entropy: for a prediction of shape (2, 5, 3) the class indices must have shape (2, 3), but have "
+        "shape (2, 5).\n"
+        "  The classes must be on axis 1.  A target of probabilities must be float and have the prediction's "
+        "shape.\n"
         "  Move the classes if they are on the last axis: prediction.moveaxis(-1, 1)."
     )
     assert F.cross_entropy(scores.moveaxis(-1, 1), target).item() == pytest.approx(np.log(3))

@@ -136,7 +136,7 @@ def test_bernoulli(rng):
     assert rng.bernoulli(0.5, dtype=bool).dtype == bool
     with pytest.raises(ArgumentError) as error:
         rng.bernoulli([0.5, 1.5])
-    assert str(error.value) == "bernoulli: probabilities are between 0 and 1, but there is 1.5."
+    assert str(error.value) == "bernoulli: probabilities are between 0 and 1, but one value is 1.5."
 
 
 def test_categorical(rng):
@@ -153,13 +153,13 @@ def test_categorical(rng):
     assert rng.categorical(probs).shape == (2,)
     assert rng.categorical([1, 2, 3]).shape == ()
     for bad in ({}, {"logits": [1.0], "probs": [1.0]}):
-        with pytest.raises(ArgumentError, match="either logits or probs="):
+        with pytest.raises(ArgumentError, match="exactly one of logits and probs="):
             rng.categorical(**bad)
-    with pytest.raises(ArgumentError, match=r"weights must not be negative, but there is -1\.0"):
+    with pytest.raises(ArgumentError, match=r"weights must not be negative, but one value is -1\.0"):
         rng.categorical(probs=[1.0, -1.0])
     with pytest.raises(ShapeError, match="at least one class"):
         rng.categorical(np.zeros((2, 0)))
-    with pytest.raises(ShapeError, match="does not broadcast to size"):
+    with pytest.raises(ShapeError, match="cannot be broadcast to size"):
         rng.categorical(np.zeros((2, 3)), size=3)
 
 
@@ -243,15 +243,15 @@ def test_spawned_generators_differ():
 
 @pytest.mark.parametrize("seed", ["x", -1, 1.5])
 def test_bad_seeds(seed):
-    with pytest.raises(InputError, match="a seed must be a non-negative integer"):
+    with pytest.raises(InputError, match="the seed must be a non-negative integer"):
         ad.random.default_rng(seed)
 
 
 def test_bad_parameters(rng):
     with pytest.raises(ArgumentError) as error:
         rng.normal(0, -1.0)
-    assert str(error.value) == "normal: scale must not be negative, but there is -1.0."
-    with pytest.raises(ShapeError, match="does not broadcast to size"):
+    assert str(error.value) == "normal: scale must not be negative, but one value is -1.0."
+    with pytest.raises(ShapeError, match="cannot be broadcast to size"):
         rng.normal(np.zeros(3), size=2)
     with pytest.raises(ShapeError, match="do not broadcast"):
         rng.normal(np.zeros(3), np.ones(2))
@@ -259,10 +259,10 @@ def test_bad_parameters(rng):
         rng.normal(dtype=int)
     with pytest.raises(DTypeError, match="parameters must be real numbers"):
         rng.normal(np.array(1j))
-    with pytest.raises(ArgumentError, match="must not be negative"):
+    with pytest.raises(ArgumentError, match="must not have negative lengths"):
         rng.random((2, -1))
     for bad in ({}, {"bit_generator": "PCG64"}, 3):
-        with pytest.raises(InputError, match=r"that Generator\.state returned"):
+        with pytest.raises(InputError, match=r"read from Generator\.state"):
             rng.state = bad
     with pytest.raises(ArgumentError, match="incomplete or damaged"):
         rng.state = {"bit_generator": "Philox"}

@@ -295,11 +295,11 @@ def test_layouts_and_states_that_do_not_fit_are_named():
         (lambda: nn.LSTM(3, 4)(x, ad.ones((1, 5, 4))), r"\(hidden, cell\), but is a Tensor"),
         (
             lambda: nn.GRU(3, 4)(x, (ad.ones((1, 5, 4)), ad.ones((1, 5, 4)))),
-            "a state must be a tensor, not a tuple",
+            "the state must be a tensor, not a tuple",
         ),
         (
             lambda: nn.GRU(3, 4)(x[0], ad.ones((1, 2, 4))),
-            r"a state must have shape \(layers, hidden\), here \(1, 4\)",
+            r"the state must have shape \(layers, hidden\), here \(1, 4\)",
         ),
         (lambda: nn.GRU(3, 4, batch_first=2), "batch_first must be True or False, not 2"),
     ]:
@@ -336,13 +336,13 @@ def test_options_of_recurrent_layers_are_checked_and_shown():
         "GRU(3, 4, layers=2, dropout=0.1, bidirectional=True)"
     )
     for mistake, text in [
-        (lambda: nn.LSTM(3, 4, dropout=0.5), "dropout applies between layers, but num_layers is 1"),
+        (lambda: nn.LSTM(3, 4, dropout=0.5), "dropout is applied between layers, but num_layers is 1"),
         (lambda: nn.LSTM(3, 4, 2, dropout=1.5), "dropout must be a probability"),
         (lambda: nn.LSTM(3, 4, 2, dropout="much"), "LSTM: dropout"),
         (lambda: nn.LSTM(3, 4, bidirectional=1), "bidirectional must be True or False, not 1"),
         (
             lambda: nn.GRU(3, 4, bidirectional=True)(np.ones((5, 2, 3)), np.ones((1, 5, 4))),
-            r"a state must have shape \(2 · layers, batch, hidden\), here \(2, 5, 4\)",
+            r"the state must have shape \(2 · layers, batch, hidden\), here \(2, 5, 4\)",
         ),
     ]:
         with pytest.raises(ad.errors.AdjointError, match=text):

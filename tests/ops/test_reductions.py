@@ -267,7 +267,7 @@ def test_complex_numbers() -> None:
         check_gradients(call(name, (2, 3), axis=1), z)
     with pytest.raises(DTypeError, match="complex numbers have no order"):
         ad.median(z)
-    with pytest.raises(DTypeError, match="needs real numbers"):
+    with pytest.raises(DTypeError, match="x must be real"):
         ad.logsumexp(z)
 
 
@@ -294,30 +294,31 @@ MISTAKES = [
     (InputError, lambda: ad.mean([1.0], axis=0.5), "mean: an axis must be an integer, but got 0.5."),
     (DTypeError, lambda: ad.ones(2).sum(0, 1.5), "1.5 is not a dtype.  Use a NumPy dtype, for example np.float32."),
     (InputError, lambda: ad.ones(2).sum(0, True),
-     "sum: dtype must be a dtype, but got True.  Write keepdims=True if that is meant."),
+     "sum: dtype must be a dtype, but is True.  If you mean keepdims, pass keepdims=True."),
     (ShapeError, lambda: ad.max(np.zeros((2, 0)), axis=1),
-     "max: no elements to choose from along axis 1 of shape (2, 0).\n"
-     "  Test x.size first, or reduce over an axis that is not empty."),
+     "max: there are no elements to choose from along axis 1 of shape (2, 0).\n"
+     "  Check x.size first, or reduce over an axis that is not empty."),
     (ShapeError, lambda: ad.argmin(np.zeros(0)),
-     "argmin: no elements to choose from of shape (0,).\n"
-     "  Test x.size first, or reduce over an axis that is not empty."),
+     "argmin: there are no elements to choose from of shape (0,).\n"
+     "  Check x.size first, or reduce over an axis that is not empty."),
     (InputError, lambda: ad.var([1.0], correction="one"), "var: correction must be a number, but got 'one'."),
     (ShapeError, lambda: ad.cumulative_sum(np.ones((2, 2))),
-     "cumulative_sum: a tensor of shape (2, 2) has 2 axes: pass one of them as axis=."),
+     "cumulative_sum: axis= is required for a tensor with 2 axes (shape (2, 2)).  Pass one of the axes."),
     (ShapeError, lambda: ad.average(np.ones((2, 3)), axis=0, weights=np.ones(3)),
-     "average: weights of shape (3,) fit neither shape (2, 3) nor its axis 0.\n"
-     "  Give one weight per element, or one per element along axis=."),
-    (ArgumentError, lambda: ad.quantile([1.0], 2), "quantile: q must be from 0 to 1."),
-    (ArgumentError, lambda: ad.percentile([1.0], 101), "percentile: q must be from 0 to 100."),
+     "average: the weights must have the shape of x, (2, 3), or that of its axis 0, but have shape (3,).\n"
+     "  Pass one weight per element, or one per element along axis=."),
+    (ArgumentError, lambda: ad.quantile([1.0], 2), "quantile: each value of q must be between 0 and 1."),
+    (ArgumentError, lambda: ad.percentile([1.0], 101), "percentile: each value of q must be between 0 and 100."),
     (ArgumentError, lambda: ad.quantile([1.0], 0.5, method="best"),
      "quantile: method must be one of linear, hazen, weibull, median_unbiased, normal_unbiased, "
      "interpolated_inverted_cdf, lower, higher, midpoint, nearest, not 'best'."),
     (NoGradientError, lambda: ad.quantile([1.0], ad.tensor(0.5, requires_grad=True)),
      "quantile: no gradient flows to q, but it is a tensor that requires grad.\n  Use q.detach() if that is meant."),
-    (ShapeError, lambda: ad.median(np.zeros(0)), "median: no elements to choose from in shape (0,)."),
+    (ShapeError, lambda: ad.median(np.zeros(0)), "median: there must be at least one element to choose from, but x has shape (0,)."),
     (ArgumentError, lambda: ad.diff([1.0], n=-1), "diff: n must not be negative, but is -1."),
     (ShapeError, lambda: ad.diff(np.ones((2, 3)), append=np.ones((1, 3))),
-     "diff: an end of shape (1, 3) does not fit shape (2, 3) along axis -1."),
+     "diff: prepend and append must have the shape of x, (2, 3), except along axis -1, but one has shape (1, "
+     "3)."),
 ]  # fmt: skip
 
 

@@ -276,63 +276,65 @@ def test_a_reshaped_view_does_not_follow_writes_into_its_source() -> None:
 a23 = np.ones((2, 3))
 MISTAKES = [
     (ShapeError, lambda: ad.reshape(a23, (4, -1)),
-     "reshape: 6 elements of shape (2, 3) do not fit into shape (4, -1).\n"
-     "  The product of the lengths must be the number of elements; one of them may be -1."),
+     "reshape: a tensor of shape (2, 3) with 6 elements cannot be reshaped to (4, -1).\n"
+     "  The product of the lengths must be the number of elements; one length may be -1."),
     (InputError, lambda: ad.reshape(a23, 2.5), "reshape: a shape must consist of integers, but is 2.5."),
     (InputError, lambda: ad.tensor(a23).reshape(),
-     "reshape: expected a shape, as x.reshape((2, 3)), x.reshape(2, 3) or shape=(2, 3)."),
+     "reshape: pass one shape, as in x.reshape((2, 3)), x.reshape(2, 3) or x.reshape(shape=(2, 3))."),
     (ArgumentError, lambda: ad.reshape(a23, 6, order="K"), "reshape: order must be 'C' or 'F', not 'K'."),
     (ShapeError, lambda: ad.transpose(a23, 0, 0),
-     "transpose: axes (0, 0) is not a permutation of the 2 axes of shape (2, 3).\n  Name each axis once."),
-    (ShapeError, lambda: ad.tensor([1.0]).mT, "matrix_transpose: needs two axes or more, but the shape is (1,)."),
+     "transpose: axes must be a permutation of the 2 axes of shape (2, 3), but is (0, 0).\n"
+     "  List each axis once."),
+    (ShapeError, lambda: ad.tensor([1.0]).mT, "matrix_transpose: x must have at least two axes, but has shape (1,)."),
     (ShapeError, lambda: ad.moveaxis(a23, (0, 1), 0),
-     "moveaxis: source (0, 1) and destination 0 do not match: "
-     "they must name equally many axes, none of them twice."),
+     "moveaxis: source and destination must list equally many axes, each axis once, but are (0, 1) and 0."),
     (ShapeError, lambda: ad.squeeze(a23, 1),
-     "squeeze: axis -1 of shape (2, 3) has length 3: only axes of length 1 can be removed."),
+     "squeeze: only axes of length 1 can be removed, but axis -1 of shape (2, 3) has length 3."),
     (ShapeError, lambda: ad.broadcast_to(a23, (4, 3)),
      "broadcast_to: shapes (2, 3) and (4, 3) do not broadcast: axis -2 has length 2 in one and 4 in another.\n"
      "  The lengths of each axis, counted from the end, must be equal or 1.  Reshape or transpose one of the arguments."),
-    (ShapeError, lambda: ad.broadcast_to(a23, (3,)), "broadcast_to: shape (2, 3) does not broadcast to (3,)."),
+    (ShapeError, lambda: ad.broadcast_to(a23, (3,)), "broadcast_to: shape (2, 3) cannot be broadcast to (3,)."),
     (ShapeError, lambda: ad.concat([a23, np.ones((2, 2))]),
-     "concat: shapes (2, 3) and (2, 2) differ outside axis 0.\n"
-     "  All other axes must agree; ad.stack joins along a new axis."),
-    (ShapeError, lambda: ad.concat([]), "concat: needs at least one tensor, but the list is empty."),
+     "concat: the shapes must be equal except along axis 0, but are (2, 3) and (2, 2).\n"
+     "  Use ad.stack to join along a new axis."),
+    (ShapeError, lambda: ad.concat([]), "concat: at least one tensor is required, but the list is empty."),
     (InputError, lambda: ad.concat(1.0), "concat: expected a list or tuple of tensors, but got float."),
     (ShapeError, lambda: ad.concat([1.0, 2.0]),
      "concat: 0-d tensors have no axis to join along.  Use ad.stack, or axis=None."),
     (ShapeError, lambda: ad.stack([a23, a23[0]]),
-     "stack: shapes (2, 3) and (3,) differ.\n  All must agree; ad.concat joins along an axis that they have."),
+     "stack: all tensors must have the same shape, but two have shapes (2, 3) and (3,).\n"
+     "  Use ad.concat to join along an existing axis."),
     (ShapeError, lambda: ad.vstack([np.ones(3), np.ones(2)]),
-     "vstack: shapes (1, 3) and (1, 2) differ outside axis 0.\n"
-     "  All other axes must agree; ad.stack joins along a new axis."),
+     "vstack: the shapes must be equal except along axis 0, but are (1, 3) and (1, 2).\n"
+     "  Use ad.stack to join along a new axis."),
     (ShapeError, lambda: ad.split(np.ones(5), 2),
-     "split: 5 elements along axis 0 do not divide into 2 equal parts.\n"
-     "  Give the indices at which to split, or use ad.array_split."),
+     "split: 5 elements along axis 0 cannot be divided into 2 equal parts.\n"
+     "  Pass the indices at which to split, or use ad.array_split."),
     (ArgumentError, lambda: ad.split(np.ones(5), 0), "split: the number of parts must be at least 1, but is 0."),
     (InputError, lambda: ad.split(np.ones(5), 2.5),
-     "split: expected a number of parts, or a list of indices at which to split, but got 2.5."),
+     "split: pass the number of parts, or a list of the indices at which to split, not 2.5."),
     (InputError, lambda: ad.split(np.ones(5), [1.5]), "split: the indices at which to split must be integers, but got 1.5."),
-    (ShapeError, lambda: ad.vsplit(np.ones(4), 2), "vsplit: needs at least 2 axes, but the shape is (4,)."),
-    (ShapeError, lambda: ad.roll(a23, (1, 2), (0, 1, 0)), "roll: 2 shifts for 3 axes."),
+    (ShapeError, lambda: ad.vsplit(np.ones(4), 2), "vsplit: x must have at least 2 axes, but has shape (4,)."),
+    (ShapeError, lambda: ad.roll(a23, (1, 2), (0, 1, 0)), "roll: there must be one shift per axis, but there are 2 shifts and 3 axes."),
     (ShapeError, lambda: ad.repeat(a23, [1, 2], axis=1),
-     "repeat: repeats of shape (2,) do not fit axis 1 of length 3: give one, or 3."),
+     "repeat: repeats must be one number or 3 numbers, one for each element along axis 1, but has shape (2,)."),
     (InputError, lambda: ad.repeat(a23, 1.5), "repeat: repeats must be integers, but got float64."),
     (ArgumentError, lambda: ad.tile(a23, -1), "tile: reps must not be negative, but got -1."),
-    (ShapeError, lambda: ad.rot90(a23, 1, 0), "rot90: a plane has two axes, such as (0, 1), but axes is 0."),
+    (ShapeError, lambda: ad.rot90(a23, 1, 0), "rot90: axes must be a pair of axes, such as (0, 1), but is 0."),
     (InputError, lambda: ad.tril(a23, 0.5), "tril: k must be an integer, but got 0.5."),
     (InputError, lambda: ad.roll(a23, 0.5), "roll: shift must be an integer, but got 0.5."),
-    (ShapeError, lambda: ad.rot90(a23, 1, (0, 0)), "rot90: axes (0, 0) name the same axis twice."),
+    (ShapeError, lambda: ad.rot90(a23, 1, (0, 0)), "rot90: axes must be two different axes, but (0, 0) names one axis twice."),
     (ShapeError, lambda: ad.diag(np.ones((2, 2, 2))),
-     "diag: expected a vector or a matrix, but got shape (2, 2, 2).  Use ad.diagonal."),
-    (ShapeError, lambda: ad.tril(np.ones(3)), "tril: needs two axes or more, but the shape is (3,)."),
+     "diag: x must be a vector or a matrix, but has shape (2, 2, 2).  Use ad.diagonal."),
+    (ShapeError, lambda: ad.tril(np.ones(3)), "tril: x must have at least two axes, but has shape (3,)."),
     (ArgumentError, lambda: ad.meshgrid([1.0], indexing="yx"), "meshgrid: indexing must be 'xy' or 'ij', not 'yx'."),
-    (ShapeError, lambda: ad.meshgrid(a23), "meshgrid: expected vectors, but got shape (2, 3)."),
+    (ShapeError, lambda: ad.meshgrid(a23), "meshgrid: each argument must be a vector or a number, but one has shape (2, 3)."),
     (ShapeError, lambda: ad.sliding_window_view(a23, 2),
-     "sliding_window_view: 1 window lengths (2,) for 2 axes of shape (2, 3).\n"
-     "  Give one length per axis, or name the axes as axis=."),
+     "sliding_window_view: window_shape (2,) has 1 lengths, but the windows slide along 2 axes of shape (2, "
+     "3).\n"
+     "  Pass one length per axis, or choose the axes with axis=."),
     (ShapeError, lambda: ad.sliding_window_view(a23, 4, axis=1),
-     "sliding_window_view: a window of 4 does not fit into axis -1 of length 3."),
+     "sliding_window_view: the window length along axis -1 must be from 0 to 3, the axis's length, but is 4."),
 ]  # fmt: skip
 
 

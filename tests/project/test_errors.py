@@ -42,7 +42,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "an index that is text": (
         IndexError,
         lambda: x(3)["a"],
-        "an index consists of integers, slices and masks, but got 'a'.",
+        "an index must consist of integers, slices and masks, but contains 'a'.",
     ),
     "backward from a complex number": (
         TypeError,
@@ -137,8 +137,8 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         RuntimeError,
         lambda: x(2, requires_grad=False).__setitem__(0, x(2)[0]),
         """\
-        x[key] = value: the value requires grad, and no gradient flows through a write in place.
-          Use x = x.at[key].set(value), or x = x.at[key].add(v) in place of x[key] += v.  If no gradient is needed, write value.detach(), or use ad.no_grad().""",
+        x[key] = value: the value requires grad, but no gradient flows through an assignment in place.
+          Use x = x.at[key].set(value), or x = x.at[key].add(v) instead of x[key] += v.  If no gradient is needed, assign value.detach(), or use ad.no_grad().""",
     ),
     "the constructor": (
         TypeError,
@@ -156,8 +156,8 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         ValueError,
         lambda: x(2, 3) @ x(2, 3),
         """\
-        matmul: shapes (2, 3) and (2, 3) do not fit: the last axis of the first is 3, but axis -2 of the second is 2.
-          They must be equal: transpose one of them, or check the layer's sizes.""",
+        matmul: shapes (2, 3) and (2, 3) do not match: the last axis of the first tensor has length 3, but axis -2 of the second has length 2.
+          The lengths must be equal: transpose one of the tensors, or check the layer's sizes.""",
     ),
     "an axis out of range": (
         ValueError,
@@ -172,7 +172,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
     "too many indices": (
         IndexError,
         lambda: x(2, 3)[0, 0, 0],
-        "too many indices: 3 for a tensor of shape (2, 3), which has 2 axes.",
+        "too many indices: the index is for 3 axes, but the tensor of shape (2, 3) has 2.",
     ),
     "backward on a non-scalar": (
         ValueError,
@@ -230,8 +230,8 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         ValueError,
         lambda: x(2, 3).reshape(4, 2),
         """\
-        reshape: 6 elements of shape (2, 3) do not fit into shape (4, 2).
-          The product of the lengths must be the number of elements; one of them may be -1.""",
+        reshape: a tensor of shape (2, 3) with 6 elements cannot be reshaped to (4, 2).
+          The product of the lengths must be the number of elements; one length may be -1.""",
     ),
     "a number that does not fit": (
         ValueError,

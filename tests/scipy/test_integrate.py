@@ -68,7 +68,7 @@ def test_quad(name):
 def test_quad_says_where_it_cannot():
     singular = lambda c: I.quad(lambda x: ad.exp(-c * x) / ad.sqrt(x), 0.0, 1.0)[0]
     assert singular(1.0).item() == pytest.approx(math.sqrt(math.pi) * math.erf(1.0), rel=1e-9)
-    with pytest.raises(InputError, match="too singular for gradients"):
+    with pytest.raises(InputError, match="the function is too singular"):
         ad.grad(singular)(1.0)
     smooth = lambda c: I.quad(lambda u: 2 * ad.exp(-c * u * u), 0.0, 1.0)[0]  # x = u²
     exact = math.exp(-1) - math.sqrt(math.pi) / 2 * math.erf(1.0)
@@ -271,13 +271,13 @@ def test_odeint():
 
 def test_mistakes():
     f = lambda t, y: -y
-    with pytest.raises(InputError, match=r"events, .* are not available inside ad\.vmap"):
+    with pytest.raises(InputError, match=r"inside ad\.vmap, events are not supported"):
         ad.vmap(lambda y: I.solve_ivp(f, (0, 1), y, events=lambda t, y: y[0]).y[:, -1])(np.ones((2, 1)))
-    with pytest.raises(InputError, match=r"several ad\.vmap"):
+    with pytest.raises(InputError, match=r"nested ad\.vmap"):
         ad.vmap(ad.vmap(lambda y: I.solve_ivp(f, (0, 1), y[None]).y[0, -1]))(np.ones((2, 1)))
     with pytest.raises(InputError, match="method must be one of RK23, RK45, DOP853, Radau"):
         I.solve_ivp(f, (0, 1), [1.0], "BDF")
-    with pytest.raises(InputError, match="jac is not supported"):
+    with pytest.raises(InputError, match="not supported with gradients: jac"):
         I.solve_ivp(f, (0, 1), [1.0], jac=f)
     with pytest.raises(ShapeError, match="must be a vector"):
         I.solve_ivp(f, (0, 1), 1.0)

@@ -137,17 +137,17 @@ def test_grids(method):
 
 
 def test_mistakes():
-    with pytest.raises(ArgumentError, match="x must increase strictly"):
+    with pytest.raises(ArgumentError, match="x must be strictly increasing"):
         I.CubicSpline(X[::-1], Y)
-    with pytest.raises(ShapeError, match="6 places, but 5 values"):
+    with pytest.raises(ShapeError, match="must have the same length, but have lengths 6 and 5"):
         I.PchipInterpolator(X, Y[:5])
     with pytest.raises(ArgumentError, match="bc_type must be 'not-a-knot'"):
         I.CubicSpline(X, Y, bc_type="free")
-    with pytest.raises(InputError, match="degrees 1 and 3"):
+    with pytest.raises(InputError, match="k must be 1 or 3"):
         I.make_interp_spline(X, Y, k=5)
     with pytest.raises(InputError, match="kind must be one of"):
         I.interp1d(X, Y, "quintic")
-    with pytest.raises(InputError, match="'linear' or 'nearest' on tensors"):
+    with pytest.raises(InputError, match="for tensors, method must be 'linear' or 'nearest'"):
         I.interpn((X,), Y, [0.1], method="pchip")
-    with pytest.raises(ShapeError, match="the grid has shape"):
+    with pytest.raises(ShapeError, match="must begin with that of the grid"):
         I.interpn((X, X), Y, [[0.1, 0.1]])

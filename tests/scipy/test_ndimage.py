@@ -47,7 +47,7 @@ def test_filters_under_transforms():
     close(ad.jvp(f, (stack[0],), (stack[1],))[1], expected[1])
     rows = ad.vmap(lambda x, s: N.gaussian_filter(x, s, radius=3))(stack[:2], np.array([0.9, 0.5]))
     close(rows[1], sn.gaussian_filter(stack[1], 0.5, radius=3))
-    with pytest.raises(InputError, match="needs radius="):
+    with pytest.raises(InputError, match=r"radius= .* is required"):
         ad.vmap(lambda x, s: N.gaussian_filter(x, s))(stack[:2], np.array([0.9, 0.5]))
     close(N.gaussian_filter(stack, 1.0, axes=(1, 2)), sn.gaussian_filter(stack, 1.0, axes=(1, 2)))
     close(
@@ -94,15 +94,15 @@ def test_map_coordinates_under_transforms():
 def test_mistakes():
     with pytest.raises(ArgumentError, match="mode must be one of reflect"):
         N.correlate1d(X, [1.0], mode="around")
-    with pytest.raises(ArgumentError, match="sigma has 3 values for 2 axes"):
+    with pytest.raises(ArgumentError, match="sigma must be one number, or 2 values"):
         N.gaussian_filter(X, (1.0, 1.0, 1.0))
-    with pytest.raises(ArgumentError, match="origin 5 is outside"):
+    with pytest.raises(ArgumentError, match="the origin must be from -1 to 0 for 2 weights, but is 5"):
         N.correlate1d(X, [1.0, 2.0], origin=5)
-    with pytest.raises(ShapeError, match="do not fit an image"):
+    with pytest.raises(ShapeError, match="one coordinate per axis of the image"):
         N.map_coordinates(X, [[1.0]])
     with pytest.raises(ArgumentError, match="order must be from 0 to 5"):
         N.map_coordinates(X, np.ones((2, 1)), order=6)
-    with pytest.raises(InputError, match="tensors are not written to"):
+    with pytest.raises(InputError, match="output must be a dtype, not an array"):
         N.gaussian_filter(X, 1.0, output=np.zeros((5, 4)))
     with pytest.raises(LostHistoryError):
         N.median_filter(ad.tensor(X, requires_grad=True), 3)

@@ -157,17 +157,17 @@ def test_a_window_can_be_learned():
 
 
 def test_mistakes():
-    with pytest.raises(ShapeError, match="as many axes"):
+    with pytest.raises(ShapeError, match="the same number of axes"):
         S.convolve([1.0], [[1.0]])
-    with pytest.raises(ShapeError, match="at least as large along every axis"):
+    with pytest.raises(ShapeError, match="at least as long as the other along every axis"):
         S.convolve(np.ones((2, 3)), np.ones((3, 2)), "valid")
     with pytest.raises(ArgumentError, match="mode must be"):
         S.correlate([1.0], [1.0], "some")
     with pytest.raises(ArgumentError, match="method must be"):
         S.convolve([1.0], [1.0], method="fast")
-    with pytest.raises(ShapeError, match="must be vectors"):
+    with pytest.raises(ShapeError, match="must be vectors that are not empty"):
         S.lfilter([[1.0]], [1.0], [1.0])
-    with pytest.raises(ShapeError, match="the state must have 1 numbers"):
+    with pytest.raises(ShapeError, match="the initial state zi must have length 1"):
         S.lfilter([1.0, 2.0], [1.0], [1.0], zi=[1.0, 2.0])
     with pytest.raises(ArgumentError, match="noverlap must be less"):
         S.stft(np.ones(9), nperseg=4, noverlap=4)

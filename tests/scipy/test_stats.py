@@ -252,14 +252,20 @@ def test_frozen_names_keywords_and_mistakes():
         (lambda: stats.gamma.logpdf(1.0), "gamma.logpdf: the parameter a is missing."),
         (
             lambda: stats.norm.logpdf(1.0, 0, 1, 2),
-            "norm.logpdf takes loc, scale after the argument, not 3 more.",
+            "norm.logpdf: after the first argument come at most 2 parameters (loc, scale), but 3 were passed.",
         ),
         (
             lambda: stats.norm.cdf(1.0, sigma=2),
-            "norm.cdf: got sigma=, which it does not have; it takes loc, scale.",
+            "norm.cdf: the parameter sigma does not exist.  The parameters: loc, scale.",
         ),
-        (lambda: stats.norm.sf(1.0, 0, loc=2), "norm.sf: got loc=, twice; it takes loc, scale."),
-        (lambda: stats.norm.pdf(1j), "norm: the distribution is one of real numbers, but got complex ones."),
+        (
+            lambda: stats.norm.sf(1.0, 0, loc=2),
+            "norm.sf: the parameter loc was passed twice.  The parameters: loc, scale.",
+        ),
+        (
+            lambda: stats.norm.pdf(1j),
+            "norm: the argument and the parameters must be real, but one is complex.",
+        ),
     ]:
         with pytest.raises(InputError) as info:
             mistake()

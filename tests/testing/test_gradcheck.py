@@ -129,7 +129,7 @@ def test_report_of_a_random_direction():
         "the derivative with respect to inputs[0] of shape (3,) disagrees with central differences along "
         "random direction 0:\n  analytic "
     )
-    assert text.endswith("directions=None compares each element and shows the worst.")
+    assert text.endswith("Pass directions=None to compare each element and show the worst.")
 
 
 @pytest.mark.parametrize("directions", [None, 1])
@@ -167,7 +167,7 @@ def test_one_wrong_element_of_many_is_found_along_any_direction():
 def test_a_function_that_is_not_repeatable():
     rng = np.random.default_rng(0)
     text = message(lambda x: x * rng.normal(), X)
-    assert text.startswith("f returned another result in a second call")
+    assert text.startswith("f returned a different result in a second call")
 
 
 # What is refused -------------------------------------------------------------------------------
@@ -187,14 +187,14 @@ def test_a_function_that_is_not_repeatable():
             errors.DTypeError,
             "output 0 of f is float32",
         ),
-        (lambda: gradcheck(ad.sin, ad.tensor(X)), errors.ArgumentError, "there is no input to check"),
-        (lambda: gradcheck(ad.sin, []), errors.ArgumentError, "there is no input to check"),
+        (lambda: gradcheck(ad.sin, ad.tensor(X)), errors.ArgumentError, "none of the inputs"),
+        (lambda: gradcheck(ad.sin, []), errors.ArgumentError, "none of the inputs"),
         (lambda: gradcheck(lambda x: 3.0, X), errors.InputError, "output 0 is a float"),
         (lambda: gradcheck(ad.sin, X, method="forward"), errors.ArgumentError, "'central' or 'complex'"),
         (lambda: gradcheck(ad.sin, X, eps=0.0), errors.ArgumentError, "eps must be a positive number"),
         (lambda: gradcheck(ad.sin, X, order=0), errors.ArgumentError, "order must be at least 1"),
         (lambda: gradcheck(ad.sin, X, directions=0), errors.ArgumentError, "directions must be None or"),
-        (lambda: gradcheck(ad.sin, Z, method="complex"), errors.ArgumentError, "is for real inputs"),
+        (lambda: gradcheck(ad.sin, Z, method="complex"), errors.ArgumentError, "requires real inputs"),
         (lambda: gradcheck(ad.abs, X, method="complex"), errors.ArgumentError, "f is not analytic"),
     ],
 )
@@ -237,5 +237,5 @@ def test_exports():
 def test_what_cannot_be_checked_is_named():
     with pytest.raises(ad.errors.InputError, match="expected a function, but got int"):
         ad.testing.gradcheck(3, np.ones(2))
-    with pytest.raises(ad.errors.ArgumentError, match=r"among the inputs \(dict\)"):
+    with pytest.raises(ad.errors.ArgumentError, match=r"none of the inputs \(dict\)"):
         ad.testing.gradcheck(lambda p: p["a"], {"a": np.ones(2)})

@@ -139,17 +139,17 @@ def test_a_state_that_does_not_fit_is_listed_whole_and_not_loaded() -> None:
     with pytest.raises(errors.ShapeError) as info:
         model.load_state_dict(state)
     assert str(info.value) == (
-        "load_state_dict: 7 names do not match Sequential; nothing was loaded.\n"
+        "load_state_dict: 7 entries of the state do not match Sequential, so nothing was loaded.\n"
         "  0.weight: has dtype int64, needs float32\n"
         "  0.bias: has dtype complex64, needs float32\n"
         "  1.weight: has shape (4, 4), needs (1, 3); has dtype bool, needs float32\n"
         "  2.weight: has values beyond the range of float32\n"
         "  2.running_mean: has shape (), needs (1,); has dtype <U4, needs float32\n"
-        "  1.bias: missing\n"
+        "  1.bias: missing from the state\n"
         "  more: not in this module"
     )
     assert weights(model) == before
-    with pytest.raises(errors.InputError, match="a state must be a mapping of paths to values, not a list"):
+    with pytest.raises(errors.InputError, match=r"the state must be a mapping of names .*, not a list\."):
         model.load_state_dict([1])  # type: ignore[arg-type]
 
 
@@ -334,7 +334,7 @@ def test_a_checkpoint_of_something_else_loads_nothing(tmp_path: Path) -> None:
         trainer_of(model, directory=tmp_path).fit(train.DataLoader((X, Y), 5), resume=True)
     assert weights(model) == before
     other = model_of(dropout=0.2)
-    with pytest.raises(errors.ShapeError, match=r"names do not match Sequential"):
+    with pytest.raises(errors.ShapeError, match=r"entries of the state do not match Sequential"):
         trainer_of(other, directory=tmp_path).fit(train.DataLoader((X, Y), 10), resume=True)
 
 

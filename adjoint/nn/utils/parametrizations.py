@@ -107,7 +107,8 @@ def _parametrize(module: Module, name: str, made: Module) -> None:
         if attribute == name:
             where = ", ".join(f"parametrizations.{name}.{n}" for n in made._names("_parameters"))
             raise InputError(
-                f"{kind.__name__}.{name} is computed from {where}.  Write into these: w.copy_(value)."
+                f"{kind.__name__}.{name} cannot be assigned, because it is computed from {where}.  "
+                "Change those instead, with copy_(value)."
             )
         kind.__setattr__(self, attribute, value)
 
@@ -130,10 +131,12 @@ def _weight(where: str, module: Any, name: str) -> Tensor:
         raise InputError(f"{where}: the first argument must be a module, not a {type(module).__name__}.")
     if name not in module._names("_parameters"):
         there = ", ".join(module._names("_parameters")) or "none"
-        raise ArgumentError(f"{where}: {type(module).__name__} has no parameter {name!r}; it has {there}.")
+        raise ArgumentError(
+            f"{where}: {type(module).__name__} has no parameter {name!r}.  Its parameters: {there}."
+        )
     weight = getattr(module, name)
     if not isinstance(weight, Tensor):
-        raise ArgumentError(f"{where}: {type(module).__name__}.{name} is None.")
+        raise ArgumentError(f"{where}: {type(module).__name__}.{name} must be a parameter, but is None.")
     return weight
 
 
@@ -227,7 +230,7 @@ def spectral_norm(
     sizes("spectral_norm", n_power_iterations=n_power_iterations)
     if weight.ndim < 2:
         raise ArgumentError(
-            f"spectral_norm: the parameter needs at least two axes, but has shape {weight.shape}."
+            f"spectral_norm: the parameter must have at least two axes, but has shape {weight.shape}."
         )
     if axis is None:
         axis = 1 if isinstance(module, (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)) else 0

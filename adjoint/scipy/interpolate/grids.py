@@ -78,7 +78,10 @@ class interp1d:  # noqa: N801 (SciPy's name)
             places, values = rec.take(places, order, axis=-1), rec.take(values, order, axis=-values.ndim)
         self.x, self.y = increasing("interp1d", places), values
         if self.x.shape[0] != self.y.shape[0]:
-            raise ShapeError(f"interp1d: there are {self.x.shape[0]} places, but {self.y.shape[0]} values.")
+            raise ShapeError(
+                f"interp1d: x and y must have the same length, but have lengths {self.x.shape[0]} and "
+                f"{self.y.shape[0]}."
+            )
         self.extrapolated = isinstance(fill_value, str) and fill_value == "extrapolate"
         self.fill = fill_value if isinstance(fill_value, tuple) else (fill_value, fill_value)
         missing = isinstance(fill_value, float) and math.isnan(fill_value)
@@ -96,7 +99,10 @@ class interp1d:  # noqa: N801 (SciPy's name)
         if self.bounds_error:
             outside = plain_values(rec.logical_or(below, above))
             if outside is not None and outside.any():
-                raise ArgumentError("interp1d: a place is outside of the range of x.")
+                raise ArgumentError(
+                    "interp1d: a point is outside of the range of x.  Pass bounds_error=False or "
+                    "fill_value='extrapolate'."
+                )
         column = (*at.shape, *(1,) * (y.ndim - at.ndim))
         for side, outside in zip(self._outside(), (below, above), strict=True):
             if side is not None:
@@ -160,7 +166,8 @@ class RegularGridInterpolator:
         shape = tuple(g.shape[0] for g in self.grid)
         if self.values.shape[: len(shape)] != shape:
             raise ShapeError(
-                f"RegularGridInterpolator: the grid has shape {shape}, but the values {self.values.shape}."
+                "RegularGridInterpolator: the shape of the values must begin with that of the grid, "
+                f"{shape}, but is {self.values.shape}."
             )
         self.method, self.bounds_error, self.fill_value = _method(method), bounds_error, fill_value
 
@@ -182,7 +189,9 @@ class RegularGridInterpolator:
         if self.bounds_error:
             found = plain_values(outside)
             if found is not None and found.any():
-                raise ArgumentError("RegularGridInterpolator: a place is outside of the grid.")
+                raise ArgumentError(
+                    "RegularGridInterpolator: a point is outside of the grid.  Pass bounds_error=False."
+                )
         y = self._linear(cells, shares, lead) if name == "linear" else self._nearest(cells, shares)
         if not self.bounds_error and self.fill_value is not None:
             column = rec.reshape(outside, shape=(*lead, *(1,) * (y.ndim - len(lead))))
@@ -216,7 +225,7 @@ class RegularGridInterpolator:
 
 def _method(method: str) -> str:
     if method not in ("linear", "nearest"):
-        raise InputError(f"method must be 'linear' or 'nearest' on tensors, not {method!r}.")
+        raise InputError(f"for tensors, method must be 'linear' or 'nearest', not {method!r}.")
     return method
 
 
@@ -231,7 +240,10 @@ def _places(xi: Any, nd: int) -> Tensor:
         if at.ndim == 1:
             at = at[:, None] if nd == 1 else at[None]
     if not at.ndim or at.shape[-1] != nd:
-        raise ShapeError(f"the places have shape {at.shape}, but the grid has {nd} dimensions.")
+        raise ShapeError(
+            f"the last axis of the points must have length {nd}, one coordinate per grid axis, but their "
+            f"shape is {at.shape}."
+        )
     return at
 
 

@@ -27,10 +27,10 @@ def increasing(op: str, x: Any, least: int = 2) -> Tensor:
     """Return the places of data as a vector of floats; raise if they do not increase."""
     x = floating(op, x)
     if x.ndim != 1 or x.shape[0] < least:
-        raise ShapeError(f"{op}: x must be a vector of {least} numbers or more, but has shape {x.shape}.")
+        raise ShapeError(f"{op}: x must be a vector of at least {least} numbers, but has shape {x.shape}.")
     values = plain_values(x)
     if values is not None and not (np.diff(values) > 0).all():
-        raise ArgumentError(f"{op}: x must increase strictly.")
+        raise ArgumentError(f"{op}: the values of x must be strictly increasing.")
     return x
 
 
@@ -71,7 +71,8 @@ class PPoly:
         self.x, self.c = increasing(type(self).__name__, x), floating(type(self).__name__, c)
         if self.c.ndim < 2 or self.c.shape[1] != self.x.shape[0] - 1:
             raise ShapeError(
-                f"PPoly: the coefficients {self.c.shape} do not fit {self.x.shape[0] - 1} intervals."
+                f"PPoly: c must have shape (order, {self.x.shape[0] - 1}, …), one column per interval of x, "
+                f"but has shape {self.c.shape}."
             )
         self.extrapolate = True if extrapolate is None else extrapolate
         self.axis = axis
@@ -167,7 +168,9 @@ def _data(op: str, x: Any, y: Any, axis: int) -> tuple[Tensor, Tensor, int]:
     where = canonical_axis(op, axis, y.ndim) % y.ndim
     y = moveaxis(y, where, 0)
     if y.shape[0] != x.shape[0]:
-        raise ShapeError(f"{op}: there are {x.shape[0]} places, but {y.shape[0]} values.")
+        raise ShapeError(
+            f"{op}: x and y must have the same length, but have lengths {x.shape[0]} and {y.shape[0]}."
+        )
     return x, y, where
 
 
@@ -259,11 +262,13 @@ def _conditions(bc_type: Any) -> list[Any]:
     for one in both:
         if isinstance(one, str) and one not in known:
             names = ", ".join(map(repr, known))
-            raise ArgumentError(f"CubicSpline: bc_type must be {names}, 'periodic' or pairs, not {one!r}.")
+            raise ArgumentError(
+                f"CubicSpline: bc_type must be {names}, 'periodic' or pairs (order, value), not {one!r}."
+            )
         found.append(known[one] if isinstance(one, str) else tuple(one))
     if len(found) != 2 or any(c != "not-a-knot" and (len(c) != 2 or c[0] not in (1, 2)) for c in found):
         raise ArgumentError(
-            f"CubicSpline: bc_type must be two conditions (order 1 or 2, value), not {bc_type!r}."
+            f"CubicSpline: bc_type must be two pairs (order, value) with the order 1 or 2, not {bc_type!r}."
         )
     return found
 
@@ -314,7 +319,7 @@ def _periodic(dx: Tensor, y: Tensor, slope: Tensor) -> Tensor:
     values = plain_values(y)
     if values is not None and not np.allclose(values[0], values[-1], rtol=1e-15, atol=1e-15):
         raise ArgumentError(
-            "CubicSpline: the first and last values must be equal for the periodic condition."
+            "CubicSpline: with bc_type='periodic' the first and the last value of y must be equal."
         )
     m = dx.shape[0]
     if m == 1:
@@ -421,7 +426,10 @@ def make_interp_spline(
     0.5
     """
     if k not in (1, 3) or t is not None:
-        raise InputError(f"make_interp_spline: adjoint has degrees 1 and 3 without knots t, not k={k!r}.")
+        raise InputError(
+            "make_interp_spline: for tensors, k must be 1 or 3 and the knots t must not be passed; k is "
+            f"{k!r}."
+        )
     if k == 3:
         return CubicSpline(x, y, axis, "not-a-knot" if bc_type is None else bc_type, True)
     places, values, where = _data("make_interp_spline", x, y, axis)

@@ -46,9 +46,12 @@ class SparseArray:
         i, j = (np.asarray(k, np.intp).reshape(-1) for k in (rows, cols))
         m, n = shape
         if values.shape != i.shape or i.shape != j.shape:
-            raise ShapeError(f"sparse: {values.shape} elements need as many rows and columns.")
+            raise ShapeError(
+                f"sparse: data, rows and columns must have the same shape, but have shapes {values.shape}, "
+                f"{i.shape} and {j.shape}."
+            )
         if i.size and (i.min() < 0 or i.max() >= m or j.min() < 0 or j.max() >= n):
-            raise ShapeError(f"sparse: an element is outside of the shape {(m, n)}.")
+            raise ShapeError(f"sparse: the position of an element is outside of the shape {(m, n)}.")
         order = np.lexsort((j, i))
         if (np.diff(order) != 1).any():
             values, i, j = values[order], i[order], j[order]
@@ -109,7 +112,10 @@ class SparseArray:
     def __matmul__(self, other: Any) -> Tensor:
         x = floating("sparse", _values(other))
         if x.ndim not in (1, 2) or x.shape[0] != self.shape[1]:
-            raise ShapeError(f"a sparse matrix of shape {self.shape} does not fit {x.shape}.")
+            raise ShapeError(
+                f"a sparse matrix of shape {self.shape} cannot be multiplied with a tensor of shape "
+                f"{x.shape}."
+            )
         columns = x[:, None] if x.ndim == 1 else x
         held = self.constant()
         if held is not None:
@@ -128,7 +134,10 @@ class SparseArray:
     def __mul__(self, other: Any) -> SparseArray:
         factor = asarray(other)
         if factor.ndim:
-            raise InputError("a sparse matrix can be multiplied by a number, or by @ with a tensor.")
+            raise InputError(
+                "a sparse matrix can be multiplied elementwise only by a number.  Use @ for the matrix "
+                "product."
+            )
         return SparseArray._of(self.data * factor, self.pattern)
 
     __rmul__ = __mul__
@@ -161,7 +170,10 @@ class SparseArray:
 
 def _values(other: Any) -> Any:
     if isinstance(other, SparseArray) or hasattr(other, "tocoo"):
-        raise InputError("the product of two sparse matrices has no derivatives: use a.toarray(), or SciPy.")
+        raise InputError(
+            "the product of two sparse matrices is not differentiable.  Make one of them dense with "
+            "a.toarray(), or use SciPy's arrays."
+        )
     return other
 
 
@@ -175,7 +187,10 @@ def as_sparse(a: Any) -> SparseArray:
     dense = floating("sparse", a)
     values = plain_values(dense)
     if values is None or dense.ndim != 2:
-        raise InputError("sparse: a dense matrix cannot be converted inside a transform: give its elements.")
+        raise InputError(
+            "sparse: a tensor can be converted only if it is a matrix and outside of transforms.  Inside a "
+            "transform, pass (data, (rows, cols))."
+        )
     i, j = np.nonzero(values)
     return SparseArray(dense[i, j], i, j, dense.shape)
 
@@ -236,7 +251,9 @@ def _made(name: str, arg1: Any, shape: Any) -> SparseArray:
         elif shape is None:
             shape = (int(np.max(indices, initial=-1)) + 1, len(indptr) - 1)
     else:
-        raise InputError(f"{name}: expected a matrix, (data, (rows, cols)) or (data, indices, indptr).")
+        raise InputError(
+            f"{name}: the argument must be a matrix, (data, (rows, cols)) or (data, indices, indptr)."
+        )
     if shape is None:
         shape = int(np.max(i, initial=-1)) + 1, int(np.max(j, initial=-1)) + 1
     return SparseArray(data, i, j, shape)
@@ -277,7 +294,10 @@ def diags_array(diagonals: Any, *, offsets: Any = 0, shape: Sequence[int] | None
     items = [floating("diags", d) for d in ([diagonals] if one else diagonals)]
     items = [rec.reshape(d, shape=(1,)) if d.ndim == 0 else d for d in items]
     if len(items) != len(places):
-        raise ShapeError(f"diags: {len(items)} diagonals do not fit {len(places)} offsets.")
+        raise ShapeError(
+            f"diags: there must be one offset per diagonal, but there are {len(items)} diagonals and "
+            f"{len(places)} offsets."
+        )
     if shape is None:
         size = items[0].shape[0] + abs(int(places[0]))
         shape = size, size
@@ -286,7 +306,9 @@ def diags_array(diagonals: Any, *, offsets: Any = 0, shape: Sequence[int] | None
     for d, k in zip(items, places.tolist(), strict=True):
         length = max(min(m + min(k, 0), n - max(k, 0)), 0)
         if d.shape[0] not in (1, length):
-            raise ShapeError(f"diags: diagonal {k} has {d.shape[0]} elements, but {length} are expected.")
+            raise ShapeError(
+                f"diags: the diagonal with offset {k} must have 1 or {length} elements, but has {d.shape[0]}."
+            )
         data.append(rec.broadcast_to(d, shape=(length,)) if d.shape[0] != length else d)
         rows.append(np.arange(length) + max(-k, 0))
         cols.append(np.arange(length) + max(k, 0))

@@ -36,7 +36,7 @@ def _split(op: str, a: Any) -> tuple[Any, Any]:
         return asarray(np.zeros(0)), Operator(a)
     dense = floating(op, a)
     if dense.ndim != 2:
-        raise ShapeError(f"{op}: expected a matrix, but got shape {dense.shape}.")
+        raise ShapeError(f"{op}: A must be a matrix, but has shape {dense.shape}.")
     i, j = np.indices(dense.shape).reshape(2, -1)
     return rec.reshape(dense, shape=(dense.size,)), Pattern(i, j, (dense.shape[0], dense.shape[1]))
 
@@ -47,7 +47,10 @@ def _solve(op: str, method: str, a: Any, b: Any, options: dict[str, Any]) -> Ten
         raise ShapeError(f"{op}: the matrix must be square, but has shape {pattern.shape}.")
     side = floating(op, b)
     if side.ndim not in (1, 2) or side.shape[0] != pattern.shape[0]:
-        raise ShapeError(f"{op}: a matrix of shape {pattern.shape} does not fit the right side {side.shape}.")
+        raise ShapeError(
+            f"{op}: for a matrix of shape {pattern.shape} the right-hand side must have {pattern.shape[0]} "
+            f"rows, but has shape {side.shape}."
+        )
     columns = side[:, None] if side.ndim == 1 else side
     given = tuple((k, v) for k, v in options.items() if v is not None)
     x = rec.sparse_solve(data, columns, pattern=pattern, method=method, options=given)
@@ -88,7 +91,7 @@ def spsolve(A: Any, b: ArrayLike, permc_spec: Any = None, use_umfpack: bool = Tr
     tensor([1. , 0.5], dtype=float64)
     """
     if hasattr(A, "matvec") and not hasattr(A, "tocoo"):
-        raise InputError("spsolve: a LinearOperator has no elements to factor: use gmres or cg.")
+        raise InputError("spsolve: A must be a matrix, not a LinearOperator.  Use gmres or cg.")
     if hasattr(A, "tocoo") and not isinstance(A, SparseArray):
         A = A.tocsc()
     return _solve("spsolve", "direct", A, b, {})

@@ -146,7 +146,10 @@ def cdist(XA: ArrayLike, XB: ArrayLike, metric: Any = "euclidean", **kwargs: Any
     """
     x, y = rows("cdist", XA), rows("cdist", XB)
     if x.shape[-1] != y.shape[-1]:
-        raise ShapeError(f"cdist: points of {x.shape[-1]} and of {y.shape[-1]} coordinates have no distance.")
+        raise ShapeError(
+            f"cdist: all points must have the same number of coordinates, not {x.shape[-1]} and "
+            f"{y.shape[-1]}."
+        )
     return _between("cdist", x, y, metric, kwargs)
 
 
@@ -211,14 +214,19 @@ def squareform(X: ArrayLike, force: str = "no", checks: bool = True) -> Tensor:
     if x.ndim == 1 and force.lower() != "tovector":
         n = int(np.ceil(np.sqrt(2 * x.size))) if x.size else 1
         if n * (n - 1) != 2 * x.size:
-            raise ShapeError(f"squareform: {x.size} is not the number of pairs of any number of points.")
+            raise ShapeError(
+                "squareform: a vector must have n * (n - 1) / 2 elements, one per pair of n points, but has "
+                f"{x.size}."
+            )
         i, j = np.triu_indices(n, 1)
         place = np.full((n, n), x.size)
         place[i, j] = place[j, i] = np.arange(x.size)
         return rec.concat(x, rec.astype(np.zeros(1), dtype=x.dtype), axis=-1)[place]
     if x.ndim == 2 and force.lower() != "tomatrix" and (not checks or x.shape[0] == x.shape[1]):
         return x[np.triu_indices(x.shape[0], 1)]
-    raise ShapeError(f"squareform: expected a vector or a square matrix, but got shape {x.shape}.")
+    raise ShapeError(
+        f"squareform: the argument must be a vector or a square matrix, but has shape {x.shape}."
+    )
 
 
 if TYPE_CHECKING:

@@ -68,13 +68,16 @@ class Distribution:
         names = (*self.shapes, *self.last)
         if len(args) > len(names):
             raise InputError(
-                f"{self.name}.{method} takes {', '.join(names)} after the argument, not {len(args)} more."
+                f"{self.name}.{method}: after the first argument come at most {len(names)} parameters "
+                f"({', '.join(names)}), but {len(args)} were passed."
             )
         given = dict(zip(names, args, strict=False))
         for key, value in kwargs.items():
             if key not in names or key in given:
-                state = "twice" if key in given else "which it does not have"
-                raise InputError(f"{self.name}.{method}: got {key}=, {state}; it takes {', '.join(names)}.")
+                state = "was passed twice" if key in given else "does not exist"
+                raise InputError(
+                    f"{self.name}.{method}: the parameter {key} {state}.  The parameters: {', '.join(names)}."
+                )
             given[key] = value
         for key in self.shapes:
             if key not in given:
@@ -89,7 +92,9 @@ class Distribution:
         found = [None if p else asarray(v) for v, p in zip(values, plain, strict=True)]
         floats = [t.dtype for t in found if t is not None and differentiable(t.dtype)]
         if any(d.kind == "c" for d in floats):
-            raise InputError(f"{self.name}: the distribution is one of real numbers, but got complex ones.")
+            raise InputError(
+                f"{self.name}: the argument and the parameters must be real, but one is complex."
+            )
         dtype = np.result_type(*floats) if floats else get_default_dtype()
         tensors = [
             asarray(np.asarray(v, dtype)) if t is None else t for v, t in zip(values, found, strict=True)

@@ -69,12 +69,15 @@ def _located(op: str, x: Any, loc: Any, shape: Any) -> tuple[Tensor, Tensor, tup
         matrix = matrix * eye(dim, dtype=matrix.dtype)
     if matrix.shape != (dim, dim) or (centre is not None and centre.ndim and centre.shape != (dim,)):
         where = () if centre is None else centre.shape
-        raise ShapeError(f"{op}: the matrix has shape {matrix.shape}, but the location {where}.")
+        raise ShapeError(
+            f"{op}: the matrix must have shape (n, n) and the location (n,), but they have shapes "
+            f"{matrix.shape} and {where}."
+        )
     x = floating(op, x)
     if x.ndim == 0 or (x.ndim == 1 and dim == 1):
         x = rec.reshape(x, shape=(*x.shape, 1))
     if x.shape[-1] != dim:
-        raise ShapeError(f"{op}: the last axis of {x.shape} must have length {dim}.")
+        raise ShapeError(f"{op}: the last axis of x must have length {dim}, but x has shape {x.shape}.")
     away = x if centre is None else x - centre
     lead = away.shape[:-1]
     columns = rec.matrix_transpose(rec.reshape(away, shape=(math.prod(lead), dim)))
@@ -92,7 +95,10 @@ class _Normal(_Density):
     def logpdf(self, x: Any, mean: Any = None, cov: Any = 1, allow_singular: bool = False) -> Tensor:
         """Return the logarithm of the density; the covariance must be positive definite."""
         if allow_singular:
-            raise InputError("multivariate_normal: a singular covariance has no density that differentiates.")
+            raise InputError(
+                "multivariate_normal: allow_singular=True is not supported for tensors, because the density "
+                "of a singular covariance has no derivative."
+            )
         columns, factor, lead, dim = _located("multivariate_normal", x, mean, cov)
         squares, log_det = _distance(columns, factor, lead)
         return -0.5 * (squares + log_det + dim * math.log(2 * math.pi))
@@ -123,7 +129,8 @@ class _Dirichlet(_Density):
             x = concat([x, 1 - sum(x, axis=0, keepdims=True)])
         if x.shape[0] != alpha.shape[0]:
             raise ShapeError(
-                f"dirichlet: the first axis of {x.shape} must have length {alpha.shape[0]}, or one less."
+                f"dirichlet: the first axis of x must have length {alpha.shape[0]} or {alpha.shape[0] - 1}, "
+                f"but x has shape {x.shape}."
             )
         powers = rec.reshape(alpha - 1, shape=(-1, *(1,) * (x.ndim - 1)))
         size = rec.gammaln(sum(alpha)) - sum(rec.gammaln(alpha))
@@ -157,7 +164,9 @@ class _Wishart(_Density):
         if x.ndim == 0:
             x = rec.reshape(x, shape=(1, 1))
         if x.shape[:2] != (p, p):
-            raise ShapeError(f"wishart: the first two axes of {x.shape} must have length {p}.")
+            raise ShapeError(
+                f"wishart: the first two axes of x must have length {p}, but x has shape {x.shape}."
+            )
         matrices = moveaxis(moveaxis(x, 0, -1), 0, -1) if x.ndim > 2 else x
         df = floating("wishart", df)
         logs = [2 * sum(rec.log(diagonal(cholesky(m))), axis=-1) for m in (matrices, scale)]
