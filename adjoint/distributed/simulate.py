@@ -120,7 +120,8 @@ def simulate(size: int, work: Callable[[Group], T], *, timeout: float = 60.0) ->
         try:
             results[rank] = work(group)
             if board.why is None:
-                group._meet(_LEFT, "the end of the program")
+                end = "the end of the program"  # behind sums that are still under way
+                group.wait(group.submit(end, lambda: group._meet(_LEFT, end)))
         except BaseException as error:
             if not isinstance(error, RankError) or board.why is None:
                 errors.append(error)

@@ -190,5 +190,5 @@ def _poisson_quantile(u: Any, lam: Any) -> Any:
     return np.where((lam == 0) | (special.pdtr(0, lam) >= u), 0.0, k)
 
 
-poisson_quantile = define("poisson_quantile", _poisson_quantile, None, None, domain=((0.01, 0.99), (0.5, 30)),
+poisson_quantile = define("poisson_quantile", in_float32(_poisson_quantile), None, None, domain=((0.01, 0.99), (0.5, 30)),
                           reason="it is piecewise constant", reference="formula", doc="Return the number of events that the fraction x of Poisson draws of mean y do not exceed.")  # fmt: skip

@@ -37,11 +37,18 @@ def __dir__() -> list[str]:
 
 
 def _joined(
-    op: str, equation: Callable[[Tensor], Tensor], x0: Any, result: Any, bounds: Any, refused: str = ""
+    op: str,
+    equation: Callable[[Tensor], Tensor],
+    x0: Any,
+    result: Any,
+    bounds: Any,
+    refused: str = "",
+    **values: Callable[[Tensor], Any],
 ) -> Any:
     """Return a result whose solution depends on the tensors that its equation uses.
 
-    Unknowns at a bound stay there.
+    Unknowns at a bound stay there. ``values`` are functions that compute other entries of the result at the
+    solution. Derivatives that the solver estimated would be constants, so they are left out.
     """
     if not grad_mode.get() and not special.count:
         return result
@@ -62,6 +69,10 @@ def _joined(
         return result
     solution = joined_solution(op, free, asarray(flat))
     result.x = FlatTree(op, x0, np.float64).unflatten(solution)
+    if varies(solution):
+        result.update({name: compute(solution) for name, compute in values.items()})
+        for name in ("jac", "hess", "hess_inv", "grad"):
+            result.pop(name, None)
     return result
 
 
@@ -141,8 +152,9 @@ def minimize(
     Returns
     -------
     OptimizeResult
-        SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x`` to the tensors that the function
-        uses; unknowns at a bound do not move.
+        SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x`` and ``fun`` to the tensors that the
+        function uses; unknowns at a bound do not move.  If there are such tensors, the result has no ``jac``
+        and no ``hess_inv``, which would be constants.
 
     Raises
     ------
@@ -164,8 +176,11 @@ def minimize(
         more["constraints"] = constraints
     result = solvers.minimize(f, x0, _all(args), method, **more)
     flat = FlatTree("minimize", x0, np.float64)
-    slope = grad(lambda x: f(flat.unflatten(x), *_all(args)))
-    return _joined("minimize", slope, x0, result, bounds, "constraints" if limited else "")
+
+    def value(x: Tensor) -> Any:
+        return f(flat.unflatten(x), *_all(args))
+
+    return _joined("minimize", grad(value), x0, result, bounds, "constraints" if limited else "", fun=value)
 
 
 def root(
@@ -277,8 +292,9 @@ def least_squares(
     Returns
     -------
     OptimizeResult
-        SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x`` to the tensors that the function
-        uses; unknowns at a bound do not move.
+        SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x``, ``fun`` and ``cost`` to
+        the tensors that the function uses; unknowns at a bound do not move.  If there are such tensors, the
+        result has no ``jac`` and no ``grad``, which would be constants.
 
     Raises
     ------
@@ -312,7 +328,9 @@ def least_squares(
     if not hasattr(bounds, "lb"):
         low, high = (np.broadcast_to(np.asarray(b, float), result.x_flat.shape) for b in bounds)
         bounds = list(zip(low.tolist(), high.tolist(), strict=True))
-    return _joined("least_squares", grad(cost), x0, result, bounds)
+    return _joined(
+        "least_squares", grad(cost), x0, result, bounds, cost=cost, fun=lambda x: f(flat.unflatten(x))
+    )
 
 
 def curve_fit(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from adjoint import tree
 from adjoint.compiler.compile import compile
+from adjoint.compiler.machine import has_llvm
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
 from adjoint.train.compose import ComposedLoss
@@ -43,7 +44,8 @@ class CompiledLoss:
                 loss.backward()
             return loss, numbers, shares
 
-        self.native = compile(loss_and_backward)
+        # Native from the first call on: "auto" replays the first, so a resumed run would have other bits.
+        self.native = compile(loss_and_backward, backend="native" if has_llvm() else "replay")
         self.replay = compile(loss_and_backward, backend="replay")
 
     def __call__(self, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:

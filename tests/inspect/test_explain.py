@@ -152,7 +152,7 @@ def saturated():
 
 
 def saturated_tanh():
-    w = ad.tensor(np.full(9, 40.0), requires_grad=True)
+    w = ad.tensor(np.full(9, 400.0), requires_grad=True)  # where the derivative is 0 in float64
 
     def loss():
         return ad.tanh(w).sum()  # here

@@ -116,3 +116,23 @@ def test_linear_programs_are_those_of_scipy():
         O.linprog(ad.tensor([-1.0, -2.0], requires_grad=True), A_ub=[[1.0, 1.0]], b_ub=[4.0])
     with pytest.raises(ArgumentError, match="loss must be one of linear"):
         O.least_squares(lambda x: x, [1.0], loss="square")
+
+
+def test_values_at_the_solution_have_gradients_and_estimates_are_left_out() -> None:
+    def least(p):
+        return ad.scipy.optimize.minimize(lambda x: ((x - p) ** 2).sum() + (x**4).sum(), np.zeros(2))
+
+    p = np.array([0.5, 1.0])
+    x = least(p).x
+    np.testing.assert_allclose(
+        ad.grad(lambda p: least(p).fun)(p), -2 * (x - p), rtol=1e-5
+    )  # by the envelope theorem
+    assert {"jac", "hess_inv"} <= set(least(p)) and not {"jac", "hess_inv"} & set(
+        least(ad.tensor(p, requires_grad=True))
+    )
+
+    def fit(s):  # x = (s + 2) / 5
+        return ad.scipy.optimize.least_squares(lambda x: ad.array([x[0] - s, 2 * x[0] - 1]), np.zeros(1))
+
+    assert ad.grad(lambda s: fit(s).cost)(1.0) == pytest.approx(0.4)
+    assert ad.grad(lambda s: fit(s).fun.sum())(1.0) == pytest.approx(-0.4)
