@@ -48,7 +48,7 @@ def noting_reductions(found: Reductions | None) -> Iterator[None]:
 
 
 def is_noting() -> bool:
-    """Return whether reductions are noted here."""
+    """Return whether ``noting_reductions`` is active."""
     return _reductions.get() is not None
 
 

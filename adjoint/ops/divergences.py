@@ -46,7 +46,7 @@ kl_div = define("kl_div", in_float32(lambda x, y: _rel_entr(x, y) - x + y),
 
 
 def huber(delta: ArrayLike, r: ArrayLike) -> Tensor:
-    """Return Huber's loss: r²/2 up to ``delta``, from there on linear.
+    """Return Huber's loss: r²/2 up to ``delta``, and linear beyond.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ __all__ = ["Gammas"]
 
 
 class Gammas(Noise):
-    """Draws by quantiles; they need SciPy."""
+    """Base class: draws computed from quantiles, which require SciPy."""
 
     __slots__ = ()
 

@@ -20,7 +20,7 @@ __all__ = ["Noise", "as_float", "below", "check_values", "checked_size", "fittin
 
 
 class Noise:
-    """Draws of noise from NumPy's generator: the one door of all draws."""
+    """Base class: draw noise from NumPy's generator.  All draws are made here."""
 
     __slots__ = ("_numpy",)
 

@@ -20,7 +20,7 @@ def scipy_module(part: str) -> Any:
 
 
 def scipy_only(part: str, name: str) -> Any:
-    """Return a name of a module of SciPy; its functions take the values of tensors without a history."""
+    """Return a name of a module of SciPy; its functions accept tensors that do not require grad."""
     if name.startswith("_"):  # asked for by the import system
         raise AttributeError(f"module 'adjoint.scipy.{part}' has no attribute {name!r}")
     found = getattr(scipy_module(part), name, None)
@@ -50,6 +50,6 @@ class _Distribution:
 
 
 def scipy_method(distribution: str, name: str) -> Any:
-    """Return a method of a distribution of SciPy, for the values of tensors without a history."""
+    """Return a method of a distribution of SciPy, for tensors that do not require grad."""
     found = getattr(getattr(scipy_module("stats"), distribution), name)
     return numpy_only(found, f"scipy.stats.{distribution}") if callable(found) else found

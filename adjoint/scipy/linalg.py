@@ -339,7 +339,7 @@ def _without_derivative(name: str, why: str, instead: str) -> Callable[..., Any]
         "object",
     )
     def function(a: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return SciPy's result, and raise for a tensor with a history."""
+        """Return SciPy's result; raise an error for a tensor that requires grad."""
         if isinstance(a, Tensor) and a.requires_grad:
             refuse(name, why, instead)
         return scipy_only("linalg", name)(a, *args, **kwargs)
@@ -625,5 +625,5 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises for a tensor with a history."""
+        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
         return scipy_only("linalg", name)

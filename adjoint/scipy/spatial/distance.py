@@ -236,5 +236,5 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises for a tensor with a history."""
+        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
         return scipy_only("spatial.distance", name)

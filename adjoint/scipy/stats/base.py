@@ -106,7 +106,7 @@ class Distribution:
         return Frozen(self, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """Return SciPy's own method, which raises for a tensor with a history."""
+        """Return SciPy's own method, which raises an error for a tensor that requires grad."""
         if name.startswith("_"):
             raise AttributeError(name)
         if "name" not in vars(self):  # while it is copied or unpickled

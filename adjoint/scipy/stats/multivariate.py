@@ -41,7 +41,7 @@ class Multivariate:
         return Frozen(self, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """Return SciPy's own method, which raises for a tensor with a history."""
+        """Return SciPy's own method, which raises an error for a tensor that requires grad."""
         if name.startswith("_") or "name" not in vars(self):
             raise AttributeError(name)
         return scipy_method(self.name, name)
