@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.errors import InputError, ShapeError, TransformError
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Structure:
         return hash((str(self.kind), self.count))
 
     def __repr__(self) -> str:
-        return f"<structure of {self.count} leaves: {self.describe()}>"
+        return f"<structure of {words.count(self.count, 'leaf', 'leaves')}: {self.describe()}>"
 
     def describe(self) -> str:
         """Return the structure as text, with ``*`` for each leaf.
@@ -322,7 +323,10 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
     """
     given = list(leaves)
     if len(given) != structure.count:
-        raise InputError(f"tree.unflatten: the structure has {structure.count} leaves, but got {len(given)}.")
+        raise InputError(
+            f"tree.unflatten: the structure has {words.count(structure.count, 'leaf', 'leaves')}, but got "
+            f"{len(given)}."
+        )
     return _build(structure, iter(given))
 
 
@@ -375,7 +379,7 @@ def structure(tree: Tree) -> Structure:
     Examples
     --------
     >>> structure([1.0, None])
-    <structure of 1 leaves: [*, None]>
+    <structure of 1 leaf: [*, None]>
     """
     return flatten(tree)[1]
 
@@ -550,12 +554,13 @@ def _match(s: Structure, value: Any, name: str, into: list[Any], holes: bool) ->
         return
     if s.kind is Structure.STATIC:
         if s.rest is None and value is not None:
-            raise TransformError(f"{name} is a {type(value).__name__}, but None is expected there.")
+            raise TransformError(f"{name} is {words.a(type(value).__name__)}, but None is expected there.")
         return
     parts = _parts(value)
     if parts is None or parts[0] is not s.kind:
         raise TransformError(
-            f"{name} is a {type(value).__name__}, but a {s.kind.__name__} is expected: {s.describe()}."
+            f"{name} is {words.a(type(value).__name__)}, but {words.a(s.kind.__name__)} is expected: "
+            f"{s.describe()}."
         )
     given = dict(zip(parts[2], parts[1], strict=True))
     if holes:  # children without leaves may be missing

@@ -8,12 +8,11 @@ __all__ = ["a", "count"]
 def a(noun: str) -> str:
     """Return a noun with its article.
 
-    >>> a("int"), a("float"), a("ufunc")
-    ('an int', 'a float', 'a ufunc')
+    >>> a("int"), a("float"), a("ufunc"), a("ndarray")
+    ('an int', 'a float', 'a ufunc', 'an ndarray')
     """
-    vowel = noun[:1].lower() in tuple("aeiou") and not noun.lower().startswith(
-        ("uf", "uni", "use", "uint", "one")
-    )
+    sound = noun.lower()
+    vowel = sound.startswith((*"aeiou", "nd")) and not sound.startswith(("uf", "uni", "use", "uint", "one"))
     return f"{'an' if vowel else 'a'} {noun}"
 
 

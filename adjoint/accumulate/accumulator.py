@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from adjoint import words
 from adjoint.accumulate.doors import (
     MicroBatch,
     clipped_by,
@@ -128,7 +129,9 @@ class GradientAccumulator:
         if isinstance(params, AccumulationConfig) and config is None:
             params, config = None, params
         if clip is not None and not callable(clip):
-            raise InputError(f"GradientAccumulator: clip must be a function, not a {type(clip).__name__}.")
+            raise InputError(
+                f"GradientAccumulator: clip must be a function, not {words.a(type(clip).__name__)}."
+            )
         self.config = AccumulationConfig._of(config, options)
         self._clip = clip
         self._sums = Sums(self.config.compensated) if group is None else RankSums(group)
@@ -174,7 +177,7 @@ class GradientAccumulator:
             The name is already registered with a different shape or dtype.
         """
         if not isinstance(name, str):
-            raise InputError(f"register: the name must be a string, not a {type(name).__name__}.")
+            raise InputError(f"register: the name must be a string, not {words.a(type(name).__name__)}.")
         wanted = self.config.dtype if dtype is None else dtype
         old = self._sums.slots.get(name)
         if old is None:
@@ -292,7 +295,7 @@ class GradientAccumulator:
     def _checked(self, gradients: Mapping[str, Any]) -> list[Any]:
         if not isinstance(gradients, Mapping):
             raise InputError(
-                f"step: pass a dictionary of gradients by name, not a {type(gradients).__name__}."
+                f"step: pass a dictionary of gradients by name, not {words.a(type(gradients).__name__)}."
             )
         if (found := self._sums.matched(gradients)) is not None:
             return found
@@ -592,7 +595,7 @@ class GradientAccumulator:
         """
         optimizers = optimizers_of(optimizer)
         if scaler is not None and not isinstance(scaler, GradScaler):
-            raise InputError(f"apply: scaler must be an ad.GradScaler, not a {type(scaler).__name__}.")
+            raise InputError(f"apply: scaler must be an ad.GradScaler, not {words.a(type(scaler).__name__)}.")
         window = self._window
         self._check_whole()
         self._check_full()
@@ -791,6 +794,6 @@ class GradientAccumulator:
     def __repr__(self) -> str:
         window = self._window
         return (
-            f"<GradientAccumulator, {len(self.names)} parameters, {window.micro_batches} of "
+            f"<GradientAccumulator, {words.count(len(self.names), 'parameter')}, {window.micro_batches} of "
             f"{self.config.accumulation_steps} micro-batches, weight {window.weight:g}>"
         )

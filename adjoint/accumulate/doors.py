@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.accumulate.foreign import checked_weight, checked_whole, gradient_array, quoted, sum_dtype
 from adjoint.config import special
 from adjoint.core.convert import asarray
@@ -57,7 +57,7 @@ def named_params(params: Any) -> list[tuple[str, Tensor]]:
     else:
         raise InputError(
             "GradientAccumulator: parameters must be a list or a dictionary of tensors, "
-            f"not a {type(params).__name__}."
+            f"not {words.a(type(params).__name__)}."
         )
     if not found:
         raise InputError(
@@ -343,7 +343,7 @@ def optimizers_of(given: Any) -> list[Any]:
             raise InputError(f"apply: {name} is a class.  Pass an instance: {name}(…).")
         if not (hasattr(optimizer, "step") or hasattr(optimizer, "apply") or callable(optimizer)):
             raise InputError(
-                f"apply: a {type(optimizer).__name__} is not an optimiser: it has neither step() nor "
+                f"apply: {words.a(type(optimizer).__name__)} is not an optimiser: it has neither step() nor "
                 "apply(gradients)."
             )
     return found

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy import ndarray
 
+from adjoint import words
 from adjoint.accumulate.sums import WIDE, Buffer, Slot, Sums
 from adjoint.config import no_grad
 from adjoint.core.sparse import SparseRows
@@ -287,7 +288,8 @@ class Ranks:
         """Check that all ranks have the same parameters, and copy the values of rank 0 to all ranks."""
         if not (hasattr(group, "gather") and hasattr(group, "start_sum")):
             raise InputError(
-                f"GradientAccumulator: group must be a distributed.Group, not a {type(group).__name__}.\n"
+                f"GradientAccumulator: group must be a distributed.Group, not "
+                f"{words.a(type(group).__name__)}.\n"
                 "  Pass group=distributed.world() for all ranks."
             )
         if not params:

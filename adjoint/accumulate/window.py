@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.accumulate.foreign import checked_sum_dtype, checked_whole, quoted
 from adjoint.core.node import Handle, HookList
 from adjoint.errors import AdjointError, ArgumentError, InputError
@@ -69,9 +70,9 @@ class AccumulationConfig:
         for name in ("normalize", "compensated"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"{name} must be True or False, but is {getattr(self, name)!r}.")
-        for name, words in _WORDS.items():
-            if getattr(self, name) not in words:
-                known = ", ".join(map(repr, words))
+        for name, allowed in _WORDS.items():
+            if getattr(self, name) not in allowed:
+                known = ", ".join(map(repr, allowed))
                 raise ArgumentError(f"{name} must be one of {known}, but is {getattr(self, name)!r}.")
         if self.max_grad_norm is not None:
             object.__setattr__(self, "max_grad_norm", check_max_norm(self.max_grad_norm, "max_grad_norm"))
@@ -91,7 +92,8 @@ class AccumulationConfig:
             )
         if config is not None and not isinstance(config, AccumulationConfig):
             raise InputError(
-                f"GradientAccumulator: config must be an AccumulationConfig, not a {type(config).__name__}.\n"
+                f"GradientAccumulator: config must be an AccumulationConfig, not "
+                f"{words.a(type(config).__name__)}.\n"
                 "  Pass the number of micro-batches as accumulation_steps=…."
             )
         known = [f.name for f in fields(cls)]
@@ -297,7 +299,7 @@ class Listeners:
                 f"on: the event must be one of {', '.join(map(repr, self._lists))}, not {kind!r}."
             )
         if not callable(callback):
-            raise ArgumentError(f"on: a callback must be a function, not a {type(callback).__name__}.")
+            raise ArgumentError(f"on: a callback must be a function, not {words.a(type(callback).__name__)}.")
         return self._lists[kind].add(callback)
 
     def send(self, kind: str, of: Any, **facts: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.cli.target import arguments_of, check_count, function_of, run_user_code
 from adjoint.core.convert import asarray
 from adjoint.core.tensor import Tensor
@@ -103,5 +104,5 @@ def _said(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.item() if value.size == 1 else f"a tensor of shape {value.shape}"
     if isinstance(value, (list, tuple)):
-        return f"{len(value)} results"
-    return f"a {type(value).__name__}"
+        return words.count(len(value), "result")
+    return words.a(type(value).__name__)

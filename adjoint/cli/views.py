@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import inspect
+from adjoint import inspect, words
 from adjoint.cli.target import arguments_of, check_count, check_writable, function_of, run_user_code
 from adjoint.core.convert import tensor
 from adjoint.core.tensor import Tensor
@@ -113,7 +113,7 @@ def report(target: str, path: str) -> str:
     found: Any = run_user_code(function)
     if not isinstance(found, (Trainer, inspect.Recorder)):
         raise InputError(
-            f"{target} must return a Trainer or a Recorder, but returned a {type(found).__name__}.\n"
+            f"{target} must return a Trainer or a Recorder, but returned {words.a(type(found).__name__)}.\n"
             "  Create the trainer with a Recorder and return it: Trainer(…, callbacks=ad.inspect.Recorder())."
         )
     return f"wrote {inspect.report(found, path)}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint import words
 from adjoint.config import get_default_dtype, special
 from adjoint.core.conversion import check_conversion
 from adjoint.core.lifted import Lifted, tracing
@@ -148,7 +149,7 @@ def asarray(
         return data.clone() if copy else data
     if copy is False:
         raise ArgumentError(
-            f"asarray: a {type(data).__name__} cannot be converted to a tensor without a copy.  "
+            f"asarray: {words.a(type(data).__name__)} cannot be converted to a tensor without a copy.  "
             "Omit copy=False."
         )
     if isinstance(data, (list, tuple)) and _has_history(data):
@@ -197,7 +198,7 @@ def _array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
                 "the nested list is ragged: its rows differ in length, so it has no shape.\n"
                 "  Pad the rows to one length, or make one tensor per row."
             ) from None
-        raise InputError(f"cannot make a tensor from a {type(value).__name__}: {error}") from None
+        raise InputError(f"cannot make a tensor from {words.a(type(value).__name__)}: {error}") from None
     data = _numeric(data, value)
     if dtype is not None:
         data = _cast(data, checked_dtype(dtype), value)
@@ -246,7 +247,8 @@ def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
                 "Write a sparse matrix on the left: ad.scipy.sparse.csr_array(a) @ x.  For x @ a, use a.T."
             )
         raise DTypeError(
-            f"cannot make a tensor from a {type(value).__name__}: use numbers, arrays or nested lists.\n"
+            f"cannot make a tensor from {words.a(type(value).__name__)}: use numbers, arrays or nested "
+            f"lists.\n"
             f"  {instead}"
         )
     what = {"O": "Python objects", "U": "strings", "S": "bytes"}.get(kind, f"dtype {data.dtype}")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint import words
 from adjoint.core.convert import check_device
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import checked_shape
@@ -121,7 +122,7 @@ class SparseRows:
         return getattr(ufunc, method)(*dense, **kwargs)
 
     def __repr__(self) -> str:
-        return f"SparseRows({self.rows.size} rows of shape {self.shape}, {self.dtype})"
+        return f"SparseRows({words.count(self.rows.size, 'row')} of shape {self.shape}, {self.dtype})"
 
 
 def _added(a: Any, b: Any, out: Any = None, dtype: Any = None) -> Any:
@@ -158,7 +159,7 @@ class SparseGradient(Tensor):
     >>> import adjoint as ad
     >>> g = ad.sparse_gradient([1], [[2.0, 3.0]], (4, 2))
     >>> g
-    SparseGradient(1 rows of shape (4, 2), dtype=float64)
+    SparseGradient(1 row of shape (4, 2), dtype=float64)
     >>> g.sum()
     tensor(5., dtype=float64)
     """
@@ -286,7 +287,8 @@ class SparseGradient(Tensor):
         return _unpickle_rows, (self._rows.rows.copy(), self._rows.values.copy(), self.shape)
 
     def __repr__(self) -> str:
-        return f"SparseGradient({self._rows.rows.size} rows of shape {self.shape}, dtype={self.dtype})"
+        rows = words.count(self._rows.rows.size, "row")
+        return f"SparseGradient({rows} of shape {self.shape}, dtype={self.dtype})"
 
 
 def _unpickle_rows(rows: Array, values: Array, shape: tuple[int, ...]) -> SparseGradient:

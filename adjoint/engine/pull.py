@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.config import within
 from adjoint.core.lifted import Lifted, Unknown
 from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
@@ -217,7 +218,7 @@ def pull_joint(
     else:
         grads = op.joint(xp, g, out, *values, wanted=wanted, **node.params)
     if not isinstance(grads, (tuple, list)) or len(grads) != len(parents):
-        got = f"{len(grads)}" if isinstance(grads, (tuple, list)) else f"a {type(grads).__name__}"
+        got = f"{len(grads)}" if isinstance(grads, (tuple, list)) else words.a(type(grads).__name__)
         raise RuleError(
             f"the rule of {op.name!r} must return one gradient per argument, {len(parents)} in all, but "
             f"returned {got}."

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint import words
 from adjoint.config import check_workers, get_workers, grad_mode, special
 from adjoint.context import observer
 from adjoint.core.convert import tensor
@@ -499,7 +500,7 @@ def several_tensors(what: str, tensors: Any) -> list[Tensor]:
     found = list(tensors)
     for i, t in enumerate(found):
         if not isinstance(t, Tensor):
-            raise InputError(f"{what}[{i}] must be a tensor, but is a {type(t).__name__}.")
+            raise InputError(f"{what}[{i}] must be a tensor, but is {words.a(type(t).__name__)}.")
     if not found:
         raise InputError(f"{what} is empty.  Pass at least one tensor.")
     return found

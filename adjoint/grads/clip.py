@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint import words
 from adjoint.config import special, transform
 from adjoint.context import lent as _lent
 from adjoint.core.conversion import check_conversion
@@ -73,7 +74,7 @@ def _places(what: str, target: Any) -> list[_Place]:
         if not isinstance(t, Tensor):
             raise InputError(
                 f"{what} takes parameters (tensors with .grad), a Gradients store or a dictionary of "
-                f"gradients, but item {i} is a {type(t).__name__}."
+                f"gradients, but item {i} is {words.a(type(t).__name__)}."
             )
         if id(t) not in seen:
             seen.add(id(t))
@@ -99,7 +100,8 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
             found.append(_gradient_place(str(name), g, None, partial(target.__setitem__, name)))
         else:
             raise InputError(
-                f"{what}: {name!r} is a {type(g).__name__}, but a dictionary must contain parameters, or "
+                f"{what}: {name!r} is {words.a(type(g).__name__)}, but a dictionary must contain "
+                f"parameters, or "
                 "gradients that are arrays or tensors."
             )
     return [place for place in found if place is not None]

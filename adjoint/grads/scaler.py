@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.config import special
 from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.tensor import Tensor
@@ -341,6 +342,6 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
             found = found() if callable(found) else found
             return list(found.values() if isinstance(found, Mapping) else found)
     raise InputError(
-        f"the parameters of a {type(optimizer).__name__} are unknown: "
+        f"the parameters of {words.a(type(optimizer).__name__)} are unknown: "
         "it must have an attribute param_groups, params or parameters."
     )

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.convert import asarray
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import DTypeError, InputError, MissingGradientError, ShapeError
@@ -258,7 +259,7 @@ class Gradients:
 
     def __repr__(self) -> str:
         shapes = ", ".join(str(t.shape) for t in self)
-        return f"Gradients({len(self)} tensors: {shapes})" if len(self) else "Gradients(empty)"
+        return f"Gradients({words.count(len(self), 'tensor')}: {shapes})" if len(self) else "Gradients(empty)"
 
 
 def _rebuilt(pairs: list[tuple[Tensor, Tensor]]) -> Gradients:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextvars import Token
 from typing import Any
 
+from adjoint import words
 from adjoint.config import grad_mode, is_inference_mode_enabled, special, tapes
 from adjoint.core.lifted import enclosing
 from adjoint.core.node import Node
@@ -187,4 +188,4 @@ class Tape:
         return isinstance(root._node, Node) and root._node.seq in self._recorded
 
     def __repr__(self) -> str:
-        return f"<Tape, {self._state}, {len(self._recorded)} operations>"
+        return f"<Tape, {self._state}, {words.count(len(self._recorded), 'operation')}>"

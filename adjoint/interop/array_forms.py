@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import ops
+from adjoint import ops, words
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
@@ -52,8 +52,9 @@ def _piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> T
     functions = list(funclist)
     if len(functions) not in (len(conditions), len(conditions) + 1):
         raise ArgumentError(
-            f"np.piecewise: for {len(conditions)} conditions there must be {len(conditions)} or "
-            f"{len(conditions) + 1} functions, but got {len(functions)}."
+            f"np.piecewise: for {words.count(len(conditions), 'condition')} there must be "
+            f"{len(conditions)} or "
+            f"{words.count(len(conditions) + 1, 'function')}, but got {len(functions)}."
         )
     y: Any = our("zeros_like")(x)
     if len(functions) > len(conditions):

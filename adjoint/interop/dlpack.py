@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import check_device, resolved, tensor
 from adjoint.core.methods import attach
@@ -89,7 +90,7 @@ def from_dlpack(x: ArrayLike, /, *, device: str | None = None, copy: bool | None
     """
     check_device("from_dlpack", device)
     if not hasattr(x, "__dlpack__"):
-        raise InputError(f"from_dlpack: a {type(x).__name__} has no __dlpack__.  Use ad.tensor(x).")
+        raise InputError(f"from_dlpack: {words.a(type(x).__name__)} has no __dlpack__.  Use ad.tensor(x).")
     if isinstance(x, Tensor):
         return wrap(x.detach()._data) if copy is False else tensor(x)
     if copy is False:

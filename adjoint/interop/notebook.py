@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.methods import attach
 from adjoint.core.node import LEAF
 from adjoint.core.tensor import Tensor
@@ -216,7 +217,7 @@ def optimizer_html(optimizer: Any) -> str:
         [len(g.params), f"{sum(p.size for p in g.params):,}", *(g.hyper.get(k, "") for k in names)]
         for g in optimizer.groups
     ]
-    title = f"<b>{escape(type(optimizer).__name__)}</b> after {optimizer.step_count} steps"
+    title = f"<b>{escape(type(optimizer).__name__)}</b> after {words.count(optimizer.step_count, 'step')}"
     return f"<div>{title}</div>{table(rows, ('tensors', 'numbers', *names))}"
 
 

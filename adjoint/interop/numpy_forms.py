@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import ops, tree
+from adjoint import ops, tree, words
 from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import array_of, asarray, weak_array
 from adjoint.core.namespace import raw, rec
@@ -267,7 +267,10 @@ def _gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> A
     if len(spacing) == 1:
         spacing *= len(axes)
     if len(spacing) != len(axes):
-        raise ArgumentError(f"np.gradient: {len(spacing)} spacings for {len(axes)} axes.")
+        raise ArgumentError(
+            f"np.gradient: {words.count(len(spacing), 'spacing')} for "
+            f"{words.count(len(axes), 'axis', 'axes')}."
+        )
     if edge_order not in (1, 2):
         raise ArgumentError(f"np.gradient: edge_order must be 1 or 2, not {edge_order!r}.")
     parts = [_slope(f, h, a, edge_order) for h, a in zip(spacing, axes, strict=True)]

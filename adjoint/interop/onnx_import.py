@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.convert import asarray, tensor
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
@@ -111,7 +112,9 @@ class OnnxModule(Module):
     def forward(self, *inputs: Any) -> Any:
         """Compute the outputs; one tensor, or a tuple."""
         if len(inputs) != len(self._inputs):
-            raise InputError(f"the model takes {len(self._inputs)} inputs, but got {len(inputs)}.")
+            raise InputError(
+                f"the model takes {words.count(len(self._inputs), 'input')}, but got {len(inputs)}."
+            )
         values: dict[str, Any] = {"": None, **self._constants}
         values.update((name, getattr(self, own)) for name, own in self._stored.items())
         values.update(zip(self._inputs, map(asarray, inputs), strict=True))

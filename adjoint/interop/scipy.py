@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.config import no_grad
 from adjoint.core.convert import tensor
 from adjoint.core.tensor import Tensor, differentiable
@@ -219,7 +219,7 @@ class _Vectors:
         with no_grad():
             value = self.scalar(self.tree_of(x))
         if not isinstance(value, (Tensor, np.ndarray, np.generic, float)) or np.size(value) != 1:
-            got = f"shape {value.shape}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            got = f"shape {value.shape}" if isinstance(value, Tensor) else words.a(type(value).__name__)
             raise ShapeError(f"{self.name}: {name_of(self.f)} must return one number, but returned {got}.")
         return float(value)
 
@@ -250,7 +250,7 @@ class _Vectors:
         for i, leaf in enumerate(leaves):
             place = Place(structure, i, f"the result of {name_of(f)}")
             if not isinstance(leaf, Tensor):
-                raise TransformError(f"{self.name}: {place} is a {type(leaf).__name__}, not a tensor.")
+                raise TransformError(f"{self.name}: {place} is {words.a(type(leaf).__name__)}, not a tensor.")
             if not differentiable(leaf.dtype) or leaf.dtype.kind == "c":
                 raise DTypeError(f"{self.name}: {place} is {leaf.dtype}, but real floats are expected.")
         if not leaves:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
@@ -226,7 +227,7 @@ class LSTMCell(_Cell):
         x = self._input(x)
         if state is not None and (not isinstance(state, (tuple, list)) or len(state) != 2):
             raise InputError(
-                f"LSTMCell: the state must be a pair (hidden, cell), but is a {type(state).__name__}."
+                f"LSTMCell: the state must be a pair (hidden, cell), but is {words.a(type(state).__name__)}."
             )
         hidden, cell = (self._state(x, s) for s in ((None, None) if state is None else state))
         from_input, from_hidden = self._products(x, hidden)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.tensor import Tensor
 from adjoint.errors import AdjointError, ArgumentError, IndexingError, InputError
 from adjoint.nn.module import Module, Parameter
@@ -195,7 +196,7 @@ class _Keyed(Module):
 def _module(owner: Module, item: Any) -> Module:
     if not isinstance(item, Module):
         raise InputError(
-            f"{type(owner).__name__}: each item must be a module, but one is a {type(item).__name__}."
+            f"{type(owner).__name__}: each item must be a module, but one is {words.a(type(item).__name__)}."
         )
     return item
 
@@ -265,7 +266,8 @@ class Sequential(_Numbered):
             i = self.length - 1 - sum(1 for _ in layers)
             if i and isinstance(x, tuple):
                 raise InputError(
-                    f"Sequential: layer {i - 1}, {_called(self[i - 1])}, returned a tuple of {len(x)} items, "
+                    f"Sequential: layer {i - 1}, {_called(self[i - 1])}, returned a tuple of "
+                    f"{words.count(len(x), 'item')}, "
                     f"but layer {i}, {_called(self[i])}, does not accept a tuple.\n"
                     "  RNN, LSTM and GRU return (outputs, state): add the layer lambda pair: pair[0] after "
                     "them."

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Never, ParamSpec, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+from adjoint import words
 from adjoint.config import no_grad, special
 from adjoint.context import observer
 from adjoint.core.convert import asarray, tensor
@@ -503,7 +504,7 @@ class Module:
         if not isinstance(state, Mapping):
             raise InputError(
                 "load_state_dict: the state must be a mapping of names to values, such as state_dict() "
-                f"returns, not a {type(state).__name__}."
+                f"returns, not {words.a(type(state).__name__)}."
             )
         ours = self._everything()
         problems = []
@@ -557,7 +558,7 @@ class Module:
         count = sum(p.size for p in tensors)
         # a module of gradients has tensors that are not parameters
         frozen = sum(p.size for p in tensors if not p.requires_grad and _made.get(id(p)) is p)
-        numbers = f"  # {count:,} parameters" if count else ""
+        numbers = f"  # {words.count(count, 'parameter')}" if count else ""
         if frozen:
             numbers += ", frozen" if frozen == count else f", {frozen:,} of them frozen"
         return f"{type(self).__name__}({self.extra_repr()}){numbers}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.core.convert import asarray
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
@@ -101,7 +101,8 @@ def functional_call(module: Module, params: Mapping[str, Any], *args: Any, **kwa
     """
     if not isinstance(params, Mapping):
         raise InputError(
-            f"functional_call: params must be a mapping of names to values, not a {type(params).__name__}."
+            f"functional_call: params must be a mapping of names to values, not "
+            f"{words.a(type(params).__name__)}."
         )
     named = module._everything()
     unknown = [str(k) for k in params if k not in named]

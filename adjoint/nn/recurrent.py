@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import number
@@ -219,9 +220,9 @@ class LSTM(_Recurrent):
         x, single = self._steps(x)
         if state is not None and (not isinstance(state, (tuple, list)) or len(state) != 2):
             what = (
-                f"a sequence of {len(state)} items"
+                f"a sequence of {words.count(len(state), 'item')}"
                 if isinstance(state, (tuple, list))
-                else f"a {type(state).__name__}"
+                else f"{words.a(type(state).__name__)}"
             )
             raise InputError(f"LSTM: the state must be a pair (hidden, cell), but is {what}.")
         hidden, cell = (self._start(x, single, s) for s in ((None, None) if state is None else state))

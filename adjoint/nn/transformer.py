@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
 from adjoint.nn import init
@@ -210,7 +211,7 @@ class TransformerDecoderLayer(_Layer):
 def _copies(owner: str, layer: Any, num_layers: int, kind: type[Module]) -> ModuleList:
     """Return copies of a layer with equal parameters; all share the random generators of the layer."""
     if not isinstance(layer, kind):
-        raise InputError(f"{owner}: the layer must be a {kind.__name__}, not {layer!r}.")
+        raise InputError(f"{owner}: the layer must be {words.a(kind.__name__)}, not {layer!r}.")
     sizes(owner, num_layers=num_layers)
     generators = {id(g): g for m in layer.modules() for g in m.__dict__.values() if isinstance(g, Generator)}
     return ModuleList([copy.deepcopy(layer, dict(generators)) for _ in range(num_layers)])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
@@ -608,7 +609,7 @@ def sliding_window_view(x: ArrayLike, window_shape: Lengths, axis: Axis = None) 
     if len(sizes) != len(axes):
         raise ShapeError(
             f"sliding_window_view: window_shape {sizes} has {len(sizes)} lengths, but the windows slide "
-            f"along {len(axes)} axes of shape {x.shape}.\n"
+            f"along {words.count(len(axes), 'axis', 'axes')} of shape {x.shape}.\n"
             "  Pass one length per axis, or choose the axes with axis=."
         )
     for i, (size, a) in enumerate(zip(sizes, axes, strict=True)):

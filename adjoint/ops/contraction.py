@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from adjoint import words
 from adjoint.core.batching import Batched, held
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
@@ -409,7 +410,8 @@ def _from_numbers(sublist: Array) -> str:
     if not isinstance(sublist, (list, tuple)):
         raise InputError(
             f"einsum: each operand must be followed by a list that numbers its axes, as in "
-            f"einsum(x, [0, 1], y, [1, 2], [0, 2]), but got a {type(sublist).__name__} instead of a list."
+            f"einsum(x, [0, 1], y, [1, 2], [0, 2]), but got {words.a(type(sublist).__name__)} instead of a "
+            f"list."
         )
     found = ""
     for item in sublist:
@@ -486,7 +488,8 @@ def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]
             )
     if len(terms) != len(shapes):
         raise ArgumentError(
-            f"einsum {subscripts!r}: the subscripts describe {len(terms)} operands, but {len(shapes)} were "
+            f"einsum {subscripts!r}: the subscripts describe {words.count(len(terms), 'operand')}, but "
+            f"{len(shapes)} were "
             f"passed (shapes {', '.join(map(str, shapes))})."
         )
     widths = [

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.config import grad_mode, special
 from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray
@@ -420,7 +421,7 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
     if len(conditions) != len(choices) or not choices:
         raise ArgumentError(
             "select: there must be one choice per condition, and at least one, but there are "
-            f"{len(conditions)} conditions and {len(choices)} choices."
+            f"{words.count(len(conditions), 'condition')} and {len(choices)} choices."
         )
     out = default
     for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):

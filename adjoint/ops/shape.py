@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.batching import Batched, held, ranked
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
@@ -657,7 +658,8 @@ def roll(x: ArrayLike, shift: Any, axis: Axis = None) -> Tensor:
         axes *= len(shifts)
     if len(shifts) != len(axes):
         raise ShapeError(
-            f"roll: there must be one shift per axis, but there are {len(shifts)} shifts and {len(axes)} "
+            f"roll: there must be one shift per axis, but there are {words.count(len(shifts), 'shift')} "
+            f"and {len(axes)} "
             "axes."
         )
     return rec.roll(x, shift=shifts, axis=axes)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.config import no_grad, special
 from adjoint.core.lifted import tracing
 from adjoint.core.namespace import dyn
@@ -51,7 +52,9 @@ class EMA:
         self.params: list[Tensor] = parameter_list("EMA", params)
         for i, p in enumerate(self.params):
             if not isinstance(p, Tensor):
-                raise InputError(f"EMA: parameters must be tensors, but params[{i}] is a {type(p).__name__}.")
+                raise InputError(
+                    f"EMA: parameters must be tensors, but params[{i}] is {words.a(type(p).__name__)}."
+                )
             if not differentiable(p.dtype):
                 raise DTypeError(f"EMA: parameters must be floats, but params[{i}] is {p.dtype}.")
         self.averages = [
@@ -90,8 +93,8 @@ class EMA:
                 writable(p)[...] = a
 
     def __repr__(self) -> str:
-        count = sum(p.size for p in self.params)
-        return f"EMA({len(self.params)} tensors, {count:,} numbers; decay={self.decay})"
+        numbers = words.count(sum(p.size for p in self.params), "number")
+        return f"EMA({words.count(len(self.params), 'tensor')}, {numbers}; decay={self.decay})"
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the averages, and the decay."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from adjoint import words
 from adjoint.config import grad_mode, special
 from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.namespace import Namespace, raw
@@ -103,7 +104,7 @@ class Optimizer:
             if isinstance(g, Mapping) != grouped:
                 raise InputError(
                     f"{type(self).__name__}: pass either parameters or groups, but element 0 is a "
-                    f"{type(given[0]).__name__} and element {i} is a {type(g).__name__}.\n"
+                    f"{type(given[0]).__name__} and element {i} is {words.a(type(g).__name__)}.\n"
                     '  Put single parameters into a group: {"params": [...]}.'
                 )
         for g in given if grouped else [{"params": given}]:
@@ -521,9 +522,9 @@ class Optimizer:
         self._paused = not any(g.hyper.get("lr") for g in self.groups)
 
     def __repr__(self) -> str:
-        count = sum(p.size for p in self.params)
+        numbers = words.count(sum(p.size for p in self.params), "number")
         hyper = ", ".join(f"{k}={v}" for k, v in self.groups[0].hyper.items() if v)
-        return f"{type(self).__name__}({len(self.params)} tensors, {count:,} numbers; {hyper})"
+        return f"{type(self).__name__}({words.count(len(self.params), 'tensor')}, {numbers}; {hyper})"
 
     def _repr_html_(self) -> str:
         return optimizer_html(self)
@@ -548,7 +549,8 @@ def parameter_list(kind: str, params: Any) -> list[Any]:
             else "\n  The module has no parameters: use nn.ModuleList for lists of layers."
         )
         raise InputError(
-            f"{kind}: pass parameters, not a {type(params).__name__}: {kind}(model.parameters()).{empty}"
+            f"{kind}: pass parameters, not {words.a(type(params).__name__)}: "
+            f"{kind}(model.parameters()).{empty}"
         )
     if isinstance(params, (Tensor, str)) or not isinstance(params, Iterable):
         raise InputError(f"{kind}: pass a list of parameters or of groups, not one {type(params).__name__}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from adjoint import words
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
@@ -23,7 +24,7 @@ def read_state(optimizer: Optimizer, state: Any) -> tuple[list[Read], int]:
     """Return (hyper-parameters, ratio, states and steps of the units) of each group, and the step count."""
     kind = type(optimizer).__name__
     if not isinstance(state, Mapping):
-        raise ArgumentError(f"{kind}: the state must be a dictionary, not a {type(state).__name__}.")
+        raise ArgumentError(f"{kind}: the state must be a dictionary, not {words.a(type(state).__name__)}.")
     missing = [k for k in ("kind", "step", "groups", "state", "steps") if k not in state]
     if missing:
         raise ArgumentError(f"{kind}: the state is missing the key {missing[0]!r}.")

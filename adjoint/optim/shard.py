@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint import words
 from adjoint.core.tensor import Tensor, read_only, writable
 from adjoint.distributed.group import Group as Ranks
 from adjoint.distributed.order import share
@@ -26,7 +27,7 @@ __all__ = ["ShardedUnit", "check_ranks"]
 def check_ranks(kind: str, shard: Any) -> None:
     """Raise if ``shard`` is not a group of ranks."""
     if not isinstance(shard, Ranks):
-        raise InputError(f"{kind}: shard must be a distributed.Group, not a {type(shard).__name__}.")
+        raise InputError(f"{kind}: shard must be a distributed.Group, not {words.a(type(shard).__name__)}.")
 
 
 class ShardedUnit(Unit):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
@@ -354,8 +355,9 @@ def _each(name: str, value: Any, count: int) -> list[Any]:
         return [value] * count
     if len(items) != count:
         raise ArgumentError(
-            f"gaussian_filter: {name} must be one number, or {count} values, one per axis, but has "
-            f"{len(items)} values."
+            f"gaussian_filter: {name} must be one number, or {words.count(count, 'value')}, one per axis, "
+            f"but has "
+            f"{words.count(len(items), 'value')}."
         )
     return items
 

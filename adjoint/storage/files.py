@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import DTypeError, FileError, InputError, MissingExtraError
@@ -260,7 +261,8 @@ def _encoded(value: Any, where: str, tensors: dict[str, Any]) -> Any:
         items = [_encoded(v, f"{where}.{i}" if where else str(i), tensors) for i, v in enumerate(value)]
         return {"kind": kind, "items": items}
     raise InputError(
-        f"ad.save: {where or 'the state'} is a {type(value).__name__}. Only arrays, numbers, strings, lists, "
+        f"ad.save: {where or 'the state'} is {words.a(type(value).__name__)}. Only arrays, numbers, "
+        f"strings, lists, "
         "tuples and dictionaries can be saved."
         + ("\n  Save its state_dict()." if callable(getattr(value, "state_dict", None)) else "")
     )
@@ -362,7 +364,7 @@ def _differences(expected: Any, got: Any, where: str) -> Any:
         yield from (f"{where}.{key}: not expected".lstrip(".") for key in got if key not in expected)
     elif isinstance(expected, (list, tuple)):
         if not isinstance(got, (list, tuple)) or len(got) != len(expected):
-            yield f"{here}: expected {len(expected)} items"
+            yield f"{here}: expected {words.count(len(expected), 'item')}"
             return
         for i, (a, b) in enumerate(zip(expected, got, strict=True)):
             yield from _differences(a, b, f"{where}.{i}".lstrip("."))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint import words
 from adjoint.core.tensor import Tensor
 
 __all__ = ["fitting"]
@@ -17,7 +18,7 @@ def fitting(value: Any, target: Any) -> ndarray[Any, Any] | str:
     try:
         array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
     except Exception:  # any error of a foreign object means that it is not an array
-        return f"is a {type(value).__name__}, not an array"
+        return f"is {words.a(type(value).__name__)}, not an array"
     wrong = []
     if array.shape != target.shape:
         wrong.append(f"has shape {array.shape}, needs {target.shape}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.config import enable_grad, is_grad_enabled, no_grad
 from adjoint.core.convert import tensor
 from adjoint.core.tensor import Tensor, differentiable
@@ -251,7 +252,9 @@ def _outputs(f: Function, args: Sequence[Any]) -> list[Tensor]:
     found = list(result) if isinstance(result, (list, tuple)) else [result]
     for i, y in enumerate(found):
         if not isinstance(y, Tensor):
-            raise InputError(f"gradcheck: f must return tensors, but output {i} is a {type(y).__name__}.")
+            raise InputError(
+                f"gradcheck: f must return tensors, but output {i} is {words.a(type(y).__name__)}."
+            )
         if differentiable(y.dtype) and y.dtype not in (np.float64, np.complex128):
             raise DTypeError(
                 f"gradcheck: output {i} of f is {y.dtype}, which has too few digits for finite "

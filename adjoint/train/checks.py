@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.core.user_code import warn
@@ -53,7 +54,7 @@ _NOT_CALLED = {f"on_{what}_{how}" for what in _BEGINNINGS for how in ("begin", "
 def check_arguments(trainer: Trainer) -> None:
     """Raise if an argument of the trainer has a wrong type or value."""
     if not isinstance(trainer.model, Module):
-        raise InputError(f"Trainer: the model must be a Module, not a {type(trainer.model).__name__}.")
+        raise InputError(f"Trainer: the model must be a Module, not {words.a(type(trainer.model).__name__)}.")
     functions = {
         "loss": trainer.loss,
         "schedule": trainer.schedule,
@@ -174,7 +175,7 @@ def check_monitors(followers: Iterable[Any], numbers: Collection[str]) -> None:
 def check_batches(where: str, loader: Any, pairs: bool) -> None:
     """Raise if a loader is not iterable, or contains arrays instead of pairs."""
     if not isinstance(loader, Iterable):
-        raise InputError(f"{where}: a loader must be iterable, not a {type(loader).__name__}.")
+        raise InputError(f"{where}: a loader must be iterable, not {words.a(type(loader).__name__)}.")
     parts = loader if isinstance(loader, (tuple, list)) else [loader]
     if pairs and any(isinstance(part, (np.ndarray, Tensor)) for part in parts):
         raise InputError(
@@ -204,7 +205,8 @@ def input_array(inputs: Any) -> np.ndarray[Any, Any]:
         array = np.asarray(None)
     if not array.ndim or array.dtype.kind in "OUS":
         raise InputError(
-            f"predict: the inputs must be one array with a row per input, not a {type(inputs).__name__}.\n"
+            f"predict: the inputs must be one array with a row per input, not "
+            f"{words.a(type(inputs).__name__)}.\n"
             "  For inputs of another form, call model.eval(), then the model itself under ad.no_grad()."
         )
     return array
@@ -213,7 +215,7 @@ def input_array(inputs: Any) -> np.ndarray[Any, Any]:
 def output_array(found: Any) -> np.ndarray[Any, Any]:
     """Return the outputs of a model as an array with one row per input."""
     if not isinstance(found, Tensor) or not found.ndim:
-        kind = "one number" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        kind = "one number" if isinstance(found, Tensor) else f"{words.a(type(found).__name__)}"
         raise InputError(
             f"predict: the model must return a tensor with a row per input, but returned {kind}.\n"
             "  For such a model, call model.eval(), then the model itself under ad.no_grad()."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.accumulate.ranks import Ranks, check_same
 from adjoint.config import no_grad
 from adjoint.core.tensor import Tensor
@@ -48,7 +48,7 @@ class Facts:
 def size_and_rank(group: Any) -> tuple[int, int]:
     """Return the number of ranks of a group, and this rank; raise if ``group`` is not a group."""
     if not isinstance(group, Group):
-        raise InputError(f"Trainer: group must be a distributed.Group, not a {type(group).__name__}.")
+        raise InputError(f"Trainer: group must be a distributed.Group, not {words.a(type(group).__name__)}.")
     return group.size, group.rank
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.accumulate.accumulator import GradientAccumulator
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray
@@ -153,7 +154,8 @@ class Trainer:
         )
         if metrics is not None and not isinstance(metrics, Mapping):
             raise InputError(
-                f"Trainer: metrics must be a dictionary of functions by name, not a {type(metrics).__name__}."
+                f"Trainer: metrics must be a dictionary of functions by name, not "
+                f"{words.a(type(metrics).__name__)}."
             )
         self.metrics = dict(metrics or {})
         self.weight, self.unit, self.compute = weight, unit, compute

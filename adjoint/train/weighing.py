@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray
 from adjoint.core.tensor import Tensor
@@ -64,7 +65,9 @@ def finished(
 ) -> tuple[Tensor, dict[str, float], float]:
     """Check the results of a batch; return the loss, the numbers to log and the weight."""
     if not isinstance(loss, Tensor):
-        raise InputError(f"Trainer: the loss must be a tensor of one number, not a {type(loss).__name__}.")
+        raise InputError(
+            f"Trainer: the loss must be a tensor of one number, not {words.a(type(loss).__name__)}."
+        )
     if loss.size != 1:
         raise ShapeError(
             f"Trainer: the loss must be one number, but has shape {loss.shape}.  Reduce it: loss.mean()."

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.config import grad_mode, special, within
 from adjoint.core.batched import _NOTHING, Batched
 from adjoint.core.convert import tensor
@@ -91,7 +91,8 @@ def _fronted(where: list[Place], leaves: list[Any], axes: list[Any]) -> tuple[li
             continue
         if not isinstance(leaf, (Tensor, np.ndarray, np.generic, int, float, complex)):
             raise TransformError(
-                f"vmap: {place} is a {type(leaf).__name__}, which has no axes.  Set its entry of in_axes "
+                f"vmap: {place} is {words.a(type(leaf).__name__)}, which has no axes.  Set its entry of "
+                f"in_axes "
                 "to None."
             )
         t = leaf if isinstance(leaf, Tensor) else tensor(leaf)
@@ -186,7 +187,7 @@ def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Struc
     for i, (out, data) in enumerate(zip(outputs, held, strict=True)):
         if not isinstance(out, (Tensor, np.ndarray, np.generic, int, float, complex)):
             place = Place(shape, i, f"the result of {name_of(f)}")
-            raise TransformError(f"vmap: {place} is a {type(out).__name__}, not a tensor.")
+            raise TransformError(f"vmap: {place} is {words.a(type(out).__name__)}, not a tensor.")
         if isinstance(data, Batched) and data.level == level:
             found.append((data.value, data.batched))
         else:

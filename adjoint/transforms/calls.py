@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.config import grad_mode, special, transform, within
 from adjoint.core.batched import Batched
 from adjoint.core.lifted import Lifted, Unknown, run_at
@@ -423,7 +423,7 @@ def _as_gradient(rule: Rule, i: int, found: Any, like: Any, recording: bool) -> 
     if not isinstance(found, Tensor):
         if not isinstance(found, (np.ndarray, np.generic, int, float, complex)) or isinstance(found, bool):
             raise RuleError(
-                f"the backward of {rule.name} returned a {type(found).__name__} as the gradient of "
+                f"the backward of {rule.name} returned {words.a(type(found).__name__)} as the gradient of "
                 f"{rule.argument(i)}.\n"
                 "  Return a tensor of the argument's shape, or None for zero."
             )

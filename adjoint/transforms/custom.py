@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.config import grad_mode
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import enclosing
@@ -166,7 +166,7 @@ def _outputs(name: str, result: Any) -> tuple[list[Tensor], tree.Structure]:
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, VALUES):
             place = Place(structure, i, f"the result of {name}")
-            raise TransformError(f"{place} is a {type(leaf).__name__}, not a tensor.")
+            raise TransformError(f"{place} is {words.a(type(leaf).__name__)}, not a tensor.")
     return [asarray(leaf) for leaf in leaves], structure
 
 
@@ -205,7 +205,7 @@ class _Custom(ABC):
         if self.fixed and self.fixed[-1] >= len(args):
             raise ArgumentError(
                 f"{self.kind}: nondiff_argnums={self.fixed} is out of range: {self.name} was called with "
-                f"{len(args)} arguments."
+                f"{words.count(len(args), 'argument')}."
             )
         given = _Arguments(self.f, args, self.fixed)
         rule = self._rule(given)
@@ -287,7 +287,7 @@ class _VjpRule(_CustomRule):
         fwd: Any = self.custom.fwd
         both = fwd(*self.args.all(tensors))
         if not isinstance(both, tuple) or len(both) != 2:
-            got = f"{len(both)} values" if isinstance(both, tuple) else f"a {type(both).__name__}"
+            got = words.count(len(both), "value") if isinstance(both, tuple) else words.a(type(both).__name__)
             raise RuleError(
                 f"custom_vjp: the forward of {self.name}, {name_of(fwd)}, must return (result, "
                 "residuals), but "
@@ -306,7 +306,7 @@ class _VjpRule(_CustomRule):
         found = bwd(*self.args.fixed.values(), kept.filled(residuals), g)
         moving = self.args.structure.children
         if not isinstance(found, (tuple, list)) or len(found) != len(moving):
-            got = f"{len(found)}" if isinstance(found, (tuple, list)) else f"a {type(found).__name__}"
+            got = f"{len(found)}" if isinstance(found, (tuple, list)) else words.a(type(found).__name__)
             raise RuleError(
                 f"custom_vjp: the backward of {self.name}, {name_of(bwd)}, must return a tuple with one "
                 "gradient "
@@ -386,7 +386,7 @@ class _JvpRule(_CustomRule, ForwardRule):
         primals = self.args.filled(tensors)
         both = rule(*self.args.fixed.values(), primals, self._directions(tangents))
         if not isinstance(both, tuple) or len(both) != 2:
-            got = f"{len(both)} values" if isinstance(both, tuple) else f"a {type(both).__name__}"
+            got = words.count(len(both), "value") if isinstance(both, tuple) else words.a(type(both).__name__)
             raise RuleError(
                 f"custom_jvp: the derivative of {self.name} must return (result, tangent), but returned "
                 f"{got}."

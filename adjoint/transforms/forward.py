@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.config import grad_mode
 from adjoint.core.record import tracked
 from adjoint.core.sparse import as_gradient_tensor
@@ -69,8 +69,8 @@ def jvp(
             )
     if len(primals) != len(tangents) or not primals:
         raise ArgumentError(
-            f"jvp: there must be one tangent per argument, but got {len(primals)} primals and "
-            f"{len(tangents)} tangents."
+            f"jvp: there must be one tangent per argument, but got {words.count(len(primals), 'primal')} and "
+            f"{words.count(len(tangents), 'tangent')}."
         )
     run, structures = record_call("jvp", f, tuple(primals), {}, range(len(primals)), has_aux)
     given = directions("jvp", run, structures, tangents)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.config import grad_mode, special, within
 from adjoint.core.batched import Batched, settled
 from adjoint.core.convert import tensor
@@ -214,7 +214,7 @@ class _Problem:
             if isinstance(t, (np.ndarray, np.generic)):  # the result of a transform called with arrays
                 t = found[i] = tensor(t)
             if not isinstance(t, Tensor):
-                raise TransformError(f"{self.name}: {place} is a {type(t).__name__}, not a tensor.")
+                raise TransformError(f"{self.name}: {place} is {words.a(type(t).__name__)}, not a tensor.")
             if t.shape != shape:
                 raise ShapeError(f"{self.name}: {place} has shape {t.shape}, but x has {shape} there.")
         return self.flat.flatten(found)

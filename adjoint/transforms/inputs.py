@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.config import grad_mode, special
 from adjoint.config import transform as transform_name
 from adjoint.core.convert import tensor
@@ -147,7 +147,7 @@ def as_input(
         found = tensor(leaf)
     else:
         raise TransformError(
-            f"{transform}: {Place(structure, index, start)} is a {kind_of(leaf)}, "
+            f"{transform}: {Place(structure, index, start)} is {words.a(kind_of(leaf))}, "
             "not a tensor, an array or a number.\n"
             "  Convert it (ad.tensor(np.asarray(x))), or pass argnums= without this argument."
         )
@@ -308,7 +308,11 @@ def record_call(
     run.aux = None
     if has_aux:
         if not isinstance(result, tuple) or len(result) != 2:
-            got = f"a {type(result).__name__}" if not isinstance(result, tuple) else f"{len(result)} values"
+            got = (
+                words.a(type(result).__name__)
+                if not isinstance(result, tuple)
+                else words.count(len(result), "value")
+            )
             raise TransformError(
                 f"{transform}: with has_aux=True {name_of(f)} must return (result, aux), but returned {got}."
             )
@@ -334,7 +338,7 @@ def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
         if not isinstance(leaf, Tensor):
             if not isinstance(leaf, _NUMBERS) or isinstance(leaf, bool):
                 raise TransformError(
-                    f"{transform}: {place} is a {kind_of(leaf)}, not a tensor, an array or a number.\n"
+                    f"{transform}: {place} is {words.a(kind_of(leaf))}, not a tensor, an array or a number.\n"
                     "  Return it beside the result with has_aux=True."
                 )
             # conversions to numbers never drop a history silently, so a number is a constant
@@ -358,7 +362,7 @@ def direction(transform: str, place: Place, like: Any, given: Any) -> Tensor:
         found = tensor(given, dtype=like.dtype)
     else:
         raise TransformError(
-            f"{transform}: {place} is a {kind_of(given)}, not a tensor, an array or a number."
+            f"{transform}: {place} is {words.a(kind_of(given))}, not a tensor, an array or a number."
         )
     if found.shape != like.shape:
         raise ShapeError(f"{transform}: {place} has shape {found.shape}, but {like.shape} is expected.")

@@ -15,7 +15,7 @@ from typing import Any, Never
 
 import numpy as np
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.config import get_default_dtype, no_grad, special
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import Lifted, tracing
@@ -432,7 +432,7 @@ def _tensor(name: str, init: Any, k: int, leaf: Any) -> Tensor:
         raise InputError(
             f"{name}: a carry must consist of tensors, arrays and numbers, but "
             f"{tree.paths(init, 'carry')[k][0]} "
-            f"is a {type(leaf).__name__}."
+            f"is {words.a(type(leaf).__name__)}."
         ) from error
     if special.count:
         note_reading(t)

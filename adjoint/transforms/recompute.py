@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.config import grad_mode, special, watched
 from adjoint.core.batched import Batched, settled
 from adjoint.core.lifted import level_of
@@ -154,7 +154,7 @@ def checkpoint_sequential(
         chain = list(layers)
     except TypeError:
         raise InputError(
-            f"checkpoint_sequential: layers is a {type(layers).__name__}.  "
+            f"checkpoint_sequential: layers is {words.a(type(layers).__name__)}.  "
             "Pass a list of functions or modules."
         ) from None
     if not chain or not all(map(callable, chain)):

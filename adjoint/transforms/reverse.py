@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.config import grad_mode
 from adjoint.core.namespace import rec
 from adjoint.core.record import tracked
@@ -221,7 +221,8 @@ def check_one_number(transform: str, f: Any, run: Recorded) -> None:
     """Raise unless the result of a run is one real number."""
     if len(run.outputs) != 1:
         raise ShapeError(
-            f"{transform}: {name_of(f)} returned {len(run.outputs)} tensors, {run.structure.describe()}, "
+            f"{transform}: {name_of(f)} returned {words.count(len(run.outputs), 'tensor')}, "
+            f"{run.structure.describe()}, "
             "but a gradient needs one number.\n"
             "  Return one number; with has_aux=True, return (number, rest).  Use ad.jacobian for all "
             "derivatives."

@@ -520,7 +520,7 @@ def test_a_window_can_be_dropped_after_its_sums_left() -> None:
 def test_mistakes() -> None:
     w = ad.tensor(np.ones(2), requires_grad=True)
     alone = Group()
-    with pytest.raises(InputError, match=r"group must be a distributed\.Group, not a int"):
+    with pytest.raises(InputError, match=r"group must be a distributed\.Group, not an int"):
         ad.GradientAccumulator([w], group=3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="group= needs parameters"):
         ad.GradientAccumulator(group=alone)

@@ -253,11 +253,11 @@ def test_if_the_second_of_two_optimisers_raises_the_first_is_not_called_again():
 
 def test_what_is_no_optimiser_is_refused_before_anything():
     acc, w, v = two_parameters()
-    for bad, message in ((3, "a int is not an optimiser"), ([], "the list of optimisers is empty"),
+    for bad, message in ((3, "an int is not an optimiser"), ([], "the list of optimisers is empty"),
                          ([ad.optim.SGD([w, v], lr=0.5), None], "a NoneType is not an optimiser")):  # fmt: skip
         with pytest.raises(InputError, match=message):
             acc.apply(bad)
-    with pytest.raises(InputError, match=r"scaler must be an ad.GradScaler, not a int"):
+    with pytest.raises(InputError, match=r"scaler must be an ad.GradScaler, not an int"):
         acc.apply(ad.optim.SGD([w, v], lr=0.5), scaler=3)
     assert w.tolist() == [1.0, 2.0]
 

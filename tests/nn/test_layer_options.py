@@ -31,7 +31,7 @@ from adjoint import errors, nn
         ),
         (
             lambda: nn.LSTM(3, 5)(ad.ones((2, 6, 3)), (ad.ones((1, 2, 5)),)),
-            r"\(hidden, cell\), but is a sequence of 1 items",
+            r"\(hidden, cell\), but is a sequence of 1 item",
         ),
         (
             lambda: nn.GRU(3, 5)(ad.ones((2, 6, 3)), ad.ones((1, 3, 5))),

@@ -348,7 +348,7 @@ X, Y = np.ones((2, 3)), np.ones((4, 5))
         (lambda: ad.einsum("ij,jk->ik", X), ArgumentError,
          "einsum 'ij,jk->ik': the subscripts describe 2 operands, but 1 were passed (shapes (2, 3))."),
         (lambda: ad.einsum("ij->i", X, X), ArgumentError,
-         "einsum 'ij->i': the subscripts describe 1 operands, but 2 were passed (shapes (2, 3), (2, 3))."),
+         "einsum 'ij->i': the subscripts describe 1 operand, but 2 were passed (shapes (2, 3), (2, 3))."),
         (lambda: ad.einsum("ijk->i", X), ShapeError,
          "einsum 'ijk->i': the label 'ijk' of operand 0 is for 3 axes, but the operand has shape (2, 3).\n"
          "  Use one letter per axis, or ... for axes without a letter."),
@@ -374,7 +374,7 @@ X, Y = np.ones((2, 3)), np.ones((4, 5))
         (lambda: ad.einsum(X), InputError, 'einsum: subscripts must be a string, as in einsum("ij,jk->ik", x, y).'),
         (lambda: ad.einsum(X, Y), InputError,
          "einsum: each operand must be followed by a list that numbers its axes, as in einsum(x, [0, 1], y, [1, "
-         "2], [0, 2]), but got a ndarray instead of a list."),
+         "2], [0, 2]), but got an ndarray instead of a list."),
         (lambda: ad.einsum(X, [0, 52]), ArgumentError,
          "einsum: an axis label must be a number from 0 to 51 or Ellipsis, not 52."),
         (lambda: ad.tensordot(X, Y), ShapeError,

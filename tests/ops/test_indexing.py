@@ -465,7 +465,7 @@ MISTAKES = [
     (ShapeError, lambda: ad.put_along_axis(x34, [[0]] * 3, np.ones((3, 2)), axis=1),
      "put_along_axis: values of shape (3, 2) cannot be broadcast to the index of shape (3, 1)."),
     (ArgumentError, lambda: ad.select([x34 > 0], []),
-     "select: there must be one choice per condition, and at least one, but there are 1 conditions and 0 "
+     "select: there must be one choice per condition, and at least one, but there are 1 condition and 0 "
      "choices."),
     (InputError, lambda: ad.select([x34 > 0], 1.0),
      "select: conditions and choices must be lists of tensors, but got float."),

@@ -89,7 +89,7 @@ def test_a_trainer_with_slices_resumes_without_them(tmp_path: Path, size: int) -
 
 def test_mistakes() -> None:
     w = ad.tensor(np.ones(2), requires_grad=True)
-    with pytest.raises(InputError, match=r"SGD: shard must be a distributed\.Group, not a int"):
+    with pytest.raises(InputError, match=r"SGD: shard must be a distributed\.Group, not an int"):
         optim.SGD([w], shard=3)  # type: ignore[arg-type]
     model = nn.Linear(2, 1, rng=0)
     with pytest.raises(InputError, match="the optimiser's shard= must be the trainer's group"):

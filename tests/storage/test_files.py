@@ -185,7 +185,7 @@ def test_the_state_of_an_optimiser(path):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"a": [object()]}, "a.0 is a object"),
+        ({"a": [object()]}, "a.0 is an object"),
         ({"a": {1.5: 2}}, "keys must be strings or integers, but a has the key 1.5"),
         ({"a": np.array(["x"])}, "a has dtype <U1"),
         ({"a": b"bytes"}, "a is a bytes"),

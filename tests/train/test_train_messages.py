@@ -71,7 +71,7 @@ def with_class(**options: Any) -> Any:
         ),
         (
             lambda: trainer_of(model_of()).fit([(X, Y)], validate=3),
-            "fit(validate=…): a loader must be iterable, not a int.",
+            "fit(validate=…): a loader must be iterable, not an int.",
         ),
         (
             lambda: trainer_of(Returns(lambda y: (y, y))).predict(X),

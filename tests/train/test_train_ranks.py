@@ -302,7 +302,7 @@ def test_mistakes() -> None:
             group=group, **options,
         )  # fmt: skip
 
-    with pytest.raises(InputError, match=r"group must be a distributed\.Group, not a int"):
+    with pytest.raises(InputError, match=r"group must be a distributed\.Group, not an int"):
         made(3)
     with pytest.raises(ArgumentError, match="at least the number of ranks, 2, but is 1"):
         distributed.simulate(2, lambda g: made(g, accumulate=1))

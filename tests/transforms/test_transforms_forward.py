@@ -225,7 +225,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: ad.jvp(lambda x: x, 1.0, (1.0,)), InputError,
      "jvp: primals must be a tuple with one entry per argument, not float.\n  For one argument write (x,)."),
     (lambda: ad.jvp(lambda x: x, (1.0,), (1.0, 2.0)), ArgumentError,
-     "jvp: there must be one tangent per argument, but got 1 primals and 2 tangents."),
+     "jvp: there must be one tangent per argument, but got 1 primal and 2 tangents."),
     (lambda: ad.jvp(lambda x: x, (np.ones(2),), (np.ones(3),)), ShapeError,
      "jvp: tangents[0] has shape (3,), but (2,) is expected."),
     (lambda: ad.jvp(lambda x: x["a"], ({"a": 1.0},), ({"b": 1.0},)), TransformError,

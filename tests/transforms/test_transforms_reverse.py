@@ -209,7 +209,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
      "grad: n['k'][1] is bool, but only floats and complex numbers have derivatives.\n"
      "  Make it a float (x.astype(float), 3.0 for 3), or leave it out of argnums."),
     (lambda: ad.grad(loss)({"w": object()}), TransformError,
-     "grad: x['w'] is a object, not a tensor, an array or a number.\n"
+     "grad: x['w'] is an object, not a tensor, an array or a number.\n"
      "  Convert it (ad.tensor(np.asarray(x))), or pass argnums= without this argument."),
     (lambda: ad.grad(loss)("text"), TransformError, "grad: x contains no tensors: 'text'."),
     (lambda: ad.grad(nothing)(1.0), TransformError,

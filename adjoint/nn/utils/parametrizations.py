@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.config import no_grad
 from adjoint.core.shapes import canonical_axis, number_between, whole_number
 from adjoint.core.tensor import Tensor, writable
@@ -128,7 +129,9 @@ def _parametrize(module: Module, name: str, made: Module) -> None:
 
 def _weight(where: str, module: Any, name: str) -> Tensor:
     if not isinstance(module, Module):
-        raise InputError(f"{where}: the first argument must be a module, not a {type(module).__name__}.")
+        raise InputError(
+            f"{where}: the first argument must be a module, not {words.a(type(module).__name__)}."
+        )
     if name not in module._names("_parameters"):
         there = ", ".join(module._names("_parameters")) or "none"
         raise ArgumentError(

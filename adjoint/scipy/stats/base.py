@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import words
 from adjoint.config import get_default_dtype
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
@@ -68,7 +69,8 @@ class Distribution:
         names = (*self.shapes, *self.last)
         if len(args) > len(names):
             raise InputError(
-                f"{self.name}.{method}: after the first argument come at most {len(names)} parameters "
+                f"{self.name}.{method}: after the first argument come at most "
+                f"{words.count(len(names), 'parameter')} "
                 f"({', '.join(names)}), but {len(args)} were passed."
             )
         given = dict(zip(names, args, strict=False))
