@@ -165,7 +165,7 @@ class Buffer:
                 np.add(t, x, out=t)
 
     def put(self, slot: Slot, sums: Any) -> None:
-        """Store the sum of a parameter; a compensated sum has a second row with the rounding errors."""
+        """Store the summed gradients of a parameter, with a second row for rounding errors if compensated."""
         if self.fresh:
             self.open()
             self.arrays[0].fill(0)

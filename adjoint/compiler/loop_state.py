@@ -45,7 +45,7 @@ class _Draws:
         self.made: dict[int, Any] = {}
 
     def maker(self, source: Source) -> Callable[[], Any]:
-        """Return the function that makes the numbers of one draw; the first one makes all."""
+        """Return a function that gives the numbers of a source. The one of the first draws them all."""
         first = source is self.sources[0]
 
         def make() -> Any:

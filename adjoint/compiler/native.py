@@ -369,7 +369,7 @@ def _cuts(kernel: Kernel, threads: int) -> list[int]:
 
 
 def _plain(a: Any) -> Any:
-    """Return an array whose elements lie one after the other; a copy if they do not."""
+    """Return the array itself if it is contiguous, otherwise a contiguous copy."""
     a = np.asarray(a)  # a Python number is given as it is
     return a if a.flags.c_contiguous and a.flags.aligned else np.array(a, order="C")
 

@@ -353,7 +353,7 @@ def chunks_helped() -> int:
 
 
 def records(rows: list[tuple[int, int, list[int]]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the words of records ``(function, address of the arguments, cuts)``; cuts follow the records."""
+    """Pack jobs into words: a record per job (function, arguments, where its cuts start), then all cuts."""
     words = np.zeros(RECORD * len(rows) + sum(len(cuts) for _, _, cuts in rows), np.int64)
     place = RECORD * len(rows)
     for i, (function, args, cuts) in enumerate(rows):

@@ -159,7 +159,7 @@ class Recorder(Callback):
 
     @contextmanager
     def capture(self, parameters: Any = None, optimizer: Any = None) -> Iterator[None]:
-        """Return a context manager that watches one step, for the graph, times and sentences of the report.
+        """Return a context manager that records one training step: graph, times and findings.
 
         Parameters
         ----------

@@ -128,7 +128,7 @@ def _table(
 
 
 class Embedding(Module):
-    """Look rows of a trained table up by index.
+    """Look up rows of a trained table by index.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ class Pattern:
 
     @functools.cached_property
     def order(self) -> Any:
-        """The places of the elements of the transposed matrix among those of this one."""
+        """The permutation that transposes: element k of the transpose is element ``order[k]`` of this matrix."""
         return np.lexsort((self.rows, self.cols))
 
     @functools.cached_property

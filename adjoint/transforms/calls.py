@@ -198,7 +198,7 @@ def specs_of(outputs: list[Tensor]) -> list[tuple[Any, Any]]:
 
 
 def _evaluated(rule: Rule) -> Op:
-    """Make an op that runs a call at the next outer level, mapped over the batch."""
+    """Make an op that runs a call under the enclosing transform, for each element of the batch."""
     op = new_op(rule.name, (), False, 1)
 
     def outside(*values: Any) -> Any:

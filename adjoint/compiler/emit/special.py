@@ -80,7 +80,7 @@ CUBE_ROOT = (
 
 
 def cbrt(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit the cube root: a fit on one octave of 8, then two steps of Halley's rule."""
+    """Emit the cube root: a polynomial fit between 1 and 8, then two steps of Halley's rule."""
     scaled, shift = _normal(w, w.abs(x), lean)
     n, m = exponent_and_mantissa(w, scaled)
     # m is below 1 or above: move it to 1 … 2, so that three octaves are 1 … 8
