@@ -103,18 +103,17 @@ def is_watched(t: Any) -> bool:
 class watched(Generic[T]):  # noqa: N801  a context manager that reads as a function
     """Context manager: set a context variable, and count the block, so that ops read the variable.
 
-    An interrupt cannot leave the variable set.  It may leave the count too large, which only costs time.
+    An interrupt cannot leave the variable set.  It may leave ``special`` too large, which only costs time.
     """
 
-    def __init__(self, variable: ContextVar[T], value: T, counter: _Special = special) -> None:
+    def __init__(self, variable: ContextVar[T], value: T) -> None:
         self._variable = variable
         self._value = value
-        self._counter = counter
 
     def __enter__(self) -> None:
         self._before = self._variable.get()
         try:
-            self._counter.enter()
+            special.enter()
             self._variable.set(self._value)
         except BaseException:
             self._variable.set(self._before)
@@ -124,7 +123,7 @@ class watched(Generic[T]):  # noqa: N801  a context manager that reads as a func
         try:
             self._variable.set(self._before)
         finally:
-            self._counter.leave()
+            special.leave()
 
 
 def within(variable: ContextVar[T], value: T, function: Callable[..., R], *args: Any) -> R:

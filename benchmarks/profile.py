@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adjoint import config
+from adjoint.core.eager import UFUNCS
 from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import raw
 from adjoint.core.op import OPS
@@ -153,9 +154,10 @@ def noted_kernels(watch: Watch) -> Iterator[None]:
     for op in OPS.values():
         forward = op.forward
         noted = watch.kernel(op.name, forward)
+        held = UFUNCS.get(forward, forward)
         for cell in op.eager.__closure__ or ():
-            if cell.cell_contents is forward:
-                undo.append(functools.partial(setattr, cell, "cell_contents", forward))
+            if cell.cell_contents is held:
+                undo.append(functools.partial(setattr, cell, "cell_contents", held))
                 cell.cell_contents = noted
         for owner, name, new in (
             (op, "forward", noted),

@@ -34,7 +34,7 @@ from adjoint.core.record import (
 from adjoint.core.tensor import Tensor, differentiable, note_view
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
-__all__ = ["eager_of"]
+__all__ = ["UFUNCS", "eager_of"]
 
 Eager = Callable[..., Any]
 NO_PARAMS: dict[str, Any] = {}
@@ -43,7 +43,7 @@ recording = grad_mode.get
 new_tensor: Callable[[], Tensor] = functools.partial(object.__new__, Tensor)
 
 # On arrays an operator calls its ufunc, after it has looked for methods of both arguments.
-_UFUNCS: dict[Any, Callable[..., Any]] = {
+UFUNCS: dict[Any, Callable[..., Any]] = {
     operator.add: np.add, operator.sub: np.subtract, operator.mul: np.multiply, operator.truediv: np.divide,
 }  # fmt: skip
 
@@ -286,7 +286,7 @@ def eager_of(op: Op) -> Eager:
     rough = {i for i in range(arity) if not op.smooth(i)}
     saved = [None if rough and rough & set(bits) else op.keeps(wanted) for bits, wanted in _WANTED[arity]]
     numbers: tuple[Any, Any] = ({}, {}) if op.literals else (NUMBERS64, NUMBERS32)
-    forward = _UFUNCS.get(op.forward, op.forward)
+    forward = UFUNCS.get(op.forward, op.forward)
     return _path(arity, bool(op.params), op.costly)(op, forward, saved, *numbers)
 
 

@@ -70,9 +70,13 @@ class Rerun:
         since = next_seq()
         trace = tracing.get() if special.count else None
         mark = None if trace is None else trace.mark()
-        with watched(writes, log, logs):
+        logs.enter()
+        try:
             # this record is dropped soon, so saved tensors are not packed
-            result = within(saved_hooks, None, functools.partial(function, **kwargs), *args)
+            run = functools.partial(function, **kwargs)
+            result = within(writes, log, within, saved_hooks, None, run, *args)
+        finally:
+            logs.leave()
         if around is not None:
             for key, entry in log.items():
                 around.setdefault(key, entry)

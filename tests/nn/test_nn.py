@@ -300,7 +300,7 @@ def test_initial_values_are_seeded() -> None:
         (lambda: nn.TransformerEncoderLayer(4, 2, activation="tanh"), "activation must be 'relu' or 'gelu'"),
         (lambda: nn.LSTM(3, 2)(ad.ones((2, 4))), r"\(batch, length, 3\)"),
         (lambda: nn.Sequential(3), "layer 0 is 3"),
-        (lambda: nn.ModuleList([3]), "but one is a int"),  # type: ignore[list-item]
+        (lambda: nn.ModuleList([3]), "but one is an int"),  # type: ignore[list-item]
         (lambda: nn.init.xavier_normal((3,)), "at least two axes"),
         (lambda: nn.init.kaiming_normal(3), "at least two axes"),
         (lambda: nn.init.orthogonal(3), "at least two axes"),
