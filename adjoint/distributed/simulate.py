@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -44,11 +45,12 @@ class _ThreadGroup(Group):
         try:
             board.values[self.rank] = what, value
             board.barrier.wait(self.timeout)
-            found = list(board.values)
-            board.barrier.wait(self.timeout)
         except threading.BrokenBarrierError:
             self.broken = board.why or f"not all ranks made the call {what} within {self.timeout:g} s"
             raise RankError(self.broken) from None
+        found = list(board.values)
+        with suppress(threading.BrokenBarrierError):  # a rank failed after this call: the next one raises
+            board.barrier.wait(self.timeout)
         left = [rank for rank, (_, other) in enumerate(found) if other is _LEFT]
         if left and value is not _LEFT:
             self.broken = f"rank {left[0]} has left the program"
