@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from adjoint.scipy.fallback import scipy_only
 from adjoint.scipy.sparse import linalg
-from adjoint.scipy.sparse.arrays import SparseArray, constructor, diags_array, eye_array
-
-csr_array, csc_array, coo_array = map(constructor, ("csr_array", "csc_array", "coo_array"))
-csr_matrix, csc_matrix, coo_matrix = map(constructor, ("csr_matrix", "csc_matrix", "coo_matrix"))
+from adjoint.scipy.sparse.arrays import (
+    SparseArray,
+    coo_array,
+    coo_matrix,
+    csc_array,
+    csc_matrix,
+    csr_array,
+    csr_matrix,
+    diags_array,
+    eye_array,
+)
 
 __all__ = [
     "SparseArray",

@@ -18,7 +18,10 @@ from adjoint.scipy.fallback import scipy_module
 from adjoint.scipy.values import plain_values
 from adjoint.typing import ArrayLike
 
-__all__ = ["SparseArray", "constructor", "diags_array", "eye_array"]
+__all__ = [
+    "SparseArray", "coo_array", "coo_matrix", "csc_array", "csc_matrix", "csr_array", "csr_matrix",
+    "diags_array", "eye_array",
+]  # fmt: skip
 
 
 class SparseArray:
@@ -195,7 +198,7 @@ def as_sparse(a: Any) -> SparseArray:
     return SparseArray(dense[i, j], i, j, dense.shape)
 
 
-def constructor(name: str) -> Callable[..., SparseArray]:
+def _constructor(name: str) -> Callable[..., SparseArray]:
     """Return a function that makes sparse matrices from the arguments of a class of SciPy."""
 
     def make(
@@ -233,6 +236,10 @@ def constructor(name: str) -> Callable[..., SparseArray]:
     tensor([20.,  3.], dtype=float64)
     """
     return make
+
+
+csr_array, csc_array, coo_array = map(_constructor, ("csr_array", "csc_array", "coo_array"))
+csr_matrix, csc_matrix, coo_matrix = map(_constructor, ("csr_matrix", "csc_matrix", "coo_matrix"))
 
 
 def _made(name: str, arg1: Any, shape: Any) -> SparseArray:
