@@ -36,26 +36,30 @@ def collectives(group: distributed.Group) -> None:
 
 def fail(group: distributed.Group, what: str) -> None:
     """Let rank 1 fail while the others sum."""
-    group.sum(np.ones(4))  # everybody is there
-    if group.rank == 1:
-        say("now")
-        if what == "raise":
-            raise ValueError("rows are missing")
-        if what == "exit":
-            sys.exit(0)
-        if what == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if what == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        if what == "other calls":
-            group.gather(None, "a gather of rank 1")
     try:
+        group.sum(np.ones(4))  # everybody is there; a slow rank may hear of the failure in this call
+        if group.rank == 1:
+            say("now")
+            _misbehave(group, what)
         for _ in range(1000):
             group.sum(np.ones(4), "the sum of a step")
             time.sleep(1e-3)
     except distributed.RankError as error:
         say(f"rank {group.rank} raises {type(error).__name__}: {str(error).splitlines()[0]}")
         raise
+
+
+def _misbehave(group: distributed.Group, what: str) -> None:
+    if what == "raise":
+        raise ValueError("rows are missing")
+    if what == "exit":
+        sys.exit(0)
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if what == "other calls":
+        group.gather(None, "a gather of rank 1")
 
 
 def main(what: str) -> None:
