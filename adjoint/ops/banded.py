@@ -28,6 +28,8 @@ def _solve_banded(x: Array, y: Array, lower: int, upper: int) -> Any:
     solve = scipy_function("linalg", "solve_banded")
     lead, (bands, sides) = flat_lead((wide(x), 2), (wide(y), 2))
     out = np.empty(sides.shape, float_dtype(x, y))
+    kind = np.result_type(out.dtype, np.float32)  # SciPy no longer converts integers
+    bands, sides = bands.astype(kind, copy=False), sides.astype(kind, copy=False)
     for k in range(len(out) if out.size else 0):
         out[k] = solve((lower, upper), bands[k], sides[k], check_finite=False)
     return out.reshape(*lead, *y.shape[-2:])
