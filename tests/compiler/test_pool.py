@@ -84,13 +84,22 @@ def test_no_records_and_empty_chunks():
 
 @threaded
 def test_helpers_take_chunks():
-    work = Counting(200_000, [[200_000 * k // 64 for k in range(65)]] * 20)
+    helped = threading.Event()
+
+    def kernel(args, low, high, chunk, thread):
+        if thread == 0:
+            helped.wait(20)  # the caller's chunk ends when a helper has begun one
+        else:
+            helped.set()
+
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(kernel)
+    words = pool.records([(ctypes.cast(function, ctypes.c_void_p).value, 0, [0, 1, 2])])
     before, helpers = pool.chunks_helped(), pool.start(2)
-    for _ in range(200):  # the helper may be asleep at first
-        work.run(helpers)
-        if pool.chunks_helped() > before:
+    for _ in range(3):  # a helper that falls asleep just now does not hear the first call
+        RUN(pool.addresses()["run"])(words.ctypes.data, 1, helpers)
+        if helped.is_set():
             break
-    assert helpers == 1 and pool.chunks_helped() > before
+    assert helpers == 1 and helped.is_set() and pool.chunks_helped() > before
 
 
 def test_many_callers_at_once():
