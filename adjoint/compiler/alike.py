@@ -1,7 +1,8 @@
-"""Kernels of groups that are alike are written once: equal layers differ in their buffers alone.
+"""A cache of kernel texts: groups of nodes that differ only in their buffers share one text.
 
-The text of a kernel depends on the ops of its group, on the strides of what they read, and on which
-operands are the same; not on what the buffers are, and not on offsets in them.
+The layers of a network are usually such groups.  The text of a kernel depends on the ops of its group, on the
+strides of their operands, and on which operands are the same; it does not depend on the buffers or on offsets
+into them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from adjoint.compiler.simplify import Node, View
 
 __all__ = ["written"]
 
-Made = tuple[list[Kernel], int]  # kernels, and the bytes of workspace they need
+Made = tuple[list[Kernel], int]  # kernels, and the number of bytes of workspace that they need
 _LIMIT = 2000  # groups
-# by the form of a group: text, places of the slots, length, unit and cost of each kernel; workspace
+# key: the form of a group; value: (text, slots, length, unit, cost) of each kernel, and bytes of workspace
 _known: dict[Any, tuple[list[tuple[Any, ...]], int]] = {}
 
 
 def written(machine: Machine, group: Group, stored: Sequence[Node], write: Callable[[], Made]) -> Made:
-    """Return the kernels of a group: from one that is alike, or by ``write``."""
+    """Return the kernels of a group, and the bytes of workspace that they need.
+
+    They are made from the cached kernels of a group of the same form, or else by ``write()``.  ``stored`` are
+    the nodes of the group whose values are written to memory.
+    """
     form = _Form(group, {n.id for n in stored})
     key = machine, form.key
     found = _known.get(key)
@@ -46,25 +51,33 @@ def written(machine: Machine, group: Group, stored: Sequence[Node], write: Calla
 
 
 def _number(numbers: dict[tuple[int, int], int], slot: Slot) -> tuple[bool, int]:
-    """Return a slot as the number of a place, or as bytes of the workspace."""
+    """Return a slot in a form that does not name nodes.
+
+    ``(True, index into the places of the form)``, or ``(False, offset in the workspace)``.
+    """
     if slot.node is None:
         return False, slot.offset
     return True, numbers[slot.node.id, slot.offset]
 
 
 def _slot(places: list[tuple[Node, int]], slot: tuple[bool, int]) -> Slot:
+    """Return the slot that ``_number`` has encoded, for the nodes of this group."""
     inside, number = slot
     return Slot(*places[number]) if inside else Slot(None, number)
 
 
 class _Form:
-    """What the text of a group's kernels depends on: ``key``; and the places that slots may have."""
+    """The properties of a group that determine the text of its kernels.
+
+    ``key`` compares equal for groups that can share a text.  ``places`` numbers every (node, offset in bytes)
+    that a kernel may get the address of.
+    """
 
     def __init__(self, group: Group, stored: set[int]) -> None:
         self.group = group
         self.nodes: dict[int, Node] = {}
         self.seen: dict[int, int] = {}
-        self.places: dict[tuple[int, int], int] = {}  # of a node and bytes in it
+        self.places: dict[tuple[int, int], int] = {}  # (id of the node, offset in bytes): number
         self.parts: list[Any] = []
         for n in group.nodes:
             args = tuple([self._operand(a) for a in n.args])

@@ -1,6 +1,7 @@
 """LLVM IR that reads NumPy arrays and tensors, for the native entry and the native check of guards.
 
-Upper-case names stand for offsets of structs; whoever uses the text puts the numbers in.
+Upper-case names in the text are placeholders for offsets of struct members; the user of the text replaces
+them by numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ TEXT = r"""
 @ndarray = external global i8
 @tensor = external global i8
 
-; The array of an array or a tensor, else null.
+; Return an array itself, or the array of a tensor; null for other objects.
 define internal ptr @array_of(ptr %object) {
   %at.kind = getelementptr i8, ptr %object, i64 KIND
   %kind = load ptr, ptr %at.kind
@@ -38,7 +39,7 @@ no:
   ret ptr null
 }
 
-; Whether an array has a dtype and a shape; %spec has: dtype, number of axes, lengths.
+; Return whether an array has the dtype and shape of %spec, which holds: dtype, number of axes, lengths.
 define internal i1 @matches(ptr %array, ptr %spec) {
 entry:
   %at.dtype = getelementptr i8, ptr %array, i64 DTYPE

@@ -93,12 +93,12 @@ class Parameters:
 
 
 class Wanted(NamedTuple):
-    """What an argument must be: an array or a tensor, with its shape, dtype and kind of node."""
+    """The required type, shape, dtype and node of an argument."""
 
     kind: type
     shape: tuple[int, ...]
     dtype: Any
-    node: Any  # None, LEAF, or Node for a tensor that has one
+    node: Any  # None: no gradient; LEAF: requires grad; Node: computed by recorded ops
 
     @classmethod
     def of(cls, leaf: Any) -> Wanted:
@@ -108,7 +108,10 @@ class Wanted(NamedTuple):
 
 
 class Call:
-    """The arguments of one call: the leaves, those that are traced, and the key of its programs."""
+    """The arguments of one call: their leaves, the leaves that are traced, and the key of the program.
+
+    The leaves are the elements of the arguments that are not containers.
+    """
 
     __slots__ = ("key", "leaves", "moves", "moving", "structure")
 
@@ -144,11 +147,11 @@ class Call:
             self.moves.append(k)
             self.moving.append(leaf)
         modes = grad_mode.get(), get_default_dtype(), sink.get() is None
-        # structures are equal whatever the order of keys, but the leaves are in that order
+        # structures compare equal for any order of dict keys, but the order of the leaves depends on it
         self.key = (self.structure, tuple(signature), (*modes, tuple(_key_orders(self.structure))))
 
     def fixed(self) -> list[Any]:
-        """Return the leaves with None for arrays and tensors that are traced."""
+        """Return the leaves, with None in place of arrays and tensors that are traced."""
         found = list(self.leaves)
         for k in self.moves:
             if type(found[k]) is not float:
@@ -216,7 +219,7 @@ def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Par
 
 
 def _said(part: Any, paths: list[str]) -> str:
-    """Return one argument's part of the key as text."""
+    """Describe the part of a key that belongs to one argument."""
     if part is float:
         return "a float"
     if not isinstance(part[0], tuple):

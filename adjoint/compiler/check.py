@@ -27,7 +27,10 @@ _REMEDY = (
 
 
 def run_both(variant: Variant, call: Call, function: Callable[[], Any]) -> Any:
-    """Run the program, restore all state, and call the function; raise if results or state differ."""
+    """Run the program, restore all state, and call the function; raise if results or state differ.
+
+    Returns the result of the function.
+    """
     if sink.get() is not None:
         raise TransformError(
             'compiling("check"): gradients would be added to the open micro-batch twice.\n'
@@ -54,7 +57,7 @@ def run_both(variant: Variant, call: Call, function: Callable[[], Any]) -> Any:
 
 
 def _leave(found: Any) -> None:
-    """Copy the arrays of results that are tensors from outside, so that later writes do not change them."""
+    """Copy the arrays of returned tensors without a graph, so that restoring the state cannot change them."""
     for leaf in tree.leaves(found):
         if isinstance(leaf, Tensor) and leaf._node is None and type(leaf._data) is np.ndarray:
             leaf._data = leaf._data.copy()
@@ -74,6 +77,7 @@ class _State:
         self.generators = Generators.drawn_by([s.owner for s in variant.program.sources if s.kind == "draw"])
 
     def _units(self) -> Iterator[Any]:
+        """Yield the units of all optimisers; a unit is a set of parameters that is updated together."""
         for o in self.optimizers:
             for group in o.groups:
                 yield from group.units
@@ -95,7 +99,7 @@ class _State:
         return found
 
     def set_back(self, copies: list[tuple[str, Any]]) -> None:
-        """Restore the state from copies."""
+        """Restore the state from what ``copied`` returned."""
         values = iter([value for _, value in copies])
         for t in self.tensors:
             t._data = next(values)
@@ -117,6 +121,7 @@ class _State:
 
 
 def _same(a: Any, b: Any) -> bool:
+    """Return whether two values are equal bit for bit, including shape and dtype."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
     if isinstance(a, dict) and isinstance(b, dict):
@@ -127,7 +132,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _compare_results(name: str, found: Any, wanted: Any) -> None:
-    """Raise if the results of a program differ from those of the function."""
+    """Raise if the results of the program (``found``) differ from those of the function (``wanted``)."""
     if tree.structure(found) != tree.structure(wanted):
         raise TransformError(
             f"ad.compile: the compiled {name} and the function return different structures.\n{_REMEDY}"

@@ -104,12 +104,12 @@ class Compiled:
         self._backend = backend
         self._flush = bool(flush)
         self._limit = limit
-        self._variants: list[Variant] = []  # the one that was used last is first
+        self._variants: list[Variant] = []  # the most recently used is first
         self._reasons: list[str] = []
         self._lock = threading.RLock()
         _everyone.add(self)
         self._warned = False
-        self._ready: Callable[..., bool] | None = None  # the native check of the program that was used last
+        self._ready: Callable[..., bool] | None = None  # the native check of the most recently used program
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an instance, as a method does."""
@@ -163,6 +163,7 @@ class Compiled:
         return returned(found) if plain and (args or kwargs) else found
 
     def _on_tensors(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function with arrays converted to tensors."""
         leaves, structure = tree.flatten((args, kwargs))
         if any(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves):
             static = self._parameters.static_leaves(structure)
@@ -173,7 +174,7 @@ class Compiled:
         return self._f(*args, **kwargs)
 
     def _inline(self) -> bool:
-        """Return whether to call the function itself: inside a trace or transform, or if ops are observed."""
+        """Return whether to call the original function: in a trace or transform, or if ops are observed."""
         if tracing.get() is not None or enclosing.get() is not None:
             return True
         if transform.get() not in _DIFFERENTIATED:
@@ -216,7 +217,7 @@ class Compiled:
                 return v.reason(call)
         return call.difference(self._variants[0].key, self._parameters)
 
-    # Looking at it ---------------------------------------------------------------------------------
+    # Inspection ------------------------------------------------------------------------------------
 
     def program(self, *args: Any, **kwargs: Any) -> str:
         """Return the program for these arguments as text.  The function is traced, but not run.
@@ -282,7 +283,7 @@ class Compiled:
 
 
 class _Everyone:
-    """All compiled functions.  Their locks are acquired before a fork, so that they are free in the child."""
+    """All compiled functions; their locks are acquired before a fork, so that they are free in the child."""
 
     def __init__(self) -> None:
         self.functions: weakref.WeakSet[Compiled] = weakref.WeakSet()

@@ -1,8 +1,7 @@
-"""Ops as primitives: the namespace in which fused forwards and the rules here are evaluated on views of a
-graph.
+"""Lower ops to primitives: the namespace ``xp`` in which formulas are evaluated on views of a graph.
 
-An op is a primitive, or has a fused forward in its record, or a rule ``rule(xp, *args, **params)`` in
-``RULES``. All others are run by NumPy.
+An op is either a primitive, or has a formula in its op record (``fused``), or has a rule in ``RULES``: a
+function ``rule(xp, *args, **params)`` that returns its results.  NumPy runs all other ops.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from adjoint.core.shapes import Shape
 
 __all__ = ["RULES", "UFUNCS", "Primitives", "rule"]
 
-# The elementwise primitives, with the ufunc that has their dtypes.
+# The elementwise primitives, each with a ufunc that has the same rules for dtypes.
 UFUNCS: dict[str, Any] = {
     name: getattr(np, name)
     for name in """add subtract multiply divide negative sqrt maximum minimum fmax fmin copysign floor ceil
@@ -53,7 +52,7 @@ RULES: dict[str, Callable[..., Any]] = {}
 
 
 def rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function as the rule of ops."""
+    """Decorator: register a function as the lowering rule of the named ops."""
 
     def enter(f: Callable[..., Any]) -> Callable[..., Any]:
         RULES.update((n, f) for n in names)
@@ -64,7 +63,7 @@ def rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @functools.cache
 def _resolved(name: str, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the dtypes in which a primitive computes, and that of its result."""
+    """Return the dtypes to which a primitive casts its operands, then the dtype of its result."""
     try:
         found = UFUNCS[name].resolve_dtypes((*kinds, None))
     except TypeError:
@@ -75,7 +74,7 @@ def _resolved(name: str, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class Primitives:
-    """The namespace ``xp`` of one graph: an attribute per op."""
+    """The namespace ``xp`` of one graph; it has an attribute for each op."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -89,7 +88,7 @@ class Primitives:
         return found
 
     def apply(self, name: str, *args: Any, **params: Any) -> Any:
-        """Evaluate an op on views, arrays and numbers."""
+        """Add an op to the graph; its operands are views, arrays and numbers."""
         if name in UFUNCS:
             return self.ufunc(name, *args)
         if name in RULES:
@@ -100,11 +99,11 @@ class Primitives:
         return fused(self, *map(self.operand, args), **params)
 
     def operand(self, a: Any) -> Any:
-        """Return arrays as views; views and Python numbers are unchanged."""
+        """Return an array as a constant view; return views and Python numbers unchanged."""
         return self.graph.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a
 
     def view(self, a: Any, dtype: Any = None) -> View:
-        """Return a view of any value; a Python number gets a dtype."""
+        """Return a value as a view; a Python number becomes a constant of ``dtype``."""
         if isinstance(a, View):
             return a
         if isinstance(a, (np.ndarray, np.generic)):
@@ -112,7 +111,7 @@ class Primitives:
         return self.graph.constant(np.asarray(a, dtype))
 
     def ufunc(self, name: str, *args: Any) -> View:
-        """Evaluate an elementwise primitive with NumPy's dtypes."""
+        """Add an elementwise primitive, with the dtypes that NumPy would use."""
         args = tuple(map(self.operand, args))
         kinds = [_kind(a) for a in args]
         if all(isinstance(k, type) for k in kinds):  # Python numbers alone
@@ -128,7 +127,7 @@ class Primitives:
         return self.graph.elementwise(name, dtype, *views)
 
     def cast(self, x: View, dtype: Any) -> View:
-        """Return the values as another dtype."""
+        """Return a view cast to a dtype."""
         if x.dtype == dtype:
             return x
         if dtype not in DTYPES:
@@ -138,27 +137,27 @@ class Primitives:
     # Movement ----------------------------------------------------------------------------------------
 
     def flat(self, x: View) -> View:
-        """Return all elements along one axis."""
+        """Return a view reshaped to one axis."""
         return self.graph.reshape(x, (x.size,))
 
     def gather(self, x: View, positions: View) -> View:
-        """Return elements of a flat array at positions that are in range."""
+        """Return the elements of a flattened view at ``positions``, which must be in range."""
         table = self.graph.copied(self.flat(x))
         return self.graph.node("gather", (positions, table), None, positions.shape, x.dtype)
 
     def scatter(self, mode: str, base: View, positions: View, values: View) -> View:
-        """Return a flat array with values added, or set, at positions, in order."""
+        """Return a flat array with ``values`` added (mode "add") or assigned ("set") at ``positions``."""
         base = self.graph.copied(base)
         args = (base, self.graph.copied(positions), self.graph.copied(self.cast(values, base.dtype)))
         return self.graph.node("scatter", args, mode, base.shape, base.dtype)
 
     def zeros(self, shape: Shape, dtype: Any) -> View:
-        """Return zeros."""
+        """Return an array of zeros."""
         return self.graph.broadcast(self.graph.constant(np.zeros((), dtype)), shape)
 
 
 def _kind(a: Any) -> Any:
-    """Return the dtype of a value; the type of a Python number, which is weak."""
+    """Return the dtype of a value; for a Python number, its type."""
     if isinstance(a, View):
         return float if a.weak else a.dtype
     return _BOOL if type(a) is bool else type(a)  # a bool is not weak
@@ -170,17 +169,22 @@ _LN2, _LN10 = math.log(2.0), math.log(10.0)
 
 
 def _filled(number: float) -> Callable[[Any, View], View]:
+    """Return a rule that fills an array like ``x`` with a number."""
     return lambda xp, x: xp.graph.broadcast(xp.graph.constant(np.asarray(number, x.dtype)), x.shape)
 
 
 def _floats(x: View) -> View:
+    """Return the view if it has a floating-point dtype; otherwise raise ``NotNative``."""
     if x.dtype.kind != "f":
         raise NotNative(f"a function of {x.dtype}")
     return x
 
 
 def _bell(xp: Any, y: Any) -> Any:
-    """Return q / (1 + q)² with q = exp(y), y <= 0: with float32 a fifth of the time of cosh."""
+    """Return q / (1 + q)² with q = exp(y), y <= 0.
+
+    In float32 this takes a fifth of the time of cosh.
+    """
     q = xp.exp(y)
     d = 1 + q
     return q / (d * d)
@@ -258,7 +262,7 @@ def _pow(xp: Any, x: Any, y: Any) -> Any:
 
 
 def _whole_power(x: View, n: int) -> View:
-    """Return a power by repeated squares."""
+    """Return an integer power by repeated squaring."""
     found = None
     while n:
         if n & 1:
@@ -271,7 +275,7 @@ def _whole_power(x: View, n: int) -> View:
 
 @rule("ldexp")
 def _ldexp(xp: Any, x: Any, n: Any) -> Any:
-    """x · 2ⁿ by two factors, because 2ⁿ alone may overflow where the product does not."""
+    """Return x · 2ⁿ as several products, because 2ⁿ may overflow where x · 2ⁿ does not."""
     x, n = xp.view(x, _FLOAT64), xp.view(n, _INT64)
     if x.dtype.kind != "f":
         raise NotNative("ldexp of integers")
@@ -340,7 +344,7 @@ def _cosine(xp: Any, x: Any, y: Any) -> Any:
 
 @rule("sinc")
 def _sinc(xp: Any, x: Any) -> Any:
-    """sin(πx) = ± sin(π (x - n)) for whole n, which keeps the digits of large x."""
+    """Return sin(πx) / (πx)."""
     t = xp.where(_floats(x) == 0, 1.0e-20, x) * math.pi
     return xp.sin(t) / t
 
@@ -381,7 +385,7 @@ def _reduced(xp: Any, op: str, x: View, axis: Any, keepdims: bool, dtype: Any) -
 
 
 def _wide(dtype: Any) -> Any:
-    """Return the dtype of a sum."""
+    """Return the dtype of the sum of a dtype."""
     if dtype.kind == "f":
         return dtype
     return np.dtype(np.uint64) if dtype.kind == "u" else _INT64
@@ -401,6 +405,7 @@ def _prod(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def _count(x: View, axis: Any) -> int:
+    """Return the number of elements that a reduction over ``axis`` combines."""
     return math.prod(x.shape[a] for a in _axes(x, axis))
 
 
@@ -408,7 +413,7 @@ def _count(x: View, axis: Any) -> int:
 def _mean(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
     n = _count(x, axis)
     if not n:
-        raise NotNative("the mean of nothing")
+        raise NotNative("the mean over an empty axis")
     return _sum(xp, x, axis, keepdims) / n
 
 
@@ -417,8 +422,9 @@ RULES["min"] = lambda xp, x, axis, keepdims: _reduced(xp, "min", _some(x, axis),
 
 
 def _some(x: View, axis: Any) -> View:
+    """Return the view if the reduced axes are not empty; otherwise raise ``NotNative``."""
     if not _count(x, axis):
-        raise NotNative("an extreme of nothing")
+        raise NotNative("the maximum or minimum over an empty axis")
     return x
 
 
@@ -443,7 +449,7 @@ def _argmin(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def _place_of(xp: Any, op: str, x: View, axis: Any, keepdims: bool) -> View:
-    """Return the first index of an extreme: the least of the places where it is; NaN comes first."""
+    """Return the first index of the maximum or minimum, or of the first NaN if there is one."""
     axes = list(range(x.ndim)) if axis is None else _axes(x, axis)
     if len(axes) != 1:
         x = xp.flat(x) if len(axes) == x.ndim else x
@@ -476,7 +482,7 @@ def _std(xp: Any, x: Any, axis: Any, correction: Any, keepdims: bool) -> Any:
 
 @rule("vector_norm")
 def _vector_norm(xp: Any, x: Any, ord: float, axis: Any, keepdims: bool) -> Any:
-    """Scale by the largest element where powers overflow or underflow, as the op does."""
+    """Return the 2-norm; where squares overflow or underflow, scale by the largest element first."""
     if ord != 2 or _floats(x).dtype.kind != "f" or not _count(x, axis):
         raise NotNative(f"a norm of order {ord}")
     found = xp.sqrt(_sum(xp, x * x, axis, keepdims))
@@ -494,7 +500,10 @@ def _vector_norm(xp: Any, x: Any, ord: float, axis: Any, keepdims: bool) -> Any:
 
 @rule("matmul")
 def _matmul(xp: Any, a: Any, b: Any) -> Any:
-    """A product with one row or one column is a sum of elementwise products, which can be fused."""
+    """Return a matrix product.
+
+    A product with one row or one column is a sum of elementwise products, which can be fused.
+    """
     a, b = xp.view(a), xp.view(b)
     dtype = np.result_type(a.dtype, b.dtype)
     if dtype.kind != "f" or not a.ndim or not b.ndim:
@@ -548,6 +557,7 @@ def _attention(xp: Any, q: Any, k: Any, v: Any, m: Any, scale: float, causal: bo
 
 
 def _exponentials(xp: Any, q: Any, k: Any, m: Any, scale: float, causal: bool) -> Sequence[Any]:
+    """Return exp(s - max s) of the attention scores s, its row sums, max s, and the fully masked rows."""
     s = xp.matmul(q * scale, xp.matrix_transpose(k))
     if type(m) is not int:
         s = xp.where(m, s, -math.inf) if m.dtype == _BOOL else s + m

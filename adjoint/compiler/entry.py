@@ -1,8 +1,8 @@
-"""The native entry of a program: a built-in function that reads arrays, runs records and returns new arrays.
+"""The native entry of a program: a built-in function that reads arrays, runs kernels and returns new arrays.
 
-The function reads the structs of CPython and NumPy directly.  ``layout`` finds the offsets by looking at
-objects whose contents are known.  If something is not as expected, ``layout`` returns None, and programs must
-be run by Python code instead.
+The function reads the structs of CPython and NumPy directly.  ``layout`` finds the offsets of their members
+by inspecting objects whose contents are known.  If a member is not found, ``layout`` returns None, and
+programs are run by Python code instead.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ __all__ = ["Entry", "Given", "Layout", "Made", "Record", "layout"]
 
 
 class Layout(NamedTuple):
-    """Offsets in bytes."""
+    """The offsets in bytes of the struct members that the entry reads."""
 
-    kind: int  # of the type in every object
-    data: int  # of an ndarray: address, number of axes, shape, dtype, flags
+    kind: int  # the type of an object
+    data: int  # of an ndarray: address of the elements, number of axes, shape, dtype, flags
     ndim: int
     shape: int
     dtype: int
     flags: int
-    tensor: int  # of the array in a tensor
-    node: int  # of its node
-    version: int  # of its version
-    items: int  # of the items of a tuple
-    now: int  # of the number of the clock
+    tensor: int  # of a tensor: its array, node and version
+    node: int
+    version: int
+    items: int  # the first item of a tuple
+    now: int  # the counter from which tensors without a graph get their version
 
 
 class Record(NamedTuple):
-    """A kernel, its slots, and the cuts of its outermost loop into chunks.
+    """A kernel call: the address of the function, its slots, and the bounds of the chunks of its loop.
 
-    A slot is an address, or a tuple ``("given", k)`` or ``("made", k)``, with bytes to add as a third part.
+    A slot is an address; or ``("given", k)`` or ``("made", k)``, for the address of input or output ``k``,
+    with an offset in bytes as an optional third item.
     """
 
     function: int
@@ -50,10 +51,10 @@ class Record(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Where a value is read at each call, and what it must be.
+    """An input of the entry: where it is read at each call, and its required dtype and shape.
 
-    ``owner`` is a tensor or an array from outside, or the position of an argument that is one of them.
-    A number has no shape; it is stored as float64, and its slot has the address of it.
+    ``owner`` is a tensor, an array, or the position of an argument that is one of them.  For a Python number
+    the shape is None; it is stored as float64, and its slot has the address of that float64.
     """
 
     owner: int | Tensor | np.ndarray[Any, Any]
@@ -62,19 +63,19 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """An array that each call makes and returns."""
+    """An output of the entry: an array that is allocated at each call."""
 
     dtype: Any
     shape: tuple[int, ...]
 
 
-# Words of the header, of a row of what is given, and of a row of what is made; see ``Entry``.
+# Number of 64-bit words in the header, in the row of an input, and in the row of an output; see ``Entry``.
 _HEADER, _GIVEN, _MADE = 16, 8, 8
 
 
 @functools.cache
 def layout() -> Layout | None:
-    """Return where CPython and NumPy keep what the entry reads; None if it is not as expected."""
+    """Return the offsets that the entry reads; None if CPython or NumPy are not laid out as expected."""
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -86,18 +87,22 @@ def layout() -> Layout | None:
 
 
 def _words(address: int, count: int) -> list[int]:
+    """Return ``count`` 64-bit words at an address."""
     return list((ctypes.c_int64 * count).from_address(address))
 
 
 def _place(object_: Any, size: int, value: int) -> int:
-    """Return where a word of an object has a value; it must be there once."""
+    """Return the offset in bytes of the one word of an object that equals ``value``.
+
+    Raises AssertionError if there is none or more than one.
+    """
     words = _words(id(object_), size // 8)
     assert words.count(value) == 1
     return 8 * words.index(value)
 
 
 def _probed() -> Layout:
-    """Look for known addresses in arrays of several shapes, and check that all agree."""
+    """Find the offsets by searching arrays of several shapes for known addresses; assert that all agree."""
     arrays: list[Any] = [np.zeros((3, 5, 7), np.float32), np.ones((2, 4)), np.zeros((2, 3), order="F")]
     found: set[tuple[int, int, int, int, int, int]] = set()
     for a in arrays:
@@ -126,7 +131,7 @@ def _probed() -> Layout:
 
 
 def _offset(owner: Any, name: str) -> int:
-    """Return where an attribute in a slot is, by setting it to an object of its own."""
+    """Return the offset of a ``__slots__`` attribute, by setting the attribute to a new object."""
     mark, before = object(), getattr(owner, name)
     setattr(owner, name, mark)
     try:
@@ -135,7 +140,7 @@ def _offset(owner: Any, name: str) -> int:
         setattr(owner, name, before)
 
 
-# NumPy's table of C functions; the numbers of its entries never change.
+# Index of PyArray_NewFromDescr in NumPy's table of C functions; these indices never change.
 _NEW_FROM_DESCR = 94
 
 
@@ -165,6 +170,7 @@ def _address(function: Any) -> int:
 
 
 def _numpy_functions() -> list[int]:
+    """Return the start of NumPy's table of C functions, as addresses."""
     capsule = np._core._multiarray_umath._ARRAY_API  # type: ignore[attr-defined]  # not in the stubs
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -187,7 +193,7 @@ _METHODS: dict[int, _Method] = {}
 
 
 def _built_in(address: int, owner: Any, name: bytes = b"entry") -> Any:
-    """Return a built-in function; it holds its owner."""
+    """Return a built-in function for native code; the function keeps its ``owner`` alive."""
     if address not in _METHODS:
         _METHODS[address] = _Method(name, address, _FASTCALL, None)
     make = ctypes.pythonapi.PyCFunction_NewEx
@@ -196,7 +202,7 @@ def _built_in(address: int, owner: Any, name: bytes = b"entry") -> Any:
 
 
 class _Words(np.ndarray[Any, np.dtype[np.int64]]):
-    """The words that an entry reads, with all that they point to."""
+    """The words that an entry reads; ``held`` keeps alive the objects that they point to."""
 
     held: Any
 
@@ -204,30 +210,31 @@ class _Words(np.ndarray[Any, np.dtype[np.int64]]):
 class Entry:
     """A program as one built-in function.
 
-    ``entry.call(*arguments)`` returns a tuple of the arrays it made.  It returns NotImplemented if an
-    argument is not what the program was built for, if the program is running in another thread, or if one of
-    the bytes at the addresses ``checks`` is not 0 afterwards.
+    ``entry.call(*arguments)`` returns a tuple of new arrays.  It returns NotImplemented if an argument has
+    the wrong type, shape or dtype, if the program is running in another thread, or if one of the bytes at the
+    addresses ``checks`` is not 0 afterwards.
 
     Parameters
     ----------
     records : list of Record
-        What runs, in order.
+        The kernel calls, in order.
     given : list of Given
-        What is read.
+        The inputs.
     made : list of Made
-        The arrays that are returned.
+        The outputs.
     arguments : int
         The number of arguments of ``call``.
     nanoseconds : float
-        About how long the records take: other threads of Python may run meanwhile if it is long.
+        The estimated time of all kernels.  If it is long, the GIL is released while they run.
     helpers : int
-        How many helper threads may take part.
+        The number of helper threads that may run chunks.
     checks : list of int
-        Addresses of bytes.
+        Addresses of bytes that are not 0 if a check failed.
     held : object
-        What the addresses in slots belong to; it is kept alive.
+        Keeps alive the memory that the addresses in slots point to.
     writes : list of tuple
-        Tensors that get made arrays, by their numbers.  The result has the arrays from before in their place.
+        Pairs of a tensor and the index of an output.  The tensor gets this output as its array, and the
+        returned tuple has the old array of the tensor in its place.
     """
 
     def __init__(
@@ -296,7 +303,11 @@ class Entry:
 
 
 def _tables(records: Sequence[Record]) -> tuple[list[Any], dict[tuple[str, int], list[int]]]:
-    """Return the arguments of each record, and the slots that each call fills, with their offsets."""
+    """Return the argument table of each record, and the slots to fill at each call.
+
+    The second result maps ``("given", k)`` and ``("made", k)`` to a flat list: address of a slot, offset in
+    bytes, and so on.
+    """
     tables = []
     places: dict[tuple[str, int], list[int]] = {}
     for r in records:

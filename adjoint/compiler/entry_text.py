@@ -1,4 +1,4 @@
-"""The LLVM IR of the native entry; ``entry`` puts the offsets of structs in the place of upper-case names."""
+"""The LLVM IR of the native entry; ``entry`` replaces the upper-case names by offsets of struct members."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ declare void @run(ptr, i64, i64)
 @none = external global i8
 @clock = external global i8
 
-; Whether an array has the dtype and the shape of a row and lies in one piece.
+; Return whether an array has the dtype and shape of a row and is contiguous and aligned.
 define internal i1 @fits(ptr %array, ptr %row) {
   %at.flags = getelementptr i8, ptr %array, i64 FLAGS
   %flags = load i32, ptr %at.flags
@@ -41,8 +41,8 @@ define internal i1 @fits(ptr %array, ptr %row) {
   ret i1 %ok
 }
 
-; Store an address in all slots of a row, whose count and list start at word %first; the list has pairs of a
-; slot and an offset.
+; Store an address in all slots of a row.  Word %first has the number of slots, the next word the address of a
+; list of (slot, offset) pairs.
 define internal void @fill(ptr %row, i64 %first, ptr %address) {
 entry:
   %at.count = getelementptr i64, ptr %row, i64 %first
@@ -68,7 +68,7 @@ end:
   ret void
 }
 
-; Read one value; 0: it does not fit, 1: it does.
+; Read one input; return false if its type, dtype or shape is wrong.
 define internal i1 @read(ptr %row, ptr %args, i64 %hold) {
 entry:
   %kind = load i64, ptr %row
@@ -128,7 +128,7 @@ no:
   ret i1 false
 }
 
-; Count references to the arrays that are read, while other threads of Python may run.
+; Increment (%take) or decrement the reference counts of the inputs, because the GIL is released meanwhile.
 define internal void @hold(ptr %rows, i64 %count, i1 %take) {
 entry:
   br label %row
@@ -159,8 +159,8 @@ end:
   ret void
 }
 
-; Exchange the arrays of tensors with those in the result, and move the versions: a tensor without history
-; gets the next number of the clock.  Everything that can fail comes first.
+; Exchange the arrays of tensors with those in the result, and increment the versions: a tensor without a
+; graph gets the next number of the clock.  Everything that can fail is done first.
 define internal i1 @write(ptr %w, ptr %result) {
 entry:
   %at.count = getelementptr i64, ptr %w, i64 12

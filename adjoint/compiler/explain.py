@@ -24,7 +24,7 @@ _SECONDS, _ROUNDS = 0.05, 20  # at most, to measure times
 
 
 def explain(program: Native) -> str:
-    """Return a line for each kernel and each call of NumPy, in the order in which they run."""
+    """Describe a native program: one line per kernel and per NumPy call, in execution order."""
     taken = _times(program)
     rows: list[tuple[str, str, str]] = []
     total = calls = k = 0
@@ -54,9 +54,10 @@ def explain(program: Native) -> str:
 
 
 def _times(program: Native) -> dict[Any, float | None]:
-    """Return the shortest time, in seconds, of each kernel (by number) and of each NumPy call (by node).
+    """Return the shortest measured time, in seconds, of each kernel (by number) and NumPy call (by node).
 
-    The program runs on random numbers; integers are 0.  The time is None if a step fails on these inputs.
+    The program runs on random inputs; integer inputs are 0.  The time is None if a step fails on these
+    inputs.
     """
     found: dict[Any, float | None] = dict.fromkeys(range(len(program.kernels)))
     found |= dict.fromkeys(step for step in program.steps if not isinstance(step, tuple))
@@ -74,6 +75,7 @@ def _times(program: Native) -> dict[Any, float | None]:
 
 
 def _stand_in(rng: np.random.Generator, value: Any) -> Any:
+    """Return a random input with the shape and dtype of a value."""
     if value.weak:
         return 0.5
     if value.dtype.kind in "fc":
@@ -88,6 +90,7 @@ def _ops(g: Group) -> str:
 
 
 def _bytes(kernel: Kernel) -> int:
+    """Return the number of bytes of all buffers that a kernel reads or writes."""
     nodes: dict[int, Any] = {s.node.id: s.node for s in kernel.slots if s.node is not None}
     return sum(n.size * n.dtype.itemsize for n in nodes.values())
 

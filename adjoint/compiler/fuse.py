@@ -1,9 +1,11 @@
-"""Group the nodes of a graph into kernels, in one pass over them.
+"""Divide the nodes of a graph into groups, each of which becomes one kernel, in one pass over the nodes.
 
-A node joins the last of the groups that its operands are in, if it fits there; so every group needs results
-of earlier groups only.  Elementwise nodes wait until a reduction, a product or another node that makes its
-own kernel needs them, and then join late groups: so less is kept in memory.  Nodes of single numbers are
-computed by each kernel that reads them.
+A node is added to the latest group that one of its operands is in, if their loops match; so a group reads
+only results of earlier groups.  An elementwise node is added only when a reduction, a product or another node
+with its own kernel needs it; so it is in a late group, and less memory is used.  Nodes with one element are
+computed by every kernel that reads them.
+
+The *domain* of a group is the shape of its loops.
 """
 
 from __future__ import annotations
@@ -16,38 +18,40 @@ from adjoint.core.shapes import Shape
 
 __all__ = ["FULL", "KEPT", "Group", "fuse", "needed", "over", "stages"]
 
-FULL, KEPT = "full", "kept"  # one value per element of the domain; one per element that a reduction keeps
+# how many values a node has: one per element of the domain, or one per element of the reduced domain
+FULL, KEPT = "full", "kept"
 GIVEN = frozenset(("source", "number", "constant"))
-ALONE = frozenset(("matmul", "place", "scatter", "call", "repeat"))
+ALONE = frozenset(("matmul", "place", "scatter", "call", "repeat"))  # they start a group of their own
 _MOST = 64  # nodes in one kernel
-EARLY = -1 << 40
+EARLY = -1 << 40  # first order number of the groups that depend on inputs only
 
 
 class Group:
     """Nodes that become one kernel.
 
-    ``domain`` is the shape of the loops and ``axis`` the one that reductions leave out, or None.  ``level``
-    says of each node whether it has a value per element of the domain or per element that is kept.
+    ``domain`` is the shape of the loops.  ``axis`` is the axis that the reductions of the group remove, or
+    None if there are none.  ``level`` maps the id of each node to FULL (one value per element of the domain)
+    or KEPT (one per element of the domain without that axis).
     """
 
     def __init__(self, order: int, kind: str, domain: Shape, axis: int | None = None) -> None:
         self.order = order
-        self.kind = kind  # "loop" or the op of its one node
+        self.kind = kind  # "loop", or the op of its first node if that is in ALONE
         self.nodes: list[Node] = []
         self.level: dict[int, str] = {}
         self.domain = domain
         self.axis = axis
-        self.reads: set[int] = set()  # nodes that it reads
-        self.numbers: set[int] = set()  # nodes of one element that every kernel computes for itself
-        self.flat = True  # whether all operands are whole arrays or single numbers, so that any shape will do
+        self.reads: set[int] = set()  # ids of the nodes that it reads
+        self.numbers: set[int] = set()  # ids of one-element nodes that every kernel computes for itself
+        self.flat = True  # whether all operands are whole arrays or numbers: the domain can then be reshaped
 
     @property
     def kept(self) -> Shape:
-        """The domain without the axis of reductions."""
+        """The domain without the axis that is reduced."""
         return self.domain if self.axis is None else self.domain[: self.axis] + self.domain[self.axis + 1 :]
 
     def add(self, node: Node, level: str) -> None:
-        """Take a node."""
+        """Add a node."""
         self.nodes.append(node)
         self.level[node.id] = level
         self.reads.update([a.node.id for a in node.args])
@@ -57,21 +61,22 @@ class Group:
 
 
 def over(view: View, shape: Shape) -> tuple[int, ...] | None:
-    """Return the strides of an operand along the axes of a domain with as many elements, if it has some."""
+    """Return the strides of an operand along the axes of a domain of the same size; None if it has none."""
     return view.strides if view.shape == shape else reshaped(view.shape, view.strides, shape)
 
 
 def _simple(view: View) -> bool:
+    """Return whether a view is row-major or has the same value everywhere."""
     return not any(view.strides) or view.strides == row_major(view.shape)
 
 
 def fuse(graph: Graph, roots: Sequence[Node]) -> list[Group]:
-    """Return the groups in the order in which they run; only what the roots need."""
+    """Return the groups in execution order; nodes that no root depends on are left out."""
     return _Fusion(graph, roots).run()
 
 
 def needed(graph: Graph, roots: Sequence[Node]) -> list[bool]:
-    """Return which nodes the roots need."""
+    """Return, for each node, whether a root depends on it."""
     wanted = [False] * len(graph.nodes)
     for r in roots:
         wanted[r.id] = True
@@ -83,13 +88,15 @@ def needed(graph: Graph, roots: Sequence[Node]) -> list[bool]:
 
 
 class _Fusion:
+    """The groups while they are built."""
+
     def __init__(self, graph: Graph, roots: Sequence[Node]) -> None:
         self.graph = graph
         self.roots = roots
         self.groups: list[Group] = []
         self.early: list[Group] = []
-        self.group: dict[int, Group] = {}  # by node
-        self.latest: dict[int, Group] = {}  # the last loops over a number of elements
+        self.group: dict[int, Group] = {}  # by the id of the node
+        self.latest: dict[int, Group] = {}  # the latest loop group, by the size of its domain
         self.waiting: set[int] = set()
         self.numbers: set[int] = set()
 
@@ -116,7 +123,7 @@ class _Fusion:
         return [*self.early, *self.groups]
 
     def _find_numbers(self, wanted: list[bool]) -> None:
-        """Find the nodes of one element that depend on given values alone, and that only kernels read."""
+        """Find the one-element nodes that depend only on inputs and are read only inside kernels."""
         kept = {r.id for r in self.roots}
         for n in self.graph.nodes:
             if wanted[n.id] and (n.op in ALONE or n.op == "gather"):
@@ -131,6 +138,7 @@ class _Fusion:
                     self.numbers.add(n.id)
 
     def _alone(self, n: Node) -> None:
+        """Start a group with a node, after the waiting nodes that it needs."""
         for a in n.args:
             if a.node.id in self.waiting:
                 self._place(a.node)
@@ -145,7 +153,7 @@ class _Fusion:
         return groups[-1]
 
     def _place(self, n: Node) -> None:
-        """Put a node into a group, and before it the waiting nodes that it needs, all as late as possible."""
+        """Add a node to a group, after the waiting nodes that it needs; each to the latest possible group."""
         found, todo = {n.id: n}, [n]
         while todo:
             for a in todo.pop().args:
@@ -159,20 +167,21 @@ class _Fusion:
             self._settle(found[k], top, reads, n)
 
     def _last(self, n: Node) -> Group | None:
+        """Return the latest group that computes an operand of a node, or None."""
         groups = [self.group[a.node.id] for a in n.args if a.node.id in self.group]
         return max(groups, key=lambda g: g.order) if groups else None
 
     def _settle(self, n: Node, top: Group | None, reads: set[int], last_of_them: Node) -> None:
-        """Join a group that comes no earlier than ``top`` and those of the operands; else make one.
+        """Add a node to a group that is not earlier than ``top`` or its operands, or to a new group.
 
-        ``reads`` are the nodes that this one, and others that are placed together with it, read;
-        ``last_of_them`` needs the others.
+        ``reads`` are the ids that this node and the nodes placed together with it read; ``last_of_them`` is
+        the node that needs all the others.
         """
         self.waiting.discard(n.id)
         last = self._last(n)
         near = self.latest.get(n.args[0].size if n.op == "reduce" else n.size)
         if near is not None and near.reads.isdisjoint(reads) and not self._beside(near, last_of_them):
-            near = None  # no memory is read twice without it
+            near = None  # joining it would save no memory reads
         least = max([g.order for g in (top, last) if g is not None], default=EARLY)
         tried = [g for g in (top, last, near) if g is not None and g.order >= least]
         for g in tried:
@@ -198,16 +207,19 @@ class _Fusion:
 
     @staticmethod
     def _beside(g: Group, n: Node) -> bool:
-        """Tell whether a node reduces the rows that a group reduces: what needs both comes next."""
+        """Return whether a node reduces the same rows as a group; later nodes often need both results."""
         if n.op != "reduce" or g.axis is None or g.axis != n.params[1]:
             return False
         *kept, length = n.args[0].shape
         return (*kept[: g.axis], length, *kept[g.axis :]) == g.domain
 
-    # Whether a node fits -----------------------------------------------------------------------------
+    # Whether a node can join a group -----------------------------------------------------------------
 
     def _fits(self, g: Group, n: Node) -> str | None:
-        """Return the level of a node in a group, or None; the shape of the group may change."""
+        """Return the level of a node in a group, or None if it cannot join.
+
+        The domain of the group may be reshaped.
+        """
         if g.kind == "matmul":
             return self._fits_product(g, n)
         if g.kind != "loop" or len(g.nodes) >= _MOST:
@@ -224,7 +236,10 @@ class _Fusion:
         return None
 
     def _fits_product(self, g: Group, n: Node) -> str | None:
-        """Return the level of an elementwise node that takes the elements of a product one by one."""
+        """Return the level of an elementwise node that can be applied to each element of a product.
+
+        None if it cannot join the group of the product.
+        """
         if n.op in ("reduce", "gather") or n.size != math.prod(g.domain) or len(g.nodes) >= _MOST // 2:
             return None
         for a in n.args:
@@ -235,7 +250,7 @@ class _Fusion:
         return FULL
 
     def _fits_domain(self, g: Group, n: Node) -> bool:
-        """Tell whether a node with a value per element fits, and adapt the shape of the group."""
+        """Return whether a node with one value per element can join; reshape the group's domain if needed."""
         simple = all(map(_simple, _operands(n)))
         domain = g.domain
         if n.shape != domain and not simple:
@@ -251,7 +266,7 @@ class _Fusion:
         return True
 
     def _reads(self, g: Group, a: View, domain: Shape) -> bool:
-        """Tell whether an operand inside the group is read at the element where it is computed."""
+        """Return whether an operand from the same group is read only at the element where it is computed."""
         strides = over(a, domain)
         if strides is None or a.offset:
             return False
@@ -263,6 +278,7 @@ class _Fusion:
         return strides == tuple(kept)
 
     def _fits_kept(self, g: Group, n: Node) -> bool:
+        """Return whether a node with one value per element of the reduced domain can join."""
         kept = g.kept
         for a in _operands(n):
             strides = over(a, kept)
@@ -274,12 +290,13 @@ class _Fusion:
         return True
 
     def _fits_reduce(self, g: Group, n: Node) -> str | None:
+        """Return the level of a reduction in a group, or None if it cannot join."""
         (a,), (_, axis) = n.args, n.params
         kept = a.shape[:-1]
         domain = (*kept[:axis], a.shape[-1], *kept[axis:])
         order = [*range(axis), len(kept), *range(axis, len(kept))]
         plain = self.graph.permute(a, order)
-        maker = self.group.get(a.node.id)  # None: it is given, or a number that each kernel computes
+        maker = self.group.get(a.node.id)  # None: an input, or a number that each kernel computes
         inside = maker is g
         if maker is not None and maker.order > g.order:
             return None
@@ -301,16 +318,16 @@ class _Fusion:
         return not plain.offset and plain.strides == row_major(plain.shape) and plain.size == plain.node.size
 
     def _refit(self, g: Group, domain: Shape) -> bool:
-        """Tell whether all operands of a group have strides along another domain."""
+        """Return whether all operands of a group have strides along another domain."""
         if math.prod(g.domain) != math.prod(domain):
             return False
         return all(over(a, domain) is not None for n in g.nodes for a in _operands(n))
 
 
 def stages(g: Group) -> tuple[dict[int, int], set[int]]:
-    """Number the loops of a group, and find the values that are needed in a later loop than they are made.
+    """Number the loops of a group, and find the values that must be saved for a later loop.
 
-    A value that needs a reduction is computed in a later loop than the operand of that.
+    A value that depends on a reduction is computed in a later loop than the operand of that reduction.
     """
     stage: dict[int, int] = {}
     for n in g.nodes:
@@ -329,5 +346,5 @@ def stages(g: Group) -> tuple[dict[int, int], set[int]]:
 
 
 def _operands(n: Node) -> tuple[View, ...]:
-    """Return the operands that are read element by element."""
+    """Return the operands that are read element by element (not the table of a gather)."""
     return n.args[:1] if n.op == "gather" else n.args

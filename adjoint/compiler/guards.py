@@ -1,8 +1,9 @@
-"""Guards: the Python values that a function reads besides its arguments, compared before each call.
+"""Guards: checks, before each call, that Python values which a function reads have not changed.
 
 Globals, closure variables, attributes of ``self`` and chains of attributes (``cfg.model.rate``) are found in
 the bytecode of the function and of the user's functions that it names.  Plain data and containers are
-compared by value, all other objects by identity.  The arrays of tensors are read at each call anyway.
+compared by value, all other objects by identity.  The arrays of tensors need no guard: the program reads them
+at each call.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
 
 
 def snapshot(value: Any, depth: int = 0) -> Any:
-    """Return an object that compares equal to the snapshot of the same value if nothing changed."""
+    """Return a snapshot of a value; two snapshots of it are equal if the value has not changed."""
     if isinstance(value, float):
         return float, value.hex()
     if isinstance(value, np.generic):
@@ -74,11 +75,11 @@ class Guard:
     ) -> None:
         self.what = what
         self.read = read
-        self.watch = watch  # what the value depends on, as parts for ``compiler.watch``
-        self.seen = read()  # held, so that its id is not used again
+        self.watch = watch  # returns the objects that the value depends on, for ``compiler.watch``
+        self.seen = read()  # kept alive, so that its id is not reused
         self.mark = snapshot(self.seen)
         self.mutable = isinstance(self.seen, _CONTAINERS)
-        # the ids of the elements, where they say it all; the elements are held, so that no id is used again
+        # the ids of the elements, if they show every change; ``elements`` keeps them alive: no id is reused
         self.ids: list[int] | None = None
         if self.mutable and is_flat(self.seen):
             self.ids = element_ids(self.seen)
@@ -95,18 +96,18 @@ class Guard:
         return bool(snapshot(now) == self.mark)
 
     def reason(self) -> str:
-        """Return a sentence part that names the change."""
+        """Return the text "... changed", with the name of the value."""
         return f"{self.what} changed"
 
 
 def is_flat(value: Any) -> bool:
-    """Return whether a container has no containers and no methods, whose ids say nothing about changes."""
+    """Return whether the ids of a container's elements show every change: it has no containers or methods."""
     elements = value.values() if isinstance(value, dict) else value
     return not any(isinstance(v, (*_CONTAINERS, types.MethodType)) for v in elements)
 
 
 def _marks(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return snapshots of the attributes of an object, without caches of modules that are empty."""
+    """Return snapshots of the attributes of an object, without empty parameter caches of modules."""
     return {k: snapshot(v) for k, v in attributes.items() if k not in ("_parameters", "_buffers") or v}
 
 
@@ -123,7 +124,7 @@ class ObjectGuard:
         self._look()
 
     def _look(self) -> None:
-        self.values = list(self.attributes.values())  # held, so that no id is used again
+        self.values = list(self.attributes.values())  # kept alive, so that no id is reused
         self.ids = [*map(id, self.values)]
         self.containers = [
             Guard(k, functools.partial(itself, v))
@@ -140,22 +141,22 @@ class ObjectGuard:
         return all([g.holds() for g in self.containers])  # noqa: C419  a generator costs more
 
     def reason(self) -> str:
-        """Return a sentence part that names the changed attributes."""
+        """Return the text "... changed", with the names of the attributes."""
         now = _marks(self.attributes)
         names = [k for k in {**now, **self.marks} if now.get(k) != self.marks.get(k)]
         return f"{self.what}.{', '.join(names)} changed"
 
 
 def named_reads(f: Any, objects: dict[str, Any]) -> dict[str, Callable[[], Any]]:
-    """Return a function that reads each variable named in the code of ``f`` and of the functions it calls.
+    """Return, for each variable that ``f`` and the functions it calls name, a function that reads it.
 
-    ``objects`` are the arguments of ``f`` that are not traced, by name.
+    The keys describe the variables.  ``objects`` are the arguments of ``f`` that are not traced, by name.
     """
     found: dict[str, Callable[[], Any]] = {}
     todo = [(function, bound, objects) for function, bound in _functions(f)]
     seen: set[tuple[int, int]] = set()
-    attributes: set[str] = set()  # that some function takes of some value
-    owners: dict[str, tuple[Any, Callable[[], Any]]] = {}  # objects that functions may hand on
+    attributes: set[str] = set()  # all attribute names in the code
+    owners: dict[str, tuple[Any, Callable[[], Any]]] = {}  # objects whose attributes may be read elsewhere
     while todo:
         function, bound, local = todo.pop()
         if (id(function), id(bound)) in seen or _is_library(function):
@@ -172,7 +173,7 @@ def named_reads(f: Any, objects: dict[str, Any]) -> dict[str, Callable[[], Any]]
                 todo += [(*each, {}) for each in _functions(getattr(value, "__wrapped__", None))]
             if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
                 todo += [(*each, {}) for each in _functions(value)]
-            if isinstance(value, types.MethodType) and used:  # a new object at each access: its owner counts
+            if isinstance(value, types.MethodType) and used:  # a new object at each access: guard its owner
                 used = used[:-1]
                 value = value.__self__
             what = f"{function.__qualname__}: {'.'.join([name, *used])}"
@@ -202,9 +203,10 @@ def _add_attributes(
 
 
 def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
-    """Return what a read of ``named_reads`` reads: a cell, a dictionary and its key, or a value.
+    """Return what a function of ``named_reads`` reads: (cell, dictionary, key, value).
 
-    All four are None for any other read.
+    Either the cell, or the dictionary and key, or the value is set; the others are None.  All four are None
+    for any other function.
     """
     if isinstance(read, functools.partial):
         if read.func is getattr and isinstance(read.args[0], types.CellType):
@@ -227,7 +229,7 @@ _NOTHING = object()
 
 
 def _functions(f: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the functions behind a callable, with the objects they are bound to."""
+    """Yield the Python functions that a callable runs, each with the object it is bound to."""
     while f is not None:
         if isinstance(f, functools.partial):
             f = f.func
@@ -256,7 +258,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _reads(function: Any, local: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any], list[str]]]:
-    """Yield the name, the read and the chain of attributes of each variable that a function reads."""
+    """Yield the name, a function that reads it, and the attribute chain of each variable of a function."""
     outer = function.__code__
     cells = dict(zip(outer.co_freevars, function.__closure__ or (), strict=True))
     space = function.__globals__

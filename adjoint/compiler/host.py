@@ -1,4 +1,4 @@
-"""The Python part of a call, as two generated functions: check the guards; read, run and write."""
+"""The Python part of a call, as two generated functions: one checks the guards; one reads, runs, writes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["make_call", "make_check", "make_fits", "write"]
 
 
-Undo = list[
-    tuple[Callable[..., None], Any, Any]
-]  # how to take back what was written: a function and arguments
+Undo = list[tuple[Callable[..., None], Any, Any]]  # how to undo a write: a function and its arguments
 
 
 def write(undo: Undo, t: Tensor, value: Any) -> None:
@@ -76,7 +74,7 @@ def set_item(undo: Undo, container: Any, key: Any, value: Any) -> None:
 
 
 def take_back(undo: Undo) -> None:
-    """Undo all writes."""
+    """Undo all writes, in reverse order."""
     for function, a, b in reversed(undo):
         if isinstance(function, partial):
             function(a)
@@ -85,7 +83,7 @@ def take_back(undo: Undo) -> None:
 
 
 class _Writer:
-    """Collects the lines of a function and the objects they name."""
+    """Collects the lines of a generated function and the objects that they refer to."""
 
     def __init__(self, **names: Any) -> None:
         self.lines: list[str] = []
@@ -93,6 +91,7 @@ class _Writer:
         self.known: dict[int, str] = {}
 
     def name(self, value: Any, prefix: str = "k") -> str:
+        """Return a variable name for an object."""
         found = self.known.get(id(value))
         if found is None:
             found = self.known[id(value)] = f"{prefix}{len(self.known)}"
@@ -100,9 +99,11 @@ class _Writer:
         return found
 
     def add(self, line: str) -> None:
+        """Append a line."""
         self.lines.append(f"    {line}")
 
     def function(self, name: str, args: Sequence[str]) -> Callable[..., Any]:
+        """Compile the lines to a function."""
         source = "\n".join([f"def {name}({', '.join(args)}):", *self.lines])
         exec(compile(source, "<ad.compile>", "exec"), self.names)
         made: Callable[..., Any] = self.names[name]
@@ -115,7 +116,7 @@ def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[...,
     w = _Writer(same=np.array_equal, hooks_of=hooks_of, Tensor=Tensor)
     _check_tensors(w, trace)
     positions = [h.argument for h in trace.held.values() if h.argument is not None]
-    if positions and trace.program.writes:  # a tensor from outside as an argument is another case
+    if positions and trace.program.writes:  # an argument that is also a captured tensor needs another trace
         ids = w.name(frozenset(id(h.tensor) for h in trace.held.values() if h.argument is None))
         w.add(f"if {' or '.join(f'id(x{k}) in {ids}' for k in positions)}: return False")
     _check_names(w, [g for g in guards if type(g) is Guard])
@@ -133,7 +134,7 @@ def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[...,
 
 
 def _check_names(w: _Writer, guards: Sequence[Guard]) -> None:
-    """Add the checks of variables that the code names; a guard is called only if the object changed."""
+    """Add the checks of variables; a guard is called only if the object is not the same as before."""
     lines = []
     for g in guards:
         holds, value, seen = f"{w.name(g.holds, 'g')}()", _expression(w, g.read), w.name(g.seen)
@@ -200,7 +201,7 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
     shared = _shared(program, trace)
     if shared:
         w.add(f"found = own(found, {w.name(shared)}, ({', '.join(names)}{',' if names else ''}))")
-    w.add(f"{' = '.join(names) or 's'} = None")  # held here, memory would be copied before it is written
+    w.add(f"{' = '.join(names) or 's'} = None")  # a reference here would force a copy before each write
     if program.writes:
         w.add("undo = []")
         w.add("try:")
@@ -260,13 +261,13 @@ def _make_native_call(
 
 
 def exchange(swapped: list[tuple[Tensor, int]], found: tuple[Any, ...]) -> None:
-    """Restore the previous arrays of tensors."""
+    """Put the previous arrays, which are in ``found``, back into the tensors."""
     for t, place in swapped:
         t._data = found[place]
 
 
 def _write_all(w: _Writer, program: Program) -> None:
-    """Add the lines that write: first the writes that can be undone, then the updates of optimisers."""
+    """Generate the lines that write: first the writes that can be undone, then the updates of optimisers."""
     place = len(program.results)
     dropped: list[Tensor] = []
     owners: list[Tensor] = []
@@ -338,7 +339,7 @@ def _is_fresh(i: Instruction) -> bool:
 
 
 def _check_tensors(w: _Writer, trace: Trace) -> None:
-    """Add the checks of tensors from outside."""
+    """Generate the checks of captured tensors."""
     for h in trace.held.values():
         if h.argument is None:
             t, symbol = w.name(h.tensor, "t"), h.symbol
@@ -362,6 +363,7 @@ def _check_tensors(w: _Writer, trace: Trace) -> None:
 
 
 def _node_changed(w: _Writer, t: str, h: Held) -> str:
+    """Return an expression that is true if the node of a tensor has changed."""
     if type(h.node) is Node:
         return f"type({t}._node) is not {w.name(Node, 'n')}"
     return f"{t}._node is not {w.name(h.node, 'n')}"

@@ -1,4 +1,4 @@
-"""A compiled function as one node of a graph: its forward and its backward are two programs."""
+"""A compiled function as one node of the graph; its forward and backward passes are two programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ __all__ = ["Backward", "Recorder"]
 
 
 class Backward:
-    """The backward of a traced function: a program that computes gradients from residuals and seeds."""
+    """The backward pass of a traced function: a program that computes gradients from residuals and seeds.
+
+    Residuals are values of the forward pass that the backward pass reads; seeds are the gradients of the
+    results.
+    """
 
     __slots__ = ("captured", "flows", "fresh", "program", "residuals", "run", "wanted")
 
@@ -49,13 +53,13 @@ class Backward:
                 roots, seeds, targets=targets, retain=True, create_graph=False, runner=run_serial
             )
         found = {**run.captured, **dict(leaves)}
-        # pop: the gradient of a tensor that is given twice is that of its first place
+        # pop: if a tensor is given twice, its gradient belongs to the first place
         grads = [None if not isinstance(t, Tensor) else found.pop(key_of(t), None) for t in operands]
         values = [None if g is None else trace.value(g) for g in grads]
         self.program = Program()
         self.program.body = body[mark:]
         del body[mark:]
-        self.fresh = fresh = trace.program.sources[count:]  # arrays that the backward alone reads
+        self.fresh = fresh = trace.program.sources[count:]  # sources that only the backward reads
         del trace.program.sources[count:]
         made = {o.id for i in self.program.body for o in i.outs} | {s._data.id for s in seeds}
         made |= {s.value.id for s in fresh}
@@ -73,14 +77,14 @@ class Backward:
         self.build_with(build)
 
     def build_with(self, build: Callable[[Program], Any]) -> None:
-        """Build the program by replay or as native code."""
+        """Build the program with ``replay.build`` or ``native.build``."""
         built, fresh = build(self.program), self.fresh
         self.run: Callable[..., tuple[Any, ...]] = lambda *given: built(*given, *map(_read, fresh))
 
 
 @contextmanager
 def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """A context manager that removes the hooks of tensors: they run at each call, outside of the program."""
+    """Context manager: remove the hooks of tensors, which run at each call, outside of the program."""
     extras = [t._extra for t in tensors if t._extra is not None]
     before = [e.hooks for e in extras]
     try:
@@ -93,7 +97,7 @@ def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def _read(source: Source) -> Any:
-    """Return the value that a source has now."""
+    """Return the current value of a source."""
     kind, owner = source.kind, source.owner
     if kind == "tensor":
         return owner._data
@@ -164,7 +168,7 @@ class Recorder:
         return call.pull(xp, g, out, *values, wanted=wanted)
 
     def seeds(self, grads: Sequence[Any]) -> list[Any]:
-        """Return the gradients of the results, with zeros for results that nothing used."""
+        """Return the gradients of the results; a result without a gradient gets zeros."""
         return [
             np.zeros(*spec) if g is None else g
             for g, spec, flows in zip(grads, self.specs, self.back.flows, strict=True)
@@ -173,9 +177,9 @@ class Recorder:
 
 
 class Joint(Rule):
-    """The derivative of a call of a compiled function, in a form that can itself be differentiated or mapped.
+    """The derivative of a call of a compiled function, in a form that can be differentiated or batched again.
 
-    The function is then called again without the program, and recorded.
+    It calls the original function again and records it.
     """
 
     def __init__(self, recorder: Recorder, fixed: list[Any]) -> None:
@@ -193,7 +197,7 @@ class Joint(Rule):
         return self._again(tensors)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Call the function; the backward calls it again."""
+        """Call the function; return the results and the tensors that the backward needs."""
         return self._again(tensors), list(tensors), None
 
     def backward(
@@ -209,7 +213,7 @@ class Joint(Rule):
         return [wrap(np.asarray(next(found))) if w else None for w in back.wanted]
 
     def _again(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Call the function itself; raise if a second call would draw or write again."""
+        """Call the original function; raise if it draws random numbers or changes tensors."""
         if self.owner.impure:
             raise TransformError(
                 f"ad.compile: a second derivative of {self.name} would call the function again, but it draws "
@@ -226,7 +230,7 @@ class Joint(Rule):
         self, residuals: list[Tensor], grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
         """Return gradients that are themselves recorded, by differentiating the function."""
-        # forward mode differentiates by the gradients alone: the arguments have no history then
+        # forward mode differentiates with respect to the gradients only: the arguments have no graph then
         given = [
             joined_copy(t, None) if w and t._node is None and i < len(self.owner.moves) else t
             for i, (t, w) in enumerate(zip(residuals, wanted, strict=True))

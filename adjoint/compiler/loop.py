@@ -1,10 +1,10 @@
-"""A loop as one instruction: the body is traced once, and its program runs step by step.
+"""Compile a loop to one instruction: the body is traced once, and its program runs once per step.
 
-The backward is a second loop, over the program of the body's backward.  The residuals that the
-backward of a step reads are stacked over the steps; gradients of values that all steps read are part of the
-backward's carry.  Random numbers and hyper-parameters of optimisers are computed for all steps before the
-loop.  A loop is unrolled instead if its body branches on values, or writes into tensors and is
-differentiated.
+The backward pass is a second loop, over the program of the body's backward.  The residuals (values of the
+forward that the backward of a step reads) are stacked over the steps.  The gradients of values that all steps
+read are carried from step to step.  Random numbers and hyper-parameters of optimisers are computed for all
+steps before the loop.  A loop is unrolled instead if its body branches on values, or if it writes into
+tensors and is differentiated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DIFFERENTIATED = (None, "ad.compile", "ad.grad", "ad.value_and_grad", "ad.vjp")
 
 
 class UnrollError(Exception):
-    """Raised internally if a loop cannot be one instruction.  The function is then traced again, unrolled."""
+    """Raised internally if a loop cannot be one instruction; the function is then traced again, unrolled."""
 
 
 def trace_scan(
@@ -121,7 +121,10 @@ class _Loop(Rule):
         return [*self._cast(leaves), *rows, *map(wrap, made), *self.captured]
 
     def decide(self, function: Callable[[Any], Any], part: Program) -> Any:
-        """Return ``function`` of a value stacked over all steps; raise if it depends on an earlier step."""
+        """Return ``function`` of a value, stacked over all steps, in the present call; guard the result.
+
+        Raises TransformError if the value depends on an earlier step.
+        """
         if any(s.kind not in ("argument", "tensor", "array", "outer") for s in part.sources):
             raise TransformError("scan: a step branches on a value that the step before it computes.")
         rows = [s for s in part.sources if s.kind == "argument"]
@@ -139,7 +142,7 @@ class _Loop(Rule):
         return self.outer.decide(function, stacked._data)
 
     def _row(self, k: int) -> Tensor:
-        """Return the array of all rows, or of the step numbers of a ``fori_loop``."""
+        """Return the array with all rows of input ``k``; for a ``fori_loop`` the array of step numbers."""
         if k < len(self.body.rows):
             return self.body.rows[k]
         first = self.body.lower
@@ -188,7 +191,7 @@ class _Loop(Rule):
         if back is not None:
             carried = {t._data.id for t in self.inputs[: self.carries]}
             sources = {s.value.id: n for n, s in enumerate(self.sub.program.sources)}
-            # rows, and what does not change over the steps, are not stacked again
+            # inputs that are rows, or the same in all steps, are not stacked again
             self.fixed = [None if v.id in carried else sources.get(v.id) for v in back.residuals]
             self.stacked = [v for v, n in zip(back.residuals, self.fixed, strict=True) if n is None]
 
@@ -281,7 +284,8 @@ class _Loop(Rule):
 class _Backwards:
     """The program of one backward step, and the values of the outer trace that it reads.
 
-    Gradients of the carry and of values that all steps read are carried; gradients of rows are stacked.
+    Gradients of carried values and of values that all steps read are carried; gradients of rows are stacked.
+    Each pair in ``carry``, ``rows`` and ``rest`` has a value of the program and its value in the outer trace.
     """
 
     def __init__(
@@ -290,10 +294,10 @@ class _Backwards:
         assert loop.backward_of is not None
         self.loop = loop
         self.back = back = loop.backward_of
-        self.carry: list[tuple[Symbolic, Any]] = []  # values of the program, and what they are outside
+        self.carry: list[tuple[Symbolic, Any]] = []
         self.rows: list[tuple[Symbolic, Any]] = []
         self.rest: list[tuple[Symbolic, Any]] = []
-        self.places: list[int] = []  # of the operands whose gradients the results are
+        self.places: list[int] = []  # result k is the gradient of operand places[k]
         self.program = program = Program()
         program.body = list(back.program.body)
         values = [s.value for s in back.program.sources]
@@ -321,7 +325,7 @@ class _Backwards:
         self.program.results.append(value)
 
     def _add_residuals(self, values: list[Symbolic], kept: list[Tensor], operands: list[Tensor]) -> None:
-        """Set where a backward step reads each residual of the forward."""
+        """Determine from where a backward step reads each residual."""
         loop = self.loop
         stacked = iter(kept)
         for value, at in zip(values, loop.fixed, strict=True):
@@ -351,7 +355,7 @@ class _Backwards:
                 self._add_result(k, self._zero(*spec) if found is None else found)
 
     def _zero(self, shape: Any, dtype: Any) -> Symbolic:
-        """Return zeros, the gradient of a carry that the results of a step do not depend on."""
+        """Return zeros: the gradient of a carried value that the results of a step do not depend on."""
         value = Symbolic(self.loop.sub, shape, dtype)
         value.known = np.zeros(shape, dtype)
         self.zeros.append(Source("array", value, value.known))

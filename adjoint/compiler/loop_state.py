@@ -1,7 +1,8 @@
-"""What the body of a loop draws and writes: values that are made for all steps, and state in the carry.
+"""Random draws and writes in the body of a compiled loop.
 
-Random numbers and numbers of optimisers are asked of the host before the loop, for all steps in the order of
-eager code.  Tensors, gradients and cells of optimisers that the body writes to become part of the carry.
+Random numbers, and numbers of optimisers such as the learning rate, are computed in Python before the loop,
+for all iterations, in the order of eager code.  Tensors, gradients and optimiser state that the body writes
+to are carried: each iteration receives them from the one before.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["PREPARED", "State", "prepared"]
 
-PREPARED = ("draw", "numbers")  # kinds of sources that the host makes
+PREPARED = ("draw", "numbers")  # kinds of sources that are computed in Python before the loop
 
 
 def prepared(outer: Trace, sources: Sequence[Source], count: int) -> list[Symbolic]:
-    """Return values with a row per step, which are made before each call."""
+    """Return one value per source, with a row for each of ``count`` iterations, computed before the loop."""
     draws = _Draws([s for s in sources if s.kind == "draw"], count)
     found = []
     for s in sources:
@@ -37,7 +38,7 @@ def prepared(outer: Trace, sources: Sequence[Source], count: int) -> list[Symbol
 
 
 class _Draws:
-    """The random numbers of all steps, in the order in which the steps draw them."""
+    """The random numbers of all iterations, drawn in the order of eager code."""
 
     def __init__(self, sources: Sequence[Source], count: int) -> None:
         self.sources = sources
@@ -45,7 +46,10 @@ class _Draws:
         self.made: dict[int, Any] = {}
 
     def maker(self, source: Source) -> Callable[[], Any]:
-        """Return a function that gives the numbers of a source. The one of the first draws them all."""
+        """Return a function that returns the numbers of one source.
+
+        The function of the first source draws the numbers of all sources, so it must be called first.
+        """
         first = source is self.sources[0]
 
         def make() -> Any:
@@ -61,7 +65,7 @@ class _Draws:
 
 
 class _Numbers:
-    """The numbers of an optimiser for all steps: a row each."""
+    """A function that returns the numbers of an optimiser for all iterations, one row each."""
 
     def __init__(self, read: Callable[..., Any], count: int) -> None:
         self.read = read
@@ -77,7 +81,7 @@ class _Numbers:
 
 
 class _Repeated:
-    """An action that is done once for each step."""
+    """A function that calls ``action`` once for each iteration."""
 
     def __init__(self, action: Callable[[], None], count: int) -> None:
         self.action = action
@@ -89,7 +93,10 @@ class _Repeated:
 
 
 class State:
-    """What the body of a loop writes to."""
+    """The tensors, gradients and optimiser state that the body of a loop writes to.
+
+    ``outer`` is the trace around the loop, ``sub`` the trace of its body, ``count`` the number of iterations.
+    """
 
     def __init__(self, outer: Trace, sub: Trace, count: int) -> None:
         self.outer = outer
@@ -102,7 +109,7 @@ class State:
         self.known = {s.value.id for s in self.sources}
 
     def possible(self) -> bool:
-        """Return whether all that is written can be carried, and each optimiser is used once in a step."""
+        """Return whether all writes can be carried and each optimiser is used at most once per iteration."""
         sub = self.sub
         calls = all(not w.values for w in self.others if w.kind == "call")
         read = any(h.entry is not None for h in sub.held.values())  # a .grad from before the step
@@ -111,9 +118,9 @@ class State:
         return calls and not read and not earlier and all(n == 1 for n in counts)
 
     def _source(self, write: Write) -> Source:
-        """Return what a step reads of a place before it writes there."""
+        """Return the source that reads the value before an iteration writes it."""
         owner = write.owner
-        if write.kind == "grad":  # it is set, whatever it was
+        if write.kind == "grad":  # the old gradient is not read
             value = write.values[0]
             return Source("argument", Symbolic(self.sub, value.shape, value.dtype), None)
         if write.kind == "data":
@@ -127,7 +134,7 @@ class State:
         )
 
     def before(self) -> list[Symbolic]:
-        """Return the values before the loop."""
+        """Return the carried values before the first iteration."""
         found = []
         for w in self.writes:
             if w.kind == "grad":
@@ -138,7 +145,7 @@ class State:
         return found
 
     def write(self, values: Sequence[Symbolic]) -> None:
-        """Write the values after the loop."""
+        """Record in the outer trace the writes of the values after the last iteration."""
         outer = self.outer
         for w, value in zip(self.writes, values, strict=True):
             if w.kind == "data":

@@ -1,4 +1,4 @@
-"""A traced program as a graph of primitives, with calls of NumPy for what has none."""
+"""Lower a traced program to a graph of primitives; ops without a native form become calls of NumPy."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _FAILURES = (NotNative, TypeError, AttributeError, KeyError, ValueError, IndexEr
 
 
 class Lowered:
-    """A graph, the views that leave the program, and why NumPy runs some instructions."""
+    """A graph, the views that the program returns or writes, and the reasons for calls of NumPy."""
 
     def __init__(self, graph: Graph, outputs: list[View], reasons: dict[int, str]) -> None:
         self.graph = graph
         self.outputs = outputs
-        self.reasons = reasons  # by the id of the node of a call
+        self.reasons = reasons  # key: the id of the node of the call
 
 
 def lower(program: Program) -> Lowered:
-    """Return a program as a graph."""
+    """Return the graph of a program."""
     lowering = _Lowering()
     for k, s in enumerate(program.sources):
         lowering.source(k, s)
@@ -44,6 +44,8 @@ def lower(program: Program) -> Lowered:
 
 
 class _Lowering:
+    """The graph of a program while it is built, and the view of each value that is already in it."""
+
     def __init__(self) -> None:
         self.graph = Graph()
         self.xp = Primitives(self.graph)
@@ -51,7 +53,7 @@ class _Lowering:
         self.reasons: dict[int, str] = {}
 
     def source(self, k: int, source: Any) -> None:
-        """Enter a value that is given at each call; constants are part of the graph."""
+        """Add an input of the program to the graph; a known value becomes a constant."""
         value = source.value
         if value.weak:
             self.known[value.id] = self.graph.number(k)
@@ -61,7 +63,10 @@ class _Lowering:
             self.known[value.id] = self.graph.source(k, tuple(value.shape), value.dtype)
 
     def output(self, value: Symbolic) -> View:
-        """Return a value that leaves the program; NumPy copies what is given and has no native form."""
+        """Return the view of an output.
+
+        An input that is returned unchanged is copied by NumPy if its dtype has no native form.
+        """
         found = self.known[value.id]
         if found.dtype in DTYPES or found.node.op != "source":
             return found
@@ -71,7 +76,7 @@ class _Lowering:
         return found
 
     def instruction(self, i: Instruction) -> None:
-        """Enter the results of one instruction."""
+        """Add one instruction to the graph: as primitives if possible, else as a call of NumPy."""
         args = tuple([self.known[a.id] if isinstance(a, Symbolic) else a for a in i.args])
         checks = len(self.graph.checks)
         self.graph.current = i.op.name
@@ -87,6 +92,7 @@ class _Lowering:
             self.known[o.id] = view
 
     def _native(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
+        """Return the results of an instruction as primitives; raise ``NotNative`` if there are none."""
         values: list[Any] = [*(a for a in args if isinstance(a, View)), *i.outs]
         for v in values:
             if v.dtype not in DTYPES:
@@ -104,7 +110,7 @@ class _Lowering:
         return outs
 
     def _host(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
-        """Return what a host function makes, if it is one that has a native form."""
+        """Return the results of a call of a Python function, if the function has a native form."""
         xp, name = self.xp, i.op.name
         if name == "number_at":
             found = View(self.graph, args[0].node, (), (), i.params["k"])
@@ -136,7 +142,7 @@ class _Lowering:
         raise NotNative(f"{name} runs in Python")
 
     def _repeat(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
-        """Return the results of a loop whose body is native as a whole."""
+        """Return the results of a loop; raise ``NotNative`` if a part of its body has no native form."""
         loop = i.op.forward
         body = lower(loop.program)
         if body.reasons:
@@ -145,7 +151,7 @@ class _Lowering:
         return repeat(self.graph, steps, args)
 
     def _number(self, name: str, args: tuple[Any, ...], i: Instruction) -> View:
-        """Return arithmetic on Python floats, where Python would not raise."""
+        """Return arithmetic on Python floats as primitives, if Python could not raise an error there."""
         safe = name in _NUMBERS or (name == "truediv" and _is_nonzero(i.args[1]))
         if not safe:
             raise NotNative("numbers are computed in Python")
@@ -162,4 +168,5 @@ _NUMBERS = {"add": "add", "sub": "subtract", "mul": "multiply", "neg": "negative
 
 
 def _is_nonzero(a: Any) -> bool:
+    """Return whether a number is known not to be 0."""
     return isinstance(a, Nonzero) or (isinstance(a, (int, float)) and bool(a))

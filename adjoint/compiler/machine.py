@@ -1,7 +1,8 @@
-"""The machine that kernels are compiled for: vector width, registers and features of the processor.
+"""The processor that kernels are compiled for: vector width, registers and features.
 
-Kernels may use fewer features than the processor has: ``with using("avx2")`` or the environment variable
-``ADJOINT_CPU_FEATURES`` select a level, which is how the tests reach every path on one machine.
+A *level* is a set of vector instructions, such as "avx2".  Kernels use the widest level of the processor,
+unless ``with using("avx2")`` or the environment variable ``ADJOINT_CPU_FEATURES`` selects another; the tests
+do this to run every level on one machine.
 """
 
 from __future__ import annotations
@@ -33,18 +34,22 @@ __all__ = [
 
 
 class Level(NamedTuple):
-    """A set of vector instructions: what it needs, and what is switched off to reach it."""
+    """A set of vector instructions.
+
+    ``needs`` are the processor features that it requires; ``without`` are the features that are disabled when
+    it is selected.
+    """
 
     architecture: str
     needs: tuple[str, ...]
     without: tuple[str, ...]
-    width: int  # bytes of a vector; 0: scalars only
+    width: int  # bytes of a vector; 0 if there are no vectors
     registers: int
     fma: bool
     masks: bool  # loads and stores of a part of a vector
 
 
-# From wide to narrow: the first one whose features the processor has is used.
+# From wide to narrow: the default is the first level whose features the processor has.
 LEVELS = {
     "avx512": Level("x86", ("avx512f", "avx512vl", "avx512dq", "avx512bw", "fma"), (), 64, 32, True, True),
     "avx2": Level("x86", ("avx2", "fma"), ("avx512f", "avx10.1"), 32, 16, True, True),
@@ -55,7 +60,7 @@ LEVELS = {
 
 
 class Machine(NamedTuple):
-    """What the emitters ask about the processor."""
+    """The properties of the processor that code generation depends on."""
 
     level: str
     width: int
@@ -65,10 +70,10 @@ class Machine(NamedTuple):
     cpu: str
     features: str
     cores: int
-    flush: bool = False  # whether kernels take subnormal numbers as 0
+    flush: bool = False  # whether kernels treat subnormal numbers as 0
 
     def lanes(self, dtype: Any) -> int:
-        """Return how many numbers of a dtype one vector holds."""
+        """Return how many elements of a dtype a vector has."""
         return max(1, self.width // max(1, np.dtype(dtype).itemsize))
 
 
@@ -86,7 +91,7 @@ def has_llvm() -> bool:
 
 @functools.cache
 def binding() -> Any:
-    """Return ``llvmlite.binding``, ready for the host."""
+    """Return ``llvmlite.binding``, initialised for this processor."""
     try:
         import llvmlite.binding as llvm
     except ImportError:
@@ -103,14 +108,14 @@ def _host_features() -> dict[str, bool]:
 
 
 def architecture() -> str:
-    """Return the kind of processor: x86, arm or any."""
+    """Return the processor family: "x86", "arm" or "any"."""
     name = platform.machine().lower()
     return {"x86_64": "x86", "amd64": "x86", "arm64": "arm", "aarch64": "arm"}.get(name, "any")
 
 
 @functools.cache
 def available() -> tuple[str, ...]:
-    """Return the levels that the processor has, from wide to narrow."""
+    """Return the names of the levels that the processor supports, from wide to narrow."""
     has, here = _host_features(), architecture()
     always = {"x86": "sse2", "arm": "neon"}.get(here)  # part of every 64-bit processor
     return tuple(
@@ -121,7 +126,7 @@ def available() -> tuple[str, ...]:
 
 
 def machine() -> Machine:
-    """Return the machine of this context."""
+    """Return the processor description for the level that is selected in this context."""
     chosen = cpu_level.get() or os.environ.get("ADJOINT_CPU_FEATURES") or available()[0]
     return _machine(chosen)
 
@@ -144,7 +149,7 @@ def _machine(name: str) -> Machine:
 
 
 def _cores() -> int:
-    """Return how many processors this process may use."""
+    """Return the number of processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -152,7 +157,7 @@ def _cores() -> int:
 
 @contextmanager
 def using(name: str) -> Iterator[Machine]:
-    """Compile for a level of the processor inside a block; ``available`` lists them."""
+    """Context manager: compile kernels for the named level; ``available`` lists the names."""
     found = _machine(name)
     token = cpu_level.set(name)
     try:
@@ -162,5 +167,5 @@ def using(name: str) -> Iterator[Machine]:
 
 
 def levels() -> tuple[str, ...]:
-    """Return the levels that tests run on: those of this processor, or none without llvmlite."""
+    """Return the levels that tests run on: ``available()``, or () if llvmlite is not installed."""
     return available() if has_llvm() else ()

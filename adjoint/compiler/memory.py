@@ -1,8 +1,8 @@
-"""Memory of a native program: what is stored, and where.
+"""Memory of a native program: which values are stored, and at which address.
 
-Results that leave the program are new arrays at each call.  All others lie in one arena, where memory is
-used again after the last group that reads it.  A piece of an array that is put together of pieces is computed
-in its place.
+Outputs of the program are new arrays at each call.  All other stored values are in one buffer, the arena;
+their memory is reused after the last group that reads them.  If an array is assembled from pieces, as in a
+concatenation, the pieces are computed directly in the memory of that array.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from adjoint.compiler.simplify import Node
 
 __all__ = ["Memory", "stored_nodes"]
 
-_STACK = 1 << 15  # bytes of one value
+_STACK = 1 << 15  # bytes: larger values are not kept on the stack
 _LINE = 64  # bytes; addresses in the arena are multiples of it
 
 
 def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node]) -> set[int]:
-    """Return the nodes whose values are needed outside their group."""
+    """Return the ids of the nodes whose values must be in memory, because other groups read them."""
     where = {n.id: g for g in groups for n in g.nodes}
     found = {n.id for n in outputs}
     for g in groups:
@@ -30,7 +30,7 @@ def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node]) -> set[int]:
                 if where.get(a.node.id) is not g:
                     found.add(a.node.id)
         found |= _large(g)
-    for g in groups:  # the product is made in the memory of a result of its dtype
+    for g in groups:  # the product is computed in the memory of a result with the same dtype
         first = g.nodes[0]
         if g.kind == "matmul" and not any(n.id in found and n.dtype == first.dtype for n in g.nodes):
             found.add(first.id)
@@ -38,7 +38,7 @@ def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node]) -> set[int]:
 
 
 def _large(g: Group) -> set[int]:
-    """Return the values that are too large to be kept on the stack between the loops of a kernel."""
+    """Return the ids of the values that are too large for the stack between the loops of a kernel."""
     if g.kind != "loop" or g.axis is None:
         return set()
     length = g.domain[g.axis]
@@ -48,19 +48,27 @@ def _large(g: Group) -> set[int]:
 
 
 def _bytes(n: Node) -> int:
+    """Return the size of a node in bytes, rounded up to whole cache lines."""
     return max(-(-n.size * n.dtype.itemsize // _LINE), 1) * _LINE
 
 
 class Memory:
-    """Offsets in the arena by the id of the node, and nodes that are pieces of others."""
+    """The memory of each stored node: ``offset`` in the arena, or its position in another node.
+
+    Both are keyed by the id of the node.
+    """
 
     def __init__(
         self, groups: Sequence[Group], stored: set[int], outputs: Sequence[Node], lasting: Sequence[Node]
     ) -> None:
-        """``outputs`` have arrays of their own; ``lasting`` ones are read after the last group."""
+        """Assign memory to the ``stored`` nodes.
+
+        ``outputs`` are new arrays at each call, outside of the arena.  ``lasting`` nodes are read after the
+        last group, so their memory is not reused.
+        """
         self.groups = groups
         self.offset: dict[int, int] = {}
-        self.piece_of: dict[int, tuple[Node, int]] = {}  # the whole, and the first element
+        self.piece_of: dict[int, tuple[Node, int]] = {}  # the array around it, and the start there
         self.size = 0
         self.fresh = {n.id for n in outputs}
         self.made = {n.id: k for k, g in enumerate(groups) for n in g.nodes}
@@ -74,7 +82,7 @@ class Memory:
         self._allocate(stored)
 
     def place(self, node: Node) -> tuple[Node, int]:
-        """Return the node whose memory a node is in, and the bytes before it."""
+        """Return the node in whose memory a node is stored, and the offset there in bytes."""
         if node.id not in self.piece_of:
             return node, 0
         whole, first = self.piece_of[node.id]
@@ -82,15 +90,15 @@ class Memory:
         return base, offset + first * node.dtype.itemsize
 
     def _find_pieces(self) -> None:
-        """Find results of kernels that can be computed in the memory of the array they are a piece of."""
+        """Find the kernel results that can be computed directly in the array that they are a piece of."""
         for k, g in enumerate(self.groups):
             node = g.nodes[0]
             if g.kind != "place" or node.value is None:
-                continue  # pieces may overlap, or it is filled first
+                continue  # pieces may overlap, or the array is filled with a constant first
             spans = node.value
             below = len(spans) < len(node.args)
             if below and sum(end - start for start, end, _ in spans) < node.size:
-                continue  # the one below is copied first
+                continue  # the first operand is copied, then the pieces are written over it
             for start, _, i in spans:
                 a = node.args[i]
                 made = self.made.get(a.node.id)
@@ -102,7 +110,7 @@ class Memory:
                     self.made[node.id] = min(self.made[node.id], self.made[a.node.id])
 
     def pieces_in_place(self, node: Node) -> frozenset[int]:
-        """Return which pieces of an array are computed in their place."""
+        """Return the indices of the operands that are computed directly in an assembled array."""
         where = node.params[1]
         return frozenset(
             k for k, a in enumerate(node.args)
@@ -110,7 +118,7 @@ class Memory:
         )  # fmt: skip
 
     def _allocate(self, stored: set[int]) -> None:
-        """Give nodes memory in the order of the groups; memory is free after the last use."""
+        """Assign arena memory to the nodes in the order of the groups; reuse it after the last read."""
         starts: dict[int, list[Node]] = {}
         ends: dict[int, list[Node]] = {}
         for g in self.groups:

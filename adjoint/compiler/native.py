@@ -1,7 +1,8 @@
 """Native programs: kernels in the order of their groups, with calls of NumPy between them.
 
-``build`` turns a traced program into a ``Native``, which is called like the ``run`` of replay: with the
-arrays and numbers of its sources, and returns its outputs.
+``build`` turns a traced program into a ``Native``, which is called with the arrays and numbers of its sources
+and returns its outputs.  A *slot* is an address that a kernel reads from a table; a *record* describes one
+kernel call: the function, its table of slots and the chunks of its outermost loop.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from adjoint.config import held_across_fork
 
 __all__ = ["Native", "build"]
 
-CHUNK = 200_000.0  # work of a chunk, in simple operations
-HELPED = 100_000.0  # nanoseconds of work from which on helpers take part
-NANOSECONDS = 0.02  # of a simple operation on one of 16 lanes
+CHUNK = 200_000.0  # simple operations per chunk of a loop
+HELPED = 100_000.0  # nanoseconds: shorter programs use no helper threads
+NANOSECONDS = 0.02  # per simple operation, with 16 lanes
 
 
 def build(program: Program, flush: bool = False) -> Native:
-    """Return a program as native code; with ``flush`` subnormal numbers are taken as 0."""
+    """Compile a program to native code; with ``flush`` kernels treat subnormal numbers as 0."""
     return Native(program, flush)
 
 
 class Plan:
     """The kernels of a graph, its memory, and the tables of addresses that the kernels read.
 
-    With ``apart`` each output has memory of its own, as results of the steps of a loop need it.
+    With ``apart`` no two outputs share memory; the body of a loop needs this.
     """
 
     def __init__(
@@ -68,15 +69,15 @@ class Plan:
         self.stored = stored_nodes(self.groups, wanted)
         self.memory = Memory(self.groups, self.stored, [v.node for v in self.fresh], wanted)
         self.kernels: list[tuple[Group, Kernel]] = []
-        self.steps: list[Node | tuple[int, int]] = []  # a call, or from which to which record
+        self.steps: list[Node | tuple[int, int]] = []  # a NumPy call, or a range of records
         self._make_kernels()
         self._make_tables(sources)
         self.checks = [self._array(c) for c in flags]
 
-    # What leaves the program -------------------------------------------------------------------------
+    # Outputs -----------------------------------------------------------------------------------------
 
     def _results(self, outputs: Sequence[View], apart: bool) -> list[View]:
-        """Return the outputs as whole nodes, each in the shape that it has outside."""
+        """Return the outputs as views of whole nodes, each with the shape that the caller gets."""
         shapes: dict[int, Any] = {}
         found = []
         for v in outputs:
@@ -89,13 +90,13 @@ class Plan:
         return found
 
     def _materialised(self, v: View) -> View:
-        """Return a view of a node that the program computes, all of it."""
+        """Return a view of a whole node that the program computes; copy the elements if needed."""
         return _copied(v) if not v.is_whole() or (v.node.op in GIVEN and v.size) else v
 
     # The plan ----------------------------------------------------------------------------------------
 
     def _make_kernels(self) -> None:
-        """Make the kernels; NumPy calls divide them into runs."""
+        """Make the kernels of all groups; NumPy calls divide them into ranges."""
         self.space = 0
         for g in self.groups:
             if g.kind == "call":
@@ -110,6 +111,7 @@ class Plan:
                 self.steps.append((before, len(self.kernels)))
 
     def _kernels(self, g: Group) -> list[Kernel]:
+        """Return the kernels of a group."""
         node = g.nodes[0]
         stored = [n for n in g.nodes if n.id in self.stored]
         if g.kind in ("loop", "matmul"):
@@ -123,12 +125,13 @@ class Plan:
         return place_kernels(self.machine, self.graph, node, self.memory.pieces_in_place(node))
 
     def _write(self, g: Group, stored: list[Node]) -> tuple[list[Kernel], int]:
+        """Generate the kernels of a loop or a product; return them and their bytes of workspace."""
         if g.kind == "loop":
             return [loop_kernel(self.machine, g, stored)], 0
         return product_kernels(self.machine, g, stored, self.threads)
 
     def _repeat(self, node: Node, outs: list[Node]) -> Kernel:
-        """Return the kernel of a loop: one function for a small body, else one that runs records."""
+        """Return the kernel of a loop: one function if the body is small, else one that runs records."""
         found = small_kernel(self.machine, node, outs)
         if found is not None:
             return found
@@ -138,7 +141,7 @@ class Plan:
         return driver_kernel(body, node, outs, kept)
 
     def _make_tables(self, sources: int) -> None:
-        """Lay out the arena and find the address, or the array, of every slot."""
+        """Allocate the arena and find the address of every slot."""
         size = -(-self.memory.size // 64) * 64
         self.arena = np.zeros(size + self.space + 128, np.uint8)
         self.start = self.arena.ctypes.data + -self.arena.ctypes.data % 64
@@ -163,7 +166,10 @@ class Plan:
         self.helped = self.estimate > HELPED
 
     def _address(self, slot: Slot) -> Any:
-        """Return the address of a slot, or ("given" | "made" | "part", number, bytes)."""
+        """Return the address of a slot, or a tuple (kind, index, offset in bytes) if it changes at each call.
+
+        The kind is "given" (a source), "made" (an output) or "part" (a result of a NumPy call).
+        """
         if slot.node is None:
             return self.workspace + slot.offset
         node, offset = self.memory.place(slot.node)
@@ -179,15 +185,15 @@ class Plan:
         if node.id in self.made:
             return "made", self.made[node.id], offset
         if not node.size:
-            return self.start  # nothing is read there
+            return self.start  # an empty array: nothing is read
         return self.start + self.memory.offset[node.id] + offset
 
     def helpers(self) -> int:
-        """Return how many helper threads take part: none in a short program."""
+        """Return the number of helper threads: 0 for a short program."""
         return pool.start(self.threads) if self.threads > 1 and self.helped else 0
 
     def _array(self, v: View) -> Any:
-        """Return a view of a node in the arena."""
+        """Return a node in the arena as a NumPy array."""
         whole, offset = self.memory.place(v.node)
         at = self.start - self.arena.ctypes.data + self.memory.offset[whole.id] + offset
         size = v.node.dtype.itemsize
@@ -197,7 +203,7 @@ class Plan:
 
 
 class Native(Plan):
-    """A native program; ``native(*sources)`` returns the outputs."""
+    """A compiled program; ``native(*sources)`` returns the outputs."""
 
     def __init__(self, program: Program, flush: bool = False) -> None:
         self.program = program
@@ -209,13 +215,17 @@ class Native(Plan):
         self.in_order = self.order == list(range(len(self.fresh)))
 
     def _make_entry(self) -> Entry | None:
-        """Return the native entry, if the program is one run of kernels and all it reads is plain."""
+        """Return the native entry, or None if the program has none (see ``entry_for``)."""
         return self.entry_for(range(len(self.program.sources)), (), len(self.program.sources))
 
     def entry_for(
         self, owners: Sequence[Any], writes: Sequence[tuple[Any, int]], arguments: int
     ) -> Entry | None:
-        """Return an entry that reads from owners, as ``Given`` has them, and gives made arrays to tensors."""
+        """Return a native entry, which reads inputs from ``owners`` and stores outputs in tensors.
+
+        ``owners`` are as in ``Given``; ``writes`` are pairs of a tensor and the index of an output.  None if
+        the program calls NumPy, or has an output that no kernel makes.
+        """
         whole = len(self.steps) == 1 and isinstance(self.steps[0], tuple)
         plain = all(v.node.id in self.made for v in self.results)
         if not whole or not plain or layout() is None:
@@ -235,6 +245,7 @@ class Native(Plan):
         )  # fmt: skip
 
     def _entry_slot(self, s: Any) -> Any:
+        """Return a slot as the entry expects it: numbers are referred to by the index of the source."""
         if isinstance(s, int):
             first = self.numbers.ctypes.data
             inside = first <= s < first + self.numbers.nbytes
@@ -245,7 +256,7 @@ class Native(Plan):
 
     def __call__(self, *given: Any) -> tuple[Any, ...]:
         """Run the program."""
-        with self.lock:  # the arena is one for all calls
+        with self.lock:  # all calls share the arena
             if self.entry is not None:
                 found = self.entry.call(*given)
                 if found is not NotImplemented:
@@ -253,6 +264,7 @@ class Native(Plan):
             return self._run(given)
 
     def _run(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the program step by step from Python."""
         values, run = self._prepare(given), _runner()
         helpers = self.helpers()
         for step in self.steps:
@@ -261,14 +273,14 @@ class Native(Plan):
             else:
                 run(self._record(step[0]), step[1] - step[0], helpers)
         if any(map(bool, self.checks)):
-            return replay.build(self.program)(*given)  # raises as NumPy does
+            return replay.build(self.program)(*given)  # raises the error that NumPy raises
         return tuple([self._value(v, values, given) for v in self.results])
 
     def timed(self, given: Sequence[Any]) -> Iterator[tuple[Any, float]]:
-        """Run kernel by kernel; yield the number of each, or the node of a call, and its seconds."""
+        """Run kernel by kernel; yield each kernel's number, or each NumPy call's node, with its seconds."""
         values, run = self._prepare(given), _runner()
         helpers = self.helpers()
-        clock, nothing = time.perf_counter, math.inf  # what a call of nothing takes
+        clock, nothing = time.perf_counter, math.inf  # nothing: the time of an empty call
         for _ in range(9):
             start = clock()
             run(self._record(0), 0, helpers)
@@ -285,10 +297,11 @@ class Native(Plan):
                 yield k, max(clock() - start - nothing, 0.0)
 
     def _record(self, k: int) -> int:
+        """Return the address of a record."""
         return int(self.records.ctypes.data) + 8 * pool.RECORD * k
 
     def _prepare(self, given: Sequence[Any]) -> dict[Any, Any]:
-        """Fill the table with the addresses of what is given and of new arrays; return those by node."""
+        """Write the addresses of inputs and new output arrays into the table; return the arrays by node."""
         held = {k: _plain(given[k]) for k in self.sources}
         for k, source in enumerate(self.program.sources):
             if source.value.weak:
@@ -297,11 +310,11 @@ class Native(Plan):
         for slot, (kind, k, offset) in self.moving:
             if kind != "part":
                 self.table[slot] = (held if kind == "given" else arrays)[k].ctypes.data + offset
-        self.held = held  # alive while kernels read it
+        self.held = held  # keeps the arrays alive while kernels read them
         return {v.node.id: a for v, a in zip(self.fresh, arrays, strict=True)}
 
     def _call(self, node: Node, values: dict[Any, Any], given: Sequence[Any]) -> None:
-        """Run one instruction by NumPy."""
+        """Run one instruction with NumPy."""
         i = node.value
         args = [self._value(a, values, given) if isinstance(a, View) else a for a in node.params]
         if i.op.kind == "elementwise" and not i.op.literals:
@@ -318,7 +331,7 @@ class Native(Plan):
                 self.table[slot] = x.ctypes.data + offset
 
     def _value(self, v: View, values: dict[Any, Any], given: Sequence[Any]) -> Any:
-        """Return a value as NumPy takes it."""
+        """Return the value of a view as an array or a Python float."""
         node = v.node
         if node.op == "number":
             return given[node.params]
@@ -349,6 +362,7 @@ class Native(Plan):
 
 
 def _copied(v: View) -> View:
+    """Add a node that copies a view, even if the view is whole."""
     if v.dtype.kind not in "biuf":
         return v
     return v.graph.view(v.graph.add(Node("copy", (v,), None, v.shape, v.dtype)))
@@ -356,11 +370,12 @@ def _copied(v: View) -> View:
 
 @functools.cache
 def _runner() -> Callable[..., None]:
+    """Return the native function that runs records: ``run(address, count, helpers)``."""
     return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(pool.addresses()["run"])
 
 
 def _cuts(kernel: Kernel, threads: int) -> list[int]:
-    """Return where the outermost loop of a kernel is cut into chunks, which threads take one by one."""
+    """Return the bounds of the chunks of a kernel's outermost loop; threads claim chunks one by one."""
     pieces = kernel.length // kernel.unit
     count = min(pieces, int(kernel.cost / CHUNK), 64) if threads > 1 else 1
     if count < 2:
@@ -370,11 +385,12 @@ def _cuts(kernel: Kernel, threads: int) -> list[int]:
 
 def _plain(a: Any) -> Any:
     """Return the array itself if it is contiguous, otherwise a contiguous copy."""
-    a = np.asarray(a)  # a Python number is given as it is
+    a = np.asarray(a)  # it may be a Python number
     return a if a.flags.c_contiguous and a.flags.aligned else np.array(a, order="C")
 
 
 def _strided(base: Any, v: View) -> Any:
+    """Return a read-only NumPy view of a contiguous array."""
     flat, size = base.reshape(-1), v.dtype.itemsize
     return np.lib.stride_tricks.as_strided(
         flat[v.offset :], v.shape, tuple([s * size for s in v.strides]), writeable=False
@@ -382,7 +398,7 @@ def _strided(base: Any, v: View) -> Any:
 
 
 def _typed(i: Any, args: Sequence[Any]) -> list[Any]:
-    """Return arguments of an elementwise op, with weak numbers as replay gives them."""
+    """Return the arguments of an elementwise op; weak numbers become arrays of the dtype of the others."""
     dtypes = [a.dtype for a in args if hasattr(a, "dtype")]
     dtype = np.result_type(*dtypes) if dtypes else None
     if dtype is None or dtype.char not in "fd":

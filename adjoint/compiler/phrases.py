@@ -1,7 +1,8 @@
-"""Python expressions for instructions of a replay: the NumPy calls of an op's forward, without its checks.
+"""Python expressions for the instructions of a program that runs on NumPy (see ``replay``).
 
-The number of axes, the dtypes and whether there is a bias are known when the program is built.  The NumPy
-calls are those of the forward, so the results have the same bits.
+An expression makes the same NumPy calls as the forward function of the op, so its results are equal bit for
+bit.  It omits the checks of the forward function: the number of axes, the dtypes and the presence of a bias
+are known when the program is built.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from adjoint.compiler.symbolic import Symbolic
 
 __all__ = ["NAMES", "phrase"]
 
-NAMES: dict[str, Any] = {"add_into": np.add, "total": np.add.reduce}  # what the expressions use
+NAMES: dict[str, Any] = {"add_into": np.add, "total": np.add.reduce}  # globals of the generated code
 
 _BLAS = "fdFD"
 _INFIX = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/"}

@@ -1,11 +1,12 @@
-"""Runs the records of a program; helper threads of native code take part in the longer ones.
+"""Run the kernel calls of a program; native helper threads share the longer ones.
 
-A record is a kernel, its arguments, and the cuts of its outermost loop into chunks.  The caller takes chunks
-from the front, helpers take them from the back, so a helper that comes late, or never, costs nothing: the
-caller waits only for chunks that a helper has taken.  Which thread ran a chunk does not change its bits.
+A record describes a kernel call: its function, its arguments, and the bounds of the chunks of its outermost
+loop.  The caller takes chunks from the front and helpers take them from the back.  The caller waits only for
+chunks that a helper has already taken, so a helper that is late costs nothing.  The result is the same bit
+for bit, whichever thread runs a chunk.
 
-Helpers are POSIX threads that never touch Python.  They spin for a while after their last chunk, then sleep
-on a futex.  They exist on Linux only; elsewhere the caller runs all chunks.
+Helpers are POSIX threads that never call Python.  They spin for a while after their last chunk, then sleep on
+a futex.  They exist on Linux only; on other systems the caller runs all chunks.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from adjoint.config import held_across_fork
 
 __all__ = ["MAX_CHUNKS", "RECORD", "addresses", "chunks_helped", "helpers", "records", "start"]
 
-RECORD = 4  # words of a record: function, arguments, number of chunks, cuts
+RECORD = 4  # words of a record: function, arguments, number of chunks, address of the chunk bounds
 MAX_CHUNKS = 4096
 SPIN = 20_000  # rounds before a helper sleeps: about half a millisecond
 
-# One word describes the job, so that a late helper never mixes two of them:
-# bits 0–15 chunks taken from the front, 16–31 taken from the back, 32–47 all chunks, 48–63 highest helper.
+# One word describes the current job, so that a late helper cannot mix two jobs:
+# bits 0–15 chunks taken from the front, 16–31 taken from the back, 32–47 all chunks, 48–63 number of helpers.
 _TEXT = r"""
 @ticket = internal global [8 x i64] zeroinitializer, align 64
 @finished = internal global [8 x i64] zeroinitializer, align 64
@@ -68,7 +69,7 @@ define internal void @chunk(ptr %record, i64 %k, i64 %thread) {
   ret void
 }
 
-; The caller's part of a record with several chunks.
+; Run a record with several chunks, together with the helpers.
 define internal void @share(ptr %record, i64 %count, i64 %helpers) {
 entry:
   %none = icmp eq i64 %helpers, 0
@@ -129,7 +130,7 @@ end:
   ret void
 }
 
-; Run records one after the other.
+; Run records in order.
 define void @run(ptr %records, i64 %count, i64 %helpers) {
 entry:
   %any = icmp sgt i64 %count, 0
@@ -165,7 +166,7 @@ end:
   ret void
 }
 
-; A forked child has no helpers, and its parent may have been at work.
+; Reset all state in a forked child, which has no helpers: the parent may have been running a job.
 define void @forget() {
   store atomic i64 0, ptr @ticket seq_cst, align 8
   store atomic i64 0, ptr @finished seq_cst, align 8
@@ -273,7 +274,7 @@ declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"""
 
-# The number of the system call futex, and how to tell the processor of a spin loop.
+# The number of the futex system call, and the instruction that hints a spin loop to the processor.
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _PAUSE = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
@@ -286,10 +287,12 @@ _helpers = 0
 
 
 def _has_threads() -> bool:
+    """Return whether helper threads exist on this system."""
     return sys.platform == "linux" and platform.machine() in _FUTEX
 
 
 def _text() -> str:
+    """Return the LLVM IR for this system."""
     kind = platform.machine()
     declaration, pause = _PAUSE.get(kind, ("", ""))
     threads = _has_threads()
@@ -307,7 +310,7 @@ def _text() -> str:
 
 
 def addresses() -> dict[str, int]:
-    """Return the addresses of ``run``, ``start``, ``forget`` and ``chunks_helped``."""
+    """Return the addresses of the native functions ``run``, ``start``, ``forget`` and ``chunks_helped``."""
     with _lock:
         if not _found:
             binding()
@@ -319,41 +322,46 @@ def addresses() -> dict[str, int]:
 
 
 def _forget() -> None:
+    """Reset the pool in a forked child."""
     global _helpers
     _helpers = 0
     _call("forget")
 
 
 def _call(name: str, *args: int) -> int:
+    """Call one of the native functions."""
     function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(args))(addresses()[name])
     return int(function(*args))
 
 
 def start(threads: int) -> int:
-    """Start helpers, so that ``threads`` threads can run a record; return how many helpers can be used."""
+    """Start helpers until ``threads`` threads can run a record; return how many helpers are available."""
     global _helpers
     wanted = min(threads, 64) - 1
     with _lock:
         addresses()
         while _helpers < wanted and _has_threads():
             if _call("start", _helpers + 1) & 0xFFFFFFFF:
-                break  # the system gives no more threads
+                break  # the system cannot create more threads
             _helpers += 1
         return max(0, min(wanted, _helpers))
 
 
 def helpers() -> int:
-    """Return how many helpers have been started."""
+    """Return the number of helpers that have been started."""
     return _helpers
 
 
 def chunks_helped() -> int:
-    """Return how many chunks helpers have run in this process."""
+    """Return the number of chunks that helpers have run in this process."""
     return _call("chunks_helped")
 
 
 def records(rows: list[tuple[int, int, list[int]]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Pack jobs into words: a record per job (function, arguments, where its cuts start), then all cuts."""
+    """Pack kernel calls into one array of words: the records, then the chunk bounds of all of them.
+
+    ``rows`` has (address of the function, address of its arguments, chunk bounds).
+    """
     words = np.zeros(RECORD * len(rows) + sum(len(cuts) for _, _, cuts in rows), np.int64)
     place = RECORD * len(rows)
     for i, (function, args, cuts) in enumerate(rows):

@@ -1,4 +1,8 @@
-"""The result of a trace: a list of instructions on values that have a shape and a dtype but no elements."""
+"""The result of a trace: a list of instructions on values that have a shape and a dtype but no elements.
+
+Such a value is a ``Symbolic``.  A *weak* value is a Python float that is not known yet.  A *cell* is an entry
+of a container, such as a value in the state of an optimiser.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,9 @@ __all__ = ["Host", "Instruction", "Program", "Source", "Write"]
 class Host:
     """A Python function that a program calls like the forward of an op: ``forward(*arrays, **params)``.
 
-    ``pure`` means that the call can be removed if its results are not used; a check is not pure.
-    With ``when`` the function is called, and its last argument computed, only if ``when(first argument)`` is
-    true; otherwise the result is the last argument but one.
+    ``pure`` means that the call can be removed if its results are not used; a check is not pure.  If ``when``
+    is given and ``when(first argument)`` is false, the function is not called and its last argument is not
+    computed; the result is then the second-last argument.
     """
 
     __slots__ = ("forward", "kind", "literals", "name", "outputs", "pure", "when")
@@ -39,10 +43,10 @@ class Host:
 
 
 class Instruction:
-    """One op on values and Python numbers; ``outs`` are its results.
+    """One op, its operands (values and Python numbers) and its results ``outs``.
 
-    ``quiet`` means that floating-point warnings are off, as in a backward.  ``line`` is "file:line" of the
-    user's code.
+    ``quiet`` means that floating-point warnings are off, as in a backward pass.  ``line`` is the "file:line"
+    of the user's code.
     """
 
     __slots__ = ("args", "line", "op", "outs", "params", "quiet")
@@ -72,10 +76,11 @@ class Instruction:
 
 
 class Source:
-    """A value that is read at each call.
+    """A value that is read at the start of each call.
 
-    ``kind`` is "argument" (``owner`` is its position), "tensor" (the tensor), "grad" (of that tensor),
-    "array" (a NumPy array from outside), "cell" (``(container, key)``), "numbers" or "draw" (``read()``).
+    ``kind`` says where it is read from, and what ``owner`` is: "argument" (its position), "tensor" or "grad"
+    (the tensor), "array" (a NumPy array that the function uses), "cell" (``(container, key)``), "numbers" or
+    "draw" (a function that returns the value).
     """
 
     __slots__ = ("kind", "owner", "value")
@@ -91,10 +96,10 @@ class Source:
 
 
 class Write:
-    """A write at the end of each call: ``values`` are assigned to ``owner``.
+    """An assignment of ``values`` to ``owner`` at the end of each call.
 
-    ``kind`` is "data" or "grad" (of a tensor, or of an argument by its position), "cell" (``(container,
-    key)``) or "call" (a function of the arrays).
+    ``kind`` says what ``owner`` is: "data" or "grad" (the tensor, or the position of an argument), "cell"
+    (``(container, key)``) or "call" (a function that is called with the arrays).
     """
 
     __slots__ = ("kind", "owner", "values")
@@ -102,7 +107,7 @@ class Write:
     def __init__(self, kind: str, owner: Any, values: tuple[Any, ...]) -> None:
         self.kind = kind
         self.owner = owner
-        self.values = values  # Symbolic, or None for a gradient that is dropped
+        self.values = values  # Symbolic, or None to set a gradient to None
 
     def __str__(self) -> str:
         return f"write {self.kind} <- {', '.join(map(str, self.values))}"
@@ -118,14 +123,14 @@ class Program:
         self.body: list[Instruction] = []
         self.results: list[Any] = []  # Symbolic
         self.writes: list[Write] = []
-        self.count = 0  # of values
+        self.count = 0  # number of values
 
     def outputs(self) -> list[Any]:
         """Return all outputs of the program: the results, then the values that are written."""
         return [*self.results, *(v for w in self.writes for v in w.values if v is not None)]
 
     def live(self) -> list[Instruction]:
-        """Return the instructions that the results or writes depend on, and those that are not pure."""
+        """Return the instructions that the outputs depend on, and those that are not pure."""
         wanted = {v.id for v in self.outputs()}
         kept = []
         for i in reversed(self.body):

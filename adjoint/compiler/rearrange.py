@@ -1,8 +1,7 @@
-"""Rules of ops that move elements: views, joins, indices, windows, convolutions and Einstein sums as
-primitives.
+"""Lowering rules of ops that move elements: views, joins, indexing, windows, convolutions and einsum.
 
-Windows of an image are a view with overlapping strides.  Their adjoint, which adds windows up where they
-overlap, writes them into zeros and sums a skewed view of those.
+The windows of an image are a view with overlapping strides.  Their adjoint adds windows where they overlap:
+it writes the windows into an array of zeros and sums a skewed view of this array.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _INT64 = np.dtype(np.int64)
 
 
 def _below(x: View, k: int) -> Any:
-    """Return the mask of the elements up to a diagonal."""
+    """Return the mask of the elements on and below diagonal ``k``."""
     return np.tri(x.shape[-2], x.shape[-1], k, dtype=bool)
 
 
@@ -80,7 +79,7 @@ def _windows(xp: Any, x: Any, size: int, axis: int) -> Any:
 
 
 def _full_key(key: Sequence[Any], ndim: int) -> list[Any]:
-    """Return a basic key with one entry per axis."""
+    """Return a basic index with one entry per axis."""
     used = sum(k is not None and k is not Ellipsis for k in key)
     found: list[Any] = []
     for k in key:
@@ -92,7 +91,7 @@ def _full_key(key: Sequence[Any], ndim: int) -> list[Any]:
 def _placed(
     xp: Any, shape: Shape, fill: Any, dtype: Any, pieces: Sequence[tuple[View, Sequence[Any]]]
 ) -> Any:
-    """Return ``fill`` with pieces at basic keys."""
+    """Return an array that is filled with ``fill`` and has pieces assigned at basic indices."""
     target = xp.graph.target(shape)
     found = []
     for value, key in pieces:
@@ -156,6 +155,7 @@ def _pad(xp: Any, x: Any, widths: Any, value: Any) -> Any:
 
 
 def _fill(value: Any, dtype: Any) -> Any:
+    """Return a Python number that is ``value`` cast to a dtype."""
     return np.asarray(value).astype(dtype).item()
 
 
@@ -170,10 +170,12 @@ def _undiagonal(xp: Any, x: Any, offset: int, shape: Shape) -> Any:
 
 
 def _basic(key: Sequence[Any]) -> bool:
+    """Return whether an index has no arrays and no booleans."""
     return not any(isinstance(k, (np.ndarray, bool, np.bool_)) for k in key)
 
 
 def _positions(shape: Shape, key: Any) -> Any:
+    """Return the flat positions of the elements that an index selects."""
     return np.arange(math.prod(shape)).reshape(shape)[key]
 
 
@@ -210,7 +212,10 @@ def _index_set(xp: Any, x: Any, v: Any, key: Any) -> Any:
 
 
 def _set_basic(xp: Any, x: View, v: View, key: Any) -> Any:
-    """Write a piece; pieces that were written before into the same array are written together with it."""
+    """Return an array with a piece assigned.
+
+    If the array is itself assembled from pieces, the piece is appended to them.
+    """
     pieces: list[tuple[View, Any]] = [(x, xp.graph.target(x.shape).where)]
     fill = None
     if x.node.op == "place" and x.is_whole() and x.shape == x.node.shape:
@@ -230,7 +235,10 @@ def _add_into(xp: Any, total: Any, g: Any, key: Any) -> Any:
 
 
 def _from_start(xp: Any, i: View, length: int) -> View:
-    """Return an index without negative numbers; the program checks that it is in range."""
+    """Return an index array with negative indices replaced by positions from the start.
+
+    The program gets a check that all indices are in range.
+    """
     if i.dtype.kind not in "iu":
         raise NotNative(f"an index of {i.dtype}")
     if i.dtype == np.dtype(np.uint64):
@@ -243,7 +251,10 @@ def _from_start(xp: Any, i: View, length: int) -> View:
 
 
 def _rows(xp: Any, i: View, before: int, length: int, after: int) -> View:
-    """Return flat positions, of shape (before, index, after), of rows of an array (before, length, after)."""
+    """Return the flat positions of rows ``i`` of an array (before, length, after).
+
+    The shape of the result is (before, size of ``i``, after).
+    """
     places = xp.graph.reshape(xp.graph.copied(_from_start(xp, i, length)), (1, i.size, 1)) * after
     return places + (np.arange(before).reshape(-1, 1, 1) * (length * after) + np.arange(after))
 
@@ -253,7 +264,7 @@ def _take(xp: Any, x: Any, i: Any, axis: int, sparse_grad: bool = False) -> Any:
     x, i = xp.view(x), xp.view(i)
     at = axis % x.ndim
     if not x.shape[at]:
-        raise NotNative("an index into nothing")
+        raise NotNative("an index into an empty axis")
     places = _rows(xp, i, math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :]))
     return xp.graph.reshape(xp.gather(x, places), (*x.shape[:at], *i.shape, *x.shape[at + 1 :]))
 
@@ -270,7 +281,7 @@ def _untake(xp: Any, g: Any, i: Any, axis: int, length: int) -> Any:
 
 
 def _along(xp: Any, i: View, length: int, axis: int) -> View:
-    """Return flat positions for an index with one entry for each place."""
+    """Return the flat positions of the elements that ``take_along_axis`` selects."""
     at = i.ndim + axis
     before, after = math.prod(i.shape[:at]), math.prod(i.shape[at + 1 :])
     rows = xp.graph.reshape(xp.graph.copied(_from_start(xp, i, length)), (before, i.shape[at], after))
@@ -284,7 +295,7 @@ def _take_along_axis(xp: Any, x: Any, i: Any, axis: int) -> Any:
     if not x.shape[axis] or any(
         n != m for k, (n, m) in enumerate(zip(x.shape, i.shape, strict=True), -x.ndim) if k != axis
     ):
-        raise NotNative("an index into nothing")
+        raise NotNative("an index into an empty axis")
     return xp.graph.reshape(xp.gather(x, _along(xp, i, x.shape[axis], axis)), i.shape)
 
 
@@ -312,6 +323,7 @@ def _put_along_axis(xp: Any, x: Any, i: Any, v: Any, axis: int) -> Any:
 
 
 def _image(xp: Any, x: View, padding: Pairs, value: Any = 0) -> View:
+    """Return a view with padding around its last axes."""
     if all(lo <= 0 and hi <= 0 for lo, hi in padding):
         return x
     lead, size = x.shape[: -len(padding)], x.shape[-len(padding) :]
@@ -319,7 +331,7 @@ def _image(xp: Any, x: View, padding: Pairs, value: Any = 0) -> View:
 
 
 def _windowed(xp: Any, image: View, kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> View:
-    """Return all windows of the last axes: (…, *count, *kernel), a view."""
+    """Return all windows of the last axes as one view of shape (…, *count, *kernel)."""
     nd = len(kernel)
     steps = image.strides[-nd:]
     outer = [s * step if n > 1 else 0 for s, step, n in zip(stride, steps, count, strict=True)]
@@ -331,7 +343,7 @@ def _windowed(xp: Any, image: View, kernel: Shape, stride: Shape, dilation: Shap
 def _added(
     xp: Any, parts: View, size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> View:
-    """Add windows (…, *count, *kernel) up where they overlap; the adjoint of taking windows of an image."""
+    """Add windows (…, *count, *kernel) where they overlap; the adjoint of taking windows of an image."""
     nd = len(kernel)
     lead, count = parts.shape[: -2 * nd], parts.shape[-2 * nd : -nd]
     full = whole(size, padding)
@@ -342,7 +354,8 @@ def _added(
             g.place((*lead, *full), parts.dtype, 0, [(parts, spot.where)]),
             _full_key(inner(size, padding), len(lead) + nd),
         )
-    # by offset in the kernel, with zeros around: the element i of the image is the sum of [k, i - d k]
+    # zeros[k] has the elements at offset k of all windows, with a margin of zeros: element i of the image is
+    # the sum over k of zeros[k, i - dilation · k]
     margin = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
     long = [m + n for m, n in zip(margin, full, strict=True)]
     order = [*range(len(lead)), *range(len(lead) + nd, len(lead) + 2 * nd), *range(len(lead), len(lead) + nd)]
@@ -380,7 +393,7 @@ def _conv(xp: Any, x: Any, w: Any, stride: Any, padding: Any, dilation: Any, gro
 def _columns(
     xp: Any, x: View, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int, count: Shape
 ) -> View:
-    """Return windows as columns: (batch, groups, channels · kernel, windows)."""
+    """Return all windows as columns, of shape (batch, groups, channels · kernel, windows)."""
     if 0 in count or 0 in x.shape or x.dtype.kind != "f":
         raise NotNative("an empty convolution")
     nd = len(kernel)
@@ -417,12 +430,13 @@ def _conv_input(
     return _added(xp, xp.graph.permute(cols, order), size, kernel, stride, padding, dilation)
 
 
-_MANY = 64  # offsets of a kernel that become one expression
+_MANY = 64  # larger windows are not unrolled
 
 
 def _slices(
     xp: Any, x: View, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape, value: Any
 ) -> list[View]:
+    """Return, for each offset in the kernel, the view of the elements at this offset of all windows."""
     count = counts(x.shape[-len(kernel) :], kernel, stride, padding, dilation)
     if 0 in count or math.prod(kernel) > _MANY:
         raise NotNative("an empty or very large window")
@@ -433,6 +447,7 @@ def _slices(
 
 
 def _lowest(dtype: Any) -> Any:
+    """Return the lowest value of a dtype."""
     return -math.inf if dtype.kind == "f" else int(np.iinfo(dtype).min)
 
 
@@ -463,7 +478,7 @@ def _max_pool(xp: Any, x: Any, **at: Any) -> Any:
 
 
 def _hits(xp: Any, x: View, y: View, at: dict[str, Any]) -> tuple[list[View], View]:
-    """Return where each offset has the maximum of its window, and how many share it."""
+    """Return, for each offset, where it has the maximum of its window, and the number of equal maxima."""
     parts = _slices(xp, x, value=_lowest(x.dtype), **at)
     hits = [xp.logical_or(part == y, part != part) for part in parts]
     shared = xp.astype(hits[0], dtype=y.dtype)
@@ -497,7 +512,7 @@ def _max_gather(xp: Any, h: Any, x: Any, y: Any, **at: Any) -> Any:
 
 
 def _distinct(xp: Any, x: View, labels: str, kept: str) -> tuple[View, str]:
-    """Take diagonals of repeated labels; sum over those that nothing else has."""
+    """Take the diagonal of repeated labels, and sum over labels that are not in ``kept``."""
     unique = "".join(dict.fromkeys(labels))
     if unique != labels:
         size = dict(zip(labels, x.shape, strict=True))
@@ -510,7 +525,10 @@ def _distinct(xp: Any, x: View, labels: str, kept: str) -> tuple[View, str]:
 
 
 def _spread_labels(xp: Any, z: View, labels: str, output: str, size: dict[str, int]) -> View:
-    """Order the axes as the output has them; repeat along new labels; write repeated ones to diagonals."""
+    """Permute the axes into the order of ``output``, and broadcast along new labels.
+
+    For a label that ``output`` repeats, write the values to the diagonal.
+    """
     unique = "".join(dict.fromkeys(output))
     z = xp.graph.permute(z, [labels.index(c) for c in unique if c in labels])
     z = xp.graph.reshape(z, tuple([size[c] if c in labels else 1 for c in unique]))

@@ -1,4 +1,4 @@
-"""Rules of ops that go over steps: LSTM, GRU, running sums and products, each as a loop in the graph."""
+"""Lowering rules of ops with a loop over steps: LSTM, GRU, cumulative sums and products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adjoint.compiler.steps import Steps, repeat
 
 __all__: list[str] = []
 
-_FEW = 64  # elements of a step that need not lie one after the other
+_FEW = 64  # elements: longer steps must be contiguous in memory
 
 Body = Callable[[Any, list[View], list[View], list[View]], tuple[Sequence[Any], Sequence[Any]]]
 
@@ -27,9 +27,10 @@ def _loop(
     rest: Sequence[View] = (),
     backwards: bool = False,
 ) -> list[View]:
-    """Return the carry after a loop over the first axis of ``rows``, and the stacked results.
+    """Add a loop over the first axis of ``rows``; return the final carried values and the stacked results.
 
-    ``body(xp, carry, row, rest)`` returns the new carry and the results of a step.
+    ``body(xp, carry, row, rest)`` returns the new carried values and the results of one iteration.  All
+    iterations read ``rest``.
     """
     inner = Primitives(Graph())
     shapes = [*(c.shape for c in carry), *(r.shape[1:] for r in rows), *(r.shape for r in rest)]
@@ -46,7 +47,7 @@ def _loop(
 
 
 def _moved(xp: Any, x: View, source: int, destination: int) -> View:
-    """Return an axis in another place; both are counted from the end if they are negative."""
+    """Return a view with one axis moved to another position, as ``np.moveaxis``."""
     source, destination = source % x.ndim, destination % x.ndim
     order = [k for k in range(x.ndim) if k != source]
     order.insert(destination, source)
@@ -58,12 +59,13 @@ def _moved(xp: Any, x: View, source: int, destination: int) -> View:
 
 
 def _running(xp: Any, x: Any, axis: int, op: str, start: float) -> View:
+    """Return the cumulative sum or product along an axis; ``start`` is the neutral element."""
     x = xp.view(x)
     dtype = (np.cumsum if op == "add" else np.cumprod)(np.zeros(1, x.dtype)).dtype
     rows = _moved(xp, xp.cast(x, dtype), axis, 0)
     size = math.prod(rows.shape[1:])
     if not rows.size or (size > _FEW and axis % x.ndim):
-        raise NotNative("a running sum along rows, or of nothing")
+        raise NotNative("a cumulative sum along rows, or of an empty array")
     start = start if dtype.kind == "f" else abs(start)
     first = xp.graph.broadcast(xp.graph.constant(np.asarray(start, dtype)), rows.shape[1:])
 
@@ -76,7 +78,7 @@ def _running(xp: Any, x: Any, axis: int, op: str, start: float) -> View:
 
 @rule("cumsum")
 def _cumsum(xp: Any, x: Any, axis: int) -> View:
-    return _running(xp, x, axis, "add", -0.0)  # which changes no number, nor the sign of a zero
+    return _running(xp, x, axis, "add", -0.0)  # adding -0.0 changes no number, not even the sign of a zero
 
 
 @rule("cumprod")
@@ -88,10 +90,12 @@ def _cumprod(xp: Any, x: Any, axis: int) -> View:
 
 
 def _columns(x: View, j: int, n: int) -> View:
+    """Return block ``j`` of ``n`` columns."""
     return x[..., slice(j * n, (j + 1) * n)]
 
 
 def _part(x: View, j: int) -> View:
+    """Return part ``j`` of the values that the forward pass has stacked."""
     return x[..., j, slice(None), slice(None)]
 
 
@@ -100,18 +104,19 @@ def _sigmoid(xp: Any, x: View) -> Any:
 
 
 def _stacked(xp: Any, *parts: Any) -> Any:
+    """Stack parts along a new axis before the last two."""
     wide = [xp.graph.reshape(p, (*p.shape[:-2], 1, *p.shape[-2:])) for p in map(xp.view, parts)]
     return xp.apply("concat", *wide, axis=-3)
 
 
 def _weights(xp: Any, w: View) -> View:
-    """Return the transposed weights in memory of their own, so that steps need not pack them."""
+    """Return the transposed weights as a row-major copy, which the steps read without packing."""
     found: View = xp.graph.copied(xp.graph.permute(w, [*range(w.ndim - 2), w.ndim - 1, w.ndim - 2]))
     return found
 
 
 def _inputs(xp: Any, p: Any, b: Any) -> View:
-    """Return the contribution of inputs and bias to the gates, steps first."""
+    """Return the contribution of the inputs and the bias to the gates, with the step axis first."""
     if not p.shape[-3] or not p.size:
         raise NotNative("a sequence of no steps")
     if not isinstance(b, (int, float)):
@@ -159,7 +164,10 @@ def _lstm_pull(xp: Any, gh: Any, gc: Any, ga: Any, k: Any, w: Any) -> Any:
 def _given(
     xp: Any, gradients: Sequence[Any], k: View
 ) -> tuple[Callable[[list[View]], list[Any]], list[View]]:
-    """Return the rows of a pull, steps first, and how a step finds its gradients; a number stays one."""
+    """Return a function that selects the gradients of a step from its row, and the rows, step axis first.
+
+    A gradient that is a Python number has no row.
+    """
     if not k.size:
         raise NotNative("a sequence of no steps")
     fixed = [isinstance(g, (int, float)) for g in gradients]
@@ -176,7 +184,7 @@ def _given(
 def _gru_sequence(xp: Any, p: Any, w: Any, b: Any, h: Any) -> Any:
     n = w.shape[-1]
     bias = 0 if isinstance(b, (int, float)) else xp.view(b)
-    if not isinstance(bias, int):  # that of the new value is multiplied by r
+    if not isinstance(bias, int):  # the bias of the candidate is multiplied by the reset gate r
         wide = xp.graph.reshape(bias, (*bias.shape[:-1], 1, 1, bias.shape[-1]))
         keep = np.concatenate([np.ones(2 * n), np.zeros(n)]).astype(bias.dtype)
         p, bias = p + wide * keep, xp.graph.reshape(_columns(bias, 2, n), (*bias.shape[:-1], 1, n))

@@ -1,4 +1,4 @@
-"""A program that runs once for each step of a loop."""
+"""A program that runs once for each iteration of a loop."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ __all__ = ["Repeat"]
 
 
 class Repeat:
-    """The steps of a loop as a function of arrays.
+    """A loop over a program, called as a function of arrays.
 
-    Sources of the program are the carry, then a row each of arrays with one row per step, then what is the
-    same in all steps.  Its results are the new carry, then rows of results.  With ``whole`` a call of it
-    makes all steps in one program, if that is native.
+    The sources of the program are first the ``carries`` carried values (each iteration receives them from the
+    one before), then one row of each of ``rows`` arrays, then the values that all iterations read.  Its
+    results are the new carried values, then one row of each stacked result.  If ``whole`` is true and the
+    body is compiled to native code, the whole loop is compiled too.
     """
 
     __slots__ = ("_build", "_run", "backwards", "carries", "count", "program", "rows", "whole")
@@ -34,15 +35,16 @@ class Repeat:
         self.build_with(replay.build)
 
     def build_with(self, build: Callable[[Program], Any]) -> None:
-        """Say how the body is built, if it is called from Python."""
+        """Set the function that compiles the body, used when the loop is called from Python."""
         self._build = build
         self._run: Callable[..., tuple[Any, ...]] | None = None
 
     def _makes_one(self) -> bool:
+        """Return whether the loop is compiled as a whole."""
         return self.whole and self._build is not replay.build
 
     def _in_one(self) -> Program:
-        """Return a program of one instruction: the loop, which is called step by step if it is not native."""
+        """Return a program whose only instruction is this loop."""
         steps = Repeat(self.program, self.count, self.carries, self.rows, self.backwards)
         found, end = Program(), self.carries + self.rows
         for k, s in enumerate(self.program.sources):
@@ -56,12 +58,12 @@ class Repeat:
         return found
 
     def specs(self) -> list[tuple[Any, Any]]:
-        """Return the shapes and dtypes of the results of the loop."""
+        """Return the shape and dtype of each result of the loop."""
         found = [(v.shape, v.dtype) for v in self.program.results]
         return [s if k < self.carries else ((self.count, *s[0]), s[1]) for k, s in enumerate(found)]
 
     def __call__(self, *given: Any) -> Any:
-        """Run all steps on arrays; return the carry, then the stacked results."""
+        """Run all iterations on arrays; return the final carried values, then the stacked results."""
         run = self._run
         if run is None:
             run = self._run = self._build(self._in_one() if self._makes_one() else self.program)

@@ -1,4 +1,4 @@
-"""Run a program on NumPy: straight-line Python with one call per instruction, as eager ops make it."""
+"""Run a program on NumPy: generate a Python function with one call per instruction, as in eager mode."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 __all__ = ["build", "forward_of"]
 
 _FLOATS = "fd"
-_FOLDED = 64  # elements; larger results are computed at each call
+_FOLDED = 64  # elements: larger constants are computed at each call
 
 
 def build(program: Program) -> Callable[..., tuple[Any, ...]]:
-    """Return ``run(*sources)``, which returns the outputs; values are dropped after their last use."""
+    """Return a function ``run(*sources)`` that returns the outputs of a program.
+
+    ``run`` releases each value after its last use.
+    """
     return _Builder(program).function()
 
 
 class _Builder:
-    """Writes the function of one program."""
+    """Generates the function of one program."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -44,14 +47,14 @@ class _Builder:
         self.lines: list[str] = []
         self.kept = {o.id for o in self.outputs}
         self._fold()
-        self.typed: set[str] = set()  # weak numbers that are arrays already
+        self.typed: set[str] = set()  # variables of weak numbers that are already converted to arrays
         self.makers = {o.id: i for i in self.body for o in i.outs}
         self.fresh = frozenset(self.makers)
         self.branches = self._find_branches()
         inner = {k: n for n, inside in self.branches.items() for k in inside}
         self.inner = frozenset(inner)  # instructions that run only under a condition
         self.uses: Counter[int] = Counter()
-        self.last: dict[int, int] = {}  # where a value is used last
+        self.last: dict[int, int] = {}  # the last instruction that uses a value
         for n, i in enumerate(self.body):
             for a in i.args:
                 if isinstance(a, Symbolic):
@@ -59,7 +62,7 @@ class _Builder:
                     self.last[a.id] = max(self.last.get(a.id, 0), inner.get(n, n))
 
     def _fold(self) -> None:
-        """Compute what the backward makes of constants alone, and drop these instructions."""
+        """Compute instructions of the backward pass whose operands are constants, and remove them."""
         known = {s.value.id: s.value.known for s in self.program.sources if s.value.known is not None}
         body = []
         for i in self.body:
@@ -74,9 +77,9 @@ class _Builder:
         self.body = body
 
     def _find_branches(self) -> dict[int, list[int]]:
-        """Find, for each instruction with a condition, those that only its last argument needs."""
+        """Return, for each conditional instruction, the instructions that only its last argument needs."""
         maker = {o.id: n for n, i in enumerate(self.body) for o in i.outs}
-        users: dict[int, list[int]] = {}  # by the number of an instruction
+        users: dict[int, list[int]] = {}  # by instruction number: the instructions that use its results
         for n, i in enumerate(self.body):
             for a in i.args:
                 if isinstance(a, Symbolic) and a.id in maker:
@@ -88,7 +91,7 @@ class _Builder:
             before = {maker.get(a.id) for a in i.args[:-1]}
             inside: set[int] = set()
             todo = [-maker[a.id] for a in i.args[-1:] if a.id in maker]
-            while todo:  # from the last one to the first, so that the users of each are known
+            while todo:  # in reverse order, so that all users of an instruction come before it
                 k = -heapq.heappop(todo)
                 if k in inside or k in before or not self._only_for(k, users[k], inside | {n}):
                     continue
@@ -101,13 +104,16 @@ class _Builder:
         return branches
 
     def _only_for(self, k: int, used: list[int], inside: set[int]) -> bool:
-        """Tell whether an instruction is needed only inside a branch, and can run there."""
+        """Return whether instruction ``k`` is needed only inside a branch and can be moved there.
+
+        ``used`` are the instructions that use its results, ``inside`` those in the branch.
+        """
         i = self.body[k]
         simple = i.op.pure and (i.op.kind != "host" or i.op.when is None)
         return simple and inside.issuperset(used) and not any(o.id in self.kept for o in i.outs)
 
     def function(self) -> Callable[..., tuple[Any, ...]]:
-        """Write all lines, and compile them."""
+        """Generate the source of the function and compile it."""
         given = ", ".join(f"v{s.value.id}" for s in self.program.sources)
         quiet = False
         for n, i in enumerate(self.body):
@@ -132,7 +138,7 @@ class _Builder:
         return run
 
     def _branch(self, n: int, i: Instruction, indent: str) -> None:
-        """Write an instruction with a condition, and what only it needs."""
+        """Generate a conditional instruction, and inside its branch the instructions that only it needs."""
         self.names[f"when{n}"] = i.op.when
         self.lines.append(f"{indent}if when{n}(v{i.args[0].id}):")
         before = set(self.typed)
@@ -143,6 +149,7 @@ class _Builder:
         self.lines.append(f"{indent}else: v{i.outs[0].id} = v{i.args[-2].id}")
 
     def _instruction(self, n: int, i: Instruction, indent: str) -> None:
+        """Generate the line of one instruction."""
         args = [self._argument(n, k, i, a, indent) for k, a in enumerate(i.args)]
         call = phrase(i, args) or self._call(n, i, args)
         targets = ", ".join(f"v{o.id}" for o in i.outs)
@@ -153,7 +160,7 @@ class _Builder:
                 self.lines.append(f"{indent}if type(v{o.id}) is not ndarray: v{o.id} = asarray(v{o.id})")
 
     def _call(self, n: int, i: Instruction, args: list[str]) -> str:
-        """Return the call of the forward of an instruction."""
+        """Return a call of an instruction's forward function, as source text."""
         if i.params:
             self.names[f"p{n}"] = i.params
             args = [*args, f"**p{n}"]
@@ -163,13 +170,13 @@ class _Builder:
         return f"{f}({', '.join(args)})"
 
     def _is_own(self, value: Symbolic) -> bool:
-        """Tell whether an array was made for sums by the program, and nothing else uses it."""
+        """Return whether the program made an array to add into, and no other instruction uses it."""
         maker = self.makers.get(value.id)
         sums = maker is not None and (maker.op is ADD_INTO or maker.op.name == "unindex")
         return sums and self.uses[value.id] == 1 and value.id not in self.kept
 
     def _drop(self, n: int, i: Instruction, indent: str) -> None:
-        """Drop the values that are used here for the last time."""
+        """Generate the assignment of None to the values whose last use is this instruction."""
         some = [i, *(self.body[k] for k in self.branches.get(n, ()))]
         dead = {a.id for each in some for a in each.args if isinstance(a, Symbolic) and self.last[a.id] == n}
         dead |= {o.id for each in some for o in each.outs if self.last.get(o.id, n) == n}
@@ -178,12 +185,13 @@ class _Builder:
             self.lines.append(f"{indent}{' = '.join(f'v{d}' for d in sorted(dead))} = None")
 
     def _argument(self, n: int, k: int, i: Instruction, a: Any, indent: str) -> str:
+        """Return the expression for an operand."""
         if not isinstance(a, Symbolic):
             self.names[f"c{n}_{k}"] = a
             return f"c{n}_{k}"
         if not a.weak or i.op.kind != "elementwise" or i.op.literals:
             return f"v{a.id}"
-        # as the eager op: a number becomes a 0-d array of the dtype of the arrays beside it
+        # as in eager mode: a number becomes a 0-d array with the dtype of the other operands
         dtypes = [b.dtype for b in i.args if hasattr(b, "dtype") and not getattr(b, "weak", False)]
         if not dtypes or (dtype := np.result_type(*dtypes)).char not in _FLOATS:
             return f"v{a.id}"
@@ -195,7 +203,10 @@ class _Builder:
 
 
 def forward_of(i: Instruction) -> Callable[..., Any]:
-    """Return what to call; costly functions of large arrays run in pieces, as in eager mode."""
+    """Return the function that computes an instruction.
+
+    Expensive functions of large arrays are divided into pieces that threads compute, as in eager mode.
+    """
     forward: Callable[..., Any] = i.op.forward
     if i.op.kind != "host" and i.op.costly and i.outs[0].size >= COSTLY_SIZE:
         return partial(function_in_pieces, forward)

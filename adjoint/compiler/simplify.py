@@ -1,8 +1,8 @@
-"""The graph of primitives of a native program: equal nodes are one, constants are folded.
+"""The graph of primitives of a native program; equal nodes are shared and constants are folded.
 
-A node is a primitive with a row-major result.  Its operands are views: a node seen through strides.
-Reshaping, transposing, slicing and broadcasting make views, not nodes; only a reshape that strides cannot
-express copies.
+A node is a primitive with a row-major result.  Its operands are views of other nodes: a shape, strides and an
+offset, in elements.  Reshaping, transposing, slicing and broadcasting make views, not nodes.  A reshape that
+strides cannot express makes a copy.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from adjoint.core.shapes import Shape
 
 __all__ = ["DTYPES", "Graph", "Node", "NotNative", "View", "row_major"]
 
-DTYPES = frozenset(map(np.dtype, "? b B h H i I l L q Q f d".split()))  # those of native values
+DTYPES = frozenset(map(np.dtype, "? b B h H i I l L q Q f d".split()))  # dtypes that kernels can compute
 _BOOL = np.dtype(bool)
 
 
 class NotNative(Exception):  # noqa: N818  not an error: NumPy runs the op
-    """An op, or these arguments of it, have no native form; NumPy runs the instruction."""
+    """Raised when an op, or an op with these arguments, has no native form; NumPy then runs it."""
 
 
 class Node:
     """A primitive, its operands and parameters, and the shape and dtype of its row-major result.
 
-    ``op`` is "source", "number", "constant", "reduce", "matmul", "place", "gather", "scatter", "call",
-    "part" (of a call), "repeat", "out" (of a repeat) or the name of an elementwise primitive.
+    ``op`` is "source" (an array given at each call), "number" (a Python float given at each call),
+    "constant", "reduce", "matmul", "place" (an array assembled from pieces), "gather", "scatter", "call" (a
+    call of NumPy), "part" (one result of a call), "repeat" (a loop), "out" (one result of a loop) or the name
+    of an elementwise primitive.
     """
 
     __slots__ = ("args", "dtype", "id", "op", "origin", "params", "shape", "size", "value")
@@ -44,9 +46,9 @@ class Node:
         self.dtype = dtype
         self.size = math.prod(shape)
         self.id = -1
-        self.origin = ""  # the op of the program that it is part of
-        # the array of a constant; the instruction of a call; the steps of a "repeat"; where the pieces of a
-        # "place" are
+        self.origin = ""  # the name of the op in the program that it was lowered from
+        # the array of a constant; the instruction of a call; the ``Steps`` of a "repeat"; the positions of
+        # the pieces of a "place"
         self.value: Any = None
 
     def __repr__(self) -> str:
@@ -54,7 +56,7 @@ class Node:
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return strides, in elements; 0 along axes of length 1.
+    """Return the strides of a row-major array, in elements; 0 along axes of length 1.
 
     >>> row_major((2, 1, 3))
     (3, 0, 1)
@@ -67,7 +69,10 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class View:
-    """A node seen through strides, in elements.  ``weak`` marks a Python number that is not known yet."""
+    """The elements of a node with a shape, strides and an offset, in elements.
+
+    ``weak`` marks a Python float that is given at each call.
+    """
 
     __slots__ = ("graph", "node", "offset", "shape", "strides", "weak")
     __array_ufunc__ = None
@@ -140,20 +145,20 @@ class View:
 
     @property
     def where(self) -> Any:
-        """The shape, the strides and the offset."""
+        """The shape, strides and offset."""
         return self.shape, self.strides, self.offset
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells views apart."""
+        """A tuple that is equal for equal views."""
         return self.node.id, self.shape, self.strides, self.offset
 
     def is_whole(self) -> bool:
-        """Tell whether it shows all elements of the node in their order."""
+        """Return whether the view contains all elements of the node, in their order in memory."""
         return self.offset == 0 and self.strides == row_major(self.shape) and self.size == self.node.size
 
     def scalar(self) -> Any:
-        """Return the number of a constant that is the same everywhere; None for other values."""
+        """Return the number if the view is a constant with one value for all elements; otherwise None."""
         node = self.node
         if node.op != "constant" or any(self.strides) or node.size == 0:
             return None
@@ -200,19 +205,22 @@ for _method, _name in {"neg": "negative", "abs": "abs", "invert": "bitwise_inver
 
 
 class Graph:
-    """Makes nodes; ``xp`` is the namespace of the rules that call it."""
+    """A list of nodes, and the methods that add nodes.
+
+    ``xp`` is the namespace of primitives that rules are written in (see ``decompose``).
+    """
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.known: dict[Any, Node] = {}
-        self.checks: list[View] = []  # flags that say at the end of a run that an argument was out of range
+        self.checks: list[View] = []  # flags that are True after a call if an argument was out of range
         self.xp: Any = None
-        self.current = ""  # the op that is being lowered
+        self.current = ""  # the name of the op that is being lowered
 
     # Nodes -------------------------------------------------------------------------------------------
 
     def node(self, op: str, args: tuple[View, ...], params: Any, shape: Shape, dtype: Any) -> View:
-        """Return a view of a node; an equal node that exists is taken."""
+        """Return a view of a node; an equal node that exists already is used again."""
         key = op, params, shape, dtype, tuple([a.key for a in args])
         found = self.known.get(key)
         if found is None:
@@ -220,28 +228,28 @@ class Graph:
         return self.view(found)
 
     def add(self, node: Node) -> Node:
-        """Enter a new node."""
+        """Append a new node."""
         node.id = len(self.nodes)
         node.origin = self.current
         self.nodes.append(node)
         return node
 
     def view(self, node: Node) -> View:
-        """Return a node as it is."""
+        """Return a view of a whole node."""
         return View(self, node, node.shape, row_major(node.shape))
 
     def source(self, k: int, shape: Shape, dtype: Any) -> View:
-        """Return the array that argument ``k`` of the program gives."""
+        """Add the array that is argument ``k`` of the program."""
         return self.view(self.add(Node("source", (), k, shape, dtype)))
 
     def number(self, k: int) -> View:
-        """Return the Python float that argument ``k`` of the program gives."""
+        """Add the Python float that is argument ``k`` of the program."""
         found = self.view(self.add(Node("number", (), k, (), np.dtype(np.float64))))
         found.weak = True
         return found
 
     def constant(self, value: Any, dtype: Any = None) -> View:
-        """Return an array or a number that is known."""
+        """Add a known array or number."""
         array = np.asarray(value, dtype)
         if array.dtype not in DTYPES:
             raise NotNative(f"a constant of {array.dtype}")
@@ -251,11 +259,14 @@ class Graph:
         if node is None:
             node = self.known[key] = self.add(Node("constant", (), None, array.shape, array.dtype))
             node.value = np.ascontiguousarray(array).reshape(array.shape)
-            node.params = value  # held, so that its id stays its own
+            node.params = value  # keeps the object alive, so that no other object gets its id
         return self.view(node)
 
     def call(self, instruction: Any, args: tuple[Any, ...], specs: Sequence[Any]) -> list[View]:
-        """Return the results of an instruction that NumPy runs on views and Python numbers."""
+        """Add an instruction that NumPy runs on ``args``; return one view per result.
+
+        ``specs`` has the shape, dtype and weakness of each result.
+        """
         views = tuple([a for a in args if isinstance(a, View)])
         node = self.add(Node("call", views, args, (), _BOOL))
         node.value = instruction
@@ -269,7 +280,7 @@ class Graph:
     # Views -------------------------------------------------------------------------------------------
 
     def reshape(self, x: View, shape: Shape) -> View:
-        """Return the elements in another shape: a view if strides can express it, else of a copy."""
+        """Return a view in another shape, of a copy if strides cannot express it."""
         if x.shape == shape:
             return x
         strides = reshaped(x.shape, x.strides, shape)
@@ -278,18 +289,18 @@ class Graph:
         return View(self, x.node, shape, strides, x.offset)
 
     def copied(self, x: View) -> View:
-        """Return the elements in a node of their own."""
+        """Return a view of a whole row-major node with these elements; copy them if needed."""
         if x.is_whole():
             return x
         return self.node("copy", (x,), None, x.shape, x.dtype)
 
     def permute(self, x: View, axes: Sequence[int]) -> View:
-        """Return the axes in another order."""
+        """Return a view with its axes in another order."""
         shape, strides = (tuple([s[a] for a in axes]) for s in (x.shape, x.strides))
         return View(self, x.node, shape, strides, x.offset)
 
     def broadcast(self, x: View, shape: Shape) -> View:
-        """Return an array repeated along axes of length 1, and along new ones in front."""
+        """Return a view that is broadcast to a shape."""
         if x.shape == shape:
             return x
         extra = len(shape) - len(x.shape)
@@ -301,7 +312,7 @@ class Graph:
         return View(self, x.node, shape, strides, x.offset)
 
     def slice(self, x: View, key: Sequence[Any]) -> View:
-        """Return the elements at a basic index, with one entry per axis or None for a new axis."""
+        """Return the view at a basic index, which has one entry per axis, and None for each new axis."""
         shape, strides, offset = [], [], x.offset
         axis = 0
         for k in key:
@@ -325,12 +336,12 @@ class Graph:
     # Primitives --------------------------------------------------------------------------------------
 
     def elementwise(self, op: str, dtype: Any, *args: View, params: Any = None) -> View:
-        """Return an elementwise primitive of arguments that broadcast."""
+        """Add an elementwise primitive; its arguments are broadcast against each other."""
         shape = args[0].shape
         if any(a.shape != shape for a in args):
             shape = np.broadcast_shapes(*[a.shape for a in args])
             args = tuple([self.broadcast(a, shape) for a in args])
-        # axes along which all arguments are the same are computed once
+        # along an axis on which no argument depends, one element is computed and broadcast
         small = tuple(
             [1 if n > 1 and not any(a.strides[k] for a in args) else n for k, n in enumerate(shape)]
         )
@@ -353,14 +364,14 @@ class Graph:
         return self.node(op, args, params, shape, dtype)
 
     def reduce(self, op: str, x: View, axes: Sequence[int], dtype: Any) -> View:
-        """Return a reduction over axes, which are left out; a block of adjacent axes at a time."""
+        """Add a reduction over ``axes``, which the result lacks; adjacent axes are reduced together."""
         axes = sorted(axes)
         if not axes or all(x.shape[a] == 1 for a in axes):
             kept = tuple([n for k, n in enumerate(x.shape) if k not in axes])
             return self.reshape(x, kept)
         last = axes[-1]
         first = last
-        # long rows are reduced first, in one kernel with what is computed of rows
+        # long rows are reduced first, so that the kernel can also compute other values of the rows
         rows = op in ("sum", "max", "min") and last == x.ndim - 1 and 32 <= x.shape[last] <= _LONG
         while first - 1 in axes and not rows:
             first -= 1
@@ -372,11 +383,11 @@ class Graph:
             )
             is None
         ):
-            first = last  # no view has these axes as one
+            first = last  # strides cannot merge these axes
         head, middle, tail = x.shape[:first], math.prod(x.shape[first : last + 1]), x.shape[last + 1 :]
         flat = self.reshape(x, (*head, middle, *tail))
         block = _block(middle, flat, first) if op in ("sum", "max", "min") else 1
-        if block > 1:  # sums of blocks first: more exact, and several threads can make them
+        if block > 1:  # reduce blocks first: this is more accurate, and threads can share the blocks
             part = self.reshape(flat, (*head, middle // block, block, *tail))
             part = self._reduce(op, part, first + 1, dtype)
             out = self._reduce(op, part, first, dtype)
@@ -386,10 +397,10 @@ class Graph:
         return self.reduce(op, out, rest, dtype) if rest else out
 
     def _reduce(self, op: str, x: View, axis: int, dtype: Any) -> View:
-        """Reduce one axis; the operand of the node has it last."""
+        """Add a reduction over one axis, which is the last axis of the operand of the node."""
         shape = x.shape[:axis] + x.shape[axis + 1 :]
         long = [k for k, n in enumerate(x.shape) if n != 1 or k == axis]
-        if len(long) < x.ndim:  # axes of length 1 are left out, so that more nodes have the same domain
+        if len(long) < x.ndim:  # drop axes of length 1, so that more nodes share a domain
             x = View(
                 self, x.node, tuple([x.shape[k] for k in long]), tuple([x.strides[k] for k in long]), x.offset
             )
@@ -400,7 +411,7 @@ class Graph:
         return self.reshape(found, shape)
 
     def matmul(self, a: View, b: View) -> View:
-        """Return the products of the last two axes of two stacks of matrices."""
+        """Add a matrix product over the last two axes; the other axes are broadcast."""
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         m, n = a.shape[-2], b.shape[-1]
         a = self.broadcast(a, (*batch, *a.shape[-2:]))
@@ -408,7 +419,11 @@ class Graph:
         return self.node("matmul", (a, b), None, (*batch, m, n), a.dtype)
 
     def place(self, shape: Shape, dtype: Any, fill: Any, pieces: Sequence[tuple[View, Any]]) -> View:
-        """Return an array of ``fill`` with pieces: views, each with the shape, strides and offset it gets."""
+        """Add an array that is filled with ``fill``, then overwritten by pieces in order.
+
+        ``pieces`` has pairs of a view and its position in the array: a shape, strides and an offset.  With
+        ``fill=None`` the pieces cover the array.
+        """
         kept = [(v, w) for v, w in pieces if v.size]
         where = tuple([w for _, w in kept])
         out = self.node("place", tuple([v for v, _ in kept]), (fill, where), shape, dtype)
@@ -417,14 +432,14 @@ class Graph:
         return out
 
     def target(self, shape: Shape) -> View:
-        """Return a view of an array that is yet to be made; slices of it say where pieces go."""
+        """Return a view of an array that does not exist yet; its slices give the positions of pieces."""
         return View(self, Node("target", (), None, shape, _BOOL), shape, row_major(shape))
 
 
 def _spans(where: Sequence[Any]) -> list[tuple[int, int, int]] | None:
-    """Return where contiguous pieces start and end, in order, without a first one below them all.
+    """Return (start, end, index) of each piece in order, if all are contiguous and no two overlap; else None.
 
-    None if one is not contiguous, or if two overlap.
+    A first piece that covers the whole array, below the others, is left out.
     """
     spans = [
         (offset, offset + math.prod(shape), k)
@@ -439,7 +454,7 @@ def _spans(where: Sequence[Any]) -> list[tuple[int, int, int]] | None:
 
 
 def _piece(x: View) -> View:
-    """Return what a view of a "place" shows, if it is all part of one piece; else the view."""
+    """Return a view of the piece that contains a view of a "place"; if there is no such piece, the view."""
     spans = x.node.value
     if spans is None or not x.size:
         return x
@@ -449,7 +464,7 @@ def _piece(x: View) -> View:
         start, end, k = spans[at]
     elif at + 1 < len(spans) and last >= spans[at + 1][0]:
         return x
-    elif len(spans) < len(x.node.args):  # the one below
+    elif len(spans) < len(x.node.args):  # the first piece, which covers the whole array
         start, end, k = 0, x.node.size, 0
     else:
         return x
@@ -461,7 +476,7 @@ def _piece(x: View) -> View:
 
 
 def _ends(shape: Shape, strides: tuple[int, ...], offset: int) -> tuple[int, int]:
-    """Return the first and the last element that a view shows."""
+    """Return the positions of the first and the last element of a view in memory."""
     low = high = offset
     for n, s in zip(shape, strides, strict=True):
         if s > 0:
@@ -472,6 +487,7 @@ def _ends(shape: Shape, strides: tuple[int, ...], offset: int) -> tuple[int, int
 
 
 def _narrowed(x: View, shape: Shape) -> View:
+    """Return a view of the first element along each axis that has length 1 in ``shape``."""
     strides = tuple([0 if n == 1 else s for n, s in zip(shape, x.strides, strict=True)])
     return View(x.graph, x.node, shape, strides, x.offset)
 
@@ -480,7 +496,7 @@ _LONG = 1 << 14  # elements: longer axes are reduced in blocks
 
 
 def _block(count: int, x: View, axis: int) -> int:
-    """Return the length of the blocks in which a long axis is reduced; 1 for all at once."""
+    """Return the block length for the reduction of a long axis; 1 if it is reduced without blocks."""
     if count < _LONG:
         return 1
     for n in (4096, 2048, 1024, 3000, 2500, 2000, 1500, 1000, 1536, 512, 768):
@@ -490,7 +506,7 @@ def _block(count: int, x: View, axis: int) -> int:
 
 
 def reshaped(shape: Shape, strides: tuple[int, ...], wanted: Shape) -> tuple[int, ...] | None:
-    """Return the strides of a view in another shape, or None if it needs a copy.
+    """Return the strides of a view in another shape, or None if that needs a copy.
 
     >>> reshaped((2, 3, 4), (12, 4, 1), (6, 4)), reshaped((2, 3), (1, 2), (6,))
     ((4, 1), None)
@@ -506,7 +522,7 @@ def reshaped(shape: Shape, strides: tuple[int, ...], wanted: Shape) -> tuple[int
             found.append(0)
             i += 1
             continue
-        # the shortest runs of old and new axes with the same number of elements
+        # take the fewest old and new axes that have the same number of elements
         a = old[k][0]
         run = [old[k]]
         b = wanted[i]
@@ -535,7 +551,7 @@ def reshaped(shape: Shape, strides: tuple[int, ...], wanted: Shape) -> tuple[int
 
 
 def _algebra(op: str, dtype: Any, args: tuple[View, ...]) -> View | None:
-    """Return a simpler value that is the same to the last bit, or None."""
+    """Return an existing view that equals the result bit for bit, or None."""
     if op == "astype":
         return args[0] if args[0].dtype == dtype else None
     if op == "where":
@@ -562,6 +578,7 @@ def _algebra(op: str, dtype: Any, args: tuple[View, ...]) -> View | None:
 
 
 def _fold(ufunc: Any) -> Callable[..., Any]:
+    """Return a function that applies a ufunc to numbers and casts the result."""
     return lambda *numbers, dtype: np.asarray(ufunc(*numbers)).astype(dtype)
 
 

@@ -1,4 +1,7 @@
-"""Loops in a graph of primitives: the graph of one step, and the node that repeats it."""
+"""Loops in a graph of primitives: the graph of one iteration, and the node that repeats it.
+
+A *carry* is a value that each iteration receives from the one before and replaces.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,12 @@ _BOOL = np.dtype(bool)
 
 
 class Steps:
-    """The body of a loop as a graph; its sources are the carry, then rows, then what all steps read.
+    """The body of a loop as a graph, which runs ``count`` times.
 
-    ``outputs`` are the new carry and the results that are stacked; ``backwards`` says that the last row comes
-    first.
+    The sources of the graph are first the ``carries`` carried values, then one row of each of ``rows`` arrays
+    (iteration ``k`` reads row ``k``), then the values that all iterations read.  ``outputs`` are the new
+    carried values, then the results that are stacked over the iterations.  With ``backwards`` the loop goes
+    from the last row to the first.
     """
 
     __slots__ = ("backwards", "carries", "count", "graph", "outputs", "rows")
@@ -35,9 +40,10 @@ class Steps:
 
 
 def repeat(graph: Graph, steps: Steps, args: Sequence[View]) -> list[View]:
-    """Return the results of a loop: its last carry, then what is stacked over the steps.
+    """Add a loop to a graph; return its final carried values, then its stacked results.
 
-    The node itself is a flag: whether a check of a step failed.
+    ``args`` are the operands, in the order of the sources of ``steps``.  The value of the new node is a flag:
+    True if a check inside an iteration failed.
     """
     end = steps.carries + steps.rows
     laid = [_laid(a, 1 if steps.carries <= k < end else 0) for k, a in enumerate(args)]
@@ -54,7 +60,11 @@ def repeat(graph: Graph, steps: Steps, args: Sequence[View]) -> list[View]:
 
 
 def _turn_factors(graph: Graph, body: Graph, given: list[View], first: int) -> None:
-    """Copy transposed right factors that all steps read once before the loop; add them to ``given``."""
+    """Copy transposed right operands of matrix products to row-major order once, before the loop.
+
+    Only operands that all iterations read are copied: ``given[first:]``.  The copies are appended to
+    ``given``.
+    """
     known: dict[Any, View] = {}
     for n in list(body.nodes):
         b = n.args[1] if n.op == "matmul" else None
@@ -71,5 +81,5 @@ def _turn_factors(graph: Graph, body: Graph, given: list[View], first: int) -> N
 
 
 def _laid(x: View, first: int) -> View:
-    """Return a view whose elements lie one after the other in memory, apart from the first axes."""
+    """Return a view that is row-major in memory apart from its first ``first`` axes; copy it if needed."""
     return x if x.strides[first:] == row_major(x.shape[first:]) else x.graph.copied(x)

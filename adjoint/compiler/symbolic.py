@@ -45,11 +45,11 @@ class Symbolic(Unknown):
         trace.program.count += 1
 
     def lift(self, value: Any) -> Symbolic:
-        """Return the symbol of a tensor or an array from outside."""
+        """Return the symbol of a tensor or an array that was made outside of the trace."""
         return self.trace.value(value)
 
     def detached(self) -> Symbolic:
-        """Return the same value: a trace does not keep the graphs of tensors from outside."""
+        """Return the same value: a trace does not record the graphs of tensors made outside."""
         return self
 
     def adopt(self, leaf: Any) -> None:
@@ -92,7 +92,7 @@ class Symbolic(Unknown):
         return self.trace.number_of(_ITEM, (self,))
 
     def keep_zeros(self, live: Any) -> Symbolic:
-        """Return this gradient; if it contains NaN, with zeros where ``live`` is false."""
+        """Return this gradient; if it contains NaN, replace it by zeros where ``live`` is false."""
         return self.trace.call_host(_KEEP_ZEROS, (self, live), [(self.shape, self.dtype)])[0]
 
     def add_into(self, total: Any, key: Any) -> Symbolic:
@@ -124,7 +124,7 @@ class Symbolic(Unknown):
 
 
 def add_in_place(total: Any, g: Any, key: Any) -> Any:
-    """Add a gradient at an index of an array that nothing else uses."""
+    """Add a gradient at an index of an array that nothing else uses; return the array."""
     total[key] += g
     return total
 
@@ -143,7 +143,7 @@ _VIEWS = frozenset(
 _ITEM = Host("item", lambda a: a.item())
 ADD_INTO = Host("add_into", _add_into)
 _ANY_NAN = Host("any_nan", _any_nan)
-# The last argument of these is computed only where the condition on the first holds.
+# The last argument of these two is computed only if ``when(first argument)`` is true.
 _KEEP_ZEROS = Host("keep_zeros", lambda g, live: np.where(live, g, np.asarray(0, g.dtype)), when=may_have_nan)
 _OTHER = Host("other", lambda flag, first, other: other, when=bool)
 

@@ -1,8 +1,8 @@
-"""A trace: run a function on symbols, and collect what it reads, computes and writes.
+"""A trace: call a function on symbols, and record what it reads, computes and writes.
 
-Each tensor from outside that the function uses is captured: a symbol replaces its array until the trace ends,
-and the program reads the array again at each call.  Values that the function assigns to the tensor or to its
-``.grad`` are assigned by the program at the end of each call.
+Each tensor that the function uses and did not make itself is captured: a symbol replaces its array until the
+trace ends, and the program reads the array again at each call.  Values that the function assigns to the
+tensor or to its ``.grad`` are assigned by the program at the end of each call.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Trace:
     """One run of a function on symbols."""
 
     def __init__(self, arguments: Sequence[Any] = (), updates: bool = False) -> None:
-        self.arguments = arguments  # of the present call, for decisions
+        self.arguments = arguments  # of the present call, for ``decide``
         self.updates = updates  # whether updates of optimisers are always part of the program
         self.level = next_level()
         self.program = Program()
@@ -86,22 +86,22 @@ class Trace:
         self.containers: dict[int, tuple[Any, Any]] = {}  # by the id of their owner, which is held
         self.fixed: list[tuple[ndarray[Any, Any], ndarray[Any, Any]]] = []  # arrays, and copies of them
         self.guards: list[Any] = []  # (what, read, value): see guards.py
-        self.modules: dict[int, Any] = {}  # that were called, by id
+        self.modules: dict[int, Any] = {}  # modules that were called, by id
         self.actions: list[Write] = []  # updates of optimisers and gradients for micro-batches, in order
         self.deferred: dict[int, Callable[[], None]] = {}  # how to compute values that nothing has read yet
-        self.counted: dict[int, tuple[Any, dict[int, int]]] = {}  # updates by unit of an optimiser
+        self.counted: dict[int, tuple[Any, dict[int, int]]] = {}  # see ``updates_of``
         self.decisions: list[tuple[Callable[[Any], Any], Program, Any]] = []  # with their results
         self.drawn: list[Symbolic] = []
-        self.again: Iterator[Symbolic] | None = None  # draws that are made again
+        self.again: Iterator[Symbolic] | None = None  # earlier draws that are used again
         self.undo: list[Callable[[], None]] = []
-        self.parent: Trace | None = None  # around the body of a loop
-        self.loop: Any = None  # whose body it is
-        self.unroll = False  # whether loops are written out
-        self.loops: list[Any] = []  # that are one instruction, also those in loops
+        self.parent: Trace | None = None  # the trace around a loop, if this is the trace of its body
+        self.loop: Any = None  # the loop, if this is the trace of its body
+        self.unroll = False  # whether loops are unrolled
+        self.loops: list[Any] = []  # loops that are one instruction, nested ones too
         self.thread = threading.get_ident()
         self.ended = self.released = False
 
-    # What it reads -----------------------------------------------------------------------------
+    # Inputs ------------------------------------------------------------------------------------
 
     def source(self, kind: str, shape: Sequence[int], dtype: Any, owner: Any) -> Symbolic:
         """Return the symbol of a value that is passed to the program at each call."""
@@ -116,7 +116,7 @@ class Trace:
         return value
 
     def numbers(self, read: Callable[[], Any], count: int) -> list[Number]:
-        """Return symbols for the elements, never 0, of the array that ``read`` returns at each call."""
+        """Return symbols for the elements of the array that ``read`` returns at each call; none is ever 0."""
         array = self.source("numbers", (count,), np.float64, read)
         found: list[Number] = [Nonzero(self) for _ in range(count)]
         for k, number in enumerate(found):
@@ -133,7 +133,7 @@ class Trace:
         return value
 
     def mark(self) -> tuple[int, list[tuple[Tensor, Any]]]:
-        """Return a mark for ``since``: the number of draws, and the values of all tensors."""
+        """Return a mark for ``since``: the number of draws so far, and the values of all captured tensors."""
         return len(self.drawn), [(h.tensor, h.tensor._data) for h in self.held.values()]
 
     def since(self, mark: Any) -> tuple[list[Symbolic], list[tuple[Tensor, Any]]]:
@@ -153,7 +153,7 @@ class Trace:
             self.again = before
 
     def array(self, array: ndarray[Any, Any]) -> Symbolic:
-        """Return the symbol of a NumPy array from outside, which is read at each call."""
+        """Return the symbol of a NumPy array made outside of the trace; the array is read at each call."""
         found = self.arrays.get(id(array))
         if found is None:
             found = self.arrays[id(array)] = array, self.source("array", array.shape, array.dtype, array)
@@ -166,7 +166,7 @@ class Trace:
         return symbol
 
     def cell(self, container: Any, key: Any) -> Symbolic:
-        """Return the symbol of an array that a list or a dictionary holds."""
+        """Return the symbol of an array that is an element of a list or a dictionary."""
         found = self.cells.get((id(container), key))
         if found is None:
             array = container[key]
@@ -179,12 +179,15 @@ class Trace:
         return self.containers.setdefault(id(owner), (make(owner), owner))[0]
 
     def set_cell(self, container: Any, key: Any, value: Symbolic) -> None:
-        """Assign an element of a list or a dictionary at each call."""
+        """Make the program assign an element of a list or a dictionary at each call."""
         self.cell(container, key)
         self.cells[id(container), key] = container, value
 
     def made(self, t: Tensor, source: Any = None) -> Tensor:
-        """Turn a new tensor into a value of the trace; ``source`` is the array that it is a copy of."""
+        """Turn a tensor that the function created into a value of the trace.
+
+        ``source`` is the array that the tensor is a copy of, if any.
+        """
         if type(t._data) is ndarray:
             if type(source) is ndarray and source.shape == t.shape:
                 (value,) = self.call("copy", partial(np.array, dtype=t.dtype), [source], [(t.shape, t.dtype)])
@@ -228,7 +231,7 @@ class Trace:
         self.held[id(t)] = Held(t, symbol)
         t._data = symbol
         t.__class__ = Traced
-        if type(t._node) is Node:  # its history ends here: the call of the compiled function joins it
+        if type(t._node) is Node:  # its graph ends here: the call of the compiled function becomes part of it
             t._node = LEAF
         return symbol
 
@@ -249,7 +252,7 @@ class Trace:
             )
 
     def stand_in(self, leaf: Any, position: int) -> Any:
-        """Return the symbol that the function gets in place of a traced argument."""
+        """Return the symbol that the function receives instead of the traced argument at ``position``."""
         if type(leaf) is float:
             return self.number("argument", position)
         t = wrap(self.source("argument", leaf.shape, leaf.dtype, position))
@@ -268,7 +271,7 @@ class Trace:
             if a.trace is not self:
                 return self._from_parent(a)
             return self._settle(a) if self.deferred else a
-        if type(a) is ndarray:  # made by a rule; arrays of the user come to ``array`` first
+        if type(a) is ndarray:  # made by a derivative rule; arrays of the user are passed to ``array`` first
             found = self.arrays.get(id(a))
             if found is None:
                 found = self.arrays[id(a)] = a, self.constant(a)
@@ -300,12 +303,12 @@ class Trace:
     # Instructions --------------------------------------------------------------------------------
 
     def emit(self, op: Any, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-        """Add an instruction; return the values it makes."""
+        """Add an instruction; return the symbols of its results."""
         self._check_thread()
         if getattr(op, "call", False):
             return op.forward(*args)
         own = tuple([self._operand(a) for a in args])
-        known = tuple([1.0 if isinstance(a, Number) else a for a in own])  # it is weak
+        known = tuple([1.0 if isinstance(a, Number) else a for a in own])  # a Python float
         outs = self._add(op, own, params, infer(op, known, params))
         return outs if op.outputs > 1 else outs[0]
 
@@ -448,18 +451,18 @@ class Trace:
         return value
 
     def resume(self, value: Symbolic, computed: Symbolic) -> None:
-        """Set a deferred value to one that was computed."""
+        """Set a deferred value to ``computed``."""
         del self.deferred[value.id]
         self._add_with(_ALIAS, (computed,), {}, (value,))
 
     def updates_of(self, unit: Any) -> dict[int, int]:
-        """Return the number of updates of each parameter of a unit in this trace, by position."""
+        """Return how often each parameter of an optimiser unit was updated in this trace, by position."""
         return self.counted.setdefault(id(unit), (unit, {}))[1]
 
     # .grad ---------------------------------------------------------------------------------------
 
     def grad_of(self, t: Tensor) -> Any:
-        """Return the ``.grad`` of a tensor; one from before the trace becomes a symbol."""
+        """Return the ``.grad`` of a tensor; a gradient from before the trace is replaced by a symbol."""
         self.capture(t)
         held = self.held.get(id(t))
         if held is not None and not held.grad_known:
@@ -542,7 +545,7 @@ class Trace:
                 self._release()
 
     def _note_writes(self) -> None:
-        """Add the writes to the program that it makes at the end of each call."""
+        """Add to the program the writes that it makes at the end of each call."""
         writes = self.program.writes
         changed = any(h.grad_known or h.tensor._data is not h.symbol for h in self.held.values())
         if changed and any(isinstance(a, Tensor) and id(a) in self.held for a in self.arguments):
@@ -550,7 +553,7 @@ class Trace:
                 "ad.compile: one tensor is both an argument and a global or closure variable of the "
                 "function, and the function changes tensors.\n  Use the tensor in one of the two ways only."
             )
-        for h in list(self.held.values()):  # a .grad from outside may be adopted here
+        for h in list(self.held.values()):  # a copy: ``value`` may capture more tensors
             t = h.tensor
             owner = t if h.argument is None else h.argument
             if t._data is not h.symbol and t._data.id not in self.deferred:
@@ -596,7 +599,7 @@ def _ended() -> TransformError:
 
 
 def _take(leaves: list[Tensor], *gradients: Any) -> None:
-    """Add gradients to the micro-batch that is open."""
+    """Add gradients to the micro-batch that is open now."""
     target = sink.get()
     assert target is not None
     target.take(dict(zip(leaves, gradients, strict=True)))

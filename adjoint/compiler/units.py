@@ -1,8 +1,8 @@
-"""Compiled units: one for each distinct kernel text, found in memory, then on disk, then compiled by LLVM.
+"""Compiled kernels, one *unit* per distinct text: found in memory, then on disk, else compiled by LLVM.
 
 The disk cache is a directory of object files with their digests.  It is used only if it belongs to the user
 and has mode 0700.  A file that is damaged, or that another user owns, is ignored and replaced.
-``ADJOINT_KERNEL_CACHE`` names another directory; ``0`` or ``off`` switches the cache off.
+``ADJOINT_KERNEL_CACHE`` names another directory; ``0`` or ``off`` disables the cache.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _salts: dict[Machine, bytes] = {}
 _pruned = False
 _names = 0
 
-# How often a unit came from where; tests and ``explain`` read it.
+# How many units were found in memory, read from disk, or compiled.
 counts = {"memory": 0, "disk": 0, "compiled": 0}
 
 
 def function(text: str) -> int:
-    """Return the address of ``@kernel`` in a unit; equal texts are compiled once."""
+    """Return the address of the function ``@kernel`` of a text; equal texts are compiled once."""
     here = machine()
     key = hashlib.sha256(_salt(here) + text.encode()).hexdigest()
     with _lock:
@@ -53,13 +53,13 @@ def function(text: str) -> int:
 
 
 def clear_memory() -> None:
-    """Forget the units in memory, so that the next use reads the disk; their code stays where it is."""
+    """Clear the cache in memory, so that units are read from disk again; loaded code is not unloaded."""
     with _lock:
         _addresses.clear()
 
 
 def _salt(here: Machine) -> bytes:
-    """Return what a unit depends on besides its text."""
+    """Return the part of a cache key that is common to all units: versions, processor and features."""
     if here not in _salts:
         llvm = binding()
         version = sys.modules["adjoint"].__version__
@@ -82,7 +82,10 @@ def _load_or_compile(text: str, key: str, here: Machine) -> int:
 
 
 def library(text: str, exports: tuple[str, ...], imports: dict[str, int]) -> dict[str, int]:
-    """Return the addresses of the functions of a text, which uses ``imports`` by name."""
+    """Compile a text and return the addresses of the functions ``exports``.
+
+    ``imports`` has the addresses of the functions that the text calls, by name.
+    """
     here = machine()
     key = hashlib.sha256(_salt(here) + text.encode()).hexdigest()
     with _lock:
@@ -92,10 +95,11 @@ def library(text: str, exports: tuple[str, ...], imports: dict[str, int]) -> dic
 def _linked(
     text: str, key: str, here: Machine, exports: tuple[str, ...], imports: dict[str, int]
 ) -> dict[str, int]:
+    """Load a unit from disk, or compile it and write it to disk; return the addresses of ``exports``."""
     directory = cache_directory()
     found = None if directory is None else _read(directory, key)
     if found is not None:
-        with suppress(RuntimeError):  # not an object of this machine: compile it anew
+        with suppress(RuntimeError):  # the object file is of another machine: compile again
             addresses = link(found, exports, imports)
             counts["disk"] += 1
             return addresses
@@ -111,7 +115,10 @@ def _linked(
 
 
 def compile_text(text: str, here: Machine) -> bytes:
-    """Return the object code of a unit.  SROA is the only pass: kernels are written in vectors already."""
+    """Return the object code of a unit.
+
+    SROA is the only optimisation pass: the text already uses vector instructions.
+    """
     llvm, target, passes = _tools(here)
     with _lock:
         module = llvm.parse_assembly(text)
@@ -125,6 +132,7 @@ def compile_text(text: str, here: Machine) -> bytes:
 
 @functools.cache
 def _tools(here: Machine) -> tuple[Any, Any, Any]:
+    """Return llvmlite, a target and a pass builder."""
     llvm = binding()
     target = _target(here)
     return llvm, target, llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=0))
@@ -147,7 +155,7 @@ def link(
 ) -> dict[str, int]:
     """Load object code into the process and return the addresses of its functions.
 
-    The code is never unloaded: programs and the helper thread keep addresses.
+    The code is never unloaded, because programs and helper threads keep addresses.
     """
     global _names
     with _lock:
@@ -167,9 +175,9 @@ def link(
 
 
 def cache_directory() -> Path | None:
-    """Return the directory of the disk cache; None if it is off or cannot be trusted.
+    """Return the directory of the disk cache; None if the cache is disabled or not private to the user.
 
-    Only systems with user ids have one: the owner of a file is what protects it.
+    Systems without user ids have no disk cache, because the owner of a file cannot be checked.
     """
     setting = os.environ.get("ADJOINT_KERNEL_CACHE", "")
     if setting.lower() in ("0", "off") or not hasattr(os, "geteuid"):
@@ -191,7 +199,7 @@ def _default_directory() -> Path:
 
 
 def _read(directory: Path, key: str) -> bytes | None:
-    """Return the object code of a key, or None unless the file is whole and the user's own."""
+    """Return the object code of a key; None if the file is missing, damaged or not owned by the user."""
     try:
         descriptor = os.open(directory / (key + SUFFIX), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
@@ -206,14 +214,15 @@ def _read(directory: Path, key: str) -> bytes | None:
 
 
 def _digest(key: str, code: bytes) -> bytes:
-    """Return the digest of code under its key, so that a file under another name does not pass."""
+    """Return the digest of a key and its code; a file that was renamed to another key does not match."""
     return hashlib.sha256(key.encode() + code).digest()
 
 
 def _write(directory: Path, key: str, code: bytes) -> None:
-    """Write a file and rename it; problems of the disk leave no file and are no error.
+    """Write a cache file atomically; disk errors are ignored.
 
-    Unlike ``storage.atomic`` this waits for no disk: the digest finds a file that a crash cut off.
+    Unlike ``storage.atomic`` this does not wait for the disk: a file that was cut off by a crash fails the
+    digest check.
     """
     with suppress(OSError):
         _prune(directory)
@@ -229,7 +238,7 @@ def _write(directory: Path, key: str, code: bytes) -> None:
 
 
 def _prune(directory: Path) -> None:
-    """Remove the oldest half of a cache that is too large, once per process."""
+    """Delete the oldest half of a cache with too many files; done at most once per process."""
     global _pruned
     if _pruned:
         return

@@ -1,4 +1,7 @@
-"""One program of a compiled function: traced, built, and run for calls of one key."""
+"""One program of a compiled function: traced, built, and run for all calls with the same key.
+
+The key has the structure, shapes and dtypes of the arguments, and the modes of the library.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +39,11 @@ from adjoint.words import count
 __all__ = ["Variant"]
 
 
-_LONG = 64  # steps of a loop that is worth native code at once
+_LONG = 64  # steps: programs with a longer loop are compiled to native code at the first call
 
 
 class Variant:
-    """One program of a compiled function, for calls of one key."""
+    """One program of a compiled function, for all calls with the same key."""
 
     def __init__(
         self, f: Callable[..., Any], call: Call, backend: str, parameters: Parameters, flush: bool = False
@@ -57,7 +60,7 @@ class Variant:
         self.calls = 0
         self.copies: list[Any] = []
         self.backward: Backward | None = None
-        self.spent: list[Node | None] = []  # of results that were differentiated inside
+        self.spent: list[Node | None] = []  # nodes of results that were differentiated inside
         self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
         reads = named_reads(f, _objects(parameters, call))
         self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
@@ -88,7 +91,8 @@ class Variant:
         self.holds = make_check(trace, self.guards, len(self.moves))
         self.recorder = None if self.backward is None else Recorder(self, self.backward)
         self.fixed = call.fixed()
-        self.waits = self.backend == "auto"  # for its second call, unless it has a long loop
+        self.waits = self.backend == "auto"  # native code is built at the second call, or at the first
+        # if there is a long loop
         self.patience = 0 if any(loop.count >= _LONG for loop in trace.loops) else 1
         if self.backend == "native":
             self._go_native()
@@ -168,7 +172,7 @@ class Variant:
             c.kind is tree.Structure.LEAF for c in args
         )
         known = all(type(m) in (ndarray, Tensor) for m in call.moving)
-        if self.backward is None:  # then a tensor with a history is written to, or a mistake
+        if self.backward is None:  # then a tensor with a graph is written to, or an error
             known = known and all(getattr(m, "_node", None) is None for m in call.moving)
         distinct = len({id(m) for m in call.moving}) == len(call.moving)
         return len(args) if flat and known and distinct else -1
@@ -194,7 +198,7 @@ class Variant:
         return self.f(*args, **kwargs)
 
     def _finish(self, trace: Trace, result: Any) -> None:
-        """Store how each result of a call is obtained, and trace the backward if there is one."""
+        """Record how to obtain each result of a call, and trace the backward pass if there is one."""
         outs, self.result = tree.flatten(result)
         tensors: list[Tensor] = []
         self.outs: list[tuple[str, Any]] = []
@@ -301,7 +305,7 @@ class Variant:
         return [o if isinstance(o, Tensor) else wrap(np.asarray(o)) for o in computed]
 
     def reason(self, call: Call) -> str:
-        """Return why the program cannot be used for a call that has the same key."""
+        """Return why the program does not match a call with the same key."""
         for g in self.guards:
             if not g.holds():
                 return str(g.reason())
@@ -337,7 +341,7 @@ def _objects(parameters: Parameters, call: Call) -> dict[str, Any]:
 
 
 def _spent(name: str, out: Tensor, leaves: list[Tensor]) -> Node:
-    """Return a released node for a result that was differentiated inside: a second backward raises."""
+    """Return a released node for a result that was differentiated inside: a second backward then raises."""
     like = np.broadcast_to(np.zeros((), out.dtype), out.shape)
     op = new_op(name, (True,) * (1 + len(leaves)), False, 1)
     op.joint = op.forward  # never called: the engine sees first that the node is released

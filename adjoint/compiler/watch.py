@@ -1,9 +1,10 @@
-"""A native check that nothing a program depends on has changed since its guards were checked in full.
+"""A fast native check that nothing a program depends on has changed since its last full check of guards.
 
-After a full check, ``Watch.renew`` writes down what it saw: words of memory that are equal as long as nothing
-was assigned (the contents of cells, the versions of dictionaries, the items of lists), arrays of tensors,
-items of dictionaries, and context variables.  ``Watch.ready(*arguments)`` compares them.  It returns False
-where the guards must be checked in full, never True where they would not hold.
+A guard is a condition under which a compiled program is valid.  After a full check, ``Watch.renew`` records
+what the guards depend on: words of memory that change with every assignment (the contents of closure cells,
+the versions of dictionaries, the items of lists), the arrays of tensors, items of dictionaries, and context
+variables.  ``Watch.ready(*arguments)`` compares the records with the current values.  It may return False
+although all guards hold, but never True if one does not.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ __all__ = ["Watch", "layout"]
 
 _CONTEXTS = (compile_mode, tracing, enclosing, transform, grad_mode, default_dtype, sink)
 _DEEPEST = 4
-# Renewals without a success, after which guards that say what they depend on (those of optimisers: a schedule
-# changes the rate at each step) are asked each time; after twice as many, all guards are checked in full.
+# After this many renewals without a success, guards with a ``watch`` method are called each time instead
+# (guards of optimisers have one: a schedule changes the rate at each step).  After twice as many, the native
+# check is given up.
 _TRIES = 3
 
 
 class Layout(NamedTuple):
-    """Offsets in bytes of what is watched."""
+    """The offsets in bytes of the struct members that are compared."""
 
     base: entry.Layout
     node: int
@@ -44,7 +46,7 @@ class Layout(NamedTuple):
     grad: int
     hooks: int
     post_hooks: int
-    cell: int  # the contents of a cell
+    cell: int  # the contents of a closure cell
     active: int  # the counter of ``special``
     size: int  # of a list or a tuple
     items: int  # the address of the items of a list
@@ -53,7 +55,7 @@ class Layout(NamedTuple):
 
 @functools.cache
 def layout() -> Layout | None:
-    """Return where things are; None if it is not as expected."""
+    """Return the offsets that the check reads; None if CPython is not laid out as expected."""
     base = entry.layout()
     if base is None:
         return None
@@ -67,7 +69,7 @@ def _probed(base: entry.Layout) -> Layout:
     t, extra, mark = wrap(np.zeros(3)), _Extra(), object()
     cell = types.CellType(mark)
     listed = [mark, None, mark, None, None]
-    listed.append(mark)  # room for more: its size is found once
+    listed.append(mark)  # allocates spare room, so that only one word equals the size
     items = next(
         8 * k
         for k, word in enumerate(entry._words(id(listed), list.__basicsize__ // 8))
@@ -83,7 +85,7 @@ def _probed(base: entry.Layout) -> Layout:
 
 
 def _version_offset() -> int:
-    """Return where a dictionary has the number that every change moves; raise if there is none."""
+    """Return the offset of a dictionary's version, which every change increments; raise if there is none."""
 
     def words(d: dict[Any, Any]) -> list[int]:
         return entry._words(id(d), dict.__basicsize__ // 8)
@@ -92,7 +94,7 @@ def _version_offset() -> int:
         pass
 
     plain = Plain()
-    plain.a = 1  # type: ignore[attr-defined]  # an attribute that only the instance has
+    plain.a = 1  # type: ignore[attr-defined]  # set on the instance only
     candidates = None
     for d, change in (
         ({"a": 1, "b": 2}, lambda d: d.__setitem__("a", 3)),
@@ -131,14 +133,16 @@ def _function() -> int:
 class Watch:
     """The native check of one program.
 
+    ``ready(*arguments)`` returns whether the program can run without a full check of its guards.
+
     Parameters
     ----------
     specs : list
-        What each argument must be.
+        The required type, shape and dtype of each argument.
     held : list
-        Tensors from outside with their shape and dtype, as ``(tensor, shape, dtype)``.
+        ``(tensor, shape, dtype)`` of each tensor that the program uses and that is not an argument.
     grads : list
-        Tensors whose ``.grad`` is guarded, with whether it is None.
+        ``(tensor, is_none)`` of each tensor whose ``.grad`` must be None, or must not be None.
     guards : list
         Guards of Python objects.
     """
@@ -171,6 +175,7 @@ class Watch:
 
     @staticmethod
     def _listed(keep: list[Any], values: Sequence[int]) -> int:
+        """Store values in a new int64 array that ``keep`` keeps alive; return its address."""
         keep.append(np.array([*values, 0], np.int64))
         return int(keep[-1].ctypes.data)
 
@@ -179,10 +184,10 @@ class Watch:
         return [id(dtype), len(shape), self._listed(self._fixed, shape)]
 
     def renew(self) -> None:
-        """Write down what is there now; the guards have just been found to hold."""
+        """Record the current values; call this after a full check has found that all guards hold."""
         self.failures += 1
         self.plain = transform.get() is None
-        self.words[0] = -1  # nothing is ready while this changes
+        self.words[0] = -1  # ``ready`` returns False until this is done
         self.asks |= self.failures > _TRIES
         if self.failures > 2 * _TRIES:
             return
@@ -210,7 +215,11 @@ class Watch:
 
 
 class _Seen:
-    """What a renewal has seen; objects are held, so that no address is used again."""
+    """The values that a renewal has recorded; it keeps the objects alive, so that no address is reused.
+
+    ``equal`` and ``differ`` have (address, word), ``items`` have (dictionary, key, value) as addresses,
+    ``asked`` has functions that must return True.
+    """
 
     def __init__(self) -> None:
         where = layout()
@@ -223,12 +232,13 @@ class _Seen:
         self.objects: list[Any] = []
 
     def word(self, owner: Any, offset: int) -> None:
+        """Record the word at an offset of an object."""
         address = id(owner) + offset
         self.objects.append(owner)
         self.equal.append((address, entry._words(address, 1)[0]))
 
     def tensors(self, tensors: Sequence[Tensor], grads: Sequence[tuple[Tensor, bool]]) -> bool:
-        """Watch the nodes, hooks and gradients of tensors; return False if that cannot be done."""
+        """Record the nodes, hooks and gradients of tensors; return False if the program cannot be watched."""
         at = self.at
         for t in tensors:
             if type(t) is not Tensor:
@@ -254,7 +264,7 @@ class _Seen:
         return True
 
     def guard(self, g: Any, asks: bool) -> None:
-        """Watch what a guard compares, or ask it each time."""
+        """Record what a guard compares; if that is not possible, have the guard called each time."""
         found = len(self.equal), len(self.items)
         try:
             if isinstance(g, ObjectGuard):
@@ -271,7 +281,7 @@ class _Seen:
             self.asked.append(g.holds)
 
     def _part(self, kind: str, value: Any, key: Any = None) -> None:
-        """Watch a container ("whole"), which object an item of a dictionary is ("item"), or its keys."""
+        """Record a whole container ("whole"), the identity of one dictionary item ("item"), or the keys."""
         if kind == "whole":
             self._value(value, 0)
             return
@@ -280,7 +290,7 @@ class _Seen:
             self.objects.append(value[key])
             self.items.append((id(value), id(key), id(value[key])))
         else:
-            self.word(value, self.at.size)  # the number of items of a dictionary is in the same place
+            self.word(value, self.at.size)  # a dictionary has its number of items at the same offset
             self.objects += value
             self.items += [(id(value), id(k), 0) for k in value]
 
@@ -303,7 +313,10 @@ class _Seen:
             self._value(g.read(), 0)
 
     def _value(self, value: Any, depth: int) -> None:
-        """Watch a container and those inside it; other values count by identity, which is watched already."""
+        """Record a container and the containers inside it.
+
+        Other values are compared by identity, which is recorded by the caller.
+        """
         if depth > _DEEPEST:
             raise _Unknown
         if type(value) is dict:
@@ -326,10 +339,10 @@ class _Seen:
             self._value(v, depth + 1)
 
 
-class _Unknown(Exception):  # noqa: N818  not an error: the guard is asked each time
-    """A guard that cannot be watched."""
+class _Unknown(Exception):  # noqa: N818  not an error: the guard is called each time
+    """Raised when a guard cannot be watched."""
 
 
 def possible() -> bool:
-    """Return whether programs can be watched here."""
+    """Return whether the native check can be used here."""
     return has_llvm() and layout() is not None

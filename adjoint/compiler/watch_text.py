@@ -1,4 +1,4 @@
-"""The LLVM IR of ``watch``, which puts the offsets of structs in the place of upper-case names."""
+"""The LLVM IR of ``watch``, which replaces the upper-case names by offsets of struct members."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from adjoint.compiler import arrays_text
 
 __all__ = ["TEXT"]
 
-# The words that it reads: 0 number of arguments, 1 their rows, then pairs of a count and an address:
+# The words of the header: 0 number of arguments, 1 address of their rows, then pairs (count, address) of:
 # 2 words that must be equal (address, value), 4 words that must differ, 6 arrays of tensors (tensor, row),
 # 8 items of dictionaries (dictionary, key, value; value 0: any), 10 context variables (variable, value),
 # 12 objects that no argument may be, 14 functions that must return True.
@@ -24,7 +24,7 @@ declare ptr @PyErr_Occurred()
 @true = external global i8
 @false = external global i8
 
-; An argument is an array, or a tensor with the wanted node; null stands for any node of the class Node.
+; Return whether an argument is as in its row: an array, or a tensor with the given node (null: any Node).
 define internal i1 @argument(ptr %object, ptr %row) {
   %at.kind = getelementptr i8, ptr %object, i64 KIND
   %kind = load ptr, ptr %at.kind
@@ -143,7 +143,7 @@ no:
   ret i1 false
 }
 
-; Whether a function returns true for all rows of a list.
+; Return whether a function returns true for all rows of a list.
 define internal i1 @all(ptr %words, i64 %first, i64 %width, ptr %function) {
 entry:
   %at.count = getelementptr i64, ptr %words, i64 %first
@@ -169,7 +169,7 @@ no:
   ret i1 false
 }
 
-; Whether argument %k is a tensor that is an earlier argument too.
+; Return whether argument %k is a tensor that is also an earlier argument.
 define internal i1 @given_before(ptr %args, i64 %k) {
 entry:
   %at.arg = getelementptr ptr, ptr %args, i64 %k

@@ -1,11 +1,11 @@
-"""Convolutions of images: forward, and the gradients of images and kernels.
+"""Kernels of convolutions: the forward pass, and the gradients of images and of convolution kernels.
 
-Each image is first copied into planes with room for its padding.  A stride along rows divides a plane into
-phases, so that neighbouring windows read neighbouring numbers.  A row of windows is then a row of a matrix
-product whose other matrix is not stored: a table has the place in the planes of each k, that is, of each
-channel and offset in the kernel.
+Each image is first copied into *planes*, one per channel, with room for the padding.  For a stride s along a
+row, the plane has s *phases* (columns 0, s, 2s …; then 1, s + 1 …), so that neighbouring windows read
+neighbouring numbers.  One row of windows is then one row of a matrix product, whose other matrix is not
+stored: a table has, for each k (a channel and an offset in the convolution kernel), its offset in the planes.
 
-Zeros around images are multiplied like other numbers, so a kernel with infinite numbers gives NaN there.
+The zeros of the padding are multiplied like other numbers, so an infinite weight gives NaN there.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ from adjoint.compiler.machine import Machine
 
 __all__ = ["Conv", "Weights", "conv", "conv_input", "conv_weight"]
 
-# Slots of the kernels: the images, the kernels (packed ones, where there is a pack kernel), and the result.
+# Slot numbers: images, convolution kernels (packed, if there is a pack kernel), result, scratch memory.
 IMAGES, KERNELS, RESULT, SCRATCH, FREE = range(5)
-PARTS = (
-    8  # of the sum over images of conv_weight; it depends on shapes alone, so bits do not depend on threads
-)
-PART_BYTES = 1 << 21  # of the sums of all parts
+PARTS = 8  # conv_weight sums over images in this many parts, whatever the number of threads: a fixed order
+PART_BYTES = 1 << 21  # largest size of the sums of all parts
 
 
 class Conv(NamedTuple):
-    """A convolution of contiguous images (n, c, *size) with kernels (o, c, *kernel), in two dimensions."""
+    """A two-dimensional convolution of contiguous images (n, c, *size) with kernels (o, c, *kernel)."""
 
     dtype: Any
     n: int
@@ -46,7 +44,7 @@ class Conv(NamedTuple):
 
     @property
     def windows(self) -> tuple[int, int]:
-        """Return how many windows there are along each axis."""
+        """The number of windows along each axis."""
         high, wide = (
             (n + lo + hi - d * (k - 1) - 1) // s + 1
             for n, k, s, (lo, hi), d in zip(
@@ -57,9 +55,10 @@ class Conv(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The gradient of kernels: ``main`` adds up parts of the images, ``last`` adds up the parts.
+    """The kernels of the gradient of the convolution kernel.
 
-    ``main`` writes ``partial`` bytes in slot RESULT; ``last`` reads them in slot 0 and writes slot 1.
+    ``main`` sums over parts of the images and writes ``partial`` bytes to slot RESULT; ``last`` reads them
+    from slot 0, adds the parts, and writes to slot 1.
     """
 
     main: Kernel
@@ -69,13 +68,13 @@ class Weights(NamedTuple):
 
 
 class _Planes(NamedTuple):
-    """Copies of the channels of one image, with zeros around: rows × phases × numbers."""
+    """Copies of the channels of one image, surrounded by zeros: rows × phases × numbers."""
 
     element: str
     channels: int
     size: tuple[int, int]  # of the image
-    first: tuple[int, int]  # where its first number is; negative: how many are left out
-    spread: tuple[int, int]  # distance of its numbers; 1: adjacent
+    first: tuple[int, int]  # position of its first number; if negative, this many numbers are left out
+    spread: tuple[int, int]  # distance between its numbers; 1: adjacent
     phases: int
     rows: int
     width: int  # of one phase
@@ -90,7 +89,7 @@ class _Planes(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all planes, with room behind them for a whole vector."""
+        """The size of all planes in bytes, with room for a whole vector after them."""
         return -(-self.channels * self.plane * size_of(self.element) // 64) * 64 + 64
 
     def place(self, channel: int, y: int, x: int) -> int:
@@ -98,7 +97,7 @@ class _Planes(NamedTuple):
 
     @property
     def is_image(self) -> bool:
-        """Whether the planes are the image itself, so that no copy is needed."""
+        """Whether the planes equal the image, so that no copy is needed."""
         return (
             self.phases == 1
             and self.first == (0, 0)
@@ -107,7 +106,7 @@ class _Planes(NamedTuple):
         )
 
     def copy(self, w: Writer, lanes: int, source: Value, target: Value) -> None:
-        """Emit the copy of one image."""
+        """Emit the copy of one image into the planes."""
         element, (high, wide) = self.element, self.size
         total = self.channels * self.plane
         zero = w.const(0.0, element, lanes)
@@ -126,7 +125,7 @@ class _Planes(NamedTuple):
 
     @staticmethod
     def _kept(first: int, spread: int, count: int, room: int) -> tuple[int, int]:
-        """Return which numbers of an axis lie inside the planes."""
+        """Return the range of numbers along an axis that lie inside the planes."""
         kept = [i for i in range(count) if 0 <= first + i * spread < room]
         return (kept[0], kept[-1] + 1) if kept else (0, 0)
 
@@ -151,7 +150,7 @@ class _Planes(NamedTuple):
 
 
 def _planes_of(spec: Conv, element: str) -> _Planes:
-    """Return the planes that windows of a convolution read."""
+    """Return the planes that the windows of a convolution read."""
     needed = [
         s * (n - 1) + d * (k - 1) + 1
         for n, k, s, d in zip(spec.windows, spec.kernel, spec.stride, spec.dilation, strict=True)
@@ -165,14 +164,14 @@ def _planes_of(spec: Conv, element: str) -> _Planes:
 
 
 class _Work(NamedTuple):
-    """A sum over channels and offsets in a kernel, for each row and column of an output."""
+    """A sum over channels and kernel offsets, for each window and output channel."""
 
     machine: Machine
     planes: _Planes
     outputs: int
     windows: tuple[int, int]
-    offsets: list[int]  # of each k in the planes
-    step: int  # from one row of windows to the next
+    offsets: list[int]  # the offset in the planes of each k
+    step: int  # distance in the planes of two rows of windows
 
     @property
     def element(self) -> str:
@@ -192,7 +191,7 @@ def _work(machine: Machine, spec: Conv, planes: _Planes, outputs: int) -> _Work:
 
 
 def _own_planes(w: Writer, work: _Work, image: Index) -> Value:
-    """Emit the copy of an image; return the address of its planes."""
+    """Emit the copy of an image into this thread's planes; return the address of the planes."""
     planes = work.planes
     source = w.at(w.slot(IMAGES), work.element, w.times(image, planes.channels * math.prod(planes.size)))
     if planes.is_image:
@@ -203,7 +202,7 @@ def _own_planes(w: Writer, work: _Work, image: Index) -> Value:
 
 
 def _correlation(work: _Work, epilogue: Epilogue | None, images: int) -> Kernel:
-    """Return the kernel of one product per image, from kernels (outputs, k) in slot KERNELS."""
+    """Return the kernel of one product per image; slot KERNELS has a matrix (outputs, k)."""
     w = Writer(work.machine)
     element, lanes, depth = work.element, work.lanes, len(work.offsets)
     high, wide = work.windows
@@ -256,7 +255,7 @@ def _finish(
     n: int,
     to: Value,
 ) -> None:
-    """Apply the epilogue to a tile."""
+    """Emit the epilogue of a tile."""
     step = math.prod(work.windows)
 
     def body(inner: Writer, given: list[Value]) -> None:
@@ -279,16 +278,16 @@ def _finish(
 
 
 def conv(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kernels:
-    """Return the kernels of a convolution; the epilogue gets image, channel and position."""
+    """Return the kernels of a convolution; the epilogue receives image, channel and position."""
     planes = _planes_of(spec, element_of(spec.dtype))
     work = _work(machine, spec, planes, spec.o)
     return Kernels(None, _correlation(work, epilogue, spec.n), 0, 0 if planes.is_image else planes.bytes)
 
 
 def conv_input(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kernels:
-    """Return the kernels of the gradient of the images, from that of the result in slot IMAGES.
+    """Return the kernels of the gradient of the images; slot IMAGES has the gradient of the result.
 
-    It is a convolution with turned kernels, of planes where the numbers are as far apart as the stride was.
+    This is a convolution with rotated kernels, of planes whose numbers are ``stride`` apart.
     """
     element = element_of(spec.dtype)
     reach = [d * (k - 1) for d, k in zip(spec.dilation, spec.kernel, strict=True)]
@@ -305,7 +304,7 @@ def conv_input(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -
 
 
 def _turned_kernels(machine: Machine, spec: Conv, element: str) -> Kernel:
-    """Return the kernel that packs (o, c, *kernel) as (c, o, *turned kernel)."""
+    """Return the kernel that packs (o, c, *kernel) as (c, o, *kernel), rotated by 180 degrees."""
     w, area = Writer(machine), math.prod(spec.kernel)
 
     def one(c: Value, _: list[Value]) -> None:
@@ -328,9 +327,10 @@ def _turned_kernels(machine: Machine, spec: Conv, element: str) -> Kernel:
 
 
 def conv_weight(machine: Machine, spec: Conv) -> Weights:
-    """Return the kernels of the gradient of kernels: images in slot IMAGES, of the result in slot KERNELS.
+    """Return the kernels of the gradient of the convolution kernel.
 
-    The sums of a tile (some outputs by some k) are vectors along rows of windows; lanes are added up last.
+    Slot IMAGES has the images, slot KERNELS the gradient of the result.  The sums of a tile (some outputs
+    times some k) are vectors along a row of windows; their lanes are added last.
     """
     element = element_of(spec.dtype)
     planes = _planes_of(spec, element)
@@ -342,7 +342,7 @@ def conv_weight(machine: Machine, spec: Conv) -> Weights:
 
 
 def _weight_parts(work: _Work, images: int, parts: int) -> Kernel:
-    """Return the kernel whose iterations are some outputs (a panel) of a part of the images."""
+    """Return the kernel that sums over parts of the images; an iteration is one part and panel of outputs."""
     w = Writer(work.machine)
     element, lanes, depth = work.element, work.lanes, len(work.offsets)
     most = 6 if work.machine.registers == 32 else 3
@@ -370,7 +370,7 @@ def _weight_parts(work: _Work, images: int, parts: int) -> Kernel:
 def _weight_panel(
     w: Writer, work: _Work, rows: int, first: Index, sums: Value, low: Index, high: Index
 ) -> None:
-    """Emit the sums of some outputs over some images."""
+    """Emit the sums of a panel of outputs over the images ``low`` to ``high``."""
     element, lanes, depth, size = work.element, work.lanes, len(work.offsets), math.prod(work.windows)
     columns = 4 if work.machine.registers == 32 else 3
     table, zero = w.table(work.offsets), w.const(0.0, element, lanes)
@@ -396,7 +396,11 @@ def _weight_panel(
 
 @functools.cache
 def _weight_tile(machine: Machine, element: str, rows: int, columns: int, wide: int) -> str:
-    """Return the unit of a tile: ``(g, planes, offsets, sums, step of g, of rows, of sums, rows)``."""
+    """Return the text of a function that adds to one tile of sums.
+
+    Its parameters are (g, planes, offsets, sums, output stride of g, row stride of the planes, output stride
+    of the sums, number of rows).
+    """
     w = Writer(machine)
     lanes = machine.lanes(np.float32 if element == "float" else np.float64)
     g, planes, table, out = (Value(f"%{n}", "ptr") for n in ("g", "planes", "table", "out"))
@@ -437,7 +441,7 @@ def _weight_tile(machine: Machine, element: str, rows: int, columns: int, wide: 
 def _with_rest(
     w: Writer, step: Any, g_at: Index, x_at: Index, rest: int, lanes: int, sums: list[Value]
 ) -> list[Value]:
-    """Add the last numbers of a row: masked, or one by one into the first lane."""
+    """Add the last numbers of a row: with a mask, or one by one into the first lane."""
     if w.machine.masks:
         mask = w.constants([int(k < rest) for k in range(lanes)], "i1")
         found: list[Value] = step(g_at, x_at, lanes, mask, sums)
@@ -449,7 +453,7 @@ def _with_rest(
 
 
 def _weight_sum(work: _Work, parts: int) -> Kernel:
-    """Return the kernel that adds up the parts and the lanes of each sum."""
+    """Return the kernel that adds the parts, and the lanes of each sum."""
     w = Writer(work.machine)
     element, lanes, count = work.element, work.lanes, work.outputs * len(work.offsets)
 

@@ -1,6 +1,6 @@
-"""Elementwise primitives as LLVM instructions on vectors.
+"""Emit elementwise primitives as LLVM instructions on vectors.
 
-Results are those of NumPy, also for NaN, infinities, signed zeros and division of integers by 0.
+Results equal those of NumPy, also for NaN, infinities, signed zeros and integer division by 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARITHMETIC = {"add": Writer.add, "subtract": Writer.sub, "multiply": Writer.mul
 
 
 def apply(w: Writer, op: str, given: Any, made: Any, *x: Value) -> Value:
-    """Emit a primitive on values of the dtype ``given``; the result has the dtype ``made``."""
+    """Emit a primitive whose operands have the dtype ``given`` and whose result has the dtype ``made``."""
     if op == "copy":
         return x[0]
     if op == "astype":
@@ -52,11 +52,11 @@ def apply(w: Writer, op: str, given: Any, made: Any, *x: Value) -> Value:
 
 
 def cast(w: Writer, x: Value, given: Any, made: Any) -> Value:
-    """Emit a conversion; floats beyond int64 become what the processor makes of them."""
+    """Emit a conversion between dtypes; a float outside of the int64 range gives the value that x86 gives."""
     element = element_of(made)
     if given.kind == "f" and made.kind in "iu":
         wide = _to_int64(w, x)
-        if made == np.dtype(np.uint64):  # the upper half: convert what exceeds 2^63, then add it again
+        if made == np.dtype(np.uint64):  # for 2^63 and above: subtract 2^63, convert, and add it again
             high = w.compare("oge", x, 2.0**63)
             upper = w.bits("xor", _to_int64(w, w.sub(x, 2.0**63)), -(2**63))
             wide = w.select(high, upper, wide)
@@ -66,7 +66,7 @@ def cast(w: Writer, x: Value, given: Any, made: Any) -> Value:
 
 
 def _to_int64(w: Writer, x: Value) -> Value:
-    """Emit a conversion to int64; NaN and numbers beyond it become the least one, as on x86."""
+    """Emit a conversion to int64; NaN and numbers out of range become the smallest int64, as on x86."""
     inside = w.bits("and", w.compare("oge", x, -(2.0**63)), w.compare("olt", x, 2.0**63))
     whole = w.convert(w.select(inside, x, 0), "i64")
     return w.select(inside, whole, -(2**63))
@@ -75,8 +75,8 @@ def _to_int64(w: Writer, x: Value) -> Value:
 def extreme(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
     """Emit the larger or smaller of two values.
 
-    ``maximum`` is NaN where either is, ``fmax`` only where both are; of equal ones it takes the second, as
-    NumPy.
+    ``maximum`` is NaN if either operand is NaN, ``fmax`` only if both are.  If both are equal, the result is
+    the second one, as in NumPy.
     """
     more = op in ("maximum", "fmax")
     if dtype.kind != "f":
@@ -88,6 +88,7 @@ def extreme(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
 
 
 def _of_floats(w: Writer, op: str, *x: Value) -> Value:
+    """Emit a primitive of floating-point operands."""
     if op == "divide":
         return w.div(*x)
     if op == "negative":
@@ -120,7 +121,7 @@ def _bits_of(x: Value) -> str:
 
 
 def _divided(w: Writer, op: str, a: Value, b: Value) -> Value:
-    """Emit Python's division with remainder: it has the sign of the divisor."""
+    """Emit Python's ``%`` or ``//`` of floats; the remainder has the sign of the divisor."""
     rest = w.op("frem", a, b)
     nonzero = w.compare("une", rest, 0)
     across = w.compare("slt", w.bits("xor", w.bitcast(rest, _bits_of(a)), w.bitcast(b, _bits_of(b))), 0)
@@ -138,6 +139,7 @@ def _divided(w: Writer, op: str, a: Value, b: Value) -> Value:
 
 
 def _of_integers(w: Writer, op: str, dtype: Any, *x: Value) -> Value:
+    """Emit a primitive of integer operands."""
     bits = dtype.itemsize * 8
     if op == "negative":
         return w.neg(x[0])
@@ -165,7 +167,10 @@ def _of_integers(w: Writer, op: str, dtype: Any, *x: Value) -> Value:
 
 
 def _divided_integers(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
-    """Emit a division rounded down, 0 for a divisor of 0; the least integer over -1 is itself."""
+    """Emit integer division rounded down; the result is 0 for a divisor of 0.
+
+    The smallest integer divided by -1 is itself, because the result overflows.
+    """
     none = w.compare("eq", b, 0)
     if dtype.kind == "u":
         quotient = w.op("udiv", a, w.select(none, 1, b))

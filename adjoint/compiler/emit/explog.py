@@ -1,6 +1,7 @@
-"""Exponentials, logarithms and hyperbolic functions.
+"""Vector code for exponentials, logarithms and hyperbolic functions.
 
-``lean`` is set where float64 arithmetic makes a float32 result: shorter polynomials, no low parts.
+With ``lean`` a float64 computation only has to give a float32 result: it uses shorter polynomials and no
+correction terms.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 INF, NAN = math.inf, math.nan
-LN2 = {  # in two parts; the first has zeros at its end, so that its product with a small integer is exact
+LN2 = {  # as a sum of two parts; the first ends in zero bits, so its product with a small integer is exact
     "float": (0.693145751953125, 1.4286067653301873e-06),
     "double": (0.6931471803691238, 1.9082149292705877e-10),
 }
@@ -36,7 +37,7 @@ TINY = {"float": 1e-30, "double": 1e-290}
 
 
 class Exponential(NamedTuple):
-    """exp(x) = 2ⁿ (1 + r + c): c is small beside r."""
+    """exp(x) = 2ⁿ (1 + r + c), where c is small compared to r."""
 
     k: Value  # n as a float
     n: Value
@@ -45,14 +46,14 @@ class Exponential(NamedTuple):
 
 
 def _clamp(w: Writer, x: Value, low: float, high: float) -> Value:
-    """Return x between two bounds; NaN stays."""
+    """Return x limited to two bounds; NaN is unchanged."""
     top, bottom = w.like(x, high), w.like(x, low)
-    x = w.select(w.compare("olt", top, x), top, x)  # in this order it is one instruction of x86
+    x = w.select(w.compare("olt", top, x), top, x)  # in this form it is one x86 instruction
     return w.select(w.compare("ogt", bottom, x), bottom, x)
 
 
 def _reduced(w: Writer, x: Value, lean: bool, beside: Value | None = None) -> Exponential:
-    """Divide x by ln 2; ``beside`` is a small number to add to it."""
+    """Reduce exp(x + beside) to 2ⁿ (1 + r + c); ``beside`` is a small correction of x."""
     high, low = LN2[x.element]
     k, n = nearest(w, x, math.log2(math.e))
     if lean:
@@ -70,7 +71,7 @@ def _reduced(w: Writer, x: Value, lean: bool, beside: Value | None = None) -> Ex
 
 
 def _scaled(w: Writer, y: Value, e: Exponential, lean: bool) -> Value:
-    """Return y · 2ⁿ, rounded once, also where it is subnormal."""
+    """Return y · 2ⁿ, rounded once, also if the result is subnormal."""
     if w.machine.level == "avx512" and y.lanes * size_of(y.element) == 64:
         return _scaled_by_instruction(w, y, e.k)
     if lean:
@@ -80,7 +81,7 @@ def _scaled(w: Writer, y: Value, e: Exponential, lean: bool) -> Value:
 
 
 def _scaled_by_instruction(w: Writer, y: Value, k: Value) -> Value:
-    """Return y · 2ᵏ by AVX-512's instruction for it."""
+    """Return y · 2ᵏ by the AVX-512 instruction ``scalef``."""
     kind, mask = ("ps", "i16 -1") if y.element == "float" else ("pd", "i8 -1")
     name = f"llvm.x86.avx512.mask.scalef.{kind}.512"
     w.declare(f"{y.type} @{name}({y.type}, {y.type}, {y.type}, {mask.split()[0]}, i32)")
@@ -89,7 +90,7 @@ def _scaled_by_instruction(w: Writer, y: Value, k: Value) -> Value:
 
 
 def _limits(x: Value, lean: bool) -> tuple[float, float]:
-    """Return where exp(x) is 0 and where it is infinite."""
+    """Return a bound below which exp(x) is 0, and one above which it is infinite."""
     if lean:
         return -400.0, 400.0
     return (-105.0, 90.0) if x.element == "float" else (-750.0, 711.0)
@@ -102,7 +103,7 @@ def exp(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def exp_sum(w: Writer, x: Value, beside: Value) -> Value:
-    """Emit exp(x + beside), where ``beside`` is small."""
+    """Emit exp(x + beside), where ``beside`` is a small correction of x."""
     e = _reduced(w, _clamp(w, x, *_limits(x, False)), False, beside)
     return _scaled(w, w.add(w.add(e.r, e.c), 1.0), e, False)
 
@@ -125,12 +126,13 @@ def exp2(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def _half_expm1(w: Writer, x: Value, lean: bool) -> Value:
-    """Return (exp(x) − 1) / 2 for x between about −45 and where exp overflows; not for tiny x."""
+    """Return (exp(x) − 1) / 2 for x from about −45 up to the overflow of exp; not for tiny x."""
     high, low = _half_expm1_parts(w, x, lean)
     return w.add(high, low)
 
 
 def _half_expm1_parts(w: Writer, x: Value, lean: bool) -> tuple[Value, Value]:
+    """Return (exp(x) − 1) / 2 as a number and a small correction."""
     e = _reduced(w, x, lean)
     s = power_of_two(w, w.sub(e.n, 1), x.element)
     high, error = two_sum(w, w.mul(s, e.r), w.sub(s, 0.5))
@@ -138,11 +140,12 @@ def _half_expm1_parts(w: Writer, x: Value, lean: bool) -> tuple[Value, Value]:
 
 
 def _unless_tiny(w: Writer, x: Value, y: Value) -> Value:
-    """Return x where it is tiny or zero, so that signs of zeros and subnormal numbers stay; else y."""
+    """Return x where |x| is tiny or 0, which keeps signed zeros and subnormal numbers; otherwise y."""
     return w.select(w.compare("olt", w.abs(x), TINY[x.element]), x, y)
 
 
 def _signed(w: Writer, x: Value, size: Value) -> Value:
+    """Return ``size`` with the sign of x."""
     return w.intrinsic("copysign", size, x)
 
 
@@ -178,14 +181,14 @@ def tanh(w: Writer, x: Value, lean: bool = False) -> Value:
     t = w.add(high, low)
     d, d_rest = two_sum(w, t, w.like(t, 1.0))
     q = w.div(t, d)
-    # put back what the roundings of t and d lost; 1 / d = 1 − q
+    # correct for the rounding errors of t and d; 1 / d = 1 − q
     t_rest, inverse = w.sub(low, w.sub(t, high)), w.sub(1.0, q)
     q = w.fma(w.sub(w.mul(t_rest, inverse), w.mul(q, d_rest)), inverse, q)
     return _unless_tiny(w, x, _signed(w, x, q))
 
 
 def _half_exp(w: Writer, a: Value, lean: bool) -> Value:
-    """Return exp(a) / 2 for a >= 0: it is finite where cosh is."""
+    """Return exp(a) / 2 for a >= 0, which is finite wherever cosh is."""
     e = _reduced(w, _clamp(w, a, 0.0, 400.0 if lean else 712.0), lean)
     half = e._replace(k=w.sub(e.k, 1.0), n=w.sub(e.n, 1))
     return _scaled(w, w.add(w.add(e.r, e.c), 1.0), half, lean)
@@ -198,7 +201,7 @@ def cosh(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def sinh(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit sinh(x): by its series up to 1, from exp(|x|) above."""
+    """Emit sinh(x): by its Taylor series for |x| < 1, otherwise from exp(|x|)."""
     a = w.abs(x)
     z = w.mul(a, a)
     series = [1 / math.factorial(n) for n in range(9 if lean else 17, 1, -2)]
@@ -221,7 +224,7 @@ class Logarithm(NamedTuple):
 
 
 def _normal(w: Writer, x: Value, lean: bool) -> tuple[Value, Value | None]:
-    """Return x times a power of two that makes it normal, and what to subtract from its exponent."""
+    """Scale subnormal x by a power of two; return the result and the number to subtract from its exponent."""
     if lean:
         return x, None
     smallest, scale = (2.0**-126, 25.0) if x.element == "float" else (2.0**-1022, 54.0)
@@ -230,6 +233,7 @@ def _normal(w: Writer, x: Value, lean: bool) -> tuple[Value, Value | None]:
 
 
 def _logarithm(w: Writer, x: Value, lean: bool) -> Logarithm:
+    """Split log(x) into the parts of ``Logarithm``."""
     x, shift = _normal(w, x, lean)
     n, m = exponent_and_mantissa(w, x)
     k = float_of(w, n, x.element)
@@ -250,14 +254,14 @@ def _of_mantissa(w: Writer, k: Value, f: Value, lean: bool) -> Logarithm:
 
 
 def _at_the_ends(w: Writer, x: Value, y: Value, zero: float = 0.0) -> Value:
-    """Return y with log's values at 0, infinity, NaN and below 0; ``zero`` is where it is −∞."""
+    """Return y with the special values of a logarithm at and below its singularity ``zero``, at ∞ and NaN."""
     y = w.select(w.compare("ueq", x, INF), x, y)
     y = w.select(w.compare("olt", x, zero), w.like(x, NAN), y)
     return w.select(w.compare("oeq", x, zero), w.like(x, -INF), y)
 
 
 def _together(w: Writer, part: Logarithm, beside: Value | None = None) -> Value:
-    """Return k ln 2 + f − (f²/2 − rest), the small terms first."""
+    """Return the sum k ln 2 + f − (f²/2 − rest), plus ``beside``; small terms are added first."""
     high, low = LN2[part.f.element]
     small = w.fma(part.k, low, part.rest)
     if beside is not None:
@@ -276,7 +280,7 @@ def log1p(w: Writer, x: Value, lean: bool = False) -> Value:
     n, m = exponent_and_mantissa(w, u)
     near = w.compare("eq", n, 0)
     k = float_of(w, n, x.element)
-    # what was lost in 1 + x, over u
+    # the rounding error of 1 + x, divided by u
     lost = w.select(w.compare("ogt", x, 1.0), w.sub(1.0, w.sub(u, x)), w.sub(x, w.sub(u, 1.0)))
     lost = w.select(near, w.like(x, 0.0), w.div(lost, u))
     f = w.select(near, x, w.sub(m, 1.0))
@@ -287,7 +291,10 @@ def log1p(w: Writer, x: Value, lean: bool = False) -> Value:
 def _in_base(
     w: Writer, x: Value, lean: bool, inverse: tuple[float, float], k_part: tuple[float, float]
 ) -> Value:
-    """Emit log(x) over the logarithm of a base, with ``inverse`` and ``k_part`` in two parts."""
+    """Emit log(x) · inverse for a base, where inverse = 1 / log(base).
+
+    ``inverse`` and ``k_part`` (log 2 · inverse) are sums of two numbers.
+    """
     part = _logarithm(w, x, lean)
     # log(1 + f) = high + low, where high has zeros in its lower half
     high = w.sub(part.f, part.half_square)
@@ -362,14 +369,14 @@ def pow(w: Writer, x: Value, y: Value, lean: bool = False) -> Value:
 
 
 def _power(w: Writer, a: Value, y: Value) -> Value:
-    """Return aʸ, a > 0, from a logarithm of twice the precision."""
+    """Return aʸ for a > 0, from a logarithm with about twice the precision."""
     scaled, shift = _normal(w, a, False)
     n, m = exponent_and_mantissa(w, scaled)
     k = float_of(w, n, a.element)
     if shift is not None:
         k = w.sub(k, shift)
     high, low = _long_log(w, k, w.sub(m, 1.0))
-    y = _clamp(w, y, -1e25, 1e25)  # beyond this, the power is 0, 1 or infinite; products stay finite
+    y = _clamp(w, y, -1e25, 1e25)  # beyond this the power is 0, 1 or infinite
     product, error = two_product(w, high, y)
     error = w.fma(low, y, error)
     error = w.select(w.compare("olt", w.abs(product), 800.0), error, w.like(error, 0.0))
@@ -377,7 +384,7 @@ def _power(w: Writer, a: Value, y: Value) -> Value:
 
 
 def _long_log(w: Writer, k: Value, f: Value) -> tuple[Value, Value]:
-    """Return k ln 2 + log(1 + f) as a sum of two numbers, to about 2⁻⁶⁸ of its size."""
+    """Return k ln 2 + log(1 + f) as a sum of two numbers, with a relative error of about 2⁻⁶⁸."""
     # s = f / (2 + f) = s1 + s2
     d = w.add(f, 2.0)
     d2 = w.sub(f, w.sub(d, 2.0))
@@ -404,7 +411,7 @@ def _long_log(w: Writer, k: Value, f: Value) -> tuple[Value, Value]:
 
 
 def _special_powers(w: Writer, x: Value, y: Value, size: Value) -> Value:
-    """Put in signs, zeros, infinities and NaN."""
+    """Replace the results for which signs, zeros, infinities or NaN need a special value."""
     a, b = w.abs(x), w.abs(y)
     zero_y, one = w.compare("oeq", y, 0.0), w.like(x, 1.0)
     # |x| of 0 and ∞, |y| of ∞
@@ -425,7 +432,7 @@ def _special_powers(w: Writer, x: Value, y: Value, size: Value) -> Value:
 
 
 def _parity(w: Writer, y: Value) -> tuple[Value, Value]:
-    """Return whether y is an integer, and whether it is an odd one; y of 2⁵² or more is rounded by itself."""
+    """Return whether y is an integer, and whether it is an odd integer."""
     b = w.abs(y)
     huge = w.compare("oge", b, 2.0**53)
     c = w.select(huge, w.like(b, 0.0), b)

@@ -1,4 +1,4 @@
-"""Parts of the vector functions: polynomials, rounding, powers of two, sums with their errors."""
+"""Building blocks of the vector functions: polynomials, rounding, powers of two, sums with their errors."""
 
 from __future__ import annotations
 
@@ -44,14 +44,17 @@ def polynomial(w: Writer, x: Value, coefficients: Sequence[float]) -> Value:
 
 
 def nearest(w: Writer, x: Value, scale: float = 1.0) -> tuple[Value, Value]:
-    """Return the integer nearest to ``x * scale``, as a float and as an integer; it must be small."""
+    """Return the integer nearest to ``x * scale``, as a float and as an integer; it must be small.
+
+    Small means below 2²² in float32, 2⁵¹ in float64.
+    """
     rounder = ROUNDER[x.element]
     moved = w.fma(x, scale, rounder) if scale != 1.0 else w.add(x, rounder)
     return w.sub(moved, rounder), w.sub(w.bitcast(moved, INTEGER[x.element]), bits_of(rounder, x.element))
 
 
 def float_of(w: Writer, n: Value, element: str) -> Value:
-    """Return a small integer as a float: AVX2 has no conversion from 64-bit integers."""
+    """Convert a small integer to a float without a conversion instruction: AVX2 has none for 64 bits."""
     if element == "float":
         return w.convert(n, "float")
     rounder = ROUNDER[element]
@@ -69,41 +72,41 @@ def halve(w: Writer, n: Value) -> Value:
 
 
 def power_of_two(w: Writer, n: Value, element: str) -> Value:
-    """Return 2ⁿ; it must be a normal number."""
+    """Return 2ⁿ, which must be a normal number."""
     return w.bitcast(w.bits("shl", w.add(n, BIAS[element]), MANTISSA[element]), element)
 
 
 def exponent_and_mantissa(w: Writer, x: Value) -> tuple[Value, Value]:
-    """Return ``k`` and ``m`` of ``x = m · 2ᵏ`` with m between √½ and √2; x must be normal and positive."""
+    """Return ``k`` and ``m`` of ``x = m · 2ᵏ`` with √½ <= m < √2; x must be normal and positive."""
     bits, mantissa = integer_of(w, x), MANTISSA[x.element]
     if mantissa == 23:
         k = w.bits("ashr", w.sub(bits, SQRT_HALF_BITS["float"]), mantissa)
-    else:  # by a logical shift, which AVX2 has for 64-bit integers
+    else:  # use a logical shift: AVX2 has no arithmetic one for 64-bit integers
         moved = w.add(bits, (1024 << mantissa) - SQRT_HALF_BITS["double"])
         k = w.sub(w.bits("lshr", moved, mantissa), 1024)
     return k, w.bitcast(w.sub(bits, w.bits("shl", k, mantissa)), x.element)
 
 
 def sign_bit_of(w: Writer, n: Value, bit: int, element: str) -> Value:
-    """Move one bit of an integer to the place of the sign."""
+    """Return an integer whose sign bit is bit ``bit`` of ``n``."""
     return w.bits("shl", w.bits("lshr", n, bit), 31 if element == "float" else 63)
 
 
 def two_sum(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """Return ``a + b`` and its error."""
+    """Return ``a + b`` and its rounding error."""
     s = w.add(a, b)
     v = w.sub(s, a)
     return s, w.add(w.sub(a, w.sub(s, v)), w.sub(b, v))
 
 
 def quick_sum(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """Return ``a + b`` and its error, where ``|a| >= |b|``."""
+    """Return ``a + b`` and its rounding error; requires ``|a| >= |b|``."""
     s = w.add(a, b)
     return s, w.sub(b, w.sub(s, a))
 
 
 def two_product(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """Return ``a * b`` and its error; by Dekker's split on machines without FMA."""
+    """Return ``a * b`` and its rounding error; without FMA, by Dekker's splitting."""
     p = w.mul(a, b)
     if w.machine.fma:
         return p, w.fma(a, b, w.neg(p))
@@ -113,6 +116,7 @@ def two_product(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _split(w: Writer, a: Value) -> tuple[Value, Value]:
+    """Split a number into two halves of its mantissa."""
     moved = w.mul(a, 4097.0 if a.element == "float" else 134217729.0)
     high = w.sub(moved, w.sub(moved, a))
     return high, w.sub(a, high)

@@ -1,10 +1,10 @@
-"""Matrix products with register tiles of their own.
+"""Matrix products.
 
-A product is cut into panels of a few rows, which the outermost loop of the kernel counts, and panels of a few
-vectors of columns.  Two panels meet in a tile, whose sums stay in registers while k runs.  B is packed first,
-by a kernel of its own, where its columns are not adjacent or where it is large.  A is packed by blocks of
-panels where its rows collide in the cache.  Each element is summed in one fixed order, so its bits do not
-depend on how the panels are divided between threads.
+The rows of A are divided into panels of a few rows, the columns of B into panels of a few vectors.  A panel
+of A times a panel of B gives a *tile* of C, whose sums stay in registers during the loop over k.  B is first
+packed, by a kernel of its own, if its columns are not adjacent or if it is large.  A is packed in blocks of
+panels if its rows would evict each other from the cache.  Each element is summed in a fixed order, so the
+result does not depend on how the panels are divided among threads.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from adjoint.compiler.machine import Machine
 
 __all__ = ["Epilogue", "Kernel", "Kernels", "Product", "gemm", "tile_of"]
 
-# epilogue(w, batch, row, column, sums, mask) returns what is stored, or None if it stored it itself.
+# epilogue(w, batch, row, column, sums, mask) returns the vector to store, or None if it has stored it itself.
 Epilogue = Callable[[Writer, Index, Index, Index, Value, "Value | None"], "Value | None"]
-# after(w, batch, row, count) is called when all columns of some rows are stored.
+# after(w, batch, row, count) is called when all columns of ``count`` rows from ``row`` are stored.
 After = Callable[[Writer, Index, Index, Index], None]
 
-# The slots of the main kernel; those of an epilogue come after them.
+# The slot numbers of the main kernel; an epilogue uses FREE and the following.
 A, B, C, SCRATCH, FREE = range(5)
 
 PACK_BYTES = 128 * 1024  # a larger B is packed
-COLUMN_BYTES = 256 * 1024  # of B, for all of whose columns some rows are finished
-BLOCK_BYTES = 192 * 1024  # of A, which stays in the second-level cache while the columns pass
+COLUMN_BYTES = 256 * 1024  # the part of B that is used for some rows of A before the next rows
+BLOCK_BYTES = 192 * 1024  # a block of A, which stays in the second-level cache for all columns of B
 
 
 class Product(NamedTuple):
-    """C[batch, m, n] = A[batch, m, k] · B[batch, k, n]; all strides count elements."""
+    """C[batch, m, n] = A[batch, m, k] · B[batch, k, n]; all strides are in elements."""
 
     dtype: Any
     m: int
@@ -58,10 +58,10 @@ class Kernel(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """What a product needs: ``pack`` runs first, if there is one.
+    """The kernels of a product; ``pack``, if there is one, runs first.
 
-    ``pack`` reads B in slot 0 and writes ``packed`` bytes in slot 1, which is slot ``B`` of ``main``.
-    ``main`` has ``scratch`` bytes for each thread at the address in slot ``SCRATCH``.
+    ``pack`` reads B from slot 0 and writes ``packed`` bytes to slot 1, which is slot ``B`` of ``main``.
+    ``main`` needs ``scratch`` bytes per thread at the address in slot ``SCRATCH``.
     """
 
     pack: Kernel | None
@@ -71,19 +71,19 @@ class Kernels(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Rows and vectors of columns of a tile."""
+    """The number of rows and of column vectors of a tile."""
 
     rows: int
     vectors: int
 
 
 def tile_of(machine: Machine, m: int, n: int, lanes: int) -> Tile:
-    """Choose a tile for the registers; it has fewer rows or columns where the product has fewer."""
+    """Choose a tile that fits in the registers and is not larger than the product."""
     most = 8 if machine.registers == 32 else 6 if machine.width else 4
     m, wide = max(1, m), max(1, -(-n // lanes))
-    if m <= 3:  # few rows: more columns
+    if m <= 3:  # few rows: use more columns
         return Tile(m, min(wide, 8 // m))
-    # rows that divide m need one kind of panel alone
+    # if the number of rows divides m, all panels have the same size
     rows = next((r for r in range(most, most // 2, -1) if m % r == 0), min(most, m))
     return Tile(rows, min(2, wide))
 
@@ -96,6 +96,8 @@ def gemm(
 
 
 class _Gemm:
+    """Generates the kernels of one product."""
+
     def __init__(
         self, machine: Machine, product: Product, epilogue: Epilogue | None, after: After | None
     ) -> None:
@@ -109,7 +111,7 @@ class _Gemm:
         self.batches = int(np.prod(product.batch))
         p = product
         self.panels = max(1, -(-p.m // self.tile.rows))
-        self.rows, self.larger = divmod(p.m, self.panels)  # the first ``larger`` panels have a row more
+        self.rows, self.larger = divmod(p.m, self.panels)  # the first ``larger`` panels have one row more
         self.by_dots = self._dots_pay()
         big = p.k * p.n * self.size > PACK_BYTES and p.m >= 2 * self.tile.rows
         self.packs_b = not self.by_dots and p.k > 0 and ((p.b[1] != 1 and p.n > 1) or big)
@@ -121,27 +123,27 @@ class _Gemm:
         self.stack: Value | None = None
 
     def _dots_pay(self) -> bool:
-        """Whether to vectorise along k: few rows and B's columns contiguous along k, or one column."""
+        """Return whether to vectorise along k: for one column, or for few rows if B is contiguous along k."""
         p = self.p
         along_a, along_b = p.a[1] == 1 or p.k == 1, p.b[0] == 1 or p.k == 1
         return self.lanes > 1 and along_a and along_b and (p.n == 1 or (p.m <= 3 and p.b[1] != 1)) and p.k > 1
 
     def _packing_a_pays(self) -> bool:
-        """Whether rows of A are far apart and often used."""
+        """Return whether to pack A: its rows are far apart and used often."""
         p = self.p
         if p.n < 4 * self.columns or p.k * self.size < 512 or p.m < 2 * self.tile.rows:
             return False
         return p.a[1] != 1 or p.a[0] * self.size % 1024 == 0
 
     def _block(self) -> int:
-        """Return how many panels of rows stay in the cache while the columns pass."""
+        """Return the number of row panels that stay in the cache while all columns are processed."""
         bytes_of_panel = max(1, (self.rows + 1) * self.p.k * self.size)
         return max(1, min(self.panels, BLOCK_BYTES // bytes_of_panel))
 
     def _wide(self) -> int:
-        """Return how many columns are done before the next rows.
+        """Return the number of columns to process before the next rows.
 
-        An epilogue reads and writes whole rows of them, which the processor can fetch ahead.
+        An epilogue reads and writes them as whole rows, which the processor can prefetch.
         """
         p = self.p
         if self.epilogue is None or not (p.c[1] == 1 or p.n == 1):
@@ -200,7 +202,7 @@ class _Gemm:
         w.loop(w.low, w.high, 1, one)
 
     def _offset(self, w: Writer, item: Value, strides: tuple[int, ...]) -> Index:
-        """Return where a batch item starts."""
+        """Return the offset of a batch item."""
         offset: Index = 0
         rest: Index = item
         for count, stride in zip(reversed(self.p.batch), reversed(strides), strict=True):
@@ -212,7 +214,7 @@ class _Gemm:
         return w.at(w.slot(SCRATCH), "i8", w.plus(w.times(w.thread, self.scratch), offset))
 
     def _panels(self, w: Writer, item: Index, a: Value, b: Value, c: Value, low: Index, high: Index) -> None:
-        """Emit the panels of rows from low to high, by blocks."""
+        """Emit the row panels from low to high, in blocks."""
         if self.by_dots:
             self._dots(w, item, a, b, c, low, high)
             return
@@ -246,7 +248,7 @@ class _Gemm:
         return w.plus(w.times(panel, self.rows), w.least(panel, self.larger) if self.larger else 0)
 
     def _by_rows(self, w: Writer, low: Index, high: Index, body: Callable[[Value, int], None]) -> None:
-        """Emit ``body(panel, rows)`` for panels from low to high: first the larger ones, then the others."""
+        """Emit ``body(panel, rows)`` for the panels from low to high; larger panels come first."""
         if self.larger:
             w.loop(low, w.least(high, self.larger), 1, lambda i, _: body(i, self.rows + 1))
             beyond = w.index_value(low)
@@ -256,7 +258,7 @@ class _Gemm:
             w.loop(low, high, 1, lambda i, _: body(i, self.rows))
 
     def _pack_block(self, w: Writer, a: Value, target: Value, first: Value, end: Index) -> None:
-        """Pack the panels of a block of A: at each k the rows are adjacent."""
+        """Emit the packing of a block of A: the rows of a panel are adjacent at each k."""
         p = self.p
 
         def one(panel: Value, rows: int) -> None:
@@ -273,7 +275,7 @@ class _Gemm:
         self, w: Writer, item: Index, a: Value, packed_a: Value | None, b: Value, c: Value,
         first: Value, end: Index, j: Index, count: int,
     ) -> None:  # fmt: skip
-        """Emit the tiles of ``count`` columns and all rows of a block, panel of rows by panel of rows."""
+        """Emit the tiles of ``count`` columns for all row panels of a block."""
         p = self.p
         start = w.times(j, self.wide)
         a_strides = p.a if packed_a is None else (1, self.a_width)
@@ -307,7 +309,7 @@ class _Gemm:
         self._by_rows(w, first, end, one)
 
     def _target(self, w: Writer, c: Value, row: Index, column: Index) -> tuple[Value, int]:
-        """Return where a tile is stored and the step of its rows: C, or memory on the stack."""
+        """Return where a tile is stored, and the stride of its rows: in C, or in memory on the stack."""
         p = self.p
         if p.c[1] == 1 or p.n == 1:
             return w.at(c, self.element, w.plus(w.times(row, p.c[0]), column)), p.c[0]
@@ -327,7 +329,7 @@ class _Gemm:
         step: int,
         c: Value,
     ) -> None:
-        """Apply the epilogue to a tile, and put it in its place if it is not there."""
+        """Emit the epilogue of a tile, and the copy to C if the tile is on the stack."""
         p = self.p
         adjacent = p.c[1] == 1 or p.n == 1
         if self.epilogue is None and adjacent:
@@ -371,7 +373,7 @@ class _Gemm:
         w.loop(0, count, 1, one_row)
 
     def _store(self, w: Writer, value: Value, place: Value, mask: Value | None) -> None:
-        """Store a vector of columns; one by one where they are not adjacent."""
+        """Store a vector of columns; element by element if they are not adjacent."""
         stride = self.p.c[1]
         if stride == 1 or value.lanes == 1:
             w.store(value, place, mask)
@@ -381,7 +383,7 @@ class _Gemm:
             w.store(w.extract(value, lane), w.at(place, self.element, lane * stride))
 
     def _dots(self, w: Writer, item: Index, a: Value, b: Value, c: Value, low: Index, high: Index) -> None:
-        """Emit panels whose elements are dot products along k."""
+        """Emit row panels whose elements are computed as dot products along k."""
         p = self.p
 
         def one(panel: Value, rows: int) -> None:
@@ -411,7 +413,7 @@ class _Gemm:
     def _finish_dots(
         self, w: Writer, item: Index, row: Index, rows: int, out: Value, c: Value, adjacent: bool
     ) -> None:
-        """Apply the epilogue to whole rows, or to one element after another where they are not adjacent."""
+        """Emit the epilogue of whole rows; element by element if they are not adjacent."""
         p = self.p
         if adjacent:
             self._finish(w, item, row, rows, 0, p.n, out, p.c[0], c)
@@ -430,19 +432,20 @@ class _Gemm:
         w.loop(0, rows, 1, one)
 
 
-# Units that all products share ---------------------------------------------------------------------
+# Functions that all products share -----------------------------------------------------------------
 
-DOTS = 4  # columns of a group of dot products
+DOTS = 4  # number of columns per call of the function of dot products
 
 
 @functools.cache
 def tile_text(
     machine: Machine, element: str, rows: int, columns: int, padded: bool, by_table: bool = False
 ) -> str:
-    """Return the unit of one tile: ``(a, b, c, step of rows of a, of k in a, of k in b, of rows of c, k)``.
+    """Return the text of a function that computes one tile.
 
-    ``padded`` says that whole vectors of B can be read.  With ``by_table`` the step of k in b is the address
-    of a table of offsets, one for each k, and the step of k in a is 1.
+    Its parameters are (a, b, c, row stride of a, k stride of a, k stride of b, row stride of c, k).  With
+    ``padded`` whole vectors of B can be read.  With ``by_table`` the parameter "k stride of b" is the address
+    of a table of offsets, one for each k, and the k stride of a is 1.
     """
     w = Writer(machine)
     lanes = machine.lanes(np.float32 if element == "float" else np.float64)
@@ -451,7 +454,7 @@ def tile_text(
     pieces = w.pieces(columns, lanes)
     starts = [w.at(a, element, w.times(i, a_row)) for i in range(rows)]
     count = rows * len(pieces)
-    # few sums: take several steps of k apart, so that additions need not wait for each other
+    # few sums: add several k separately, so that an addition need not wait for the previous one
     apart = 4 if count <= 2 else 2 if count <= 6 else 1
 
     def step(k_a: Value, at_b: Value, sums: list[Value]) -> list[Value]:
@@ -497,7 +500,10 @@ def tile_text(
 
 @functools.cache
 def dots_text(machine: Machine, element: str, rows: int, columns: int) -> str:
-    """Return the unit of dot products: ``(a, b, c, rows of a, columns of b, rows and columns of c, k)``."""
+    """Return the text of a function that computes dot products.
+
+    Its parameters are (a, b, c, row stride of a, column stride of b, row stride of c, column stride of c, k).
+    """
     w = Writer(machine)
     lanes = machine.lanes(np.float32 if element == "float" else np.float64)
     a, b, c = (Value(f"%{n}", "ptr") for n in "abc")

@@ -1,9 +1,9 @@
-"""Kernels of elementwise nodes and reductions: one nest of loops over the domain of a group.
+"""Kernels of elementwise nodes and reductions: nested loops over the domain of a group.
 
-One axis of the domain is done in vectors.  The axis of reductions is that one, then lanes are added up at
-the end, or another one, then each lane is a sum of its own.  The other axes are the items of the outermost
-loop.  A value that is needed after a reduction and was made before it is kept in scratch memory, or in its
-own memory if it is stored.
+One axis of the domain is processed in vectors, whose elements are called lanes.  If the group reduces this
+axis, the lanes are combined at the end; if it reduces another axis, each lane has its own sum.  The remaining
+axes are flattened into the outermost loop, whose iterations are called items.  A value that is computed
+before a reduction and needed after it is kept in scratch memory, or read back if it is stored.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from adjoint.compiler.simplify import Node, View, row_major
 
 __all__ = ["Kernel", "Lane", "Loop", "Place", "Slot", "combine", "loop_kernel", "neutral", "weight"]
 
-_UNROLLED = 4  # vectors of a row that need no loop
-_COSTLY = {"divide": 8, "sqrt": 10}  # functions: 16; a load or store: 2
+_UNROLLED = 4  # vectors: shorter rows are unrolled
+_COSTLY = {"divide": 8, "sqrt": 10}  # cost in simple operations; functions such as exp cost 16
 
 
 class Slot(NamedTuple):
-    """An address that a kernel needs: bytes behind the start of a node's memory, or of the workspace."""
+    """An address that a kernel reads from its table: an offset in bytes in a node's memory or the workspace.
+
+    ``node`` is None for the workspace.
+    """
 
     node: Node | None
     offset: int
@@ -36,7 +39,8 @@ class Slot(NamedTuple):
 class Kernel:
     """The text of a kernel, its slots, and the length of its outermost loop.
 
-    The loop can be cut at multiples of ``unit``.  ``cost`` is the work in simple operations on one element.
+    The loop can be divided at multiples of ``unit``.  ``cost`` is the total work, in simple operations on one
+    element.
     """
 
     __slots__ = ("cost", "length", "slots", "text", "unit")
@@ -50,7 +54,7 @@ class Kernel:
 
 
 class Place:
-    """Where the elements of a node are in memory: a base, and strides along the domain."""
+    """Where the elements of a node are in memory: a base node, strides along the domain, and an offset."""
 
     __slots__ = ("base", "element", "offset", "strides")
 
@@ -62,33 +66,37 @@ class Place:
 
     @property
     def key(self) -> Any:
-        """What tells places apart."""
+        """A tuple that is equal for equal places."""
         return self.base.id, self.strides, self.offset
 
 
 def loop_kernel(
     machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place] | None = None
 ) -> Kernel:
-    """Return the kernel of a group; ``stored`` are the nodes that are needed outside it."""
+    """Return the kernel of a group.
+
+    ``stored`` are the nodes whose values are written to memory; ``places`` says where, by node id, if not in
+    the node's own memory.
+    """
     return Loop(machine, group, stored, places or {}).kernel()
 
 
 class Lane:
-    """One vector of the loops: where it is, and the values that are known there."""
+    """One vector of the loops: its position, and the values that have been computed for it."""
 
     __slots__ = ("at", "count", "known", "lanes", "mask", "row")
 
     def __init__(self, at: Index, lanes: int, mask: Value | None, count: int, row: Index = 0) -> None:
-        self.at = at  # along the axis of vectors
-        self.row = row  # along the axis of reductions, if that is another one
+        self.at = at  # the position along the vector axis
+        self.row = row  # the position along the reduced axis, if that is another axis
         self.lanes = lanes
         self.mask = mask
-        self.count = count  # lanes that count
+        self.count = count  # the number of lanes inside the array
         self.known: dict[Any, Value] = {}
 
 
 class Loop:
-    """Writes the kernel of one group."""
+    """Generates the kernel of one group."""
 
     def __init__(
         self, machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place]
@@ -100,7 +108,7 @@ class Loop:
         self.stored = {n.id for n in stored}
         self.slots_used: list[Slot] = []
         self.slots: dict[tuple[int, int], int] = {}
-        self.access: dict[tuple[int, int], Place] = {}  # of operand k of a node
+        self.access: dict[tuple[int, int], Place] = {}  # by the id of a node and the index of its operand
         self.target: dict[int, Place] = {}
         self._find_places(places)
         self._find_stages()
@@ -110,13 +118,13 @@ class Loop:
         self.hoisted: dict[Any, Value] = {}
         self.kept: dict[Any, Value] = {}
         self.scratch: dict[int, Value] = {}
-        self.numbers: dict[int, Value] = {}  # nodes of one element that are computed at the top
-        self.once: dict[Any, Value] = {}  # numbers from memory, loaded at the top
+        self.numbers: dict[int, Value] = {}  # one-element nodes that are computed at the start
+        self.once: dict[Any, Value] = {}  # numbers that are loaded at the start
 
     # Analysis ----------------------------------------------------------------------------------------
 
     def _find_places(self, places: dict[int, Place]) -> None:
-        """Give every operand from outside, and every node that is stored, strides along the whole domain."""
+        """Find the strides along the whole domain of every operand from memory and every stored node."""
         g = self.group
         for n in g.nodes:
             full = n.op == "reduce" or g.level[n.id] == FULL
@@ -143,14 +151,15 @@ class Loop:
         return a.graph.permute(a, [*range(axis), last, *range(axis, last)])
 
     def _spread(self, strides: tuple[int, ...]) -> tuple[int, ...]:
+        """Insert a stride of 0 for the reduced axis."""
         axis = self.group.axis
         return strides if axis is None else (*strides[:axis], 0, *strides[axis:])
 
     def _find_axes(self) -> None:
-        """Join axes where all strides allow it; choose the axis of vectors."""
+        """Merge axes of the domain where all strides allow it, and choose the vector axis."""
         g = self.group
         places = [*self.access.values(), *self.target.values()]
-        axes: list[list[int]] = []  # runs of axes of the domain
+        axes: list[list[int]] = []  # axes of the domain that are merged into one
         for k, n in enumerate(g.domain):
             if n == 1 and k != g.axis:
                 continue
@@ -171,9 +180,9 @@ class Loop:
         self.columns = self.reduced is not None and self.reduced != self.across
 
     def _vector_axis(self, places: Sequence[Place]) -> int:
-        """Return the axis along which most arrays are contiguous; the last one if none is better."""
+        """Return the axis along which most arrays are contiguous; if several, the last of them."""
         if self.saved and self.group.axis == len(self.group.domain) - 1:
-            return len(self.lengths) - 1  # rows of saved values fit on the stack, blocks of columns may not
+            return len(self.lengths) - 1  # a row of saved values fits on the stack
         best, score = len(self.lengths) - 1, -1
         for i in reversed(range(len(self.lengths))):
             found = sum(p.strides[i] == 1 for p in places) if self.lengths[i] > 3 else 0
@@ -186,7 +195,7 @@ class Loop:
         self.stages = max(self.stage.values(), default=0) + 1
 
     def _lanes(self) -> int:
-        """Return the lanes of a vector: those of the widest floats, or of the widest integers."""
+        """Return the number of lanes of a vector, from the widest floating-point dtype of the group."""
         dtypes = [n.dtype for n in self.group.nodes] + [p.base.dtype for p in self.access.values()]
         floats = [d for d in dtypes if d.kind == "f"] or dtypes
         self.widest = np.float64 if any(d.itemsize == 8 for d in floats) else np.float32
@@ -199,7 +208,7 @@ class Loop:
     # The kernel --------------------------------------------------------------------------------------
 
     def kernel(self) -> Kernel:
-        """Return the kernel."""
+        """Generate the kernel."""
         w, length = self.w, self.lengths[self.across]
         heavy = any(n.op not in _LIGHT for n in self.group.nodes)
         self.unroll = 1 if heavy else 4 if self.reduced is not None else 2
@@ -227,7 +236,7 @@ class Loop:
         return Kernel(w.kernel(), self.slots_used, items, unit, work * wide)
 
     def _load_numbers(self) -> None:
-        """Load, or compute, at the top what is one number for the whole kernel."""
+        """Load or compute, at the start, the operands that are one number for the whole kernel."""
         for n in self.group.nodes:
             for k, a in enumerate(n.args):
                 if a.node.id in self.group.numbers:
@@ -238,7 +247,7 @@ class Loop:
                         self.once[place.key] = self.w.load(self.slot(place.base, place.offset), place.element)
 
     def _number(self, node: Node) -> Value:
-        """Return the value of a node of one element."""
+        """Return the value of a one-element node."""
         found = self.numbers.get(node.id)
         if found is None:
             values = []
@@ -255,7 +264,7 @@ class Loop:
         return found
 
     def _fixed(self, n: Node, k: int, lanes: int) -> Value | None:
-        """Return an operand that is one number for the whole kernel; None for others."""
+        """Return an operand that is one number for the whole kernel; None for other operands."""
         a = n.args[k]
         number = a.scalar()
         if number is not None:
@@ -267,15 +276,16 @@ class Loop:
         return None if found is None else self.w.splat(found, lanes)
 
     def _is_full(self, n: Node) -> bool:
+        """Return whether a node is computed for every element of the domain."""
         return n.op == "reduce" or self.group.level[n.id] == FULL
 
     def _start(self, indices: Sequence[Index]) -> None:
-        """Begin an item of the outermost loop."""
+        """Start an item of the outermost loop: forget the values of the previous one."""
         self.offsets, self.hoisted, self.kept = {}, {}, {}
         self.indices = indices
 
     def _decode(self, item: Index) -> list[Index]:
-        """Return the indices of the outer axes."""
+        """Return the indices of an item along the outer axes."""
         found: list[Index] = []
         rest = item
         for k, i in enumerate(reversed(self.outer)):
@@ -287,7 +297,7 @@ class Loop:
         return found[::-1]
 
     def _offset(self, place: Place) -> Index:
-        """Return the offset of a place in the present item."""
+        """Return the offset of a place in the current item."""
         found = self.offsets.get(place.key)
         if found is None:
             found = 0
@@ -297,7 +307,10 @@ class Loop:
         return found
 
     def slot(self, node: Node, offset: int = 0) -> Value:
-        """Return the address of an element of a node; it is not in the text, which many layers share."""
+        """Return the address of an element of a node.
+
+        It is read from the table, so that kernels of several layers can share one text.
+        """
         return self.w.slot(self._slot_of(node, offset))
 
     def _slot_of(self, node: Node, offset: int) -> int:
@@ -307,10 +320,13 @@ class Loop:
             self.slots_used.append(Slot(node, offset * node.dtype.itemsize))
         return self.slots[key]
 
-    # The shapes of loops -----------------------------------------------------------------------------
+    # The forms of loops ------------------------------------------------------------------------------
 
     def _run_flat(self) -> None:
-        """Do the elements lo … hi of one long axis; the last chunk does the rest that is no whole vector."""
+        """Emit the loop over elements lo … hi of a single axis.
+
+        The last chunk also processes the elements after the last full vector.
+        """
         w, n, v = self.w, self.lengths[self.across], self.vector
         step = v * self.unroll
         self._hoist([Lane(0, v, None, v)])
@@ -327,14 +343,14 @@ class Loop:
         self._stage(0, [Lane(w.plus(j, k * v), v, None, v) for k in range(self.unroll)], {})
 
     def _rest(self, low: int, high: int, row: Index = 0) -> list[Lane]:
-        """Return the vectors from ``low`` to ``high``."""
+        """Return vectors that cover the positions ``low`` to ``high``."""
         pieces = self.w.pieces(high - low, self.vector)
         return [
             Lane(low + p.offset, p.lanes, p.mask, min(p.lanes, high - low - p.offset), row) for p in pieces
         ]
 
     def _row(self, item: Index) -> None:
-        """Do one item whose vectors lie along the axis of reductions, or that has no reductions."""
+        """Emit one item whose vector axis is the reduced axis, or that has no reductions."""
         n, v = self.lengths[self.across], self.vector
         self._start(self._decode(item))
         self._hoist([Lane(0, 1, None, 1)])
@@ -361,6 +377,7 @@ class Loop:
         self._kept_nodes(self.stages, None)
 
     def _row_loop(self, t: int, whole: int, totals: dict[int, list[Value]]) -> None:
+        """Emit the loop over the full vectors of a row at stage ``t``; add its results to ``totals``."""
         w, v = self.w, self.vector
         keys = list(totals)
         start = [self._neutral(self.inside[k], v) for k in keys for _ in range(self.unroll)]
@@ -376,7 +393,7 @@ class Loop:
             totals[k] += found[i * self.unroll : (i + 1) * self.unroll]
 
     def _columns(self, item: Value, blocks: int) -> None:
-        """Do a block of columns: a lane for each, with a loop along the axis of reductions."""
+        """Emit one block of columns: each column is a lane, and the loop goes along the reduced axis."""
         w, n, v = self.w, self.lengths[self.across], self.vector
         wide = v * self.unroll
         outer, block = w.divide(item, blocks)
@@ -430,23 +447,25 @@ class Loop:
         for k in range(len(spots)):
             self._kept_nodes(self.stages, k, spots)
 
-    # Work inside a loop ------------------------------------------------------------------------------
+    # The body of a loop ------------------------------------------------------------------------------
 
     def _busy(self, t: int) -> bool:
+        """Return whether loop ``t`` computes anything."""
         return any(
             (n.op == "reduce" and self.stage[n.id] == t + 1) or self._is_made(n, t) for n in self.group.nodes
         )
 
     def _is_made(self, n: Node, t: int) -> bool:
-        """Tell whether loop ``t`` makes a value per element that is stored or needed by a later loop."""
+        """Return whether loop ``t`` computes a value per element that is stored or needed by a later loop."""
         full = n.op != "reduce" and self.group.level[n.id] == FULL
         return full and self.stage[n.id] == t and (n.id in self.stored or n.id in self.saved)
 
     def _accumulators(self, t: int) -> dict[int, Any]:
+        """Return the ids of the reductions that loop ``t`` computes."""
         return {n.id: None for n in self.group.nodes if n.op == "reduce" and self.stage[n.id] == t + 1}
 
     def _stage(self, t: int, lanes: Sequence[Lane], sums: dict[int, Any]) -> dict[int, list[Value]]:
-        """Do the work of loop ``t`` on some vectors; return the accumulators with their elements added."""
+        """Emit the body of loop ``t`` for some vectors; return the updated accumulators."""
         made: dict[int, list[Value]] = {}
         keys = self._accumulators(t)
         for n in self.group.nodes:
@@ -463,6 +482,7 @@ class Loop:
         return made
 
     def _added(self, n: Node, before: Any, i: int, x: Value, lane: Lane) -> Value:
+        """Emit the update of an accumulator by a vector."""
         if lane.mask is not None and not self.columns:
             x = self.w.select(lane.mask, x, self._neutral(n, lane.lanes))
         return x if before is None else combine(self.w, n, before[i], x)
@@ -471,7 +491,7 @@ class Loop:
         return self.w.const(neutral(n) if length else neutral(n) or 0, element_of(n.dtype), lanes)
 
     def _fold(self, n: Node, parts: list[Value]) -> Value:
-        """Return the reduction of vectors to one number."""
+        """Emit the reduction of vectors to one number."""
         if not parts:
             return self.w.const(neutral(n) or 0, element_of(n.dtype))
         by_lanes: dict[int, Value] = {}
@@ -485,7 +505,7 @@ class Loop:
         return found
 
     def _value(self, n: Node, lane: Lane, t: int) -> Value:
-        """Return the value of a node of the group in one vector."""
+        """Return the value of a node of the group in one vector; emit it if needed."""
         found = lane.known.get(n.id)
         if found is None:
             if n.id in self.saved and self.stage[n.id] < t:
@@ -496,13 +516,14 @@ class Loop:
         return found
 
     def _compute(self, n: Node, lane: Lane, values: Sequence[Value]) -> Value:
+        """Emit a node on the values of its operands."""
         if n.op == "gather":
             return self._gather(n, values[0], lane)
         given = n.args[1 if n.op == "where" else 0].dtype if n.args else n.dtype
         return apply(self.w, n.op, given, n.dtype, *values)
 
     def _gather(self, n: Node, index: Value, lane: Lane) -> Value:
-        """Load elements of a table one by one."""
+        """Emit loads of the elements of a table, one per lane."""
         w, element = self.w, element_of(n.dtype)
         base = self.slot(n.args[1].node)
         if lane.mask is not None:
@@ -519,7 +540,7 @@ class Loop:
         return found
 
     def _operand(self, n: Node, k: int, lane: Lane, t: int) -> Value:
-        """Return the value of an operand in one vector."""
+        """Return the value of an operand in one vector; load it if needed."""
         a = n.args[k]
         inner = self.inside.get(a.node.id)
         if inner is not None:
@@ -539,7 +560,7 @@ class Loop:
         return lane.known[memo]
 
     def _spot(self, lane: Lane) -> Any:
-        """Return which column of a block a vector is in; rows have one."""
+        """Return a key for the column block that a vector is in; None if rows are processed."""
         return str(lane.at) if self.columns else None
 
     def _kept_value(self, inner: Node, lane: Lane) -> Value:
@@ -550,7 +571,7 @@ class Loop:
     # Values per item ---------------------------------------------------------------------------------
 
     def _hoist(self, spots: Sequence[Lane]) -> None:
-        """Load what does not change in the loops of an item."""
+        """Load the operands that do not change inside the loops of an item."""
         fixed = self.reduced if self.columns else self.across
         self._columns_of = {str(s.at): k for k, s in enumerate(spots)} if self.columns else {}
         for (n, k), place in self.access.items():
@@ -566,7 +587,7 @@ class Loop:
                     self.hoisted[key] = self._load(place, lane)
 
     def _kept_nodes(self, t: int, spot: int | None, spots: Sequence[Lane] = ()) -> None:
-        """Compute, and store, the values per item that loop ``t`` may need."""
+        """Emit and store the nodes with one value per reduced row that loop ``t`` may need."""
         lane = Lane(0, 1, None, 1) if spot is None else spots[spot]
         for n in self.group.nodes:
             if self.group.level[n.id] != KEPT or self.stage[n.id] != t:
@@ -626,7 +647,7 @@ class Loop:
         w, element = self.w, element_of(n.dtype)
         if not self.columns:
             return w.at(self.scratch[n.id], element, lane.at)
-        # a row of all columns of the block after the other
+        # the rows of the block are stored one after the other
         first = self._columns_of[str(lane.at)] * self.vector
         return w.at(self.scratch[n.id], element, w.plus(w.times(lane.row, self.vector * self.unroll), first))
 
@@ -649,12 +670,12 @@ _COMBINED: dict[str, Callable[[Writer, Any, Value, Value], Value]] = {
 
 
 def combine(w: Writer, n: Node, a: Value, b: Value) -> Value:
-    """Emit the reduction of two values."""
+    """Emit the combination of two values by a reduction."""
     return _COMBINED[n.params[0]](w, n.dtype, a, b)
 
 
 def neutral(n: Node) -> Any:
-    """Return what does not change a reduction."""
+    """Return the neutral element of a reduction."""
     op, dtype = n.params[0], n.dtype
     if op == "sum":
         return -0.0 if dtype.kind == "f" else 0
@@ -668,10 +689,10 @@ def neutral(n: Node) -> Any:
 
 
 def _count(n: Node) -> int:
-    """Return how many operands are read element by element."""
+    """Return the number of operands that are read element by element."""
     return 1 if n.op == "gather" else len(n.args)
 
 
 def weight(n: Node) -> float:
-    """Return the work of a node per element, in simple operations."""
+    """Return the cost of a node per element, in simple operations."""
     return 1.0 if n.op in _LIGHT else _COSTLY.get(n.op, 16)

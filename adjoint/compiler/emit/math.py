@@ -1,7 +1,7 @@
-"""Vector functions within 2 ulp: ``emit(w, name, *values)``.
+"""Vector functions such as exp and sin, accurate within 2 ulp: ``emit(w, name, *values)``.
 
-float64 has its own versions.  Of float32, the common ones have their own; the others are computed in float64
-with shorter polynomials, which costs less than the care that float32 would need.
+float64 has its own versions.  For float32, the common functions have their own versions; the others are
+computed in float64 with shorter polynomials, which is faster than a careful float32 version would be.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "tanh": explog.tanh,
 }
 
-# What float32 computes in float32.
+# Functions with a float32 version.
 OWN32 = frozenset(("exp", "exp2", "expm1", "log", "tanh"))
 
 
 def emit(w: Writer, name: str, *values: Value) -> Value:
-    """Emit a function of float or double vectors; its result has their type."""
+    """Emit a function of float32 or float64 vectors; the result has the same type."""
     if name == "sqrt":
         return w.sqrt(values[0])
     function = FUNCTIONS[name]

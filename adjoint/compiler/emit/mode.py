@@ -1,4 +1,4 @@
-"""The mode of the processor in which subnormal numbers are taken as 0."""
+"""The processor mode in which subnormal numbers are treated as 0."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from adjoint.compiler.machine import architecture
 
 __all__ = ["flushing"]
 
-# Results and operands: bits 15 and 6 of x86's register MXCSR, bit 24 of ARM's FPCR.
+# The mode is set by bits 15 (results) and 6 (operands) of the MXCSR register on x86, bit 24 of FPCR on ARM.
 _MODES = {
     "x86": """declare void @llvm.x86.sse.stmxcsr(ptr)
 declare void @llvm.x86.sse.ldmxcsr(ptr)
@@ -38,6 +38,6 @@ define void @kernel(GIVEN) {
 
 
 def flushing(parameters: Sequence[tuple[str, str]]) -> str | None:
-    """Return a kernel that calls ``@body`` in that mode; None on processors whose mode is not known."""
+    """Return a kernel that calls ``@body`` in this mode; None if it is not known how to set it."""
     mode = _MODES.get(architecture())
     return None if mode is None else mode.replace("GIVEN", ", ".join(f"{t} %{n}" for t, n in parameters))

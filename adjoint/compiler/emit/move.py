@@ -1,4 +1,4 @@
-"""Kernels that move elements: pieces written into an array, and values added or set at positions."""
+"""Kernels that move elements: copy pieces into an array, and add or assign values at positions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["place_kernels", "scatter_kernel"]
 def place_kernels(
     machine: Machine, graph: Graph, node: Node, skip: frozenset[int] = frozenset()
 ) -> list[Kernel]:
-    """Return the kernels of a "place": one that fills, and one for each piece, in their order.
+    """Return the kernels of a "place" node: one that fills the array, then one per piece, in order.
 
-    ``skip`` are pieces that are in their place already.
+    ``skip`` are the indices of pieces that are already in the array.
     """
     fill, where = node.params
     first = 1 if len(where) > 1 and _tiled(where[1:], node.size) else 0
@@ -36,7 +36,7 @@ def place_kernels(
 
 
 def _tiled(where: Sequence[tuple[Shape, tuple[int, ...], int]], size: int) -> bool:
-    """Tell whether contiguous pieces cover an array completely."""
+    """Return whether the contiguous pieces cover an array completely."""
     spans = [(o, o + math.prod(s)) for s, t, o in where if t == row_major(s)]
     end = 0
     for low, high in sorted(spans):
@@ -49,7 +49,7 @@ def _tiled(where: Sequence[tuple[Shape, tuple[int, ...], int]], size: int) -> bo
 def _copy(
     machine: Machine, graph: Graph, node: Node, view: View, strides: tuple[int, ...], offset: int
 ) -> Kernel:
-    """Return a kernel that copies a view to a place in the memory of a node."""
+    """Return a kernel that copies a view into the memory of a node, at the given strides and offset."""
     copy = graph.add(Node("copy", (view,), None, view.shape, view.dtype))
     group = Group(0, "loop", view.shape)
     group.add(copy, FULL)
@@ -57,7 +57,7 @@ def _copy(
 
 
 def scatter_kernel(machine: Machine, node: Node) -> Kernel:
-    """Return the kernel that copies an array and adds, or sets, values at positions, one after the other."""
+    """Return the kernel that copies an array and adds or assigns values at positions, in order."""
     base, positions, values = node.args
     w = Writer(machine)
     element = element_of(node.dtype)

@@ -1,4 +1,8 @@
-"""Copies of matrices in panels: at each step of k the numbers that a tile needs are adjacent."""
+"""Copies of matrices in panels, as matrix products read them.
+
+A panel is a block of rows or columns with a fixed width; the numbers that a tile of the product needs at one
+step along k are adjacent in memory.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,11 @@ def pack_panels(
     w: Writer, element: str, lanes: int, source: Value, target: Value, low: Index, high: Index, *,
     count: int, width: int, stride: int, depth: int, along: int, deep: int,
 ) -> None:  # fmt: skip
-    """Emit the copy of the panels from low to high of a matrix with ``count`` numbers along its width.
+    """Emit code that copies panels ``low`` to ``high`` of a matrix into ``target``.
 
-    A panel has ``width`` of them at each of ``depth`` steps; ``along`` and ``deep`` are the strides of the
-    source, ``stride`` is that of the steps in the target.  What is behind ``count`` is some number.
+    The matrix has ``count`` numbers along the axis that is divided into panels of ``width``, and ``depth``
+    along the other axis (k).  ``along`` and ``deep`` are the strides of the source on these axes; ``stride``
+    is the distance of two steps along k in the target.  Positions beyond ``count`` get arbitrary numbers.
     """
     full, rest = divmod(count, width)
 
@@ -41,7 +46,7 @@ def _rows(
     w: Writer, element: str, lanes: int, start: Value, out: Value,
     wide: int, stride: int, depth: int, along: int, deep: int,
 ) -> None:  # fmt: skip
-    """Copy vectors."""
+    """Copy a panel whose numbers at each step are adjacent in the source, vector by vector."""
     if along != 1 and wide > 1:
         _one_by_one(w, element, start, out, wide, stride, depth, along, deep)
         return
@@ -57,7 +62,7 @@ def _rows(
 
 
 def _zeros(w: Writer, element: str, lanes: int, to: Value, wide: int, stride: int) -> None:
-    """Store 0 behind the numbers of one step."""
+    """Store zeros after the numbers of one step."""
     covered = max((p.offset + p.lanes for p in w.pieces(wide, lanes)), default=0)
     for offset, n, mask in w.pieces(max(0, stride - covered), lanes):
         w.store(w.const(0.0, element, n), w.at(to, element, covered + offset), mask)
@@ -74,6 +79,8 @@ def _one_by_one(
     along: int,
     deep: int,
 ) -> None:
+    """Copy a panel number by number."""
+
     def row(k: Value, _: list[Value]) -> None:
         at, to = w.at(start, element, w.times(k, deep)), w.at(out, element, w.times(k, stride))
 
@@ -98,13 +105,13 @@ def _turned(
     depth: int,
     along: int,
 ) -> None:
-    """Copy squares of vectors, turned: the source is contiguous along k."""
+    """Copy a panel that is contiguous along k in the source, by transposing square blocks of vectors."""
     whole = depth // lanes * lanes
     rest = depth - whole
     text, zero = _square_text(w.machine, element, lanes), w.const(0.0, element, lanes)
     for first in range(0, stride, lanes):
         count = min(lanes, wide - first)
-        if count <= 0:  # nothing is there
+        if count <= 0:  # beyond the last column
             to = w.at(out, element, first)
             w.loop(0, depth, 1, functools.partial(_store_at, w, zero, to, stride))
             continue
@@ -128,9 +135,10 @@ def _store_at(w: Writer, x: Value, start: Value, stride: int, k: Value, _: list[
 
 @functools.cache
 def _square_text(machine: Machine, element: str, lanes: int) -> str:
-    """Return the unit that turns a square: ``(from, to, step of from, step of to, n, count)``.
+    """Return the text of a function that transposes a square block.
 
-    The square has ``count`` rows of ``n`` numbers; the last one is again in the columns behind ``count``.
+    Its parameters are (source, target, row stride of the source, row stride of the target, n, count).  The
+    block has ``count`` rows of ``n`` numbers; columns of the target beyond ``count`` repeat the last row.
     """
     w = Writer(machine)
     source, target = Value("%from", "ptr"), Value("%to", "ptr")
@@ -152,7 +160,7 @@ def _square_text(machine: Machine, element: str, lanes: int) -> str:
 
 
 def transposed(w: Writer, rows: list[Value]) -> list[Value]:
-    """Return the columns of a square of vectors: log₂ stages that swap halves, quarters, …"""
+    """Return the columns of a square of vectors, in log₂(n) stages that each swap pairs of blocks."""
     n = len(rows)
     distance = 1
     while distance < n:

@@ -1,4 +1,8 @@
-"""Kernels of matrix products whose results elementwise nodes take from the tile, before they reach memory."""
+"""Kernels of matrix products, with elementwise nodes fused into them.
+
+The fused nodes (the *epilogue*) are applied to the tiles of the product while these are still in registers or
+cache.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,10 @@ __all__ = ["product_kernels"]
 def product_kernels(
     machine: Machine, group: Group, stored: Sequence[Node], threads: int
 ) -> tuple[list[Kernel], int]:
-    """Return the kernels of a group that begins with a product, and the bytes of workspace they share."""
+    """Return the kernels of a group that starts with a product, and the bytes of workspace they need.
+
+    ``stored`` are the nodes of the group whose values are written to memory.
+    """
     node = group.nodes[0]
     a, b = node.args
     m, n, k = node.shape[-2], node.shape[-1], a.shape[-1]
@@ -31,7 +38,7 @@ def product_kernels(
         node.dtype, m, n, k, (a.strides[-2], a.strides[-1]), (b.strides[-2], b.strides[-1]), (n, 1), batch,
         a.strides[:-2], b.strides[:-2], tuple(steps),
     )  # fmt: skip
-    # the product itself is written to the memory of a result, if it is not a result
+    # a product that is not itself stored is computed in the memory of a stored node
     home = next((x for x in stored if x is node), None) or next(
         (x for x in stored if x.dtype == node.dtype), node
     )
@@ -52,11 +59,12 @@ def product_kernels(
 
 
 def _slot(view: View) -> Slot:
+    """Return the slot of a view."""
     return Slot(view.node, view.offset * view.dtype.itemsize)
 
 
 class _Epilogue(Loop):
-    """What is done with a vector of a tile."""
+    """Emits the elementwise nodes of the group for one vector of a tile."""
 
     def __init__(self, machine: Machine, group: Group, stored: Sequence[Node], home: Node) -> None:
         self.home = home
@@ -65,7 +73,7 @@ class _Epilogue(Loop):
         self.plain = self._is_plain()
 
     def _find_axes(self) -> None:
-        """Take all axes as they are: rows and columns are given."""
+        """Keep all axes of the domain: the caller gives the batch item, row and column."""
         self.lengths = list(self.group.domain)
         self.across = len(self.lengths) - 1
         self.reduced, self.columns = None, False
@@ -78,7 +86,10 @@ class _Epilogue(Loop):
     def __call__(
         self, w: Writer, item: Index, row: Index, column: Index, sums: Value, mask: Value | None
     ) -> Value:
-        """Emit the nodes of the group on a vector of sums; store all results but the one that is returned."""
+        """Emit the nodes of the group for a vector of sums.
+
+        All results are stored except one, which is returned.
+        """
         self._use(w)
         self._start([*self._batch(item), row])
         count = sums.lanes if mask is None else mask.text.count("true")
@@ -89,7 +100,7 @@ class _Epilogue(Loop):
         return self._value(self.home, lane, 0)
 
     def _use(self, w: Writer) -> None:
-        """Load numbers at the start of a new function, or here if that needs branches."""
+        """Load the numbers that the nodes use: at the function's start, or here if that needs branches."""
         if w is self.w and self.plain:
             return
         self.w, self.numbers, self.once = w, {}, {}
@@ -97,7 +108,7 @@ class _Epilogue(Loop):
             self._load_numbers()
 
     def _is_plain(self) -> bool:
-        """Tell whether the numbers that the nodes use are arithmetic alone."""
+        """Return whether the numbers that the nodes use need only arithmetic, which emits no branches."""
         todo = [a.node for n in self.group.nodes for a in n.args if a.node.id in self.group.numbers]
         while todo:
             n = todo.pop()
@@ -107,6 +118,7 @@ class _Epilogue(Loop):
         return True
 
     def _batch(self, item: Index) -> list[Any]:
+        """Return the indices along the batch axes of a batch item."""
         found: list[Index] = []
         rest = item
         for n in reversed(self.lengths[:-2]):

@@ -1,7 +1,8 @@
-"""The kernel of a loop whose steps are records: it moves the addresses of rows and swaps those of the carry.
+"""The kernel of a loop with a large body: it runs the kernels of the body once per iteration.
 
-The kernel reads a list of words: how to run the records of a step, and where their tables hold addresses
-that change.  Its text is the same for all loops.
+Between two iterations it advances the addresses of the rows and swaps the addresses of the carried values. It
+reads a list of words: how to run the body, and which table entries are addresses that change.  Its text is
+the same for all loops.
 """
 
 from __future__ import annotations
@@ -23,25 +24,31 @@ if TYPE_CHECKING:
 
 __all__ = ["driver_kernel", "operand_slots"]
 
-_LONG = 250_000  # nanoseconds of a step; helper threads take part in longer ones
+_LONG = 250_000  # nanoseconds: shorter iterations use no helper threads
 _LINE = 64  # bytes
 
 
 class _Words(np.ndarray[Any, np.dtype[np.int64]]):
-    """Words that a kernel reads, with all that they point to."""
+    """The words that a kernel reads; ``held`` keeps alive the objects that they point to."""
 
     held: Any
 
 
 def operand_slots(node: Node, outs: list[Node]) -> tuple[list[Slot], dict[int, int]]:
-    """Return the slots of the operands and results of a loop, and the places of results among them."""
+    """Return the slots of the operands and results of a loop, and the slot number of each result.
+
+    The slot numbers are keyed by the index of the output.
+    """
     slots = [Slot(a.node, a.offset * a.dtype.itemsize) for a in node.args]
     where = {n.params: len(slots) + k for k, n in enumerate(outs)}
     return [*slots, *(Slot(n, 0) for n in outs)], where
 
 
 def driver_kernel(body: Plan, node: Node, outs: list[Node], kept: list[int]) -> Kernel:
-    """Return the kernel of a loop; ``kept`` are the numbers of the outputs that the plan of a step has."""
+    """Return the kernel of a loop.
+
+    ``body`` is the plan of one iteration; ``kept`` are the indices of the loop's outputs that it computes.
+    """
     steps: Steps = node.value
     slots, where = operand_slots(node, outs)
     tables = _Tables(body, node, steps, kept, {k: i + 2 for k, i in where.items()})
@@ -53,15 +60,18 @@ def driver_kernel(body: Plan, node: Node, outs: list[Node], kept: list[int]) -> 
 
 
 class _Tables:
-    """What a kernel reads: addresses that move by a stride, that are swapped, and copies at both ends."""
+    """The words that a kernel reads: addresses that advance by a stride, addresses that are swapped, copies.
+
+    The copies initialise the carried values before the loop and store them after it.
+    """
 
     def __init__(self, body: Plan, node: Node, steps: Steps, kept: list[int], where: dict[int, int]) -> None:
         self.body = body
         self.steps = steps
         self.where = where
-        self.moves: list[tuple[int, int, int, int]] = []  # the slot, the argument, the first byte, the stride
-        self.swaps: list[tuple[int, int, int]] = []  # the slot, its even and its odd address
-        self.copies: list[tuple[int, int, int, int, int]] = []  # bytes, from, to; from and to at the end
+        self.moves: list[tuple[int, int, int, int]] = []  # table entry, argument, first byte, stride
+        self.swaps: list[tuple[int, int, int]] = []  # table entry, address in even and odd iterations
+        self.copies: list[tuple[int, int, int, int, int]] = []  # bytes; from, to at the start; at the end
         self._make_buffers(node)
         made = {body.made[v.node.id]: k for k, v in zip(kept, body.results, strict=True) if v.size}
         for slot, (kind, k, offset) in body.moving:
@@ -72,7 +82,7 @@ class _Tables:
                 self._operand(address, k, node, offset)
 
     def _make_buffers(self, node: Node) -> None:
-        """Make two buffers for each value of the carry: a step reads one and writes the other."""
+        """Allocate two buffers for each carried value: an iteration reads one and writes the other."""
         steps = self.steps
         sizes = [a.size * a.dtype.itemsize for a in node.args[: steps.carries]]
         lines = [-(-s // _LINE) * _LINE for s in sizes]
@@ -83,10 +93,11 @@ class _Tables:
             pair = at, at + line
             self.buffers.append(pair)
             at += 2 * line
-            last = self.where.get(k, 0)  # 0: nobody reads it
+            last = self.where.get(k, 0)  # 0: the result is not used
             self.copies.append((size, k + 2, pair[0], pair[steps.count % 2], last))
 
     def _operand(self, address: int, k: int, node: Node, offset: int) -> None:
+        """Record how the address of an operand changes."""
         steps = self.steps
         if k < steps.carries:
             even, odd = self.buffers[k]
@@ -99,6 +110,7 @@ class _Tables:
         self._move(address, k + 2, offset, stride)
 
     def _result(self, address: int, k: int, offset: int) -> None:
+        """Record how the address of a result changes."""
         if k < self.steps.carries:
             even, odd = self.buffers[k]
             self.swaps.append((address, odd + offset, even + offset))
@@ -112,7 +124,7 @@ class _Tables:
         self.moves.append((address, argument, offset, stride))
 
     def words(self) -> _Words:
-        """Return the words; they hold all that they point to."""
+        """Return the words."""
         body, long = self.body, self.body.estimate > _LONG
         checks = [c.ctypes.data for c in body.checks]
         listed = [np.array([*rows, 0], np.int64) for rows in (
@@ -134,7 +146,7 @@ class _Tables:
 
 @functools.cache
 def _text(machine: Machine) -> str:
-    """Return the kernel; slot 0 has the words and slot 1 the flag."""
+    """Return the text of the kernel; slot 0 has the address of the words, slot 1 that of the check flag."""
     w = Writer(machine)
     first = w.slot(0)
 

@@ -1,4 +1,4 @@
-"""The error function, cube roots and hypotenuses; ``lean`` as in ``explog``."""
+"""Vector code for the error function, the cube root and hypot; ``lean`` as in ``explog``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adjoint.compiler.emit.text import Value, Writer
 __all__ = ["cbrt", "erf", "erfc", "hypot"]
 
 TWO_OVER_ROOT_PI = (1.1283791670955126, 1.533545961316588e-17)
-CENTRE = 4.0  # of the fit of erfc
+CENTRE = 4.0  # of the polynomial fit of erfc
 
 
 def _small_erf(w: Writer, a: Value, lean: bool) -> Value:
@@ -32,7 +32,7 @@ def _small_erf(w: Writer, a: Value, lean: bool) -> Value:
 
 def _large_erfc(w: Writer, a: Value, lean: bool) -> Value:
     """Return erfc(a) = exp(−a²) g(t) / (1 + 2a) for a >= ½, with t = (a − 4)/(a + 4)."""
-    top = 15.0 if lean else 28.0  # erfc is 0 above
+    top = 15.0 if lean else 28.0  # above this, erfc underflows to 0
     a = w.select(w.compare("ogt", a, top), w.like(a, top), a)
     t = w.div(w.sub(a, CENTRE), w.add(a, CENTRE))
     g = polynomial(w, t, ERFCX32 if lean else ERFCX64)
@@ -41,7 +41,7 @@ def _large_erfc(w: Writer, a: Value, lean: bool) -> Value:
     product, product_rest = two_sum(w, g, w.mul(g, w.add(e.r, e.c)))
     d, d_rest = two_sum(w, w.add(a, a), w.like(a, 1.0))
     q = w.div(product, d)
-    if not lean:  # correct the quotient by what the roundings lost
+    if not lean:  # correct the quotient for the rounding errors
         p, p_rest = two_product(w, q, d)
         left = w.sub(w.add(w.sub(w.sub(product, p), p_rest), product_rest), w.mul(q, d_rest))
         q = w.add(q, w.div(left, d))
@@ -60,7 +60,7 @@ def erf(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def erfc(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit 1 − erf(x), with all digits where it is small."""
+    """Emit 1 − erf(x), accurate also where the result is small."""
     a = w.abs(x)
     small = w.compare("olt", a, 0.5)
     low = _signed(w, x, _small_erf(w, w.select(small, a, w.like(a, 0.0)), lean))
@@ -80,10 +80,10 @@ CUBE_ROOT = (
 
 
 def cbrt(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit the cube root: a polynomial fit between 1 and 8, then two steps of Halley's rule."""
+    """Emit the cube root: a polynomial fit between 1 and 8, then two iterations of Halley's method."""
     scaled, shift = _normal(w, w.abs(x), lean)
     n, m = exponent_and_mantissa(w, scaled)
-    # m is below 1 or above: move it to 1 … 2, so that three octaves are 1 … 8
+    # move m to the range 1 … 2, so that m times a power of two is in the range 1 … 8
     below = w.compare("olt", m, 1.0)
     m = w.select(below, w.add(m, m), m)
     n = w.select(below, w.sub(n, 1), n)
@@ -114,6 +114,7 @@ def hypot(w: Writer, x: Value, y: Value, lean: bool = False) -> Value:
 
 
 def _scaled_length(w: Writer, a: Value, b: Value) -> Value:
+    """Return √(a² + b²), scaled so that the squares neither overflow nor underflow."""
     larger = w.select(w.compare("ogt", a, b), a, b)
     up, down = w.compare("olt", larger, 2.0**-400), w.compare("ogt", larger, 2.0**400)
     scale = w.select(up, w.like(a, 2.0**600), w.select(down, w.like(a, 2.0**-600), w.like(a, 1.0)))

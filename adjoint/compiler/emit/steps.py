@@ -1,7 +1,7 @@
-"""The kernel of a loop with a small body: each number of a step is a value, the carry stays in registers.
+"""The kernel of a loop with a small body: the carried values stay in registers.
 
-The arrays of the body have few elements.  Each element is a value of its own, so views, pieces and slices
-cost nothing.  What does not change from step to step is computed before the loop.
+The arrays of the body have few elements, and each element is a value in a register, so views, slices and
+concatenations cost nothing.  Values that are the same in all iterations are computed before the loop.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from adjoint.compiler.steps import Steps
 
 __all__ = ["small_kernel"]
 
-_MOST = 2500  # simple operations of a step
-_LARGEST = 64  # elements of one value
+_MOST = 2500  # simple operations per iteration
+_LARGEST = 64  # elements of one array
 
 
 def small_kernel(machine: Machine, node: Node, outs: list[Node]) -> Kernel | None:
-    """Return the kernel of a loop; None if its body is not small."""
+    """Return the kernel of a loop; None if its body is too large or has an op that is not supported here."""
     steps: Steps = node.value
     kept = [*range(steps.carries), *(n.params for n in outs if n.params >= steps.carries)]
     roots = [v.node for v in (*(steps.outputs[k] for k in kept), *steps.graph.checks)]
@@ -44,7 +44,7 @@ def small_kernel(machine: Machine, node: Node, outs: list[Node]) -> Kernel | Non
 
 
 def _cost(n: Node, steps: Steps) -> float | None:
-    """Return the operations that a node takes; None for one that is not possible here."""
+    """Return the number of simple operations of a node; None if the node is not supported here."""
     if n.op in ("call", "part", "repeat", "out", "scatter"):
         return None
     if n.op == "gather":
@@ -54,7 +54,7 @@ def _cost(n: Node, steps: Steps) -> float | None:
         )
         return float(n.size) if fixed else None
     if n.op in ("constant", "number", "source"):
-        return 0.0  # elements count where they are used
+        return 0.0  # loads are counted where the elements are used
     if n.size > _LARGEST:
         return None
     if n.op == "matmul":
@@ -65,7 +65,7 @@ def _cost(n: Node, steps: Steps) -> float | None:
 
 
 class _Small:
-    """Writes one kernel."""
+    """Generates one kernel."""
 
     def __init__(self, machine: Machine, node: Node, outs: list[Node], wanted: list[Node]) -> None:
         self.w = Writer(machine)
@@ -74,12 +74,12 @@ class _Small:
         self.wanted = wanted
         self.slots, self.where = operand_slots(node, outs)
         self.values: dict[int, list[Value]] = {}
-        self.elements: dict[tuple[int, int], Value] = {}  # of sources
-        self.bases: dict[int, Value] = {}  # of the rows of this step
+        self.elements: dict[tuple[int, int], Value] = {}  # operands that all iterations read
+        self.bases: dict[int, Value] = {}  # addresses of the rows of this iteration
         self.moving = self._find_moving()
 
     def _find_moving(self) -> set[int]:
-        """Find the nodes that may change from step to step."""
+        """Return the ids of the nodes that may change between iterations."""
         steps = self.steps
         found = set()
         for n in self.wanted:
@@ -89,14 +89,14 @@ class _Small:
         return found
 
     def kernel(self, cost: float) -> Kernel:
-        """Return the kernel."""
+        """Generate the kernel."""
         w, steps = self.w, self.steps
         for n in self.wanted:
             if n.id not in self.moving:
                 self._enter(n)
             for a in n.args[:1] if n.op == "gather" else n.args:
                 if a.node.id not in self.moving:
-                    self._all(a)  # loads what all steps read
+                    self._all(a)  # load what all iterations read
         start = [self._given(k, i) for k in range(steps.carries) for i in range(self.node.args[k].size)]
         flag = [w.const(0, "i1")] if steps.graph.checks else []
         made = w.loop(w.low, w.high, 1, self._step, [*start, *flag])
@@ -112,6 +112,7 @@ class _Small:
         return Kernel(w.kernel(), slots, steps.count, steps.count, cost)
 
     def _step(self, j: Value, carried: list[Value]) -> list[Value]:
+        """Emit one iteration; return the new carried values."""
         w, steps = self.w, self.steps
         row = w.sub(w.sub(w.high, 1), j) if steps.backwards else j
         at = 0
@@ -147,14 +148,14 @@ class _Small:
     # Values ------------------------------------------------------------------------------------------
 
     def _given(self, k: int, i: int) -> Value:
-        """Return an element of an operand of the loop, loaded once."""
+        """Return an element of an operand of the loop; it is loaded once."""
         if (k, i) not in self.elements:
             element = element_of(self.node.args[k].dtype)
             self.elements[k, i] = self.w.load(self.w.at(self.w.slot(k), element, i), element)
         return self.elements[k, i]
 
     def _all(self, v: View) -> list[Value]:
-        """Return the elements that a view shows, in order."""
+        """Return the elements of a view, in order."""
         n, places = v.node, _places(v)
         if n.op == "constant":
             flat = n.value.reshape(-1)
@@ -165,7 +166,7 @@ class _Small:
         return [values[i] for i in places]
 
     def _enter(self, n: Node) -> None:
-        """Compute the elements of a node."""
+        """Emit the elements of a node."""
         if n.op not in ("constant", "number", "source"):
             make = getattr(self, f"_{n.op}", None)
             self.values[n.id] = self._elementwise(n) if make is None else make(n)
@@ -183,7 +184,7 @@ class _Small:
         return [self._tree(n, values[i * length : (i + 1) * length]) for i in range(n.size)]
 
     def _tree(self, n: Node, values: list[Value]) -> Value:
-        """Combine values in pairs."""
+        """Reduce values pairwise."""
         while len(values) > 1:
             pairs = [combine(self.w, n, a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
             values = pairs + values[len(pairs) * 2 :]
@@ -221,7 +222,7 @@ class _Small:
         return [self.w.load(self.w.at(base, element, i), element) for i in self._all(n.args[0])]
 
     def _constant(self, table: Node) -> Value:
-        """Return the address of a constant array, which is an operand of its own."""
+        """Return the address of a constant array, which is added to the operands."""
         slot = Slot(table, 0)
         if slot not in self.slots:
             self.slots.append(slot)
@@ -229,7 +230,7 @@ class _Small:
 
 
 class _Lazy:
-    """The elements of a row, loaded where they are first used."""
+    """The elements of a row; each is loaded when it is first used."""
 
     def __init__(self, w: Writer, base: Value, n: Node) -> None:
         self.w, self.base, self.element = w, base, element_of(n.dtype)
@@ -242,7 +243,7 @@ class _Lazy:
 
 
 def _offsets(shape: Sequence[int], strides: Sequence[int], offset: int) -> Iterable[int]:
-    """Return the places that strides reach, in the order of the elements."""
+    """Return the flat positions of the elements of a strided view, in order."""
     found = np.full(shape, offset)
     for axis, (n, s) in enumerate(zip(shape, strides, strict=True)):
         found += (np.arange(n) * s).reshape([-1 if k == axis else 1 for k in range(len(shape))])
@@ -250,4 +251,5 @@ def _offsets(shape: Sequence[int], strides: Sequence[int], offset: int) -> Itera
 
 
 def _places(v: View) -> Iterable[int]:
+    """Return the flat positions of the elements of a view."""
     return _offsets(v.shape, v.strides, v.offset)

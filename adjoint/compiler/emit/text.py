@@ -1,8 +1,8 @@
-"""A writer of LLVM IR text: typed values with fresh names, arithmetic, memory, loops and functions.
+"""Generate LLVM IR as text: typed values with new names, arithmetic, memory access, loops and functions.
 
 A kernel is the function ``@kernel(ptr %args, i64 %lo, i64 %hi, i64 %chunk, i64 %thread)``.  ``%args`` points
-to a table of 8-byte slots with the addresses of buffers.  The kernel does the iterations ``lo <= i < hi`` of
-its outermost loop.
+to a table of addresses (slots) of buffers.  The kernel runs the iterations ``lo <= i < hi`` of its outermost
+loop.  A *unit* is a text that is compiled on its own; a *lane* is one element of a vector.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def element_of(dtype: Any) -> str:
 
 
 def size_of(element: str) -> int:
-    """Return the bytes that one element takes in memory."""
+    """Return the size of an element in memory, in bytes."""
     return _SIZES[element]
 
 
 class Value(NamedTuple):
-    """A name or a literal with its type."""
+    """A variable or a literal of LLVM IR, with its element type and number of lanes."""
 
     text: str
     element: str
@@ -57,12 +57,12 @@ class Value(NamedTuple):
 
     @property
     def typed(self) -> str:
-        """The type and the name."""
+        """The type and the text, separated by a space."""
         return f"{self.type} {self.text}"
 
     @property
     def floating(self) -> bool:
-        """Whether it is float or double."""
+        """Whether the element type is float or double."""
         return self.element in _FLOATING
 
 
@@ -70,7 +70,7 @@ Index = int | Value
 
 
 class Piece(NamedTuple):
-    """A part of a row: where it starts, the lanes of its vector, and a mask unless all of them count."""
+    """A vector that covers part of a row: its start, its lanes, and a mask unless all lanes are used."""
 
     offset: int
     lanes: int
@@ -78,7 +78,7 @@ class Piece(NamedTuple):
 
 
 class Writer:
-    """Writes one function.  Functions of one unit share their declarations and definitions."""
+    """Generates one function; functions of one unit share their declarations and definitions."""
 
     def __init__(self, machine: Machine, unit: _Unit | None = None) -> None:
         self.machine = machine
@@ -96,7 +96,7 @@ class Writer:
         self._lines.append(f"  {text}")
 
     def emit(self, text: str, element: str, lanes: int = 1) -> Value:
-        """Add a line that makes a value."""
+        """Add a line that computes a value; return the value."""
         name = self._fresh("%v")
         self.line(f"{name} = {text}")
         return Value(name, element, lanes)
@@ -106,25 +106,25 @@ class Writer:
         return f"{prefix}{self._count}"
 
     def label(self, name: str) -> None:
-        """Start a block."""
+        """Start a basic block."""
         self._lines.append(f"{name}:")
         self._block = name
 
     def declare(self, text: str) -> None:
-        """Declare a function once per unit."""
+        """Declare an external function, once per unit."""
         self.unit.declarations.add(f"declare {text}")
 
     def call(self, name: str, element: str, lanes: int, *args: Value) -> Value:
-        """Call an external or internal function by its name without ``@``."""
+        """Emit a call of a function; ``name`` has no ``@``."""
         made = Value("", element, lanes)
         return self.emit(f"call {made.type} @{name}({', '.join(a.typed for a in args)})", element, lanes)
 
     def run(self, name: str, *args: Value) -> None:
-        """Call a function that returns nothing."""
+        """Emit a call of a function that returns nothing."""
         self.line(f"call void @{name}({', '.join(a.typed for a in args)})")
 
     def intrinsic(self, name: str, *args: Value) -> Value:
-        """Call an LLVM intrinsic that is overloaded on its first argument."""
+        """Emit a call of an LLVM intrinsic that is overloaded on the type of its first argument."""
         a = args[0]
         kind = _SUFFIX.get(a.element, a.element)
         full = f"llvm.{name}.{f'v{a.lanes}' if a.lanes > 1 else ''}{kind}"
@@ -141,7 +141,7 @@ class Writer:
         return Value(text, element, lanes)
 
     def like(self, value: Value, number: Any) -> Value:
-        """Return a literal of the type of a value."""
+        """Return a literal with the type of a value."""
         return self.const(number, value.element, value.lanes)
 
     def constants(self, numbers: Sequence[Any], element: str) -> Value:
@@ -157,11 +157,11 @@ class Writer:
     # Arithmetic ---------------------------------------------------------------------------------
 
     def op(self, name: str, a: Value, b: Value) -> Value:
-        """Emit an instruction on two values of one type."""
+        """Emit an instruction on two values of the same type."""
         return self.emit(f"{name} {a.typed}, {b.text}", a.element, a.lanes)
 
     def _pair(self, a: Any, b: Any) -> tuple[Value, Value]:
-        """Turn a Python number beside a value into a literal."""
+        """Return both operands as values; a Python number becomes a literal of the other's type."""
         if not isinstance(a, Value):
             a = self.like(b, a)
         if not isinstance(b, Value):
@@ -194,7 +194,7 @@ class Writer:
         return self.emit(f"fneg {a.typed}", a.element, a.lanes) if a.floating else self.sub(0, a)
 
     def fma(self, a: Any, b: Any, c: Any) -> Value:
-        """Emit ``a * b + c``, rounded once where the machine can do so in one instruction."""
+        """Emit ``a * b + c``; rounded once if the processor has an instruction for it."""
         like = next(x for x in (a, b, c) if isinstance(x, Value))
         x, y, z = (v if isinstance(v, Value) else self.like(like, v) for v in (a, b, c))
         if self.machine.fma:
@@ -210,12 +210,12 @@ class Writer:
         return self.intrinsic("sqrt", a)
 
     def compare(self, predicate: str, a: Any, b: Any) -> Value:
-        """Emit a comparison: ``olt``, ``oeq``, ``uno`` of floats, ``slt``, ``ult``, ``eq`` of integers."""
+        """Emit a comparison: ``olt``, ``oeq``, ``uno`` for floats; ``slt``, ``ult``, ``eq`` for integers."""
         x, y = self._pair(a, b)
         return self.emit(f"{'fcmp' if x.floating else 'icmp'} {predicate} {x.typed}, {y.text}", "i1", x.lanes)
 
     def select(self, mask: Value, a: Any, b: Any) -> Value:
-        """Emit ``a`` where the mask is set, else ``b``."""
+        """Emit ``a`` in lanes where the mask is true, else ``b``."""
         x, y = self._pair(a, b)
         return self.emit(f"select {mask.typed}, {x.typed}, {y.typed}", x.element, x.lanes)
 
@@ -225,15 +225,16 @@ class Writer:
         return self.op(name, x, y)
 
     def invert(self, mask: Value) -> Value:
-        """Emit the opposite of a mask."""
+        """Emit the negation of a mask."""
         return self.op("xor", mask, self.like(mask, 1))
 
     # Types and lanes ----------------------------------------------------------------------------
 
     def convert(self, a: Value, element: str, signed: bool = True) -> Value:
-        """Emit a conversion to another element type; a float beyond the integers gives no defined number.
+        """Emit a conversion to another element type.
 
-        ``signed`` describes the integer side.  A boolean is 0 or 1; a number is true unless it is 0.
+        ``signed`` says whether the integer is signed.  A boolean becomes 0 or 1; a number becomes true unless
+        it is 0.  A float that is out of range of the integer type gives an undefined result.
         """
         if a.element == element:
             return a
@@ -255,11 +256,11 @@ class Writer:
         return self.emit(f"{name} {a.typed} to {Value('', element, a.lanes).type}", element, a.lanes)
 
     def bitcast(self, a: Value, element: str) -> Value:
-        """Emit the same bits as another type of the same size."""
+        """Emit a reinterpretation of the bits as another type of the same size."""
         return self.emit(f"bitcast {a.typed} to {Value('', element, a.lanes).type}", element, a.lanes)
 
     def splat(self, a: Value, lanes: int) -> Value:
-        """Emit a vector with one number in all lanes."""
+        """Emit a vector with the same number in all lanes."""
         if lanes == 1:
             return a
         one = self.emit(f"insertelement <{lanes} x {a.element}> poison, {a.typed}, i32 0", a.element, lanes)
@@ -267,7 +268,7 @@ class Writer:
         return self.emit(f"shufflevector {one.typed}, {one.typed}, {mask}", a.element, lanes)
 
     def shuffle(self, a: Value, b: Value, places: Sequence[int]) -> Value:
-        """Emit a vector of lanes of two others."""
+        """Emit a vector with lanes of ``a`` and ``b``; lanes of ``b`` are numbered after those of ``a``."""
         mask = self.constants(places, "i32")
         return self.emit(f"shufflevector {a.typed}, {b.typed}, {mask.typed}", a.element, len(places))
 
@@ -291,13 +292,13 @@ class Writer:
         return self.shuffle(a, a, range(half)), self.shuffle(a, a, range(half, a.lanes))
 
     def fold(self, a: Value, combine: Callable[[Value, Value], Value]) -> Value:
-        """Emit a reduction of the lanes in halves, a fixed order."""
+        """Emit a reduction of the lanes by repeated halving, which is a fixed order."""
         while a.lanes > 1:
             a = combine(*self.halves(a))
         return a
 
     def any(self, mask: Value) -> Value:
-        """Emit whether a lane of a mask is set."""
+        """Emit whether any lane of a mask is true."""
         if mask.lanes == 1:
             return mask
         whole = Value("", f"i{mask.lanes}")
@@ -306,7 +307,7 @@ class Writer:
     # Memory -------------------------------------------------------------------------------------
 
     def slot(self, k: int) -> Value:
-        """Return the address in slot ``k`` of the arguments; it is loaded once, at the top."""
+        """Return the address in slot ``k`` of the table; it is loaded once, at the start of the function."""
         if k not in self._slots:
             name = f"%slot{k}"
             self._entry.append(f"  {name}.at = getelementptr ptr, ptr %args, i64 {k}")
@@ -315,27 +316,27 @@ class Writer:
         return self._slots[k]
 
     def table(self, numbers: Sequence[int]) -> Value:
-        """Return the address of constant 64-bit integers."""
+        """Return the address of a constant array of 64-bit integers."""
         listed = ", ".join(f"i64 {n}" for n in numbers)
         name = f"table_{hashlib.sha256(listed.encode()).hexdigest()[:16]}"
         self.unit.definitions[name] = f"@{name} = internal constant [{len(numbers)} x i64] [{listed}]"
         return Value(f"@{name}", "ptr")
 
     def scratch(self, element: str, count: int) -> Value:
-        """Return memory on the stack, aligned to 64 bytes."""
+        """Return the address of memory on the stack, aligned to 64 bytes."""
         name = self._fresh("%stack")
         self._entry.append(f"  {name} = alloca [{count} x {_memory(element)}], align 64")
         return Value(name, "ptr")
 
     def at(self, pointer: Value, element: str, offset: Index) -> Value:
-        """Emit the address ``offset`` elements further on."""
+        """Emit the address ``offset`` elements after ``pointer``."""
         if isinstance(offset, int) and offset == 0:
             return pointer
         text = f"getelementptr {_memory(element)}, {pointer.typed}, {self.index_value(offset).typed}"
         return self.emit(text, "ptr")
 
     def load(self, pointer: Value, element: str, lanes: int = 1, mask: Value | None = None) -> Value:
-        """Emit a load; lanes outside the mask are 0 and their memory is not touched."""
+        """Emit a load; masked-out lanes are 0 and their memory is not read."""
         if element == "i1":
             return self.compare("ne", self.load(pointer, "i8", lanes, mask), 0)
         made = Value("", element, lanes)
@@ -347,7 +348,7 @@ class Writer:
         return self.emit(f"call {made.type} @{full}({args})", element, lanes)
 
     def store(self, value: Value, pointer: Value, mask: Value | None = None) -> None:
-        """Emit a store; memory of lanes outside the mask is not touched."""
+        """Emit a store; the memory of masked-out lanes is not written."""
         if value.element == "i1":
             value = self.convert(value, "i8", signed=False)
         size = _SIZES[value.element]
@@ -359,9 +360,10 @@ class Writer:
         self.line(f"call void @{full}({value.typed}, {pointer.typed}, i32 {size}, {mask.typed})")
 
     def pieces(self, count: int, lanes: int) -> list[Piece]:
-        """Divide a row of ``count`` elements into vectors; the last one is masked or narrower.
+        """Divide a row of ``count`` elements into vectors; the last ones are masked or narrower.
 
-        Vectors have 2ᵏ lanes.  Machines without masks get narrower ones: 7 of 4 lanes is 4 + 2 + 1.
+        The number of lanes is a power of 2.  Without masks, 7 elements with 4 lanes are divided into 4 + 2 +
+        1.
         """
         found = [Piece(k, lanes, None) for k in range(0, count - lanes + 1, lanes)]
         offset = len(found) * lanes
@@ -398,7 +400,7 @@ class Writer:
         return self.emit(f"mul nsw {self.index_value(a).typed}, {self.index_value(b).text}", "i64")
 
     def divide(self, a: Index, by: int) -> tuple[Index, Index]:
-        """Emit the quotient and the remainder of an index that is not negative."""
+        """Emit the quotient and the remainder of a non-negative index."""
         if isinstance(a, int):
             return divmod(a, by)
         if by == 1:
@@ -425,7 +427,7 @@ class Writer:
     ) -> list[Value]:
         """Emit ``for i in range(low, high, step)`` and return the carried values after the loop.
 
-        ``body`` gets ``i`` and the carried values, and returns new ones.
+        ``body(i, carried)`` emits one iteration and returns the new carried values.
         """
         fixed = isinstance(low, int) and isinstance(high, int)
         if fixed and low >= high:  # type: ignore[operator]
@@ -461,7 +463,7 @@ class Writer:
 
     @contextmanager
     def early(self) -> Iterator[None]:
-        """Emit what is inside at the start of the function; it must have no branches."""
+        """Context manager: emit the code inside ``with`` at the start of the function; it must not branch."""
         lines, self._lines = self._lines, []
         yield
         self._entry += self._lines
@@ -469,7 +471,7 @@ class Writer:
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        """Emit what follows in the block only where a condition of one lane holds."""
+        """Context manager: emit the code inside ``with`` under a condition."""
         inside, end = self._fresh("then"), self._fresh("end")
         self.line(f"br {condition.typed}, label %{inside}, label %{end}")
         self.label(inside)
@@ -480,7 +482,7 @@ class Writer:
     def choose(
         self, condition: Value, then: Callable[[], Sequence[Value]], otherwise: Callable[[], Sequence[Value]]
     ) -> list[Value]:
-        """Emit a branch on a condition of one lane; both sides make values of the same types."""
+        """Emit an if-else; both branches return values of the same types."""
         yes, no, end = self._fresh("then"), self._fresh("else"), self._fresh("end")
         self.line(f"br {condition.typed}, label %{yes}, label %{no}")
         made, blocks = [], []
@@ -508,10 +510,10 @@ class Writer:
         lanes: int = 1,
         attributes: str = "noinline",
     ) -> None:
-        """Define an internal function of the unit, once; ``parameters`` are pairs of type and name."""
+        """Define an internal function of the unit, unless it exists; ``parameters`` are types and names."""
         if name in self.unit.definitions:
             return
-        self.unit.definitions[name] = ""  # a function may call itself
+        self.unit.definitions[name] = ""  # first, because a function may call itself
         inner = Writer(self.machine, self.unit)
         result = body(inner, [_parameter(t, n) for t, n in parameters])
         inner.line("ret void" if result is None else f"ret {result.typed}")
@@ -520,11 +522,11 @@ class Writer:
         self.unit.definitions[name] = inner.body(f"internal {made} @{name}({given}) {attributes}")
 
     def body(self, head: str) -> str:
-        """Return the text of the function under a head."""
+        """Return the text of the function with a given signature."""
         return "\n".join([f"define {head} {{", "entry:", *self._entry, *self._lines, "}"])
 
     def kernel(self) -> str:
-        """End the kernel and return the text of its unit."""
+        """Finish the kernel and return the text of its unit."""
         self.line("ret void")
         given = ", ".join(f"{t} %{n}" for t, n in PARAMETERS)
         parts = [
@@ -536,13 +538,13 @@ class Writer:
         return "\n".join([*parts, self.body(f"void @kernel({given})"), ""])
 
     def shared(self, parameters: Sequence[str]) -> str:
-        """End a unit that kernels call by ``use``, and return its text."""
+        """Finish a function that kernels call by ``use``, and return the text of its unit."""
         self.line("ret void")
         parts = [*sorted(self.unit.declarations), *(d for _, d in sorted(self.unit.definitions.items()))]
         return "\n".join([*parts, self.body(f"void @kernel({', '.join(parameters)})"), ""])
 
     def use(self, text: str, *args: Value) -> None:
-        """Call a unit of its own, which is compiled once for all kernels that use it."""
+        """Emit a call of a function in a separate unit, which is compiled once for all kernels."""
         name = share(text)
         self.declare(f"void @{name}({', '.join(a.type for a in args)})")
         self.run(name, *args)
@@ -559,35 +561,36 @@ class Writer:
 
     @property
     def chunk(self) -> Value:
-        """The number of the chunk: partial results are kept by chunk."""
+        """The number of the chunk; partial results are stored per chunk."""
         return Value("%chunk", "i64")
 
     @property
     def thread(self) -> Value:
-        """The number of the thread: scratch memory is kept by thread."""
+        """The number of the thread; each thread has its own scratch memory."""
         return Value("%thread", "i64")
 
 
 class _Unit:
-    """What the functions of one unit share."""
+    """The declarations and definitions that the functions of one unit share."""
 
     def __init__(self) -> None:
         self.declarations: set[str] = set()
         self.definitions: dict[str, str] = {}
 
 
-# Units that kernels call, by name: ``units`` compiles them when it links a kernel that names them.
+# Units that kernels call, by name; ``units.function`` compiles them with the kernel that calls them.
 SHARED: dict[str, str] = {}
 
 
 def share(text: str) -> str:
-    """Return the name by which kernels call a unit."""
+    """Register a unit that kernels call; return its name."""
     name = f"unit_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
     SHARED[name] = text
     return name
 
 
 def _memory(element: str) -> str:
+    """Return the element type in memory: a boolean is a byte."""
     return "i8" if element == "i1" else element
 
 
@@ -604,10 +607,10 @@ def _parameter(type_text: str, name: str) -> Value:
 
 
 def _literal(number: Any, element: str) -> str:
-    """Return a number as LLVM writes it; floats by their bits."""
+    """Return a number in the syntax of LLVM; floats are written as their bits."""
     if element in _FLOATING:
         number = float(number)
-        if element == "float":  # LLVM writes float32 as the float64 of the same value
+        if element == "float":  # LLVM writes a float32 as the float64 with the same value
             try:
                 number = struct.unpack("<f", struct.pack("<f", number))[0]
             except OverflowError:

@@ -1,4 +1,4 @@
-"""Trigonometric functions and their inverses; ``lean`` as in ``explog``."""
+"""Vector code for trigonometric functions and their inverses; ``lean`` as in ``explog``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["acos", "asin", "atan", "atan2", "cos", "sin", "tan"]
 
 # π/2 in three parts of 33, 33 and 53 bits: products of the first two with integers below 2²⁰ are exact.
 HALF_PI = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
-REDUCIBLE = 2.0**19  # larger arguments are left to the C library
+REDUCIBLE = 2.0**19  # for larger arguments the C library is called
 PI, PI_REST = math.pi, 1.2246467991473532e-16
 
 
 class Angle(NamedTuple):
-    """x = n π/2 + r + c: c is small beside r."""
+    """x = n π/2 + r + c, where c is a small correction of r."""
 
     n: Value
     r: Value
@@ -27,6 +27,7 @@ class Angle(NamedTuple):
 
 
 def _reduced(w: Writer, x: Value, lean: bool) -> Angle:
+    """Subtract the nearest multiple of π/2."""
     k, n = nearest(w, x, 2 / math.pi)
     first, second, third = HALF_PI
     a = w.fma(k, -first, x)
@@ -40,7 +41,7 @@ def _reduced(w: Writer, x: Value, lean: bool) -> Angle:
 
 
 class SinCos(NamedTuple):
-    """The sine and the cosine of a reduced angle, each as a number and a small one beside it."""
+    """The sine and the cosine of a reduced angle, each as a number and a small correction."""
 
     sin: Value
     sin_rest: Value
@@ -49,6 +50,7 @@ class SinCos(NamedTuple):
 
 
 def _sin_cos(w: Writer, angle: Angle, lean: bool) -> SinCos:
+    """Return sin and cos of the remainder r + c of an angle."""
     r, c = angle.r, angle.c
     z = w.mul(r, r)
     half = w.mul(z, 0.5)
@@ -70,7 +72,7 @@ def _with_sign(w: Writer, y: Value, n: Value) -> Value:
 
 
 def _or_by_library(w: Writer, name: str, x: Value, y: Value) -> Value:
-    """Return y, or what the C library gives where x is too large for the reduction."""
+    """Return y; where x is too large for the reduction, return the result of the C library."""
     large = w.op("and", w.compare("oge", w.abs(x), REDUCIBLE), w.compare("olt", w.abs(x), INF))
     slow = f"large_{name}_{x.lanes}"
 
@@ -123,7 +125,7 @@ def tan(w: Writer, x: Value, lean: bool = False) -> Value:
     low, low_rest = w.select(odd, both.sin, both.cos), w.select(odd, both.sin_rest, both.cos_rest)
     t, d = w.add(top, top_rest), w.add(low, low_rest)
     q = w.div(t, d)
-    if not lean:  # correct the quotient by what the roundings of t, d and q lost
+    if not lean:  # correct the quotient for the rounding errors of t, d and q
         t_rest, d_rest = w.sub(top_rest, w.sub(t, top)), w.sub(low_rest, w.sub(d, low))
         p, p_rest = two_product(w, q, d)
         left = w.sub(w.add(w.sub(w.sub(t, p), p_rest), t_rest), w.mul(q, d_rest))
@@ -135,7 +137,7 @@ def tan(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def _atan_of_ratio(w: Writer, top: Value, low: Value, lean: bool) -> Value:
-    """Return atan(top / low) of numbers that are not negative and of moderate size."""
+    """Return atan(top / low) of non-negative numbers of moderate size."""
     # above tan(π/8): π/4 + atan((t − l) / (t + l)); above tan(3π/8): π/2 − atan(l / t)
     middle = w.compare("ogt", top, w.mul(low, math.tan(math.pi / 8)))
     high = w.compare("ogt", top, w.mul(low, math.tan(3 * math.pi / 8)))
@@ -165,7 +167,7 @@ def atan2(w: Writer, y: Value, x: Value, lean: bool = False) -> Value:
     both = w.op("and", w.compare("oeq", a, INF), infinite)
     top = w.select(both, w.like(a, 1.0), a)
     low = w.select(both, w.like(b, 1.0), b)
-    # ∞ beside a finite number is a ratio of 1 to 0
+    # if one of them is ∞, the ratio is 1 to 0 or 0 to 1
     tall = w.compare("oeq", top, INF)
     wide = w.compare("oeq", low, INF)
     one, zero = w.like(a, 1.0), w.like(a, 0.0)
@@ -188,7 +190,7 @@ def _moderate(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
 
 
 class Arcsine(NamedTuple):
-    """asin(s) = s + tail; s is |x|, or √((1 − |x|)/2) = s + rest above ½."""
+    """asin(s) = s + tail, where s = |x|; above ½, s + rest = √((1 − |x|)/2)."""
 
     large: Value
     s: Value
@@ -197,6 +199,7 @@ class Arcsine(NamedTuple):
 
 
 def _arcsine(w: Writer, x: Value, lean: bool) -> Arcsine:
+    """Return the parts of asin(|x|)."""
     a = w.abs(x)
     large = w.compare("ogt", a, 0.5)
     half = w.mul(w.sub(1.0, a), 0.5)
@@ -223,7 +226,10 @@ def asin(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def acos(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit acos(x) = 2 asin(√((1 − x)/2)) above ½, π less that of −x below −½, π/2 − asin(x) between."""
+    """Emit acos(x).
+
+    It is 2 asin(√((1 − x)/2)) for x > ½, π − acos(−x) for x < −½, and π/2 − asin(x) between.
+    """
     part = _arcsine(w, x, lean)
     negative = w.compare("olt", x, 0.0)
     small_terms = w.add(part.tail, part.rest)
