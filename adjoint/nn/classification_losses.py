@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import asarray
+from adjoint.core.lifted import tracing
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import broadcast_shapes, number
 from adjoint.core.tensor import Tensor, check, decide
@@ -111,11 +112,13 @@ def _weighted(
         return reduced(op, loss, reduction)
     divisor = sum_all(widened(rec, row))
     # whether there are rows; their total weight is needed only if the reduction is noted
-    total = decide(float if is_noting() else bool, divisor)
+    traced = tracing.get() is not None
+    total = decide(float if is_noting() and not traced else bool, divisor)
     if total is None:  # batched
         return mean_over(loss, divisor)
     mean = mean_over(loss, divisor) if total else sum_all(loss) * math.nan  # the mean of no rows
-    return noted(mean, total / row.size if row.size else 1.0)
+    whole: Any = divisor.detach() if traced and total else total
+    return noted(mean, whole / row.size if row.size else 1.0)
 
 
 def cross_entropy(

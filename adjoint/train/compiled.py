@@ -4,61 +4,66 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adjoint import tree
 from adjoint.compiler.compile import compile
 from adjoint.compiler.machine import has_llvm
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, InputError
 from adjoint.train.compose import ComposedLoss
-from adjoint.train.weighing import computed, finished, first_padded
+from adjoint.train.weighing import computed, examples_in, finished, first_padded
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
 __all__ = ["CompiledLoss"]
 
+_LENGTHS = 64  # shapes of batches that are remembered, such as lengths of padded sequences
+
 
 class CompiledLoss:
     """Compute the loss of a batch and its gradients in one compiled program.
 
-    Batches with the shapes of the first one run as native code.  Batches with other shapes, such as a short
-    last batch, run by replay, because a second native build does not pay off for a few batches.
+    Batches with as many examples as the first one run as native code.  Others, such as a short last batch,
+    and padded sequences run by replay, because a second native build does not pay off for a few batches.
     """
 
-    def __init__(self, trainer: Trainer, group: Any = None) -> None:
-        if group is not None:
-            raise ArgumentError("Trainer: compile=True and group= cannot be used together yet.")
-        if isinstance(trainer.loss, ComposedLoss):
-            raise ArgumentError(
-                "Trainer: compile=True cannot be used with a composed loss, because its terms are logged.\n"
-                "  Pass a single loss function, or leave out compile=True."
-            )
+    def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.shapes: Any = None  # of the first batch
+        self.rows: int | None = None  # of a native batch
 
-        def loss_and_backward(batch: Any) -> Any:
-            loss, numbers, found = computed(trainer, batch)
+        def loss_and_backward(batch: Any, weights: Any) -> Any:
+            terms: dict[str, Tensor] = {}
+
+            def composed(*given: Any) -> Tensor:
+                terms.update(trainer.loss.terms_of(*given))
+                return trainer.loss.total(terms, weights)
+
+            loss, numbers, found = computed(trainer, batch, composed if weights else None)
             shares = [(value is loss, share) for value, share in found]
             own = [share for same, share in shares if same] or [share for _, share in shares]
-            if isinstance(loss, Tensor) and loss.size == 1 and (not own or any(s != 0 for s in own)):
+            # the share of rows that are all ignored is 0; any other is a tensor here
+            if isinstance(loss, Tensor) and loss.size == 1 and (not own or any(_counts(s) for s in own)):
                 loss.backward()
-            return loss, numbers, shares
+            return loss, numbers, shares, {name: t.detach() for name, t in terms.items()}
 
         # Native from the first call on: "auto" replays the first, so a resumed run would have other bits.
         self.native = compile(loss_and_backward, backend="native" if has_llvm() else "replay")
-        self.replay = compile(loss_and_backward, backend="replay")
+        self.replay = compile(loss_and_backward, backend="replay", limit=_LENGTHS)
 
     def __call__(self, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
         """Add the gradients of a batch; return its loss, the numbers to log, and its weight."""
-        if first_padded(batch) is not None:
-            raise InputError(
-                "Trainer: compile=True cannot be used with padded batches.  Leave out compile=True."
-            )
-        shapes = [getattr(leaf, "shape", None) for leaf in tree.leaves(batch)]
-        if self.shapes is None:
-            self.shapes = shapes
-        run = self.native if shapes == self.shapes else self.replay
-        loss, numbers, shares = run(batch)
+        whole = self.trainer.loss
+        weights = whole.weights_now() if isinstance(whole, ComposedLoss) else None
+        rows = examples_in(batch)
+        if self.rows is None:
+            self.rows = rows
+        run = self.native if rows == self.rows and first_padded(batch) is None else self.replay
+        loss, numbers, shares, terms = run(batch, weights)
+        if isinstance(whole, ComposedLoss):
+            whole.values = {name: float(t) for name, t in terms.items()}
         other = loss.detach() if isinstance(loss, Tensor) else loss
-        found = [(loss if same else other, share) for same, share in shares]
+        found = [(loss if same else other, s if s is None else float(s)) for same, s in shares]
         return finished(self.trainer, batch, loss, numbers, found, pieces)
+
+
+def _counts(share: Any) -> bool:
+    """Return whether the rows of a loss have a weight, as far as it is known in a trace."""
+    return isinstance(share, Tensor) or share != 0

@@ -121,9 +121,31 @@ class ComposedLoss(Module):
         Tensor
             The loss, one number.
         """
-        total: Any = None
         self._last.clear()
         self.values.clear()
+        terms = self.terms_of(prediction, target, model)
+        for name, value in terms.items():
+            self._note(name, value)
+        return self.total(terms, self.weights_now())
+
+    def terms_of(self, prediction: Any, target: Any = None, model: Any = None) -> dict[str, Tensor]:
+        """Return the terms by name, before multiplication by their weights.
+
+        Parameters
+        ----------
+        prediction : array_like
+            The output of the model.
+        target : array_like, optional
+            The expected values.
+        model : Module, optional
+            The model, required if a term takes it.
+
+        Returns
+        -------
+        dict of str to Tensor
+            The terms, one number each.
+        """
+        found = {}
         for name, (function, arity) in self.terms.items():
             args = {1: (model,), 2: (prediction, target), 3: (prediction, target, model)}[arity]
             if arity != 2 and model is None:
@@ -140,8 +162,37 @@ class ComposedLoss(Module):
                     f"compose: the term {name!r} must be one number, but has shape {value.shape}.  "
                     "Reduce it, for example with mean()."
                 )
-            self._note(name, value)
-            weighted = self._weighted(name, value)
+            found[name] = value
+        return found
+
+    def weights_now(self) -> dict[str, Any]:
+        """Return the weights in the present step: numbers, or ``"learned"``.
+
+        Returns
+        -------
+        dict of str to float or str
+            The weights by term.
+        """
+        return {name: float(w(self.step)) if callable(w) else w for name, w in self.weights.items()}
+
+    def total(self, terms: Mapping[str, Tensor], weights: Mapping[str, Any]) -> Tensor:
+        """Return the weighted sum of terms.
+
+        Parameters
+        ----------
+        terms : mapping of str to Tensor
+            The terms by name.
+        weights : mapping of str to float or str
+            Their weights, as ``weights_now`` returns them.
+
+        Returns
+        -------
+        Tensor
+            The loss, one number.
+        """
+        total: Any = None
+        for name, value in terms.items():
+            weighted = self._weighted(name, value, weights[name])
             total = weighted if total is None else total + weighted
         return total
 
@@ -153,12 +204,11 @@ class ComposedLoss(Module):
         if data is not None:
             self.values[name] = float(data)
 
-    def _weighted(self, name: str, value: Tensor) -> Tensor:
-        weight = self.weights[name]
-        if weight == "learned":
+    def _weighted(self, name: str, value: Tensor, weight: Any) -> Tensor:
+        if isinstance(weight, str):
             s = getattr(self, f"s_{name}")
             return exp(-s) * value + s
-        return value * float(weight(self.step) if callable(weight) else weight)
+        return value * weight
 
     def gradient_norms(self, params: Sequence[Tensor]) -> dict[str, float]:
         """Return the gradient norm of each term, before its weight.  Call this before ``backward``.

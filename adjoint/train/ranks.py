@@ -98,6 +98,9 @@ class RankLoop:
         part = batch if isinstance(batch, Share) else self._cut(batch)
         norms = _RankNorms(trainer, self.group) if trainer._term_norms() else None
         drop(trainer._left_alone)
+        if trainer.compiled is not None and trainer.compiled.rows is None:
+            # the same pieces are native on any number of ranks: those of the size of the first one
+            trainer.compiled.rows = share(part.rows, trainer.pieces, 0)[1]
         facts = Facts(part.rows, [], None)
         self.ranks.facts = facts
         found = {"grad_norm": math.nan, **dict.fromkeys(norms.names if norms is not None else (), math.nan)}
@@ -144,11 +147,14 @@ class RankLoop:
                     continue
                 key(number)
                 with acc.micro_batch() as block:
-                    loss, numbers, weight = loss_of(trainer, piece, trainer.pieces)
-                    block.weight = weight
-                    if norms is not None:
-                        norms.add(weight)
-                    block.backward(loss)
+                    if trainer.compiled is not None and norms is None:
+                        loss, numbers, block.weight = trainer.compiled(piece, trainer.pieces)
+                    else:
+                        loss, numbers, block.weight = loss_of(trainer, piece, trainer.pieces)
+                        if norms is not None:
+                            norms.add(block.weight)
+                        block.backward(loss)
+                weight = block.weight
                 trainer._release()
                 facts.numbers.append((weight, {"loss": float(loss.detach()), **numbers}))
 

@@ -26,7 +26,7 @@ def whole_step(trainer: Trainer, batch: Any) -> Step:
     params = list(trainer.named_parameters(frozen=True).values())
     norms = trainer._term_norms()
     drop(params)
-    if trainer.compiled is not None:
+    if trainer.compiled is not None and norms is None:
         loss, numbers, weight = trainer.compiled(batch)
     else:
         loss, numbers, weight = loss_of(trainer, batch)
@@ -56,7 +56,7 @@ def step_in_pieces(trainer: Trainer, batch: Any) -> Step:
     try:
         for piece in _pieces(trainer, batch):
             with acc.micro_batch() as block:
-                if trainer.compiled is not None:
+                if trainer.compiled is not None and norms is None:
                     loss, numbers, weight = trainer.compiled(piece, trainer.pieces)
                 else:
                     loss, numbers, weight = loss_of(trainer, piece, trainer.pieces)

@@ -185,7 +185,7 @@ class Trainer:
             group=group,
         )
         self._ranks = None if group is None else RankLoop(self, group)
-        self.compiled = CompiledLoss(self, group) if compile else None
+        self.compiled = CompiledLoss(self) if compile else None
         self.step = 0
         self.epoch = 0
         self.history = History()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,8 +40,13 @@ def loss_of(trainer: Trainer, batch: Any, pieces: int = 1) -> tuple[Tensor, dict
     return finished(trainer, batch, *computed(trainer, batch), pieces)
 
 
-def computed(trainer: Trainer, batch: Any) -> tuple[Any, Mapping[str, Any], Reductions]:
-    """Return the loss of a batch, the other values to log, and the loss functions that were called."""
+def computed(
+    trainer: Trainer, batch: Any, loss_function: Callable[..., Any] | None = None
+) -> tuple[Any, Mapping[str, Any], Reductions]:
+    """Return the loss of a batch, the other values to log, and the loss functions that were called.
+
+    ``loss_function`` is called instead of a composed loss of the trainer.
+    """
     numbers: dict[str, Any] = {}
     found: Reductions = []
     if trainer.compute is not None:
@@ -51,10 +56,10 @@ def computed(trainer: Trainer, batch: Any) -> tuple[Any, Mapping[str, Any], Redu
             loss, numbers = loss
     else:
         prediction, target = _predicted(trainer, batch)
-        assert trainer.loss is not None
+        function: Any = loss_function or trainer.loss
         composed = isinstance(trainer.loss, ComposedLoss)
         with noting_reductions(found):
-            loss = trainer.loss(prediction, target, *((trainer.model,) if composed else ()))
+            loss = function(prediction, target, *((trainer.model,) if composed else ()))
         with no_grad():
             numbers = {name: f(prediction, target) for name, f in trainer.metrics.items()}
     return loss, numbers, found
