@@ -198,6 +198,8 @@ def _array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
                 "the nested list is ragged: its rows differ in length, so it has no shape.\n"
                 "  Pad the rows to one length, or make one tensor per row."
             ) from None
+        if hasattr(value, "tocoo"):
+            raise _no_numbers(value) from None
         raise InputError(f"cannot make a tensor from {words.a(type(value).__name__)}: {error}") from None
     data = _numeric(data, value)
     if dtype is not None:
@@ -232,6 +234,16 @@ def check_cast(source: np.dtype[Any], target: np.dtype[Any], where: str = "") ->
         )
 
 
+def _no_numbers(value: Any) -> DTypeError:
+    instead = "Put the numbers of an iterable into a list first: ad.tensor(list(values))."
+    if hasattr(value, "tocoo"):
+        instead = "Write a sparse matrix on the left: ad.scipy.sparse.csr_array(a) @ x.  For x @ a, use a.T."
+    return DTypeError(
+        f"cannot make a tensor from {words.a(type(value).__name__)}: use numbers, arrays or nested lists.\n"
+        f"  {instead}"
+    )
+
+
 def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
     kind = data.dtype.kind
     if kind in "biufc":
@@ -241,16 +253,7 @@ def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
     if data.dtype.name == "bfloat16":
         return data
     if kind == "O" and not isinstance(value, (list, tuple, ndarray)):
-        instead = "Put the numbers of an iterable into a list first: ad.tensor(list(values))."
-        if hasattr(value, "tocoo"):
-            instead = (
-                "Write a sparse matrix on the left: ad.scipy.sparse.csr_array(a) @ x.  For x @ a, use a.T."
-            )
-        raise DTypeError(
-            f"cannot make a tensor from {words.a(type(value).__name__)}: use numbers, arrays or nested "
-            f"lists.\n"
-            f"  {instead}"
-        )
+        raise _no_numbers(value)
     what = {"O": "Python objects", "U": "strings", "S": "bytes"}.get(kind, f"dtype {data.dtype}")
     raise DTypeError(
         f"a tensor must contain numbers, but this {type(value).__name__} contains {what}.\n"

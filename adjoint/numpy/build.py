@@ -82,9 +82,22 @@ def tensor_function(theirs: Any, ours: Callable[..., Any]) -> Callable[..., Any]
 
     @functools.wraps(theirs)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return form(args, kwargs)
+        found = form(args, kwargs)
+        if isinstance(found, Tensor) and not found.ndim and found.dtype.kind in "biu":
+            return _number(found, args, kwargs)
+        return found
 
     return call
+
+
+def _number(found: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return a whole number that was computed from no tensor as NumPy's scalar, such as a size or a count.
+
+    Augmented assignment writes into tensors: after ``start = end; end += np.prod(shape)`` both would change.
+    """
+    if type(found._data) is not np.ndarray or any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
+        return found
+    return found.numpy()[()]
 
 
 def numpy_only(
@@ -104,5 +117,7 @@ def numpy_only(
 def _value(a: Any, name: str, instead: str) -> Any:
     if isinstance(a, Tensor):
         check_conversion(a, f"an array for {name}", instead)
-        return a.numpy(copy=True)
+        return a.numpy(copy=True)[()]
+    if hasattr(type(a), "numpy_value"):  # a sparse matrix of adjoint
+        return a.numpy_value(name)
     return type(a)(_value(v, name, instead) for v in a) if type(a) in (list, tuple) else a

@@ -334,7 +334,11 @@ def einsum(*operands: Any, optimize: Any = True, dtype: DTypeLike | None = None)
     """
     subscripts, values = _separated(operands)
     tensors = [asarray(x, dtype=dtype) for x in values]
-    if not isinstance(optimize, (bool, str)):
+    if not isinstance(optimize, (bool, list, tuple)) and optimize not in ("greedy", "optimal"):
+        raise ArgumentError(
+            f"einsum: optimize must be True, False, 'greedy', 'optimal' or a path, not {optimize!r}."
+        )
+    if isinstance(optimize, (list, tuple)):
         optimize = tuple(tuple(p) if isinstance(p, (tuple, list)) else p for p in optimize)
     shapes = tuple(x.shape for x in tensors)
     reshapes, steps = _program(subscripts, shapes, optimize)

@@ -23,13 +23,43 @@ from adjoint.interop import scipy as solvers
 from adjoint.ops.reduce import floating, sum
 from adjoint.ops.solvers import inv, solve_triangular
 from adjoint.scipy.fallback import scipy_only
+from adjoint.scipy.roots import (
+    as_args,
+    bisect,
+    brenth,
+    brentq,
+    first_of,
+    fixed_point,
+    fsolve,
+    minimize_scalar,
+    newton,
+    ridder,
+    root_scalar,
+    toms748,
+)
 from adjoint.transforms.flat_tree import FlatTree
 from adjoint.transforms.implicit import joined_solution
 from adjoint.transforms.matrix import jacrev
 from adjoint.transforms.reverse import grad
 from adjoint.typing import ArrayLike, Tree
 
-__all__ = ["curve_fit", "least_squares", "minimize", "root"]
+__all__ = [
+    "bisect",
+    "brenth",
+    "brentq",
+    "curve_fit",
+    "fixed_point",
+    "fsolve",
+    "least_squares",
+    "leastsq",
+    "minimize",
+    "minimize_scalar",
+    "newton",
+    "ridder",
+    "root",
+    "root_scalar",
+    "toms748",
+]
 
 
 def __dir__() -> list[str]:
@@ -97,15 +127,6 @@ def _start(x0: Any) -> Any:
     return x0
 
 
-def _first(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the first of two results: the values, without derivatives."""
-    return lambda *args: fun(*args)[0]
-
-
-def _all(args: Any) -> tuple[Any, ...]:
-    return tuple(args) if isinstance(args, (tuple, list)) else (args,)
-
-
 def minimize(
     fun: Callable[..., Any],
     x0: Tree,
@@ -168,17 +189,17 @@ def minimize(
     >>> round(float(ad.grad(best)(3.0)), 6)
     2.0
     """
-    f, x0 = _first(fun) if jac is True else fun, _start(x0)
+    f, x0 = first_of(fun) if jac is True else fun, _start(x0)
     more: dict[str, Any] = {"bounds": bounds, "tol": tol, "callback": callback, "options": options}
     more = {k: v for k, v in more.items() if v is not None}
     limited = not (isinstance(constraints, (tuple, list)) and not constraints)
     if limited:
         more["constraints"] = constraints
-    result = solvers.minimize(f, x0, _all(args), method, **more)
+    result = solvers.minimize(f, x0, as_args(args), method, **more)
     flat = FlatTree("minimize", x0, np.float64)
 
     def value(x: Tensor) -> Any:
-        return f(flat.unflatten(x), *_all(args))
+        return f(flat.unflatten(x), *as_args(args))
 
     return _joined("minimize", grad(value), x0, result, bounds, "constraints" if limited else "", fun=value)
 
@@ -227,11 +248,11 @@ def root(
     >>> round(float(ad.grad(cube_root)(8.0)), 9)
     0.083333333
     """
-    f, x0 = _first(fun) if jac is True else fun, _start(x0)
+    f, x0 = first_of(fun) if jac is True else fun, _start(x0)
     more: dict[str, Any] = {"tol": tol, "callback": callback, "options": options}
-    result = solvers.root(f, x0, _all(args), method, **{k: v for k, v in more.items() if v is not None})
+    result = solvers.root(f, x0, as_args(args), method, **{k: v for k, v in more.items() if v is not None})
     flat = FlatTree("root", x0, np.float64)
-    return _joined("root", lambda x: _vector(f(flat.unflatten(x), *_all(args))), x0, result, None)
+    return _joined("root", lambda x: _vector(f(flat.unflatten(x), *as_args(args))), x0, result, None)
 
 
 def _vector(values: Any) -> Tensor:
@@ -314,7 +335,7 @@ def least_squares(
     named, x0 = kwargs or {}, _start(x0)
 
     def f(x: Any) -> Tensor:
-        return _vector(fun(x, *_all(args), **named))
+        return _vector(fun(x, *as_args(args), **named))
 
     result = solvers.least_squares(
         f, x0, bounds=bounds, method=method, loss=loss, f_scale=f_scale, **options
@@ -333,6 +354,58 @@ def least_squares(
     )
 
 
+def leastsq(
+    func: Callable[..., Any],
+    x0: ArrayLike,
+    args: Any = (),
+    Dfun: Any = None,
+    full_output: bool = False,
+    **options: Any,
+) -> Any:
+    """Minimise a sum of squares by the method of Levenberg and Marquardt, with the exact Jacobian.
+
+    Parameters
+    ----------
+    func : callable
+        A function ``func(x, *args)`` that returns the residuals.
+    x0 : array_like
+        The start.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    Dfun : object, optional
+        Not used: adjoint computes the Jacobian.
+    full_output : bool, optional
+        Whether to return the inverse of JᵀJ, a dictionary and a message, too.
+    **options : optional
+        Options of ``least_squares``: ``ftol``, ``xtol``, ``gtol``, …
+
+    Returns
+    -------
+    tuple
+        The solution, a tensor, and the status; with ``full_output=True`` as in SciPy.
+
+    Examples
+    --------
+    >>> import adjoint as ad, numpy as np
+    >>> mean = lambda y: ad.scipy.optimize.leastsq(lambda m: m - y, [0.0])[0].sum()
+    >>> ad.grad(mean)(np.array([1.0, 5.0]))
+    array([0.5, 0.5])
+    """
+    start = np.atleast_1d(np.array(array_of(asarray(x0).detach()), float))
+    if "maxfev" in options:
+        options["max_nfev"] = options.pop("maxfev") or None
+    found = least_squares(func, start, method="lm", args=args, **options)
+    if not full_output:
+        return found.x, found.status
+
+    def residuals(x: Tensor) -> Tensor:
+        return _vector(func(x, *as_args(args)))
+
+    slopes = jacrev(residuals)(found.x)
+    spread = inv(rec.matmul(rec.matrix_transpose(slopes), slopes))
+    return found.x, spread, {"nfev": found.nfev, "fvec": residuals(found.x)}, found.message, found.status
+
+
 def curve_fit(
     f: Callable[..., Any],
     xdata: Any,
@@ -344,8 +417,11 @@ def curve_fit(
     bounds: Any = (-np.inf, np.inf),
     method: str | None = None,
     jac: Any = None,
+    *,
+    full_output: bool = False,
+    nan_policy: str | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
+) -> Any:
     """Fit the parameters of a function to data, with the exact Jacobian.
 
     Parameters
@@ -370,19 +446,24 @@ def curve_fit(
         SciPy's name of the method.
     jac : object, optional
         Not used: adjoint computes the Jacobian.
+    full_output : bool, optional
+        Whether to return a dictionary with ``nfev`` and the residuals ``fvec``, the solver's message and its
+        status, too.
+    nan_policy : str, optional
+        Not available: remove such points before.
     **kwargs : optional
         Options of ``least_squares``.
 
     Returns
     -------
-    tuple of Tensor
-        The parameters and their covariance matrix.  Gradients flow to the data, to ``sigma`` and to all
-        tensors that the model uses.
+    tuple
+        The parameters and their covariance matrix, as tensors; three more with ``full_output=True``.
+        Gradients flow to the data, to ``sigma`` and to all tensors that the model uses.
 
     Raises
     ------
     InputError
-        If the number of parameters cannot be found from the model.
+        If the number of parameters cannot be found from the model, or ``nan_policy`` is given.
     RuntimeError
         If the fit does not converge.
 
@@ -394,6 +475,8 @@ def curve_fit(
     >>> best.numpy().round(6)
     array([ 2., -1.])
     """
+    if nan_policy is not None:
+        raise InputError("curve_fit: nan_policy= is not available.  Remove the points that are NaN.")
     start = np.ones(_count(f)) if p0 is None else np.array(array_of(asarray(p0).detach()), float).reshape(-1)
     y, n = floating("curve_fit", ydata), len(start)
     whiten = _whitened(sigma, y)
@@ -413,12 +496,14 @@ def curve_fit(
     best = result.x
     slopes = jacrev(residuals)(best)
     covariance = inv(rec.matmul(rec.matrix_transpose(slopes), slopes))
-    if absolute_sigma:
-        return best, covariance
-    if y.size <= n:
-        return best, asarray(np.full((n, n), np.inf))
     r = residuals(best)
-    return best, covariance * (sum(r * r) / (y.size - n))
+    if not absolute_sigma and y.size <= n:
+        covariance = asarray(np.full((n, n), np.inf))
+    elif not absolute_sigma:
+        covariance = covariance * (sum(r * r) / (y.size - n))
+    if full_output:
+        return best, covariance, {"nfev": result.nfev, "fvec": r}, result.message, result.status
+    return best, covariance
 
 
 def _count(f: Callable[..., Any]) -> int:

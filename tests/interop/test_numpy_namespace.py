@@ -158,3 +158,12 @@ def test_in_transforms():
     numpy.testing.assert_allclose(ad.jvp(f, (x[0],), (numpy.ones(2),))[1], rows[0].sum())
     numpy.testing.assert_allclose(ad.compile(ad.grad(f))(x[0]), rows[0])
     assert gradcheck(f, x[0], order=2)
+
+
+def test_whole_numbers_of_no_tensor_are_those_of_numpy():
+    """``x += n`` writes into a tensor, but a size or a count is a number that others may hold."""
+    start = end = np.sum([2, 1])
+    end += np.prod((3, 4))
+    assert (start, end) == (3, 15) and type(start) is numpy.int64
+    assert isinstance(np.sum([1.0, 2.0]), ad.Tensor) and isinstance(np.prod(ad.tensor([2, 3])), ad.Tensor)
+    assert ad.scipy.special.lqmn(ad.tensor(1), ad.tensor(2), 0.5)[0].shape == (2, 3)

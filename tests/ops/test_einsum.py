@@ -412,3 +412,11 @@ def test_many_labels():
     assert ad.einsum(x, list(range(26)), x, list(range(26, 52)), []).shape == ()
     text = string.ascii_letters
     assert ad.einsum(f"{text[:26]},{text[26:]}->", x, x).shape == ()
+
+
+@pytest.mark.parametrize("optimize", [3, "fast", None])
+def test_unknown_orders_of_contraction_are_named(optimize):
+    with pytest.raises(
+        ad.errors.ArgumentError, match="optimize must be True, False, 'greedy', 'optimal' or a path"
+    ):
+        ad.einsum("ij,jk->ik", ad.ones((2, 2)), ad.ones((2, 2)), optimize=optimize)

@@ -109,6 +109,15 @@ def test_curve_fit():
         O.curve_fit(lambda x, *p: x, x, y)
 
 
+def test_curve_fit_with_full_output():
+    x, y = np.arange(4.0), np.array([0.1, 2.0, 3.9, 6.2])
+    got = O.curve_fit(lambda x, a: a * x, x, y, full_output=True)
+    expected = so.curve_fit(lambda x, a: a * x, x, y, full_output=True)
+    for ours, theirs in zip((*got[:2], got[2]["fvec"]), (*expected[:2], expected[2]["fvec"]), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-7)
+    assert got[2]["nfev"] > 0 and isinstance(got[3], str) and got[4] in (1, 2, 3, 4)
+
+
 def test_linear_programs_are_those_of_scipy():
     result = O.linprog([-1.0, -2.0], A_ub=[[1.0, 1.0]], b_ub=[4.0])
     np.testing.assert_allclose(result.x, [0.0, 4.0], atol=1e-9)

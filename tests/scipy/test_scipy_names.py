@@ -27,7 +27,8 @@ NAMES = {
     "signal": "convolve fftconvolve correlate lfilter stft istft",
     "interpolate": "interp1d make_interp_spline CubicSpline PchipInterpolator RegularGridInterpolator interpn",
     "ndimage": "gaussian_filter map_coordinates",
-    "optimize": "minimize root least_squares curve_fit",
+    "optimize": "minimize root least_squares curve_fit brentq brenth bisect ridder toms748 newton root_scalar fsolve "
+    "fixed_point minimize_scalar leastsq",
     "sparse": "csr_array csc_array coo_array",
     "sparse.linalg": "spsolve cg gmres",
     "spatial.distance": "cdist pdist squareform",

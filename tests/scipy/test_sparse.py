@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import adjoint as ad
-from adjoint.errors import ConvergenceError, DTypeError, InputError, LinAlgError, ShapeError
+from adjoint.errors import ConvergenceError, DTypeError, InputError, LinAlgError, LostHistoryError, ShapeError
 from adjoint.testing import gradcheck
 
 ss = pytest.importorskip("scipy.sparse")
@@ -140,3 +140,38 @@ def test_mistakes():
     with pytest.raises(ShapeError, match="outside of the shape"):
         S.coo_array((DATA, (I, J)), shape=(2, 2))
     assert S.eye_array(3).toarray().shape == (3, 3) and ss.issparse(S.random_array((3, 3)))
+
+
+def test_sums_and_elementwise_products():
+    a, dense = S.csr_array(A), RNG.normal(size=(4, 4))
+    close(a.sum(), A.sum())
+    for axis in (0, 1, -1, -2):
+        close(a.sum(axis), A.sum(axis))
+    close(a.trace(), A.trace())
+    close(a.multiply(dense).toarray(), A.multiply(dense).toarray())
+    close(a.multiply(dense[:1]).toarray(), A.multiply(dense[:1]).toarray())
+    f = lambda d, m: (lambda s: (s.sum(0), s.sum(1), s.trace()))(S.coo_array((d, (I, J))).multiply(m))
+    assert gradcheck(f, [DATA, dense], order=2)
+    with pytest.raises(InputError, match="sum: axis must be None, 0 or 1 for a sparse matrix, not 2"):
+        a.sum(2)
+
+
+def test_functions_of_scipy():
+    """Constant matrices become SciPy's; matrices with a history raise adjoint's errors."""
+    constant, spd = S.csr_array(A), S.csr_array(SPD)
+    recorded = S.coo_array((ad.tensor(DATA, requires_grad=True), (I, J)))
+    close(S.vstack([constant, constant]).toarray(), ss.vstack([A, A]).toarray())
+    close(L.norm(constant), sl.norm(A))
+    for call in (lambda m: S.hstack([m, m]), S.tril, L.norm, L.splu):
+        with pytest.raises(LostHistoryError, match=r"an array for scipy\.sparse\.[\w.]+ at "):
+            call(recorded)
+    for solve in (sl.cg, sl.gmres, sl.minres, sl.bicgstab):  # SciPy's own
+        np.testing.assert_allclose((spd @ solve(spd, B, rtol=1e-12)[0]).numpy(), B, rtol=1e-8)
+        with pytest.raises(LostHistoryError):
+            solve(recorded, B)
+    words = "a SparseArray (does not become a NumPy array|has no attribute '[a-z]+')"
+    for call in (ss.kron, lambda m, _: ss.block_diag([m]), lambda m, _: ss.tril(m)):
+        with pytest.raises((InputError, AttributeError), match=words):
+            call(constant, constant)
+    with pytest.raises(InputError, match="a SparseArray does not become a NumPy array"):
+        np.asarray(constant)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, varies
 from adjoint.errors import InputError, ShapeError
 from adjoint.ops.join import concat
-from adjoint.ops.reduce import floating
+from adjoint.ops.reduce import floating, sum
 from adjoint.ops.sparse_matrices import Operator, Pattern
 from adjoint.scipy.fallback import scipy_module
 from adjoint.scipy.values import plain_values
@@ -22,6 +23,12 @@ __all__ = [
     "SparseArray", "coo_array", "coo_matrix", "csc_array", "csc_matrix", "csr_array", "csr_matrix",
     "diags_array", "eye_array",
 ]  # fmt: skip
+
+
+_INSTEAD = (
+    "Use the functions of adjoint.scipy.sparse, a.toarray() for a dense tensor, or a.constant() for SciPy's "
+    "own functions."
+)
 
 
 class SparseArray:
@@ -106,11 +113,41 @@ class SparseArray:
         place = asarray(self.pattern.rows[on])
         return rec.untake(self.data[on], place, axis=-1, length=min(self.shape))
 
-    def tocsr(self) -> SparseArray:
+    def trace(self) -> Tensor:
+        """Return the sum of the main diagonal."""
+        return sum(self.diagonal())
+
+    def sum(self, axis: int | None = None) -> Tensor:
+        """Return the sum of all elements, or the sums along an axis."""
+        if axis is None:
+            return sum(self.data)
+        if axis not in (0, 1, -1, -2):
+            raise InputError(f"sum: axis must be None, 0 or 1 for a sparse matrix, not {axis!r}.")
+        place = self.pattern.cols if axis in (0, -2) else self.pattern.rows
+        return rec.untake(self.data, asarray(place), axis=-1, length=self.shape[1 if axis in (0, -2) else 0])
+
+    def multiply(self, other: ArrayLike) -> SparseArray:
+        """Return the elementwise product with a number or a dense matrix, which may broadcast."""
+        dense = rec.broadcast_to(floating("sparse", _values(other)), shape=self.shape)
+        return SparseArray._of(self.data * dense[self.pattern.rows, self.pattern.cols], self.pattern)
+
+    def conj(self) -> SparseArray:
+        """Return the matrix with conjugated elements."""
+        return SparseArray._of(rec.conj(self.data), self.pattern)
+
+    def tocsr(self, copy: bool = False) -> SparseArray:
         """Return the matrix itself: there is one format."""
         return self
 
     tocsc = tocoo = tocsr
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        raise InputError(f"a SparseArray does not become a NumPy array.\n  {_INSTEAD}")
+
+    def numpy_value(self, name: str) -> Any:
+        """Return SciPy's matrix for one of its functions; raise if the elements have a history."""
+        check_conversion(self.data, f"an array for {name}", "It has no derivative in adjoint.")
+        return self.constant()
 
     def __matmul__(self, other: Any) -> Tensor:
         x = floating("sparse", _values(other))
@@ -129,6 +166,15 @@ class SparseArray:
         return y[:, 0] if x.ndim == 1 else y
 
     dot = __matmul__
+
+    def matvec(self, other: Any) -> Any:
+        """Return the product with a vector, for SciPy's iterative methods: an array if it is a constant."""
+        y = self @ other
+        return y if varies(y) or plain_values(y) is None else y.numpy(copy=True)
+
+    def rmatvec(self, other: Any) -> Any:
+        """Return the product of the conjugated, transposed matrix with a vector."""
+        return self.T.conj().matvec(other)
 
     def __rmatmul__(self, other: Any) -> Tensor:
         x = floating("sparse", other)
@@ -166,6 +212,11 @@ class SparseArray:
 
     def __rsub__(self, other: Any) -> SparseArray:
         return as_sparse(other) - self
+
+    if not TYPE_CHECKING:  # so that type checkers report unknown names
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"a SparseArray has no attribute {name!r}.  {_INSTEAD}")
 
     def __repr__(self) -> str:
         return f"<SparseArray of shape {self.shape} with {self.nnz} elements, {self.dtype}>"

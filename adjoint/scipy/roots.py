@@ -1,0 +1,530 @@
+"""Roots, fixed points and minima of SciPy's functions for one unknown, and ``fsolve``, with derivatives.
+
+SciPy finds the solution of the plain numbers.  The implicit function theorem then connects it to the tensors
+that the function uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adjoint import words
+from adjoint.config import no_grad
+from adjoint.core.convert import asarray
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, varies
+from adjoint.errors import DTypeError, ShapeError
+from adjoint.ops.reduce import floating
+from adjoint.scipy.fallback import scipy_module
+from adjoint.transforms.implicit import joined_solution
+from adjoint.transforms.inputs import as_function, name_of
+from adjoint.transforms.reverse import grad
+from adjoint.typing import ArrayLike
+
+__all__ = [
+    "bisect",
+    "brenth",
+    "brentq",
+    "fixed_point",
+    "fsolve",
+    "minimize_scalar",
+    "newton",
+    "ridder",
+    "root_scalar",
+    "toms748",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def first_of(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the first of two results: the values, without derivatives."""
+    return lambda *args: fun(*args)[0]
+
+
+def as_args(args: Any) -> tuple[Any, ...]:
+    """Return further arguments as a tuple, as SciPy does."""
+    return tuple(args) if isinstance(args, (tuple, list)) else (args,)
+
+
+class _Function:
+    """A user's function of one array, for SciPy and for the implicit function theorem."""
+
+    def __init__(self, op: str, f: Callable[..., Any], args: Any) -> None:
+        self.op, self.f, self.args = op, as_function(op, f), as_args(args)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the value as a tensor of the shape of ``x``."""
+        found = self.f(x, *self.args)
+        y = asarray(list(found)) if isinstance(found, (list, tuple)) else asarray(found)
+        if y.size != x.size:
+            raise ShapeError(
+                f"{self.op}: {name_of(self.f)} must return {words.count(x.size, 'number')}, "
+                f"but returned shape {y.shape}."
+            )
+        return rec.reshape(y, shape=x.shape)
+
+    def numbers(self, x: Any, *_: Any) -> Any:
+        """Return the value for SciPy: a number or an array, like ``x``."""
+        with no_grad():
+            y = self(asarray(x)).numpy()
+        return y.copy() if y.ndim else y.item()
+
+    def solution(self, x: Any, equation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Return SciPy's solution, connected to the tensors that the function uses."""
+        values = np.asarray(x)
+
+        def residual(v: Tensor) -> Tensor:
+            found = (equation or self)(rec.reshape(v, shape=values.shape))
+            return rec.reshape(found, shape=(values.size,))
+
+        if values.dtype.kind != "f":
+            if varies(residual(asarray(values.reshape(-1)))):
+                raise DTypeError(
+                    f"{self.op}: the solution is {values.dtype}, but gradients need real floats."
+                )
+            return asarray(values)
+        joined = joined_solution(self.op, residual, asarray(values.reshape(-1)))
+        return rec.reshape(joined, shape=values.shape)
+
+
+def _start(x: Any) -> Any:
+    """Return a start or an end of an interval as plain numbers: a solution does not depend on it."""
+    return asarray(x).detach().numpy()[()] if x is not None else None
+
+
+def _scipy(name: str) -> Any:
+    return getattr(scipy_module("optimize"), name)
+
+
+def _bracketed(name: str, f: Any, a: Any, b: Any, args: Any, full_output: bool, **options: Any) -> Any:
+    function = _Function(name, f, args)
+    found, report = _scipy(name)(function.numbers, _start(a), _start(b), full_output=True, **options)
+    report.root = function.solution(found)
+    return (report.root, report) if full_output else report.root
+
+
+_BRACKETED = """Find a root in an interval, by {how}.
+
+    Parameters
+    ----------
+    f : callable
+        A function ``f(x, *args)`` of one number, which returns one number.
+    a : float
+        One end of the interval.
+    b : float
+        The other end; the function has the opposite sign there.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    xtol : float, optional
+        The absolute tolerance of the root.
+    rtol : float, optional
+        The relative tolerance.
+    maxiter : int, optional
+        The largest number of steps.
+    full_output : bool, optional
+        Whether to return SciPy's report, too.
+    disp : bool, optional
+        Whether to raise an error if the method does not converge.
+
+    Returns
+    -------
+    Tensor
+        The root.  Gradients flow to the tensors that the function uses, not to ``a`` and ``b``.  A pair with
+        ``full_output=True``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> square_root = lambda a: ad.scipy.optimize.{name}(lambda x: x * x - a, 0.0, 4.0)
+    >>> round(float(ad.grad(square_root)(4.0)), 9)
+    0.25
+    """
+
+
+def _bracketing(name: str, how: str) -> Callable[..., Any]:
+    def find(
+        f: Callable[..., Any],
+        a: float,
+        b: float,
+        args: Any = (),
+        xtol: float = 2e-12,
+        rtol: float = 4 * np.finfo(float).eps,
+        maxiter: int = 100,
+        full_output: bool = False,
+        disp: bool = True,
+    ) -> Any:
+        return _bracketed(
+            name, f, a, b, args, full_output, xtol=xtol, rtol=rtol, maxiter=maxiter, disp=disp
+        )  # fmt: skip
+
+    find.__name__ = find.__qualname__ = name
+    find.__doc__ = _BRACKETED.format(name=name, how=how)
+    return find
+
+
+brentq = _bracketing("brentq", "Brent's method with inverse quadratic extrapolation")
+brenth = _bracketing("brenth", "Brent's method with hyperbolic extrapolation")
+bisect = _bracketing("bisect", "bisection")
+ridder = _bracketing("ridder", "Ridder's method")
+
+
+def toms748(
+    f: Callable[..., Any],
+    a: float,
+    b: float,
+    args: Any = (),
+    k: int = 1,
+    xtol: float = 2e-12,
+    rtol: float = 4 * np.finfo(float).eps,
+    maxiter: int = 100,
+    full_output: bool = False,
+    disp: bool = True,
+) -> Any:
+    """Find a root in an interval, by algorithm 748 of Alefeld, Potra and Shi.
+
+    Parameters
+    ----------
+    f : callable
+        A function ``f(x, *args)`` of one number, which returns one number.
+    a : float
+        One end of the interval.
+    b : float
+        The other end; the function has the opposite sign there.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    k : int, optional
+        The number of Newton steps per iteration.
+    xtol : float, optional
+        The absolute tolerance of the root.
+    rtol : float, optional
+        The relative tolerance.
+    maxiter : int, optional
+        The largest number of steps.
+    full_output : bool, optional
+        Whether to return SciPy's report, too.
+    disp : bool, optional
+        Whether to raise an error if the method does not converge.
+
+    Returns
+    -------
+    Tensor
+        The root.  Gradients flow to the tensors that the function uses, not to ``a`` and ``b``.  A pair with
+        ``full_output=True``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> square_root = lambda a: ad.scipy.optimize.toms748(lambda x: x * x - a, 0.0, 4.0)
+    >>> round(float(ad.grad(square_root)(4.0)), 9)
+    0.25
+    """
+    options = {"k": k, "xtol": xtol, "rtol": rtol, "maxiter": maxiter, "disp": disp}
+    return _bracketed("toms748", f, a, b, args, full_output, **options)
+
+
+def newton(
+    func: Callable[..., Any],
+    x0: ArrayLike,
+    fprime: Callable[..., Any] | None = None,
+    args: Any = (),
+    tol: float = 1.48e-08,
+    maxiter: int = 50,
+    fprime2: Callable[..., Any] | None = None,
+    x1: ArrayLike | None = None,
+    rtol: float = 0.0,
+    full_output: bool = False,
+    disp: bool = True,
+) -> Any:
+    """Find a root near a start, by Newton's, Halley's or the secant method.
+
+    Parameters
+    ----------
+    func : callable
+        A function ``func(x, *args)`` whose result has the shape of ``x``; elements are independent.
+    x0 : array_like
+        The start.
+    fprime : callable, optional
+        The derivative; the secant method is used without it.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    tol : float, optional
+        The absolute tolerance of the root.
+    maxiter : int, optional
+        The largest number of steps.
+    fprime2 : callable, optional
+        The second derivative, for Halley's method.
+    x1 : array_like, optional
+        The second start of the secant method.
+    rtol : float, optional
+        The relative tolerance.
+    full_output : bool, optional
+        Whether to return SciPy's report, too.
+    disp : bool, optional
+        Whether to raise an error if the method does not converge.
+
+    Returns
+    -------
+    Tensor
+        The root.  Gradients flow to the tensors that the function uses, not to ``x0``.  With
+        ``full_output=True`` a tuple as in SciPy.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> cube_root = lambda a: ad.scipy.optimize.newton(lambda x: x ** 3 - a, 1.5)
+    >>> round(float(ad.grad(cube_root)(8.0)), 6)
+    0.083333
+    """
+    function = _Function("newton", func, args)
+    slopes = {
+        key: None if f is None else _Function("newton", f, args).numbers
+        for key, f in (("fprime", fprime), ("fprime2", fprime2))
+    }
+    found = _scipy("newton")(
+        function.numbers, _start(x0), tol=tol, maxiter=maxiter, x1=_start(x1), rtol=rtol,
+        full_output=full_output, disp=disp, **slopes,
+    )  # fmt: skip
+    if not full_output:
+        return function.solution(found)
+    root, *rest = found
+    joined = function.solution(root)
+    if hasattr(rest[0], "root"):  # the report of a single number
+        rest[0].root = joined
+    return type(found)(joined, *rest) if hasattr(found, "_fields") else (joined, *rest)
+
+
+def root_scalar(
+    f: Callable[..., Any],
+    args: Any = (),
+    method: str | None = None,
+    bracket: Any = None,
+    fprime: Any = None,
+    fprime2: Any = None,
+    x0: float | None = None,
+    x1: float | None = None,
+    xtol: float | None = None,
+    rtol: float | None = None,
+    maxiter: int | None = None,
+    options: dict[str, Any] | None = None,
+) -> Any:
+    """Find a root of a function of one number.
+
+    Parameters
+    ----------
+    f : callable
+        A function ``f(x, *args)`` of one number, which returns one number.  With ``fprime=True`` it returns
+        the derivative, too, and with ``fprime2=True`` also the second one.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    method : str, optional
+        SciPy's name of the method.
+    bracket : pair of float, optional
+        An interval with different signs at its ends.
+    fprime : callable or bool, optional
+        The derivative.
+    fprime2 : callable or bool, optional
+        The second derivative.
+    x0 : float, optional
+        The start.
+    x1 : float, optional
+        The second start.
+    xtol : float, optional
+        The absolute tolerance of the root.
+    rtol : float, optional
+        The relative tolerance.
+    maxiter : int, optional
+        The largest number of steps.
+    options : dict, optional
+        SciPy's options of the method.
+
+    Returns
+    -------
+    RootResults
+        SciPy's result.  Its ``root`` is a tensor.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> find = lambda a: ad.scipy.optimize.root_scalar(lambda x: ad.exp(x) - a, bracket=(-5, 5)).root
+    >>> round(float(ad.grad(find)(4.0)), 9)
+    0.25
+    """
+    several = (fprime is not None and not callable(fprime) and bool(fprime)) or (
+        fprime2 is not None and not callable(fprime2) and bool(fprime2)
+    )
+    function = _Function("root_scalar", first_of(f) if several else f, args)
+    slopes = {
+        key: _Function("root_scalar", s, args).numbers if callable(s) else s
+        for key, s in (("fprime", fprime), ("fprime2", fprime2))
+    }
+
+    def together(x: Any, *_: Any) -> Any:
+        with no_grad():
+            return tuple(asarray(v).numpy().item() for v in f(asarray(x), *function.args))
+
+    result = _scipy("root_scalar")(
+        together if several else function.numbers, method=method,
+        bracket=None if bracket is None else [_start(b) for b in bracket], x0=_start(x0), x1=_start(x1),
+        xtol=xtol, rtol=rtol, maxiter=maxiter, options=options, **slopes,
+    )  # fmt: skip
+    result.root = function.solution(result.root)
+    return result
+
+
+def fsolve(
+    func: Callable[..., Any],
+    x0: ArrayLike,
+    args: Any = (),
+    fprime: Any = None,
+    full_output: bool = False,
+    **options: Any,
+) -> Any:
+    """Find a root of as many equations as there are unknowns.
+
+    Parameters
+    ----------
+    func : callable
+        A function ``func(x, *args)`` of a vector, which returns as many numbers.
+    x0 : array_like
+        The start.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    fprime : callable, optional
+        The Jacobian; SciPy estimates it without.
+    full_output : bool, optional
+        Whether to return SciPy's report, its flag and its message, too.
+    **options : optional
+        Other parameters of SciPy's function: ``xtol``, ``maxfev``, ``band``, ``epsfcn``, ``factor``, …
+
+    Returns
+    -------
+    Tensor
+        The root.  Gradients flow to the tensors that the function uses, not to ``x0``.  With
+        ``full_output=True`` a tuple as in SciPy.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> find = lambda a: ad.scipy.optimize.fsolve(lambda x: [x[0] + x[1] - a, x[0] - x[1]], [1.0, 1.0])
+    >>> ad.jacobian(find)(3.0).round(6)
+    array([0.5, 0.5])
+    """
+    function = _Function("fsolve", func, args)
+
+    def slope(x: Any, *_: Any) -> Any:
+        with no_grad():
+            return np.array(asarray(fprime(asarray(x), *function.args)).numpy())
+
+    found = _scipy("fsolve")(
+        function.numbers, np.atleast_1d(np.asarray(_start(x0), float)), fprime=slope if fprime else None,
+        full_output=full_output, **options,
+    )  # fmt: skip
+    if not full_output:
+        return function.solution(found)
+    return (function.solution(found[0]), *found[1:])
+
+
+def fixed_point(
+    func: Callable[..., Any],
+    x0: ArrayLike,
+    args: Any = (),
+    xtol: float = 1e-08,
+    maxiter: int = 500,
+    method: str = "del2",
+) -> Any:
+    """Find x with ``func(x, *args) == x``.
+
+    Parameters
+    ----------
+    func : callable
+        A function whose result has the shape of ``x``.
+    x0 : array_like
+        The start.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    xtol : float, optional
+        The relative tolerance.
+    maxiter : int, optional
+        The largest number of steps.
+    method : {"del2", "iteration"}, optional
+        Whether to accelerate the iteration.
+
+    Returns
+    -------
+    Tensor
+        The solution.  Gradients flow to the tensors that the function uses, not to ``x0``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> heron = lambda a: ad.scipy.optimize.fixed_point(lambda x: (x + a / x) / 2, 1.0)
+    >>> round(float(ad.grad(heron)(4.0)), 9)
+    0.25
+    """
+    function = _Function("fixed_point", func, args)
+    found = _scipy("fixed_point")(
+        function.numbers, np.asarray(_start(x0), float), xtol=xtol, maxiter=maxiter, method=method
+    )
+    return function.solution(found, lambda x: function(x) - x)
+
+
+def minimize_scalar(
+    fun: Callable[..., Any],
+    bracket: Any = None,
+    bounds: Any = None,
+    args: Any = (),
+    method: str | None = None,
+    tol: float | None = None,
+    options: dict[str, Any] | None = None,
+) -> Any:
+    """Minimise a function of one number.
+
+    Parameters
+    ----------
+    fun : callable
+        A function ``fun(x, *args)`` of one number, which returns one number.
+    bracket : sequence of float, optional
+        Two or three numbers around the minimum.
+    bounds : pair of float, optional
+        The bounds of the unknown.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    method : {"brent", "bounded", "golden"}, optional
+        SciPy's name of the method.
+    tol : float, optional
+        The tolerance.
+    options : dict, optional
+        SciPy's options of the method.
+
+    Returns
+    -------
+    OptimizeResult
+        SciPy's result.  Its ``x`` and ``fun`` are tensors.  A minimum at a bound does not move.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> best = lambda a: ad.scipy.optimize.minimize_scalar(lambda x: (x - a) ** 2 + x ** 4).x
+    >>> round(float(ad.grad(best)(3.0)), 6)  # 2 / (2 + 12 x²) at x = 1
+    0.142857
+    """
+    function = _Function("minimize_scalar", fun, args)
+    ends = None if bounds is None else [float(_start(b)) for b in bounds]
+    around = None if bracket is None else [float(_start(b)) for b in bracket]
+    result = _scipy("minimize_scalar")(
+        function.numbers, bracket=around, bounds=ends, method=method, tol=tol, options=options
+    )
+    x, result.x = float(result.x), asarray(result.x)
+    near = 2 * (options or {}).get("xatol", 1e-5)  # the bounded method ends this far from a bound
+    moves = ends is None or all(abs(x - end) > near for end in ends)
+    if moves and varies(function(result.x)):
+        slope = grad(lambda v: floating("minimize_scalar", function(v)))
+        result.x = function.solution(x, slope)
+    result.fun = function(result.x)
+    return result
