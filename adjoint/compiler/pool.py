@@ -5,6 +5,9 @@ loop.  The caller takes chunks from the front and helpers take them from the bac
 chunks that a helper has already taken, so a helper that is late costs nothing.  The result is the same bit
 for bit, whichever thread runs a chunk.
 
+When other programs use the processors, the system may stop a helper in the middle of a chunk for some
+milliseconds, or run it on the processor of the caller.  After either, the caller works alone for a while.
+
 Helpers are POSIX threads that never call Python.  They spin for a while after their last chunk, then sleep on
 a futex.  They exist on Linux only; on other systems the caller runs all chunks.
 """
@@ -24,11 +27,14 @@ from adjoint.compiler import units
 from adjoint.compiler.machine import binding
 from adjoint.config import held_across_fork
 
-__all__ = ["MAX_CHUNKS", "RECORD", "addresses", "chunks_helped", "helpers", "records", "start"]
+__all__ = ["MAX_CHUNKS", "RECORD", "addresses", "chunks_helped", "helpers", "records", "start", "trust"]
 
 RECORD = 4  # words of a record: function, arguments, number of chunks, address of the chunk bounds
 MAX_CHUNKS = 4096
 SPIN = 20_000  # rounds before a helper sleeps: about half a millisecond
+LATE = 20_000  # nanoseconds that a helper may take for its last chunk, beside twice what the caller takes
+REST, LONGEST = 16, 100_000_000  # how long the caller is alone: times the wait, and nanoseconds at most
+CROWDED = 16_000_000  # nanoseconds that it is alone after a helper was on its processor
 
 # One word describes the current job, so that a late helper cannot mix two jobs:
 # bits 0–15 chunks taken from the front, 16–31 taken from the back, 32–47 all chunks, 48–63 number of helpers.
@@ -40,7 +46,11 @@ _TEXT = r"""
 @busy = internal global [8 x i64] zeroinitializer, align 64
 @job = internal global ptr null, align 64
 @helped = internal global [8 x i64] zeroinitializer, align 64
+@until = internal global [8 x i64] zeroinitializer, align 64
+@place = internal global [8 x i64] zeroinitializer, align 64
 
+declare i64 @llvm.umin.i64(i64, i64)
+declare i64 @llvm.umax.i64(i64, i64)
 PAUSE_DECLARATION
 THREAD_DECLARATIONS
 
@@ -69,10 +79,58 @@ define internal void @chunk(ptr %record, i64 %k, i64 %thread) {
   ret void
 }
 
+; Return how many helpers may take part now.
+define internal i64 @present(i64 %helpers) {
+  %until = load atomic i64, ptr @until monotonic, align 8
+  %none = icmp eq i64 %until, 0
+  br i1 %none, label %all, label %look
+look:
+  %now = call i64 @now()
+  %past = icmp sge i64 %now, %until
+  br i1 %past, label %again, label %alone
+again:
+  store atomic i64 0, ptr @until monotonic, align 8
+  br label %all
+all:
+  ret i64 %helpers
+alone:
+  ret i64 0
+}
+
+; Leave helpers out for a while if the last chunks of a record took them too long.
+define internal void @judge(i64 %began, i64 %ended, i64 %done) {
+  %now = call i64 @now()
+  %waited = sub i64 %now, %ended
+  %own = sub i64 %ended, %began
+  %counted = call i64 @llvm.umax.i64(i64 %done, i64 1)
+  %each = udiv i64 %own, %counted
+  %twice = mul i64 %each, 2
+  %fair = add i64 %twice, LATE
+  %late = icmp sgt i64 %waited, %fair
+  br i1 %late, label %leave, label %end
+leave:
+  %rest.0 = mul i64 %waited, REST
+  %rest = call i64 @llvm.umin.i64(i64 %rest.0, i64 LONGEST)
+  %until = add i64 %now, %rest
+  store atomic i64 %until, ptr @until monotonic, align 8
+  br label %end
+end:
+  ret void
+}
+
+; Let helpers take part at once.
+define void @trust() {
+  store atomic i64 0, ptr @until monotonic, align 8
+  ret void
+}
+
 ; Run a record with several chunks, together with the helpers.
 define internal void @share(ptr %record, i64 %count, i64 %helpers) {
 entry:
-  %none = icmp eq i64 %helpers, 0
+  %rest = load atomic i64, ptr @until monotonic, align 8
+  %absent = icmp ne i64 %rest, 0
+  %nobody = icmp eq i64 %helpers, 0
+  %none = or i1 %absent, %nobody
   br i1 %none, label %alone, label %try
 try:
   %took = cmpxchg ptr @busy, i64 0, i64 1 acquire monotonic
@@ -85,6 +143,7 @@ alone:
   %more = icmp slt i64 %k.next, %count
   br i1 %more, label %alone, label %end
 offer:
+  %began = call i64 @now()
   store ptr %record, ptr @job
   store atomic i64 0, ptr @finished release, align 8
   %all = shl i64 %count, 32
@@ -107,12 +166,17 @@ join:
   %before = load i64, ptr @helped
   %after = add i64 %before, %theirs
   store i64 %after, ptr @helped
+  %ready.0 = load atomic i64, ptr @finished acquire, align 8
+  %all.ready.0 = icmp sge i64 %ready.0, %theirs
+  br i1 %all.ready.0, label %leave, label %early
+early:
+  %ended = call i64 @now()
   br label %wait
 wait:
-  %round = phi i64 [ 0, %join ], [ %round.next, %again ]
+  %round = phi i64 [ 0, %early ], [ %round.next, %again ]
   %ready = load atomic i64, ptr @finished acquire, align 8
   %all.ready = icmp sge i64 %ready, %theirs
-  br i1 %all.ready, label %leave, label %spin
+  br i1 %all.ready, label %look, label %spin
 spin:
   PAUSE
   %round.next = add i64 %round, 1
@@ -123,6 +187,9 @@ yield:
   br label %again
 again:
   br label %wait
+look:
+  call void @judge(i64 %began, i64 %ended, i64 %done)
+  br label %leave
 leave:
   store atomic i64 0, ptr @busy release, align 8
   br label %end
@@ -131,14 +198,17 @@ end:
 }
 
 ; Run records in order.
-define void @run(ptr %records, i64 %count, i64 %helpers) {
+define void @run(ptr %records, i64 %count, i64 %wanted) {
 entry:
   %any = icmp sgt i64 %count, 0
   br i1 %any, label %start, label %end
 start:
+  %helpers = call i64 @present(i64 %wanted)
   %multi = icmp sgt i64 %helpers, 0
   br i1 %multi, label %ring, label %record
 ring:
+  %here = call i64 @processor()
+  store atomic i64 %here, ptr @place monotonic, align 8
   call void @wake()
   br label %record
 record:
@@ -172,6 +242,7 @@ define void @forget() {
   store atomic i64 0, ptr @finished seq_cst, align 8
   store atomic i64 0, ptr @sleepers seq_cst, align 8
   store atomic i64 0, ptr @busy seq_cst, align 8
+  call void @trust()
   ret void
 }
 
@@ -182,6 +253,23 @@ define i64 @chunks_helped() {
 """
 
 _THREADS = r"""
+define internal i64 @now() {
+  %time = alloca [2 x i64], align 16
+  %r = call i32 @clock_gettime(i32 1, ptr %time)
+  %seconds = load i64, ptr %time
+  %at.rest = getelementptr i64, ptr %time, i64 1
+  %rest = load i64, ptr %at.rest
+  %whole = mul i64 %seconds, 1000000000
+  %sum = add i64 %whole, %rest
+  ret i64 %sum
+}
+
+define internal i64 @processor() {
+  %found = call i32 @sched_getcpu()
+  %wide = sext i32 %found to i64
+  ret i64 %wide
+}
+
 define internal void @wake() {
   %asleep = load atomic i64, ptr @sleepers seq_cst, align 8
   %some = icmp ne i64 %asleep, 0
@@ -227,6 +315,24 @@ work:
   %old = atomicrmw add ptr @finished, i64 1 acq_rel
   br label %idle
 wait:
+  %some.rounds = and i64 %round, 63
+  %now.and.then = icmp eq i64 %some.rounds, 0
+  br i1 %now.and.then, label %where, label %pause
+where:
+  %here = call i64 @processor()
+  %callers = load atomic i64, ptr @place monotonic, align 8
+  %crowded = icmp eq i64 %here, %callers
+  br i1 %crowded, label %yield, label %pause
+yield:
+  YIELD
+  %first = icmp eq i64 %round, 0
+  br i1 %first, label %pause, label %leave
+leave:
+  %now = call i64 @now()
+  %until = add i64 %now, CROWDED
+  store atomic i64 %until, ptr @until monotonic, align 8
+  br label %sleep
+pause:
   PAUSE
   %round.next = add i64 %round, 1
   %patient = icmp slt i64 %round.next, SPIN
@@ -258,6 +364,14 @@ end:
 """
 
 _NO_THREADS = r"""
+define internal i64 @now() {
+  ret i64 0
+}
+
+define internal i64 @processor() {
+  ret i64 0
+}
+
 define internal void @wake() {
   ret void
 }
@@ -272,6 +386,8 @@ declare i32 @pthread_detach(i64)
 declare i32 @pthread_sigmask(i32, ptr, ptr)
 declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
+declare i32 @sched_getcpu()
+declare i32 @clock_gettime(i32, ptr)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"""
 
 # The number of the futex system call, and the instruction that hints a spin loop to the processor.
@@ -304,17 +420,21 @@ def _text() -> str:
         ("YIELD", "%y = call i32 @sched_yield()" if threads else ""),
         ("FUTEX", str(_FUTEX.get(kind, 0))),
         ("SPIN", str(SPIN)),
+        ("LATE", str(LATE)),
+        ("CROWDED", str(CROWDED)),
+        ("REST", str(REST)),
+        ("LONGEST", str(LONGEST)),
     ):
         text = text.replace(name, value)
     return text
 
 
 def addresses() -> dict[str, int]:
-    """Return the addresses of the native functions ``run``, ``start``, ``forget`` and ``chunks_helped``."""
+    """Return the addresses of the native functions that ``exports`` names."""
     with _lock:
         if not _found:
             binding()
-            exports = ("run", "start", "forget", "chunks_helped")
+            exports = ("run", "start", "forget", "chunks_helped", "trust")
             _found.update(units.library(_text(), exports, {}))
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=_forget)
@@ -355,6 +475,11 @@ def helpers() -> int:
 def chunks_helped() -> int:
     """Return the number of chunks that helpers have run in this process."""
     return _call("chunks_helped")
+
+
+def trust() -> None:
+    """Let helpers take part at once, also after a long wait for one."""
+    _call("trust")
 
 
 def records(rows: list[tuple[int, int, list[int]]]) -> np.ndarray[Any, np.dtype[np.int64]]:

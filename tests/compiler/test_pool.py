@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,24 +84,61 @@ def test_no_records_and_empty_chunks():
     np.testing.assert_array_equal(work.counts, [1] * 5)
 
 
+def python_record(kernel) -> tuple[Any, Any]:
+    """Return a record of two chunks that a Python function runs, and what it needs alive."""
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(kernel)
+    return pool.records([(ctypes.cast(function, ctypes.c_void_p).value, 0, [0, 1, 2])]), function
+
+
 @threaded
 def test_helpers_take_chunks():
     helped = threading.Event()
 
     def kernel(args, low, high, chunk, thread):
         if thread == 0:
-            helped.wait(20)  # the caller's chunk ends when a helper has begun one
+            helped.wait(0.5)  # the caller's chunk ends when a helper has begun one
         else:
             helped.set()
 
-    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(kernel)
-    words = pool.records([(ctypes.cast(function, ctypes.c_void_p).value, 0, [0, 1, 2])])
+    words, _held = python_record(kernel)
     before, helpers = pool.chunks_helped(), pool.start(2)
-    for _ in range(3):  # a helper that falls asleep just now does not hear the first call
+    for _ in range(40):  # a helper that falls asleep just now does not hear a call
+        pool.trust()
         RUN(pool.addresses()["run"])(words.ctypes.data, 1, helpers)
         if helped.is_set():
             break
     assert helpers == 1 and helped.is_set() and pool.chunks_helped() > before
+
+
+@threaded
+def test_the_caller_is_alone_after_a_helper_was_late():
+    helped, threads = threading.Event(), []
+
+    def kernel(args, low, high, chunk, thread):
+        threads.append(thread)
+        if thread == 0:
+            helped.wait(0.5)
+            return
+        helped.set()
+        end = time.monotonic_ns() + 20 * pool.LATE
+        while time.monotonic_ns() < end or len(threads) < 2:
+            pass  # the caller has done its chunk and waits
+
+    words, _held = python_record(kernel)
+    helpers = pool.start(2)
+
+    def run() -> list[int]:
+        threads.clear()
+        RUN(pool.addresses()["run"])(words.ctypes.data, 1, helpers)
+        return list(threads)
+
+    for _ in range(40):  # until one call has help and the next one has none
+        pool.trust()
+        helped.clear()
+        if sorted(run()) == [0, 1] and run() == [0, 0]:
+            break
+    else:
+        pytest.fail("helpers take part after a long wait")
 
 
 def test_many_callers_at_once():
