@@ -16,26 +16,33 @@ NAMES = (
 ROUNDS = 25
 
 
-def ratio(step: Step) -> float:
-    """Return the median total of the profile divided by the median time of the step."""
+def ratio(step: Step, steps: int) -> float:
+    """Return the median total of a profiled block of steps divided by the median time of such a block."""
+
+    def block() -> None:
+        for _ in range(steps):
+            step()
+
     plain, seen = [], []
     for _ in range(5):
         step()
     for _ in range(ROUNDS):
         start = time.perf_counter()
-        step()
+        block()
         plain.append(time.perf_counter() - start)
         with ad.inspect.profile() as profile:
-            step()
+            block()
         seen.append(profile.seconds)
     return statistics.median(seen) / statistics.median(plain)
 
 
 def main() -> None:
     _, groups = all_cases()
+    print("block of one step, of ten")
     for case in (case for members in groups.values() for case in members):
         if case.name.startswith(NAMES) and "function" not in case.name:
-            print(f"{ratio(case.engines['adjoint']()):6.2f}  {case.name}")
+            one, ten = (ratio(case.engines["adjoint"](), steps) for steps in (1, 10))
+            print(f"{one:6.2f} {ten:6.2f}  {case.name}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import grad_mode
+from adjoint.config import grad_mode, special
 from adjoint.core.node import LEAF, Node
 from adjoint.core.observer import Observer, unobserved
 from adjoint.core.sparse import SparseRows
@@ -124,6 +124,7 @@ class Watch(Observer):
         self.began = self.ended = perf_counter()
         self._stack = _Stack()
         self._paths: dict[int, str] = {}  # of scopes
+        self._compiled: dict[Any, tuple[Any, Any, list[Event]]] = {}  # first arguments and calls of each
         self.exact: TracedMemory | None = None
         self._inside: dict[int, dict[int, str]] = {}  # by module: the paths of the modules inside
 
@@ -149,6 +150,11 @@ class Watch(Observer):
     def __exit__(self, *exception: object) -> None:
         self.ended = self._moment(perf_counter())
         super().__exit__(*exception)
+        for function, (args, kwargs, calls) in self._compiled.items():
+            text = _contents(function, args, kwargs)
+            for event in calls:
+                event.note = text
+        self._compiled.clear()
 
     @property
     def seconds(self) -> float:
@@ -279,17 +285,23 @@ class Watch(Observer):
         """Time a compiled function as a whole; with ``values`` run its Python function instead."""
         if self.values:
             return inline(*args, **kwargs)
+        before = perf_counter()
         name = getattr(function, "__name__", "compiled")
         event = Event(name, "compiled", 0.0, -1, user_place())
         self._stack.events.append(event)
-        event.start = self._now()
         with unobserved():
-            found = function(*args, **kwargs)
-        event = self._closed(name, "compiled", self._now())
-        before = perf_counter()
-        with suppress(Exception):
-            event.note = _contents(function, args, kwargs)
-        self.overhead += perf_counter() - before
+            try:
+                special.leave()  # ``with`` has counted this observer; the call is fast if nothing is counted
+                self.overhead += perf_counter() - before
+                event.start = self._moment(perf_counter())
+                found = function(*args, **kwargs)
+                now = perf_counter()
+            finally:
+                special.enter()
+        self._closed(name, "compiled", now - self.overhead)
+        self._compiled.setdefault(function, (args, kwargs, []))[2].append(event)
+        self.overhead += perf_counter() - now
+        self._stack.last = event.stop
         return found
 
     # Backward --------------------------------------------------------------------------------------
@@ -534,6 +546,8 @@ def saved_arrays(node: Node) -> list[ndarray[Any, Any]]:
 
 
 def _contents(function: Any, args: tuple[Any, ...], kwargs: Any) -> str:
-    """Return the kernels or instructions of a compiled function as text."""
-    kernels = str(function.explain(*args, **kwargs))
-    return kernels if " kernel" in kernels else str(function.program(*args, **kwargs))
+    """Return the kernels or instructions of a compiled function as text; "" if it cannot tell."""
+    with suppress(Exception):
+        kernels = str(function.explain(*args, **kwargs))
+        return kernels if " kernel" in kernels else str(function.program(*args, **kwargs))
+    return ""

@@ -126,6 +126,19 @@ def test_the_chrome_trace_nests(tmp_path):
     assert any(e["ph"] == "C" for e in events)
 
 
+def test_a_compiled_function_that_raises_is_profiled_and_leaves_the_modes_as_they_were():
+    rows = ad.compile(lambda x, k: x[k] if k < 2 else ad.exp("no tensor"))
+    before = special.count
+    with ad.inspect.profile() as p:
+        with pytest.raises(errors.AdjointError):
+            rows(np.ones(3), 5)
+        assert special.count == before + 1
+        rows(np.ones(3), 1)
+        ad.exp(ad.zeros(2))
+    assert special.count == before
+    assert [e.name for e in p.watch.events] == ["<lambda>", "exp"]
+
+
 def test_compiled_functions_are_one_event_with_their_program():
     w = ad.tensor(np.ones(3), requires_grad=True)
 
