@@ -41,7 +41,9 @@ class Backward:
         self, trace: Trace, inputs: Sequence[Any], outs: Sequence[Tensor], build: Callable[[Program], Any]
     ) -> None:
         """Differentiate ``outs`` inside the trace; ``inputs`` are the symbols of the arguments."""
-        self.captured = [h.tensor for h in trace.held.values() if h.argument is None and h.node is not None]
+        held = [h for h in trace.held.values() if h.argument is None]
+        # a tensor of a vmap around a loop has no node, but may depend on tensors further out
+        self.captured = [h.tensor for h in held if h.node is not None or h.tensor._node is LEAF]
         operands = [*inputs, *self.captured]
         targets = [t for t in operands if isinstance(t, Tensor) and t._node is LEAF]
         roots = [o for o in outs if o._node is not None]

@@ -18,30 +18,29 @@ import numpy as np
 from adjoint import tree
 from adjoint.compiler import replay
 from adjoint.compiler.joint import Backward
+from adjoint.compiler.loop_batch import loop_op
+from adjoint.compiler.loop_derivatives import has_outer_history, pulled, pushed
 from adjoint.compiler.loop_state import PREPARED, State, prepared
 from adjoint.compiler.program import Host, Instruction, Program, Source
 from adjoint.compiler.repeat import Repeat
 from adjoint.compiler.symbolic import Root, Symbolic
-from adjoint.config import grad_mode, transform
-from adjoint.core.lifted import enclosing
+from adjoint.config import grad_mode
+from adjoint.core.batched import Batched
+from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.node import LEAF
 from adjoint.core.op import OPS
-from adjoint.core.tensor import Tensor, Traced, differentiable, tracked, wrap
+from adjoint.core.record import evaluate
+from adjoint.core.tensor import Tensor, differentiable, tracked, wrap
 from adjoint.errors import AdjointError, GraphReleasedError, TransformError
-from adjoint.transforms.calls import Rule, apply
+from adjoint.transforms.calls import ForwardRule, apply
 
 if TYPE_CHECKING:
     from adjoint.compiler.trace import Trace
     from adjoint.transforms.loops import Body
 
-__all__ = ["UnrollError", "trace_scan"]
+__all__ = ["Loop", "trace_scan"]
 
 _FEWEST = 8  # steps; shorter loops are unrolled
-_DIFFERENTIATED = (None, "ad.compile", "ad.grad", "ad.value_and_grad", "ad.vjp")
-
-
-class UnrollError(Exception):
-    """Raised internally if a loop cannot be one instruction; the function is then traced again, unrolled."""
 
 
 def trace_scan(
@@ -49,19 +48,22 @@ def trace_scan(
 ) -> tuple[Any, Any] | None:
     """Return the result of a loop whose body is traced once in ``sub``; None if it must be unrolled."""
     top = enclosing.get()
+    mapped = isinstance(top, Batched)
+    while isinstance(top, Batched):
+        top = top.outer
     if count < _FEWEST or outer.unroll or not isinstance(top, Root) or top.trace is not outer:
-        return None
-    if transform.get() not in _DIFFERENTIATED:
         return None
     leaves = tree.leaves(carry)
     outer.touch((*leaves, *body.rows))
-    if not all(isinstance(t._data, Symbolic) for t in (*leaves, *body.rows)):
+    if not all(isinstance(t._data, Lifted) for t in (*leaves, *body.rows)):
         return None
     try:
-        loop = _Loop(outer, sub, body, leaves, count, reverse)
+        loop = Loop(outer, sub, body, leaves, count, reverse)
     except (AdjointError, TypeError, ValueError):
         return None  # unrolled, it works or raises the same error with a better message
     state = State(outer, sub, count) if sub.program.writes else None
+    if mapped and (state is not None or sub.drawn):
+        return None
     if not loop.simple() or (state is not None and (loop.has_gradient(leaves) or not state.possible())):
         return None
     outer.modules.update(sub.modules)
@@ -74,10 +76,14 @@ def trace_scan(
     return carried, tree.unflatten(loop.of_ys, found[loop.carries :])
 
 
-class _Loop(Rule):
-    """One loop, with its forward and backward."""
+class Loop(ForwardRule):
+    """One loop, with its derivatives.
+
+    Values inside a ``vmap`` around the loop are operands like others.  The rule then runs on batches.
+    """
 
     name = "scan"
+    reruns = False
 
     def __init__(
         self, outer: Trace, sub: Trace, body: Body, leaves: list[Tensor], count: int, reverse: bool
@@ -108,7 +114,7 @@ class _Loop(Rule):
         if self.backward_of is None:
             return False
         wanted = self.backward_of.wanted
-        given = [tracked(t) for t in (*leaves, *self.body.rows)]
+        given = [_moves(t) for t in (*leaves, *self.body.rows)]
         given += [False] * (len(self.inputs) - len(given)) + [True] * (len(wanted) - len(self.inputs))
         return any(a and b for a, b in zip(given, wanted, strict=True))
 
@@ -131,6 +137,8 @@ class _Loop(Rule):
         rest = [s for s in part.sources if s.kind != "argument"]
         if not rows or any(s.owner < self.carries for s in rows):
             raise TransformError("scan: a step branches on a value that the step before it computes.")
+        if any(isinstance(r._data, Batched) for r in self.body.rows):
+            raise TransformError("scan: a step branches on a value of ad.vmap.")
         part.sources = [*rows, *rest]
         given = [self._row(s.owner - self.carries)._data for s in rows]
         for s in rest:
@@ -138,8 +146,9 @@ class _Loop(Rule):
             given.append(self.outer.lend(self.sub, s.owner) if own else _from_outside(self.outer, s)._data)
         steps = Repeat(part, self.count, 0, len(rows), False)
         steps.whole = True
-        (stacked,) = self._emit("scan", steps, given)
-        return self.outer.decide(function, stacked._data)
+        self.outer.loops.append(steps)
+        (stacked,) = self.outer.call_host(Host("scan", steps), given, steps.specs())
+        return self.outer.decide(function, stacked)
 
     def _row(self, k: int) -> Tensor:
         """Return the array with all rows of input ``k``; for a ``fori_loop`` the array of step numbers."""
@@ -158,7 +167,7 @@ class _Loop(Rule):
         for t in leaves:
             self._add(t.shape, t.dtype, records and differentiable(t.dtype))
         for r in self.body.rows:
-            self._add(r.shape[1:], r.dtype, records and tracked(r))
+            self._add(r.shape[1:], r.dtype, records and _moves(r))
         carry = tree.unflatten(self.body.structure, self.inputs[: self.carries])
         if self.body.lower is None:
             return self.body.step(carry, tree.unflatten(self.body.of_rows, self.inputs[self.carries :]))
@@ -213,9 +222,10 @@ class _Loop(Rule):
 
     def _emit(self, name: str, steps: Repeat, operands: Sequence[Any]) -> list[Tensor]:
         """Add one instruction that runs all steps; return its results."""
-        self.outer.loops.append(steps)
-        specs = steps.specs()
-        return [wrap(v) for v in self.outer.call_host(Host(name, steps, len(specs)), operands, specs)]
+        if not steps.program.results:
+            return []
+        found = evaluate(loop_op(name, steps), tuple(operands), {})
+        return [wrap(v) for v in (found if isinstance(found, tuple) else (found,))]
 
     def _forward(self, tensors: Sequence[Tensor], results: list[Symbolic]) -> list[Tensor]:
         program = Program()
@@ -246,6 +256,8 @@ class _Loop(Rule):
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
         """Run the loop; return the results and the residuals for the backward."""
+        if any(map(has_outer_history, tensors)):  # the backward runs the steps again
+            return apply(self, tensors), list(tensors), None
         found = self._forward(tensors, [*self.results, *self.stacked])
         count = self.carries + self.ys
         return found[:count], [*found[count:], *tensors], None
@@ -257,15 +269,20 @@ class _Loop(Rule):
         if self.backward_of is None:
             return [None] * len(wanted)
         seen = [*residuals, *(g for g in grads if g is not None)]
-        if any(type(t) is not Traced or t._node is not None for t in seen):
-            raise UnrollError
-        kept, operands = residuals[: len(self.stacked)], residuals[len(self.stacked) :]
+        kept, operands = residuals[: -len(wanted)], residuals[-len(wanted) :]
+        again = len(kept) < len(self.stacked)
+        if again or any(t._node is not None or has_outer_history(t) for t in seen):
+            return pulled(self, operands, grads, wanted)
         back = _Backwards(self, kept, operands, grads)
         steps = Repeat(back.program, self.count, len(back.carry), len(back.rows), not self.reverse)
         given = [*(v for _, v in back.carry), *(v for _, v in back.rows), *(v for _, v in back.rest)]
         values = self._emit("scan_backward", steps, given)
         found = dict(zip(back.places, values, strict=True))
         return [found.get(k) if w else None for k, w in enumerate(wanted)]
+
+    def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
+        """Run the steps with their tangents."""
+        return pushed(self, tensors, tangents)
 
     def target(self, k: int) -> Symbolic | None:
         """Return the gradient of operand ``k`` in one step; None if there is none."""
@@ -289,7 +306,7 @@ class _Backwards:
     """
 
     def __init__(
-        self, loop: _Loop, kept: list[Tensor], operands: list[Tensor], grads: Sequence[Tensor | None]
+        self, loop: Loop, kept: list[Tensor], operands: list[Tensor], grads: Sequence[Tensor | None]
     ) -> None:
         assert loop.backward_of is not None
         self.loop = loop
@@ -372,10 +389,17 @@ class _Backwards:
         self._add_result(k, after)
 
 
+def _moves(t: Tensor) -> bool:
+    """Return whether a tensor is differentiated, at its level or further out."""
+    return tracked(t) or has_outer_history(t)
+
+
 def _from_outside(outer: Trace, source: Source) -> Tensor:
     """Return a value that the loop body reads from outside, as a tensor of the outer trace."""
     if isinstance(source.owner, Tensor):
         return source.owner
+    if isinstance(source.owner, Batched):
+        return wrap(source.owner)
     if source.kind == "cell":
         return wrap(outer.cell(*source.owner))
     if source.kind == "array" and source.value.known is None:

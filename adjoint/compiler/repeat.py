@@ -11,7 +11,11 @@ from adjoint.compiler import replay
 from adjoint.compiler.program import Host, Instruction, Program, Source
 from adjoint.compiler.symbolic import Symbolic
 
-__all__ = ["Repeat"]
+__all__ = ["Repeat", "UnrollError"]
+
+
+class UnrollError(Exception):
+    """Raised internally if a loop cannot be one instruction.  The function is then traced again, unrolled."""
 
 
 class Repeat:

@@ -25,7 +25,7 @@ from adjoint.compiler.replay import build
 from adjoint.compiler.symbolic import Nonzero, Number, Root, Symbolic
 from adjoint.config import held_across_fork, locked, watched
 from adjoint.core.infer import infer
-from adjoint.core.lifted import enclosing, next_level, tracing
+from adjoint.core.lifted import Lifted, enclosing, level_of, next_level, tracing
 from adjoint.core.node import LEAF, Node
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, Traced, wrap
@@ -205,7 +205,9 @@ class Trace:
     def touch(self, tensors: Iterable[Any]) -> None:
         """Capture the tensors among some values."""
         for t in tensors:
-            if type(t) is Tensor or (self.parent is not None and isinstance(t, Tensor)):
+            if type(t) is Tensor or (
+                self.parent is not None and isinstance(t, Tensor) and level_of(t._data) <= self.level
+            ):
                 self.capture(t)
 
     def capture(self, t: Tensor) -> Symbolic:
@@ -216,7 +218,7 @@ class Trace:
                 return data
             if self.parent is None or data.trace.ended:
                 raise _ended()
-        elif type(data) is not ndarray:
+        elif type(data) is not ndarray and not self._is_around(data):
             raise TransformError(
                 "ad.compile: the function uses a tensor whose values are not a NumPy array: it belongs to "
                 "another transform, or is sparse.\n"
@@ -231,9 +233,13 @@ class Trace:
         self.held[id(t)] = Held(t, symbol)
         t._data = symbol
         t.__class__ = Traced
-        if type(t._node) is Node:  # its graph ends here: the call of the compiled function becomes part of it
-            t._node = LEAF
+        if type(t._node) is Node or (isinstance(data, Lifted) and data.has_history()):
+            t._node = LEAF  # its graph ends here: the call of the compiled function becomes part of it
         return symbol
+
+    def _is_around(self, data: Any) -> bool:
+        """Return whether a value belongs to a ``vmap`` around the loop whose body is traced."""
+        return self.parent is not None and isinstance(data, Lifted) and data.level < self.level
 
     def lend(self, inner: Trace, t: Tensor) -> Symbolic:
         """Return this trace's symbol of a tensor that the trace of a loop body has captured."""
@@ -271,6 +277,8 @@ class Trace:
             if a.trace is not self:
                 return self._from_parent(a)
             return self._settle(a) if self.deferred else a
+        if self._is_around(a) and not a.has_history():
+            return self._from_parent(a)
         if type(a) is ndarray:  # made by a derivative rule; arrays of the user are passed to ``array`` first
             found = self.arrays.get(id(a))
             if found is None:
@@ -283,9 +291,9 @@ class Trace:
             )
         return self.constant(np.asarray(a))
 
-    def _from_parent(self, value: Symbolic) -> Symbolic:
-        """Return the symbol, in the body of a loop, of a value of the trace around it."""
-        if self.parent is None or value.trace.ended or value.weak:
+    def _from_parent(self, value: Any) -> Symbolic:
+        """Return the symbol, in the body of a loop, of a value of the trace or the ``vmap`` around it."""
+        if self.parent is None or (isinstance(value, Symbolic) and (value.trace.ended or value.weak)):
             raise _ended()
         found = self.arrays.get(id(value))
         if found is None:
@@ -403,9 +411,13 @@ class Trace:
 
     def scan(self, body: Any, carry: Any, count: int, reverse: bool) -> tuple[Any, Any] | None:
         """Return the result of a loop whose body is traced once; None if it must be unrolled."""
+        return trace_scan(self, self.inner(), body, carry, count, reverse)
+
+    def inner(self) -> Trace:
+        """Return a trace for the body of a loop."""
         sub = Trace(updates=True)
-        sub.parent, sub.loops = self, self.loops
-        return trace_scan(self, sub, body, carry, count, reverse)
+        sub.parent, sub.loops, sub.unroll = self, self.loops, self.unroll
+        return sub
 
     # Updates and other actions at the end of a call ------------------------------------------------
 

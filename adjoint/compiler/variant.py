@@ -20,8 +20,8 @@ from adjoint.compiler.explain import explain
 from adjoint.compiler.guards import Guard, ObjectGuard, generators, named_reads
 from adjoint.compiler.host import make_call, make_check, make_fits
 from adjoint.compiler.joint import Backward, Recorder
-from adjoint.compiler.loop import UnrollError
 from adjoint.compiler.machine import has_llvm
+from adjoint.compiler.repeat import UnrollError
 from adjoint.compiler.symbolic import Number, Symbolic
 from adjoint.compiler.trace import Trace
 from adjoint.compiler.watch import Watch, possible

@@ -50,6 +50,7 @@ class Rule(ABC):
     """
 
     name: str
+    reruns = True  # whether a recorded backward runs the forward again, to connect what it computed
 
     @abstractmethod
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -233,6 +234,7 @@ class _Mapped(Rule):
         self.rule = rule
         self.axes = axes
         self.name = rule.name
+        self.reruns = rule.reruns
 
     def argument(self, i: int) -> str:
         """Return the name of argument ``i`` for messages."""
@@ -244,30 +246,35 @@ class _Mapped(Rule):
         return list(found)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Run the call on the batch; residuals get the batch axis in front."""
+        """Run the call on the batch; residuals that are no arguments get the batch axis in front."""
         rest: list[Any] = []
 
         def run(*ts: Tensor) -> Any:
             outputs, residuals, other = self.rule.forward(list(ts))
-            rest.append(other)
-            return tuple(outputs), tuple(residuals)
+            given = {id(t): i for i, t in enumerate(ts)}
+            places = [given.get(id(r)) for r in residuals]
+            rest.append((places, other))
+            return tuple(outputs), [r for r, at in zip(residuals, places, strict=True) if at is None]
 
-        outputs, residuals = vmap(run, tuple(self.axes))(*tensors)
-        return list(outputs), list(residuals), rest[0]
+        outputs, computed = vmap(run, tuple(self.axes))(*tensors)
+        made = iter(computed)
+        return list(outputs), [next(made) if at is None else tensors[at] for at in rest[0][0]], rest[0]
 
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
         """Pull the gradients of the batch; an argument without a batch axis gets the sum."""
+        places, other = rest
+        axes = [0 if at is None else self.axes[at] for at in places]
 
         def pull(res: Any, gs: Any) -> Any:
-            found = self.rule.backward(list(res), rest, list(gs), wanted)
+            found = self.rule.backward(list(res), other, list(gs), wanted)
             # the number is a result for vmap, since all gradients may be None
             return 0, tuple(f if w else None for f, w in zip(found, wanted, strict=True))
 
         if not any(g is not None for g in grads):
             return [None] * len(self.axes)
-        _, found = vmap(pull)(tuple(residuals), tuple(grads))
+        _, found = vmap(pull, (tuple(axes), 0))(tuple(residuals), tuple(grads))
         return [
             g if g is None or axis is not None else rec.sum(g, axis=(-g.ndim,), keepdims=False)
             for g, axis in zip(found, self.axes, strict=True)
@@ -314,7 +321,7 @@ def _recorded(
             place = ("const", len(constants))
             constants.append(r)
         node.places.append(place)
-    node.rerun = any(differentiable(c.dtype) for c in constants)
+    node.rerun = rule.reruns and any(differentiable(c.dtype) for c in constants)
     uses = {i for kind, i in node.places if kind == "in"}
     everything = node.rerun or isinstance(rule, ForwardRule)
     saves = [everything or i in uses for i in range(len(inputs))] + [True] * len(constants)

@@ -37,7 +37,7 @@ from adjoint.transforms.inputs import as_function, name_of
 from adjoint.transforms.recompute import checkpoint as checkpointed
 from adjoint.typing import Tree
 
-__all__ = ["Body", "cond", "fori_loop", "map", "scan", "while_loop"]
+__all__ = ["Body", "cond", "fori_loop", "map", "run_scan", "scan", "while_loop"]
 
 
 def scan(
@@ -87,7 +87,7 @@ def scan(
     leaves, structure = tree.flatten(xs)
     rows = [_rows(k, leaf) for k, leaf in enumerate(leaves)]
     body = Body("scan", as_function("scan", f), rows, structure)
-    return _scan(body, body.start(init), _count(rows, length), reverse, checkpoint)
+    return run_scan(body, body.start(init), _count(rows, length), reverse, checkpoint)
 
 
 def map(f: Callable[[Any], Any], xs: Tree, *, checkpoint: bool | int = False) -> Any:
@@ -154,7 +154,7 @@ def fori_loop(
     as_function("fori_loop", body_fun)
     first, last = _whole("lower", lower), _whole("upper", upper)
     body = Body("fori_loop", body_fun, lower=first)
-    return _scan(body, body.start(init_val), builtins.max(0, last - first), False, checkpoint)[0]
+    return run_scan(body, body.start(init_val), builtins.max(0, last - first), False, checkpoint)[0]
 
 
 def while_loop(
@@ -270,7 +270,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 # Bodies and carries ------------------------------------------------------------------------------
 
 
-def _scan(body: Body, carry: Any, count: int, reverse: bool, checkpoint: bool | int) -> tuple[Any, Any]:
+def run_scan(body: Body, carry: Any, count: int, reverse: bool, checkpoint: bool | int) -> tuple[Any, Any]:
     """Run all steps, in segments if the backward is to run them again."""
     if special.count and (trace := tracing.get()) is not None and not checkpoint:
         found = trace.scan(body, carry, count, reverse)

@@ -1,0 +1,163 @@
+"""Loops inside ``vmap``: a program of one step becomes one of that step for all elements of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler.program import Host, Instruction, Program
+from adjoint.compiler.repeat import Repeat, UnrollError
+from adjoint.compiler.symbolic import Number, Symbolic
+from adjoint.core.batched import Batched, held
+from adjoint.core.lifted import next_level, run_at, tracing
+from adjoint.core.op import Op
+from adjoint.core.record import evaluate
+from adjoint.transforms.calls import new_op
+
+__all__ = ["loop_op"]
+
+
+def loop_op(name: str, steps: Repeat) -> Op:
+    """Return the op of a loop: on values of a trace one instruction, on a batch the loop of all elements."""
+    specs = steps.specs()
+    op = new_op(name, (), False, len(specs))
+
+    def forward(*values: Any) -> Any:
+        trace: Any = tracing.get()
+        trace.loops.append(steps)
+        found = trace.call_host(Host(name, steps, len(specs)), values, specs)
+        return tuple(found) if len(found) > 1 else found[0]
+
+    def batch(_: Op, size: int, *own: Batched) -> Any:
+        carries, end = steps.carries, steps.carries + steps.rows
+        flags = [k < carries or a.batched for k, a in enumerate(own)]
+        values = [_whole(a, size) if k < carries else a.value for k, a in enumerate(own)]
+        for k in range(carries, end):
+            if flags[k]:  # the steps first
+                values[k] = _swapped(values[k])
+        mapped, constants = _mapped(steps, size, flags)
+        found = evaluate(loop_op(name, mapped), (*values, *constants), {})
+        outs = found if isinstance(found, tuple) else (found,)
+        outs = tuple([v if k < carries else _swapped(v) for k, v in enumerate(outs)])
+        return outs if len(outs) > 1 else outs[0]
+
+    op.forward, op.batch = forward, batch
+    return op
+
+
+def _swapped(value: Any) -> Any:
+    """Exchange the first two axes: those of the steps and of the batch."""
+    n = len(value.shape)
+    return held.moveaxis(value, source=-n, destination=1 - n)
+
+
+def _whole(value: Batched, size: int) -> Any:
+    """Return the content of a value with the batch axis in front."""
+    if value.batched:
+        return value.value
+    return held.broadcast_to(value.value, shape=(size, *value.shape))
+
+
+def _mapped(steps: Repeat, size: int, flags: Sequence[bool]) -> tuple[Repeat, list[Any]]:
+    """Return a loop whose step is that of all elements, and the arrays that it reads besides its operands."""
+    trace: Any = tracing.get()
+    sub = trace.inner()
+    found: tuple[Repeat, list[Any]] = sub.run(lambda: None, lambda _: _Mapping(sub, steps, size).loop(flags))
+    return found
+
+
+class _Mapping:
+    """Runs the instructions of a program on batches, in a trace of its own."""
+
+    def __init__(self, sub: Any, steps: Repeat, size: int) -> None:
+        self.sub = sub
+        self.steps = steps
+        self.size = size
+        self.level = next_level()
+        self.known: dict[int, Any] = {}
+
+    def loop(self, flags: Sequence[bool]) -> tuple[Repeat, list[Any]]:
+        """Return the loop of the batch, and its constants."""
+        steps, sub = self.steps, self.sub
+        for k, (s, flag) in enumerate(zip(steps.program.sources, flags, strict=True)):
+            shape = (self.size, *s.value.shape) if flag else s.value.shape
+            self.known[s.value.id] = self._batched(sub.source("argument", shape, s.value.dtype, k), flag)
+        run_at(self._batched(np.zeros(()), False), self._run)
+        results = [sub.value(_whole(self.known[v.id], self.size)) for v in steps.program.results]
+        program = Program()
+        program.sources, program.body, program.results = sub.program.sources, sub.program.body, results
+        found = Repeat(program, steps.count, steps.carries, steps.rows, steps.backwards)
+        return found, [s.owner for s in program.sources[len(flags) :]]
+
+    def _batched(self, value: Any, flag: bool) -> Batched:
+        return Batched(self.level, self.size, value, flag)
+
+    def _run(self) -> None:
+        for i in self.steps.program.live():
+            if any(isinstance(a, Number) for a in (*i.args, *i.outs)):
+                raise UnrollError
+            args = tuple([self.known[a.id] if isinstance(a, Symbolic) else a for a in i.args])
+            with np.errstate(**({"all": "ignore"} if i.quiet else {})):  # type: ignore[arg-type]
+                found = self._host(i, args) if isinstance(i.op, Host) else evaluate(i.op, args, i.params)
+            outs = found if isinstance(found, tuple) else (found,)
+            for o, v in zip(i.outs, outs, strict=True):
+                self.known[o.id] = v if isinstance(v, Batched) else self._batched(np.asarray(v), False)
+
+    def _host(self, i: Instruction, args: tuple[Batched, ...]) -> Any:
+        """Run a function of arrays on batches."""
+        if isinstance(i.op.forward, Repeat):
+            return evaluate(loop_op(i.op.name, i.op.forward), args, {})
+        rule = _HOSTS.get(i.op.name)
+        if rule is None:
+            raise UnrollError
+        flag, values, params = rule(self.size, args, dict(i.params))
+        (out,) = i.outs
+        shape = (self.size, *out.shape) if flag else out.shape
+        return self._batched(self.sub.call_host(i.op, values, [(shape, out.dtype)], params)[0], flag)
+
+
+# Of each function: whether its result has a batch axis, its arguments and its parameters.
+
+
+def _same_places(size: int, args: Sequence[Batched], params: Any) -> Any:
+    """The rule of a function of elements at the same places."""
+    ndim = max(len(a.shape) for a in args)
+    values = []
+    for a in args:
+        value = _whole(a, size)
+        gap = (1,) * (ndim - len(a.shape))
+        values.append(held.reshape(value, shape=(size, *gap, *a.shape)) if gap else value)
+    return True, values, params
+
+
+def _condition(size: int, args: Sequence[Batched], params: Any) -> Any:
+    """The rule of a condition on all elements of arrays: on the elements of the batch together."""
+    return False, [a.value for a in args], params
+
+
+def _chosen(size: int, args: Sequence[Batched], params: Any) -> Any:
+    """The rule of a choice by one condition."""
+    flag, *rest = args
+    if flag.batched:
+        raise UnrollError
+    return True, [flag.value, *(_whole(a, size) for a in rest)], params
+
+
+def _sum_at(size: int, args: Sequence[Batched], params: Any) -> Any:
+    """The rule of a sum at an index."""
+    total, g = args
+    key = params["key"] if isinstance(params["key"], tuple) else (params["key"],)
+    if not all(k is None or k is Ellipsis or isinstance(k, (int, slice)) for k in key):
+        raise UnrollError
+    return True, [_whole(total, size), _whole(g, size)], {"key": (slice(None), *key)}
+
+
+_HOSTS: dict[str, Callable[..., Any]] = {
+    "keep_zeros": _same_places,
+    "copy": _same_places,
+    "any_nan": _condition,
+    "other": _chosen,
+    "add_into": _sum_at,
+}
