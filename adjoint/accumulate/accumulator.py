@@ -11,7 +11,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from difflib import get_close_matches
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GradientAccumulator"]
 
-FORMAT = 2  # of saved states
+FORMAT = 3  # of saved states
 _FREE = ("max_grad_norm", "norm_type", "nonfinite")  # options that a resumed run may change
 
 
@@ -297,18 +296,6 @@ class GradientAccumulator:
             raise InputError(
                 f"step: pass a dictionary of gradients by name, not {words.a(type(gradients).__name__)}."
             )
-        if (found := self._sums.matched(gradients)) is not None:
-            return found
-        known = self._sums.slots
-        if unknown := [name for name in gradients if name not in known]:
-            near = [match for name in unknown[:3] for match in get_close_matches(str(name), list(known), 1)]
-            meant = f"\n  Is it {quoted(near)}?" if near else ""
-            raise UnknownNameError(
-                f"no parameter is registered as {quoted(unknown)}.  Nothing was added.{meant}\n"
-                f"  Registered: {quoted(known) if known else 'none; call register(name, shape) first'}."
-            )
-        if not gradients:
-            raise NoGradientError("step: the dictionary of gradients is empty.  Call backward first.")
         return self._sums.checked(gradients)
 
     def _add(

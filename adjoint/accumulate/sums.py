@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -21,12 +22,13 @@ from adjoint.accumulate.foreign import (
     checked_weight,
     checked_whole,
     gradient_array,
+    quoted,
     sum_dtype,
 )
 from adjoint.core.shapes import checked_shape
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, DTypeError, ShapeError
+from adjoint.errors import ArgumentError, DTypeError, NoGradientError, ShapeError, UnknownNameError
 from adjoint.grads.norm import all_finite_unwarned, global_norm
 from adjoint.threads.spread import SHARED, pieces, scratch, spread, threads_for
 
@@ -42,7 +44,6 @@ LINE = 1 << 10  # parts begin at whole multiples, so that no two threads write t
 CHUNK = 1 << 15  # elements that are added with compensation at a time: temporary arrays stay in the cache
 WIDE = 2.0**64  # weights that differ by less are counted in one unit
 
-_ARRAYS = ("sum", "errors", "values", "row_errors")  # of a saved state
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
@@ -51,7 +52,7 @@ def _facts(names: Iterable[str], arrays: list[Array]) -> tuple[list[str], list[A
 
 
 def _references(arrays: list[Array]) -> list[int]:
-    return [sys.getrefcount(a) for a in arrays] if hasattr(sys, "getrefcount") else []
+    return list(map(sys.getrefcount, arrays)) if hasattr(sys, "getrefcount") else []
 
 
 _ALONE = _references([np.empty(0)])  # of an array that is in one list only
@@ -80,6 +81,11 @@ class Slot:
         self.param = param  # None: gradients are given by name
         self.place = 0  # among the slots of its block
         self.part = slice(0, 0)  # of its memory
+
+    def read(self, value: Any) -> Array | SparseRows:
+        """Return a gradient of any library to add to this sum; raise if it is wrong."""
+        weak = isinstance(value, (int, float, list, tuple))
+        return self.fitting(gradient_array(repr(self.name), value), weak)
 
     def fitting(self, g: Array | SparseRows, weak: bool = False) -> Array | SparseRows:
         """Return a gradient to add to this sum; raise if its shape or dtype is wrong."""
@@ -234,23 +240,22 @@ class Sums:
         self.rows.clear()
         self.unit = 1.0
 
-    def matched(self, gradients: Mapping[str, Any]) -> list[Any] | None:
-        """Return the arrays of a micro-batch, or None if names, dtypes or shapes differ from the last one."""
-        arrays = list(gradients.values())
-        same = set(map(type, arrays)) == {ndarray} and self._seen == _facts(gradients, arrays)
-        return arrays if same else None
-
     def checked(self, gradients: Mapping[str, Any]) -> list[Any]:
         """Return the gradients of a micro-batch in the order of the slots, None for missing ones."""
-        found: list[Any] = []
-        for name, slot in self.slots.items():
-            if name in gradients:
-                value = gradients[name]
-                weak = isinstance(value, (int, float, list, tuple))
-                found.append(slot.fitting(gradient_array(repr(name), value), weak))
-            else:
-                found.append(None)
-        return found
+        arrays = list(gradients.values())
+        if set(map(type, arrays)) == {ndarray} and self._seen == _facts(gradients, arrays):
+            return arrays
+        known = self.slots
+        if unknown := [name for name in gradients if name not in known]:
+            near = [match for name in unknown[:3] for match in get_close_matches(str(name), list(known), 1)]
+            meant = f"\n  Is it {quoted(near)}?" if near else ""
+            raise UnknownNameError(
+                f"no parameter is registered as {quoted(unknown)}.  Nothing was added.{meant}\n"
+                f"  Registered: {quoted(known) if known else 'none; call register(name, shape) first'}."
+            )
+        if not gradients:
+            raise NoGradientError("step: the dictionary of gradients is empty.  Call backward first.")
+        return [slot.read(gradients[name]) if name in gradients else None for name, slot in known.items()]
 
     def add(self, arrays: list[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
         """Add weight·gradient to each sum.  If some are not finite, add nothing and return their names.
@@ -275,8 +280,12 @@ class Sums:
             if weight is not None:
                 self._choose_unit(weight, before)
                 factor = weight / self.unit
-            jobs = [(block, g, part) for block, g in dense for part in _parts(g, size, threads, 8)]
-            spread(lambda job: job[0].add(job[1], factor, job[2]), jobs, threads)
+            if threads == 1:
+                for block, g in dense:
+                    block.add(g, factor, slice(None))
+            else:
+                jobs = [(block, g, part) for block, g in dense for part in _parts(g, size, threads, 8)]
+                spread(lambda job: job[0].add(job[1], factor, job[2]), jobs, threads)
             for slot, rows in sparse:
                 part = rows.mapped(np.multiply(rows.values, factor, dtype=slot.dtype)).coalesced()
                 none = np.zeros(0, np.intp), np.zeros((self.depth, 0, *slot.shape[1:]), slot.dtype)
@@ -359,17 +368,18 @@ class Sums:
     # State -----------------------------------------------------------------------------------
 
     def state_of(self, name: str) -> dict[str, Any]:
-        """Return the sum of a parameter for ``loaded``, in new arrays."""
+        """Return the sum of a parameter for ``loaded``, in new arrays: 0 or 1 sum, 2 if compensated."""
         slot = self.slots[name]
-        found: dict[str, Any] = {}
-        if name in self.dense:
-            sums = self._block_of[name].arrays[0][:, slot.part].reshape(self.depth, *slot.shape)
-            found |= zip(("sum", "errors"), sums, strict=False)
-        if name in self.rows:
-            rows, sums = self.rows[name]
-            found |= {"rows": rows, **dict(zip(("values", "row_errors"), sums, strict=False))}
-        dtype = None if slot.dtype is None else slot.dtype.name
-        return {"shape": list(slot.shape), "dtype": dtype} | {k: np.array(a) for k, a in found.items()}
+        dense = (
+            self._block_of[name].arrays[0][:, slot.part] if name in self.dense else np.empty((0, slot.size))
+        )
+        rows, values = self.rows.get(name, (np.empty(0), np.empty((0, 0, *slot.shape[1:]))))
+        return {
+            "dtype": None if slot.dtype is None else slot.dtype.name,
+            "sum": np.array(dense, slot.dtype).reshape(len(dense), *slot.shape),
+            "rows": np.array(rows, np.intp),
+            "values": np.array(values, slot.dtype),
+        }
 
     def empty(self) -> Sums:
         """Return an object of the same kind without parameters."""
@@ -379,52 +389,45 @@ class Sums:
         """Return sums of the same parameters with saved values; raise if the saved values do not match."""
         new = self.empty()
         new.unit = checked_weight(unit, "unit") or 1.0
+        found = {}
         for name, old in self.slots.items():
-            _check_state(new.register(name, old.shape, old.dtype, old.param), states[name])
-        new._lay_out([(slot, None) for slot in new.slots.values() if "sum" in states[slot.name]])
-        for name, slot in new.slots.items():
-            dense, sparse = (
-                np.stack(
-                    np.broadcast_arrays(*[np.array(states[name].get(key, 0), slot.dtype) for key in keys])
-                )
-                for keys in (("sum", "errors")[: self.depth], ("values", "row_errors")[: self.depth])
-            )
-            if "sum" in states[name]:
-                new._block_of[name].put(slot, dense)
+            slot = new.register(name, old.shape, old.dtype, old.param)
+            found[name] = _read_state(slot, self.depth, states[name])
+        new._lay_out([(slot, None) for slot in new.slots.values() if len(found[slot.name][0])])
+        for name, (dense, rows, values) in found.items():
+            if len(dense):
+                new._block_of[name].put(new.slots[name], dense)
                 new.dense.add(name)
-            if "rows" in states[name]:
-                new.rows[name] = np.array(states[name]["rows"], np.intp), sparse
+            if len(values):
+                new.rows[name] = rows, values
         return new
 
 
-def _check_state(slot: Slot, state: Mapping[str, Any]) -> None:
-    """Set the dtype of a slot to that of a saved sum; raise if the sum does not match the parameter."""
-    needed = ["shape", "dtype", *(("rows", "values") if "rows" in state or "values" in state else ())]
-    if missing := [key for key in needed if key not in state]:
+def _read_state(slot: Slot, depth: int, state: Mapping[str, Any]) -> tuple[Array, Array, Array]:
+    """Return the sum, the rows and their values from a saved state; raise if they do not match the slot."""
+    if missing := [key for key in ("dtype", "sum", "rows", "values") if key not in state]:
         raise ArgumentError(f"{slot.name}: the state is missing keys: {', '.join(map(repr, missing))}.")
-    shape = checked_shape(slot.name, state["shape"])
-    if shape != slot.shape:
-        raise ShapeError(
-            f"{slot.name}: the saved shape is {shape}, but the parameter has shape {slot.shape}."
-        )
     dtype = None if state["dtype"] is None else checked_sum_dtype(slot.name, state["dtype"])
     if dtype and slot.dtype and dtype != slot.dtype:
         raise DTypeError(f"{slot.name}: the saved sum has dtype {dtype}, but dtype {slot.dtype} is expected.")
     slot.dtype = dtype or slot.dtype
-    rows = np.asarray(state.get("rows", ()))
-    for key in (key for key in _ARRAYS if key in state):
-        expected = shape if key in _ARRAYS[:2] else (rows.size, *shape[1:])
-        a = np.asarray(state[key])
-        if a.shape != expected or a.dtype != slot.dtype:
+    dense, rows, values = (np.array(state[key]) for key in ("sum", "rows", "values"))
+    for key, a, shape in (("sum", dense, slot.shape), ("values", values, (rows.size, *slot.shape[1:]))):
+        shape = (depth if a.ndim and len(a) else 0, *shape)
+        if a.shape != shape or a.dtype != (slot.dtype or a.dtype):
             raise ShapeError(
-                f"{slot.name}: the saved {key} has shape {a.shape} and dtype {a.dtype}, but {expected} and "
+                f"{slot.name}: the saved {key} has shape {a.shape} and dtype {a.dtype}, but {shape} and "
                 f"{slot.dtype} are expected."
             )
-    whole_rows = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
-    if not whole_rows or (rows < 0).any() or (rows >= (*shape, 0)[0]).any() or (np.diff(rows) <= 0).any():
+    if (
+        rows.dtype.kind not in "iu"
+        or not np.array_equal(rows, np.unique(rows))
+        or (rows.size and not 0 <= rows[0] <= rows[-1] < slot.shape[0])
+    ):
         raise ShapeError(
-            f"{slot.name}: the saved rows are not ascending row indices of an array of shape {shape}."
+            f"{slot.name}: the saved rows are not ascending row indices of an array of shape {slot.shape}."
         )
+    return dense, rows, values
 
 
 def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
