@@ -59,11 +59,6 @@ def named_params(params: Any) -> list[tuple[str, Tensor]]:
             "GradientAccumulator: parameters must be a list or a dictionary of tensors, "
             f"not {words.a(type(params).__name__)}."
         )
-    if not found:
-        raise InputError(
-            "GradientAccumulator: there are no parameters: the list is empty, or its iterator is exhausted.\n"
-            "  To add gradients by name, leave out params: GradientAccumulator(accumulation_steps=…)."
-        )
     for name, t in found:
         if not isinstance(t, Tensor):
             what = f"{type(t).__module__}.{type(t).__qualname__}".removeprefix("builtins.")
@@ -78,8 +73,8 @@ def named_params(params: Any) -> list[tuple[str, Tensor]]:
             )
     if not any(t.requires_grad for _, t in found):
         raise NoGradientError(
-            "GradientAccumulator: none of the parameters requires grad, so they have no gradients.\n"
-            "  Unfreeze a module or a tensor with requires_grad_(True)."
+            f"GradientAccumulator: got {words.count(len(found), 'parameter')}, of which none requires grad.\n"
+            "  Pass them as a list, and unfreeze a module or a tensor with requires_grad_(True)."
         )
     return found
 
@@ -335,16 +330,12 @@ def clipped_by(
 def optimizers_of(given: Any) -> list[Any]:
     """Return a list of one or several optimisers; raise for anything else."""
     found = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not found:
-        raise InputError("apply: the list of optimisers is empty.  Pass at least one.")
-    for optimizer in found:
-        if isinstance(optimizer, type) and hasattr(optimizer, "step"):
-            name = optimizer.__name__
-            raise InputError(f"apply: {name} is a class.  Pass an instance: {name}(…).")
-        if not (hasattr(optimizer, "step") or hasattr(optimizer, "apply") or callable(optimizer)):
+    for optimizer in found or [None]:
+        known = hasattr(optimizer, "step") or hasattr(optimizer, "apply")
+        if isinstance(optimizer, type) if known else not callable(optimizer):
             raise InputError(
-                f"apply: {words.a(type(optimizer).__name__)} is not an optimiser: it has neither step() nor "
-                "apply(gradients)."
+                "apply: pass an optimiser (an object with step() or apply(gradients)), a function of the "
+                f"gradients, or a list of these, not {given!r}."
             )
     return found
 
@@ -407,15 +398,9 @@ def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: 
     except (InputError, TypeError, KeyError):  # the parameters of one are not known
         return
     lost = [name for name, t in params.items() if name in grads and id(t) not in updated]
-    if updated and len(lost) == len(grads):
-        raise InputError(
-            "apply: the optimiser updates none of the accumulator's parameters, so the gradients would "
-            "be lost.\n  Create the optimiser and the accumulator from the same list: params = "
-            "list(model.parameters())."
-        )
     if updated and lost:
         raise InputError(
             f"apply: no optimiser updates {quoted(lost)}, so these gradients would be lost.\n"
-            "  Pass all optimisers at once, apply([one, other]), or leave these parameters out of the "
-            "accumulator."
+            "  Create optimisers and accumulator from the same parameters, and pass all optimisers at once: "
+            "apply([one, other])."
         )

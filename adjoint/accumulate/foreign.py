@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from adjoint.core.convert import array_of, resolved
+from adjoint.core.convert import array_of, checked_dtype, resolved
+from adjoint.core.shapes import number, number_between
 from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import ArgumentError, DTypeError, InputError
@@ -26,10 +26,7 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
     """Return ``dtype`` as a NumPy dtype; raise if gradients cannot be summed in it."""
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        raise DTypeError(f"{what}: {dtype!r} is not a dtype.") from None
+    found = checked_dtype(dtype)
     if not differentiable(found) or sum_dtype(found) != found:
         raise DTypeError(
             f"{what}: gradients must be summed in float32, float64 or a complex dtype, not in {found}.\n"
@@ -40,18 +37,7 @@ def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
 
 def checked_weight(weight: Any, what: str = "weight") -> float:
     """Return a weight as a float; raise unless it is finite and not negative."""
-    try:
-        if isinstance(weight, (str, bytes)):
-            raise TypeError
-        value = float(weight)
-    except (TypeError, ValueError):
-        raise ArgumentError(f"{what} must be a number, but is {weight!r}.") from None
-    except OverflowError:
-        value = math.inf
-    if not 0.0 <= value < math.inf:
-        shown = repr(weight) if math.isfinite(value) or isinstance(weight, float) else "beyond float64"
-        raise ArgumentError(f"{what} must be finite and not negative, but is {shown}.")
-    return value
+    return number_between(what, number("GradientAccumulator", what, weight), 0.0)
 
 
 def gradient_array(what: str, value: Any) -> Array | SparseRows:
@@ -94,14 +80,6 @@ def _is_parameter(what: str) -> InputError:
 def _foreign_array(what: str, value: Any) -> Any:
     if value is None:
         raise InputError(f"{what}: the gradient is None.  Leave this name out of the dictionary.")
-    if isinstance(value, Mapping):
-        inner = ", ".join(f"'….{key}'" for key in list(value)[:3])
-        raise InputError(
-            f"{what}: the value is a dictionary, but nested dictionaries are not supported.\n"
-            f"  Register each gradient with its path as the name, such as {inner}."
-        )
-    if isinstance(value, (str, bytes)):
-        raise InputError(f"{what}: a gradient must be an array, but is the string {value!r}.")
     if type(value).__name__ == "Parameter":  # PyTorch's class
         raise _is_parameter(what)
     if getattr(value, "requires_grad", False) and hasattr(value, "detach"):
@@ -126,7 +104,8 @@ def _foreign_array(what: str, value: Any) -> Any:
     raise InputError(
         f"{what}: cannot read a {type(value).__module__}.{type(value).__qualname__} as an array"
         f"{f' ({reason})' if reason else ''}.\n"
-        "  Pass a NumPy array, an adjoint tensor, or a CPU array with DLPack or the buffer protocol."
+        "  Pass a NumPy array, an adjoint tensor, or a CPU array with DLPack or the buffer protocol.\n"
+        "  Names are flat: pass the leaves of nested dictionaries by their paths."
     )
 
 

@@ -96,13 +96,6 @@ class AccumulationConfig:
                 f"{words.a(type(config).__name__)}.\n"
                 "  Pass the number of micro-batches as accumulation_steps=…."
             )
-        known = [f.name for f in fields(cls)]
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise ArgumentError(
-                f"GradientAccumulator has no option {', '.join(map(repr, unknown))}.\n"
-                f"  The options are {', '.join(known)}, clip and group."
-            )
         return cls(**options) if config is None else config
 
     def effective_batch_size(self, micro: int) -> int:

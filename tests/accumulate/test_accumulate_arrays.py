@@ -89,8 +89,9 @@ def test_trees_of_gradients_are_flattened_by_their_owner():
     with pytest.raises(InputError) as info:
         acc.step({"layer": {"w": np.zeros(2), "b": np.zeros(2)}})
     assert str(info.value) == (
-        "'layer': the value is a dictionary, but nested dictionaries are not supported.\n"
-        "  Register each gradient with its path as the name, such as '….w', '….b'."
+        "'layer': cannot read a builtins.dict as an array.\n"
+        "  Pass a NumPy array, an adjoint tensor, or a CPU array with DLPack or the buffer protocol.\n"
+        "  Names are flat: pass the leaves of nested dictionaries by their paths."
     )
 
 

@@ -156,7 +156,7 @@ def test_a_weight_that_would_not_count_is_refused():
     with pytest.raises(AttributeError, match="wieght"), acc.micro_batch() as mb:  # noqa: PT012
         (w * 3).sum().backward()
         mb.wieght = 5
-    bad = pytest.raises(ArgumentError, match="weight must be finite and not negative, but is -5")
+    bad = pytest.raises(ArgumentError, match="weight must be finite and at least 0, but is -5")
     with bad, acc.micro_batch() as mb:
         mb.weight = -5
     assert acc.stats().window_micro_batches == 0
@@ -376,7 +376,7 @@ def test_apply_says_what_it_needs():
     with pytest.raises(AccumulationError, match="has only 1 of 2 micro-batches"):
         acc.apply(lambda grads: None)
     acc.flush()
-    with pytest.raises(InputError, match="is not an optimiser"):
+    with pytest.raises(InputError, match="pass an optimiser"):
         acc.apply(3)
     with pytest.raises(InputError, match=r"reads \.grad"):
         acc.apply(SGD([]))
@@ -399,9 +399,8 @@ def test_parameters_in_every_form():
     with pytest.raises(NoGradientError) as frozen_one:
         ad.GradientAccumulator([ad.tensor(1.0)])
     assert str(frozen_one.value) == (
-        "GradientAccumulator: none of the parameters requires grad, so they have no "
-        "gradients.\n"
-        "  Unfreeze a module or a tensor with requires_grad_(True)."
+        "GradientAccumulator: got 1 parameter, of which none requires grad.\n"
+        "  Pass them as a list, and unfreeze a module or a tensor with requires_grad_(True)."
     )
     with pytest.raises(
         NoGradientError, match=r"is not a leaf tensor.\n  Pass the leaf tensors from which it"
@@ -414,18 +413,14 @@ def test_parameters_in_every_form():
     used_up = iter([w])
     next(used_up)
     for none in ([], {}, used_up):  # before: an accumulator without parameters, as for gradients by name
-        with pytest.raises(InputError) as empty:
+        with pytest.raises(NoGradientError, match="got 0 parameters, of which none requires grad"):
             ad.GradientAccumulator(none)
-        assert str(empty.value) == (
-            "GradientAccumulator: there are no parameters: the list is empty, or its iterator is exhausted.\n"
-            "  To add gradients by name, leave out params: GradientAccumulator(accumulation_steps=…)."
-        )
     with pytest.raises(InputError, match="a list or a dictionary"):
         ad.GradientAccumulator(3)
 
 
 def test_options_are_checked():
-    with pytest.raises(ArgumentError, match="no option 'steps'"):
+    with pytest.raises(InputError, match="there is no steps=; it takes accumulation_steps, normalize"):
         ad.GradientAccumulator(steps=3)
     with pytest.raises(ArgumentError, match="not both"):
         ad.GradientAccumulator(ad.AccumulationConfig(), normalize=False)
@@ -530,7 +525,9 @@ def test_an_optimiser_of_other_parameters_is_refused_and_the_window_stays():
     acc = ad.GradientAccumulator([w], accumulation_steps=1)
     with acc.micro_batch():
         (w * w).sum().backward()
-    with pytest.raises(ad.errors.InputError, match="updates none of the accumulator's parameters"):
+    with pytest.raises(
+        ad.errors.InputError, match="no optimiser updates '0', so these gradients would be lost"
+    ):
         acc.apply(ad.optim.SGD([other], lr=0.5))
     assert acc.apply(ad.optim.SGD([other, w], lr=0.5))  # some is enough, in any order
     assert (w.tolist(), other.tolist()) == ([0.0, 0.0], [1.0, 2.0])

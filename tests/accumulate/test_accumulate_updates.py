@@ -81,7 +81,7 @@ def test_finite_gradients_with_a_norm_beyond_float64_are_clipped_and_handed_over
 
 def test_numbers_beyond_float64_are_refused():
     acc = accumulator("w", accumulation_steps=2)
-    with pytest.raises(ArgumentError, match="weight must be finite and not negative, but is beyond float64"):
+    with pytest.raises(ArgumentError, match="weight must be in the range of float64"):
         acc.step({"w": [0.0, 0.0]}, weight=10**400)
     for bad in ({"max_grad_norm": 10**400}, {"norm_type": 10**400}):
         with pytest.raises(ArgumentError, match="but is one beyond float64"):
@@ -222,7 +222,8 @@ def test_an_optimiser_of_some_parameters_would_lose_the_gradients_of_the_others(
         acc.apply(ad.optim.SGD([w], lr=0.5))
     assert str(caught.value) == (
         "apply: no optimiser updates 'v', so these gradients would be lost.\n"
-        "  Pass all optimisers at once, apply([one, other]), or leave these parameters out of the accumulator."
+        "  Create optimisers and accumulator from the same parameters, and pass all optimisers at once: "
+        "apply([one, other])."
     )
     assert acc.apply([ad.optim.SGD([w], lr=0.5), ad.optim.SGD([v], lr=0.25)])
     assert (w.tolist(), v.tolist()) == ([0.0, 0.0], [0.5, 1.0])
@@ -253,8 +254,7 @@ def test_if_the_second_of_two_optimisers_raises_the_first_is_not_called_again():
 
 def test_what_is_no_optimiser_is_refused_before_anything():
     acc, w, v = two_parameters()
-    for bad, message in ((3, "an int is not an optimiser"), ([], "the list of optimisers is empty"),
-                         ([ad.optim.SGD([w, v], lr=0.5), None], "a NoneType is not an optimiser")):  # fmt: skip
+    for bad, message in ((3, "not 3"), ([], r"not \[\]"), ([ad.optim.SGD([w, v], lr=0.5), None], "None")):
         with pytest.raises(InputError, match=message):
             acc.apply(bad)
     with pytest.raises(InputError, match=r"scaler must be an ad.GradScaler, not an int"):
@@ -398,7 +398,10 @@ def test_a_class_is_no_optimiser():
     acc = one([1.0])
     with pytest.raises(InputError) as caught:
         acc.apply(ad.optim.SGD)
-    assert str(caught.value) == "apply: SGD is a class.  Pass an instance: SGD(…)."
+    assert str(caught.value) == (
+        "apply: pass an optimiser (an object with step() or apply(gradients)), a function of the gradients, "
+        "or a list of these, not <class 'adjoint.optim.first_order.SGD'>."
+    )
 
 
 def test_a_scaled_window_is_not_applied_without_its_scaler():
@@ -505,7 +508,7 @@ def saved():
         (("counts", "total_updates"), -1, ArgumentError),
         (("counts", "total_updates"), 1.5, ArgumentError),
         (("unit",), -1.0, ArgumentError),
-        (("unit",), "1", ArgumentError),
+        (("unit",), "1", InputError),
         (("buffers", "a", "sum"), None, ShapeError),
         (("buffers", "a", "values"), np.zeros(3), ShapeError),
         (("buffers", "a", "sum"), np.zeros(3), ShapeError),
