@@ -1,8 +1,10 @@
-"""English for messages: articles and plurals."""
+"""English for messages: articles, plurals and lists of names."""
 
 from __future__ import annotations
 
-__all__ = ["a", "count"]
+from collections.abc import Iterable
+
+__all__ = ["a", "count", "quoted"]
 
 
 def a(noun: str) -> str:
@@ -23,3 +25,13 @@ def count(n: int, noun: str, plural: str = "") -> str:
     ('1 kernel', '1,200 kernels', '2 batches')
     """
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Return names in quotes, at most twelve.
+
+    >>> quoted(["w", "b"])
+    "'w', 'b'"
+    """
+    shown = [repr(n) for n in names]
+    return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")

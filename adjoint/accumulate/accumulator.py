@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -26,7 +26,7 @@ from adjoint.accumulate.doors import (
     shown,
     split_batch,
 )
-from adjoint.accumulate.foreign import checked_weight, quoted, sum_dtype
+from adjoint.accumulate.foreign import checked_weight, sum_dtype
 from adjoint.accumulate.ranks import Ranks, RankSums
 from adjoint.accumulate.sums import Sums, normalised
 from adjoint.accumulate.window import (
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 __all__ = ["GradientAccumulator"]
 
 FORMAT = 3  # of saved states
+_CURES = ('nonfinite="skip" to leave out such micro-batches.',
+          'nonfinite="skip_window", so that the GradScaler lowers its scale.')  # fmt: skip
 _FREE = ("max_grad_norm", "norm_type", "nonfinite")  # options that a resumed run may change
 
 
@@ -71,10 +73,15 @@ Method = Callable[Concatenate["GradientAccumulator", P], T]
 
 
 def _locked(method: Method[P, T]) -> Method[P, T]:
-    """Run a method with the accumulator's lock held.  An interrupt (Ctrl-C) also releases the lock."""
+    """Run a method with the accumulator's lock held, outside ``ad.compile``.
+
+    An interrupt (Ctrl-C) also releases the lock.
+    """
 
     @wraps(method)
     def call(self: GradientAccumulator, /, *args: P.args, **options: P.kwargs) -> T:
+        if special.count:
+            refuse_tracing("A GradientAccumulator", "Call its methods outside the compiled function.")
         with self._lock:
             return method(self, *args, **options)
 
@@ -183,14 +190,11 @@ class GradientAccumulator:
             self._sums.register(name, shape, wanted)
             return
         new = Sums().register(name, shape, wanted)
-        if old.shape != new.shape:
-            raise ShapeError(
-                f"register: {name!r} is already registered with shape {old.shape}, not {new.shape}."
-            )
-        if dtype is not None and str(old.dtype) != str(new.dtype):  # np.dtype(None) is float64
-            has = "that of its first gradient" if old.dtype is None else old.dtype
-            raise DTypeError(
-                f"register: {name!r} is already registered.  The dtype of its sum is {has}, not {new.dtype}."
+        other = dtype is not None and str(old.dtype) != str(new.dtype)  # np.dtype(None) is float64
+        if other or old.shape != new.shape:
+            raise (DTypeError if other else ShapeError)(
+                f"register: {name!r} is already registered with shape {old.shape} and "
+                f"{old.dtype or 'the dtype of its first gradient'}, not {new.shape} and {new.dtype}."
             )
 
     @property
@@ -291,7 +295,7 @@ class GradientAccumulator:
                 slot.fitting(g)  # float16 fits into float32, but float64 does not
         self._add(arrays, block.weight, scaled=block.scaled)
 
-    def _checked(self, gradients: Mapping[str, Any]) -> list[Any]:
+    def _checked(self, gradients: Mapping[str, Any]) -> Sequence[Any]:
         if not isinstance(gradients, Mapping):
             raise InputError(
                 f"step: pass a dictionary of gradients by name, not {words.a(type(gradients).__name__)}."
@@ -299,7 +303,12 @@ class GradientAccumulator:
         return self._sums.checked(gradients)
 
     def _add(
-        self, arrays: list[Any], weight: float, joins: bool = False, single: str = "", scaled: bool = False
+        self,
+        arrays: Sequence[Any],
+        weight: float,
+        joins: bool = False,
+        single: str = "",
+        scaled: bool = False,
     ) -> bool:
         """Add all gradients of a list that was checked before; return whether the window is full.
 
@@ -315,13 +324,10 @@ class GradientAccumulator:
                 bad = self._sums.add(arrays, weight if mean else None, window.weight, check=policy != "allow")
             if bad and (policy == "raise" or (policy == "skip" and single)):
                 raise NonFiniteError(
-                    f"this micro-batch has gradients that are not finite: {quoted(bad)}.  Nothing was added."
-                    "\n  Run backward under ad.detect_anomaly() to find the op that produced them, or pass "
-                    + (
-                        'nonfinite="skip_window", so that the GradScaler lowers its scale.'
-                        if scaled
-                        else 'nonfinite="skip" to leave out such micro-batches.'
-                    )
+                    f"this micro-batch has gradients that are not finite: {words.quoted(bad)}.  "
+                    "Nothing was added.\n"
+                    "  Run backward under ad.detect_anomaly() to find the op that produced them, or pass "
+                    + _CURES[scaled]
                 )
             if not joins:
                 window.open = []
@@ -411,8 +417,6 @@ class GradientAccumulator:
         return kind == "update"
 
     def _clear(self) -> None:
-        if special.count:
-            refuse_tracing("A GradientAccumulator", "Call it around the compiled function.")
         self._window = window = Window(changing=True)
         self._sums.reset()
         if self._ranks is not None:
@@ -420,8 +424,6 @@ class GradientAccumulator:
         window.changing = False
 
     def _check_whole(self) -> None:
-        if special.count:
-            refuse_tracing("A GradientAccumulator", "Call it around the compiled function.")
         if self._window.changing:
             raise AccumulationError(
                 "an interrupt stopped the accumulator while it added, divided or applied gradients.\n"
@@ -429,6 +431,7 @@ class GradientAccumulator:
                 "  Call drop() to discard the window, or load_state_dict() to restore a saved one."
             )
 
+    @_locked
     def _check_open(self, joins: bool = False) -> None:
         self._check_whole()
         window, steps = self._window, self.config.accumulation_steps
@@ -634,7 +637,7 @@ class GradientAccumulator:
             beyond = hand_over(optimizers, self._params, window.gradient, window.done, before, allow)
         if beyond and policy == "raise" and scaler is None:
             raise NonFiniteError(
-                f"apply: these gradients overflow the dtype of their parameters: {quoted(beyond)}.\n"
+                f"apply: these gradients overflow the dtype of their parameters: {words.quoted(beyond)}.\n"
                 "  Clip the gradients (max_grad_norm=), or use a wider dtype for the parameters."
             )
         return not beyond
@@ -754,8 +757,8 @@ class GradientAccumulator:
             )
         here, saved = self._sums.slots.keys(), state["buffers"].keys()
         if here != saved:
-            parts = [f"the state is missing {quoted(sorted(here - saved))}"] * bool(here - saved)
-            parts += [f"{quoted(sorted(saved - here))} is not registered"] * bool(saved - here)
+            parts = [f"the state is missing {words.quoted(sorted(here - saved))}"] * bool(here - saved)
+            parts += [f"{words.quoted(sorted(saved - here))} is not registered"] * bool(saved - here)
             raise UnknownNameError(
                 f"load_state_dict: the names differ from those of the state: {' and '.join(parts)}.\n"
                 "  Create the accumulator with the same parameters, or register the same names."

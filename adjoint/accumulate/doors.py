@@ -16,10 +16,9 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import tree, words
-from adjoint.accumulate.foreign import checked_weight, checked_whole, gradient_array, quoted, sum_dtype
-from adjoint.config import special
+from adjoint.accumulate.foreign import checked_weight, gradient_array, sum_dtype
 from adjoint.core.convert import asarray
-from adjoint.core.lifted import refuse_tracing
+from adjoint.core.shapes import whole_from
 from adjoint.core.sparse import SparseRows, as_gradient_tensor
 from adjoint.core.tensor import Tensor, castable
 from adjoint.errors import (
@@ -114,10 +113,7 @@ class MicroBatch:
         self._weight = checked_weight(weight)
 
     def __enter__(self) -> MicroBatch:
-        if special.count:
-            refuse_tracing("micro_batch()", "Put it around the compiled function.")
-        with self._accumulator._lock:  # another thread may be adding
-            self._accumulator._check_open()
+        self._accumulator._check_open()
         self._outer = outer = sink.get()
         while isinstance(outer, MicroBatch):
             if outer._accumulator is self._accumulator:
@@ -240,7 +236,7 @@ def _sum(before: Any, g: Any, name: str) -> Any:
 
 def split_batch(accumulator: GradientAccumulator, batch: Any, size: int) -> Iterator[Any]:
     """Return an iterator over pieces of a batch; it sets ``accumulator._short`` at a shorter last piece."""
-    size = checked_whole("split: size must be a positive integer", size, 1)
+    size = whole_from(1, "split: size", size)
     arrays, structure = tree.flatten(batch)
     for a in arrays:
         if not getattr(a, "shape", ()):
@@ -288,7 +284,7 @@ class NamedGradients(Gradients):
 
     def _tensor(self, key: Any) -> Any:
         if isinstance(key, str) and key not in self._names:
-            known = quoted(self._names)
+            known = words.quoted(self._names)
             raise UnknownNameError(f"no parameter is registered as {key!r}.\n  Registered: {known}.")
         return self._names[key] if isinstance(key, str) else key
 
@@ -311,7 +307,7 @@ def clipped_by(
         clip(given)
     missing = [name for name in found if name not in given]
     if missing:
-        raise InputError(f"clip: the function removed {quoted(missing)}, but it may only change gradients.")
+        raise InputError(f"clip: the function removed {words.quoted(missing)}, but it may only change them.")
     clipped = {}
     for name, old in found.items():
         g = gradient_array(f"clip: {name!r}", given[name])
@@ -353,7 +349,7 @@ def hand_over(
     ``before`` is called after ``.grad`` was set; ``.grad`` is restored at the end.  Without ``allow``, if
     gradients are not finite in the dtype of their parameters, return their names and call no optimiser.
     """
-    grads = shown(found)
+    grads = found
     narrow: dict[str, Any] = {}
     if any(hasattr(optimizer, "step") for optimizer in optimizers):
         if not params:
@@ -386,7 +382,7 @@ def hand_over(
                 for t, old in kept:
                     t.grad = old
         else:
-            (optimizer.apply if hasattr(optimizer, "apply") else optimizer)(dict(grads))
+            (optimizer.apply if hasattr(optimizer, "apply") else optimizer)(shown(grads))
         done.append(optimizer)
     return []
 
@@ -400,7 +396,7 @@ def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: 
     lost = [name for name, t in params.items() if name in grads and id(t) not in updated]
     if updated and lost:
         raise InputError(
-            f"apply: no optimiser updates {quoted(lost)}, so these gradients would be lost.\n"
+            f"apply: no optimiser updates {words.quoted(lost)}, so these gradients would be lost.\n"
             "  Create optimisers and accumulator from the same parameters, and pass all optimisers at once: "
             "apply([one, other])."
         )

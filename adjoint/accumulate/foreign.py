@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ from adjoint.core.convert import array_of, checked_dtype, resolved
 from adjoint.core.shapes import number, number_between
 from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor, differentiable
-from adjoint.errors import ArgumentError, DTypeError, InputError
+from adjoint.errors import DTypeError, InputError
 
-__all__ = ["checked_sum_dtype", "checked_weight", "checked_whole", "gradient_array", "quoted", "sum_dtype"]
+__all__ = ["checked_sum_dtype", "checked_weight", "gradient_array", "sum_dtype"]
 
 Array = ndarray[Any, Any]
 
@@ -119,16 +118,3 @@ def _foreign_rows(what: str, value: Any) -> SparseRows:
             "  Convert it to a dense array first."
         )
     return SparseRows(indices[0].astype(np.intp), values, tuple(value.shape), unique=True)
-
-
-def checked_whole(what: str, value: Any, least: int = 0) -> int:
-    """Return ``value`` if it is an integer of at least ``least``; raise with the text ``what`` otherwise."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ArgumentError(f"{what}, but got {value!r}.")
-    return int(value)
-
-
-def quoted(names: Iterable[str]) -> str:
-    """Return names in quotes for a message, at most twelve."""
-    shown = [repr(n) for n in names]
-    return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -174,7 +174,7 @@ class RankSums(Sums):
                 bucket.push(self.pieces - 1)
         self.pieces += 1
 
-    def add(self, arrays: list[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
+    def add(self, arrays: Sequence[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
         """Add weight·gradient as the next piece.  If one is not finite, add nothing; return the names."""
         pairs = [(slot, g) for slot, g in zip(self.slots.values(), arrays, strict=True) if g is not None]
         if check:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -17,15 +17,14 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint import words
 from adjoint.accumulate.foreign import (
     checked_sum_dtype,
     checked_weight,
-    checked_whole,
     gradient_array,
-    quoted,
     sum_dtype,
 )
-from adjoint.core.shapes import checked_shape
+from adjoint.core.shapes import checked_shape, whole_from
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, NoGradientError, ShapeError, UnknownNameError
@@ -47,7 +46,7 @@ WIDE = 2.0**64  # weights that differ by less are counted in one unit
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
-def _facts(names: Iterable[str], arrays: list[Array]) -> tuple[list[str], list[Any], list[Any]]:
+def _facts(names: Iterable[str], arrays: Sequence[Array]) -> tuple[list[str], list[Any], list[Any]]:
     return list(names), list(map(_dtype, arrays)), list(map(_shape, arrays))
 
 
@@ -110,6 +109,7 @@ class Buffer:
 
     def __init__(self, slots: list[Slot], depth: int) -> None:
         self.slots = slots
+        self.names = [slot.name for slot in slots]
         self.depth = depth  # 2: the second row of the memory is what the additions rounded away
         self.fresh = True  # nothing was added: the memory is undefined
         self.arrays: list[Array] = []  # the memory, and a view of its first row for each parameter
@@ -132,7 +132,7 @@ class Buffer:
             self.arrays = [memory, *(memory[0, slot.part].reshape(slot.shape) for slot in self.slots)]
         self.arrays[0][1:] = 0
 
-    def staged(self, arrays: list[Any], plain: bool) -> Array | None:
+    def staged(self, arrays: Sequence[Any], plain: bool) -> Array | None:
         """Return the gradients of this buffer in one flat array, or None if all are missing or sparse.
 
         Missing and sparse gradients are zeros.  ``plain`` is True if there are none of these.
@@ -240,24 +240,27 @@ class Sums:
         self.rows.clear()
         self.unit = 1.0
 
-    def checked(self, gradients: Mapping[str, Any]) -> list[Any]:
-        """Return the gradients of a micro-batch in the order of the slots, None for missing ones."""
-        arrays = list(gradients.values())
+    def checked(self, gradients: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the gradients of a micro-batch in the order of the slots, None for missing ones.
+
+        The result is a tuple only if all are dense arrays.
+        """
+        arrays = tuple(gradients.values())
         if set(map(type, arrays)) == {ndarray} and self._seen == _facts(gradients, arrays):
             return arrays
         known = self.slots
         if unknown := [name for name in gradients if name not in known]:
             near = [match for name in unknown[:3] for match in get_close_matches(str(name), list(known), 1)]
-            meant = f"\n  Is it {quoted(near)}?" if near else ""
+            meant = f"\n  Is it {words.quoted(near)}?" if near else ""
             raise UnknownNameError(
-                f"no parameter is registered as {quoted(unknown)}.  Nothing was added.{meant}\n"
-                f"  Registered: {quoted(known) if known else 'none; call register(name, shape) first'}."
+                f"no parameter is registered as {words.quoted(unknown)}.  Nothing was added.{meant}\n"
+                f"  Registered: {words.quoted(known) if known else 'none; call register(name, shape) first'}."
             )
         if not gradients:
             raise NoGradientError("step: the dictionary of gradients is empty.  Call backward first.")
         return [slot.read(gradients[name]) if name in gradients else None for name, slot in known.items()]
 
-    def add(self, arrays: list[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
+    def add(self, arrays: Sequence[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
         """Add weight·gradient to each sum.  If some are not finite, add nothing and return their names.
 
         ``arrays`` are in the order of the slots.  ``before`` is the weight of all earlier micro-batches.
@@ -268,7 +271,7 @@ class Sums:
                 if check and (bad := self._not_finite(arrays)):  # before they decide a dtype
                     return bad
                 self._lay_out([(slot, arrays[slot.index].dtype) for slot in new])
-            plain = set(map(type, arrays)) == {ndarray}
+            plain = type(arrays) is tuple or set(map(type, arrays)) == {ndarray}
             dense = [(block, g) for block in self._blocks if (g := block.staged(arrays, plain)) is not None]
             pairs = () if plain else zip(self.slots.values(), arrays, strict=True)
             sparse: list[tuple[Slot, Any]] = [(slot, g) for slot, g in pairs if type(g) is SparseRows]
@@ -300,7 +303,7 @@ class Sums:
             self.dense.update([n for n, g in zip(self.slots, arrays, strict=True) if type(g) is ndarray])
         return []
 
-    def _not_finite(self, arrays: list[Any]) -> list[str]:
+    def _not_finite(self, arrays: Sequence[Any]) -> list[str]:
         pairs = [(n, getattr(g, "values", g)) for n, g in zip(self.slots, arrays, strict=True)]
         return [name for name, g in pairs if g is not None and not all_finite_unwarned(g)]
 
@@ -348,8 +351,12 @@ class Sums:
         """Return the sums of all parameters that have one, by name."""
         if self.rows or self.depth == 2:
             return {n: self.total(n) for n in self.slots if n in self.dense or n in self.rows}
-        slots, blocks = self.slots.values(), self._block_of
-        return {s.name: blocks[s.name].arrays[s.place + 1] for s in slots if s.name in self.dense}
+        found: dict[str, Any] = {}
+        for block in self._blocks:
+            found.update(zip(block.names, block.arrays[1:], strict=False))  # no arrays: nothing was added
+        if len(self._blocks) == 1 and len(found) == len(self.dense):
+            return found
+        return {name: found[name] for name in self.slots if name in self.dense}
 
     def values(self) -> list[Array]:
         """Return all sums in as few arrays as possible, for the check whether they are finite."""
@@ -560,7 +567,7 @@ class GradientBuffer:
             The state has missing keys, or a different shape or dtype.  Nothing was changed.
         """
         new = self._sums.loaded({self.name: state}, state.get("unit", 1.0))
-        count = checked_whole(f"{self.name}: count is a whole number from 0", state.get("count"))
+        count = whole_from(0, f"{self.name}: count", state.get("count"))
         weight = checked_weight(state.get("weight"), f"{self.name}: weight")
         self._sums, self._slot, self.count, self.weight = new, new.slots[self.name], count, weight
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from adjoint import words
-from adjoint.accumulate.foreign import checked_sum_dtype, checked_whole, quoted
+from adjoint.accumulate.foreign import checked_sum_dtype
 from adjoint.core.node import Handle, HookList
+from adjoint.core.shapes import whole_from
 from adjoint.errors import AdjointError, ArgumentError, InputError
 from adjoint.grads.norm import check_max_norm, check_norm_order
 
@@ -65,7 +66,7 @@ class AccumulationConfig:
     norm_type: float = 2.0
 
     def __post_init__(self) -> None:
-        steps = checked_whole("accumulation_steps must be a positive integer", self.accumulation_steps, 1)
+        steps = whole_from(1, "accumulation_steps", self.accumulation_steps)
         object.__setattr__(self, "accumulation_steps", steps)
         for name in ("normalize", "compensated"):
             if not isinstance(getattr(self, name), bool):
@@ -111,10 +112,7 @@ class AccumulationConfig:
         int
             ``micro * accumulation_steps``.
         """
-        return (
-            checked_whole("the size of a micro-batch is a whole number from 0", micro, 0)
-            * self.accumulation_steps
-        )
+        return whole_from(0, "the size of a micro-batch", micro) * self.accumulation_steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -178,7 +176,7 @@ def check_like(saved: Mapping[str, Any], new: Mapping[str, Any], what: str) -> N
     if saved.keys() != new.keys():
         raise ArgumentError(
             f"load_state_dict: {what} has missing or unknown keys: "
-            f"{quoted(sorted(saved.keys() ^ new.keys()))}."
+            f"{words.quoted(sorted(saved.keys() ^ new.keys()))}."
         )
     for key, value in saved.items():
         own = new[key]

@@ -25,6 +25,7 @@ __all__ = [
     "number_between",
     "reduced_axes",
     "same_rank_axes",
+    "whole_from",
     "whole_number",
 ]
 
@@ -117,6 +118,13 @@ def whole_number(op: str, name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise InputError(f"{op}: {name} must be an integer, but got {value!r}.") from None
+
+
+def whole_from(least: int, what: str, value: Any) -> int:
+    """Return ``value`` if it is an integer of at least ``least``, or raise; ``what`` names it in messages."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ArgumentError(f"{what} must be an integer of at least {least}, but got {value!r}.")
+    return int(value)
 
 
 def constant(op: str, name: str, value: Any) -> Any:

@@ -13,13 +13,14 @@ import numpy as np
 from adjoint import words
 from adjoint.config import special
 from adjoint.core.lifted import refuse_tracing, tracing
+from adjoint.core.shapes import whole_from
 from adjoint.core.tensor import Tensor
 from adjoint.errors import AccumulationError, ArgumentError, InputError
 from adjoint.grads.clip import scaled
 from adjoint.grads.norm import all_finite, stored_values
 from adjoint.grads.slots import sink
 
-__all__ = ["GradScaler", "checked_count", "parameters_of", "scale_clock"]
+__all__ = ["GradScaler", "parameters_of", "scale_clock"]
 
 
 class _Clock:
@@ -82,12 +83,10 @@ class GradScaler:
         _check("init_scale", init_scale, 0.0, math.inf)
         _check("growth_factor", growth_factor, 1.0, math.inf)
         _check("backoff_factor", backoff_factor, 0.0, 1.0)
-        if isinstance(growth_interval, bool) or not isinstance(growth_interval, int) or growth_interval < 1:
-            raise ArgumentError(f"growth_interval must be a positive integer, not {growth_interval!r}.")
         self._scale = float(init_scale)
         self.growth_factor = float(growth_factor)
         self.backoff_factor = float(backoff_factor)
-        self.growth_interval = growth_interval
+        self.growth_interval = whole_from(1, "growth_interval", growth_interval)
         if not isinstance(enabled, bool):
             raise ArgumentError(f"enabled must be True or False, not {enabled!r}.")
         self.enabled = enabled
@@ -299,7 +298,7 @@ class GradScaler:
         if missing:
             raise ArgumentError(f"load_state_dict: GradScaler state is missing keys: {', '.join(missing)}.")
         fresh = GradScaler(*(state[name] for name in names[:4]))
-        good = checked_count("good_updates", state["good_updates"])
+        good = whole_from(0, "load_state_dict: good_updates", state["good_updates"])
         self._change(fresh._scale)
         self._good = good
         self.growth_factor, self.backoff_factor = fresh.growth_factor, fresh.backoff_factor
@@ -322,13 +321,6 @@ def _restored(state: Mapping[str, Any], enabled: bool) -> GradScaler:
 def _check(name: str, value: Any, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value < high:
         raise ArgumentError(f"{name} must be a number between {low:g} and {high:g}, but got {value!r}.")
-
-
-def checked_count(what: str, value: Any) -> int:
-    """Return a saved count, after checking that it is a non-negative integer."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise ArgumentError(f"load_state_dict: {what} must be a non-negative integer, not {value!r}.")
-    return int(value)
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
