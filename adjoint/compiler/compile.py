@@ -109,7 +109,8 @@ class Compiled:
         self._lock = threading.RLock()
         _everyone.add(self)
         self._warned = False
-        self._ready: Callable[..., bool] | None = None  # the native check of the most recently used program
+        # runs the most recently used program; returns NotImplemented if something changed
+        self._direct: Callable[..., Any] | None = None
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an instance, as a method does."""
@@ -117,8 +118,9 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program for these arguments; trace the function first if there is none."""
-        if self._ready is not None and not kwargs:
-            found = locked(self._lock, self._run_watched, args)
+        if (direct := self._direct) is not None and not kwargs:
+            with self._lock:
+                found = direct(*args)
             if found is not NotImplemented:
                 return found
         mode = compile_mode.get()
@@ -129,17 +131,6 @@ class Compiled:
         found, plain = locked(self._lock, self._run, args, kwargs, mode)
         return returned(found) if plain and transform.get() is None else found
 
-    def _run_watched(self, args: tuple[Any, ...]) -> Any:
-        """Run the last program if its native check finds no change; otherwise return NotImplemented."""
-        if self._ready is None or not self._ready(*args):
-            return NotImplemented
-        v = self._variants[0]
-        watch = v.watch
-        assert watch is not None  # it made ``_ready``
-        watch.failures = 0
-        found = v.run_direct(args)
-        return returned(found) if v.plain and watch.plain else found
-
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> tuple[Any, bool]:
         """Return the results of a call, and whether they must be converted to arrays.
 
@@ -148,7 +139,7 @@ class Compiled:
         if self._variants and not kwargs and mode is True:
             v = self._variants[0]
             if len(args) == v.direct and v.fits(*args) and v.holds(*args):
-                self._ready = v.watched()
+                self._direct = v.watched()
                 return v.run_direct(args), v.plain
         call = Call(args, kwargs, self._parameters)
         variant = self._variant(call)
@@ -186,7 +177,7 @@ class Compiled:
 
     def _variant(self, call: Call) -> Variant:
         """Return the program for a call; trace the function if no program matches."""
-        variants, self._ready = self._variants, None
+        variants, self._direct = self._variants, None
         for n, v in enumerate(variants):
             if v.key == call.key and v.holds(*call.moving):
                 if n:
@@ -274,7 +265,7 @@ class Compiled:
         """Delete all programs and the statistics."""
         with self._lock:
             self._variants.clear()
-            self._ready = None
+            self._direct = None
             self._reasons.clear()
             self._warned = False
 

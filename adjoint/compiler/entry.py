@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import sys
+import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +20,7 @@ import numpy as np
 
 from adjoint.compiler import pool, units
 from adjoint.compiler.entry_text import TEXT
-from adjoint.core.tensor import Tensor, clock, wrap
+from adjoint.core.tensor import Tensor, _Extra, clock, committing, wrap
 
 __all__ = ["Entry", "Given", "Layout", "Made", "Record", "layout"]
 
@@ -25,17 +28,22 @@ __all__ = ["Entry", "Given", "Layout", "Made", "Record", "layout"]
 class Layout(NamedTuple):
     """The offsets in bytes of the struct members that the entry reads."""
 
-    kind: int  # the type of an object
+    references: int  # the number of references to an object
+    kind: int  # its type
     data: int  # of an ndarray: address of the elements, number of axes, shape, dtype, flags
     ndim: int
     shape: int
     dtype: int
     flags: int
-    tensor: int  # of a tensor: its array, node and version
+    weak: int  # of an ndarray: its weak references
+    tensor: int  # of a tensor: its array, node, version, and the object with its gradient
     node: int
     version: int
+    extra: int
+    grad: int  # of that object: the gradient
     items: int  # the first item of a tuple
     now: int  # the counter from which tensors without a graph get their version
+    holder: int  # the thread that holds a lock, 0 if none does
 
 
 class Record(NamedTuple):
@@ -70,7 +78,9 @@ class Made(NamedTuple):
 
 
 # Number of 64-bit words in the header, in the row of an input, and in the row of an output; see ``Entry``.
-_HEADER, _GIVEN, _MADE = 16, 8, 8
+_HEADER, _GIVEN, _MADE = 17, 8, 8
+_SPARE = 5  # the word in the row of an output with the address of an array that the next call reuses
+RECYCLED = 1 << 16  # bytes: programs with at most as many bytes of outputs reuse the arrays they replaced
 
 
 @functools.cache
@@ -104,7 +114,7 @@ def _place(object_: Any, size: int, value: int) -> int:
 def _probed() -> Layout:
     """Find the offsets by searching arrays of several shapes for known addresses; assert that all agree."""
     arrays: list[Any] = [np.zeros((3, 5, 7), np.float32), np.ones((2, 4)), np.zeros((2, 3), order="F")]
-    found: set[tuple[int, int, int, int, int, int]] = set()
+    found: set[tuple[int, ...]] = set()
     for a in arrays:
         size = np.ndarray.__basicsize__
         kind = _place(a, size, id(np.ndarray))
@@ -118,16 +128,43 @@ def _probed() -> Layout:
         assert ctypes.c_int32.from_address(id(a) + flags).value == a.flags.num
         assert bool(a.flags.num & 1) == a.flags.c_contiguous
         assert bool(a.flags.num & 256) == a.flags.aligned
-        found.add((kind, data, ndim, shape, dtype, flags))
+        weak = np.ndarray.__weakrefoffset__
+        assert _words(id(a) + weak, 1) == [0]
+        watching = weakref.ref(a)
+        assert _words(id(a) + weak, 1) == [id(watching)]
+        found.add((kind, data, ndim, shape, dtype, flags, weak))
     assert len(found) == 1
     tensors = [wrap(a) for a in arrays]
     places = {_place(t, Tensor.__basicsize__, id(a)) for t, a in zip(tensors, arrays, strict=True)}
     assert len(places) == 1
-    node, version, now = _offset(tensors[0], "_node"), _offset(tensors[0], "_version"), _offset(clock, "now")
+    node, version, extra = (_offset(tensors[0], name) for name in ("_node", "_version", "_extra"))
+    grad, now = _offset(_Extra(), "grad"), _offset(clock, "now")
     marks = object(), object()
     items = _place(marks, tuple.__basicsize__ + 16, id(marks[0]))
     assert _words(id(marks) + items + 8, 1)[0] == id(marks[1])
-    return Layout(*found.pop(), places.pop(), node, version, items, now)
+    return Layout(
+        _references(), *found.pop(), places.pop(), node, version, extra, grad, items, now, _holder()
+    )
+
+
+def _references() -> int:
+    """Return where an object has the number of references to it."""
+    listed = [object()]
+    assert ctypes.c_int32.from_address(id(listed[0])).value == 1
+    listed *= 5
+    assert ctypes.c_int32.from_address(id(listed[0])).value == 5
+    return 0
+
+
+def _holder() -> int:
+    """Return where a lock has the number of the thread that holds it."""
+    lock: Any = threading.RLock()
+    size = type(lock).__basicsize__
+    with lock:
+        found = _place(lock, size, threading.get_ident())
+    assert _words(id(lock), size // 8)[found // 8] == 0
+    assert type(committing) is type(lock)
+    return found
 
 
 def _offset(owner: Any, name: str) -> int:
@@ -155,11 +192,11 @@ def _function() -> int:
     names = (
         "Py_IncRef", "Py_DecRef", "PyTuple_New", "PyTuple_SetItem", "PyFloat_AsDouble", "PyErr_Occurred",
         "PyErr_Clear", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_AsLongLong",
-        "PyLong_FromLongLong",
+        "PyLong_FromLongLong", "PyType_GenericAlloc",
     )  # fmt: skip
     imports = {n: _address(getattr(ctypes.pythonapi, n)) for n in names}
     imports |= {"ndarray": id(np.ndarray), "tensor": id(Tensor), "miss": id(NotImplemented)}
-    imports |= {"none": id(None), "clock": id(clock)}
+    imports |= {"none": id(None), "zero": id(0), "clock": id(clock), "committing": id(committing)}
     imports |= {"float": id(float), "int": id(int), "float64": id(np.float64)}
     imports |= {"new_array": _numpy_functions()[_NEW_FROM_DESCR], "run": pool.addresses()["run"]}
     return units.library(text, ("call",), imports)["call"]
@@ -205,6 +242,12 @@ class _Words(np.ndarray[Any, np.dtype[np.int64]]):
     """The words that an entry reads; ``held`` keeps alive the objects that they point to."""
 
     held: Any
+    spare: Any = ()  # addresses of arrays that are kept for the next call; 0: none
+
+    def __del__(self) -> None:
+        for address in self.spare:
+            if address:
+                ctypes.pythonapi.Py_DecRef(ctypes.c_void_p(int(address)))
 
 
 class Entry:
@@ -235,6 +278,9 @@ class Entry:
     writes : list of tuple
         Pairs of a tensor and the index of an output.  The tensor gets this output as its array, and the
         returned tuple has the old array of the tensor in its place.
+    grads : list of tuple
+        Pairs of a tensor and the index of an output.  The gradient of the tensor becomes a new tensor with
+        this output as its array, and the returned tuple has the old gradient in its place.
     """
 
     def __init__(
@@ -248,6 +294,7 @@ class Entry:
         checks: Sequence[int] = (),
         held: Any = None,
         writes: Sequence[tuple[Tensor, int]] = (),
+        grads: Sequence[tuple[Tensor, int]] = (),
     ) -> None:
         tables, places = _tables(records)
         lists: list[Any] = []
@@ -285,19 +332,33 @@ class Entry:
             slots = places.get(("made", k), [])
             dtype = np.dtype(m.dtype)
             lists.append(dtype)
-            outs[k, :5] = id(dtype), len(m.shape), listed(m.shape), len(slots) // 2, listed(slots)
+            outs[k, :_SPARE] = id(dtype), len(m.shape), listed(m.shape), len(slots) // 2, listed(slots)
         words = np.zeros(_HEADER, np.int64).view(_Words)
         rec = pool.records(
             [(r.function, t.ctypes.data, list(r.cuts)) for r, t in zip(records, tables, strict=True)]
         )
         release = nanoseconds > 20_000
-        written = listed([x for t, k in writes for x in (id(t), k, 0)])
-        words[:14] = (
+        written, graded = (listed([x for t, k in each for x in (id(t), k, 0)]) for each in (writes, grads))
+        size = sum(math.prod(m.shape) * np.dtype(m.dtype).itemsize for m in made)
+        words[:17] = (
             0, arguments, len(given), rows.ctypes.data, len(made), outs.ctypes.data,
             len(records), rec.ctypes.data, helpers if release else 0, release, len(checks), listed(checks),
-            len(writes), written,
+            len(writes), written, len(grads), graded,
+            size <= RECYCLED,
         )  # fmt: skip
-        words.held = (tables, lists, self.numbers, rows, outs, rec, list(given), list(writes), held)
+        words.held = (
+            tables,
+            lists,
+            self.numbers,
+            rows,
+            outs,
+            rec,
+            list(given),
+            list(writes),
+            list(grads),
+            held,
+        )
+        words.spare = outs[:, _SPARE]
         self.words = words
         self.call = _built_in(_function(), words)
 

@@ -18,10 +18,11 @@ from adjoint.grads.slots import sink
 
 if TYPE_CHECKING:
     from adjoint.compiler.call import Wanted
-    from adjoint.compiler.program import Instruction, Program, Write
+    from adjoint.compiler.program import Instruction, Program, Source, Write
     from adjoint.compiler.trace import Trace
+    from adjoint.compiler.watch import Watch
 
-__all__ = ["make_call", "make_check", "make_fits", "write"]
+__all__ = ["make_call", "make_check", "make_direct", "make_fits", "write"]
 
 
 Undo = list[tuple[Callable[..., None], Any, Any]]  # how to undo a write: a function and its arguments
@@ -89,6 +90,7 @@ class _Writer:
         self.lines: list[str] = []
         self.names = {"__name__": "adjoint.compiled", **names}
         self.known: dict[int, str] = {}
+        self.fixed: dict[str, Any] = {}  # arrays that functions return, by name; see ``make_direct``
 
     def name(self, value: Any, prefix: str = "k") -> str:
         """Return a variable name for an object."""
@@ -222,8 +224,8 @@ def _make_native_call(
         return None
     if any(s.kind == "draw" for s in program.sources):  # where Python must take over, it would draw again
         return None
-    w = _Writer(Tensor=Tensor, slow=slow, exchange=exchange, take_back=take_back, set_item=set_item,
-                set_grad=set_grad, set_grads=set_grads, drop_grads=drop_grads, write=write)  # fmt: skip
+    w = _Writer(Tensor=Tensor, slow=slow, exchange=exchange, take_back=take_back, set_grad=set_grad,
+                write=write)  # fmt: skip
     owners: list[Any] = []
     given = [f"x{k}" for k in range(count)]
     for s in program.sources:
@@ -232,38 +234,117 @@ def _make_native_call(
         else:
             owners.append(len(given))
             given.append(_read(w, s.kind, s.owner))
-    empty = {id(h.tensor) for h in trace.grad_guards() if h.argument is None and h.grad is None}
-    swapped: list[tuple[Tensor, int]] = []
-    others = []
-    place = len(program.results)
-    for each in program.writes:
-        if each.kind == "data" and type(each.owner) is Tensor:
-            swapped.append((each.owner, place))
-        elif each.kind != "grad" or each.values[0] is not None or id(each.owner) not in empty:
-            others.append((each, place))
-        place += sum(v is not None for v in each.values)
-    if len({id(t) for t, _ in swapped}) < len(swapped) or place != len(run.fresh):
+    writes = _Writes(program, trace)
+    if writes.twice() or writes.places != len(run.fresh):
         return None
-    native = run.entry_for(owners, swapped, len(given))
+    native = run.entry_for(owners, writes.swapped, len(given), writes.graded)
+    for k, (each, _) in enumerate(writes.cells):
+        w.add(f"c{k} = {_container(w, each.owner[0])}")
+        w.add(f"o{k} = {_read(w, 'cell', each.owner)}")
+    before = {_read(w, "cell", each.owner): f"o{k}" for k, (each, _) in enumerate(writes.cells)}
+    given = [before.get(text, text) for text in given]
     w.add(f"found = {w.name(native.call, 'entry')}({', '.join(given)})")
     w.add(f"if found is NotImplemented: return slow({', '.join(given[:count])})")
-    if others:
-        w.add("undo = []")
+    if writes.cells or writes.others:
+        undone = any(each.kind != "call" for each, _ in writes.others)
+        if undone:
+            w.add("undo = []")
         w.add("try:")
-        for each, at in sorted(others, key=lambda other: other[0].kind == "call"):
+        for k, (each, at) in enumerate(writes.cells):
+            w.add(f"    c{k}[{w.name(each.owner[1])}] = found[{at}]")
+        for each, at in writes.others:
             _write(w, each, at)
         w.add("except BaseException:")
-        w.add("    take_back(undo)")
-        w.add(f"    exchange({w.name(swapped)}, found)")
+        if undone:
+            w.add("    take_back(undo)")
+        for k, (each, _) in enumerate(writes.cells):
+            w.add(f"    c{k}[{w.name(each.owner[1])}] = o{k}")
+        w.add(f"    exchange({w.name(writes.swapped)}, {w.name(writes.graded)}, found)")
         w.add("    raise")
     w.add("return found")
-    return w.function("call", [f"x{k}" for k in range(count)])
+    made = w.function("call", given[:count])
+    w.fixed = {_read(w, s.kind, s.owner)[:-2]: s.owner.array for s in _fixed_numbers(program)}
+    made.writer = w  # type: ignore[attr-defined]  # for ``make_direct``
+    return made
 
 
-def exchange(swapped: list[tuple[Tensor, int]], found: tuple[Any, ...]) -> None:
-    """Put the previous arrays, which are in ``found``, back into the tensors."""
+def _fixed_numbers(program: Program) -> list[Source]:
+    """Return the sources of numbers that change only if hyper-parameters of an optimiser do."""
+    used: dict[int, set[int]] = {
+        s.value.id: set() for s in program.sources if s.kind == "numbers" and hasattr(s.owner, "constant")
+    }
+    for i in program.live() if used else ():
+        for a in i.args:
+            if getattr(a, "id", None) in used:
+                used[a.id].add(i.params.get("k", -1))
+    return [s for s in program.sources if s.value.id in used and s.owner.constant(used[s.value.id])]
+
+
+def make_direct(execute: Callable[..., Any], count: int, watch: Watch, node: Any) -> Callable[..., Any]:
+    """Return a function of the arguments that checks the guards natively, runs, and returns one tensor.
+
+    It returns NotImplemented if something has changed.  ``execute`` is made by ``make_call``; its lines are
+    repeated here, because a call of it would take longer than they do.  While the native check watches the
+    hyper-parameters, numbers that depend on nothing else are not read again: the last full check was followed
+    by a call that read them.
+    """
+    w = _Writer(ready=watch.ready, watch=watch, node=node, new=object.__new__, Tensor=Tensor)
+    w.add("if not ready(*args): return NotImplemented")
+    native = getattr(execute, "writer", None)
+    if native is None:
+        w.names["execute"] = execute
+        w.add("found = execute(*args)")
+    else:
+        w.names |= {**native.names, "slow": lambda *_: NotImplemented}
+        if not watch.asks:
+            w.names |= {name: partial(itself, array) for name, array in native.fixed.items()}
+        if count:
+            w.add(f"{', '.join(f'x{k}' for k in range(count))}, = args")
+        w.lines += native.lines[:-1]  # without the return
+    for line in (
+        "watch.failures = 0", "watch.calls += 1", "t = new(Tensor)", "t._data = found[0]", "t._node = node",
+        "t._version = 0", "t._extra = None", "return t",
+    ):  # fmt: skip
+        w.add(line)
+    return w.function("direct", ["*args"])
+
+
+class _Writes:
+    """The writes of a program with their places in the outputs: those of the native entry, and the others."""
+
+    def __init__(self, program: Program, trace: Trace) -> None:
+        empty = {id(h.tensor) for h in trace.grad_guards() if h.argument is None and h.grad is None}
+        self.swapped: list[tuple[Tensor, int]] = []  # tensors that get new arrays
+        self.graded: list[tuple[Tensor, int]] = []  # tensors that get new gradients
+        self.cells: list[tuple[Write, int]] = []
+        self.others: list[tuple[Write, int]] = []
+        self.places = len(program.results)
+        for each in program.writes:
+            at = self.places
+            self.places += sum(v is not None for v in each.values)
+            if each.kind == "data" and type(each.owner) is Tensor:
+                self.swapped.append((each.owner, at))
+            elif each.kind == "cell":
+                self.cells.append((each, at))
+            elif each.kind == "grad" and type(each.owner) is Tensor and each.values[0] is not None:
+                self.graded.append((each.owner, at))
+            elif each.kind != "grad" or each.values[0] is not None or id(each.owner) not in empty:
+                self.others.append((each, at))
+        self.others.sort(key=lambda other: other[0].kind == "call")  # the updates of optimisers come last
+
+    def twice(self) -> bool:
+        """Return whether the array or the gradient of a tensor is written twice."""
+        return any(len({id(t) for t, _ in each}) < len(each) for each in (self.swapped, self.graded))
+
+
+def exchange(
+    swapped: list[tuple[Tensor, int]], graded: list[tuple[Tensor, int]], found: tuple[Any, ...]
+) -> None:
+    """Put the previous arrays and gradients, which are in ``found``, back into the tensors."""
     for t, place in swapped:
         t._data = found[place]
+    for t, place in graded:
+        _put_grad(t, found[place])
 
 
 def _write_all(w: _Writer, program: Program) -> None:
@@ -382,8 +463,14 @@ def _read(w: _Writer, kind: str, owner: Any) -> str:
         return f"x{owner}._extra.grad._data"
     if kind == "cell":
         container, key = owner
-        return f"{w.name(container)}[{w.name(key)}]"
+        return f"{_container(w, container)}[{w.name(key)}]"
     return f"{w.name(owner, 'r')}()"
+
+
+def _container(w: _Writer, container: Any) -> str:
+    """Return an expression for a list or a dictionary; see ``Trace.cell``."""
+    owner, attribute = getattr(container, "held_by", (None, ""))
+    return w.name(container) if owner is None else f"{w.name(owner)}.{attribute}"
 
 
 def _write(w: _Writer, each: Write, place: int) -> int:
@@ -398,7 +485,7 @@ def _write(w: _Writer, each: Write, place: int) -> int:
         w.add(f"    {'write' if each.kind == 'data' else 'set_grad'}(undo, {t}, {values[0]})")
     elif each.kind == "cell":
         container, key = owner
-        w.add(f"    set_item(undo, {w.name(container)}, {w.name(key)}, {values[0]})")
+        w.add(f"    set_item(undo, {_container(w, container)}, {w.name(key)}, {values[0]})")
     else:  # a function of the values
         w.add(f"    {w.name(owner, 'u')}({', '.join(values)})")
     return place

@@ -219,7 +219,11 @@ class Native(Plan):
         return self.entry_for(range(len(self.program.sources)), (), len(self.program.sources))
 
     def entry_for(
-        self, owners: Sequence[Any], writes: Sequence[tuple[Any, int]], arguments: int
+        self,
+        owners: Sequence[Any],
+        writes: Sequence[tuple[Any, int]],
+        arguments: int,
+        grads: Sequence[tuple[Any, int]] = (),
     ) -> Entry | None:
         """Return a native entry, which reads inputs from ``owners`` and stores outputs in tensors.
 
@@ -242,6 +246,7 @@ class Native(Plan):
         return Entry(
             records=rows, given=given, made=made, arguments=arguments, nanoseconds=int(self.estimate),
             helpers=self.helpers(), checks=flags, held=(self.arena, self.graph, self.kernels), writes=writes,
+            grads=grads,
         )  # fmt: skip
 
     def _entry_slot(self, s: Any) -> Any:
@@ -259,6 +264,10 @@ class Native(Plan):
         with self.lock:  # all calls share the arena
             if self.entry is not None:
                 found = self.entry.call(*given)
+                if found is NotImplemented:  # broadcast gradients are not contiguous
+                    copied = [_plain(g) if type(g) is np.ndarray else g for g in given]
+                    if any(a is not b for a, b in zip(copied, given, strict=True)):
+                        found = self.entry.call(*copied)
                 if found is not NotImplemented:
                     return found if self.in_order else tuple([found[k] for k in self.order])
             return self._run(given)

@@ -166,7 +166,11 @@ class Trace:
         return symbol
 
     def cell(self, container: Any, key: Any) -> Symbolic:
-        """Return the symbol of an array that is an element of a list or a dictionary."""
+        """Return the symbol of an array that is an element of a list or a dictionary.
+
+        A container may have the attribute ``held_by``, a pair of an object and the name of its attribute that
+        is the list or dictionary; it is then looked up at each call.
+        """
         found = self.cells.get((id(container), key))
         if found is None:
             array = container[key]

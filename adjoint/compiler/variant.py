@@ -18,7 +18,7 @@ from adjoint.compiler import native, replay
 from adjoint.compiler.call import Call, Parameters, Wanted
 from adjoint.compiler.explain import explain
 from adjoint.compiler.guards import Guard, ObjectGuard, generators, named_reads
-from adjoint.compiler.host import make_call, make_check, make_fits
+from adjoint.compiler.host import make_call, make_check, make_direct, make_fits
 from adjoint.compiler.joint import Backward, Recorder
 from adjoint.compiler.machine import has_llvm
 from adjoint.compiler.repeat import UnrollError
@@ -32,6 +32,7 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.user_code import warn
 from adjoint.engine.pull import release
 from adjoint.errors import GraphReleasedError, TransformError
+from adjoint.transforms.arrays import returned
 from adjoint.transforms.calls import new_op
 from adjoint.transforms.inputs import name_of
 from adjoint.words import count
@@ -53,6 +54,7 @@ class Variant:
         self.name = name_of(f)
         self.backend = backend if backend != "auto" or has_llvm() else "replay"
         self.native: native.Native | None = None
+        self.run_single: dict[bool, Callable[..., Any]] = {}  # see ``watched``
         self.build = functools.partial(native.build, flush=flush)
         self.key = call.key
         self.structure = call.structure
@@ -134,6 +136,7 @@ class Variant:
             return
         self.native = built
         self.execute = make_call(self.program, self.trace, built, len(self.moves))
+        self.run_single.clear()
         if self.backend == "auto":
             self.watch = self._watch()
             self.build_seconds += time.perf_counter() - start
@@ -248,12 +251,31 @@ class Variant:
             t._node = self.spent[0]
         return t
 
-    def watched(self) -> Callable[..., bool] | None:
-        """Return the native check of the guards, updated to the present state; None if there is none."""
-        if self.watch is None:
+    def watched(self) -> Callable[..., Any] | None:
+        """Return a function of the arguments that runs the program, now that all guards have been checked.
+
+        It returns NotImplemented if the native check of the guards finds a change.  None means that there is
+        no native check.
+        """
+        watch = self.watch
+        if watch is None:
             return None
-        self.watch.renew()
-        return self.watch.ready
+        watch.renew()
+        ready, plain = watch.ready, self.plain and watch.plain
+        if self.single and self.recorder is None and not plain:
+            if watch.asks not in self.run_single:
+                node = self.spent[0] if self.spent else None
+                self.run_single[watch.asks] = make_direct(self.execute, len(self.moves), watch, node)
+            return self.run_single[watch.asks]
+
+        def run(*args: Any) -> Any:
+            if not ready(*args):
+                return NotImplemented
+            watch.failures = 0
+            found = self.run_direct(args)
+            return returned(found) if plain else found
+
+        return run
 
     def _watch(self) -> Watch | None:
         """Return a new native check of the guards; None if they cannot be checked natively."""
@@ -319,7 +341,7 @@ class Variant:
             "guards": [g.what for g in self.guards] + [count(tensors, "tensor")],
             "trace_seconds": self.trace_seconds,
             "build_seconds": self.build_seconds,
-            "calls": self.calls,
+            "calls": self.calls + (0 if self.watch is None else self.watch.calls),
         }
 
 

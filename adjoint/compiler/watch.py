@@ -156,6 +156,7 @@ class Watch:
     ) -> None:
         self.grads, self.guards, self.tensors = grads, guards, [t for t, _, _ in held]
         self.failures = 0
+        self.calls = 0  # of the program, after this check alone
         self.plain = False  # whether no transform was active
         self.asks = False
         self._fixed: list[Any] = []

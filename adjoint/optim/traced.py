@@ -7,6 +7,7 @@ the gradients, and the optimiser makes the update at the end of each call.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -129,7 +130,7 @@ class _Update:
         trace, optimizer = self.trace, self.optimizer
         for p, before, _ in self.waiting:
             p._data = before
-        counted = []
+        counted: list[tuple[Unit, list[int]]] = []
         with no_grad():
             for group in optimizer.groups:
                 if group.hyper != group.checked:
@@ -173,20 +174,8 @@ class _Update:
 
     def _numbers(self, group: Group, unit: Unit, i: int, ahead: int) -> dict[str, Any]:
         """Return the hyper-parameters as numbers that are read at each call; zeros and flags are constant."""
-
-        def read(later: int = 0) -> dict[str, Any]:
-            step = unit.steps[i] + ahead + later
-            found: dict[str, Any] = self.optimizer.numbers({**group.hyper, "step": step})
-            return found
-
-        now = read()
-        paths = [path for k, v in now.items() for path in _paths(v, (k,))]
-        values = partial(_values, read, paths)
-        given = {**group.hyper, "step": 1}
-        if self.optimizer.numbers(given) is given and all(len(path) == 1 for path in paths):
-            names = [k for (k,) in paths if k != "step"]
-            values = partial(_plain_values, group, unit, i, ahead, names, np.empty(len(names) + 1))
-            paths.sort(key=("step",).__eq__)
+        values = _Numbers(self.optimizer, group, unit, i, ahead)
+        now, paths = values.now(), values.paths
         symbols = iter(self.trace.numbers(values, len(paths)))
         moving = dict(zip(paths, symbols, strict=True))
 
@@ -218,6 +207,7 @@ class _Slots:
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
+        self.held_by = unit, "state"
 
     def __getitem__(self, name: str) -> Any:
         assert self.unit.state is not None
@@ -236,30 +226,35 @@ def _paths(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     return [path] if moves else []
 
 
-def _values(read: Callable[[int], dict[str, Any]], paths: list[tuple[Any, ...]], later: int = 0) -> Any:
-    """Return the numbers of this update, or of the update ``later`` steps after it."""
-    now = read(later)
-    found = np.empty(len(paths))
-    for n, (first, *rest) in enumerate(paths):
-        value = now[first]
-        for k in rest:
-            value = value[k]
-        found[n] = value
-    return found
+class _Numbers:
+    """The numbers of an update, as an array.
 
-
-def _plain_values(
-    group: Group, unit: Unit, i: int, ahead: int, names: list[str], out: Any, later: int = 0
-) -> Any:
-    """Return the unchanged hyper-parameters and the number of the step, for optimisers without ``numbers``.
-
-    ``out`` is returned at each call, because a program only reads it.
+    Each call returns the same array with new values, because a program only reads it.
     """
-    hyper = group.hyper
-    for n, name in enumerate(names):
-        out[n] = hyper[name]
-    out[-1] = unit.steps[i] + ahead + later
-    return out
+
+    def __init__(self, optimizer: Optimizer, group: Group, unit: Unit, i: int, ahead: int) -> None:
+        self.of, self.group, self.unit, self.i, self.ahead = optimizer.numbers, group, unit, i, ahead
+        self.paths = [path for k, v in self.now().items() for path in _paths(v, (k,))]
+        self.array = np.empty(len(self.paths))
+        values = "".join([f", now{''.join([f'[{k!r}]' for k in path])}" for path in self.paths])
+        names = {"pack": struct.Struct(f"{len(self.paths)}d").pack_into, "out": self.array}
+        self.store = eval(f"lambda now: pack(out, 0{values}) or out", names)
+
+    def now(self, later: int = 0) -> dict[str, Any]:
+        """Return the numbers of this update, or of the update ``later`` steps after it."""
+        step = self.unit.steps[self.i] + self.ahead + later
+        return self.of({**self.group.hyper, "step": step})
+
+    def __call__(self, later: int = 0) -> Any:
+        return self.store(self.of({**self.group.hyper, "step": self.unit.steps[self.i] + self.ahead + later}))
+
+    def constant(self, used: set[int]) -> bool:
+        """Return whether those numbers that are used change only if the hyper-parameters do.
+
+        The numbers are named by their places; -1 stands for all of them.
+        """
+        given = {**self.group.hyper, "step": 1}
+        return self.of(given) is given and not any(k < 0 or self.paths[k] == ("step",) for k in used)
 
 
 def _pattern(group: Group) -> Any:
@@ -288,7 +283,10 @@ class _HostCount:
     def __call__(self) -> None:
         self.optimizer.step_count += 1
         for unit, present in self.counted:
-            if len(present) == len(unit.steps):  # in place: the list is watched by its identity
-                unit.steps[:] = [n + 1 for n in unit.steps]
+            steps = unit.steps
+            if len(present) == len(steps):  # in place: the list is watched by its identity
+                first, size = steps[0], len(steps)
+                same = steps.count(first) == size
+                steps[:] = [first + 1] * size if same else [n + 1 for n in steps]
                 continue
             unit.steps = [n + (i in present) for i, n in enumerate(unit.steps)]

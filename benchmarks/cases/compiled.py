@@ -281,10 +281,10 @@ def softmax_loss(F: Any, w: Any, x: Any, t: Any) -> Any:
     return F.cross_entropy(x @ w.reshape(FEATURES, CLASSES), t) + PENALTY * (w * w).sum()
 
 
-def adjoint_fit(compiled: bool = False) -> Step:
+def adjoint_fit(backend: str | None = None) -> Step:
     x, t = map(ad.tensor, samples())
     both = ad.value_and_grad(lambda w: softmax_loss(ad.nn.functional, w, x, t))
-    return scipy_fit(ad.compile(both) if compiled else both)
+    return scipy_fit(both if backend is None else ad.compile(both, backend=backend))
 
 
 def torch_fit() -> Step:
@@ -333,7 +333,8 @@ CASES = [
         f"softmax regression, {SAMPLES:,}×{FEATURES}, {STEPS} steps of SciPy's L-BFGS-B",
         {
             "adjoint": adjoint_fit,
-            "adjoint-compile": lambda: adjoint_fit(compiled=True),
+            "adjoint-compile": lambda: adjoint_fit("auto"),
+            "adjoint-replay": lambda: adjoint_fit("replay"),
             "torch": torch_fit,
             "jax-jit": jax_fit,
         },

@@ -68,7 +68,7 @@ def setting():
 
 
 def ready(compiled, args) -> bool:
-    return compiled._ready is not None and compiled._ready(*args)
+    return compiled._direct is not None and compiled._variants[0].watch.ready(*args)
 
 
 def test_an_unchanged_program_is_ready_and_is_not_checked_in_full(monkeypatch):
@@ -221,9 +221,10 @@ def test_what_changes_at_every_call_is_not_watched_for_long():
 def test_references_are_counted():
     compiled, args, at = setting()
     watched = (*args, None, True, False, compiled._variants[0].watch.words, at["net"].first.weight)
+    check = compiled._variants[0].watch.ready
     before = [sys.getrefcount(w) for w in watched]
     for _ in range(1000):
-        compiled._ready(*args), compiled._ready(*args, 1)
+        check(*args), check(*args, 1)
     after = [sys.getrefcount(w) for w in watched]
     assert max(abs(a - b) for a, b in zip(after, before, strict=True)) < 50
 

@@ -1,0 +1,234 @@
+"""What native calls write: gradients, parameters and state that the user holds keep their values."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite")
+
+import adjoint as ad
+from adjoint.compiler import entry
+from adjoint.core.tensor import committing
+
+pytestmark = pytest.mark.skipif(entry.layout() is None, reason="the layout of this interpreter is not known")
+
+RATE = 0.125
+
+
+class Net:
+    """A step of two parameters by an optimiser; ``zero`` is where the gradients are set to None."""
+
+    def __init__(self, kind: str = "SGD", zero: str = "first", size: int = 5) -> None:
+        self.w = ad.tensor(np.linspace(-1, 1, size), requires_grad=True)
+        self.b = ad.tensor(np.ones(3), requires_grad=True)
+        self.opt = getattr(ad.optim, kind)([self.w, self.b], lr=RATE)
+        self.zero = zero
+
+    def step(self, x: Any) -> Any:
+        if self.zero == "first":
+            self.opt.zero_grad()
+        loss = ((self.w * x) ** 2).sum() + (self.b**2).sum()
+        loss.backward()
+        self.opt.step()
+        if self.zero == "last":
+            self.opt.zero_grad()
+        return loss
+
+    def compiled(self) -> Callable[..., Any]:
+        return ad.compile(self.step, backend="native")
+
+    def state(self) -> list[Any]:
+        tensors = [self.w, self.b, self.w.grad, self.b.grad]
+        return [None if t is None else t.tolist() for t in tensors] + [self.opt.state_dict()["steps"]]
+
+
+def inputs(count: int, size: int = 5) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [ad.tensor(rng.standard_normal(size)) for _ in range(count)]
+
+
+def hold(net: Net, held: list[Any]) -> None:
+    """Hold gradients and values in all ways that a user has."""
+    g = net.w.grad
+    assert g is not None
+    held += [g, g.numpy(), net.b.grad, net.w.numpy(), net.w.detach(), g[1:3], g.detach().reshape(5, 1)]
+
+
+def entry_of(step: Any) -> Any:
+    """Return the native entry of the last program."""
+    names = step._variants[0].execute.__globals__
+    return next(v for k, v in names.items() if k.startswith("entry"))
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_held_gradients_and_values_never_change(kind: str, every: int) -> None:
+    eager, ours = Net(kind), Net(kind)
+    step, held, copies = ours.compiled(), [], []
+    for k, x in enumerate(inputs(12)):
+        eager.step(x), step(x)
+        for a, b in zip(eager.state(), ours.state(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12)
+        if k % every == 0:
+            hold(ours, held)
+            copies = [np.array(h) for h in held]
+        for h, copy in zip(held, copies, strict=True):
+            np.testing.assert_array_equal(h, copy)
+
+
+def test_a_held_gradient_can_be_written_to() -> None:
+    net = Net()
+    step = net.compiled()
+    for x in inputs(4):
+        step(x)
+    g = net.w.grad
+    assert g is not None
+    g[:] = 7.0
+    before = net.w.numpy(copy=True)
+    step(inputs(1)[0])
+    assert g.tolist() == [7.0] * 5 and net.w.grad is not g
+    np.testing.assert_allclose(net.w.numpy(), before - RATE * net.w.grad.numpy())
+
+
+def test_a_gradient_of_the_user_is_replaced_and_kept() -> None:
+    net = Net()
+    step = net.compiled()
+    for x in inputs(4):
+        step(x)
+    mine = net.w.grad = ad.tensor(np.zeros(5))
+    step(inputs(1)[0])
+    assert mine.tolist() == [0.0] * 5 and net.w.grad is not mine
+
+
+def test_a_weak_reference_to_a_gradient_dies() -> None:
+    net = Net()
+    step = net.compiled()
+    for x in inputs(4):
+        step(x)
+    watched = weakref.ref(net.w.grad), weakref.ref(net.w.grad._data)
+    step(inputs(1)[0])
+    assert watched[0]() is None
+    step(inputs(1)[0])
+    assert watched[1]() is None
+
+
+@pytest.mark.parametrize("zero", ["first", "last", "never"])
+def test_gradients_are_those_of_the_last_call(zero: str) -> None:
+    eager, ours = Net(zero=zero), Net(zero=zero)
+    step = ours.compiled()
+    for x in inputs(8):
+        eager.step(x), step(x)
+        for a, b in zip(eager.state(), ours.state(), strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_other_code_that_moves_the_gradients_between_calls() -> None:
+    eager, ours = Net(), Net()
+    step = ours.compiled()
+    for k, x in enumerate(inputs(12)):
+        eager.step(x), step(x)
+        for net in (eager, ours):
+            if k % 3 == 0:
+                net.w.grad = None
+            elif k % 3 == 1:
+                (net.w * 2).sum().backward()
+        for a, b in zip(eager.state(), ours.state(), strict=True):
+            if a is not None:
+                np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_a_new_gradient_is_a_plain_tensor() -> None:
+    net = Net()
+    step = net.compiled()
+    for x in inputs(4):
+        step(x)
+    g = net.w.grad
+    assert g is not None
+    assert (g._version, g._node, g._extra, type(g)) == (0, None, None, ad.Tensor)
+    assert g.is_leaf and not g.requires_grad and gc.is_tracked(g)
+    counts = sys.getrefcount(g), sys.getrefcount(g._data)
+    assert counts == (3, 2)
+    assert g._data.flags.owndata and g._data.flags.writeable
+
+
+def test_a_learning_rate_that_changes_is_read() -> None:
+    eager, ours = Net(), Net()
+    step = ours.compiled()
+    for k, x in enumerate(inputs(30)):
+        rate = 0.1 / (1 + k // 5) if k < 15 else 0.1 / (1 + k)
+        eager.opt.lr = ours.opt.lr = rate
+        eager.step(x), step(x)
+        np.testing.assert_allclose(eager.w.numpy(), ours.w.numpy(), rtol=1e-12)
+
+
+def test_nothing_is_written_while_a_gradient_is_being_added_to() -> None:
+    net = Net()
+    step = net.compiled()
+    x = inputs(1)[0]
+    for _ in range(4):
+        step(x)
+    before, values = net.w.grad, net.w.numpy(copy=True)
+    call, numbers = entry_of(step), np.full(2, RATE)
+    with committing:  # as in a backward of another thread
+        assert call(x, numbers) is NotImplemented
+    assert net.w.grad is before
+    np.testing.assert_array_equal(net.w.numpy(), values)
+    assert call(x, numbers) is not NotImplemented and net.w.grad is not before
+
+
+def test_an_error_after_the_writes_takes_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("SGD", "Adam"):
+        net = Net(kind)
+        step = net.compiled()
+        for x in inputs(5):
+            step(x)
+        before, grads = net.state(), (net.w.grad, net.b.grad)
+        moments = [a.copy() for a in net.opt.groups[0].units[0].state.values()]
+
+        def fail(self: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("adjoint.optim.traced._HostCount.__call__", fail)
+            with pytest.raises(KeyboardInterrupt):
+                step(x)
+        assert net.state() == before and (net.w.grad, net.b.grad) == grads
+        assert all(a is b for a, b in zip(grads, (net.w.grad, net.b.grad), strict=True))
+        for a, b in zip(moments, net.opt.groups[0].units[0].state.values(), strict=True):
+            np.testing.assert_array_equal(a, b)
+        other = Net(kind)
+        for x in inputs(5):
+            other.step(x)
+        other.step(x), step(x)
+        np.testing.assert_allclose(net.w.numpy(), other.w.numpy(), rtol=1e-12)
+
+
+def test_small_arrays_are_kept_until_the_program_is_dropped() -> None:
+    net = Net()
+    step = net.compiled()
+    for x in inputs(5):
+        step(x)
+    address = next(int(k) for k in entry_of(step).__self__.spare if k)
+    array = ctypes.cast(address, ctypes.py_object).value
+    before = sys.getrefcount(array)
+    del step, net
+    gc.collect()
+    assert sys.getrefcount(array) == before - 1
+
+
+def test_large_arrays_are_not_kept() -> None:
+    net = Net(size=20_000)
+    step = net.compiled()
+    for x in inputs(5, 20_000):
+        step(x)
+    assert not any(entry_of(step).__self__.spare)
