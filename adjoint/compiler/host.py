@@ -18,6 +18,7 @@ from adjoint.grads.slots import sink
 
 if TYPE_CHECKING:
     from adjoint.compiler.call import Wanted
+    from adjoint.compiler.joint import Recorder
     from adjoint.compiler.program import Instruction, Program, Source, Write
     from adjoint.compiler.trace import Trace
     from adjoint.compiler.watch import Watch
@@ -280,27 +281,33 @@ def _fixed_numbers(program: Program) -> list[Source]:
     return [s for s in program.sources if s.value.id in used and s.owner.constant(used[s.value.id])]
 
 
-def make_direct(execute: Callable[..., Any], count: int, watch: Watch, node: Any) -> Callable[..., Any]:
+def make_direct(
+    execute: Callable[..., Any], count: int, watch: Watch, node: Any, recorder: Recorder | None
+) -> Callable[..., Any] | None:
     """Return a function of the arguments that checks the guards natively, runs, and returns one tensor.
+
+    ``node`` is that of the result; a recorder makes another one at each call.  None means that there is no
+    native entry and so nothing to gain.
 
     It returns NotImplemented if something has changed.  ``execute`` is made by ``make_call``; its lines are
     repeated here, because a call of it would take longer than they do.  While the native check watches the
     hyper-parameters, numbers that depend on nothing else are not read again: the last full check was followed
     by a call that read them.
     """
-    w = _Writer(ready=watch.ready, watch=watch, node=node, new=object.__new__, Tensor=Tensor)
-    w.add("if not ready(*args): return NotImplemented")
     native = getattr(execute, "writer", None)
     if native is None:
-        w.names["execute"] = execute
-        w.add("found = execute(*args)")
-    else:
-        w.names |= {**native.names, "slow": lambda *_: NotImplemented}
-        if not watch.asks:
-            w.names |= {name: partial(itself, array) for name, array in native.fixed.items()}
-        if count:
-            w.add(f"{', '.join(f'x{k}' for k in range(count))}, = args")
-        w.lines += native.lines[:-1]  # without the return
+        return None
+    w = _Writer(ready=watch.ready, watch=watch, node=node, new=object.__new__, Tensor=Tensor)
+    w.add("if not ready(*args): return NotImplemented")
+    w.names |= {**native.names, "slow": lambda *_: NotImplemented}
+    if not watch.asks:
+        w.names |= {name: partial(itself, array) for name, array in native.fixed.items()}
+    if count:
+        w.add(f"{', '.join(f'x{k}' for k in range(count))}, = args")
+    w.lines += native.lines[:-1]  # without the return
+    if recorder is not None:
+        w.known = dict(native.known)
+        w.lines += [f"    {line}" for line in recorder.lines(w.name)]
     for line in (
         "watch.failures = 0", "watch.calls += 1", "t = new(Tensor)", "t._data = found[0]", "t._node = node",
         "t._version = 0", "t._extra = None", "return t",

@@ -12,7 +12,7 @@ from adjoint.compiler.program import Program, Source
 from adjoint.compiler.symbolic import Symbolic
 from adjoint.config import special
 from adjoint.core.namespace import Namespace, raw, rec
-from adjoint.core.node import LEAF
+from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.record import joined_copy, make_node, pick
 from adjoint.core.tensor import Tensor, Traced, note_reading, wrap
 from adjoint.engine.run import differentiate, key_of
@@ -81,7 +81,9 @@ class Backward:
     def build_with(self, build: Callable[[Program], Any]) -> None:
         """Build the program with ``replay.build`` or ``native.build``."""
         built, fresh = build(self.program), self.fresh
-        self.run: Callable[..., tuple[Any, ...]] = lambda *given: built(*given, *map(_read, fresh))
+        self.run: Callable[..., tuple[Any, ...]] = built
+        if fresh:
+            self.run = lambda *given: built(*given, *map(_read, fresh))
 
 
 @contextmanager
@@ -124,6 +126,10 @@ class Recorder:
         self.count = len(owner.moves) + len(back.captured)
         self.kept = slice(self.results, self.results + len(back.residuals))
         self.nothing = (None,) * len(back.residuals)
+        self.blank = (None,) * (self.count + len(back.residuals))
+        self.places = [
+            k for k, w in enumerate(back.wanted) if w
+        ]  # of the gradients that the backward computes
         specs = [(r.shape, r.dtype) for r in owner.program.results[: self.results]]
         self.specs = specs
         self.op = new_op(owner.name, (True,) * (self.count + len(back.residuals)), False, self.results)
@@ -156,18 +162,54 @@ class Recorder:
                 t._node = pick(node, k)
         return outs
 
+    def lines(self, name: Callable[[Any], str]) -> list[str]:
+        """Return lines of Python that do what ``record`` does for one result, and set ``node``.
+
+        The arguments are ``x0``, ``x1`` and so on, arrays or tensors with the nodes of the program's key; the
+        arrays of the program are in ``found``.  ``name`` returns the name of an object.
+        """
+        places = [f"x{k}" for k in range(len(self.owner.moves))]
+        nodes = [None if s.kind is np.ndarray else s.node for s in self.owner.specs]
+        kinds = [s.kind for s in self.owner.specs] + [Tensor] * len(self.back.captured)
+        nodes += [Node if type(t._node) is Node else t._node for t in self.back.captured]
+        places += map(name, self.back.captured)
+        parents, values, versions = [], [], []
+        for x, kind, node in zip(places, kinds, nodes, strict=True):
+            parents.append(x if node is LEAF else f"{x}._node" if node is Node else "None")
+            values.append(x if kind is np.ndarray else f"{x}._data")
+            if kind is Tensor and node is not Node:
+                versions.append(f"({x}, {x}._version),")
+        values += [f"found[{k}]" for k in range(self.kept.start, self.kept.stop)]
+        parents += ["None"] * len(self.nothing)
+        (shape, dtype), *_ = self.specs
+        filled = {
+            "op": name(self.op), "seq": f"{name(next_seq)}()", "parents": f"({', '.join(parents)},)",
+            "args": f"({', '.join(values)},)", "versions": f"({' '.join(versions)})" if versions else "None",
+            "out": "None", "params": f"{{'fixed': {name(self.owner.fixed)}}}", "shape": repr(shape),
+            "dtype": name(dtype), "extra": "None",
+        }  # fmt: skip
+        return [f"node = {name(Node)}()", *(f"node.{slot} = {value}" for slot, value in filled.items())]
+
     def pull(
         self, xp: Namespace, g: Any, out: Any, *values: Any, wanted: Sequence[bool], fixed: list[Any]
     ) -> list[Any]:
         """Return the gradients of the saved values: the derivative rule of the node."""
         n, back = self.count, self.back
+        if xp is raw and self.results == 1 and type(g) is np.ndarray:
+            return self._placed(back.run(*values[n:], g))
         grads = (g,) if self.results == 1 else g
         if xp is raw and all(g is None or type(g) is np.ndarray for g in grads):
-            found = iter(back.run(*values[n:], *self.seeds(grads)))
-            return [*(next(found) if w else None for w in back.wanted), *self.nothing]
+            return self._placed(back.run(*values[n:], *self.seeds(grads)))
         call = Derivative(Joint(self, fixed), n, self.specs, None if xp is rec else values[n:])
         call.places = [("in", i) for i in range(n)]
         return call.pull(xp, g, out, *values, wanted=wanted)
+
+    def _placed(self, found: Sequence[Any]) -> list[Any]:
+        """Return the results of the backward in the places of their parents, with None for the others."""
+        pulled = list(self.blank)
+        for k, g in zip(self.places, found, strict=True):
+            pulled[k] = g
+        return pulled
 
     def seeds(self, grads: Sequence[Any]) -> list[Any]:
         """Return the gradients of the results; a result without a gradient gets zeros."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -265,8 +266,10 @@ class Native(Plan):
             if self.entry is not None:
                 found = self.entry.call(*given)
                 if found is NotImplemented:  # broadcast gradients are not contiguous
-                    copied = [_plain(g) if type(g) is np.ndarray else g for g in given]
-                    if any(a is not b for a, b in zip(copied, given, strict=True)):
+                    copied = [
+                        g.copy() if type(g) is np.ndarray and not g.flags.c_contiguous else g for g in given
+                    ]
+                    if any(map(operator.is_not, copied, given)):
                         found = self.entry.call(*copied)
                 if found is not NotImplemented:
                     return found if self.in_order else tuple([found[k] for k in self.order])

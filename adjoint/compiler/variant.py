@@ -54,7 +54,7 @@ class Variant:
         self.name = name_of(f)
         self.backend = backend if backend != "auto" or has_llvm() else "replay"
         self.native: native.Native | None = None
-        self.run_single: dict[bool, Callable[..., Any]] = {}  # see ``watched``
+        self.run_single: dict[bool, Callable[..., Any] | None] = {}  # see ``watched``
         self.build = functools.partial(native.build, flush=flush)
         self.key = call.key
         self.structure = call.structure
@@ -262,11 +262,15 @@ class Variant:
             return None
         watch.renew()
         ready, plain = watch.ready, self.plain and watch.plain
-        if self.single and self.recorder is None and not plain:
+        if self.single and not plain:
             if watch.asks not in self.run_single:
                 node = self.spent[0] if self.spent else None
-                self.run_single[watch.asks] = make_direct(self.execute, len(self.moves), watch, node)
-            return self.run_single[watch.asks]
+                self.run_single[watch.asks] = make_direct(
+                    self.execute, len(self.moves), watch, node, self.recorder
+                )
+            found = self.run_single[watch.asks]
+            if found is not None:
+                return found
 
         def run(*args: Any) -> Any:
             if not ready(*args):

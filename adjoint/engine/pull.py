@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adjoint import words
-from adjoint.config import within
 from adjoint.core.lifted import Lifted, Unknown
 from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node
@@ -212,9 +210,14 @@ def pull_joint(
     if xp is dyn and not op.call:
         g, out, values = on_one_level(g, out, values)
     if op.call:
-        given = zip(g, zeros or [None] * len(g), strict=True) if op.outputs > 1 else [(g, zeros)]
-        rule = partial(op.joint, wanted=wanted, **node.params)
-        grads = within(arriving, list(given), rule, xp, g, out, *values)
+        several = op.outputs > 1
+        given = [*zip(g, zeros or [None] * len(g), strict=True)] if several else [(g, zeros)]
+        before = arriving.get()
+        try:  # as in ``config.within``
+            arriving.set(given)
+            grads = op.joint(xp, g, out, *values, wanted=wanted, **node.params)
+        finally:
+            arriving.set(before)
     else:
         grads = op.joint(xp, g, out, *values, wanted=wanted, **node.params)
     if not isinstance(grads, (tuple, list)) or len(grads) != len(parents):
@@ -223,6 +226,8 @@ def pull_joint(
             f"the rule of {op.name!r} must return one gradient per argument, {len(parents)} in all, but "
             f"returned {got}."
         )
+    if all(wanted):
+        return list(grads)
     return [gp if want else None for gp, want in zip(grads, wanted, strict=True)]
 
 
