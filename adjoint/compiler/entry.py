@@ -114,7 +114,7 @@ def _place(object_: Any, size: int, value: int) -> int:
 def _probed() -> Layout:
     """Find the offsets by searching arrays of several shapes for known addresses; assert that all agree."""
     arrays: list[Any] = [np.zeros((3, 5, 7), np.float32), np.ones((2, 4)), np.zeros((2, 3), order="F")]
-    found: set[tuple[int, ...]] = set()
+    found: set[tuple[int, int, int, int, int, int, int]] = set()
     for a in arrays:
         size = np.ndarray.__basicsize__
         kind = _place(a, size, id(np.ndarray))
