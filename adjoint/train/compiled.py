@@ -33,8 +33,10 @@ class CompiledLoss:
             terms: dict[str, Tensor] = {}
 
             def composed(*given: Any) -> Tensor:
-                terms.update(trainer.loss.terms_of(*given))
-                return trainer.loss.total(terms, weights)
+                whole = trainer.loss
+                assert isinstance(whole, ComposedLoss)
+                terms.update(whole.terms_of(*given))
+                return whole.total(terms, weights)
 
             loss, numbers, found = computed(trainer, batch, composed if weights else None)
             shares = [(value is loss, share) for value, share in found]
