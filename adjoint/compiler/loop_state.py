@@ -8,6 +8,7 @@ to are carried: each iteration receives them from the one before.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def prepared(outer: Trace, sources: Sequence[Source], count: int) -> list[Symbol
         if s.kind == "draw":
             found.append(outer.draw(draws.maker(s), shape, s.value.dtype))
         else:
-            found.append(outer.source("numbers", shape, s.value.dtype, _Numbers(s.owner, count)))
+            found.append(outer.source("numbers", shape, s.value.dtype, partial(s.owner.rows, count)))
     return found
 
 
@@ -62,34 +63,6 @@ class _Draws:
             return self.made.pop(source.value.id)
 
         return make
-
-
-class _Numbers:
-    """A function that returns the numbers of an optimiser for all iterations, one row each."""
-
-    def __init__(self, read: Callable[..., Any], count: int) -> None:
-        self.read = read
-        self.count = count
-
-    def __call__(self) -> Any:
-        first = self.read(later=0)
-        found = np.empty((self.count, *first.shape), first.dtype)
-        found[0] = first
-        for n in range(1, self.count):
-            found[n] = self.read(later=n)
-        return found
-
-
-class _Repeated:
-    """A function that calls ``action`` once for each iteration."""
-
-    def __init__(self, action: Callable[[], None], count: int) -> None:
-        self.action = action
-        self.count = count
-
-    def __call__(self) -> None:
-        for _ in range(self.count):
-            self.action()
 
 
 class State:
@@ -160,7 +133,7 @@ class State:
             if w.kind == "grad":
                 outer.drop_grads([w.owner])
             else:
-                outer.actions.append(Write("call", _Repeated(w.owner, self.count), ()))
+                outer.actions.append(Write("call", partial(w.owner, self.count), ()))
         for unit, done in self.sub.counted.values():
             counted = outer.updates_of(unit)
             for i, n in done.items():

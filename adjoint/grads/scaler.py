@@ -35,8 +35,11 @@ class _Clock:
 scale_clock = _Clock()
 
 
-def _mark_scaled() -> None:
-    """Mark the open micro-batch as scaled, so that an update without the scaler is an error."""
+def _mark_scaled(times: int = 1) -> None:
+    """Mark the open micro-batch as scaled, so that an update without the scaler is an error.
+
+    A compiled loop passes how many ``times`` its body does this.
+    """
     block = sink.get()
     if block is not None:
         block.scaled = True

@@ -248,6 +248,10 @@ class _Numbers:
     def __call__(self, later: int = 0) -> Any:
         return self.store(self.of({**self.group.hyper, "step": self.unit.steps[self.i] + self.ahead + later}))
 
+    def rows(self, count: int) -> Any:
+        """Return the numbers of the next ``count`` updates, one row each."""
+        return np.array([self(later).copy() for later in range(count)])
+
     def constant(self, used: set[int]) -> bool:
         """Return whether those numbers that are used change only if the hyper-parameters do.
 
@@ -280,13 +284,13 @@ class _HostCount:
         self.optimizer = optimizer
         self.counted = counted
 
-    def __call__(self) -> None:
-        self.optimizer.step_count += 1
+    def __call__(self, times: int = 1) -> None:
+        self.optimizer.step_count += times
         for unit, present in self.counted:
             steps = unit.steps
             if len(present) == len(steps):  # in place: the list is watched by its identity
                 first, size = steps[0], len(steps)
                 same = steps.count(first) == size
-                steps[:] = [first + 1] * size if same else [n + 1 for n in steps]
+                steps[:] = [first + times] * size if same else [n + times for n in steps]
                 continue
-            unit.steps = [n + (i in present) for i, n in enumerate(unit.steps)]
+            unit.steps = [n + times * (i in present) for i, n in enumerate(unit.steps)]
