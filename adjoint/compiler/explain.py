@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["explain"]
 
 _KINDS = {
-    "loop": "loop", "matmul": "product", "place": "pieces", "scatter": "scatter", "repeat": "steps",
+    "loop": "loop", "matmul": "product", "conv": "conv", "conv_input": "conv", "conv_weight": "conv",
+    "place": "pieces", "scatter": "scatter", "repeat": "steps",
 }  # fmt: skip
 _SECONDS, _ROUNDS = 0.05, 20  # at most, to measure times
 

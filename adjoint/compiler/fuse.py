@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from adjoint.compiler.simplify import Graph, Node, View, reshaped, row_major
 from adjoint.core.shapes import Shape
 
-__all__ = ["FULL", "KEPT", "Group", "fuse", "needed", "over", "stages"]
+__all__ = ["FULL", "KEPT", "PRODUCTS", "Group", "fuse", "needed", "over", "stages"]
 
 # how many values a node has: one per element of the domain, or one per element of the reduced domain
 FULL, KEPT = "full", "kept"
 GIVEN = frozenset(("source", "number", "constant"))
-ALONE = frozenset(("matmul", "place", "scatter", "call", "repeat"))  # they start a group of their own
+PRODUCTS = frozenset(("matmul", "conv", "conv_input"))  # elementwise nodes join their groups
+ALONE = PRODUCTS | {"conv_weight", "place", "scatter", "call", "repeat"}  # they start a group of their own
 _MOST = 64  # nodes in one kernel
 EARLY = -1 << 40  # first order number of the groups that depend on inputs only
 
@@ -220,7 +221,7 @@ class _Fusion:
 
         The domain of the group may be reshaped.
         """
-        if g.kind == "matmul":
+        if g.kind in PRODUCTS:
             return self._fits_product(g, n)
         if g.kind != "loop" or len(g.nodes) >= _MOST:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adjoint.compiler.fuse import GIVEN, Group, stages
+from adjoint.compiler.fuse import GIVEN, PRODUCTS, Group, stages
 from adjoint.compiler.simplify import Node
 
 __all__ = ["Memory", "stored_nodes"]
@@ -24,7 +24,7 @@ def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node]) -> set[int]:
     found = {n.id for n in outputs}
     for g in groups:
         for n in g.nodes:
-            if g.kind not in ("loop", "matmul"):
+            if g.kind != "loop" and g.kind not in PRODUCTS:
                 found.add(n.id)
             for a in n.args:
                 if where.get(a.node.id) is not g:
@@ -32,7 +32,7 @@ def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node]) -> set[int]:
         found |= _large(g)
     for g in groups:  # the product is computed in the memory of a result with the same dtype
         first = g.nodes[0]
-        if g.kind == "matmul" and not any(n.id in found and n.dtype == first.dtype for n in g.nodes):
+        if g.kind in PRODUCTS and not any(n.id in found and n.dtype == first.dtype for n in g.nodes):
             found.add(first.id)
     return found
 
@@ -102,7 +102,7 @@ class Memory:
             for start, _, i in spans:
                 a = node.args[i]
                 made = self.made.get(a.node.id)
-                free = made is not None and self.groups[made].kind in ("loop", "matmul")
+                free = made is not None and self.groups[made].kind in ("loop", *PRODUCTS)
                 taken = a.node.id in self.fresh or a.node.id in self.piece_of or a.node.dtype != node.dtype
                 if free and not taken and a.is_whole():
                     self.piece_of[a.node.id] = node, start

@@ -22,11 +22,11 @@ from adjoint.compiler import pool, replay, units
 from adjoint.compiler.alike import written
 from adjoint.compiler.emit.loop import Kernel, Slot, loop_kernel
 from adjoint.compiler.emit.move import place_kernels, scatter_kernel
-from adjoint.compiler.emit.product import product_kernels
+from adjoint.compiler.emit.product import conv_weight_kernels, product_kernels
 from adjoint.compiler.emit.repeat import driver_kernel
 from adjoint.compiler.emit.steps import small_kernel
 from adjoint.compiler.entry import Entry, Given, Made, Record, layout
-from adjoint.compiler.fuse import GIVEN, Group, fuse
+from adjoint.compiler.fuse import GIVEN, PRODUCTS, Group, fuse
 from adjoint.compiler.lower import Lowered, lower
 from adjoint.compiler.machine import machine
 from adjoint.compiler.memory import Memory, stored_nodes
@@ -115,7 +115,7 @@ class Plan:
         """Return the kernels of a group."""
         node = g.nodes[0]
         stored = [n for n in g.nodes if n.id in self.stored]
-        if g.kind in ("loop", "matmul"):
+        if g.kind in ("loop", "conv_weight", *PRODUCTS):
             kernels, space = written(self.machine, g, stored, lambda: self._write(g, stored))
             self.space = max(self.space, space)
             return kernels
@@ -129,6 +129,8 @@ class Plan:
         """Generate the kernels of a loop or a product; return them and their bytes of workspace."""
         if g.kind == "loop":
             return [loop_kernel(self.machine, g, stored)], 0
+        if g.kind == "conv_weight":
+            return conv_weight_kernels(self.machine, g.nodes[0], self.threads)
         return product_kernels(self.machine, g, stored, self.threads)
 
     def _repeat(self, node: Node, outs: list[Node]) -> Kernel:

@@ -381,10 +381,37 @@ def _overlap_add(xp: Any, x: Any, axis: int, length: int) -> Any:
     return xp.moveaxis(found, source=-1, destination=axis)
 
 
+_NARROW = 8  # rows with fewer windows leave vectors too empty
+_LARGE = 1 << 17  # more weights need too much memory for the sums of their gradient
+
+
+def _is_direct(
+    x: View, w: View, kernel: Shape, padding: Pairs, groups: int, wide: int, weights: int = 0
+) -> bool:
+    """Return whether a convolution has kernels of its own; others are matrix products of copied windows.
+
+    ``wide`` is the length of the rows that the kernels compute or read.
+    """
+    return (
+        len(kernel) == 2 and kernel != (1, 1) and groups == 1 and wide >= _NARROW and weights <= _LARGE
+        and x.dtype == w.dtype and x.dtype.kind == "f" and min(x.size, w.size) > 0
+        and all(lo >= 0 and hi >= 0 for lo, hi in padding)
+    )  # fmt: skip
+
+
+def _direct(xp: Any, op: str, a: View, b: View, spec: tuple[Any, ...], shape: Shape) -> View:
+    """Add a node of a convolution; ``spec`` has the fields of ``emit.conv.Conv`` behind the dtype."""
+    return xp.graph.node(op, (xp.graph.copied(a), xp.graph.copied(b)), spec, shape, a.dtype)
+
+
 @rule("conv")
 def _conv(xp: Any, x: Any, w: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
     n, o, kernel = x.shape[0], w.shape[0], w.shape[2:]
     count = counts(x.shape[2:], kernel, stride, padding, dilation)
+    if 0 not in count and _is_direct(x, w, kernel, padding, groups, count[-1]):
+        spec = (n, x.shape[1], o, x.shape[2:], kernel, stride, padding, dilation)
+        y = _direct(xp, "conv", x, w, spec, (n, o, math.prod(count)))
+        return xp.graph.reshape(y, (n, o, *count))
     cols = _columns(xp, x, kernel, stride, padding, dilation, groups, count)
     y = xp.matmul(xp.graph.reshape(w, (1, groups, o // groups, cols.shape[-2])), cols)
     return xp.graph.reshape(y, (n, o, *count))
@@ -409,6 +436,10 @@ def _conv_weight(
     xp: Any, x: Any, g: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Any:
     n, o, count = g.shape[0], g.shape[1], g.shape[2:]
+    weights = o * x.shape[1] * math.prod(kernel)
+    if 0 not in count and _is_direct(x, g, kernel, padding, groups, count[-1], weights):
+        spec = (n, x.shape[1], o, x.shape[2:], kernel, stride, padding, dilation)
+        return _direct(xp, "conv_weight", x, g, spec, (o, x.shape[1], *kernel))
     cols = _columns(xp, x, kernel, stride, padding, dilation, groups, count)
     gm = xp.graph.reshape(g, (n, groups, o // groups, math.prod(count)))
     y = xp.sum(xp.matmul(gm, xp.matrix_transpose(cols)), axis=(0,), keepdims=False)
@@ -422,6 +453,10 @@ def _conv_input(
     n, count, kernel = g.shape[0], g.shape[2:], w.shape[2:]
     if 0 in count or not n or g.dtype.kind != "f" or any(hi < 0 or lo < 0 for lo, hi in padding):
         raise NotNative("an empty convolution")
+    if 0 not in size and _is_direct(g, w, kernel, padding, groups, size[-1]):
+        spec = (n, w.shape[1], w.shape[0], tuple(size), kernel, stride, padding, dilation)
+        y = _direct(xp, "conv_input", g, w, spec, (n, w.shape[1], math.prod(size)))
+        return xp.graph.reshape(y, (n, w.shape[1], *size))
     nd, o, c, k = len(kernel), w.shape[0], w.shape[1] * groups, w.shape[1] * math.prod(kernel)
     wt = xp.matrix_transpose(xp.graph.reshape(w, (1, groups, o // groups, k)))
     cols = xp.matmul(wt, xp.graph.reshape(g, (n, groups, o // groups, math.prod(count))))

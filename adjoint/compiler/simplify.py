@@ -31,9 +31,9 @@ class Node:
     """A primitive, its operands and parameters, and the shape and dtype of its row-major result.
 
     ``op`` is "source" (an array given at each call), "number" (a Python float given at each call),
-    "constant", "reduce", "matmul", "place" (an array assembled from pieces), "gather", "scatter", "call" (a
-    call of NumPy), "part" (one result of a call), "repeat" (a loop), "out" (one result of a loop) or the name
-    of an elementwise primitive.
+    "constant", "reduce", "matmul", "conv", "conv_input", "conv_weight", "place" (an array assembled from
+    pieces), "gather", "scatter", "call" (a call of NumPy), "part" (one result of a call), "repeat" (a loop),
+    "out" (one result of a loop) or the name of an elementwise primitive.
     """
 
     __slots__ = ("args", "dtype", "id", "op", "origin", "params", "shape", "size", "value")

@@ -11,7 +11,8 @@ pytest.importorskip("llvmlite")
 
 from native import KERNEL
 
-from adjoint.compiler import machine, units
+import adjoint as ad
+from adjoint.compiler import machine, native, units
 from adjoint.compiler.emit import conv as c
 from adjoint.ops import conv as ops
 
@@ -117,3 +118,76 @@ def test_cuts_and_threads_do_not_change_bits(level):
     for function, given in ((forward, (x, w)), (images_gradient, (g, w)), (kernels_gradient, (x, g))):
         whole, cut = function(level, spec, *given), function(level, spec, *given, cuts=(0.2, 0.45, 0.8))
         assert whole.tobytes() == cut.tobytes()
+
+
+# In programs --------------------------------------------------------------------------------------
+
+
+def layer(x, w, b, seed, **at):
+    """A layer with everything that is fused with it, and its gradients."""
+    y = ad.nn.functional.relu(ad.nn.functional.conv2d(x, w, b, **at))
+    return [y.detach(), *ad.gradients((y * y).sum() + (y[:, :1] * seed).sum(), (x, w, b))]
+
+
+PROGRAMS = [
+    ((3, 2, 9, 11), (5, 2, 3, 2), {}),
+    ((2, 3, 7, 24), (6, 3, 3, 5), {"padding": (1, 2)}),
+    ((2, 1, 12, 33), (9, 1, 3, 3), {"stride": (2, 3), "padding": 2, "dilation": (2, 1)}),
+    ((1, 2, 1, 40), (1, 2, 1, 4), {"stride": (1, 2)}),
+    ((4, 8, 8, 8), (7, 8, 8, 1), {}),
+]
+
+
+def program(case, dtype):
+    x, w, at = case
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal(s).astype(dtype) for s in (x, w, w[:1])]
+    arrays[0] = np.ascontiguousarray(arrays[0].swapaxes(2, 3))  # the images are views
+
+    def f(x, w, b):
+        leaves = [t.detach().requires_grad_() for t in (x.swapaxes(2, 3), w, b)]
+        return layer(*leaves, 0.5, **at)
+
+    return f, [ad.tensor(a) for a in arrays]
+
+
+def agree(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        same(a.numpy(), b.numpy())
+
+
+@pytest.mark.parametrize("case", PROGRAMS, ids=str)
+def test_programs_use_them(level, case):
+    for dtype in (np.float32, np.float64):
+        f, given = program(case, dtype)
+        native = ad.compile(f, backend="native")
+        wanted = ad.compile(f, backend="replay")(*given)
+        for _ in range(2):
+            agree(native(*given), wanted)
+        assert native.explain().count("  conv ") >= 4
+
+
+def test_threads_give_the_bits_of_one(monkeypatch):
+    f, given = program(PROGRAMS[1], np.float32)
+    alone = ad.compile(f, backend="native")(*given)
+    monkeypatch.setattr(native, "CHUNK", 100.0)
+    monkeypatch.setattr(native, "HELPED", 0.0)
+    cut = ad.compile(f, backend="native")
+    for _ in range(3):
+        for a, b in zip(cut(*given), alone, strict=True):
+            assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_where_numpy_has_it(place, value):
+    for case in PROGRAMS[:3]:
+        f, given = program(case, np.float32)
+        changed = given[place].numpy().copy()
+        changed[0, 0, 0, -1] = value
+        given[place] = ad.tensor(changed)
+        with np.errstate(all="ignore"):
+            wanted = ad.compile(f, backend="replay")(*given)
+        for a, b in zip(ad.compile(f, backend="native")(*given), wanted, strict=True):
+            np.testing.assert_array_equal(np.isfinite(a.numpy()), np.isfinite(b.numpy()))

@@ -105,12 +105,12 @@ class _Planes(NamedTuple):
             and (self.rows, self.width) == self.size
         )
 
-    def copy(self, w: Writer, lanes: int, source: Value, target: Value) -> None:
+    def copy(self, w: Writer, lanes: int, source: Value, target: Value, around: Value) -> None:
         """Emit the copy of one image into the planes."""
         element, (high, wide) = self.element, self.size
         total = self.channels * self.plane
-        zero = w.const(0.0, element, lanes)
-        w.loop(0, -(-total // lanes) * lanes, lanes, lambda i, _: w.store(zero, w.at(target, element, i)))
+        fill = w.splat(around, lanes)
+        w.loop(0, -(-total // lanes) * lanes, lanes, lambda i, _: w.store(fill, w.at(target, element, i)))
         rows = self._kept(self.first[0], self.spread[0], high, self.rows)
 
         def row(r: Value, _: list[Value]) -> None:
@@ -190,19 +190,23 @@ def _work(machine: Machine, spec: Conv, planes: _Planes, outputs: int) -> _Work:
     return _Work(machine, planes, outputs, spec.windows, offsets, spec.stride[0] * planes.row)
 
 
-def _own_planes(w: Writer, work: _Work, image: Index) -> Value:
+def _own_planes(w: Writer, work: _Work, image: Index, around: Value | None = None) -> Value:
     """Emit the copy of an image into this thread's planes; return the address of the planes."""
     planes = work.planes
     source = w.at(w.slot(IMAGES), work.element, w.times(image, planes.channels * math.prod(planes.size)))
     if planes.is_image:
         return source
     target = w.at(w.slot(SCRATCH), "i8", w.times(w.thread, planes.bytes))
-    planes.copy(w, work.lanes, source, target)
+    planes.copy(w, work.lanes, source, target, around or w.const(0.0, work.element))
     return target
 
 
-def _correlation(work: _Work, epilogue: Epilogue | None, images: int) -> Kernel:
-    """Return the kernel of one product per image; slot KERNELS has a matrix (outputs, k)."""
+def _correlation(work: _Work, epilogue: Epilogue | None, images: int, exact: bool = False) -> Kernel:
+    """Return the kernel of one product per image; slot KERNELS has a matrix (outputs, k).
+
+    With ``exact``, what lies around the image in the planes is no number, and its products are left out if
+    the matrix is not finite.  Products with zeros are faster and give the same result if it is finite.
+    """
     w = Writer(work.machine)
     element, lanes, depth = work.element, work.lanes, len(work.offsets)
     high, wide = work.windows
@@ -210,9 +214,13 @@ def _correlation(work: _Work, epilogue: Epilogue | None, images: int) -> Kernel:
     most = 8 if work.machine.registers == 32 else 6 if work.machine.width else 4
     panels = -(-work.outputs // most)
     cuts = [work.outputs * p // panels for p in range(panels + 1)]
+    finite = around = None
+    if exact:
+        finite = _all_finite(w, work, w.slot(KERNELS), work.outputs * depth)
+        around = w.select(finite, w.const(0.0, element), _missing(w, element))
 
     def one(image: Value, _: list[Value]) -> None:
-        planes = _own_planes(w, work, image)
+        planes = _own_planes(w, work, image, around)
         out = w.at(w.slot(RESULT), element, w.times(image, work.outputs * high * wide))
 
         def line(y: Value, _: list[Value]) -> None:
@@ -229,7 +237,15 @@ def _correlation(work: _Work, epilogue: Epilogue | None, images: int) -> Kernel:
                     text = tile_text(work.machine, element, rows, n, not work.planes.is_image, True)
                     steps = [w.const(x, "i64") for x in (depth, 1)]
                     ends = [w.const(x, "i64") for x in (high * wide, depth)]
-                    w.use(text, kernels, w.at(base, element, first), to, *steps, table, *ends)
+                    given = kernels, w.at(base, element, first), to, *steps, table, *ends
+                    if finite is None:
+                        w.use(text, *given)
+                    else:
+                        sizes = [w.const(x, "i64") for x in (rows, n)]
+                        with w.when(finite):
+                            w.use(text, *given)
+                        with w.when(w.invert(finite)):
+                            w.use(_exact_text(work.machine, element), *given, *sizes)
                     if epilogue is not None:
                         _finish(w, work, epilogue, image, low, rows, place, n, to)
 
@@ -242,6 +258,55 @@ def _correlation(work: _Work, epilogue: Epilogue | None, images: int) -> Kernel:
 
     w.loop(w.low, w.high, 1, one)
     return Kernel(w.kernel(), images)
+
+
+def _all_finite(w: Writer, work: _Work, start: Value, count: int) -> Value:
+    """Emit whether no number is infinite or NaN."""
+    element, lanes = work.element, work.lanes
+
+    def one(i: Value, sums: list[Value]) -> list[Value]:
+        return [w.fma(w.load(w.at(start, element, i), element, sums[0].lanes), 0.0, sums[0])]
+
+    whole = count // lanes * lanes
+    (sums,) = w.loop(0, whole, lanes, one, [w.const(0.0, element, lanes)])
+    (total,) = w.loop(whole, count, 1, one, [w.fold(sums, w.add)])
+    return w.compare("oeq", total, 0.0)
+
+
+def _missing(w: Writer, element: str) -> Value:
+    """Return a NaN that stands for no number; computations give NaNs with other bits."""
+    kind, bits = ("i32", 0x7FC0DEAD) if element == "float" else ("i64", 0x7FF8DEAD0000DEAD)
+    return w.bitcast(w.const(bits, kind), element)
+
+
+@functools.cache
+def _exact_text(machine: Machine, element: str) -> str:
+    """Return the text of a slow function that computes a tile without the products of missing numbers.
+
+    Its parameters are those of ``tile_text`` with a table, and the rows and columns of the tile.
+    """
+    w = Writer(machine)
+    a, b, c, table = (Value(f"%{n}", "ptr") for n in ("a", "b", "c", "bk"))
+    a_row, c_row, depth, rows, columns = (Value(f"%{n}", "i64") for n in ("ar", "cr", "k", "rows", "columns"))
+    kind = "i32" if element == "float" else "i64"
+    missing = w.bitcast(_missing(w, element), kind)
+
+    def sum_of(i: Value, j: Value) -> Value:
+        def step(k: Value, sums: list[Value]) -> list[Value]:
+            x = w.load(w.at(w.at(b, element, j), element, w.load(w.at(table, "i64", k), "i64")), element)
+            y = w.load(w.at(a, element, w.plus(w.times(i, a_row), k)), element)
+            there = w.compare("ne", w.bitcast(x, kind), missing)
+            return [w.select(there, w.fma(x, y, sums[0]), sums[0])]
+
+        return w.loop(0, depth, 1, step, [w.const(0.0, element)])[0]
+
+    def row(i: Value, _: list[Value]) -> None:
+        to = w.at(c, element, w.times(i, c_row))
+        w.loop(0, columns, 1, lambda j, _: w.store(sum_of(i, j), w.at(to, element, j)))
+
+    w.loop(0, rows, 1, row)
+    names = [*(f"ptr %{n}" for n in "abc"), "i64 %ar", "i64 %ak", "ptr %bk", "i64 %cr", "i64 %k"]
+    return w.shared([*names, "i64 %rows", "i64 %columns"])
 
 
 def _finish(
@@ -297,7 +362,7 @@ def conv_input(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -
     back = spec._replace(stride=(1, 1), padding=((0, 0), (0, 0)))
     work = _work(machine, back, planes, spec.c)._replace(windows=spec.size)
     packed = spec.c * spec.o * math.prod(spec.kernel) * size_of(element)
-    main = _correlation(work, epilogue, spec.n)
+    main = _correlation(work, epilogue, spec.n, not planes.is_image)
     return Kernels(
         _turned_kernels(machine, spec, element), main, packed, 0 if planes.is_image else planes.bytes
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from adjoint.compiler.emit.elementwise import apply, extreme
 from adjoint.compiler.emit.text import Index, Value, Writer, element_of
-from adjoint.compiler.fuse import FULL, KEPT, Group, over, stages
+from adjoint.compiler.fuse import FULL, KEPT, PRODUCTS, Group, over, stages
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node, View, row_major
 
@@ -128,7 +128,7 @@ class Loop:
         g = self.group
         for n in g.nodes:
             full = n.op == "reduce" or g.level[n.id] == FULL
-            for k, a in enumerate(n.args if n.op != "matmul" else ()):
+            for k, a in enumerate(n.args if n.op not in PRODUCTS else ()):
                 if a.node.id in self.inside or a.node.id in g.numbers or (n.op == "gather" and k == 1):
                     continue
                 view = self._plain(n, a)

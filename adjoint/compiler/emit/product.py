@@ -1,4 +1,4 @@
-"""Kernels of matrix products, with elementwise nodes fused into them.
+"""Kernels of matrix products and convolutions, with elementwise nodes fused into them.
 
 The fused nodes (the *epilogue*) are applied to the tiles of the product while these are still in registers or
 cache.
@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from adjoint.compiler.emit import gemm
+from adjoint.compiler.emit import conv, gemm
 from adjoint.compiler.emit.loop import Kernel, Lane, Loop, Slot
 from adjoint.compiler.emit.math import FUNCTIONS
 from adjoint.compiler.emit.text import Index, Value, Writer
@@ -19,7 +19,7 @@ from adjoint.compiler.fuse import Group
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node, View
 
-__all__ = ["product_kernels"]
+__all__ = ["conv_weight_kernels", "product_kernels"]
 
 
 def product_kernels(
@@ -31,21 +31,14 @@ def product_kernels(
     """
     node = group.nodes[0]
     a, b = node.args
-    m, n, k = node.shape[-2], node.shape[-1], a.shape[-1]
-    batch = node.shape[:-2]
-    steps = [math.prod(node.shape[i + 1 :]) for i in range(len(batch))]
-    product = gemm.Product(
-        node.dtype, m, n, k, (a.strides[-2], a.strides[-1]), (b.strides[-2], b.strides[-1]), (n, 1), batch,
-        a.strides[:-2], b.strides[:-2], tuple(steps),
-    )  # fmt: skip
     # a product that is not itself stored is computed in the memory of a stored node
     home = next((x for x in stored if x is node), None) or next(
         (x for x in stored if x.dtype == node.dtype), node
     )
     epilogue = _Epilogue(machine, group, [x for x in stored if x is not home], home)
-    made = gemm.gemm(machine, product, epilogue if len(group.nodes) > 1 else None)
+    made, depth = _product(machine, node, epilogue if len(group.nodes) > 1 else None)
     wide = node.dtype.itemsize / 4
-    work = 0.9 * math.prod(node.shape) * k + 4.0 * node.size * len(group.nodes)
+    work = 0.9 * math.prod(node.shape) * depth + 4.0 * node.size * len(group.nodes)
     kernels = []
     at_b = _slot(b)
     if made.pack is not None:
@@ -56,6 +49,38 @@ def product_kernels(
     slots = [_slot(a), at_b, Slot(home, 0), Slot(None, space), *epilogue.slots_used]
     kernels.append(Kernel(made.main.text, slots, made.main.length, 1, work * wide))
     return kernels, space + made.scratch * threads
+
+
+def _product(machine: Machine, node: Node, epilogue: gemm.Epilogue | None) -> tuple[gemm.Kernels, int]:
+    """Return the kernels of a product or a convolution, and how many products each element is the sum of."""
+    a, b = node.args
+    if node.op != "matmul":
+        spec = conv.Conv(node.dtype, *node.params)
+        make, channels = (conv.conv, spec.c) if node.op == "conv" else (conv.conv_input, spec.o)
+        return make(machine, spec, epilogue), channels * math.prod(spec.kernel)
+    m, n, k = node.shape[-2], node.shape[-1], a.shape[-1]
+    batch = node.shape[:-2]
+    steps = [math.prod(node.shape[i + 1 :]) for i in range(len(batch))]
+    product = gemm.Product(
+        node.dtype, m, n, k, (a.strides[-2], a.strides[-1]), (b.strides[-2], b.strides[-1]), (n, 1), batch,
+        a.strides[:-2], b.strides[:-2], tuple(steps),
+    )  # fmt: skip
+    return gemm.gemm(machine, product, epilogue), k
+
+
+def conv_weight_kernels(machine: Machine, node: Node, threads: int) -> tuple[list[Kernel], int]:
+    """Return the kernels of the gradient of a convolution kernel, and the bytes of workspace they need."""
+    images, g = node.args
+    made = conv.conv_weight(machine, conv.Conv(node.dtype, *node.params))
+    space = -(-made.partial // 64) * 64
+    partial = Slot(None, 0)
+    wide = node.dtype.itemsize / 4
+    work = 0.9 * node.size * math.prod(g.shape) / node.shape[0]
+    slots = [_slot(images), _slot(g), partial, Slot(None, space)]
+    return [
+        Kernel(made.main.text, slots, made.main.length, 1, work * wide),
+        Kernel(made.last.text, [partial, Slot(node, 0)], made.last.length, 1, made.partial / 4),
+    ], space + made.scratch * threads
 
 
 def _slot(view: View) -> Slot:

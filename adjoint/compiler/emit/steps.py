@@ -45,7 +45,7 @@ def small_kernel(machine: Machine, node: Node, outs: list[Node]) -> Kernel | Non
 
 def _cost(n: Node, steps: Steps) -> float | None:
     """Return the number of simple operations of a node; None if the node is not supported here."""
-    if n.op in ("call", "part", "repeat", "out", "scatter"):
+    if n.op in ("call", "part", "repeat", "out", "scatter", "conv", "conv_input", "conv_weight"):
         return None
     if n.op == "gather":
         table = n.args[1].node
