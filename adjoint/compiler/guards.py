@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import random
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,8 +24,8 @@ __all__ = [
     "ObjectGuard",
     "base_of",
     "element_ids",
-    "generators",
     "is_flat",
+    "is_library",
     "itself",
     "named_reads",
     "read_attributes",
@@ -147,10 +146,11 @@ class ObjectGuard:
         return f"{self.what}.{', '.join(names)} changed"
 
 
-def named_reads(f: Any, objects: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+def named_reads(f: Any, objects: dict[str, Any], values: list[Any]) -> dict[str, Callable[[], Any]]:
     """Return, for each variable that ``f`` and the functions it calls name, a function that reads it.
 
     The keys describe the variables.  ``objects`` are the arguments of ``f`` that are not traced, by name.
+    The values of the variables are appended to ``values``.
     """
     found: dict[str, Callable[[], Any]] = {}
     todo = [(function, bound, objects) for function, bound in _functions(f)]
@@ -159,7 +159,7 @@ def named_reads(f: Any, objects: dict[str, Any]) -> dict[str, Callable[[], Any]]
     owners: dict[str, tuple[Any, Callable[[], Any]]] = {}  # objects whose attributes may be read elsewhere
     while todo:
         function, bound, local = todo.pop()
-        if (id(function), id(bound)) in seen or _is_library(function):
+        if (id(function), id(bound)) in seen or is_library(function):
             continue
         seen.add((id(function), id(bound)))
         attributes.update(name for code in _codes(function.__code__) for name in code.co_names)
@@ -167,9 +167,10 @@ def named_reads(f: Any, objects: dict[str, Any]) -> dict[str, Callable[[], Any]]
             local = {**local, function.__code__.co_varnames[0]: bound}
         for name, read, chain in _reads(function, local):
             value, used = _follow(read, chain)
+            values.append(value)
             if value is _NOTHING or isinstance(value, _SKIPPED):
                 continue
-            if isinstance(value, types.FunctionType) and _is_library(value):
+            if isinstance(value, types.FunctionType) and is_library(value):
                 todo += [(*each, {}) for each in _functions(getattr(value, "__wrapped__", None))]
             if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
                 todo += [(*each, {}) for each in _functions(value)]
@@ -193,7 +194,7 @@ def _add_attributes(
     depth: int,
 ) -> None:
     """Add reads of those attributes of a user's object whose names are in the code."""
-    if depth == _DEEPEST or _is_library(type(owner)) or isinstance(owner, _FUNCTIONS):
+    if depth == _DEEPEST or is_library(type(owner)) or isinstance(owner, _FUNCTIONS):
         return
     for name, value in getattr(owner, "__dict__", {}).items():
         here = f"{what}.{name}"
@@ -219,12 +220,6 @@ def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
     return None, None, None, None
 
 
-def generators() -> tuple[Any, ...]:
-    """Return the states of the global generators of Python and NumPy."""
-    kind, keys, *rest = np.random.get_state()
-    return random.getstate(), (kind, np.asarray(keys).tobytes(), *rest)
-
-
 _NOTHING = object()
 
 
@@ -245,7 +240,8 @@ def _functions(f: Any) -> Iterator[tuple[Any, Any]]:
                 return
 
 
-def _is_library(function: Any) -> bool:
+def is_library(function: Any) -> bool:
+    """Return whether a function or a class belongs to a library."""
     return (getattr(function, "__module__", None) or "").partition(".")[0] in LIBRARIES
 
 

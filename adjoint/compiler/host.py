@@ -128,7 +128,7 @@ def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[...,
             w.add(f"if not {w.name(g.holds, 'g')}(): return False")
     for array, copy in trace.fixed:
         w.add(f"if not same({w.name(array)}, {w.name(copy)}): return False")
-    for function, part, found in trace.decisions:
+    for function, part, found, _ in trace.decisions:
         call = w.name(make_call(part, trace, build(part), count), "part")
         given = ", ".join(f"x{k}" for k in range(count))
         w.add(f"if {w.name(function)}({call}({given})[0]) != {w.name(found)}: return False")

@@ -13,7 +13,7 @@ from adjoint.compiler.program import Host, Instruction, Program
 from adjoint.compiler.repeat import Repeat
 from adjoint.compiler.simplify import DTYPES, Graph, NotNative, View
 from adjoint.compiler.steps import Steps, repeat
-from adjoint.compiler.symbolic import Nonzero, Symbolic
+from adjoint.compiler.symbolic import Nonzero, Number, Symbolic
 
 __all__ = ["Lowered", "lower"]
 
@@ -93,6 +93,8 @@ class _Lowering:
 
     def _native(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
         """Return the results of an instruction as primitives; raise ``NotNative`` if there are none."""
+        if any(isinstance(a, Number) and a.kind is not float for a in (*i.args, *i.outs)):
+            raise NotNative("a Python number is not a float")
         values: list[Any] = [*(a for a in args if isinstance(a, View)), *i.outs]
         for v in values:
             if v.dtype not in DTYPES:
@@ -130,7 +132,8 @@ class _Lowering:
         if name in ("keep_zeros", "add_into"):
             return [xp.apply(name, *args, **i.params)]
         if name == "copy":
-            return [xp.cast(args[0], i.outs[0].dtype)]
+            found = xp.cast(args[0], i.outs[0].dtype)
+            return [View(self.graph, found.node, found.shape, found.strides, found.offset)]  # not weak
         if name == "any_nan":
             flags = [xp.any(xp.flat(self.graph.copied(a != a)), axis=(0,), keepdims=False) for a in args]
             found = flags[0]

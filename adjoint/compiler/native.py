@@ -417,5 +417,5 @@ def _typed(i: Any, args: Sequence[Any]) -> list[Any]:
     dtype = np.result_type(*dtypes) if dtypes else None
     if dtype is None or dtype.char not in "fd":
         return list(args)
-    weak = [getattr(a, "weak", False) for a in i.args]
+    weak = [getattr(a, "weak", False) and a.kind in (float, int) for a in i.args]
     return [np.asarray(a, dtype) if w else a for a, w in zip(args, weak, strict=True)]

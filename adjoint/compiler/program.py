@@ -92,7 +92,7 @@ class Source:
 
     def __str__(self) -> str:
         where = f" {self.owner}" if self.kind == "argument" else ""
-        return f"{self.value}: {self.value.dtype}{list(self.value.shape)}  <- {self.kind}{where}"
+        return f"{self.value!s}: {self.value.dtype}{list(self.value.shape)}  <- {self.kind}{where}"
 
 
 class Write:

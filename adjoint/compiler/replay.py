@@ -189,7 +189,7 @@ class _Builder:
         if not isinstance(a, Symbolic):
             self.names[f"c{n}_{k}"] = a
             return f"c{n}_{k}"
-        if not a.weak or i.op.kind != "elementwise" or i.op.literals:
+        if not a.weak or a.kind not in (float, int) or i.op.kind != "elementwise" or i.op.literals:
             return f"v{a.id}"
         # as in eager mode: a number becomes a 0-d array with the dtype of the other operands
         dtypes = [b.dtype for b in i.args if hasattr(b, "dtype") and not getattr(b, "weak", False)]

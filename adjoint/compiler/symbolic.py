@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from adjoint.compiler.program import Host
 from adjoint.core.lifted import Lifted, Unknown, enclosing
 from adjoint.core.methods import attach
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.user_code import user_line
 from adjoint.engine.zeros import may_have_nan
 from adjoint.errors import TransformError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ADD_INTO", "Nonzero", "Number", "Root", "Symbolic", "add_in_place"]
 
 _FLOAT64 = np.dtype(np.float64)
+_TENSOR: Any = Tensor  # its protocols of NumPy are attached later
 
 
 class Symbolic(Unknown):
@@ -87,9 +89,18 @@ class Symbolic(Unknown):
         body = self.trace.program.body
         return bool(body) and body[-1].op.name in _VIEWS and body[-1].args[0] is other
 
-    def as_number(self) -> Number:
+    def as_number(self, kind: type = float) -> Number:
         """Return the only element as a symbolic Python number."""
-        return self.trace.number_of(_ITEM, (self,))
+        return self.trace.number_of(_ITEM, (self,), kind)
+
+    def choose(self, a: Any, b: Any) -> Number:
+        """Return a symbolic Python number: ``a`` in calls where this condition is true, else ``b``."""
+        return self.trace.number_of(_CHOOSE, (self, a, b), a.__class__)
+
+    def as_tensor(self, dtype: Any) -> Tensor:
+        """Return this value as a tensor of a dtype; of a number as ``asarray`` makes one."""
+        function = partial(np.array, dtype=dtype)
+        return wrap(self.trace.call("copy", function, [self], [(self.shape, np.dtype(dtype))])[0])
 
     def keep_zeros(self, live: Any) -> Symbolic:
         """Return this gradient; if it contains NaN, replace it by zeros where ``live`` is false."""
@@ -111,16 +122,20 @@ class Symbolic(Unknown):
         raise TransformError(
             f"ad.compile: {user_line()} needs a number that is not known while the function is traced.\n"
             "  Use ad.where(condition, a, b) in place of an if.  To read the number, return it from the "
-            "function.  If it comes from a float argument, name the argument in static=."
+            "function."
         )
-
-    __bool__ = __float__ = __int__ = __complex__ = __index__ = _refuse
 
     def __repr__(self) -> str:
         return f"<value of ad.compile, shape {self.shape}, {self.dtype}>"
 
     def __str__(self) -> str:
         return f"%{self.id}"
+
+
+attach(
+    Symbolic,
+    **dict.fromkeys(("__bool__", "__float__", "__int__", "__complex__", "__index__"), Symbolic._refuse),
+)
 
 
 def add_in_place(total: Any, g: Any, key: Any) -> Any:
@@ -141,6 +156,7 @@ _VIEWS = frozenset(
     "reshape permute_dims moveaxis matrix_transpose broadcast_to flip diagonal windows index".split()
 )
 _ITEM = Host("item", lambda a: a.item())
+_CHOOSE = Host("choose", lambda flag, a, b: a if flag else b)
 ADD_INTO = Host("add_into", _add_into)
 _ANY_NAN = Host("any_nan", _any_nan)
 # The last argument of these two is computed only if ``when(first argument)`` is true.
@@ -161,17 +177,76 @@ class Root(Symbolic):
 
 
 class Number(Symbolic):
-    """A symbolic Python float: an argument, or a hyper-parameter of an optimiser.
+    """A symbolic Python number: an argument, a hyper-parameter of an optimiser, or a result of arithmetic.
 
     Arithmetic with Python numbers returns another ``Number``, which Python computes at each call.  In
-    arithmetic with an array the result has the dtype of the array.
+    arithmetic with an array the result has the dtype of the array.  ``kind`` is the type of the number, which
+    ``isinstance`` sees too.
     """
 
-    __slots__ = ()
+    __slots__ = ("kind",)
     weak = True
 
-    def __init__(self, trace: Trace) -> None:
-        super().__init__(trace, (), _FLOAT64)
+    def __init__(self, trace: Trace, kind: type = float) -> None:
+        super().__init__(trace, (), _DTYPES[kind])
+        self.kind = kind
+
+    @property  # type: ignore[misc]  # that of object can be set
+    def __class__(self) -> Any:
+        """Return the type that the number has in eager mode."""
+        return self.kind
+
+    def _read(self, function: Callable[[Any], Any]) -> Any:
+        """Return ``function`` of the number in the present call, and guard the result."""
+        found = self.trace.read_number(function, self)
+        return self._refuse() if found is NotImplemented else found
+
+    def __bool__(self) -> bool:
+        return bool(self._read(bool))
+
+    def __int__(self) -> int:
+        return int(self._read(int))
+
+    def __float__(self) -> float:
+        return float(self._read(float))
+
+    def __complex__(self) -> complex:
+        return complex(self._read(complex))
+
+    def __index__(self) -> int:
+        return int(self._read(operator.index))
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.array(self._read(self.kind), *args, **kwargs)
+
+    def __hash__(self) -> int:
+        return int(self._read(hash))
+
+    def __format__(self, spec: str) -> str:
+        return str(self._read(partial(_formatted, spec)))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self._read(round) if digits is None else self.trace.number_of(_ROUND, (self, digits))
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if all(isinstance(a, _KINDS) and not isinstance(a, np.generic) for a in inputs):
+            # NumPy makes arrays of them, which are not weak
+            inputs = tuple([a.as_tensor(a.dtype) if isinstance(a, Number) else a for a in inputs])
+        return _TENSOR.__array_ufunc__(self, ufunc, method, *inputs, **kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return _TENSOR.__array_function__(self, function, types, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(self.kind, name):
+            raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
+        return self._read(operator.attrgetter(name))
 
 
 class Nonzero(Number):
@@ -179,10 +254,29 @@ class Nonzero(Number):
 
     __slots__ = ()
 
-    def __bool__(self) -> bool:  # type: ignore[override]  # other numbers raise
+    def __bool__(self) -> bool:
         return True
 
 
+_KINDS = (float, int, bool, complex)
+_DTYPES: dict[type, Any] = {kind: np.dtype(kind) for kind in _KINDS}
+
+
+def _formatted(spec: str, number: Any) -> str:
+    return format(number, spec)
+
+
+def _pow(x: Any, y: Any) -> Any:
+    found = x**y
+    if isinstance(found, complex) and not isinstance(x, complex) and not isinstance(y, complex):
+        raise TransformError(
+            f"ad.compile: {x!r} ** {y!r} is complex, but it was real when the function was traced.\n"
+            "  Use ad.tensor(x) ** y, which is NaN there, or x + 0j."
+        )
+    return found
+
+
+_ROUND = Host("round", round)
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -190,15 +284,16 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "truediv": operator.truediv,
     "floordiv": operator.floordiv,
     "mod": operator.mod,
-    "pow": operator.pow,
+    "pow": _pow,
 }
+_COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 
 
 def _binary(host: Host, method: str, reflected: bool) -> Callable[[Number, Any], Any]:
     """Return an operator method: Python's operator if both operands are numbers, otherwise the op."""
 
     def call(self: Number, other: Any) -> Any:
-        if isinstance(other, (Number, float, int)):
+        if isinstance(other, Number) or type(other) in _KINDS:
             return self.trace.number_of(host, (other, self) if reflected else (self, other))
         return NotImplemented if isinstance(other, Tensor) else getattr(Lifted, method)(self, other)
 
@@ -213,5 +308,8 @@ for _name, _function in _ARITHMETIC.items():
     for _r in ("", "r"):
         _method = f"__{_r}{_name}__"
         attach(Number, **{_method: _binary(Host(_name, _function), _method, bool(_r))})
+for _name, _function in _COMPARISONS.items():
+    _method = f"__{_name}__"
+    attach(Number, **{_method: _binary(Host(_name, _function), _method, False)})
 for _name in ("neg", "pos", "abs"):
     attach(Number, **{f"__{_name}__": _unary(Host(_name, getattr(operator, _name)))})

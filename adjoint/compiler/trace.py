@@ -29,7 +29,7 @@ from adjoint.core.lifted import Lifted, enclosing, level_of, next_level, tracing
 from adjoint.core.node import LEAF, Node
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, Traced, wrap
-from adjoint.core.user_code import LIBRARIES, library_of
+from adjoint.core.user_code import LIBRARIES, library_of, user_line
 from adjoint.errors import TransformError
 from adjoint.grads.slots import sink
 
@@ -90,7 +90,8 @@ class Trace:
         self.actions: list[Write] = []  # updates of optimisers and gradients for micro-batches, in order
         self.deferred: dict[int, Callable[[], None]] = {}  # how to compute values that nothing has read yet
         self.counted: dict[int, tuple[Any, dict[int, int]]] = {}  # see ``updates_of``
-        self.decisions: list[tuple[Callable[[Any], Any], Program, Any]] = []  # with their results
+        # functions, what they are called with, their results, and what to say if those change
+        self.decisions: list[tuple[Callable[[Any], Any], Program, Any, str]] = []
         self.drawn: list[Symbolic] = []
         self.again: Iterator[Symbolic] | None = None  # earlier draws that are used again
         self.undo: list[Callable[[], None]] = []
@@ -222,6 +223,9 @@ class Trace:
                 return data
             if self.parent is None or data.trace.ended:
                 raise _ended()
+            if data.weak:  # the wrapper of a Python number, which only this op has
+                t._data = self._from_parent(data)
+                return t._data
         elif type(data) is not ndarray and not self._is_around(data):
             raise TransformError(
                 "ad.compile: the function uses a tensor whose values are not a NumPy array: it belongs to "
@@ -297,10 +301,13 @@ class Trace:
 
     def _from_parent(self, value: Any) -> Symbolic:
         """Return the symbol, in the body of a loop, of a value of the trace or the ``vmap`` around it."""
-        if self.parent is None or (isinstance(value, Symbolic) and (value.trace.ended or value.weak)):
+        if self.parent is None or (isinstance(value, Symbolic) and value.trace.ended):
             raise _ended()
         found = self.arrays.get(id(value))
-        if found is None:
+        if found is None and isinstance(value, Number):
+            number = self._from_parent(value.as_tensor(value.dtype)._data).as_number(value.kind)
+            found = self.arrays[id(value)] = value, number
+        elif found is None:
             symbol = self.source("outer", value.shape, value.dtype, value)
             found = self.arrays[id(value)] = value, symbol
         return found[1]
@@ -320,15 +327,26 @@ class Trace:
         if getattr(op, "call", False):
             return op.forward(*args)
         own = tuple([self._operand(a) for a in args])
-        known = tuple([1.0 if isinstance(a, Number) else a for a in own])  # a Python float
+        known = tuple([a.kind(1) if isinstance(a, Number) else a for a in own])  # it is weak
         outs = self._add(op, own, params, infer(op, known, params))
         return outs if op.outputs > 1 else outs[0]
 
-    def number_of(self, op: Host, args: tuple[Any, ...]) -> Number:
-        """Add an instruction on Python numbers; return its result."""
-        out = Number(self)
+    def number_of(self, op: Host, args: tuple[Any, ...], kind: type | None = None) -> Number:
+        """Add an instruction that makes a Python number; return it."""
+        if kind is None:
+            kind = type(op.forward(*[a.kind(1) if isinstance(a, Number) else a for a in args]))
+        out = Number(self, kind)
         self._add_with(op, args, {}, (out,))
         return out
+
+    def read_number(self, function: Callable[[Any], Any], value: Number) -> Any:
+        """Return ``function`` of a number and guard the result; NotImplemented if it depends on tensors."""
+        part = self._part(value, pure=True)
+        if self.ended or any(s.kind != "argument" or not s.value.weak for s in part.sources):
+            return NotImplemented
+        return self._decided(
+            function, part, f"{user_line()} reads the value of a float argument, and that changed"
+        )
 
     def call(
         self,
@@ -382,15 +400,23 @@ class Trace:
 
     def decide(self, function: Callable[[Any], Any], value: Symbolic) -> Any:
         """Return ``function`` of a value's array in the present call, and guard the result."""
-        part = Program()
-        part.body, part.sources, part.results = list(self.program.body), list(self.program.sources), [value]
-        part.body = part.live()
-        used = {a.id for i in part.body for a in i.args if isinstance(a, Symbolic)} | {value.id}
-        part.sources = [s for s in part.sources if s.value.id in used]
+        part = self._part(value)
         if self.loop is not None:
             return self.loop.decide(function, part)
+        return self._decided(function, part)
+
+    def _part(self, value: Symbolic, pure: bool = False) -> Program:
+        """Return the part of the program that computes a value; without the checks before it if ``pure``."""
+        part = Program()
+        part.body, part.results = [i for i in self.program.body if i.op.pure or not pure], [value]
+        part.body = part.live()
+        used = {a.id for i in part.body for a in i.args if isinstance(a, Symbolic)} | {value.id}
+        part.sources = [s for s in self.program.sources if s.value.id in used]
+        return part
+
+    def _decided(self, function: Callable[[Any], Any], part: Program, reason: str = "") -> Any:
         found = function(build(part)(*map(self._present, part.sources))[0])
-        self.decisions.append((function, part, found))
+        self.decisions.append((function, part, found, reason))
         return found
 
     def _present(self, source: Source) -> Any:

@@ -15,9 +15,10 @@ from numpy import ndarray
 
 from adjoint import tree
 from adjoint.compiler import native, replay
+from adjoint.compiler.advances import Advances
 from adjoint.compiler.call import Call, Parameters, Wanted
 from adjoint.compiler.explain import explain
-from adjoint.compiler.guards import Guard, ObjectGuard, generators, named_reads
+from adjoint.compiler.guards import Guard, ObjectGuard, named_reads
 from adjoint.compiler.host import make_call, make_check, make_direct, make_fits
 from adjoint.compiler.joint import Backward, Recorder
 from adjoint.compiler.machine import has_llvm
@@ -31,7 +32,7 @@ from adjoint.core.record import node_of
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.user_code import warn
 from adjoint.engine.pull import release
-from adjoint.errors import GraphReleasedError, TransformError
+from adjoint.errors import GraphReleasedError
 from adjoint.transforms.arrays import returned
 from adjoint.transforms.calls import new_op
 from adjoint.transforms.inputs import name_of
@@ -64,21 +65,17 @@ class Variant:
         self.backward: Backward | None = None
         self.spent: list[Node | None] = []  # nodes of results that were differentiated inside
         self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
-        reads = named_reads(f, _objects(parameters, call))
+        objects, values = _objects(parameters, call), []  # type: ignore[var-annotated]  # anything
+        reads = named_reads(f, objects, values)
         self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
-        drawn = generators()
+        advances = Advances([*values, *objects.values(), *call.leaves])
         try:
             self._run_trace(trace, call)
         except UnrollError:
             self.trace = trace = Trace(call.moving, trace.updates)
             trace.unroll = True
             self._run_trace(trace, call)
-        if generators() != drawn:
-            raise TransformError(
-                f"ad.compile: {self.name} draws from the global random generator of NumPy or Python, so each "
-                "call would return the same numbers.\n"
-                "  Use ad.random, or pass rng= to the layer: those draw new numbers at each call."
-            )
+        advances.check(self.name)
         self.trace_seconds = time.perf_counter() - start
         trace.arguments = ()
         self.program = trace.program
@@ -335,6 +332,10 @@ class Variant:
         for g in self.guards:
             if not g.holds():
                 return str(g.reason())
+        for function, part, found, reason in self.trace.decisions:
+            read = make_call(part, self.trace, replay.build(part), len(self.moves))
+            if reason and function(read(*call.moving)[0]) != found:
+                return reason
         return "the shape, dtype, requires_grad, hooks or .grad of a tensor that it reads changed"
 
     def stats(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from numpy import ndarray
 from adjoint import words
 from adjoint.config import get_default_dtype, special
 from adjoint.core.conversion import check_conversion
-from adjoint.core.lifted import Lifted, tracing
+from adjoint.core.lifted import Lifted, Unknown, tracing
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, Traced, concrete, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
@@ -33,6 +33,7 @@ __all__ = [
     "resolved",
     "tensor",
     "weak_array",
+    "weak_tensor",
 ]
 
 
@@ -67,6 +68,8 @@ def tensor(data: ArrayLike, *, dtype: DTypeLike | None = None, requires_grad: bo
     """
     if isinstance(data, Tensor):
         check_conversion(data, "a new leaf", "Use x itself or x.clone(), which keep the history.")
+    elif special.count and tracing.get() is not None and _is_traced(data):
+        data = asarray(data, dtype=dtype)
     if type(data) is Traced and data._data.numbers() is None:
         fresh = data.detach()
         if dtype is not None:
@@ -152,11 +155,21 @@ def asarray(
             f"asarray: {words.a(type(data).__name__)} cannot be converted to a tensor without a copy.  "
             "Omit copy=False."
         )
+    if isinstance(data, Unknown) and data.weak:
+        return data.as_tensor(_number_dtype(data, dtype))
     if isinstance(data, (list, tuple)) and _has_history(data):
         return _stacked(data, _shared_dtype(data) if dtype is None else checked_dtype(dtype))
     array = _array_of(data, dtype)
     fresh = array.base is None and array is not data and isinstance(data, (list, tuple, int, float, complex))
     return made(wrap(array if fresh else array.copy()), data)
+
+
+def _number_dtype(number: Any, dtype: Any) -> np.dtype[Any]:
+    """Return the dtype of the tensor that is made of a traced Python number."""
+    if dtype is None:
+        return get_default_dtype() if number.dtype.char == "d" else number.dtype
+    check_cast(number.dtype, target := checked_dtype(dtype))
+    return target
 
 
 def made(t: Tensor, data: Any = None) -> Tensor:
@@ -180,7 +193,9 @@ def _array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
     if isinstance(value, Tensor):
         data = concrete(value, "this")
         return data if dtype is None else _cast(data, checked_dtype(dtype), value)
-    if isinstance(value, Lifted):
+    if isinstance(value, Unknown) and value.weak:
+        value = value.kind(value)  # the program is valid for this number only
+    elif isinstance(value, Lifted):
         raise InputError(
             "a value inside a transform cannot be converted to an array.\n"
             "  Compute with ad functions instead."
@@ -300,9 +315,22 @@ def _has_history(value: Any, depth: int = 0) -> bool:
     """Return whether a nested list contains tensors that plain arrays cannot replace."""
     if isinstance(value, (list, tuple)):
         return depth <= _DEEPEST and any(_has_history(v, depth + 1) for v in value)
-    return isinstance(value, Tensor) and (
-        value._node is not None or type(value) is Traced or bool(special.count)
-    )
+    if isinstance(value, Tensor):
+        return value._node is not None or type(value) is Traced or bool(special.count)
+    return isinstance(value, Unknown)
+
+
+def _is_traced(value: Any, depth: int = 0) -> bool:
+    """Return whether a value is a traced Python number or a nested list with tensors or such numbers.
+
+    Raises for tensors that have a history.
+    """
+    if isinstance(value, (list, tuple)):
+        return depth <= _DEEPEST and any(_is_traced(v, depth + 1) for v in value)
+    if isinstance(value, Tensor):
+        check_conversion(value, "part of a new leaf", "Use ad.array(list), which keeps the history.")
+        return True
+    return isinstance(value, Unknown)
 
 
 def _shared_dtype(value: Any) -> np.dtype[Any]:
@@ -314,12 +342,14 @@ def _shared_dtype(value: Any) -> np.dtype[Any]:
             for item in v:
                 visit(item)
         else:
-            found.append(
-                v.dtype if isinstance(v, Tensor) else v if type(v) in _NUMBERS else array_of(v).dtype
-            )
+            if type(v) in _NUMBERS or isinstance(v, Unknown):
+                found.append(v.__class__(1))
+            else:
+                found.append(v.dtype if isinstance(v, Tensor) else array_of(v).dtype)
 
     visit(value)
-    return np.result_type(*found)
+    shared = np.result_type(*found)
+    return get_default_dtype() if shared.char == "d" and all(type(v) in _NUMBERS for v in found) else shared
 
 
 def _stacked(value: Any, dtype: np.dtype[Any]) -> Tensor:
@@ -381,6 +411,15 @@ def weak_array(value: Any, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
         return np.asarray(value, dtype)
     except OverflowError:
         raise ArgumentError(f"{value} is out of range for a {dtype} tensor.") from None
+
+
+def weak_tensor(value: Any, dtype: np.dtype[Any]) -> Tensor:
+    """Return a value as a tensor; a Python number has ``dtype`` if its kind allows that."""
+    if type(value) in (bool, int, float):
+        return wrap(weak_array(value, dtype))
+    if isinstance(value, Unknown) and value.weak:
+        return value.as_tensor(weak_array(value.kind(1), dtype).dtype)
+    return asarray(value)
 
 
 def check_device(op: str, device: Any) -> None:

@@ -72,7 +72,7 @@ class Lifted(Shaped):
     """Base of the array-like values of transforms; operators are installed from the op table."""
 
     __slots__ = ("level", "outer")
-    __array_ufunc__ = None  # so that ndarray * lifted asks lifted
+    __array_ufunc__: Any = None  # so that ndarray * lifted asks lifted
     transform = "a transform"  # its name in messages
 
     level: int
@@ -125,9 +125,14 @@ class Lifted(Shaped):
 
 
 class Unknown(Lifted):
-    """Base class of traced values: arrays whose elements are not known yet."""
+    """Base class of traced values: arrays whose elements are not known yet.
+
+    ``weak`` marks a Python number, which gets the dtype of the arrays beside it; ``kind`` is its type.
+    """
 
     __slots__ = ()
+    weak = False
+    kind: Any = None
 
     if TYPE_CHECKING:
 
@@ -146,6 +151,14 @@ class Unknown(Lifted):
         @abstractmethod
         def as_number(self) -> Any:
             """Return the only element as a traced Python number."""
+
+        @abstractmethod
+        def choose(self, a: Any, b: Any) -> Any:
+            """Return a traced Python number: ``a`` in calls where this condition is true, else ``b``."""
+
+        @abstractmethod
+        def as_tensor(self, dtype: Any) -> Any:
+            """Return a traced Python number as a tensor."""
 
         @abstractmethod
         def keep_zeros(self, live: Any) -> Any:

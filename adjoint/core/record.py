@@ -97,13 +97,14 @@ def weak_number(op: Op, value: Any, dtype: Any) -> Any:
     return array
 
 
-def weak_numbers(op: Op, values: Sequence[Any]) -> list[Any]:
+def weak_numbers(op: Op, values: Sequence[Any], arrays: Sequence[Any] | None = None) -> list[Any]:
     """Convert the Python numbers among the arguments of an elementwise op to the dtype of its float arrays.
 
     A forward may call several NumPy functions, and one that gets only the number would convert it to float64.
+    ``arrays`` are the values that have a dtype of their own; by default all that have one.
     """
     dtype: Any = None
-    for v in values:
+    for v in values if arrays is None else arrays:
         own = getattr(v, "dtype", None)
         if own is not None and own is not dtype and own.kind in "fcV":
             dtype = own if dtype is None else np.result_type(dtype, own)
@@ -231,7 +232,8 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         operands = tuple([at_level(a, top) for a in operands])
     arrays = tuple(values_of(operands))
     if op.kind == "elementwise" and len(arrays) > 1:
-        arrays = tuple(weak_numbers(op, arrays))
+        strong = None if top is None else [a for a in arrays if not getattr(a, "weak", False)]
+        arrays = tuple(weak_numbers(op, arrays, strong))
     try:
         if top is not None:
             data = top.evaluate(op, arrays, params)

@@ -666,9 +666,9 @@ def tracked(t: Tensor) -> bool:
     return t._node is not None or is_watched(t)
 
 
-def varies(t: Tensor) -> bool:
-    """Return whether a tensor is recorded or a value of a transform, so that its values are not constant."""
-    return type(t) is Traced or tracked(t)
+def varies(t: Any) -> bool:
+    """Return whether a value is a recorded tensor, or one of a transform, so that it is not constant."""
+    return tracked(t) or type(t) is Traced if isinstance(t, Tensor) else isinstance(t, Unknown)
 
 
 def wrap(data: Any) -> Tensor:

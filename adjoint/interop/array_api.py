@@ -134,7 +134,7 @@ def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     if not arrays_and_dtypes:
         raise ArgumentError("result_type: give at least one tensor, dtype or number.")
     numbers = (builtins.bool, int, float, complex)
-    values = [v if isinstance(v, numbers) else _dtype_of(v) for v in arrays_and_dtypes]
+    values = [v.__class__(1) if isinstance(v, numbers) else _dtype_of(v) for v in arrays_and_dtypes]
     if all(isinstance(v, numbers) for v in values) and any(isinstance(v, float) for v in values):
         values.append(get_default_dtype())
     try:

@@ -13,10 +13,10 @@ import numpy as np
 
 from adjoint import ops, tree, words
 from adjoint.core.conversion import check_conversion
-from adjoint.core.convert import array_of, asarray, weak_array
+from adjoint.core.convert import array_of, asarray, weak_tensor
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import canonical_axis
-from adjoint.core.tensor import Tensor, differentiable, varies, wrap
+from adjoint.core.tensor import Tensor, differentiable, varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.half import is_half, widened
 from adjoint.ops.reduce import narrowed
@@ -283,7 +283,7 @@ def _slope(f: Tensor, h: Any, axis: int, edge_order: int) -> Tensor:
     n = f.shape[-1]
     if n < edge_order + 1:
         raise ShapeError(f"np.gradient: an axis of length {n} is too short for edge_order={edge_order}.")
-    h = wrap(weak_array(h, f.dtype)) if type(h) in (int, float) else asarray(h)
+    h = weak_tensor(h, f.dtype)
     steps = rec.broadcast_to(h, shape=(n - 1,)) if h.ndim == 0 else our("diff")(h)
     if steps.shape != (n - 1,):
         raise ShapeError(f"np.gradient: {h.shape[0]} coordinates for an axis of length {n}.")

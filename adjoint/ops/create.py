@@ -171,9 +171,10 @@ def full(
     tensor([7., 7.], dtype=float64)
     """
     wanted = _shape("full", shape)
-    if isinstance(fill_value, Tensor) and varies(fill_value):
+    if varies(fill_value):
         check_device("full", device)
-        return rec.copy(rec.broadcast_to(asarray(fill_value, dtype=dtype), shape=wanted))
+        made = rec.copy(rec.broadcast_to(asarray(fill_value, dtype=dtype), shape=wanted))
+        return made.requires_grad_() if requires_grad and made._node is None else made
     value = array_of(fill_value, dtype)
     if value.ndim > len(wanted):
         raise ArgumentError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from adjoint.config import grad_mode, special
 from adjoint.core.batching import Batched, full_batch, held, to_axis
-from adjoint.core.convert import array_of, asarray, weak_array
+from adjoint.core.convert import array_of, asarray, weak_array, weak_tensor
 from adjoint.core.define import define
 from adjoint.core.lifted import tracing
 from adjoint.core.namespace import raw, rec
@@ -24,7 +24,6 @@ from adjoint.core.tensor import (
     refuse_write,
     tracked,
     unknown,
-    wrap,
     writable,
 )
 from adjoint.errors import DTypeError, IndexingError, InPlaceError, InputError, ShapeError
@@ -351,8 +350,7 @@ def _set_traced(x: Tensor, key: Any, value: Any) -> None:
             "  Use x = x.at[key].set(value), or ad.where for a mask."
         )
     key = canonical_key(x.shape, key)
-    number = type(value) in (bool, int, float)
-    new = wrap(weak_array(value, x.dtype)) if number else asarray(value).detach()
+    new = weak_tensor(value, x.dtype).detach()
     _check_fits(x, key, new)
     if new.dtype != x.dtype:
         new = rec.astype(new, dtype=x.dtype)
@@ -611,7 +609,7 @@ class At:
 
     def _fitted(self, value: Any, spot: Shape) -> Tensor:
         dtype = self._x.dtype
-        value = wrap(weak_array(value, dtype)) if type(value) in (bool, int, float) else asarray(value)
+        value = weak_tensor(value, dtype)
         if broadcast_shapes("x.at[key]", spot, value.shape) != spot:
             raise ShapeError(
                 f"x.at[key]: x[key] has shape {spot}, to which a value of shape {value.shape} cannot be "

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adjoint.core.convert import asarray, weak_array
+from adjoint.core.convert import asarray, weak_tensor
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.shapes import canonical_axis, whole_number
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.half import in_float32, widened
 from adjoint.ops.reduce import floating, narrowed, typed
@@ -391,7 +391,7 @@ def _end(x: Tensor, end: Any, axis: int) -> Tensor | None:
     """Return the elements that ``diff`` joins to ``x``; a number becomes one element."""
     if end is None:
         return None
-    end = wrap(weak_array(end, x.dtype)) if type(end) in (bool, int, float) else asarray(end)
+    end = weak_tensor(end, x.dtype)
     if end.ndim == 0:
         shape = list(x.shape)
         shape[axis] = 1

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.config import special
+from adjoint.core.lifted import made_by_host, refuse_tracing, tracing
 from adjoint.errors import ArgumentError, InputError
 from adjoint.random.discrete import Discrete
 from adjoint.random.gammas import Gammas
@@ -45,7 +47,7 @@ def default_rng(seed: Any = None) -> Generator:
     if isinstance(seed, np.random.SeedSequence):
         return Generator(seed)
     try:
-        return Generator(np.random.SeedSequence(seed))
+        return Generator(np.random.SeedSequence(seed), seed is not None)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"default_rng: the seed must be a non-negative integer, a sequence of such integers, or None, "
@@ -63,6 +65,8 @@ class Generator(Gammas, Discrete):
     ----------
     seeds : np.random.SeedSequence
         The seeds of the generator.
+    seeded : bool
+        Whether the caller chose the seeds; otherwise they come from the system.
 
     Examples
     --------
@@ -73,15 +77,24 @@ class Generator(Gammas, Discrete):
 
     __slots__ = ("_seeds",)
 
-    def __init__(self, seeds: np.random.SeedSequence) -> None:
+    def __init__(self, seeds: np.random.SeedSequence, seeded: bool = True) -> None:
+        self._start(seeds)
+        if special.count and tracing.get() is not None:  # each call of the compiled function makes a new one
+            made_by_host(lambda: self._start(seeds if seeded else np.random.SeedSequence()), (0,), np.float64)
+
+    def _start(self, seeds: np.random.SeedSequence) -> np.ndarray[Any, Any]:
+        """Start the stream of some seeds; return no numbers, as a draw of a compiled function."""
         self._seeds = seeds
         self._numpy = np.random.Generator(np.random.Philox(seeds))
+        return np.empty(0)
 
     # The state -----------------------------------------------------------------------------
 
     @property
     def state(self) -> dict[str, Any]:
         """The complete state of the generator, as a dictionary of numbers and lists that JSON can store."""
+        if special.count:
+            refuse_tracing("Generator.state", "Read it before or after the compiled function.")
         philox: Any = self._numpy.bit_generator.state
         entropy: Any = self._seeds.entropy
         return {
@@ -99,6 +112,8 @@ class Generator(Gammas, Discrete):
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
+        if special.count:
+            refuse_tracing("Generator.state", "Set it before or after the compiled function.")
         if not isinstance(state, dict) or state.get("bit_generator") != "Philox":
             raise InputError(
                 "Generator.state: the state must be a dictionary that was read from Generator.state."
@@ -151,6 +166,8 @@ class Generator(Gammas, Discrete):
         >>> a.random().item() == b.random().item()
         False
         """
+        if special.count:
+            refuse_tracing("Generator.spawn", "Call it outside; rng.at(key) can be used inside.")
         return [Generator(seeds) for seeds in self._seeds.spawn(operator.index(count))]
 
     def at(self, *key: int) -> Generator:

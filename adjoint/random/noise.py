@@ -9,7 +9,7 @@ import numpy as np
 
 from adjoint.config import get_default_dtype
 from adjoint.core.convert import asarray, checked_dtype
-from adjoint.core.lifted import Lifted, made_by_host
+from adjoint.core.lifted import Lifted, Unknown, made_by_host
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_shape, reduced_axes
 from adjoint.core.tensor import Tensor, check, differentiable, wrap
@@ -112,8 +112,8 @@ def check_values(op: str, value: Any, holds: Callable[[Any], Any], what: str) ->
         if bad.size:
             raise ArgumentError(f"{op}: {what}, but one value is {bad.ravel()[0]}.")
 
-    if isinstance(value, Tensor):
-        check(look, value)
+    if isinstance(value, (Tensor, Unknown)):
+        check(look, asarray(value))
     else:
         look(np.asarray(value))
 

@@ -18,7 +18,7 @@ import numpy as np
 from adjoint import tree, words
 from adjoint.config import get_default_dtype, no_grad, special
 from adjoint.core.convert import asarray
-from adjoint.core.lifted import Lifted, tracing
+from adjoint.core.lifted import Lifted, Unknown, tracing
 from adjoint.core.tensor import Tensor, held, note_reading, tracked, unknown
 from adjoint.errors import (
     ArgumentError,
@@ -264,7 +264,18 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
                 "  Inside ad.compile both branches run: draw and write outside the branches."
             )
     _check_same("cond", name_of(false_fun), "the other branch", chosen, other, false_fun)
-    return tree.map(lambda a, b: where(flag, a, b), chosen, other)
+    return tree.map(functools.partial(_chosen, flag), chosen, other)
+
+
+def _chosen(flag: Tensor, a: Any, b: Any) -> Any:
+    """Return ``a`` where a condition is true, else ``b``; of two Python numbers a traced one."""
+    numbers = isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS) and not isinstance(a, np.generic)
+    if numbers and isinstance(flag._data, Unknown) and a.__class__ is b.__class__:
+        return flag._data.choose(a, b)
+    return where(flag, a, b)
+
+
+_NUMBERS = (bool, int, float, complex)
 
 
 # Bodies and carries ------------------------------------------------------------------------------
@@ -320,7 +331,8 @@ class Body:
         for k, leaf in enumerate(leaves):
             if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic):
                 self.weak.add(k)
-                leaf = np.asarray(leaf, dtype if isinstance(leaf, float) else None)
+                kind = dtype if isinstance(leaf, float) else None
+                leaf = asarray(leaf, dtype=kind) if isinstance(leaf, Unknown) else np.asarray(leaf, kind)
             found.append(_tensor(self.name, init, k, leaf))
         self.specs = [(t.shape, t.dtype) for t in found]
         return tree.unflatten(self.structure, found)
@@ -515,7 +527,7 @@ def _segment(checkpoint: bool | int, count: int) -> int:
 
 def _flag(name: str, value: Any) -> Any:
     """Return a condition: a bool where it is known, else a tensor of one boolean."""
-    if isinstance(value, (bool, np.bool_)):
+    if isinstance(value, (bool, np.bool_)) and not isinstance(value, Unknown):
         return bool(value)
     t = asarray(value)
     if t.shape != ():

@@ -11,7 +11,8 @@ import numpy as np
 
 from adjoint import words
 from adjoint.config import get_default_dtype
-from adjoint.core.convert import asarray
+from adjoint.core.convert import asarray, weak_tensor
+from adjoint.core.lifted import Unknown
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import InputError
@@ -90,7 +91,7 @@ class Distribution:
         return self._alike([x, *(given[key] for key in names)])
 
     def _alike(self, values: list[Any]) -> list[Any]:
-        plain = [type(v) in (int, float, bool) for v in values]
+        plain = [type(v) in (int, float, bool) or isinstance(v, Unknown) for v in values]
         found = [None if p else asarray(v) for v, p in zip(values, plain, strict=True)]
         floats = [t.dtype for t in found if t is not None and differentiable(t.dtype)]
         if any(d.kind == "c" for d in floats):
@@ -98,9 +99,7 @@ class Distribution:
                 f"{self.name}: the argument and the parameters must be real, but one is complex."
             )
         dtype = np.result_type(*floats) if floats else get_default_dtype()
-        tensors = [
-            asarray(np.asarray(v, dtype)) if t is None else t for v, t in zip(values, found, strict=True)
-        ]
+        tensors = [weak_tensor(v, dtype) if t is None else t for v, t in zip(values, found, strict=True)]
         return [t if t.dtype == dtype else rec.astype(t, dtype=dtype) for t in tensors]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Frozen:

@@ -1,0 +1,110 @@
+"""What a trace must not advance: generators of random numbers, and iterators.
+
+A program would use the same draw, or the same item, at each call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler.guards import is_library
+from adjoint.errors import TransformError
+
+__all__ = ["Advances"]
+
+_DRAWS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+_MOST = 100  # elements of a container that are visited
+_DEEPEST = 3
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.ndarray, np.generic, type, types.ModuleType)
+
+
+class Advances:
+    """The states of the global generators, and of those generators and iterators that code names."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        found: dict[int, Any] = {}
+        for value in values:
+            for each in _found(value, 0):
+                found[id(each)] = each
+        self.reads: list[tuple[Callable[[], Any], Callable[[Any], None] | None]] = [
+            (random.getstate, random.setstate),
+            (np.random.get_state, np.random.set_state),
+            *map(_access, found.values()),
+        ]
+        self.before = [read() for read, _ in self.reads]
+
+    def check(self, name: str) -> None:
+        """Raise if one of them was advanced since; random generators get their state back first."""
+        for (read, restore), before in zip(self.reads, self.before, strict=True):
+            if _frozen(read()) == _frozen(before):
+                continue
+            if restore is None:
+                raise TransformError(
+                    f"ad.compile: {name} takes an item of an iterator, so each call would use the same one.\n"
+                    "  Take the item outside, and pass it as an argument."
+                )
+            restore(before)
+            raise TransformError(
+                f"ad.compile: {name} draws from a random generator of NumPy or Python, so each call would "
+                "return the same numbers.\n"
+                "  Use ad.random, or pass rng= to the layer: those draw new numbers at each call."
+            )
+
+
+def _found(value: Any, depth: int) -> Iterator[Any]:
+    """Yield the generators and iterators in a value, its elements and its attributes."""
+    if isinstance(value, (types.BuiltinFunctionType, types.MethodType)):  # rng.normal
+        value = value.__self__
+    if isinstance(value, _PLAIN) or depth > _DEEPEST:
+        return
+    if isinstance(value, _DRAWS) or _position(value) is not None:
+        yield value
+        return
+    inside: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inside = value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inside = value
+    elif not is_library(type(value)):
+        inside = getattr(value, "__dict__", {}).values()
+    for each in itertools.islice(inside, _MOST):
+        yield from _found(each, depth + 1)
+
+
+def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None]:
+    """Return how to read the state of a generator or an iterator, and how to set it."""
+    if isinstance(value, random.Random):
+        return value.getstate, value.setstate
+    if isinstance(value, np.random.RandomState):
+        return value.get_state, value.set_state
+    if isinstance(value, (np.random.Generator, np.random.BitGenerator)):
+        bits: Any = getattr(value, "bit_generator", value)
+        return lambda: bits.state, lambda state: setattr(bits, "state", state)
+    return lambda: _position(value), None
+
+
+def _position(value: Any) -> Any:
+    """Return what tells whether an iterator was advanced; None for other objects."""
+    if isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        return "end" if frame is None else (frame.f_lasti, {k: id(v) for k, v in frame.f_locals.items()})
+    if isinstance(value, itertools.count):
+        return repr(value)
+    if type(value).__module__ == "builtins" and hasattr(value, "__next__") and hasattr(value, "__setstate__"):
+        return value.__reduce__()[2:]
+    return None
+
+
+def _frozen(state: Any) -> Any:
+    """Return a state in a form that can be compared."""
+    if isinstance(state, np.ndarray):
+        return state.tobytes()
+    if isinstance(state, dict):
+        return {k: _frozen(v) for k, v in state.items()}
+    return tuple(map(_frozen, state)) if isinstance(state, tuple) else state
