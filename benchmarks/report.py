@@ -146,7 +146,8 @@ python -m benchmarks --write           # docs/performance.json, .md and .png; th
 
 A peer that is not installed, or lacks what a case needs, is left out of it and the reason is printed;
 `--without torch-compile` leaves one out. `python -m benchmarks.memory`, `python -m benchmarks.scale` and
-`python -m benchmarks.parallel` run those parts alone; `python -m benchmarks.instructions` counts
+`python -m benchmarks.parallel` run those parts alone; `python -m benchmarks.builds` measures native builds;
+`python -m benchmarks.instructions` counts
 instructions, which do not depend on what else the machine does: the tests of every change compare them with
 `benchmarks/instructions.json`.
 """

@@ -8,6 +8,7 @@ do this to run every level on one machine.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import platform
 import threading
@@ -81,12 +82,8 @@ _lock = threading.Lock()
 
 
 def has_llvm() -> bool:
-    """Return whether llvmlite is installed."""
-    try:
-        binding()
-    except MissingExtraError:
-        return False
-    return True
+    """Return whether llvmlite is installed.  It is not imported: that takes longer than most traces."""
+    return importlib.util.find_spec("llvmlite") is not None
 
 
 @functools.cache
