@@ -150,10 +150,8 @@ def number(op: str, name: str, value: Any) -> float:
         return float(value)
     except AdjointError:  # of a tensor: inside a transform it may have no numbers
         raise
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"{op}: {name} must be a number, but got {value!r}.") from None
-    except OverflowError:
-        raise ArgumentError(f"{op}: {name} must be in the range of float64.") from None
 
 
 def number_between(what: str, value: Any, low: float, high: float = math.inf) -> float:
