@@ -31,6 +31,7 @@ from adjoint.compiler.lower import Lowered, lower
 from adjoint.compiler.machine import machine
 from adjoint.compiler.memory import Memory, stored_nodes
 from adjoint.compiler.program import Program
+from adjoint.compiler.recompute import recompute
 from adjoint.compiler.simplify import Graph, Node, View
 from adjoint.config import held_across_fork
 
@@ -62,7 +63,8 @@ class Plan:
         flags = [self._materialised(c) for c in graph.checks]
         impure = [n for n in graph.nodes if n.op == "call" and not n.value.op.pure]
         wanted = [r.node for r in (*self.results, *flags)]
-        self.groups: list[Group] = fuse(graph, [*wanted, *impure])
+        roots = [*wanted, *impure]
+        self.groups: list[Group] = recompute(graph, fuse(graph, roots), roots)
         computed = {n.id for g in self.groups for n in g.nodes}
         self.fresh = list(
             {v.node.id: v for v in self.results if v.node.id in computed and v.node.op != "part"}.values()

@@ -11,7 +11,7 @@ from random_programs import arrays, program
 
 import adjoint as ad
 from adjoint import tree
-from adjoint.compiler import machine, native
+from adjoint.compiler import machine, native, recompute
 
 pytest.importorskip("llvmlite")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -139,3 +139,39 @@ def test_alike_groups_keep_their_operands_apart() -> None:
 
     given = ad.asarray(x), ad.asarray(w), 0.5, 0.25
     agree(ad.compile(f, backend="native")(*given), ad.compile(f, backend="replay")(*given), 1e-18)
+
+
+@pytest.mark.parametrize("seed", range(300, 330))
+def test_values_that_are_computed_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recompute, "_LARGE", 0)
+    check(seed)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (64, 300)])
+def test_sums_along_columns_of_normed_rows(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recompute, "_LARGE", 0)
+    rng = np.random.default_rng(0)
+    x, w, seed = (rng.normal(size=s).astype("f") for s in (shape, shape[1:], shape))
+
+    def f(x: Any, w: Any, seed: Any) -> Any:
+        y = ad.nn.functional.layer_norm(x, shape[1:], w, w)
+        top = (x - ad.max(x, axis=1, keepdims=True)) * seed  # read by two sums, and by nothing else
+        return y, *ad.gradients(y, (x, w), seed), top.sum(axis=0), (-top).max(axis=0)
+
+    given = [ad.tensor(a, requires_grad=True) for a in (x, w, seed)]
+    native = ad.compile(f, backend="native")
+    wanted = ad.compile(f, backend="replay")(*given)
+    for _ in range(2):
+        agree(native(*given), wanted, 1.2e-7)
+
+
+def test_no_product_is_stored_for_the_gradient_of_a_norm() -> None:
+    """The sums along columns compute it again, so only numbers of each row are kept."""
+    x, w = ad.ones((256, 128), requires_grad=True), ad.ones(128, requires_grad=True)
+
+    def f() -> Any:
+        return ad.gradients(ad.nn.functional.layer_norm(x, (128,), w, w).sum(), (x, w))
+
+    native = ad.compile(f, backend="native")
+    native()
+    assert "; 4096 B of memory" in native.explain().splitlines()[0]
