@@ -232,6 +232,7 @@ class Loop(ForwardRule):
         program.sources, program.body = self.sub.program.sources, self.sub.program.body
         program.results = list(results)
         steps = Repeat(program, self.count, self.carries, self.end - self.carries, self.reverse)
+        steps.settles, steps.flagged = self.body.settles, self.body.flagged
         return self._emit("scan", steps, [t._data for t in tensors])
 
     def run_with(self, state: State, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -275,6 +276,7 @@ class Loop(ForwardRule):
             return pulled(self, operands, grads, wanted)
         back = _Backwards(self, kept, operands, grads)
         steps = Repeat(back.program, self.count, len(back.carry), len(back.rows), not self.reverse)
+        steps.settles = self.body.settles
         given = [*(v for _, v in back.carry), *(v for _, v in back.rows), *(v for _, v in back.rest)]
         values = self._emit("scan_backward", steps, given)
         found = dict(zip(back.places, values, strict=True))

@@ -89,6 +89,7 @@ class _Mapping:
         program = Program()
         program.sources, program.body, program.results = sub.program.sources, sub.program.body, results
         found = Repeat(program, steps.count, steps.carries, steps.rows, steps.backwards)
+        found.settles, found.flagged = steps.settles, steps.flagged
         return found, [s.owner for s in program.sources[len(flags) :]]
 
     def _batched(self, value: Any, flag: bool) -> Batched:

@@ -79,7 +79,7 @@ def _pushed(loop: Loop, operands: list[Tensor], tangents: list[Tensor]) -> list[
 
     first = [_zeros(operands[k]) if (t := moving[k]) is None else t for k in in_carry]
     rows = operands[n : loop.end], [moving[k] for k in in_rows]
-    (_, last), ys = _scan(loop, body, (operands[:n], first), rows, loop.reverse)
+    (_, last), ys = _scan(loop, body, (operands[:n], first), rows, loop.reverse, loop.body.flagged)
     found = dict(zip(in_carry, last, strict=True))
     return [found[k] if k in found else _zeros(operands[k]) for k in range(n)] + ys
 
@@ -121,7 +121,8 @@ def _pulled(
         sums = [s if (g := of[k]) is None else s + g for s, k in zip(totals, outside, strict=True)]
         return (new, sums), [_zeros(inputs[k]) if (g := of[k]) is None else g for k in in_rows]
 
-    _, carries = _scan(loop, lambda c, x: (steps.plain([*c, *x])[:n], c), init, rows, loop.reverse)
+    note = lambda c, x: (steps.plain([*c, *x])[:n], c)
+    _, carries = _scan(loop, note, init, rows, loop.reverse, loop.body.flagged)
     start = [_zeros(operands[k]) if (g := grads[k]) is None else g for k in in_carry]
     totals = [_zeros(operands[k]) for k in outside]
     back = carries, rows, [grads[k] for k in seeded]
@@ -130,9 +131,10 @@ def _pulled(
     return [found[k] if w and k in reached else None for k, w in enumerate(wanted)]
 
 
-def _scan(loop: Loop, body: Any, init: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
+def _scan(loop: Loop, body: Any, init: Any, xs: Any, reverse: bool, flagged: bool = False) -> tuple[Any, Any]:
     rows, structure = tree.flatten(xs)
     steps = Body("scan", body, rows, structure)
+    steps.settles, steps.flagged = loop.body.settles, flagged
     return run_scan(steps, steps.start(init), loop.count, reverse, False)
 
 

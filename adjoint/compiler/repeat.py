@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,18 @@ class Repeat:
     body is compiled to native code, the whole loop is compiled too.
     """
 
-    __slots__ = ("_build", "_run", "backwards", "carries", "count", "program", "rows", "whole")
+    __slots__ = (
+        "_build",
+        "_run",
+        "backwards",
+        "carries",
+        "count",
+        "flagged",
+        "program",
+        "rows",
+        "settles",
+        "whole",
+    )
 
     def __init__(self, program: Program, count: int, carries: int, rows: int, backwards: bool) -> None:
         self.program = program
@@ -36,6 +47,8 @@ class Repeat:
         self.rows = rows
         self.backwards = backwards  # from the last row to the first
         self.whole = False
+        self.settles = False  # whether it may end early, once a step changes nothing
+        self.flagged = False  # whether steps change nothing once the first value of the carry is false
         self.build_with(replay.build)
 
     def build_with(self, build: Callable[[Program], Any]) -> None:
@@ -77,11 +90,33 @@ class Repeat:
         end = self.carries + self.rows
         carry, rows, rest = list(given[: self.carries]), given[self.carries : end], given[end:]
         outs = [np.empty(*spec) for spec in self.specs()[self.carries :]]
-        steps = range(self.count)
-        for n in reversed(steps) if self.backwards else steps:
+        tail = _tail(rows) if self.settles else self.count  # from here on all rows are equal
+        n, step = (self.count - 1, -1) if self.backwards else (0, 1)
+        while 0 <= n < self.count:
+            if self.flagged and not outs and not np.any(carry[0]):
+                break
             found = run(*carry, *[r[n, ...] for r in rows], *rest)
-            carry = list(found[: self.carries])
+            before, carry = carry, list(found[: self.carries])
+            settled = n >= tail and all(map(_same, before, carry))
+            same = (
+                slice(n, n + 1) if not settled else slice(tail, n + 1) if self.backwards else slice(n, None)
+            )
             for out, value in zip(outs, found[self.carries :], strict=True):
-                out[n] = value
+                out[same] = value
+            n = n + step if not settled else tail - 1 if self.backwards else self.count
         every = [*map(np.asarray, carry), *outs]
         return every[0] if len(every) == 1 else tuple(every)
+
+
+def _tail(rows: Sequence[Any]) -> int:
+    """Return the index from which on each array has equal rows."""
+    first = 0
+    for r in rows:
+        flat = np.ascontiguousarray(r).reshape(len(r), -1).view(np.uint8)
+        other = np.flatnonzero((flat != flat[-1:]).any(axis=1))
+        first = max(first, int(other[-1]) + 1 if other.size else 0)
+    return first
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or np.asarray(a).tobytes() == np.asarray(b).tobytes()

@@ -16,7 +16,7 @@ import numpy as np
 from adjoint.config import grad_mode, special, within
 from adjoint.core.batched import Batched
 from adjoint.core.convert import array_of, asarray, tensor
-from adjoint.core.lifted import Lifted, refuse_tracing
+from adjoint.core.lifted import Lifted, tracing
 from adjoint.core.namespace import Namespace, raw, rec
 from adjoint.core.node import Node, next_seq
 from adjoint.core.record import record_results
@@ -29,6 +29,7 @@ from adjoint.ops.join import concat, stack
 from adjoint.ops.reduce import floating
 from adjoint.scipy.fallback import scipy_module
 from adjoint.scipy.runge_kutta import METHODS, Method, capturing, method_of, pulled_steps
+from adjoint.scipy.traced_ode import MOST, Steps
 from adjoint.transforms.batch import vmap
 from adjoint.transforms.calls import new_op, wants_gradient
 from adjoint.transforms.implicit import root
@@ -81,7 +82,8 @@ def solve_ivp(
     args : sequence, optional
         Further arguments of the function; gradients flow to tensors among them.
     **options : optional
-        SciPy's options ``rtol``, ``atol``, ``first_step`` and ``max_step``.
+        SciPy's options ``rtol``, ``atol``, ``first_step`` and ``max_step``.  Inside ``ad.compile`` also
+        ``max_steps``, the largest number of attempted steps, 1,000 by default.
 
     Returns
     -------
@@ -107,14 +109,16 @@ def solve_ivp(
             f"solve_ivp: method must be one of {', '.join(METHODS)} for gradients, not {method!r}.\n"
             "  Use Radau for stiff problems."
         )
+    most = options.pop("max_steps", MOST)
     unknown = set(options) - {"rtol", "atol", "first_step", "max_step"}
     if unknown:
         raise InputError(
             f"solve_ivp: these options are not supported with gradients: {', '.join(sorted(unknown))}."
         )
-    if special.count:
-        refuse_tracing("adjoint.scipy.integrate.solve_ivp", "Its steps depend on values: call it outside.")
     further = () if args is None else tuple(args)
+    if special.count and tracing.get() is not None:
+        whole = lambda t, y: fun(t, y, *further)
+        return _traced(whole, t_span, y0, method, t_eval, dense_output, events, most, options)
     problem = _Problem(lambda t, y: fun(t, y, *further), t_span, y0, method)
     functions = [] if events is None else [events] if callable(events) else list(events)
     watched = [_with_args(e, further) for e in functions]
@@ -151,7 +155,45 @@ def solve_ivp(
     return result
 
 
-def _columns(path: _Path, t: Any) -> Tensor:
+def _traced(
+    f: Callable[[Any, Any], Any],
+    t_span: Sequence[Any],
+    y0: Any,
+    name: str,
+    t_eval: Any,
+    dense: bool,
+    events: Any,
+    most: int,
+    options: dict[str, Any],
+) -> Any:
+    """Solve a problem inside ``ad.compile``: the steps are a loop of the program."""
+    method = method_of(name)
+    what = (
+        "method='Radau' is" if method.implicit
+        else "events are" if events is not None
+        else "t_eval is None and its results at all steps are" if t_eval is None and not dense
+        else ""
+    )  # fmt: skip
+    if what:
+        raise InputError(
+            f"solve_ivp: {what} not supported inside ad.compile, where the number of steps is unknown.\n"
+            "  Pass t_eval= with RK23, RK45 or DOP853, or call solve_ivp outside of the compiled function."
+        )
+    start, end = (floating("solve_ivp", t) for t in t_span)
+    steps = Steps(f, start, end, floating("solve_ivp", y0), method, name, most=most, **options)
+    found = scipy_module("integrate._ivp.ivp").OdeResult(
+        t=None, y=None, sol=None, t_events=None, y_events=None, status=0, success=True,
+        message="The solver successfully reached the end of the integration interval.",
+    )  # fmt: skip
+    if t_eval is not None:
+        found.t = floating("solve_ivp", t_eval)
+        found.y = rec.matrix_transpose(steps(found.t))
+    if dense:
+        found.sol = lambda t: _columns(steps, t)
+    return found
+
+
+def _columns(path: Any, t: Any) -> Tensor:
     """Return the solution at a time, or a column for each time."""
     at = floating("sol", t)
     return path(at[None])[0] if at.ndim == 0 else rec.matrix_transpose(path(at))

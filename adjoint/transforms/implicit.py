@@ -23,15 +23,16 @@ from adjoint import tree, words
 from adjoint.config import grad_mode, special, within
 from adjoint.core.batched import Batched, settled
 from adjoint.core.convert import tensor
-from adjoint.core.lifted import Lifted, refuse_tracing, run_at
+from adjoint.core.lifted import Lifted, run_at, tracing
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import Node, next_seq
 from adjoint.core.record import at_level, record_results
 from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor, unknown, wrap
 from adjoint.engine.push import push_forward
 from adjoint.engine.run import key_of
 from adjoint.errors import ArgumentError, ConvergenceError, DTypeError, RuleError, ShapeError, TransformError
+from adjoint.ops.compare import isfinite
 from adjoint.ops.elementwise import sqrt
 from adjoint.ops.linalg import solve
 from adjoint.ops.piecewise import maximum, where
@@ -39,6 +40,7 @@ from adjoint.transforms.calls import new_op
 from adjoint.transforms.flat_tree import FlatTree
 from adjoint.transforms.forward import linearize
 from adjoint.transforms.inputs import Place, as_function, name_of
+from adjoint.transforms.loops import bounded_loop
 from adjoint.transforms.matrix import jacfwd, jacrev
 from adjoint.transforms.recompute import captured_by, pull_record, standing
 from adjoint.transforms.rerun import Rerun
@@ -104,7 +106,8 @@ def fixed_point(
     limit = _limits("fixed_point", problem, tol, max_steps)
     if not 0 < damping <= 1:
         raise ArgumentError(f"fixed_point: damping must be above 0 and at most 1, but is {damping!r}.")
-    x = within(grad_mode, False, _iterate, problem, limit, max_steps, damping)
+    iterate = _iterate if problem.known else _iterate_traced
+    x = within(grad_mode, False, iterate, problem, limit, max_steps, damping)
     return problem.solved(x, lambda x: problem(x) - x)
 
 
@@ -159,8 +162,11 @@ def root(f: Callable[..., Any], x0: Tree, *args: Tree, tol: float | None = None,
     """
     problem = _Problem("root", f, x0, args)
     limit = _limits("root", problem, tol, max_steps)
-    x, residual = within(grad_mode, False, _newton, problem, limit, max_steps)
-    problem.size_of(max_steps, residual)
+    if problem.known:
+        x, residual = within(grad_mode, False, _newton, problem, limit, max_steps)
+        problem.size_of(max_steps, residual)
+    else:
+        x = within(grad_mode, False, _newton_traced, problem, limit, max_steps)
     return problem.solved(x, problem)
 
 
@@ -175,6 +181,39 @@ def _newton(problem: _Problem, limit: float, max_steps: int) -> tuple[Any, Any]:
         if _all(_is_small(moved, x, limit)):
             return x, residual
     raise problem.failed(max_steps, f"the largest residual is {_largest(residual):g}")
+
+
+# Inside ad.compile conditions are not known: the same iterations as bounded loops ----------------------
+
+
+def _iterate_traced(problem: _Problem, limit: float, max_steps: int, damping: float) -> Tensor:
+    def step(state: Any) -> Any:
+        x, _ = state
+        change = problem(x) - x
+        return x + damping * change, change
+
+    def unsolved(state: Any) -> Any:
+        x, change = state
+        return ~_is_small(change, x, limit) & isfinite(change).all()
+
+    first = problem.start, problem.start * 0 + 1 / np.finfo(problem.dtype).eps
+    found: Tensor = problem.loop(unsolved, step, first, max_steps, "the last step changed x by {:g}")[0]
+    return found
+
+
+def _newton_traced(problem: _Problem, limit: float, max_steps: int) -> Tensor:
+    def step(state: Any) -> Any:
+        x, residual, _ = state
+        return problem.line_search_traced(x, problem.newton_step(x, residual), residual, limit)
+
+    def unsolved(state: Any) -> Any:
+        x, residual, moved = state
+        return ~_is_small(moved, x, limit) & isfinite(residual).all() & (residual != 0).any()
+
+    x = problem.start
+    first = x, problem(x), x * 0 + 1 / np.finfo(problem.dtype).eps
+    found: Tensor = problem.loop(unsolved, step, first, max_steps, "the largest residual is {:g}")[0]
+    return found
 
 
 def _limits(name: str, problem: _Problem, tol: float | None, max_steps: int) -> float:
@@ -192,8 +231,6 @@ class _Problem:
 
     def __init__(self, name: str, f: Callable[..., Any], x0: Any, args: Sequence[Any]) -> None:
         as_function(name, f)
-        if special.count:
-            refuse_tracing(f"ad.{name}", "Call it outside; the function that it solves may be compiled.")
         self.name = name
         self.f = f
         # copies: writes to arrays cannot be detected
@@ -203,6 +240,7 @@ class _Problem:
         if self.dtype.kind != "f":
             raise DTypeError(f"{name}: x0 is {self.dtype}, but equations are solved in float32 or float64.")
         self.start = self.flat.flatten([t.detach() for t in self.flat.first])
+        self.known = not special.count or tracing.get() is None  # whether conditions can be read
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run the function on a vector."""
@@ -268,6 +306,42 @@ class _Problem:
                 break
             scale = where(good, scale, scale / 2) if isinstance(good, Tensor) else scale / 2
         return there, found, step
+
+    def line_search_traced(
+        self, x: Tensor, d: Tensor, residual: Tensor, limit: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Move along a direction, as ``line_search`` does, with a bounded loop."""
+        size = _length(residual)
+
+        def shorter(scale: Tensor) -> Tensor:
+            return scale / 2
+
+        def bad(scale: Tensor) -> Any:
+            step = scale * d
+            return ~((_length(self(x + step)) < size) | _is_small(step, x + step, limit))
+
+        one = size * 0 + 1
+        _, scale = bounded_loop(self.name, bad, shorter, bad(one), one, 29)
+        step = scale * d
+        return x + step, self(x + step), step
+
+    def loop(self, unsolved: Any, step: Any, first: Any, max_steps: int, how: str) -> Any:
+        """Make steps until the equation is solved; the compiled function raises if that fails."""
+        going, state = bounded_loop(self.name, unsolved, step, unsolved(first), first, max_steps)
+
+        def check(size: Any) -> None:
+            if not np.isfinite(size).all():
+                self.size_of(max_steps, wrap(np.asarray(size)))
+            if (size > 0).any():
+                raise self.failed(max_steps, how.format(np.max(size)))
+
+        # the size where it is not solved, NaN or inf if it has left the numbers
+        last = abs(state[1]).max() if self.start.size else 0.0 * sum(state[1])
+        size = where(going | ~isfinite(last), last, 0.0)
+        found = unknown(size)
+        if found is not None:
+            found.check(check)
+        return state
 
     def solved(self, x: Tensor, equation: Vector) -> Any:
         """Return the solution as a tree, connected to the tensors that the equation depends on."""
@@ -422,7 +496,10 @@ class _Solution:
         self.keys = keys  # the nodes and leaves that the equation depends on
         self.batch = batch  # if it is the equation of a vmap
         self.residual = residual._data  # at the solution
-        self.level = residual._data.lift(np.zeros(())) if isinstance(residual._data, Batched) else None
+        data = residual._data
+        self.level = (
+            data.lift(np.zeros(())) if isinstance(data, Batched) else data if _is_lifted(residual) else None
+        )
 
     def _residual(self, x: Tensor) -> Tensor:
         """Run the equation, recorded, at the level of the solution, independently of the running vmap."""

@@ -37,7 +37,7 @@ from adjoint.transforms.inputs import as_function, name_of
 from adjoint.transforms.recompute import checkpoint as checkpointed
 from adjoint.typing import Tree
 
-__all__ = ["Body", "cond", "fori_loop", "map", "run_scan", "scan", "while_loop"]
+__all__ = ["Body", "bounded_loop", "cond", "fori_loop", "map", "run_scan", "scan", "scan_until", "while_loop"]
 
 
 def scan(
@@ -207,7 +207,8 @@ def while_loop(
     while _any(going, limit, steps):
         if steps == limit and unknown(going) is None:
             raise _unfinished(limit)
-        if steps == limit:
+        if limit is not None and unknown(going) is not None and not (body.weak and steps == 0):
+            going, val = bounded_loop("while_loop", cond_fun, body_fun, going, val, limit - steps)
             unknown(going).check(_refuse_true(limit))  # type: ignore[union-attr]  # it is one
             break
         new = body.next(body_fun(val))
@@ -219,6 +220,38 @@ def while_loop(
         val = new
         steps += 1
     return val if limit is not None else _forward_only(body, val)
+
+
+def bounded_loop(
+    name: str,
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    going: Any,
+    val: Any,
+    limit: int,
+) -> tuple[Any, Any]:
+    """Make steps while a condition holds, at most ``limit``; return the last condition and value.
+
+    It is a scan whose steps keep the value once the condition is false.
+    """
+
+    def step(state: Any, _: Any) -> Any:
+        going, val = state
+        new = tree.map(lambda a, b: where(going, a, b), body_fun(val), val)
+        return (going & _flag(name, cond_fun(new)), new), ()
+
+    found: tuple[Any, Any] = scan_until(name, step, (going, val), limit)[0]
+    return found
+
+
+def scan_until(name: str, step: Callable[[Any, Any], Any], init: Any, limit: int) -> tuple[Any, Any]:
+    """Run a scan whose steps change nothing, and return the same, once the first leaf of the carry is false.
+
+    Inside ``ad.compile``, steps that run from Python end there.
+    """
+    body = Body(name, step, structure=tree.structure(None))
+    body.settles = body.flagged = True
+    return run_scan(body, body.start(init), limit, False, False)
 
 
 def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
@@ -320,6 +353,9 @@ class Body:
         self.rows = list(rows)
         self.of_rows = structure
         self.lower = lower
+        # Inside ad.compile, steps that run from Python may end early:
+        self.settles = False  # once a step changes nothing, and rows do not change
+        self.flagged = False  # once the first leaf of the carry is false, after which nothing changes
         self.weak: set[int] = set()  # leaves of the carry that were Python numbers, until the first step
 
     def start(self, init: Tree) -> Any:

@@ -1,0 +1,179 @@
+"""Initial value problems inside ``ad.compile``: SciPy's choice of steps as one loop.
+
+Whether a step is accepted is not known there, so the loop makes a bounded number of attempts.  As in eager
+code, gradients flow through the accepted steps, and the shares of the time span that they take are
+constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.convert import asarray
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, held, unknown
+from adjoint.errors import ArgumentError, ConvergenceError
+from adjoint.ops.join import stack
+from adjoint.scipy.fallback import scipy_module
+from adjoint.scipy.runge_kutta import Method
+from adjoint.transforms.loops import scan_until
+
+__all__ = ["MOST", "Steps"]
+
+MOST = 1000  # attempts
+
+
+def _norm(x: Tensor) -> Tensor:
+    """Return the root of the mean of squares, as SciPy's solvers measure errors."""
+    return rec.sqrt(rec.square(abs(x)).mean())
+
+
+class Steps:
+    """The attempted steps from one time to another, as rows of tensors."""
+
+    def __init__(
+        self,
+        f: Callable[[Any, Any], Any],
+        start: Tensor,
+        end: Tensor,
+        y0: Tensor,
+        method: Method,
+        name: str,
+        *,
+        rtol: Any = 1e-3,
+        atol: Any = 1e-6,
+        first_step: Any = None,
+        max_step: Any = np.inf,
+        most: int = MOST,
+    ) -> None:
+        self.f, self.method, self.solver = f, method, getattr(scipy_module("integrate"), name)
+        self.start, self.length, self.y0 = start, end - start, y0
+        self.rtol, self.atol = max(float(rtol), 100 * float(np.finfo(np.float64).eps)), np.asarray(atol)
+        away = abs(self.length.detach())
+        self.empty = away == 0
+        self.away = rec.where(self.empty, 1.0, away)
+        self.longest = float(max_step) / self.away
+        slope = self._f(start, y0)
+        h = self._first(slope) if first_step is None else float(first_step) / self.away
+        carry = (~self.empty, self.away * 0, y0, slope, rec.minimum(h, 1.0), self.empty & False)
+        (going, _, self.last, *_), rows = scan_until("solve_ivp", self._attempt, carry, most)
+        self.before, self.taken, self.states, self.stages = rows
+        _check(going, _refuse_more(most))
+
+    def _f(self, t: Tensor, y: Tensor) -> Tensor:
+        return asarray(self.f(t, y))
+
+    def _first(self, slope: Tensor) -> Tensor:
+        """Return the share of the first step, by the rule of Hairer, Nørsett and Wanner, as in SciPy."""
+        y, slope, length = self.y0.detach(), slope.detach(), self.length.detach()
+        scale = self.atol + abs(y) * self.rtol
+        d0, d1 = _norm(y / scale), _norm(slope / scale)
+        tiny = (d0 < 1e-5) | (d1 < 1e-5)
+        h0 = rec.minimum(rec.where(tiny, 1e-6, 0.01 * d0 / rec.where(tiny, 1.0, d1)), self.away)
+        there = y + (h0 * rec.sign(length)).astype(y.dtype) * slope
+        other = self._f(self.start.detach() + h0 * rec.sign(length), there).detach()
+        d2 = _norm((other - slope) / scale) / h0
+        flat = (d1 <= 1e-15) & (d2 <= 1e-15)
+        most = rec.maximum(d1, d2)
+        power = 1 / (self.solver.error_estimator_order + 1)
+        h1 = rec.where(flat, rec.maximum(1e-6, h0 * 1e-3), (0.01 / rec.where(flat, 1.0, most)) ** power)
+        return rec.minimum(rec.minimum(100 * h0, h1) / self.away, self.longest)
+
+    def _attempt(self, carry: Any, _: Any) -> Any:
+        """Attempt a step; keep the state if its error is too large, or if the end was reached."""
+        going, share, y, slope, size, rejected = carry
+        size = rec.minimum(size, self.longest)
+        last = share + size >= 1
+        taken = rec.where(last, 1 - share, size)
+        h, t = (self.length * taken).astype(y.dtype), self.start + self.length * share
+        stages, new = self._stages(t, h, y, slope)
+        error = self._error(stages.detach(), h.detach(), y.detach(), new.detach())
+        good = error < 1
+        power = -1 / (self.solver.error_estimator_order + 1)
+        factor = 0.9 * rec.where(error == 0, 1.0, error) ** power
+        grown = rec.where(error == 0, 10.0, rec.minimum(10.0, factor))
+        grown = rec.where(rejected, rec.minimum(1.0, grown), grown)
+        # a NaN in the error rejects the step, as in SciPy
+        shrunk = rec.where(rec.isnan(error), 0.2, rec.maximum(0.2, factor))
+        moves = going & good
+        after = rec.where(last, 1.0, share + taken)
+        state = (
+            going & ~(moves & last),
+            rec.where(moves, after, share),
+            rec.where(moves, new, y),
+            rec.where(moves, stages[self.method.needed], slope),
+            taken * rec.where(good, grown, shrunk),
+            going & ~good,
+        )
+        return state, (share, rec.where(moves, taken, 0.0), y, stages)
+
+    def _stages(self, t: Tensor, h: Tensor, y: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slopes at all stages, and the state at the end of the step."""
+        m, slopes, new = self.method, [slope], y
+        for i in range(1, m.total):
+            used = [j for j in range(i) if m.a[i, j]]
+            factors = m.a[i, used].astype(y.dtype)
+            at = y + h * rec.matmul(factors, stack([slopes[j] for j in used]))
+            new = at if i == m.needed else new
+            slopes.append(self._f(t + float(m.c[i]) * h, at))
+        return stack(slopes), new
+
+    def _error(self, stages: Tensor, h: Tensor, y: Tensor, new: Tensor) -> Tensor:
+        """Return the estimated error of a step, relative to the tolerances."""
+        scale = self.atol + rec.maximum(abs(y), abs(new)) * self.rtol
+        k = stages[: self.method.needed + 1]
+        if not hasattr(self.solver, "E3"):
+            return _norm(rec.matmul(self.solver.E.astype(y.dtype), k) * h / scale)
+        fifth, third = (
+            rec.square(abs(rec.matmul(e.astype(y.dtype), k) / scale)).sum()
+            for e in (self.solver.E5, self.solver.E3)
+        )
+        both = fifth + 0.01 * third
+        safe = rec.where(both == 0, 1.0, both)
+        return abs(h) * fifth / rec.sqrt(safe * y.shape[0])
+
+    def __call__(self, t: Tensor) -> Tensor:
+        """Return the states at times, a row for each."""
+        at = ((t - self.start) / rec.where(self.empty, 1.0, self.length)).detach()
+        _check(at, _refuse_outside)
+        accepted = self.taken > 0
+        numbers = np.arange(accepted.shape[0])
+        first = accepted.astype(np.int64).argmax()
+        inside = accepted & (self.before < at[:, None])
+        i = rec.maximum(rec.where(inside, numbers, -1).max(axis=-1), first)
+        h = (self.length * self.taken[i]).astype(self.y0.dtype)
+        passed = t - self.start - self.length * self.before[i]
+        x = passed.astype(self.y0.dtype) / rec.where(h == 0, 1.0, h)
+        w = self.method.w.astype(self.y0.dtype)
+        powers = stack([x ** (m + 1) for m in range(w.shape[1])], axis=-1)
+        factors = h[:, None] * rec.matmul(powers, w.T)
+        return self.states[i] + rec.matmul(factors[:, None, :], self.stages[i])[:, 0]
+
+
+def _check(t: Tensor, function: Callable[[Any], None]) -> None:
+    """Make the program call a function with the values of a tensor at each call."""
+    top = unknown(t)
+    if top is not None:
+        top.check(function)
+    else:
+        function(held(t))
+
+
+def _refuse_outside(shares: Any) -> None:
+    if np.any(shares < 0) or np.any(shares > 1):
+        raise ArgumentError("solve_ivp: t_eval must be within the time span.")
+
+
+def _refuse_more(most: int) -> Callable[[Any], None]:
+    def check(still: Any) -> None:
+        if np.any(still):
+            raise ConvergenceError(
+                f"solve_ivp: the end was not reached in {most} attempted steps, the most inside ad.compile.\n"
+                "  Pass a larger max_steps or larger tolerances, or call solve_ivp outside of the compiled "
+                "function."
+            )
+
+    return check
