@@ -48,27 +48,24 @@ def main(steps: int = 300) -> float:
     def loss(p: Any, x: Any, y: Any) -> Any:
         return ((network(p, x) - y) ** 2).mean()
 
-    def update(p: Any, first: Any, second: Any, rate: Any, x: Any, y: Any, decay: Any) -> Any:
-        value, g = ad.value_and_grad(loss)(p, x, y)  # and one step of Adam
-        first = ad.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, g)
-        second = ad.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, second, g)
-        move = lambda p, m, v: p - rate * m / decay[0] / (ad.sqrt(v / decay[1]) + 1e-8)
-        return ad.tree.map(move, p, first, second), first, second, value
+    adam = ad.optim.Pure(ad.optim.Adam, betas=(0.9, 0.99))
 
-    update_all = ad.vmap(update, in_axes=(0, 0, 0, 0, 0, 0, None))
+    def update(p: Any, state: Any, rate: Any, x: Any, y: Any) -> Any:
+        value, g = ad.value_and_grad(loss)(p, x, y)
+        p, state = adam.update(p, g, state, lr=rate)
+        return p, state, value
 
     @ad.compile
-    def train(p: Any, zeros: Any, rates: Any, x: Any, y: Any, decays: Any) -> Any:
-        def step(state: Any, decay: Any) -> Any:
-            *state, losses = update_all(*state, rates, x, y, decay)
-            return tuple(state), losses
+    def train(p: Any, state: Any, rates: Any, x: Any, y: Any) -> Any:
+        def step(carry: Any, _: Any) -> Any:
+            *carry, losses = ad.vmap(update)(*carry, rates, x, y)
+            return tuple(carry), losses
 
-        (p, _, _), losses = ad.scan(step, (p, zeros, zeros), decays)
+        (p, _), losses = ad.scan(step, (p, state), None, length=steps)
         return p, losses[-1]
 
     p = initial(rng)
-    decays = 1 - np.float32([0.9, 0.99]) ** np.arange(1, steps + 1, dtype=np.float32)[:, None]
-    p, losses = train(p, ad.tree.map(np.zeros_like, p), rates, x[sample], y[sample], decays)
+    p, losses = train(p, ad.vmap(adam.init)(p), rates, x[sample], y[sample])
     print(f"{MEMBERS} networks: losses from {losses.min():.4f} to {losses.max():.4f} after {steps} steps")
 
     grid = np.linspace(-2.6, 2.6, 200, dtype=np.float32)

@@ -13,6 +13,7 @@ from numpy import ndarray
 from adjoint import words
 from adjoint.config import check_workers, get_workers, grad_mode, special
 from adjoint.context import observer
+from adjoint.core.batched import Batched
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import tracing
 from adjoint.core.methods import attach
@@ -73,6 +74,12 @@ def seed_of(root: Any, gradient: Any, name: str = "backward()", argument: str = 
     if root._node is None:
         if special.count and (watcher := observer.get()) is not None:
             watcher.failed(root)
+        if isinstance(root._data, Batched):
+            raise NoGradientError(
+                f"{name} was called inside ad.vmap, where tensors have no graph and no .grad of their own.\n"
+                "  Differentiate the function: ad.vmap(ad.grad(loss))(…), or ad.value_and_grad inside the "
+                "mapped function.\n  optim.Pure makes updates of such parameters."
+            )
         raise NoGradientError(
             f"{name} was called on a tensor of shape {root.shape} that does not require grad.\n"
             "  No input of the computation requires grad, or it was computed under no_grad() or only "

@@ -6,6 +6,7 @@ from adjoint.optim.average import EMA
 from adjoint.optim.first_order import SGD, Adagrad, Adam, AdamW, Lion, NAdam, RMSprop
 from adjoint.optim.lbfgs import LBFGS
 from adjoint.optim.optimizer import Optimizer
+from adjoint.optim.pure import Pure
 
 __all__ = [
     "EMA",
@@ -17,6 +18,7 @@ __all__ = [
     "Lion",
     "NAdam",
     "Optimizer",
+    "Pure",
     "RMSprop",
     "schedules",
 ]

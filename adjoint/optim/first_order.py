@@ -182,7 +182,7 @@ class Adam(Optimizer):
         lr m̂ / (√v̂ + ε) = lr c/(1-β₁ᵗ) · m / (√v + ε c), with c = √(1-β₂ᵗ).  This saves two passes.
         """
         (b1, b2), t = hyper["betas"], hyper["step"]
-        c = math.sqrt(1 - b2**t)
+        c = math.sqrt(1 - b2**t) if type(t) is int else (1 - b2**t) ** 0.5  # a tensor in ``Pure``
         return {**hyper, "rate": hyper["lr"] * c / (1 - b1**t), "eps": hyper["eps"] * c}
 
     @in_place
@@ -303,6 +303,7 @@ class NAdam(Optimizer):
     """
 
     slots = ("m", "v")
+    pure = False
 
     def __init__(
         self,

@@ -18,11 +18,12 @@ import numpy as np
 
 from adjoint import words
 from adjoint.config import grad_mode, special
+from adjoint.core.batched import Batched
 from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.namespace import Namespace, raw
 from adjoint.core.shapes import number_between
-from adjoint.core.tensor import Tensor, castable
-from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+from adjoint.core.tensor import Tensor, Traced, castable
+from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, TransformError
 from adjoint.grads.slots import drop
 from adjoint.interop.notebook import optimizer_html
 from adjoint.optim.formula import form_of
@@ -82,6 +83,7 @@ class Optimizer:
     """
 
     slots: ClassVar[tuple[str, ...]] = ()  # the names of the state arrays of each parameter
+    pure: ClassVar[bool] = True  # whether ``numbers`` takes a tensor as the step, as ``Pure`` needs it
 
     def __init__(self, params: Iterable[Any], *, shard: Ranks | None = None, **defaults: Any) -> None:
         if shard is not None:
@@ -229,6 +231,12 @@ class Optimizer:
         self._refuse_unknown(set(group) - {"params", "names"})
         taken = {id(p) for g in self.groups for p in g.params}
         for i, p in enumerate(params):
+            if type(p) is Traced and isinstance(p._data, Batched):
+                raise TransformError(
+                    f"{type(self).__name__}: params[{i}] is a value inside ad.vmap, which cannot be updated "
+                    f"in place.\n  Use optim.Pure(optim.{type(self).__name__}, lr=…), which returns new "
+                    "parameters and a new state."
+                )
             if not isinstance(p, Tensor):
                 pair = isinstance(p, tuple) and len(p) == 2 and isinstance(p[1], Tensor)
                 raise InputError(

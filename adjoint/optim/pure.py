@@ -1,0 +1,146 @@
+"""Updates of an optimiser as functions of parameters, gradients and state, without changing any tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.core.convert import asarray
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import ArgumentError, DTypeError, InputError
+from adjoint.optim.optimizer import Optimizer
+
+__all__ = ["Pure"]
+
+
+class Pure:
+    """An optimiser as two functions: one that makes a state, and one that makes an update.
+
+    Nothing is changed in place, so an update can be mapped by ``ad.vmap``, repeated by ``ad.scan`` and
+    compiled.
+
+    Parameters
+    ----------
+    kind : type
+        The class of the optimiser, such as ``ad.optim.Adam``.
+    **hyper : object
+        Its hyper-parameters, such as ``lr``.
+
+    Raises
+    ------
+    InputError
+        If ``kind`` is not a subclass of ``Optimizer``, such as ``LBFGS``, which decides on values.
+    ArgumentError
+        If the optimiser has no such form: ``NAdam`` counts its steps in Python.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> adam = ad.optim.Pure(ad.optim.Adam, lr=0.1)
+    >>> loss = lambda p: (p["w"] ** 2).sum()
+    >>> def step(p, state, rate):
+    ...     return adam.update(p, ad.grad(loss)(p), state, lr=rate)
+    >>> nets = {"w": ad.ones((3, 2))}
+    >>> p, state = ad.vmap(step)(nets, ad.vmap(adam.init)(nets), ad.tensor([0.1, 0.2, 0.3]))
+    >>> p["w"][:, 0]
+    tensor([0.9, 0.8, 0.7], dtype=float64)
+    """
+
+    def __init__(self, kind: type[Optimizer], **hyper: Any) -> None:
+        if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+            raise InputError(f"Pure: kind must be a class of optimisers, such as optim.Adam, not {kind!r}.")
+        if not kind.pure:
+            raise ArgumentError(
+                f"Pure: {kind.__name__} counts its steps in Python, so it has no form as a function.\n"
+                "  Use SGD, Adam, AdamW, RMSprop, Adagrad or Lion."
+            )
+        # one parameter, so that the constructor checks the hyper-parameters
+        self._optimizer = kind([wrap(np.zeros(1)).requires_grad_()], **hyper)
+        self._hyper = self._optimizer.groups[0].hyper
+
+    def __repr__(self) -> str:
+        return f"Pure({self._optimizer!r})"
+
+    def init(self, params: Any) -> dict[str, Any]:
+        """Return the state before the first update.
+
+        Parameters
+        ----------
+        params : tensor, array or tree of them
+            The parameters.
+
+        Returns
+        -------
+        dict
+            The number of updates so far, ``"step"``, and a list of arrays for each parameter, ``"slots"``.
+        """
+        slots = []
+        for p in map(_checked, tree.leaves(params)):
+            start = self._optimizer.init_one(np.zeros(1, p.dtype), self._hyper)
+            slots.append({k: wrap(np.full(p.shape, v[0], v.dtype)) for k, v in start.items()})
+        return {"step": wrap(np.zeros(())), "slots": slots}
+
+    def update(
+        self, params: Any, grads: Any, state: dict[str, Any], **changes: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the parameters and the state after an update.
+
+        Parameters
+        ----------
+        params : tensor, array or tree of them
+            The parameters.
+        grads : tensor, array or tree of them
+            Their gradients, as ``ad.grad`` returns them.
+        state : dict
+            The state, from ``init`` or from the update before.
+        **changes : object
+            Hyper-parameters of this update that differ, such as ``lr``; they may be tensors.
+
+        Returns
+        -------
+        tuple
+            The new parameters and the new state.
+        """
+        unknown = sorted(changes.keys() - self._hyper.keys())
+        if unknown:
+            raise ArgumentError(
+                f"update: {type(self._optimizer).__name__} has no hyper-parameter {', '.join(unknown)}."
+            )
+        leaves, structure = tree.flatten(params)
+        gradients = tree.leaves(grads)
+        if len(gradients) != len(leaves) or len(state["slots"]) != len(leaves):
+            raise InputError(
+                f"update: {len(leaves)} parameters have {len(gradients)} gradients and {len(state['slots'])} "
+                "states.  Pass trees of the same structure, and the state that init returned for them."
+            )
+        step = asarray(state["step"]) + 1.0
+        hyper = self._optimizer.numbers({**self._hyper, **changes, "step": step})
+        found = [
+            self._one(_checked(p), asarray(g), s, hyper)
+            for p, g, s in zip(leaves, gradients, state["slots"], strict=True)
+        ]
+        return (
+            tree.unflatten(structure, [p for p, _ in found]),
+            {"step": step, "slots": [s for _, s in found]},
+        )
+
+    def _one(self, p: Tensor, g: Tensor, slots: dict[str, Any], hyper: dict[str, Any]) -> tuple[Tensor, Any]:
+        """Return one parameter and its state after an update."""
+        g = g if g.dtype == p.dtype else rec.astype(g, dtype=p.dtype)
+        fitting = {
+            k: rec.astype(v, dtype=p.dtype) if isinstance(v, Tensor) and v.dtype != p.dtype else v
+            for k, v in hyper.items()
+        }
+        kept = {name: asarray(value) for name, value in slots.items()}
+        return self._optimizer.apply_one(rec, p, -g if hyper["maximize"] else g, kept, fitting)
+
+
+def _checked(p: Any) -> Tensor:
+    """Return a parameter as a tensor of real floats."""
+    p = asarray(p)
+    if p.dtype.kind != "f":
+        raise DTypeError(f"Pure: a parameter must have a real float dtype, but one has {p.dtype}.")
+    return p
