@@ -118,8 +118,10 @@ class _Fusion:
                 self._place(n)
             else:
                 self.waiting.add(n.id)
-        for n in self.graph.nodes:
-            if n.id in self.waiting:
+        waiting = [n for n in self.graph.nodes if n.id in self.waiting]
+        read = {a.node.id for n in waiting for a in n.args}
+        for n in waiting:
+            if n.id not in read:  # the operands that still wait are placed with it
                 self._place(n)
         return [*self.early, *self.groups]
 

@@ -410,9 +410,8 @@ class Body:
         else:
             found = self.f(carry, x)
         if not isinstance(found, tuple) or len(found) != 2:
-            raise InputError(
-                f"scan: {self._where()} must return a pair (carry, y), but returned {type(found).__name__}."
-            )
+            what = "a tensor" if isinstance(found, Tensor) else words.a(type(found).__name__)
+            raise InputError(f"scan: {self._where()} must return a pair (carry, y), but returned {what}.")
         new = self.next(found[0])
         if self.weak and not self._settle(new):
             return self.step(self.cast(carry), x)

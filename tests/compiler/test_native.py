@@ -191,3 +191,18 @@ def test_floats_and_trees_as_arguments() -> None:
         other = ad.tensor(other.numpy() - rate * 2.0 * rate)
     np.testing.assert_allclose(w.detach().numpy(), other.numpy(), rtol=1e-14)
     assert step.stats()["traces"] == 1 and step._variants[0].native is not None
+
+
+def test_moving_averages_are_part_of_the_kernel_of_the_gradient() -> None:
+    rng = np.random.default_rng(0)
+    a, b, m, v = (rng.normal(size=(5, 8, 8)) for _ in range(4))
+
+    @ad.compile(backend="native")
+    def update(a: Any, b: Any, m: Any, v: Any) -> Any:
+        g = a @ b
+        return 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+
+    found = update(a, b, m, v)
+    np.testing.assert_allclose(found[0], 0.9 * m + 0.1 * (a @ b))
+    np.testing.assert_allclose(found[1], 0.99 * v + 0.01 * (a @ b) ** 2)
+    assert update.explain().startswith("1 kernel,")

@@ -425,7 +425,7 @@ MISTAKES = [
      r"scan: carry was float64 before the step, and is float32 after it.\n.*test_loops.py:\d+\).*astype\('float64'\)"),
     (InputError, lambda: ad.scan(lambda c, x: ((c, c), None), ad.zeros(3), XS),
      r"scan: the carry had the structure \* before the step, and has \(\*, \*\) after it"),
-    (InputError, lambda: ad.scan(lambda c, x: c, ad.zeros(3), XS), r"must return a pair \(carry, y\)"),
+    (InputError, lambda: ad.scan(lambda c, x: c, ad.zeros(3), XS), r"a pair \(carry, y\), but returned a tensor"),
     (ArgumentError, lambda: ad.scan(lambda c, x: (c, x), 0.0), "pass xs or length"),
     (ShapeError, lambda: ad.scan(lambda c, x: (c, x), 0.0, [XS, XS[:2]]), "have lengths 9, 2: they must be equal"),
     (ShapeError, lambda: ad.scan(lambda c, x: (c, x), 0.0, XS, length=3), "and length is 3"),
