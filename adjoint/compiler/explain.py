@@ -40,18 +40,27 @@ def explain(program: Native) -> str:
             calls += 1
             continue
         for kernel in by_group.get(id(g), []):
-            moved = _bytes(kernel)
-            what = f"{_KINDS[g.kind]:8} {list(g.domain)!s:16} {_ops(g)}"
-            rows.append((_time(taken[k]), _size(moved), what))
-            total += moved
+            rows.append(_row(g, kernel, taken[k]))
+            total += _bytes(kernel)
+            if kernel.tables is not None:
+                body = kernel.tables.body.kernels
+                rows += [_row(inner, one, taken[k, j], "  ") for j, (inner, one) in enumerate(body)]
             k += 1
     threads = f" in up to {program.threads} threads" if program.helped else ""
-    whole = sum(taken.values()) if None not in taken.values() else None  # type: ignore[arg-type]  # no None is in it
+    times = [seconds for what, seconds in taken.items() if not isinstance(what, tuple)]
+    whole = sum(times) if None not in times else None  # type: ignore[arg-type]  # no None is in it
     head = (
         f"{count(len(program.kernels), 'kernel')}, {count(calls, 'call')} of NumPy, {_size(total)} read and "
         f"written, {_time(whole)}{threads}; {_size(program.memory.size)} of memory"
     )
     return "\n".join([head, *(f"{when:>8} {size:>8}  {what}" for when, size, what in rows)])
+
+
+def _row(g: Group, kernel: Kernel, seconds: float | None, indent: str = "") -> tuple[str, str, str]:
+    """Return the time of a kernel, its bytes, and what it does; the domain of a loop is its iterations."""
+    domain = list(g.domain) if g.kind != "repeat" else [kernel.length]
+    what = f"{indent}{_KINDS[g.kind]:8} {domain!s:16} {_ops(g)}"
+    return _time(seconds), _size(_bytes(kernel)), what
 
 
 def _times(program: Native) -> dict[Any, float | None]:
@@ -61,6 +70,9 @@ def _times(program: Native) -> dict[Any, float | None]:
     inputs.
     """
     found: dict[Any, float | None] = dict.fromkeys(range(len(program.kernels)))
+    for k, (_, kernel) in enumerate(program.kernels):
+        if kernel.tables is not None:
+            found |= dict.fromkeys((k, j) for j in range(len(kernel.tables.body.kernels)))
     found |= dict.fromkeys(step for step in program.steps if not isinstance(step, tuple))
     rng = np.random.default_rng(0)
     given = [_stand_in(rng, s.value) for s in program.program.sources]

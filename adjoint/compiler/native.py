@@ -193,6 +193,10 @@ class Plan:
             return self.start  # an empty array: nothing is read
         return self.start + self.memory.offset[node.id] + offset
 
+    def record(self, k: int) -> int:
+        """Return the address of a record."""
+        return int(self.records.ctypes.data) + 8 * pool.RECORD * k
+
     def helpers(self) -> int:
         """Return the number of helper threads: 0 for a short program."""
         return pool.start(self.threads) if self.threads > 1 and self.helped else 0
@@ -287,19 +291,22 @@ class Native(Plan):
             if isinstance(step, Node):
                 self._call(step, values, given)
             else:
-                run(self._record(step[0]), step[1] - step[0], helpers)
+                run(self.record(step[0]), step[1] - step[0], helpers)
         if any(map(bool, self.checks)):
             return replay.build(self.program)(*given)  # raises the error that NumPy raises
         return tuple([self._value(v, values, given) for v in self.results])
 
     def timed(self, given: Sequence[Any]) -> Iterator[tuple[Any, float]]:
-        """Run kernel by kernel; yield each kernel's number, or each NumPy call's node, with its seconds."""
+        """Run kernel by kernel; yield each kernel's number, or each NumPy call's node, with its seconds.
+
+        After a loop its last iteration runs again, kernel by kernel; the numbers of these kernels are pairs.
+        """
         values, run = self._prepare(given), _runner()
         helpers = self.helpers()
         clock, nothing = time.perf_counter, math.inf  # nothing: the time of an empty call
         for _ in range(9):
             start = clock()
-            run(self._record(0), 0, helpers)
+            run(self.record(0), 0, helpers)
             nothing = min(nothing, clock() - start)
         for step in self.steps:
             if isinstance(step, Node):
@@ -309,12 +316,16 @@ class Native(Plan):
                 continue
             for k in range(*step):
                 start = clock()
-                run(self._record(k), 1, helpers)
+                run(self.record(k), 1, helpers)
                 yield k, max(clock() - start - nothing, 0.0)
-
-    def _record(self, k: int) -> int:
-        """Return the address of a record."""
-        return int(self.records.ctypes.data) + 8 * pool.RECORD * k
+                tables = self.kernels[k][1].tables
+                if tables is None:
+                    continue
+                tables.rewind()
+                for j in range(len(tables.body.kernels)):
+                    start = clock()
+                    run(tables.body.record(j), 1, 0)
+                    yield (k, j), max(clock() - start - nothing, 0.0)
 
     def _prepare(self, given: Sequence[Any]) -> dict[Any, Any]:
         """Write the addresses of inputs and new output arrays into the table; return the arrays by node."""

@@ -206,3 +206,20 @@ def test_moving_averages_are_part_of_the_kernel_of_the_gradient() -> None:
     np.testing.assert_allclose(found[0], 0.9 * m + 0.1 * (a @ b))
     np.testing.assert_allclose(found[1], 0.99 * v + 0.01 * (a @ b) ** 2)
     assert update.explain().startswith("1 kernel,")
+
+
+def test_explain_lists_the_kernels_of_a_step() -> None:
+    w = np.random.default_rng(0).normal(size=(32, 32)) / 8
+
+    @ad.compile(backend="native")
+    def run(x: Any) -> Any:
+        return ad.scan(lambda c, row: (ad.tanh(c @ w + row), c.sum(1)), ad.zeros((16, 32)), x)
+
+    x = np.random.default_rng(1).normal(size=(12, 32))
+    before = run(x)
+    loop, *step = run.explain().splitlines()[1:]
+    assert re.search(r"steps +\[12\] +scan$", loop)
+    assert any(re.search(r"   product +\[16, 32\] +matmul, add, tanh$", line) for line in step)
+    assert all(re.match(r" *[\d.]+ µs +\S+ \S+    \w", line) for line in step)
+    for a, b in zip(run(x), before, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -40,10 +40,10 @@ class Kernel:
     """The text of a kernel, its slots, and the length of its outermost loop.
 
     The loop can be divided at multiples of ``unit``.  ``cost`` is the total work, in simple operations on one
-    element.
+    element.  ``tables`` are those of a loop that runs records.
     """
 
-    __slots__ = ("cost", "length", "slots", "text", "unit")
+    __slots__ = ("cost", "length", "slots", "tables", "text", "unit")
 
     def __init__(self, text: str, slots: list[Slot], length: int, unit: int, cost: float) -> None:
         self.text = text
@@ -51,6 +51,7 @@ class Kernel:
         self.length = length
         self.unit = unit
         self.cost = cost
+        self.tables: Any = None
 
 
 class Place:

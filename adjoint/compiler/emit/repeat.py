@@ -7,6 +7,7 @@ the same for all loops.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,9 @@ def driver_kernel(body: Plan, node: Node, outs: list[Node], kept: list[int]) -> 
     words.value = tables.words()
     text = _text(body.machine)
     cost = steps.count * sum(k.cost for _, k in body.kernels)
-    return Kernel(text, [Slot(words, 0), Slot(node, 0), *slots], steps.count, steps.count, cost)
+    found = Kernel(text, [Slot(words, 0), Slot(node, 0), *slots], steps.count, steps.count, cost)
+    found.tables = tables
+    return found
 
 
 class _Tables:
@@ -122,6 +125,11 @@ class _Tables:
         if self.steps.backwards:
             offset, stride = offset + (self.steps.count - 1) * stride, -stride
         self.moves.append((address, argument, offset, stride))
+
+    def rewind(self) -> None:
+        """Set the rows back to those of the last iteration, after the kernel has run."""
+        for entry, _, _, stride in self.moves:
+            ctypes.c_int64.from_address(entry).value -= stride
 
     def words(self) -> _Words:
         """Return the words."""
