@@ -1,8 +1,8 @@
 """Hints for names of NumPy, PyTorch and JAX that adjoint does not have.
 
-``explain(module)`` adds them to a public module: unknown attributes of the module and of its classes, and
-unknown keyword arguments of its functions and classes, are errors that name the replacement.  Signatures,
-types and ``dir()`` stay as they are.
+``explain(module)`` adds hints to a public module.  An unknown attribute of the module or of its classes, or
+an unknown keyword argument of its functions, then raises an error that names the replacement.  Signatures,
+types and ``dir()`` do not change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from adjoint.errors import AbsentNameError, InputError
 __all__ = ["ATTRIBUTES", "FUNCTIONS", "KEYWORDS", "PARTS", "check_keywords", "explain", "explain_class"]
 
 _IN_PLACE = "x {}= y, which writes into x"
-_PRESENT = "mask=~{}[:, None, None, :]"
+_ATTEND = "pass {0}=, which is True where a query may attend; for a boolean {1}, {0}=~{1}"
+_PRESENT = "pass {0}=, which is True where there is no padding: {0}=~{1}[:, None, None, :]"
 _DTYPE = "x.astype(np.{})"
 
 METHODS = {
@@ -99,7 +100,7 @@ METHODS = {
     "uniform_": "x.copy_(rng.uniform(low, high, x.shape)) under ad.no_grad()",
 }
 
-# Of modules, optimisers and scalers
+# Attributes of modules, optimisers and scalers
 _AS_IT_IS = "the model as it is: adjoint computes on the processor alone"
 MODULES = {
     "to": "model.astype(dtype); " + _AS_IT_IS.removeprefix("the model as it is: "),
@@ -201,7 +202,7 @@ FUNCTIONS = {
     "device_put": "arrays as they are: they are in the memory of the processor",
 }
 
-# Of the parts of the package, by their names
+# Names in submodules, by the name of the submodule
 _IN_PLACE_OF = "w.copy_(ad.nn.init.{}(w.shape, rng=rng)) under ad.no_grad()"
 _SCHEDULE = "ad.optim.schedules, functions of the step: Trainer(schedule=…), or optimizer.lr = schedule(step)"
 _GENERATOR = "rng = ad.random.default_rng(seed), and pass it on: there is no global generator"
@@ -328,7 +329,7 @@ PARTS: dict[str, dict[str, str]] = {
 }
 
 
-# Names that people know from PyTorch and JAX for what is called otherwise here; for some, what to do instead
+# Keywords of PyTorch and JAX, and the names of the same parameters here
 KEYWORDS = {
     "argnum": "argnums",
     "in_dims": "in_axes",
@@ -381,36 +382,30 @@ KEYWORDS = {
     "min_delta": "delta",
 }
 _NOT_HERE = {
-    "out": "results are new tensors; x.copy_(result) under ad.no_grad() writes one",
+    "out": "results are new tensors; to write one into x, call x.copy_(result) under ad.no_grad()",
     "device": "all tensors are in the memory of the processor",
-    "input": "the tensor comes first, without a name",
-    "tensors": "the tensors come first, without a name",
-    "inplace": "results are new tensors",
+    "input": "pass the tensor as the first argument, without a keyword",
+    "tensors": "pass the tensors as the first arguments, without a keyword",
+    "inplace": "the result is always a new tensor",
     "axis_name": "reduce over the axis of the result: ad.vmap(f)(x).sum(0)",
-    "chunk_size": "call it on slices of the batch and join the results by ad.concat",
-    "attn_mask": "give mask=, True where a query may look: mask=~attn_mask of a boolean one",
-    "src_mask": "give mask=, True where a query may look: mask=~src_mask of a boolean one",
-    "key_padding_mask": f"give mask=, True where there is something: {_PRESENT.format('key_padding_mask')}",
-    "tgt_mask": "give mask=, True where a query may look: mask=~tgt_mask of a boolean one",
-    "memory_mask": "give cross_mask=, True where a query may look: cross_mask=~memory_mask of a boolean one",
-    "tgt_key_padding_mask": (
-        f"give mask=, True where there is something: {_PRESENT.format('tgt_key_padding_mask')}"
-    ),
-    "memory_key_padding_mask": (
-        f"give cross_mask=, True where there is something: cross_{_PRESENT.format('memory_key_padding_mask')}"
-    ),
-    "src_key_padding_mask": (
-        f"give mask=, True where there is something: {_PRESENT.format('src_key_padding_mask')}"
-    ),
+    "chunk_size": "call the function on slices of the batch and join the results with ad.concat",
+    "attn_mask": _ATTEND.format("mask", "attn_mask"),
+    "src_mask": _ATTEND.format("mask", "src_mask"),
+    "tgt_mask": _ATTEND.format("mask", "tgt_mask"),
+    "memory_mask": _ATTEND.format("cross_mask", "memory_mask"),
+    "key_padding_mask": _PRESENT.format("mask", "key_padding_mask"),
+    "src_key_padding_mask": _PRESENT.format("mask", "src_key_padding_mask"),
+    "tgt_key_padding_mask": _PRESENT.format("mask", "tgt_key_padding_mask"),
+    "memory_key_padding_mask": _PRESENT.format("cross_mask", "memory_key_padding_mask"),
     "batch_first": "the batch comes first",
-    "scaler": "losses are scaled in a loop of your own, with ad.GradScaler and ad.GradientAccumulator",
-    "need_weights": "the outputs come back alone",
-    "num_workers": "batches are made in this process; prefetch=2 makes them ahead, in a thread",
+    "scaler": "to scale losses, write your own loop with ad.GradScaler and ad.GradientAccumulator",
+    "need_weights": "only the outputs are returned",
+    "num_workers": "batches are made in this process; prefetch=2 makes the next batches in a thread",
     "pin_memory": "all tensors are in the memory of the processor",
-    "epochs": "trainer.fit(loader, epochs=…) takes it",
-    "outputs": "ad.gradients(loss, [w]) takes tensors",
-    "grad_outputs": "ad.gradients(loss, [w]) takes tensors",
-    "requires_grad": "results require grad where what they are made of does",
+    "epochs": "pass it to trainer.fit(loader, epochs=…)",
+    "outputs": "for gradients of tensors, call ad.gradients(loss, [w])",
+    "grad_outputs": "for gradients of tensors, call ad.gradients(loss, [w])",
+    "requires_grad": "a result requires grad if one of its arguments does",
 }
 
 # Attributes of instances of a class and its subclasses, by the name of the class
@@ -426,7 +421,7 @@ _explained: set[Any] = set()  # modules and classes
 def explain(*modules: str) -> None:
     """Add hints to modules, given by name, and to the functions and classes in their ``__all__``.
 
-    A function is wrapped only if it has a parameter with another name in other libraries.
+    Only functions with a parameter that has another name in other libraries are wrapped.
     """
     for module in (sys.modules[name] for name in modules):
         if module not in _explained:
@@ -452,7 +447,7 @@ def _explain_module(module: ModuleType) -> None:
 
 
 def explain_class(cls: type) -> None:
-    """Add hints to the constructor, to methods with renamed keywords and for absent attributes."""
+    """Add hints to a class: to its constructor, methods with renamed keywords and missing attributes."""
     if cls in _explained:
         return
     _explained.add(cls)
@@ -489,7 +484,10 @@ def _with_hints(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name: str) -> None:
-    """Raise an error with a hint if ``function``, called ``name`` in the message, lacks a given keyword."""
+    """Raise an error with a hint if ``given`` has a keyword that ``function`` does not have.
+
+    ``name`` is the name of the function in the message.
+    """
     parameters = inspect.signature(function).parameters.values()
     ours = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     ours = [own for own in ours if own != "self"]
@@ -505,7 +503,10 @@ def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name:
 
 
 class _Absent:
-    """An attribute that raises an error with a hint.  Unlike ``__getattr__`` it does not slow down others."""
+    """An attribute that raises an error with a hint.
+
+    Unlike ``__getattr__``, it does not slow down the access to other attributes.
+    """
 
     def __init__(self, name: str, instead: str) -> None:
         self.name, self.instead = name, instead
@@ -516,7 +517,7 @@ class _Absent:
 
 
 def _explain_attributes(cls: type, instead: Mapping[str, str]) -> None:
-    """Add hints for absent attributes; ``dir`` does not list them."""
+    """Add hints for missing attributes; ``dir`` does not list them."""
     missing = {name for name in instead if not hasattr(cls, name)}
     for name in missing:
         setattr(cls, name, _Absent(name, instead[name]))

@@ -249,7 +249,8 @@ class GradientAccumulator:
         weight = checked_weight(weight)
         if self._ranks is not None:
             raise AccumulationError(
-                "accumulate: a group needs whole micro-batches.  With group=, use step() or micro_batch()."
+                "accumulate: with group=, all gradients of a micro-batch must be added in one call.\n"
+                "  Call step(gradients), or compute the gradients inside micro_batch()."
             )
         arrays = self._checked({name: grad})
         window = self._window

@@ -68,8 +68,8 @@ def world(timeout: float = 600.0) -> Group:
             raise MissingExtraError(f"a program on {expected} ranks", "mpi4py", "distributed") from None
         if expected > 1 and MPI.COMM_WORLD.size == 1:
             raise RankError(
-                f"the launcher started {expected} processes, but mpi4py sees only one: it uses a different "
-                f"MPI library, {MPI.Get_library_version().splitlines()[0].strip()}.\n"
+                f"the launcher started {expected} processes, but mpi4py sees only one, because it uses a "
+                f"different MPI library: {MPI.Get_library_version().splitlines()[0].strip()}.\n"
                 "  Start the program with the mpiexec of that library, which adjoint launch -n … finds.\n"
                 "  With srun, choose the interface of that library: --mpi=pmi2 or --mpi=pmix."
             )

@@ -1,4 +1,4 @@
-"""The op table and the public functions built on it; ``install`` puts operators and methods onto tensors."""
+"""The op table and the public functions built on it; ``install`` adds operators and methods to tensors."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _PUBLIC = {name: getattr(module, name) for module in reversed(MODULES) for name 
 
 
 def function(name: str) -> Any:
-    """Return the public function of this name: that of a module if there is one, else the op itself."""
+    """Return the public function of this name: one defined in a module, or else the op itself."""
     return _PUBLIC[name] if name in _PUBLIC else getattr(rec, name, None)
 
 
@@ -118,7 +118,7 @@ attach(
     __divmod__=piecewise.divmod,
     __rdivmod__=piecewise.reflected_divmod,
     __round__=piecewise.round,
-    __trunc__=piecewise.whole_part("trunc"),  # of the module math; a tensor of one element becomes an int
+    __trunc__=piecewise.whole_part("trunc"),  # for math.trunc; a tensor with one element becomes an int
     __floor__=piecewise.whole_part("floor"),
     __ceil__=piecewise.whole_part("ceil"),
     at=property(index.At),

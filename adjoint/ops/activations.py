@@ -1,6 +1,6 @@
-"""Activation functions and losses of single elements, one op each.
+"""Activation functions and elementwise losses, one op each.
 
-At a corner, the gradient is that of the side PyTorch takes, as the description of the op says.  The
+At a corner, the gradient is that of the side that PyTorch takes, as the description of the op says.  The
 formulas keep their accuracy in both tails.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["real_only"]
 
 
 def real_only(x: Any) -> Any:
-    """Return an argument; raise if it is complex."""
+    """Return an argument unchanged; raise if it is complex."""
     if x.dtype.kind == "c":
         raise TypeError("only real numbers are supported")
     return x
@@ -38,7 +38,7 @@ define("hardtanh", in_float32(lambda x, low, high: np.clip(x, low, high)),
 
 
 def _elu_slope(xp: Namespace, x: Value, alpha: float) -> Any:
-    """Return α exp(x), which keeps its digits for very negative x, unlike y + α."""
+    """Return α exp(x), which is accurate also for very negative x, where y + α is not."""
     e = xp.exp(xp.minimum(x, 0))
     return e if alpha == 1 else xp.where(x > 0, 1, alpha * e)
 
@@ -73,7 +73,7 @@ def _softplus(xp: Namespace, x: Value) -> Any:
 define("softplus", in_float32(_softplus, raw), lambda xp, g, y, x: g * xp.sigmoid(x), saves="x", fused=_softplus,
        reference="formula", doc="log(1 + exp(x)), stable in both tails.")  # fmt: skip
 
-# The gates of gelu and mish, which are x · gate(x): the product saves the gate, so that no rule computes it again.
+# gelu and mish are x · gate(x): the product saves the gate, so that no derivative rule computes it again.
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 define("normal_gate", in_float32(normal_distribution),
@@ -82,7 +82,7 @@ define("normal_gate", in_float32(normal_distribution),
 
 
 def _mish_gate(xp: Namespace, x: Value) -> Any:
-    """tanh(softplus(x)) = n (n + 2) / (n (n + 2) + 2) with n = exp(x), or by 1/n where x > 0."""
+    """Return tanh(softplus(x)) = n (n + 2) / (n (n + 2) + 2) with n = exp(x); for x > 0 in terms of 1/n."""
     e = xp.exp(-xp.abs(real_only(x)))
     top = xp.where(x > 0, 1 + 2 * e, e * (e + 2))
     return top / (top + xp.where(x > 0, 2 * e * e, 2))
@@ -99,11 +99,14 @@ define("mish_gate", _mish_gate, lambda xp, g, y, x: xp.sech_squared(g * xp.sigmo
 _A = 2 * math.sqrt(2 / math.pi)
 _B = 0.044715 * _A
 _GELU_BLOCK = 1 << 15  # elements
-_FLAT = 1e4  # beyond, the gate is 0 or 1 in every dtype; x³ is far from overflowing
+_FLAT = 1e4  # beyond this the gate is 0 or 1 in every dtype, and x³ does not overflow
 
 
 def _in_blocks(work: Callable[..., None], outputs: int, *arrays: Array) -> list[Any]:
-    """Fill new arrays by ``work(*inputs, *outputs)``, block by block; half precision is computed in float32."""
+    """Fill new arrays by ``work(*inputs, *outputs)``, block by block.
+
+    Half precision is computed in float32.
+    """
     if len(arrays) > 1:
         arrays = np.broadcast_arrays(*arrays)
     dtype = np.result_type(*arrays)
@@ -184,7 +187,7 @@ define("huber", in_float32(_huber, raw),
 
 
 def _bce_logits(xp: Namespace, x: Value, t: Value) -> Any:
-    """t softplus(-x) + (1-t) softplus(x), which share their logarithm: no difference of large numbers."""
+    """Return t softplus(-x) + (1-t) softplus(x); both terms share one logarithm."""
     return _softplus_rest(xp, x) + t * xp.maximum(-x, 0) + (1 - t) * xp.maximum(x, 0)
 
 

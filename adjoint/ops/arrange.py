@@ -59,13 +59,13 @@ def _windows(x: Array, size: int, axis: int) -> Any:
 
 
 def _overlap_add(x: Any, axis: int, length: int) -> Any:
-    """Add windows at their positions; ``axis`` is that of the result, which has one axis less."""
+    """Add windows at their positions; ``axis`` is an axis of the result, which has one axis less."""
     count, size = x.shape[axis - 1], x.shape[-1]
     shape = list(x.shape[:-1])
     shape[axis] = length
     out: Any = np.zeros(shape, x.dtype)
     along = (slice(None),) * (-axis - 1)
-    if size <= count:  # a loop over the shorter of the two
+    if size <= count:  # loop over the shorter of the two axes
         for i in range(size):
             out[(..., slice(i, i + count), *along)] += x[..., i]
     else:

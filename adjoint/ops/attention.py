@@ -1,8 +1,9 @@
 """Attention, softmax(q kᵀ · scale, masked) v, over the last two axes.
 
-``attention_weights`` computes all but the last product and saves its weights, as many as queries times
-keys.  ``attention`` does not save them: its rule computes them again from its second output, the logarithm
-of each row's sum.  All arguments have the same number of axes and one dtype.  The number 0 means no mask.
+The op ``attention_weights`` computes all but the last product and saves its weights, one for each pair of
+query and key.  The op ``attention`` does not save them: its derivative rule computes them again from its
+second output, the logarithm of each row's sum.  All arguments have the same number of axes and the same
+dtype.  The number 0 means no mask.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _scores(xp: Namespace, q: Value, k: Value, m: Value, scale: float, causal: b
 
 
 def _exponentials(q: Any, k: Any, m: Any, scale: float, causal: bool) -> tuple[Any, Any, Any, Any]:
-    """Return exp(scores - top), their sums, the maximum of each row, and which rows are masked completely."""
+    """Return exp(scores - top), their row sums, the maximum of each row, and which rows are fully masked."""
     s = _scores(raw, real_only(q), k, m, scale, causal)
     top = np.maximum.reduce(s, axis=-1, keepdims=True)
     dead = None if type(m) is int else top == -math.inf
@@ -51,7 +52,7 @@ def _exponentials(q: Any, k: Any, m: Any, scale: float, causal: bool) -> tuple[A
 
 
 def _column_of_ones(x: Array) -> Any:
-    """Return a column of ones, to sum the last axis by a matrix product: six times as fast for short rows."""
+    """Return a column of ones: a product with it sums the last axis, six times faster for short rows."""
     return np.ones((x.shape[-1], 1), x.dtype)
 
 
@@ -96,7 +97,7 @@ def _times(p: Array, v: Array, like: Array) -> Any:
 def _to_scores(
     xp: Namespace, ds: Value, q: Value, k: Value, wanted: Sequence[bool], scale: float
 ) -> tuple[Any, Any]:
-    """Return the gradients of q and k, given that of the scores."""
+    """Return the gradients of q and k from the gradient ``ds`` of the scores."""
     dq = dk = None
     if wanted[0]:
         dq = xp.matmul(ds, k)
@@ -118,7 +119,7 @@ def _attention_weights_rule(
     scale: float,
     causal: bool,
 ) -> list[Any]:
-    """ds = p (g - Σ g p); dq = ds k, dk = dsᵀ q."""
+    """Return the gradients by ds = p (g - Σ g p), dq = ds k, dk = dsᵀ q."""
     ds = g - xp.matmul(g * p, _column_of_ones(p))
     ds *= p
     return [*_to_scores(xp, ds, q, k, wanted, scale), ds]
@@ -136,7 +137,7 @@ def _attention_rule(
     scale: float,
     causal: bool,
 ) -> list[Any]:
-    """The same for dp = g vᵀ, where Σ dp p = Σ g o; dv = pᵀ g."""
+    """Return the gradients: as for the weights with dp = g vᵀ, where Σ dp p = Σ g o; and dv = pᵀ g."""
     g, g_total = g
     o, log_total = out
     if q.dtype.itemsize == 2:

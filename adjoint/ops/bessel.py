@@ -1,4 +1,4 @@
-"""Bessel functions of a fixed real order: the derivatives stay within the family."""
+"""Bessel functions of a fixed real order; their derivatives are Bessel functions, too."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _bessel(name: str, n: float, x: Any) -> Any:
 
 
 def _from_zero(name: str, n: float, x: Any) -> Any:
-    """Return SciPy's Bessel function, and near 0, where that loses digits, two terms of the series."""
+    """Return SciPy's Bessel function; near 0, where SciPy is inaccurate, two terms of the power series."""
     special = load(name)
     faster = _FASTER.get(f"{name}{abs(n)}")  # I₋ₙ = Iₙ
     if faster:
@@ -99,10 +99,10 @@ def _from_zero(name: str, n: float, x: Any) -> Any:
 
 
 def _ive_derivative(x: Any, n: float, order: int) -> Any:
-    """Return a derivative of exp(-|x|) Iₙ(x); at 0 the mean of both sides.
+    """Return a derivative of exp(-|x|) Iₙ(x); at 0 the mean of the one-sided derivatives.
 
-    (D - 1)ᵐ Iₙ with 2 D Iₙ = Iₙ₋₁ + Iₙ₊₁ is 2⁻ᵐ times a central difference of order 2m in n, which cancels for
-    large x: there the asymptotic series is differentiated, exp(-x) Iₙ(x) = Σₖ aₖ x^(-k-1/2) / √(2π).
+    (D - 1)ᵐ Iₙ with 2 D Iₙ = Iₙ₋₁ + Iₙ₊₁ is 2⁻ᵐ times a central difference of order 2m in n, which cancels
+    for large x: there the asymptotic series is differentiated, exp(-x) Iₙ(x) = Σₖ aₖ x^(-k-1/2) / √(2π).
     """
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
@@ -207,7 +207,7 @@ _ORDER = """{name} : {kind}
 
 
 def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) -> Callable[..., Tensor]:
-    """Return the public function of an op with an order."""
+    """Return the public function of an op whose order is an argument."""
     if whole:
 
         def function(n: int, x: ArrayLike) -> Tensor:
@@ -223,7 +223,7 @@ def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) ->
 
 
 def _of_fixed_order(name: str, op: str, n: int, what: str, value: str) -> Callable[..., Tensor]:
-    """Return the public function of an op with a fixed order."""
+    """Return the public function of an op for one order."""
 
     def function(x: ArrayLike) -> Tensor:
         return getattr(rec, op)(asarray(x), n=n)

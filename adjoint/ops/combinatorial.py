@@ -35,19 +35,19 @@ _BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 13
 
 
 def _times(p: list[Any], q: list[Any]) -> list[Any]:
-    """The product of two Taylor polynomials, without higher terms."""
+    """Return the product of two Taylor polynomials, without higher terms."""
     return [sum(p[i] * q[k - i] for i in range(k + 1)) for k in range(len(p))]
 
 
 def _power(base: Any, s: Any, order: int) -> list[Any]:
-    """The Taylor polynomial of base^(-s)."""
+    """Return the Taylor polynomial of base^(-s)."""
     log = -np.log(base)
     size = base**-s
     return [size * log**i / math.factorial(i) for i in range(order + 1)]
 
 
 def _zeta_derivative(s: Any, q: Any, order: int) -> Any:
-    """The derivative in s of Σₖ (q + k)⁻ˢ: some terms, then the formula of Euler and Maclaurin, as Taylor polynomials."""
+    """Return the derivative in s of Σₖ (q + k)⁻ˢ: the first terms, then the Euler-Maclaurin formula."""
     s, q = real_arrays(s, q)
     dtype = np.result_type(s, q)
     dtype = dtype if dtype.kind == "f" else np.dtype(np.float64)
@@ -87,7 +87,7 @@ define("zeta_derivative", in_float32(_zeta_derivative),
 
 
 def zeta(x: ArrayLike, q: ArrayLike | None = None) -> Tensor:
-    """Return the zeta function of Riemann, or that of Hurwitz, Σₖ (q + k)⁻ˣ.
+    """Return the Riemann zeta function, or the Hurwitz zeta function Σₖ (q + k)⁻ˣ.
 
     Gradients flow to both arguments, for ``x`` > 1 and ``q`` > 0.
 

@@ -57,7 +57,7 @@ __all__ = [
 
 
 def _steps(name: str, forward: Callable[..., Any], arity: int, **facts: Any) -> Callable[..., Any]:
-    """Define an op that is piecewise constant."""
+    """Define an op that is piecewise constant, so that its result does not require grad."""
     return define(name, forward, *(None,) * arity, reason="it is piecewise constant", **facts)
 
 

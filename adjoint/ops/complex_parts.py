@@ -72,7 +72,7 @@ def angle(z: ArrayLike, deg: bool = False) -> Tensor:
 def astype(x: ArrayLike, dtype: DTypeLike, *, copy: bool = True, device: str | None = None) -> Tensor:
     """Cast to another dtype.
 
-    Gradients have the dtype of ``x`` again.
+    The gradient of ``x`` has the dtype of ``x``.
 
     Parameters
     ----------

@@ -1,9 +1,11 @@
-"""Einstein summation on matrix products: the subscripts are parsed once and split into products of two operands.
+"""Einstein summation by matrix products: subscripts are parsed once and split into products of two operands.
 
-Two ops implement it.  ``einsum`` contracts two arrays, ``relabel`` rearranges one (transpose, sum,
-diagonal).  Labels are characters, one for each axis.  Unlike NumPy's, an output may repeat a label (the
-values go onto a diagonal, with zeros elsewhere) and have labels that no input has (the values repeat along
-``extra``).  So the adjoint of each op is one of the two again, for every order.
+Two ops implement it.  ``einsum`` contracts two arrays, ``relabel`` rearranges one (transpose, sum, diagonal).
+Labels are characters, one for each axis.  Unlike in NumPy, an output may repeat a label (the values are
+written to a diagonal, with zeros elsewhere) and have labels that no input has (the values are repeated along
+them; ``extra`` has their lengths).  So the derivative of each op is again one of the two.
+
+A *step* is a function of arrays that is planned once for given labels.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def _unique(labels: str) -> str:
 
 
 def _diagonal(x: Array, labels: str) -> Array:
-    """Return a view on the elements whose indices are equal wherever labels are equal."""
+    """Return a view of the elements whose indices are equal on axes with equal labels."""
     lengths, strides = {}, dict.fromkeys(labels, 0)
     for label, n, stride in zip(labels, x.shape, x.strides, strict=True):
         lengths[label] = n
@@ -52,7 +54,7 @@ def _diagonal(x: Array, labels: str) -> Array:
 
 
 def _gather(labels: str, keep: str) -> tuple[Step | None, str]:
-    """Plan to take diagonals and to sum the axes whose label is not in ``keep``."""
+    """Return a step that takes diagonals and sums the axes whose label is not in ``keep``, and its labels."""
     unique = _unique(labels)
     kept = "".join(label for label in unique if label in keep)
     axes = tuple(i for i, label in enumerate(unique) if label not in keep)
@@ -68,7 +70,7 @@ def _gather(labels: str, keep: str) -> tuple[Step | None, str]:
 
 
 def _scatter(labels: str, output: str, sizes: dict[str, int]) -> Step | None:
-    """Plan to order the axes as in ``output``, along its new labels and onto its diagonals."""
+    """Return a step that orders the axes as ``output``, broadcasts along new labels and fills diagonals."""
     unique = _unique(output)
     if labels == unique == output:
         return None
@@ -115,7 +117,7 @@ def _relabel(x: Array, labels: str, output: str, extra: Extra) -> Array:
 
 
 def _arranged(labels: str, groups: Sequence[Sequence[str]], sizes: dict[str, int]) -> Step:
-    """Plan to bring the axes into ``groups``, each of the last two groups merged into one axis."""
+    """Return a step that permutes the axes into ``groups`` and merges each group but the first."""
     order = [label for group in groups for label in group]
     axes = tuple(labels.index(label) for label in order)
     ordered = axes == tuple(range(len(labels)))
@@ -131,13 +133,13 @@ def _arranged(labels: str, groups: Sequence[Sequence[str]], sizes: dict[str, int
 
 
 def _blas_ready(x: Array) -> Array:
-    """Copy a stack of matrices with which matmul would fall back to its slow loop."""
+    """Return a stack of matrices that BLAS can multiply; copy it if needed."""
     size = x.itemsize
     return x if size in x.strides[-2:] else np.ascontiguousarray(x)
 
 
 def _contraction(a: str, b: str, output: str, sizes: dict[str, int]) -> tuple[Callable[..., Any], str]:
-    """Plan the product of two arrays whose labels are unique; return it with the labels of its result."""
+    """Return a step that multiplies two arrays with unique labels, and the labels of its result."""
     batch = [label for label in output if label in a and label in b]
     summed = [label for label in a if label in b and label not in output]
     if not summed:
@@ -151,7 +153,7 @@ def _contraction(a: str, b: str, output: str, sizes: dict[str, int]) -> tuple[Ca
         multiply, labels = _contraction(b, a, output, sizes)
         return (lambda x, y: multiply(y, x)), labels
     if np.prod([sizes[label] for label in b]) > np.prod([sizes[label] for label in a]):
-        summed = [label for label in b if label in summed]  # the larger one keeps its order
+        summed = [label for label in b if label in summed]  # keep the order of the larger operand
     left = _matrix(a, batch, free_a, summed, sizes)
     right = _matrix(b, batch, summed, free_b, sizes)
     shape = tuple(sizes[label] for label in (*batch, *free_a, *free_b))
@@ -166,7 +168,10 @@ def _contraction(a: str, b: str, output: str, sizes: dict[str, int]) -> tuple[Ca
 def _matrix(
     labels: str, batch: list[str], rows: list[str], columns: list[str], sizes: dict[str, int]
 ) -> Step:
-    """Plan a stack of matrices rows × columns; where columns come first in memory, as a transposed view."""
+    """Return a step that makes a stack of matrices, rows × columns.
+
+    If the columns come first in memory, the matrices are transposed views.
+    """
     if rows and columns and labels.index(columns[0]) < labels.index(rows[0]):
         step = _arranged(labels, (batch, columns, rows), sizes)
         return lambda x: step(x).swapaxes(-1, -2)
@@ -182,7 +187,7 @@ def _dots(x: Array, y: Array) -> Array:
 
 
 def _outer(a: str, b: str, output: str) -> tuple[Callable[..., Any], str]:
-    """Plan a product without a sum: multiply, broadcasting."""
+    """Return a step that multiplies two arrays without a sum, and the labels of its result."""
     labels = "".join(label for label in _unique(output) if label in a or label in b)
     keys, orders = [], []
     for own in (a, b):
@@ -221,7 +226,7 @@ def _einsum(x: Array, y: Array, left: str, right: str, output: str, extra: Extra
 
 
 def _missing(labels: str, shape: Shape, *others: str) -> Extra:
-    """Return the lengths of the labels that no other has; the gradient repeats along them."""
+    """Return the lengths of the labels that no other operand has; the gradient is repeated along them."""
     known = "".join(others)
     return tuple({a: n for a, n in zip(labels, shape, strict=True) if a not in known}.items())
 
@@ -245,7 +250,7 @@ def _relabel_rule(xp: Namespace, g: Value, y: Value, x: Value, labels: str, outp
 
 
 def _labelled(labels: str, shape: Shape, output: str, extra: Extra) -> dict[str, int] | None:
-    """Return the length of each label; None if labels and lengths do not fit."""
+    """Return the length of each label; None if labels and lengths do not match."""
     if len(labels) != len(shape):
         return None
     sizes = dict(zip(labels, shape, strict=True))
@@ -268,7 +273,7 @@ def _relabel_shape(x: Array, labels: str, output: str, extra: Extra) -> Result |
 
 
 def _new_label(*used: str) -> str:
-    """Return a letter that no Einstein sum here uses yet."""
+    """Return a character that is not among the labels ``used``."""
     known = set("".join(used))
     return next(c for c in map(chr, range(0x3B1, 0x10000)) if c not in known)
 
@@ -410,7 +415,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def _from_numbers(sublist: Array) -> str:
-    """Return a list of labels such as [0, Ellipsis, 1] as text; the letters sort like the numbers."""
+    """Return a list of labels such as [0, Ellipsis, 1] as letters, in the same sort order."""
     if not isinstance(sublist, (list, tuple)):
         raise InputError(
             f"einsum: each operand must be followed by a list that numbers its axes, as in "
@@ -438,7 +443,7 @@ Program = tuple[tuple[tuple[int, Shape], ...], tuple[tuple[tuple[int, ...], dict
 
 @lru_cache(maxsize=1024)
 def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Array) -> Program:
-    """Return which operands to reshape first, and the steps: the operands to take, and the labels."""
+    """Return the operands to reshape first, then the steps: which operands, and with which labels."""
     inputs, output = _parsed(subscripts, shapes)
     sizes = _sizes(subscripts, inputs, shapes)
     reshapes = []
@@ -466,14 +471,14 @@ def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Array) -> Pro
 
 
 def _is_matmul(a: str, b: str, output: str) -> bool:
-    """Return whether a contraction is a plain matrix product, which is recorded faster (4×4: 12 µs instead of 30)."""
+    """Return whether a contraction is a plain matrix product, which is recorded faster."""
     if not len(a) == len(b) == len(output) > 1 or len({*a, *b}) != len(a) + 1:
         return False
     return a[:-2] == b[:-2] == output[:-2] and a[-1] == b[-2] and output[-2:] == a[-2] + b[-1]
 
 
 def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]:
-    """Return one character per axis, for each operand and for the output; ellipses are replaced."""
+    """Return the labels of each operand and of the output, one character per axis, without ellipses."""
     text = subscripts.replace(" ", "")
     front, arrow, back = text.partition("->")
     terms = front.split(",")
@@ -558,7 +563,7 @@ def _sizes(subscripts: str, inputs: list[str], shapes: tuple[Shape, ...]) -> dic
 def _path(
     inputs: list[str], output: str, sizes: dict[str, int], optimize: Array
 ) -> Sequence[tuple[int, ...]]:
-    """Return which operands to contract in each step: pairs, or a single operand."""
+    """Return which operands to contract in each step: a pair, or a single operand."""
     if len(inputs) < 3:
         return [tuple(range(len(inputs)))]
     labels = _unique("".join(inputs))
@@ -577,7 +582,7 @@ def _path(
 
 
 def _in_pairs(path: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[int, ...]]:
-    """Split steps that take three or more operands; the result of a step goes to the end."""
+    """Split steps with three or more operands into pairs; the result of a step becomes the last operand."""
     pairs: list[tuple[int, ...]] = []
     for step in path:
         chosen = sorted(step)

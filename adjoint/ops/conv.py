@@ -60,7 +60,7 @@ def _batch_first(x: Array) -> Any:
 
 
 def _image(x: Array, padding: Pairs) -> Any:
-    """Return images as (C, *padded space, N), half precision as float32."""
+    """Return images as (C, *padded space, N); half precision becomes float32."""
     return padded(np.ascontiguousarray(_batch_last(wide(x))), (*padding, (0, 0)))
 
 
@@ -81,7 +81,7 @@ def _columns(image: Array, kernel: Shape, stride: Shape, dilation: Shape, count:
 
 
 def _blocks(count: Shape, column: int) -> list[tuple[int, int]]:
-    """Cut the windows into blocks of rows, so that columns of ``column`` bytes each stay within bounds."""
+    """Divide the windows into blocks of rows, so that the columns of a block (``column`` bytes each) fit."""
     rows = count[0]
     step = max(1, _BLOCK // max(1, column * math.prod(count[1:])))
     return [(a, min(a + step, rows)) for a in range(0, rows, step)] or [(0, 0)]
@@ -147,7 +147,7 @@ def _conv_weight(
 
 
 def _fits(x: Shape, w: Shape, g: Shape, groups: int, **at: Any) -> bool:
-    """Return whether the shapes of images, kernels and outputs fit."""
+    """Return whether the shapes of images, kernels and outputs match."""
     return (
         len(x) == len(w) == len(g)
         and x[:2] == (g[0], w[1] * groups)
@@ -174,7 +174,7 @@ def _conv_weight_shape(x: Array, g: Array, kernel: Shape, groups: int, **at: Any
 
 
 def _conv_batch(op: Op, size: int, /, x: Batched, w: Batched, groups: int, **params: Any) -> Any:
-    """The batch joins the images, or, if the kernels differ, the channel groups."""
+    """Merge the batch axis with the images; if the kernels differ, with the channel groups."""
     if not size:
         return empty_batch(op, (x, w), {**params, "groups": groups})
     if not w.batched:
@@ -261,7 +261,7 @@ def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> 
 
 
 def _with_bias(op: str, y: Tensor, bias: Array, alone: bool) -> Tensor:
-    """Add a bias, and remove the batch axis that was added."""
+    """Add a bias, and remove the batch axis if it was added (``alone``)."""
     if bias is not None:
         b = asarray(bias)
         if b.shape != (y.shape[1],):

@@ -57,7 +57,7 @@ def _eigh_rule(xp: Namespace, g: Value, out: Value, x: Value, lower: bool) -> An
 
 
 def _gaps(xp: Namespace, w: Value) -> tuple[Any, Any]:
-    """Return the distances w_j - w_i, and the largest absolute value."""
+    """Return the differences w_j - w_i of the eigenvalues, and the largest absolute value."""
     return w[..., None, :] - w[..., :, None], xp.max(xp.abs(w), axis=(-1,), keepdims=True)[..., None]
 
 
@@ -74,7 +74,7 @@ def _eigh_jvp(xp: Namespace, t: Value, out: Value, x: Value, lower: bool) -> Any
 
 
 def _turned(xp: Namespace, inner: Value, gaps: Value, span: Value, op: str) -> Any:
-    """Return how the vectors rotate into each other in forward mode; their phases stay."""
+    """Return the rotation of the vectors into each other in forward mode; it does not change their phases."""
     coupled = xp.where(np.eye(inner.shape[-1], dtype=bool), 0, inner)
     size = largest(xp, inner)
     return xp.gauge_quotient(coupled, apart(xp, gaps, span), size, span, op=op, why="forward", order=1)
@@ -134,7 +134,10 @@ def _svd(x: Array, full_matrices: bool) -> tuple[Any, Any, Any]:
 
 
 def _without_null_space(xp: Namespace, g: Value, u: Value, k: int, op: str) -> tuple[Any, Any]:
-    """Return the gradient of the first k vectors, with the part that comes from the others, and these vectors."""
+    """Return the gradient of the first k vectors, and these vectors.
+
+    The part of the gradient that comes from the other vectors is added.
+    """
     if u.shape[-1] == k:
         return g, u
     first, rest = u[..., :, :k], u[..., :, k:]
@@ -225,7 +228,7 @@ def _svd_jvp(xp: Namespace, t: Value, out: Value, x: Value, full_matrices: bool)
 
 
 def _with_null_space(xp: Namespace, d: Value, u: Value, k: int) -> Any:
-    """Return the tangents of all vectors; those beyond the first k stay orthogonal to them."""
+    """Return the tangents of all vectors; the vectors after the first k stay orthogonal to them."""
     if u.shape[-1] == k:
         return d
     rest = xp.matmul(u[..., :, :k], xp.matmul(adjoint_of(xp, d), u[..., :, k:]))
@@ -454,8 +457,8 @@ def cholesky(x: ArrayLike, *, upper: bool = False) -> Tensor:
 def qr(x: ArrayLike, mode: str = "reduced") -> QRResult | Tensor:
     """Return an orthogonal and an upper triangular factor.
 
-    In the complete mode, the vectors beyond the columns of ``x`` are arbitrary: a function with a
-    derivative may depend on the space that they span, but not on the vectors.
+    With ``mode="complete"`` the vectors after the columns of ``x`` are arbitrary.  A function is
+    differentiable if it depends only on the space that they span.
 
     Parameters
     ----------
@@ -533,7 +536,7 @@ def svd(
 
 
 def _svd_of_hermitian(x: Tensor, vectors: bool) -> SVDResult | Tensor:
-    """Return eigenvalues sorted by their absolute values, with the signs in Vh, as NumPy does."""
+    """Return eigenvalues sorted by absolute value, with their signs moved into Vh, as NumPy does."""
     if not vectors:
         s = rec.sort(rec.abs(rec.eigvalsh(x, lower=True)), axis=-1, descending=False, stable=False)
         return rec.flip(s, axis=(-1,))

@@ -21,7 +21,7 @@ __all__ = ["cdist", "pdist"]
 
 # Euclidean distances -------------------------------------------------------------------------------
 
-_BLOCK = 1 << 20  # numbers of differences at a time
+_BLOCK = 1 << 20  # differences that are computed at a time
 
 
 def _distances(x: Array, y: Array) -> Any:
@@ -70,7 +70,7 @@ define("distances", _distances, joint=_distances_rule, arity=2, saves="zxy", kin
 
 
 def rows(op: str, x: Any) -> Tensor:
-    """Return a tensor of real floats with two axes or more."""
+    """Return a tensor of real floats with at least two axes; raise for other arguments."""
     x = floating(op, x)
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: the points must be real numbers, but have dtype {x.dtype}.")
@@ -100,7 +100,7 @@ def power_sum(away: Tensor, p: float) -> Tensor:
 
 
 def cdist(x1: ArrayLike, x2: ArrayLike, p: float = 2.0) -> Tensor:
-    """Return the distance of each row of a matrix and each row of another one.
+    """Return the distance between each row of one matrix and each row of another.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def cdist(x1: ArrayLike, x2: ArrayLike, p: float = 2.0) -> Tensor:
 
 
 def pdist(x: ArrayLike, p: float = 2.0) -> Tensor:
-    """Return the distance of each pair of rows of a matrix.
+    """Return the distance between each pair of rows of a matrix.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """Smooth elementwise functions: arithmetic, powers, exponentials, logarithms, trigonometry.
 
-In a rule, ``x, y`` are the arguments and the next letter is the output: ``y`` for one argument, ``z`` for two.
-The engine un-broadcasts, casts and conjugates, so a rule is the real formula.  Formulas are chosen to keep
-their accuracy where the plain one cancels or overflows.  Where a derivative is infinite and the incoming
-gradient zero, the engine keeps the zero.
+In a derivative rule, ``x, y`` are the arguments and the next letter is the output: ``y`` for one argument,
+``z`` for two. The engine un-broadcasts, casts and conjugates, so a rule is the formula for real numbers.
+Formulas are chosen to be accurate where the plain formula cancels or overflows.  Where a derivative is
+infinite and the incoming gradient is 0, the engine returns 0.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ log10 = define("log10", np.log10, lambda xp, g, y, x: g / (x * LN10), saves="x",
 
 
 def _gap(xp: Namespace, x: Value, y: Value) -> Any:
-    """x - y, and 0 for two equal infinities."""
+    """Return x - y, and 0 for two equal infinities."""
     same = xp.logical_and(x == y, xp.isinf(x))
     return xp.where(same, 0, x) - xp.where(same, 0, y)
 
@@ -221,7 +221,7 @@ logaddexp2 = define("logaddexp2", np.logaddexp2,
 
 
 def logistic_function(xp: Namespace, x: Value) -> Any:
-    """1 / (1 + exp(-x)), without overflow and exact in both tails."""
+    """Return 1 / (1 + exp(-x)), without overflow and accurate in both tails."""
     if x.dtype.kind == "c":
         right = xp.real(x) >= 0
         e = xp.exp(xp.where(right, -x, x))
@@ -263,7 +263,7 @@ def _tan_slope(xp: Namespace, g: Value, x: Value) -> Any:
 
 
 def _atan2_part(xp: Namespace, g: Value, part: Value, x: Value, y: Value) -> Any:
-    """g · part / (x² + y²), without overflow; 0 at the origin, where the angle jumps, and at infinity."""
+    """Return g · part / (x² + y²) without overflow; 0 at the origin, where the angle jumps, and at ∞."""
     r = xp.hypot(x, y)
     part = xp.where(xp.isinf(r), 0, part)
     r = xp.where(r == 0, math.inf, r)  # then 0 in every higher order too
@@ -306,7 +306,10 @@ def _sech_squared(x: Array, y: Array) -> Any:
 
 @in_float32
 def _other_sech_squared(x: Array, y: Array) -> Any:
-    """x / cosh(y)²; 4 x q / (1 + q)² with q = exp(±2y) small for complex y with large real parts, where cosh overflows."""
+    """Return x / cosh(y)².
+
+    For complex y with a large real part cosh overflows; there it is 4 x q / (1 + q)² with q = exp(±2y).
+    """
     if y.dtype.kind != "c":
         return x / np.square(np.cosh(y))
     far = np.abs(y.real) > _FAR
@@ -354,10 +357,10 @@ atanh = define("atanh", np.arctanh, lambda xp, g, y, x: g / _one_minus_square(xp
 
 
 def _sinc_derivative(x: Array, order: int) -> Any:
-    """The derivative of sinc: πⁿ f⁽ⁿ⁾(πx) with f(t) = sin(t)/t = ∫₀¹ cos(ut) du.
+    """Return the derivative of sinc: πⁿ f⁽ⁿ⁾(πx) with f(t) = sin(t)/t = ∫₀¹ cos(ut) du.
 
-    Small t: f⁽ⁿ⁾(t) = Σₖ (-1)ᵏ t²ᵏ⁻ⁿ / ((2k+1) (2k-n)!).  Large t: t f⁽ⁿ⁾ = sin⁽ⁿ⁾(t) - n f⁽ⁿ⁻¹⁾, which
-    is stable for t > n.
+    For small t: f⁽ⁿ⁾(t) = Σₖ (-1)ᵏ t²ᵏ⁻ⁿ / ((2k+1) (2k-n)!).  For large t: t f⁽ⁿ⁾ = sin⁽ⁿ⁾(t) - n f⁽ⁿ⁻¹⁾,
+    which is stable for t > n.
     """
     x = np.asarray(x)
     t = x * math.pi
@@ -398,7 +401,7 @@ sinc = rec.sinc
 def float_power(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Return ``x ** y``, computed in float64 or complex128.
 
-    Integers thus have negative powers, too.
+    Integers can therefore have negative exponents.
 
     Parameters
     ----------

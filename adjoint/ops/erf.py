@@ -102,7 +102,7 @@ def _erf_block(x: Array, out: Array) -> None:
 
 
 def normal_distribution(x: ArrayLike) -> Any:
-    """Return the normal distribution function, accurate in the left tail, too."""
+    """Return the cumulative distribution function of the normal distribution, accurate in the left tail."""
     x = np.asarray(x)
     if x.dtype.kind == "c":
         raise TypeError("only real numbers are supported")

@@ -1,8 +1,8 @@
 """The namespace ``ad.fft``: differentiable Fourier transforms with the names of the Array API and NumPy.
 
 Three ops implement it, each over several axes: ``fftn`` (complex, both directions), ``rfftn`` (real to half
-spectrum) and ``irfftn`` (back).  Along each axis the input is padded with zeros or cut to a given length;
-the rule cuts or pads in turn.
+spectrum) and ``irfftn`` (back).  Along each axis the input is padded with zeros or truncated to a given
+length; the derivative rule truncates or pads.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _DUAL = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 
 
 def resized(xp: Namespace, x: Value, axes: Shape, shape: Shape) -> Any:
-    """Cut or pad the end of ``axes`` to their lengths in ``shape``."""
+    """Truncate or pad ``axes`` at the end to their lengths in ``shape``."""
     key = [slice(None)] * len(x.shape)
     widths = [(0, 0)] * len(key)
     for a in axes:
@@ -86,7 +86,7 @@ def _fftn_rule(
 
 
 def _interior(n: int, weight: float, axis: int, dtype: Any) -> Any:
-    """Return the weights of a half spectrum: 1 at its ends, which have no mirror image, ``weight`` between."""
+    """Return the weights of a half spectrum: 1 for its ends, which have no mirror image, else ``weight``."""
     w = np.full(n // 2 + 1, weight, dtype)
     w[0] = 1
     if n % 2 == 0:

@@ -1,4 +1,4 @@
-"""The frequencies of Fourier terms, and shifts that put frequency zero into the middle."""
+"""The frequencies of Fourier terms, and shifts that put frequency zero in the middle."""
 
 from __future__ import annotations
 

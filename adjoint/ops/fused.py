@@ -1,7 +1,8 @@
-"""Fused ops for networks: several steps in one op, for accuracy or speed.
+"""Fused ops for networks: several operations in one op, for accuracy or speed.
 
-Forward and rules are written on ``xp``, so they run in every namespace.  Axes are negative.  ``y *= w`` is used
-only on values that the same function created: it writes into plain arrays and rebinds other values.
+Forward functions and derivative rules are written on a namespace ``xp``, so that they run on arrays, tensors
+and traced values.  Axes are negative.  ``y *= w`` is used only on values that the same function created: it
+writes into plain arrays and rebinds other values.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _softmax(xp: Namespace, x: Value, axis: int) -> Any:
 
 
 def _softmax_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any:
-    """y (g - Σ g y): the Jacobian is symmetric, so forward mode is the same."""
+    """Return y (g - Σ g y); the Jacobian is symmetric, so forward mode uses the same formula."""
     gy = g * y
     return gy - y * xp.sum(gy, axis=(axis,), keepdims=True)
 
@@ -59,7 +60,7 @@ define("log_softmax", in_float32(_log_softmax, raw),
 
 
 def _chosen(t: Array, x: Array) -> Any:
-    """Return the mask, with the shape of ``x``, of the class of each row."""
+    """Return a mask with the shape of ``x`` that is True at the class of each row."""
     return t[..., None] == np.arange(x.shape[-1])
 
 
@@ -83,12 +84,12 @@ define("softmax_nll", in_float32(_softmax_nll, raw), _softmax_nll_rule, None, sa
 
 
 def _flat(xp: Namespace, x: Value) -> Any:
-    """Join all axes but the last: one large product instead of many."""
+    """Merge all axes but the last, so that one large product replaces many."""
     return xp.reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1])) if x.ndim > 2 else x
 
 
 def _times(xp: Namespace, x: Value, w: Value) -> Any:
-    """Return x w for any number of axes of x."""
+    """Return x w for any number of axes of x, computed as one matrix product."""
     if x.ndim <= 2:
         return xp.matmul(x, w)
     return xp.reshape(xp.matmul(_flat(xp, x), w), shape=(*x.shape[:-1], w.shape[-1]))
@@ -190,7 +191,7 @@ def _over(g: Array, axis: Shape) -> int:
 
 
 def _mean_product(xp: Namespace, a: Value, b: Value, axis: Shape) -> Any:
-    """Return the mean of a · b over axes; over the last one by a matrix product, in one pass instead of two."""
+    """Return the mean of a · b over axes; over the last axis by a matrix product, in one pass."""
     if axis != (-1,) or a.dtype.itemsize == 2:
         return xp.mean(a * b, axis=axis, keepdims=True)
     return xp.matmul(a[..., None, :], b[..., None])[..., 0] / a.shape[-1]
@@ -206,7 +207,7 @@ def _standardize(xp: Namespace, x: Value, axis: Shape, eps: float) -> Any:
 def _standardize_rule(
     xp: Namespace, g: Value, out: Value, x: Value, wanted: Sequence[bool], axis: Shape, eps: float
 ) -> list[Any]:
-    """With z the output and σ = √(var + eps): (g - mean g - z mean(g z)) / σ."""
+    """Return (g - mean g - z mean(g z)) / σ, where z is the output and σ = √(var + eps)."""
     gz, gmean, gvar = g
     z, _, var = out
     sigma = xp.sqrt(var + eps)
@@ -257,7 +258,7 @@ define("rms_standardize", in_float32(_rms_standardize, raw), joint=_rms_standard
 
 
 def _normal(xp: Namespace, x: Value, eps: float) -> tuple[Any, Any]:
-    """Return z and 1 / σ."""
+    """Return the standardized values z and 1 / σ."""
     z = x - xp.mean(real_only(x), axis=(-1,), keepdims=True)
     scale = 1 / xp.sqrt(_mean_product(xp, z, z, (-1,)) + eps)
     z *= scale
@@ -276,7 +277,7 @@ def _layer_norm(xp: Namespace, x: Value, w: Value, b: Value, eps: float) -> Any:
 def _layer_norm_rule(
     xp: Namespace, g: Value, y: Value, x: Value, w: Value, b: Value, wanted: Sequence[bool], eps: float
 ) -> list[Any]:
-    """(h - mean h - z mean(h z)) / σ with h = g w: both means are products of matrices with w."""
+    """Return (h - mean h - z mean(h z)) / σ with h = g w; both means are matrix products with w."""
     z, scale = _normal(xp, x, eps)
     gz = g * z
     dx = None
@@ -383,7 +384,7 @@ def softmax(x: ArrayLike, axis: int = -1) -> Tensor:
 
 
 def log_softmax(x: ArrayLike, axis: int = -1) -> Tensor:
-    """Return the logarithm of ``softmax``, also where the softmax underflows.
+    """Return the logarithm of ``softmax``; it is finite also where the softmax underflows.
 
     Parameters
     ----------

@@ -47,15 +47,15 @@ _CLOSE = (
     "singular value {j} is {gap:.1e} of the largest one",
 )
 _FLOOR = (
-    1e-2  # smaller quotients, relative to the usual size, are treated as this: they may be rounding errors
+    1e-2  # smaller quotients, relative to the usual size, are raised to this: they may be rounding errors
 )
 
 
 def _gauge_quotient(x: Array, y: Array, size: Any, span: Array, op: str, why: str, order: int) -> Any:
-    """Return x / y; where y is 0 up to rounding (relative to ``span``), x must be 0 (relative to ``size``).
+    """Return x / y; where y is 0 up to rounding errors, check that x is 0, too, and return 0.
 
-    The quotient is 0 there.  ``order`` is that of the derivative: an error in x grows by the factor span /
-    y with each order.
+    y is compared with ``span`` and x with ``size``.  ``order`` is the order of the derivative: with each
+    order, an error in x grows by the factor span / y.
     """
     eps = np.finfo(x.dtype).eps
     rounding = eps * x.shape[-1]
@@ -71,7 +71,7 @@ def _gauge_quotient(x: Array, y: Array, size: Any, span: Array, op: str, why: st
             f"{op}: the derivative cannot be computed at this matrix: {_WHY[why].format(i=i, j=j)}.{_CURE}"
         )
     if order > 1:
-        limit = 1e-3 if eps < 1e-9 else 1e-2  # of the result
+        limit = 1e-3 if eps < 1e-9 else 1e-2  # largest relative error of the result
         # in forward mode x is a sum that may be small, while its rounding errors are not
         terms = (
             np.max(np.abs(x), axis=(-2, -1), keepdims=True, initial=0)
@@ -85,7 +85,7 @@ def _gauge_quotient(x: Array, y: Array, size: Any, span: Array, op: str, why: st
             what = _CLOSE["zero" in why].format(i=place[-2], j=place[-1], gap=gap)
             raise LinAlgError(
                 f"{op}: the derivative of order {order} would be inaccurate at this matrix: {what}, and "
-                f"rounding errors grow with power {order} of the reciprocal of that.{_CURE}"
+                f"rounding errors are divided by this ratio to the power {order}.{_CURE}"
             )
     return np.where(tiny, 0, x / y)
 
@@ -151,7 +151,7 @@ def _quotient_jvp(
 
 
 def _gauge_quotient_batch(op: Op, size: int, /, x: Batched, *scales: Array, **params: Any) -> Any:
-    """Batch elementwise; the last two arguments do not change the shape of the result."""
+    """Apply the op elementwise over the batch axis; the last two arguments do not affect the shape."""
     return elementwise(op, size, Batched(x.level, size, full_batch(x, size), True), *scales, **params)
 
 
@@ -166,7 +166,10 @@ def skew(xp: Namespace, x: Value) -> Any:
 
 
 def turns(xp: Namespace, inner: Value, gaps: Value, size: Value, span: Value, op: str) -> Any:
-    """Return how the vectors rotate into each other: the skew part of ``inner`` over the distances of the values."""
+    """Return the rotation of the vectors into each other.
+
+    It is the skew part of ``inner`` divided by the differences of the values.
+    """
     n = inner.shape[-1]
     own = np.eye(n, dtype=bool)
     turned = skew(xp, inner) / 2
@@ -178,12 +181,15 @@ def turns(xp: Namespace, inner: Value, gaps: Value, size: Value, span: Value, op
 
 
 def apart(xp: Namespace, gaps: Value, span: Value) -> Any:
-    """Return the gaps, with the largest value on the diagonal in place of 0."""
+    """Return the differences of the values, with the largest value instead of 0 on the diagonal."""
     return xp.where(np.eye(gaps.shape[-1], dtype=bool), xp.where(span == 0, 1, span), gaps)
 
 
 def refuse_mixed(xp: Namespace, inner: Value, g: Value, gaps: Value, span: Value, op: str) -> None:
-    """Raise where a function uses equal values and their vectors: h(w) vvᵀ needs h', which is not known here."""
+    """Raise if a function uses both equal values and their vectors.
+
+    A function such as h(w) vvᵀ needs h', which is not known here.
+    """
     n = inner.shape[-1]
     symmetric = xp.abs(inner + adjoint_of(xp, inner))
     used = xp.abs(g)[..., :, None] + xp.abs(g)[..., None, :]

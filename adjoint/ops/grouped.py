@@ -32,9 +32,9 @@ def _scatter_extreme(x: Array, i: Array, v: Array, axis: int, largest: bool) -> 
 def _shares(
     xp: Namespace, g: Value, y: Value, x: Value, i: Value, v: Value, axis: int
 ) -> tuple[Any, Any, Any]:
-    """Return where x and v are extreme, and the gradient of one of them: those that tie share it equally.
+    """Return where x and v equal the extreme, and the gradient that each of these elements gets.
 
-    NaNs are all extreme.
+    Elements that tie share the gradient equally.  NaN counts as extreme.
     """
     at_x = xp.logical_or(x == y, x != x)
     at_v = xp.logical_or(v == xp.take_along_axis(y, i, axis=axis), v != v)
@@ -146,7 +146,7 @@ def _along(shape: tuple[int, ...], axis: int, length: int) -> tuple[int, ...]:
 
 
 def _fitting(op: str, x: Tensor, i: Tensor, v: Tensor, axis: int) -> Tensor:
-    """Return the part of ``src`` that the index covers; raise if a shape does not fit."""
+    """Return the part of ``src`` that the index covers; raise if shapes do not match."""
     fits = i.ndim == x.ndim == v.ndim and all(
         n <= m and (n <= k or a == axis)
         for a, n, k, m in zip(range(-i.ndim, 0), i.shape, x.shape, v.shape, strict=True)
@@ -161,7 +161,7 @@ def _fitting(op: str, x: Tensor, i: Tensor, v: Tensor, axis: int) -> Tensor:
 
 
 def _into(name: str, x: Tensor, i: Tensor, v: Tensor, axis: int, include_self: bool) -> Tensor:
-    """Reduce into ``x``, which has the shape of the index but along ``axis``."""
+    """Reduce into ``x``, whose shape equals that of the index except along ``axis``."""
     length, dtype = x.shape[axis], x.dtype
     if name == "prod":
         return _product(x, i, v, axis, include_self)
@@ -189,7 +189,7 @@ def _neutral(name: str, dtype: Any) -> Any:
 
 
 def _product(x: Tensor, i: Tensor, v: Tensor, axis: int, include_self: bool) -> Tensor:
-    """Multiply groups by running products of the sorted elements, in rounds of doubled distance.
+    """Multiply groups by cumulative products of the sorted elements, doubling the distance in each round.
 
     Nothing is divided, so derivatives of every order are exact at zeros.
     """
@@ -302,7 +302,7 @@ def soft_histogram(
 ) -> tuple[Tensor, Tensor]:
     """Return a histogram that has a gradient: each element is shared by the two nearest bins.
 
-    An element at the centre of a bin counts for this bin alone.  Between two centres the shares change
+    An element at the centre of a bin counts for this bin only.  Between two centres the shares change
     linearly.  Elements outside the outermost centres, but inside the range, count for the outermost bin.
 
     Parameters

@@ -1,7 +1,7 @@
 """Half precision (float16, and bfloat16 of ml_dtypes), which is computed in float32 and rounded once.
 
-NumPy does not support bfloat16 fully: with a Python number it gives float32 or float64, and its products
-are float32.
+NumPy does not support bfloat16 fully: with a Python number it returns float32 or float64, and its matrix
+products are float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def widened(xp: Namespace, x: Value) -> Any:
 
 
 def rounded(y: Any, *arrays: Any) -> Any:
-    """Round a result to half precision if all its arguments have it."""
+    """Round a result to half precision if all arguments have half precision."""
     dtype = np.result_type(*arrays)
     return y.astype(dtype, copy=False) if dtype.itemsize == 2 and y.dtype.kind not in "biu" else y
 
@@ -42,7 +42,7 @@ def rounded(y: Any, *arrays: Any) -> Any:
 def in_float32(forward: Callable[..., Any], *first: Any) -> Callable[..., Any]:
     """Return a forward function that computes half precision in float32.
 
-    ``first`` are arguments in front of the arrays, such as the namespace ``raw``.  Outputs that are not
+    ``first`` are arguments that precede the arrays, such as the namespace ``raw``.  Outputs that are not
     floats are returned unchanged.
     """
     if first:

@@ -1,4 +1,4 @@
-"""Incomplete gamma and beta functions, their complements and inverses, with derivatives of all arguments."""
+"""Incomplete gamma and beta functions, their complements and inverses, with derivatives in all arguments."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ __all__ = [
 
 
 def _gamma_density(xp: Any, a: Any, x: Any) -> Any:
-    """x^(a-1) exp(-x) / Γ(a)."""
+    """Return x^(a-1) exp(-x) / Γ(a)."""
     far = x == np.inf  # where the terms are inf - inf
     x = xp.where(far, 1, x)
     return xp.where(far, 0, xp.exp(xp.xlogy(a - 1, x) - x - xp.gammaln(a)))
 
 
 def _gamma_change(xp: Any, a: Any, x: Any, order: int) -> Any:
-    """The derivative of the density in a."""
+    """Return the derivative of the gamma density in a."""
     log_x = xp.log(xp.where(xp.logical_or(x == 0, x == np.inf), 1, x))  # the density is 0 there, or infinite
     cumulant = lambda i, _: log_x - xp.digamma(a) if i == 1 else -xp.polygamma(a, n=i - 1)
     return _gamma_density(xp, a, x) * bell(cumulant, order)
 
 
 def _beta_density(xp: Any, a: Any, b: Any, x: Any) -> Any:
-    """x^(a-1) (1 - x)^(b-1) / B(a, b)."""
+    """Return x^(a-1) (1 - x)^(b-1) / B(a, b)."""
     return xp.exp(xp.xlogy(a - 1, x) + xp.xlog1py(b - 1, -x) - xp.betaln(a, b))
 
 
 def _beta_change(xp: Any, a: Any, b: Any, x: Any, m: int, n: int) -> Any:
-    """The derivative of the density of order m in a and n in b."""
+    """Return the derivative of the beta density, of order m in a and n in b."""
     inside = xp.where(xp.logical_or(x == 0, x == 1), 0.5, x)
     log_x, log_rest = xp.log(inside), xp.log1p(-inside)
 
@@ -131,12 +131,12 @@ def _student_density(xp: Any, df: Any, t: Any) -> Any:
 
 
 def _student_beta(xp: Any, df: Any, t: Any) -> Any:
-    """The argument z = df / (df + t²) of the incomplete beta function, below 1."""
+    """Return z = df / (df + t²), the argument of the incomplete beta function; it is below 1."""
     return xp.minimum(df / (df + t * t), 1 - 1e-16)
 
 
 def _student_slope(xp: Any, g: Any, y: Any, df: Any, t: Any) -> Any:
-    """The second derivative in df."""
+    """Return the second derivative in df."""
     z = _student_beta(xp, df, t)
     change = xp.square(t / (df + t * t)) * _beta_change(xp, 0.5 * df, 0.5, z, 1, 0)
     tail = 0.5 * xp.betainc_derivative(0.5 * df, 0.5, z, m=2, n=0) + change
@@ -145,14 +145,17 @@ def _student_slope(xp: Any, g: Any, y: Any, df: Any, t: Any) -> Any:
 
 
 def _student_log_slope(xp: Any, df: Any, t: Any) -> Any:
-    """The derivative in df of the logarithm of the density."""
+    """Return the derivative in df of the logarithm of the density."""
     square = t * t / df
     gap = -0.5 * xp.polygamma_gap(0.5 * df, 0.5, n=0) - 0.5 / df
     return gap - 0.5 * xp.log1p(square) + 0.5 * (1 + 1 / df) * square / (1 + square)
 
 
 def _stdtr_derivative(df: Any, t: Any) -> Any:
-    """The derivative in df: that of the incomplete beta function at z = df / (df + t²), and that of t/√df."""
+    """Return the derivative of Student's distribution function in df.
+
+    It has two parts: through the incomplete beta function at z = df / (df + t²), and through t/√df.
+    """
     dtype = np.result_type(df, t, 1.0)
     df, t = np.broadcast_arrays(*real_arrays(df, t))
     df, t = df.astype(np.float64), t.astype(np.float64)

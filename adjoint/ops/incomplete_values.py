@@ -1,8 +1,9 @@
-"""Derivatives of the incomplete gamma and beta functions in their parameters, by quadrature.
+"""Derivatives of the incomplete gamma and beta functions in their parameters, by numerical integration.
 
 The integrals start at the argument and go away from the mean of the density, so that nothing cancels and the
-far tails keep their digits.  Along s, the logarithm of t/x or of the odds, the integrands are analytic and
-log-concave: Gauss-Legendre nodes up to where they have fallen by exp(-45) are exact to about 1e-13.
+far tails are accurate.  The variable is s, the logarithm of t/x or of the odds; in s the integrands are
+analytic and log-concave.  Gauss-Legendre rules up to the point where they have fallen by exp(-45) are
+accurate to about 1e-13.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _CHUNK = 2048  # elements at a time: a few megabytes of nodes
 
 @functools.cache
 def _legendre(n: int) -> tuple[Any, Any]:
-    """Nodes and weights on [0, 1]."""
+    """Return the Gauss-Legendre nodes and weights on [0, 1]."""
     y, w = np.polynomial.legendre.leggauss(n)
     return (y + 1) / 2, w / 2
 
 
 @functools.cache
 def _laguerre(n: int) -> tuple[Any, Any]:
-    """Nodes, and weights without the factor exp(-y)."""
+    """Return the Gauss-Laguerre nodes, and the weights without the factor exp(-y)."""
     y, w = np.polynomial.laguerre.laggauss(n)
     return y, w * np.exp(y)
 
@@ -39,7 +40,7 @@ def _laguerre(n: int) -> tuple[Any, Any]:
 def bell(cumulant: Callable[[int, int], Any], m: int, n: int = 0) -> Any:
     """Return the derivative of exp(φ), of orders m and n in two variables, divided by exp(φ).
 
-    ``cumulant(i, j)`` is the derivative of φ.
+    ``cumulant(i, j)`` is the derivative of φ of orders i and j.
     """
     found: dict[tuple[int, int], Any] = {(0, 0): 1.0}
 
@@ -59,7 +60,7 @@ def bell(cumulant: Callable[[int, int], Any], m: int, n: int = 0) -> Any:
 
 
 def _log1p_less(d: Any, ratio: Any) -> Any:
-    """log(1 + d) - d without cancellation; ratio = 1 + d."""
+    """Return log(1 + d) - d without cancellation; ``ratio`` is 1 + d."""
     near = np.abs(d) < 0.5
     e = np.where(near, d, 0.0)
     r = e / (2 + e)
@@ -75,7 +76,7 @@ _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 /
 
 
 def _stirling(a: Any) -> Any:
-    """log Γ(a) - (a - 1/2) log(a) + a - log(2π)/2."""
+    """Return log Γ(a) - (a - 1/2) log(a) + a - log(2π)/2."""
     large = np.maximum(a, 10.0)
     w = 1 / (large * large)
     series = np.zeros_like(large)
@@ -89,7 +90,7 @@ def _stirling(a: Any) -> Any:
 
 
 def _log_less_digamma(a: Any) -> Any:
-    """log(a) - ψ(a)."""
+    """Return log(a) - ψ(a)."""
     large = np.maximum(a, 20.0)
     w = 1 / (large * large)
     series = 1 / (2 * large) + w * (1 / 12 - w * (1 / 120 - w * (1 / 252 - w * (1 / 240 - w / 132))))
@@ -102,7 +103,7 @@ def _polygamma(n: int, a: Any) -> Any:
 
 
 def _by_chunks(function: Callable[..., Any], *arrays: Any) -> Any:
-    """Apply a function of vectors to arrays of any shape, some elements at a time."""
+    """Make a function of vectors accept arrays of any shape; it is called on some elements at a time."""
     arrays = np.broadcast_arrays(*arrays)
     dtype = np.result_type(*arrays)
     dtype = dtype if dtype.kind == "f" else np.dtype(np.float64)
@@ -115,7 +116,7 @@ def _by_chunks(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def _falls(h: Callable[[Any], Any], slope: Callable[[Any], Any], start: Any, steps: int = 16) -> Any:
-    """Where a concave function falls to -45: Newton's method from the right, which is monotone."""
+    """Return where a concave function falls to -45, by Newton's method from the right, which is monotone."""
     s = start
     for _ in range(steps):
         s = np.where(h(s) < -_FALL, s - (h(s) + _FALL) / slope(s), s)
@@ -145,7 +146,7 @@ def _gammainc_vector(a: Any, x: Any, order: int) -> Any:
 
 
 def _gamma_series(a: Any, x: Any, order: int) -> Any:
-    """Σₙ of x^(a+n) exp(-x) / Γ(a + n + 1), differentiated term by term, for x ≤ 1."""
+    """Return Σₙ of x^(a+n) exp(-x) / Γ(a + n + 1), differentiated term by term, for x ≤ 1."""
     log_x = np.log(x)
     special = load("gammainc")
     total = np.zeros_like(x)
@@ -206,12 +207,12 @@ def _betainc_vector(a: Any, b: Any, x: Any, m: int, n: int) -> Any:
 
 
 def _beta_integral(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
-    """Integrate from x to 0, left of the mean, along the decrease s of the logit; rest = 1 - x."""
+    """Integrate from x to 0, for x left of the mean, over s, the decrease of the logit; ``rest`` is 1 - x."""
     log_x = np.where(x < 0.5, np.log(x), np.log1p(-rest))
     log_rest = np.where(rest < 0.5, np.log(rest), np.log1p(-x))
 
     def grown(s: Any, x: Any, rest: Any) -> Any:
-        """log(x + rest · exp(s)), so that t = x / (x + rest · exp(s))."""
+        """Return log(x + rest · exp(s)), so that t = x / (x + rest · exp(s))."""
         near = np.log1p(rest * np.expm1(np.minimum(s, 600.0)))
         return near if s.max(initial=0.0) < 600 else np.where(s < 600, near, s + np.log(rest))
 
@@ -254,7 +255,7 @@ def _beta_integral(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
 
 
 def _gap(a: Any, b: Any) -> Any:
-    """ψ(a) - ψ(a + b)."""
+    """Return ψ(a) - ψ(a + b)."""
     large = np.minimum(a, a + b) > 20
     exact = np.log1p(-b / (a + b)) - _log_less_digamma(a) + _log_less_digamma(a + b)
     special = load("betainc")
@@ -262,7 +263,7 @@ def _gap(a: Any, b: Any) -> Any:
 
 
 def _log_beta_size(a: Any, b: Any, x: Any, rest: Any) -> Any:
-    """log(xᵃ (1 - x)ᵇ / B(a, b)), by the distance from the mean."""
+    """Return log(xᵃ (1 - x)ᵇ / B(a, b)), computed from the distance to the mean."""
     n = a + b
     shift = (x * b - rest * a) / n  # x - a/n
     fall = a * _log1p_less(shift * n / a, x * n / a) + b * _log1p_less(-shift * n / b, rest * n / b)

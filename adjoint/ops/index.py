@@ -38,8 +38,8 @@ CanonicalKey = tuple[Any, ...]
 def canonical_key(shape: Shape, key: Any, check: bool = True) -> CanonicalKey:
     """Check an index against a shape; return it as a tuple of slices, ints, arrays, None and one Ellipsis.
 
-    Boolean masks become the positions of their true elements, so that every key is static.  Without
-    ``check``, NumPy checks the range of numbers, which is a third faster.
+    Boolean masks become the positions of their true elements.  With ``check=False`` NumPy checks the range of
+    the integers, which is a third faster.
     """
     plain = _plain_key(shape, key if type(key) is tuple else (key,))
     if plain is not None:
@@ -75,7 +75,7 @@ def canonical_key(shape: Shape, key: Any, check: bool = True) -> CanonicalKey:
 
 
 def _plain_key(shape: Shape, key: tuple[Any, ...]) -> CanonicalKey | None:
-    """Return the usual indices (ints, slices, None and Ellipsis) as a tuple if they are valid; None for others."""
+    """Return a valid index of ints, slices, None and Ellipsis as a tuple; None for any other index."""
     axis, gap = 0, len(key)
     for i, k in enumerate(key):
         kind = type(k)
@@ -181,7 +181,7 @@ def flat_positions(key: CanonicalKey, shape: Shape) -> Any:
 
 
 def _unindex(g: Array, key: CanonicalKey, shape: Shape) -> Any:
-    """Add ``g`` into zeros at ``key``: repeated positions add up."""
+    """Add ``g`` into zeros at ``key``; values at repeated positions are summed."""
     if not is_basic(key):
         few = add_few(g, key, shape)
         return add_flat(g, flat_positions(key, shape), shape) if few is None else few
@@ -199,7 +199,7 @@ def _index_set(x: Array, v: Array, key: CanonicalKey) -> Any:
 def _front(key: tuple[Any, ...]) -> int:
     """Count the axes that NumPy puts before the batch axis when it indexes with ``(:, *key)``.
 
-    Index arrays that are not next to each other have their axes in front of all others.
+    If index arrays are not adjacent, NumPy puts their axes before all others.
     """
     spread = [isinstance(k, (np.ndarray, bool, np.bool_)) for k in key]
     if not any(spread):
@@ -242,7 +242,7 @@ define("index_set", _index_set,
 
 
 def getitem(x: Tensor, key: Key) -> Tensor:
-    """Return ``x[key]`` for any index that NumPy takes; gradients of repeated elements add up.
+    """Return ``x[key]`` for any index that NumPy accepts; gradients of repeated elements are summed.
 
     Parameters
     ----------
@@ -310,7 +310,7 @@ def setitem(x: Tensor, key: Key, value: ArrayLike) -> None:
         )
     if special.count and (trace := tracing.get()) is not None:
         trace.touch((x, value))
-        if unknown(x) is x._data:  # made before anything else is checked: the write becomes a value
+        if unknown(x) is x._data:  # a traced tensor: the assignment becomes an op of the trace
             _set_traced(x, key, value)
             return
     for t in (x, value):
@@ -340,7 +340,7 @@ def _check_fits(x: Tensor, key: CanonicalKey, value: Any) -> None:
 
 
 def _set_traced(x: Tensor, key: Any, value: Any) -> None:
-    """Write inside a trace: the tensor gets the value that a copy with other elements has."""
+    """Assign inside a trace: replace the value of the tensor by a copy with the elements assigned."""
     refuse_write(x)
     refuse_view(x)
     if _has_traced(key):
@@ -359,7 +359,10 @@ def _set_traced(x: Tensor, key: Any, value: Any) -> None:
 
 
 def _has_traced(key: Any) -> bool:
-    """Return whether an index has values of a transform; inside ``ad.compile``, tensors from outside too."""
+    """Return whether an index contains values of a transform.
+
+    Inside ``ad.compile``, tensors made outside count, too.
+    """
     if special.count and tracing.get() is not None:
         note_reading(*(key if type(key) is tuple else (key,)))
     if type(key) is tuple:
@@ -368,7 +371,7 @@ def _has_traced(key: Any) -> bool:
 
 
 def _index_traced(x: Tensor, key: Any) -> Tensor:
-    """Return ``x[key]`` where the key has integers of a transform; all other items are basic."""
+    """Return ``x[key]`` for a key with traced integers; all other items of the key must be basic."""
     items = list(key) if type(key) is tuple else [key]
     given = sum(k is not None and k is not Ellipsis for k in items)
     gaps = [n for n, k in enumerate(items) if k is Ellipsis]
@@ -392,7 +395,7 @@ def _index_traced(x: Tensor, key: Any) -> Tensor:
 
 
 def _traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
-    """Convert an index of the first axes, with integers inside a transform, to an index of rows."""
+    """Convert an index of the first axes that contains traced integers to an index of rows."""
     items = list(key) if type(key) is tuple else [key]
     items = items[:-1] if items[-1] is Ellipsis else items
     if len(items) > x.ndim or not all(isinstance(k, (int, np.ndarray, Tensor)) for k in items):
@@ -467,7 +470,7 @@ class At:
         return chosen
 
     def get(self) -> Tensor:
-        """Return the elements.
+        """Return the selected elements.
 
         Returns
         -------
@@ -480,7 +483,7 @@ class At:
         return rec.index(self._x, key=self._checked())
 
     def set(self, value: ArrayLike) -> Tensor:
-        """Return a copy with the elements replaced.
+        """Return a copy with the selected elements replaced.
 
         If a position is repeated, the last value is kept.
 
@@ -510,9 +513,9 @@ class At:
         return rec.reshape(out, shape=x.shape)
 
     def add(self, value: ArrayLike) -> Tensor:
-        """Return a copy with a value added to the elements.
+        """Return a copy with a value added to the selected elements.
 
-        Values at repeated positions add up.
+        Values at repeated positions are summed.
 
         Parameters
         ----------
@@ -533,7 +536,7 @@ class At:
         return self._x + rec.unindex(value, key=self._checked(), shape=self._x.shape)
 
     def mul(self, value: ArrayLike) -> Tensor:
-        """Return a copy with the elements multiplied by a value.
+        """Return a copy with the selected elements multiplied by a value.
 
         Parameters
         ----------
@@ -548,7 +551,7 @@ class At:
         return self._update(rec.multiply, value)
 
     def max(self, value: ArrayLike) -> Tensor:
-        """Return a copy with the larger one of each element and a value.
+        """Return a copy with the maximum of each selected element and a value.
 
         Equal numbers share the gradient.  Repeated positions are applied in order, and the share is halved
         each time: an element and two values that are all equal get ¼, ¼ and ½.
@@ -566,7 +569,7 @@ class At:
         return self._update(rec.maximum, value)
 
     def min(self, value: ArrayLike) -> Tensor:
-        """Return a copy with the smaller one of each element and a value.
+        """Return a copy with the minimum of each selected element and a value.
 
         Equal numbers share the gradient, as in ``max``.
 
@@ -602,7 +605,7 @@ class At:
         return self._key
 
     def _spread(self, value: Any) -> Tensor:
-        """Broadcast a value to the shape of the selected elements, in the dtype of the tensor."""
+        """Broadcast a value to the shape of the selected elements, with the dtype of the tensor."""
         return self._fitted(
             value, raw.index(np.broadcast_to(np.int8(0), self._x.shape), key=self._checked()).shape
         )
@@ -639,7 +642,7 @@ class At:
 
 
 def _rounds(flat: Array) -> list[Any]:
-    """Split positions into groups without repeats: the first occurrences, the second, …"""
+    """Split positions into groups without repeats: the first occurrences, the second ones, and so on."""
     order = np.argsort(flat, kind="stable")
     sorted_flat = flat[order]
     starts = np.flatnonzero(np.r_[True, sorted_flat[1:] != sorted_flat[:-1]]) if flat.size else flat

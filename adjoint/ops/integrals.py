@@ -55,7 +55,10 @@ dawsn = define("dawsn", from_scipy("dawsn"), lambda xp, g, y, x: g * xp.dawsn_de
 
 
 def _dawsn_derivative(x: Any, order: int) -> Any:
-    """D⁽ⁿ⁺¹⁾ = -2 (x D⁽ⁿ⁾ + n D⁽ⁿ⁻¹⁾), which cancels for large x: there the asymptotic series is differentiated."""
+    """Return a derivative of Dawson's integral, by D⁽ⁿ⁺¹⁾ = -2 (x D⁽ⁿ⁾ + n D⁽ⁿ⁻¹⁾).
+
+    This cancels for large x; there the asymptotic series is differentiated.
+    """
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
@@ -258,7 +261,7 @@ def hyp1f1(a: float, b: float, x: ArrayLike) -> Tensor:
 
 
 def lambertw(z: ArrayLike, k: int = 0) -> Tensor:
-    """Return Lambert's W: the w with w · exp(w) = z.
+    """Return Lambert's W function: the solution w of w · exp(w) = z.
 
     Parameters
     ----------

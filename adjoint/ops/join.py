@@ -42,7 +42,7 @@ __all__ = [
 
 
 def _along(axis: int, at: Any) -> tuple[Any, ...]:
-    """Return the key that applies ``at`` to one axis, counted from the end."""
+    """Return the index that applies ``at`` to one axis, counted from the end."""
     return (Ellipsis, at, *(slice(None),) * (-axis - 1))
 
 
@@ -64,7 +64,7 @@ def _concat_rule(
 
 
 def _stack(*xs: Array, axis: int) -> Any:
-    """Join along a new axis: np.stack in a third of its time."""
+    """Join arrays along a new axis, in a third of the time of np.stack."""
     first = xs[0]
     if type(first) is np.ndarray and axis == -first.ndim - 1:  # in front: numbers, rows
         kind = first.dtype
@@ -135,7 +135,7 @@ define("split", _split_forward, _split_rule, kind="linear", params=("cuts", "axi
 
 @functools.cache
 def _with_outputs(name: str, count: int) -> Any:
-    """Return the eager function of an op of the table, with another number of outputs."""
+    """Return the eager function of an op, for another number of outputs."""
     op = dataclasses.replace(OPS[name], outputs=count)
     op.eager = eager_of(op)
     return op.eager
@@ -334,7 +334,7 @@ def atleast_3d(*xs: ArrayLike) -> Any:
 
 
 def hstack(xs: ArrayLike) -> Tensor:
-    """Join along the second axis; vectors along their only one.
+    """Join along the second axis; vectors along their only axis.
 
     Parameters
     ----------
@@ -380,7 +380,7 @@ def vstack(xs: ArrayLike) -> Tensor:
 
 
 def dstack(xs: ArrayLike) -> Tensor:
-    """Join along the third axis, which is added where it is missing.
+    """Join along the third axis, which is added if it is missing.
 
     Parameters
     ----------
@@ -533,7 +533,7 @@ def _needs(op: str, x: Any, ndim: int) -> Tensor:
 
 
 def hsplit(x: ArrayLike, indices_or_sections: Any) -> list[Tensor]:
-    """Split along the second axis; a vector along its only one.
+    """Split along the second axis; a vector along its only axis.
 
     Parameters
     ----------

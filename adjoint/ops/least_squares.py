@@ -176,7 +176,7 @@ define("truncated", _truncated, _truncated_rule, saves="x", kind="general", para
 
 
 def tolerance(op: str, name: str, x: Tensor, value: ArrayLike) -> Any:
-    """Check a tolerance, and return it as a number or as an array with one number for each matrix."""
+    """Check a tolerance; return it as a number, or as an array with one number for each matrix."""
     limits = array_of(constant(op, name, value))
     if limits.dtype.kind not in "iuf" or broadcast_shapes(op, x.shape[:-2], limits.shape) != x.shape[:-2]:
         raise InputError(f"{op}: {name} must be a number, or one number per matrix, but got {value!r}.")
@@ -245,11 +245,11 @@ class LstsqResult(NamedTuple):
 
 
 def lstsq(x: ArrayLike, y: ArrayLike, rcond: ArrayLike | None = None) -> LstsqResult:
-    """Return the least-squares solution of ``x @ z = y``; of several ones the shortest.
+    """Return the least-squares solution of ``x @ z = y``; if there are several, the shortest.
 
-    It follows NumPy's function, with batches.  The residuals are empty where the rank of a matrix is less
-    than its number of columns, or there are no more equations than unknowns.  Inside a transform full rank
-    is assumed.
+    It follows NumPy's function, and accepts batches.  The residuals are empty if a matrix has a rank below
+    its number of columns, or if there are no more equations than unknowns.  Inside a transform, full rank is
+    assumed.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Helpers of the ops on matrices: argument checks, conjugate transposes, and errors that name the failing matrix."""
+"""Helpers of the ops on matrices: argument checks, conjugate transposes, and errors that name the matrix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ __all__ = [
 
 
 def flat_lead(*arrays: tuple[Array, int]) -> tuple[tuple[int, ...], list[Any]]:
-    """Return the common leading axes of arrays with so many own axes, and the arrays with these as one axis."""
+    """Broadcast the leading axes of arrays and merge them into one axis.
+
+    Each argument is an array and its number of own (not leading) axes.  Return the common leading shape and
+    the reshaped arrays.
+    """
     lead = np.broadcast_shapes(*(a.shape[: a.ndim - own] for a, own in arrays))
     flat = []
     for a, own in arrays:
@@ -42,13 +46,16 @@ def flat_lead(*arrays: tuple[Array, int]) -> tuple[tuple[int, ...], list[Any]]:
 
 
 def float_dtype(*arrays: Any) -> Any:
-    """Return the common dtype of arrays; that of integers is float64."""
+    """Return the common dtype of arrays; float64 for integers."""
     dtype = np.result_type(*(a.dtype for a in arrays))
     return np.dtype(np.float64) if dtype.kind in "biu" else dtype
 
 
 def lapack_floats(op: str, x: Any) -> Tensor:
-    """Return a tensor of floats; integers become float64, and half precision raises, as LAPACK has none."""
+    """Return a tensor of floats; integers become float64.
+
+    Half precision raises, because LAPACK does not support it.
+    """
     x = asarray(x)
     if x.dtype.kind in "biu":
         return rec.astype(x, dtype=np.dtype(np.float64))
@@ -58,7 +65,7 @@ def lapack_floats(op: str, x: Any) -> Tensor:
 
 
 def matrices(op: str, x: Any) -> Tensor:
-    """Return a tensor of floats with two axes or more."""
+    """Return a tensor of floats with at least two axes; raise for other arguments."""
     x = lapack_floats(op, x)
     if x.ndim < 2:
         raise ShapeError(
@@ -68,7 +75,7 @@ def matrices(op: str, x: Any) -> Tensor:
 
 
 def square(op: str, x: Any) -> Tensor:
-    """Return a tensor of floats whose last two axes are equal."""
+    """Return a tensor of floats with square matrices in its last two axes; raise for other arguments."""
     x = matrices(op, x)
     if x.shape[-1] != x.shape[-2]:
         raise ShapeError(
@@ -82,9 +89,9 @@ _LAPACK = frozenset(map(np.dtype, ("float32", "float64", "complex64", "complex12
 
 
 def matrix_shape(found: Callable[..., Result], *, square: bool = True) -> Callable[..., Result | None]:
-    """Make a shape rule of ``found(x, lead, rows, columns, **params)`` for a matrix ``x`` that LAPACK takes.
+    """Return a shape rule that calls ``found(x, lead, rows, columns, **params)`` for a matrix ``x``.
 
-    ``lead`` are the axes before the last two.
+    ``lead`` is the shape before the last two axes.
     """
 
     def rule(x: Any, **params: Any) -> Result | None:
@@ -96,7 +103,7 @@ def matrix_shape(found: Callable[..., Result], *, square: bool = True) -> Callab
 
 
 def solution_shape(x: Any, y: Any, **_: Any) -> Result | None:
-    """Give the shape of the solution of equations with the matrices ``x`` and the right-hand sides ``y``."""
+    """Return the shape of the solution of equations with matrices ``x`` and right-hand sides ``y``."""
     if min(len(x.shape), len(y.shape)) < 2 or x.shape[-2] != y.shape[-2] or not {x.dtype, y.dtype} <= _LAPACK:
         return None
     lead = broadcast(x.shape[:-2], y.shape[:-2])
@@ -121,10 +128,10 @@ def _is_hermitian(x: Array) -> Any:
 
 
 def of_triangle(xp: Namespace, g: Value, x: Value, lower: bool) -> Any:
-    """Return the gradient of ``x``, of which one triangle is read, from the Hermitian gradient of the whole matrix.
+    """Return the gradient of ``x``, of which only one triangle is read.
 
-    The gradient of a Hermitian matrix stays Hermitian; in others, that of the triangle that is not read is
-    0.
+    ``g`` is the Hermitian gradient of the whole matrix.  The gradient of a Hermitian ``x`` is ``g``; for any
+    other ``x``, the gradient of the triangle that is not read is 0.
     """
     n = x.shape[-1]
     read = np.tri(n, k=-1, dtype=np.finfo(x.dtype).dtype)
@@ -133,7 +140,7 @@ def of_triangle(xp: Namespace, g: Value, x: Value, lower: bool) -> Any:
 
 
 def mirror(xp: Namespace, x: Value, lower: bool) -> Any:
-    """Return the Hermitian matrices that one triangle of ``x`` determines."""
+    """Return the Hermitian matrices that are given by one triangle of ``x``."""
     n = x.shape[-1]
     read = np.tri(n, k=-1, dtype=bool)
     part = xp.where(read if lower else read.T, x, 0)
@@ -152,7 +159,7 @@ define("mirror", lambda x: mirror(raw, x, True), _mirror_rule, saves="x", kind="
 
 
 def blame(op: str, x: Any, fails: Callable[[Any], Any], what: str, cure: str) -> LinAlgError:
-    """Return the error that names the first matrix of a batch for which ``fails`` raises."""
+    """Return an error that names the first matrix of a batch for which ``fails`` raises."""
     for index in np.ndindex(x.shape[:-2]):
         try:
             fails(x[index])

@@ -1,4 +1,4 @@
-"""Functions of square matrices: exponential, logarithm, square root; eigenvalues, LU factors, Sylvester's equation."""
+"""Functions of square matrices: exponential, logarithm, square root, eigenvalues, LU, Sylvester equation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _scipy_linalg(name: str) -> Any:
 
 
 def _each(function: Callable[..., Any], *arrays: Array) -> Any:
-    """Apply a function of matrices to stacks of them."""
+    """Make a function of one matrix accept stacks of matrices."""
     lead = np.broadcast_shapes(*(a.shape[:-2] for a in arrays))
     flat = [np.broadcast_to(a, (*lead, *a.shape[-2:])).reshape(-1, *a.shape[-2:]) for a in arrays]
     results = [function(*each) for each in zip(*flat, strict=True)]
@@ -38,7 +38,7 @@ def _each(function: Callable[..., Any], *arrays: Array) -> Any:
 
 
 def _supported(a: Array) -> Any:
-    """Return an array in a dtype that LAPACK computes in; SciPy no longer converts other ones."""
+    """Return an array in a dtype that LAPACK supports; SciPy no longer converts other dtypes."""
     if a.dtype.char in "fdFD":
         return a
     return a.astype(np.float64 if a.dtype.kind in "biu" or a.dtype.itemsize > 2 else np.float32)
@@ -55,7 +55,7 @@ _EXACT = 5.371920351148152
 
 
 def _expm(x: Array) -> Any:
-    """Scale and square: exp(x) = exp(x / 2ˢ)^(2ˢ), with one s for each matrix."""
+    """Return the exponential by scaling and squaring: exp(x) = exp(x / 2ˢ)^(2ˢ), with one s per matrix."""
     n = x.shape[-1]
     if not x.size:
         return x.copy()
@@ -79,7 +79,10 @@ def _expm(x: Array) -> Any:
 
 
 def _by_scipy(name: str) -> Callable[..., Any]:
-    """Return a forward function that calls SciPy's function of a matrix; a real matrix must have a real result."""
+    """Return a forward function that calls SciPy's function of a matrix.
+
+    It raises if the result of a real matrix is not real.
+    """
 
     def one(x: Array) -> Any:
         wide = x.astype(np.result_type(x, np.float64))
@@ -113,14 +116,14 @@ def _function_dtype(x: Any) -> Any:
 
 
 def _function_shape(x: Any) -> Result | None:
-    """Give the shape without a run: a matrix of ones is singular."""
+    """Return the shape of the result, without calling the function: on a matrix of ones it would fail."""
     if len(x.shape) < 2 or x.shape[-1] != x.shape[-2]:
         return None
     return ((x.shape, _function_dtype(x)),)
 
 
 def _frechet(name: str) -> Callable[..., Any]:
-    """Return the rule: f of [[xᵀ, g], [0, xᵀ]] has the gradient above the diagonal."""
+    """Return the derivative rule: f([[xᵀ, g], [0, xᵀ]]) has the gradient in its upper right block."""
 
     def rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
         n = x.shape[-1]
@@ -268,7 +271,7 @@ define("eig", _eig, _eig_rule, saves=("out",), kind="general", outputs=2, holomo
 
 
 class EigResult(NamedTuple):
-    """The result of ``eig``."""
+    """Result of ``eig``: eigenvalues, and eigenvectors in columns."""
 
     eigenvalues: Tensor
     eigenvectors: Tensor
@@ -284,8 +287,8 @@ def _square_matrices(op: str, x: Any) -> Tensor:
 def eig(x: ArrayLike) -> EigResult:
     """Return the eigenvalues and eigenvectors of square matrices, as complex tensors.
 
-    The vectors have length 1, and their largest component is real.  Equal eigenvalues have no derivatives of
-    their own: a function that needs them raises an error.
+    The vectors have length 1, and their largest component is real.  At equal eigenvalues, single eigenvalues
+    and eigenvectors have no derivatives: a function that needs them raises an error.
 
     Parameters
     ----------
@@ -377,7 +380,7 @@ class LUResult(NamedTuple):
 
 
 def lu(x: ArrayLike) -> LUResult:
-    """Return the factors of matrices with pivoting: ``x = P @ L @ U``.
+    """Return the LU factors of matrices, with pivoting: ``x = P @ L @ U``.
 
     Parameters
     ----------

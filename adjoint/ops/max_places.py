@@ -1,4 +1,4 @@
-"""Pooling that knows where maxima are: with indices, to a given size, and its inverse.
+"""Max pooling that returns the positions of the maxima, adaptive max pooling, and max unpooling.
 
 Positions count the elements of an image, without batch and channels, as in PyTorch.
 """
@@ -44,9 +44,9 @@ class MaxPool(NamedTuple):
 
 
 def _table(windows: list[list[list[int]]], size: Shape) -> Any:
-    """Return the positions of the elements of each window, one row per window; -1 where windows are shorter.
+    """Return the positions of the elements of each window, one row per window; -1 if a window is shorter.
 
-    ``windows`` has, for each axis, the places of each window along it.
+    ``windows`` has, for each axis, the positions of each window along it.
     """
     position, inside = np.zeros((1, 1), np.intp), np.ones((1, 1), bool)
     for along, n in zip(windows, size, strict=True):
@@ -60,7 +60,7 @@ def _table(windows: list[list[list[int]]], size: Shape) -> Any:
 
 
 def _maxima(op: str, x: Tensor, nd: int, windows: list[list[list[int]]]) -> MaxPool:
-    """Return the maximum of each window, with the gradient to its elements, and the position of the first."""
+    """Return the maximum of each window, differentiable, and the position of its first occurrence."""
     if x.dtype.kind in "cb":
         raise DTypeError(
             f"{op}: x must be real numbers, but has dtype {x.dtype}, for which a maximum is not defined."
@@ -74,7 +74,7 @@ def _maxima(op: str, x: Tensor, nd: int, windows: list[list[list[int]]]) -> MaxP
     values = rec.max(seen, axis=(-1,), keepdims=False)
     first = rec.argmax(seen, axis=-1, keepdims=False)
     start = np.arange(len(table)) * table.shape[1]
-    known = np.where(table < 0, table.max(axis=1, keepdims=True), table)  # for windows of -inf alone
+    known = np.where(table < 0, table.max(axis=1, keepdims=True), table)  # for windows with only -inf
     indices = rec.take(wrap(known.reshape(-1)), first + wrap(start), axis=-1)
     return MaxPool(rec.reshape(values, shape=shape), rec.reshape(indices, shape=shape))
 

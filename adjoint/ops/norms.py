@@ -41,7 +41,7 @@ def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
 
 
 def _rescaled(a: Any, ord: float, axis: Shape, keepdims: bool, found: Any, extreme: Any) -> Any:
-    """Compute norms again on scaled elements where their powers overflow or underflow."""
+    """Compute norms again on scaled elements where powers overflow or underflow (``extreme``)."""
     scale = (
         np.max(a, axis=axis, keepdims=True, initial=0)
         if ord > 0
@@ -132,7 +132,7 @@ def _norm_over(op: str, x: Tensor, ord: Any, axes: Shape, keepdims: bool) -> Ten
 
 
 def _extreme(op: str, x: Tensor, ord: float, axes: Shape, keepdims: bool) -> Tensor:
-    """Return the maximum for a positive order (0 if there are no elements), the minimum for a negative one."""
+    """Return the maximum for a positive order (0 if there are no elements), else the minimum."""
     if not any(x.shape[a] == 0 for a in axes):
         return (rec.max if ord > 0 else rec.min)(x, axis=axes, keepdims=keepdims)
     if ord < 0:
@@ -143,7 +143,7 @@ def _extreme(op: str, x: Tensor, ord: float, axes: Shape, keepdims: bool) -> Ten
 
 
 def _numbers(x: Any) -> Tensor:
-    """Return a tensor of floats; half precision is kept."""
+    """Return a tensor of floats; integers become float64, half precision is unchanged."""
     x = asarray(x)
     return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "biu" else x
 

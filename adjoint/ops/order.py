@@ -67,7 +67,7 @@ def _sort_jvp(xp: Namespace, t: Value, y: Value, x: Value, axis: int, descending
 
 
 def _argtopk(x: Array, k: int, axis: int, largest: bool) -> Any:
-    """Return the indices of the k largest (or smallest) elements, sorted; of equal ones the first comes first."""
+    """Return the indices of the k largest (or smallest) elements, sorted; equal elements keep their order."""
     n = x.shape[axis]
     if 0 < 4 * k < n:  # partition first: linear in n
         i = np.argpartition(x, n - k if largest else k - 1, axis=axis)
@@ -244,7 +244,7 @@ def topk(x: ArrayLike, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
 
 
 def searchsorted(x1: ArrayLike, x2: ArrayLike, side: str = "left", sorter: Any = None) -> Tensor:
-    """Return the indices at which elements would be inserted into a sorted vector.
+    """Return the indices at which to insert elements into a sorted vector so that it stays sorted.
 
     Parameters
     ----------
@@ -294,7 +294,7 @@ _DISCRETE = ("lower", "higher", "midpoint", "nearest")
 
 
 def sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
-    """Move the axes to reduce to the end as one axis and sort along it; return the axes, too."""
+    """Merge the axes to reduce into one last axis and sort along it; return the result and the axes."""
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: x must be real, but is complex: complex numbers have no order.")
     axes = canonical_axes(op, axis, x.ndim)
@@ -311,7 +311,10 @@ def sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
 
 
 def quantile_places(q: Any, n: Any, method: str) -> tuple[Any, Any, Any]:
-    """Return the two neighbours of each quantile ``q`` of n sorted elements, and the weight of the upper one."""
+    """Return the indices of the two neighbours of each quantile ``q`` of n sorted elements, and a weight.
+
+    The weight is that of the upper neighbour.
+    """
     if method in _CONTINUOUS:
         a, b = _CONTINUOUS[method]
         place = n * q + a + q * (1 - a - b) - 1 if method != "linear" else (n - 1) * q
@@ -411,7 +414,7 @@ def percentile(
 
 
 def check_levels(op: str, q: Any, method: str) -> Any:
-    """Return the levels of quantiles as an array; raise if they or the method are not valid."""
+    """Return the levels of quantiles as an array; raise if the levels or the method are not valid."""
     if method not in _CONTINUOUS and method not in _DISCRETE:
         raise ArgumentError(
             f"{op}: method must be one of {', '.join((*_CONTINUOUS, *_DISCRETE))}, not {method!r}."

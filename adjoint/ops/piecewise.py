@@ -137,7 +137,7 @@ fmod = define("fmod", np.fmod,
 
 
 def _winner(xp: Namespace, g: Value, loses: Value, ties: Value) -> Any:
-    """Return g for the selected argument, half of it for equal arguments, and 0 where ``loses`` is true."""
+    """Return g for the selected argument, half of g for equal arguments, and 0 where ``loses`` is true."""
     return xp.where(ties, 0.5 * g, xp.where(loses, 0, g))
 
 
@@ -145,7 +145,7 @@ _BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
 def _where(c: Any, x: Any, y: Any) -> Any:
-    """Select as ``np.where``; for many floats by bits, 8 times as fast in float32 and 4 times in float64 (150,000)."""
+    """Select as ``np.where``; large float arrays are selected by bit operations, 4 to 8 times faster."""
     if type(c) is np.ndarray and c.size > 500 and c.dtype == bool:
         dtype = x.dtype if type(x) is np.ndarray else getattr(y, "dtype", None)
         bits = _BITS.get(dtype)
@@ -167,7 +167,7 @@ def _where(c: Any, x: Any, y: Any) -> Any:
 
 
 def _beside(number: float, other: Array) -> Any:
-    """Return a number; beside a bfloat16 array as one, because NumPy would return float64."""
+    """Return a number; as bfloat16 if ``other`` is a bfloat16 array, because NumPy would return float64."""
     return (
         np.asarray(number, other.dtype) if type(other) is np.ndarray and other.dtype.kind == "V" else number
     )
@@ -254,7 +254,7 @@ def where(
 ) -> Tensor | tuple[Tensor, ...]:
     """Return elements of ``x`` where a condition is true, and of ``y`` elsewhere.
 
-    A zero gradient stays zero in the branch that was not taken, even where that branch is not finite.
+    The gradient of the branch that was not selected is 0, even where that branch is not finite.
 
     Parameters
     ----------
@@ -394,7 +394,7 @@ def divmod(x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
 
 
 def reflected_divmod(y: Any, x: Any) -> tuple[Tensor, Tensor]:
-    """Return ``divmod(x, y)``, for a tensor on the right."""
+    """Return ``divmod(x, y)`` for a tensor ``y``: the method ``__rdivmod__``."""
     return divmod(x, y)
 
 

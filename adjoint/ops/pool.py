@@ -1,7 +1,7 @@
 """Pooling in any number of dimensions: maxima and averages of windows.
 
-The ops work on the last axes, behind any number of others.  They loop over the offsets of the kernel, each
-time over all windows at once.
+The ops work on the last axes, after any number of others.  They loop over the offsets of the kernel and
+process all windows at once.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _max_pool(x: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: 
 def _hits(
     x: Array, y: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> tuple[list[Any], Any]:
-    """Return, for each offset, where it has the maximum of its window, and how many elements share it."""
+    """Return, for each offset in the kernel, where it has the maximum, and the number of equal maxima."""
     image = padded(x, padding, lowest(x.dtype))
     places = list(spots(kernel, stride, dilation, y.shape[-len(kernel) :]))
     hits = [image[spot] == y for spot in places]
@@ -174,7 +174,7 @@ def pool_geometry(
                 f"padding {padding!r})."
             )
         more = 0
-        if ceil_mode:  # one more window where it starts inside the image or the padding before it
+        if ceil_mode:  # one more window if it starts inside the image or the padding before it
             count = -(-(n + 2 * p - reach) // s) + 1
             count -= (count - 1) * s >= n + p
             more = (count - 1) * s + reach - (n + 2 * p)
@@ -223,9 +223,9 @@ def _average(
 def _divisors(
     size: Shape, dtype: Any, include_pad: bool, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> Any:
-    """Return how many elements each window averages.
+    """Return the number of elements that each window averages.
 
-    Padding counts with ``include_pad``; elements added by ceil_mode never count.
+    With ``include_pad`` padding counts; elements added by ceil_mode never count.
     """
     if all(pair == (0, 0) for pair in padding):
         return np.array(math.prod(kernel), dtype)

@@ -61,7 +61,7 @@ def _matmul_dy(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
 
 
 def product(x: Any, y: Any) -> Any:
-    """Multiply arrays as ``np.matmul`` does; ``x.dot`` calls BLAS for two matrices in half the time.
+    """Multiply arrays as ``np.matmul`` does; two matrices by ``x.dot``, which takes half the time.
 
     Half precision gives float32, which the caller rounds.
     """
@@ -259,7 +259,8 @@ def tensordot(x: ArrayLike, y: ArrayLike, axes: Any = 2) -> Tensor:
 def dot(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Return NumPy's dot product.
 
-    It sums over the last axis of ``x`` and the last but one of ``y``, or the only one of a vector.
+    It sums over the last axis of ``x`` and the second-last axis of ``y`` (the only axis, if ``y`` is a
+    vector).
 
     Parameters
     ----------
@@ -564,7 +565,7 @@ def cross(x: ArrayLike, y: ArrayLike, axis: int = -1) -> Tensor:
 
 
 def square_at(x: Tensor, offset: int) -> Tensor:
-    """Cut the matrices in the last two axes to the square whose diagonal is the one at ``offset``."""
+    """Truncate the matrices in the last two axes to the square whose diagonal is the one at ``offset``."""
     rows, columns = x.shape[-2:]
     top, left = max(-offset, 0), max(offset, 0)
     n = max(min(rows - top, columns - left), 0)
@@ -574,7 +575,7 @@ def square_at(x: Tensor, offset: int) -> Tensor:
 
 
 def last_diagonal(x: Tensor, offset: int, output: str) -> Tensor:
-    """Take the diagonal of the last two axes; ``output`` is "d", or "" for its sum."""
+    """Return the diagonal of the last two axes (``output="d"``), or its sum (``output=""``)."""
     x = square_at(x, operator.index(offset))
     lead = "".join(chr(0x100 + i) for i in range(x.ndim - 2))
     return rec.relabel(x, labels=lead + "dd", output=lead + output, extra=())
@@ -673,7 +674,7 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
 
 
 def _best_splits(sizes: list[int]) -> dict[tuple[int, int], int]:
-    """Find the cheapest split of each part of the chain, by dynamic programming over lengths."""
+    """Return the cheapest split of each part of the chain, by dynamic programming."""
     n = len(sizes) - 1
     cost = {(i, i): 0 for i in range(n)}
     split = {}

@@ -1,14 +1,17 @@
 """LSTM and GRU over whole sequences: one op for all steps.
 
-Arrays are (…, steps, batch, features).  The values that a rule needs of each step are (…, steps, parts,
-batch, n), so that each part of a step is contiguous.  ``p`` holds the contribution of the inputs to the
+Arrays are (…, steps, batch, features).  The values of each step that a derivative rule needs are (…, steps,
+parts, batch, n), so that each part of a step is contiguous.  ``p`` is the contribution of the inputs to the
 gates of all steps; the hidden state adds ``h wᵀ`` at each step.
 
-The derivative of a recurrence is a linear recurrence.  Its coefficients ``k`` are known after the forward,
-and are computed for all steps at once, as are the gradients of weights.  The loop only has one small
-product and a few multiplications.  The linear recurrence has two directions: ``push`` propagates tangents
-forwards in time, ``pull`` propagates gradients backwards.  Each is the rule of the other, so derivatives of
-every order exist.
+The derivative of a recurrence is a linear recurrence.  Its coefficients ``k`` are known after the forward
+pass, and are computed for all steps at once, as are the gradients of the weights.  The loop has only one
+small product and a few multiplications.  The linear recurrence has two directions: ``push`` propagates
+tangents forwards in time, ``pull`` propagates gradients backwards.  Each is the derivative rule of the other,
+so derivatives of every order exist.
+
+A superscript ⁻ or ⁺ marks the value of the previous or the next step.  The number 0 means that an argument or
+a gradient is absent.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ __all__: list[str] = []
 
 
 def _widened(*arrays: Any) -> tuple[tuple[Any, ...], Any, Any]:
-    """Return arrays in the dtype to compute in, that dtype, and the dtype of the results; numbers are unchanged."""
+    """Return arrays in the dtype of the computation, that dtype, and the dtype of the results."""
     given = np.result_type(*(a for a in arrays if type(a) is not int))
     arrays = tuple(a if type(a) is int else wide(a) for a in arrays)
     dtype = np.result_type(*(a for a in arrays if type(a) is not int))
@@ -47,7 +50,7 @@ def _narrowed(dtype: Any, *arrays: Array) -> tuple[Any, ...]:
 
 
 def _steps(a: Any, axis: int = -3) -> list[Any]:
-    """Return views of each step; making them once is cheaper than an index in the loop."""
+    """Return a list with a view of each step, which is faster than indexing in the loop."""
     return list(np.moveaxis(a, axis, 0) if a.ndim + axis else a)
 
 
@@ -61,7 +64,10 @@ def _times(lead: tuple[int, ...]) -> Any:
 
 
 def _blocks(w: Array, order: Sequence[int], negative: int) -> Any:
-    """Return the weights (k·n, n) as k matrices for ``h @ block``, reordered, the first of them negated."""
+    """Return the weights (k·n, n) as k matrices for ``h @ block``, in the given order.
+
+    The first ``negative`` of them are negated.
+    """
     n = w.shape[-1]
     blocks = w.reshape(*w.shape[:-2], len(order), n, n)[..., order, :, :].swapaxes(-1, -2)
     blocks = np.ascontiguousarray(blocks)
@@ -72,8 +78,8 @@ def _blocks(w: Array, order: Sequence[int], negative: int) -> Any:
 def _sigmoid_inputs(p: Any, b: Any, count: int, order: Sequence[int], parts: Any) -> None:
     """Write -(p + b) of some blocks of columns into the first parts.
 
-    It computes whole rows first and then copies, which takes two thirds of the time of arithmetic on rows
-    of one block.
+    It computes whole rows first and then copies them, which takes two thirds of the time of arithmetic on
+    rows of one block.
     """
     negated = np.negative(p) if type(b) is int else np.subtract(-b[..., None, None, :], p)
     blocks = _parts(negated, count)
@@ -82,12 +88,12 @@ def _sigmoid_inputs(p: Any, b: Any, count: int, order: Sequence[int], parts: Any
 
 
 def _bias(b: Any, block: int, n: int, dtype: Any) -> Any:
-    """Return one block of a bias, to be added to steps; the number 0 means none."""
+    """Return one block of a bias, in a shape that can be added to a step; 0 if there is none."""
     return np.zeros((), dtype) if type(b) is int else b[..., None, None, block * n : (block + 1) * n]
 
 
 def _parts(p: Array, count: int) -> Any:
-    """Return a view of (…, batch, count·n) as (…, count, batch, n)."""
+    """Return (…, batch, count·n) as a view of shape (…, count, batch, n)."""
     return p.reshape(*p.shape[:-1], count, p.shape[-1] // count).swapaxes(-2, -3)
 
 
@@ -101,7 +107,7 @@ def _wide_rows(xp: Namespace, a: Value) -> Any:
 
 
 def _over_steps(xp: Namespace, d: Value, h: Value) -> Any:
-    """Return Σ dᵀ h over steps and batch, as one product."""
+    """Return Σ dᵀ h over steps and batch, as one matrix product."""
     return xp.matmul(xp.matrix_transpose(_wide_rows(xp, d)), _wide_rows(xp, h))
 
 
@@ -111,7 +117,7 @@ def _before(xp: Namespace, first: Value, a: Value) -> Any:
 
 
 def _after(xp: Namespace, a: Value) -> Any:
-    """Return the value behind each step: ``a`` without its first step, then zeros."""
+    """Return the value after each step: ``a`` without its first step, then zeros."""
     return xp.concat(a, xp.zeros_like(a[..., :1, :, :]), axis=-3)[..., 1:, :, :]
 
 
@@ -121,7 +127,7 @@ def _earlier(xp: Namespace, a: Value) -> Any:
 
 
 def _over(w: Array) -> Any:
-    """Return weights with an axis for the steps, if there are leading axes."""
+    """Return weights with an additional axis for the steps, if there are leading axes."""
     return w[..., None, :, :] if w.ndim > 2 else w
 
 
@@ -130,7 +136,7 @@ def _columns(a: Array, j: int, n: int) -> Any:
 
 
 def _plus(a: Any, b: Any) -> Any:
-    """Return the sum of gradients, where the number 0 means none."""
+    """Return the sum of two gradients; the number 0 means that there is none."""
     return b if type(a) is int else a if type(b) is int else a + b
 
 
@@ -142,10 +148,10 @@ def _of_linear_recurrence(
     d: Value,
     h: Value,
 ) -> list[Any]:
-    """Return the gradients of a push or of a pull: ``linear`` are those of its linear arguments, then k and w.
+    """Return the gradients of a push or a pull: ``linear`` (its linear arguments), then those of k and w.
 
-    Both products have the same two factors, one that is pushed and one that is pulled, so both rules share
-    this.
+    The gradients of k and w are products of one pushed and one pulled value, so both rules share this
+    function.
     """
     return [
         *(each if wants else None for each, wants in zip(linear, wanted, strict=False)),
@@ -162,13 +168,13 @@ def _given(g: Any) -> list[Any]:
 
 
 def _floats(*args: Any) -> Any:
-    """The dtype of the results; None if the arguments are not all real floats."""
+    """Return the dtype of the results; None if the arguments are not all real floats."""
     dtypes = [a.dtype for a in args if type(a) is not int]
     return None if any(d.kind in "biuc" for d in dtypes) else np.result_type(*dtypes)
 
 
 def _sequence_shape(gates: int, parts: int) -> Callable[..., Result | None]:
-    """Make the shape rule of a sequence with ``gates`` blocks of columns, which keeps ``parts`` of each step."""
+    """Return the shape rule of a sequence op with ``gates`` blocks of columns and ``parts`` saved parts."""
 
     def rule(p: Any, w: Any, b: Any, *states: Any) -> Result | None:
         dtype = _floats(p, w, b, *states)
@@ -190,7 +196,10 @@ def _sequence_shape(gates: int, parts: int) -> Callable[..., Result | None]:
 def _linear_shape(
     gates: int, parts: int, inputs: Sequence[int], outputs: Sequence[int]
 ) -> Callable[..., Result | None]:
-    """Make the shape rule of a push or a pull, with how many blocks of columns its inputs and outputs have."""
+    """Return the shape rule of a push or a pull.
+
+    ``inputs`` and ``outputs`` are the numbers of blocks of columns of each input and output.
+    """
 
     def rule(*args: Any) -> Result | None:
         *given, k, w = args
@@ -208,7 +217,7 @@ def _linear_shape(
 
 
 def _recurrent_batch(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
-    """Join the batch to that of the sequences, unless the weights differ."""
+    """Merge the batch axis with that of the sequences, unless the weights differ."""
     if not size:
         return empty_batch(op, args, params)
     named = list(zip(op.arg_names, args, strict=True))
@@ -373,11 +382,14 @@ def _lstm_push(x: Array, y: Array, k: Array, w: Array) -> Any:
 
 
 def _lstm_pull(gh: Array, gc: Array, ga: Array, k: Array, w: Array) -> Any:
-    """With e, b, d the gradients of h, c, a: e = gh + d⁺w,  b = gc + r e + f⁺b⁺,  d = ga + (kᵢ b, k_f b, kᵤ b, kₒ e)."""
+    """Return the gradients d of the gates and b of the cells.
+
+    With e the gradient of h: e = gh + d⁺w,  b = gc + r e + f⁺b⁺,  d = ga + (kᵢ b, k_f b, kᵤ b, kₒ e).
+    """
     (gh, gc, ga, k, w), dtype, given = _widened(gh, gc, ga, k, w)
     lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
     d = np.empty((*lead, length, batch, 4 * n), dtype)
-    back = np.empty((*lead, length + 1, 2, batch, n), dtype)  # e, and b⁺ beside it
+    back = np.empty((*lead, length + 1, 2, batch, n), dtype)  # e and b⁺
     back[..., 1:, 0, :, :] = gh
     back[..., -1, 1, :, :] = 0
     b, pair = back[..., :-1, 1, :, :], np.empty((*lead, 2, batch, n), dtype)
@@ -412,7 +424,7 @@ def _lstm_pull(gh: Array, gc: Array, ga: Array, k: Array, w: Array) -> Any:
 def _lstm_coefficients(
     xp: Namespace, gh: Value, d: Value, b: Value, h: Value, c: Value, a: Value, w: Value
 ) -> Any:
-    """Return the gradient of k: each coefficient multiplies a pushed value and a pulled one."""
+    """Return the gradient of k: each coefficient multiplies a pushed and a pulled value."""
     n = w.shape[-1]
     e = _plus(gh, xp.matmul(_after(xp, d), _over(w)))
     i, f, u, o = (_columns(a, j, n) for j in range(4))
@@ -566,7 +578,10 @@ def _gru_push(x: Array, y: Array, k: Array, w: Array) -> Any:
 
 
 def _gru_pull(gh: Array, ga: Array, k: Array, w: Array) -> Any:
-    """With e the gradient of h: e = gh + z⁺e⁺ + d⁺w,  d = ga + (kᵣ e, k_z e, kₘ e)."""
+    """Return the gradients d of the gates and e of h.
+
+    e = gh + z⁺e⁺ + d⁺w,  d = ga + (kᵣ e, k_z e, kₘ e).
+    """
     (gh, ga, k, w), dtype, given = _widened(gh, ga, k, w)
     lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
     d = np.empty((*lead, length, batch, 3 * n), dtype)

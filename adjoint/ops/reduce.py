@@ -52,7 +52,7 @@ def _like(y: Array, x: Array) -> Any:
 
 
 def count(shape: Shape, axis: Shape) -> int:
-    """Count the elements over which ``axis`` reduces."""
+    """Return the number of elements that are reduced over ``axis``."""
     total = 1
     for a in axis:
         total *= shape[a]
@@ -60,7 +60,7 @@ def count(shape: Shape, axis: Shape) -> int:
 
 
 def kept(xp: Namespace, g: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
-    """Put the reduced axes back with length 1."""
+    """Return ``g`` with the reduced axes inserted again with length 1."""
     if keepdims or not axis:
         return g
     shape = list(x.shape)
@@ -85,7 +85,7 @@ def _spread(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: 
 
 
 def _mean_forward(x: Array, axis: Shape, keepdims: bool) -> Any:
-    """Σx / n: np.mean without its Python layer, a third of its time; NaN for no elements."""
+    """Return Σx / n, NaN for no elements; faster than np.mean."""
     n = count(x.shape, axis)
     if n and x.dtype.itemsize != 2:
         return _add_reduce(x, axis, None, None, keepdims) / n
@@ -119,7 +119,7 @@ def _var_forward(x: Array, axis: Shape, correction: float, keepdims: bool) -> An
 
 
 def _squares(x: Array, n: int, axis: Shape, keepdims: bool) -> Any:
-    """Σ |x - mean|²; of complex numbers it is real."""
+    """Return Σ |x - mean|², which is real for complex numbers, too."""
     away = x - _add_reduce(x, axis=axis, keepdims=True) / n
     square = away.real**2 + away.imag**2 if x.dtype.kind == "c" else away * away
     return _add_reduce(square, axis=axis, keepdims=keepdims)
@@ -141,7 +141,7 @@ def _var_rule(
 def _std_rule(
     xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, correction: float, keepdims: bool
 ) -> Any:
-    """(x - mean) / (n σ); at σ = 0, where σ has a corner, the subgradient 0."""
+    """Return (x - mean) / (n σ), and 0 where σ is 0 (a subgradient)."""
     x, g, y = widened(xp, x), widened(xp, g), widened(xp, y)
     sigma = kept(xp, y, x, axis, keepdims)
     corner = sigma == 0
@@ -151,7 +151,7 @@ def _std_rule(
 
 
 def _logsumexp(xp: Namespace, x: Value, axis: Shape, keepdims: bool) -> Any:
-    """m + log Σ exp(x - m) with m = max x, or 0 where that is infinite."""
+    """Return m + log Σ exp(x - m) with m = max x, or m = 0 where the maximum is infinite."""
     top = xp.max(x, axis=axis, keepdims=True)
     top = xp.where(xp.isfinite(top), top, 0)
     total = xp.sum(xp.exp(x - top), axis=axis, keepdims=True)
@@ -164,9 +164,10 @@ def _logsumexp(xp: Namespace, x: Value, axis: Shape, keepdims: bool) -> Any:
 
 
 def _shares(xp: Namespace, x: Value, axis: Shape) -> Any:
-    """exp(x - m) / Σ exp(x - m); 0 in a row of -inf; where m is +inf, the infinite elements share.
+    """Return exp(x - m) / Σ exp(x - m): the softmax.
 
-    Not exp(x - logsumexp(x)): for large x the difference has few digits.
+    It is 0 in a row of -inf; where m is +inf, the infinite elements share.  exp(x - logsumexp(x)) would be
+    inaccurate for large x.
     """
     top = xp.max(x, axis=axis, keepdims=True)
     e = xp.exp(xp.where(x == top, 0, x - xp.where(xp.isinf(top), 0, top)))
@@ -185,7 +186,7 @@ def _shares_of_arrays(x: Array, axis: Shape) -> Any:
 
 
 def _shares_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape) -> Any:
-    """y (g - Σ g y): the Jacobian is symmetric, so forward mode is the same."""
+    """Return y (g - Σ g y); the Jacobian is symmetric, so forward mode uses the same formula."""
     gy = g * y
     return gy - y * xp.sum(gy, axis=axis, keepdims=True)
 
@@ -193,8 +194,9 @@ def _shares_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape) -> An
 def exclusive_product(xp: Namespace, x: Value, axis: int) -> Any:
     """Return, for each element, the product of all others along ``axis``, without division.
 
-    It uses a binary tree: products of pairs on the way up, the product of everything outside each node on
-    the way down.  It is exact with zeros, takes linear time, and consists of ops, so every order is exact.
+    It uses a binary tree: products of pairs on the way up, the product of everything outside each node on the
+    way down.  It is exact with zeros, takes linear time, and consists of ops, so derivatives of every order
+    are exact.
     """
     x = xp.moveaxis(widened(xp, x), source=axis, destination=-1)
     levels = []
@@ -219,7 +221,7 @@ def _prod_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdim
 
 
 def _total_dtype(dtype: Any) -> Any:
-    """Return the dtype of a sum: small integers are added as large ones."""
+    """Return the dtype of a sum: small integers are added in 64 bits."""
     return _add_reduce(np.zeros(1, dtype)).dtype if dtype.kind in "biu" else dtype
 
 
@@ -277,7 +279,7 @@ define("argmin", lambda x, axis, keepdims: np.argmin(x, axis=axis, keepdims=keep
 
 
 def typed(op: str, x: Any, dtype: Any = None) -> Tensor:
-    """Convert an argument to a tensor, of ``dtype`` if that is not None."""
+    """Return an argument as a tensor; of ``dtype`` unless that is None."""
     if dtype is None:
         return asarray(x)
     if isinstance(dtype, bool):
@@ -288,15 +290,15 @@ def typed(op: str, x: Any, dtype: Any = None) -> Tensor:
 
 
 def narrowed(y: Tensor, dtype: Any) -> Tensor:
-    """Cast a sum or product to ``dtype`` if that is not None.
+    """Cast a sum or product to ``dtype`` unless that is None.
 
-    Integers are added in wider ones.  Overflow wraps around, so the cast gives the same value.
+    Integers are added in a wider dtype.  Overflow wraps around, so the cast gives the same value.
     """
     return y if dtype is None or y.dtype == dtype else rec.astype(y, dtype=np.dtype(dtype))
 
 
 def floating(op: str, x: Any, dtype: Any = None) -> Tensor:
-    """Convert an argument to a float or complex tensor; integers become float64."""
+    """Return an argument as a float or complex tensor; integers become float64."""
     x = typed(op, x, dtype)
     return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "iub" else x
 

@@ -29,7 +29,7 @@ __all__ = [
 
 
 def _sums_ahead(xp: Namespace, g: Value, ahead: Value) -> Any:
-    """Solve S_i = g_i + a_i S_{i+1} along the last axis, by doubling."""
+    """Return the solution of S_i = g_i + a_i S_{i+1} along the last axis, in log₂(n) doubling steps."""
     front, step = ((0, 0),) * (len(g.shape) - 1), 1
     while step < g.shape[-1]:
         g = g + ahead * xp.pad(g[..., step:], widths=(*front, (0, step)), value=0)
@@ -39,7 +39,7 @@ def _sums_ahead(xp: Namespace, g: Value, ahead: Value) -> Any:
 
 
 def _cumprod_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any:
-    """dx_i = (Π_{k<i} x_k) S_i with S_i = g_i + x_{i+1} S_{i+1}."""
+    """Return dx_i = (Π_{k<i} x_k) S_i with S_i = g_i + x_{i+1} S_{i+1}."""
     if x.shape[axis] < 2:
         return g
     x, g = (xp.moveaxis(widened(xp, a), source=axis, destination=-1) for a in (x, g))
@@ -50,14 +50,14 @@ def _cumprod_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any
 
 
 def _argcummax(x: Array, axis: int, largest: bool) -> Any:
-    """Return where the extreme so far is: of equal elements the last, of NaNs the last."""
+    """Return the index of the maximum (or minimum) so far; the last one of equal elements or NaNs."""
     running = (np.maximum if largest else np.minimum).accumulate(x, axis=axis)
     place = np.arange(x.shape[axis]).reshape(-1, *(1,) * (-axis - 1))
     return np.maximum.accumulate(np.where((x == running) | (x != x), place, 0), axis=axis)
 
 
 def _logcumsumexp_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any:
-    """dx_i = exp(x_i - y_i) S_i with S_i = g_i + exp(y_i - y_{i+1}) S_{i+1}: no factor is above 1."""
+    """Return dx_i = exp(x_i - y_i) S_i with S_i = g_i + exp(y_i - y_{i+1}) S_{i+1}; no factor exceeds 1."""
     own = xp.exp(xp.where(x == y, 0, x - y))  # equal infinities, too
     if x.shape[axis] < 2:
         return g * own
@@ -376,7 +376,7 @@ def diff(
         raise ArgumentError(f"diff: n must not be negative, but is {n}.")
     where = canonical_axis("diff", axis, x.ndim)
     if not times:
-        return x  # without its ends, as NumPy
+        return x  # prepend and append are ignored, as in NumPy
     parts = [_end(x, prepend, where), x, _end(x, append, where)]
     if prepend is not None or append is not None:
         x = rec.concat(*(part for part in parts if part is not None), axis=where)
@@ -388,7 +388,7 @@ def diff(
 
 
 def _end(x: Tensor, end: Any, axis: int) -> Tensor | None:
-    """Return the elements that ``diff`` joins to ``x``; a number becomes one element."""
+    """Return the elements that ``diff`` joins to ``x``; a number becomes a slice of length 1."""
     if end is None:
         return None
     end = weak_tensor(end, x.dtype)

@@ -27,7 +27,7 @@ def from_scipy(name: str) -> Callable[..., Any]:
 
 
 def real_arrays(*args: Any) -> Any:
-    """Return arguments as arrays; raise for complex ones, as the derivatives are those of real functions."""
+    """Return arguments as arrays; raise for complex ones, because the derivatives are for real numbers."""
     if len(args) > 1 and any(type(a) in (int, float) for a in args):  # Python numbers are weak
         dtype = np.result_type(*args)
         args = tuple(
@@ -57,7 +57,10 @@ def scipy_function(part: str, name: str) -> Any:
 
 
 def of_order(name: str) -> Callable[..., Any]:
-    """Return a forward function that calls SciPy's function of parameters and one array, and keeps its dtype."""
+    """Return a forward function that calls SciPy's function of parameters and one array.
+
+    The result has the dtype of the array.
+    """
 
     def forward(x: Any, **params: Any) -> Any:
         (x,) = real_arrays(x)

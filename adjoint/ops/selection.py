@@ -1,6 +1,6 @@
 """Selection by index arrays: take, take_along_axis, put_along_axis, select, nonzero.
 
-The index arrays are arguments of these ops, not parameters, so that transforms can batch them.
+The index arrays are operands of these ops, not parameters, so that transforms can batch them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def _untake(g: Array, i: Array, axis: int, length: int) -> Any:
-    """Add the rows of ``g`` into zeros at rows ``i`` of an axis; repeats add up."""
+    """Add the rows of ``g`` into zeros at rows ``i`` of an axis; values at repeated rows are summed."""
     at = g.ndim - i.ndim + axis + 1  # where the axes of the index start in g
     lead, rest = g.shape[:at], g.shape[at + i.ndim :]
     shape = (*lead, length, *rest)
@@ -55,7 +55,7 @@ def _untake(g: Array, i: Array, axis: int, length: int) -> Any:
 
 
 def _untake_rows(g: Array, i: Array, axis: int, length: int) -> SparseRows:
-    """Return the rows of ``g`` as a sparse gradient of a table, whose first axis is ``axis``."""
+    """Return the rows of ``g`` as the sparse gradient of a table whose first axis is ``axis``."""
     shape = (length, *g.shape[i.ndim :])
     rows = from_start(i, length).reshape(-1)
     return SparseRows(rows, g.reshape(rows.size, *shape[1:]), shape)
@@ -86,7 +86,7 @@ def _put_along_axis(x: Array, i: Array, v: Array, axis: int) -> Any:
 
 
 def _put_dv(xp: Namespace, g: Value, out: Value, x: Value, i: Value, v: Value, axis: int) -> Any:
-    """Return the gradient of the values; 0 for a value that a later one at the same position replaced."""
+    """Return the gradient of the values; 0 for a value that a later value at the same position replaced."""
     order = np.broadcast_to(np.arange(i.shape[axis]).reshape(-1, *(1,) * (-axis - 1)), i.shape)
     blank = np.zeros(x.shape, np.intp)
     last = xp.take_along_axis(xp.put_along_axis(blank, i, order, axis=axis), i, axis=axis)
@@ -116,7 +116,10 @@ def _take_batch(op: Op, size: int, /, x: Any, i: Any, axis: int, sparse_grad: bo
 
 
 def _flat_rows(i: Batched, size: int, n: int) -> Any:
-    """Return rows of all elements in one axis; an index out of range for one element is out of range for all."""
+    """Return row numbers in an array in which the rows of all batch elements form one axis.
+
+    An index that is out of range in its batch element becomes out of range for the whole axis.
+    """
     start = np.arange(size).reshape(size, *(1,) * i.ndim) * n
     row = as_index(held, i.value)
     row = held.where(held.less(row, 0), held.add(row, n), row)
@@ -164,7 +167,7 @@ define("put_along_axis", _put_along_axis,
 
 
 def _whole(op: str, indices: Any) -> Tensor:
-    """Return index values as a tensor of intp."""
+    """Return indices as a tensor of dtype intp."""
     i = asarray(indices)
     if i.dtype.kind in "iu":
         return as_index(rec, i)
@@ -189,7 +192,7 @@ def take(
 ) -> Tensor:
     """Return elements or rows along an axis by their indices.
 
-    Gradients of an element that is taken repeatedly add up.
+    The gradients of an element that is taken repeatedly are summed.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""Shapes: reshape, permute, broadcast, flip, roll, pad.  All ops are linear, and each rule is the inverse move."""
+"""Shapes: reshape, permute, broadcast, flip, roll, pad.
+
+All ops are linear, and the derivative rule of each is the inverse operation.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +219,7 @@ def reshape_method(
 
 
 def _filled(op: str, x: Tensor, wanted: Shape) -> Shape:
-    """Replace a length of -1, and check that the number of elements fits."""
+    """Replace a length of -1, and check that the number of elements matches."""
     known = 1
     for n in wanted:
         known *= 1 if n == -1 else n
@@ -617,7 +620,7 @@ def flip(x: ArrayLike, axis: Axis = None) -> Tensor:
 
 
 def roll(x: ArrayLike, shift: Any, axis: Axis = None) -> Tensor:
-    """Shift elements along axes; those that leave at the end return at the start.
+    """Shift elements along axes; elements shifted beyond the end return at the start.
 
     Parameters
     ----------
@@ -721,7 +724,7 @@ def pad(x: ArrayLike, pad_width: Any, mode: str = "constant", constant_values: f
                 )
             value = rec.astype(constant_values, dtype=x.dtype)
             return rec.where(inside, rec.pad(x, widths=pairs, value=0), value)
-        # a copy: the caller may change the value before a second run
+        # a copy, because the caller may change the value before the op is run again
         fill = array_of(constant("pad", "constant_values", constant_values)).tolist()
         return rec.pad(x, widths=pairs, value=fill)
     if mode not in _PAD_MODES:

@@ -86,7 +86,7 @@ def _solve_triangular(x: Array, y: Array, lower: bool, unit: bool) -> Any:
 
 
 def _back_substituted(x: Array, y: Array) -> Any:
-    """Solve an upper triangular system by recursive halving, down to blocks that LU solves as fast."""
+    """Solve an upper triangular system by recursive halving, down to blocks that are solved by LU."""
     n = x.shape[-1]
     if n <= 64:
         return np.linalg.solve(x, y)
@@ -129,7 +129,7 @@ _SMALL = (
 
 
 def _cofactor(x: Array) -> Any:
-    """The derivative of the determinant: det(x) x⁻ᵀ, by singular values where x is nearly singular."""
+    """Return the derivative of the determinant, det(x) x⁻ᵀ; by singular values if x is nearly singular."""
     if not x.size:
         return np.ones_like(x)
     n = x.shape[-1]
@@ -154,7 +154,7 @@ def _cofactor(x: Array) -> Any:
 
 
 def _minors(n: int) -> tuple[Any, Any]:
-    """The index of all minors: rows and columns of shape (n, n, n-1, n-1)."""
+    """Return the index arrays that select all minors: rows and columns of shape (n, n, n-1, n-1)."""
     rest = np.array([[j for j in range(n) if j != i] for i in range(n)]).reshape(n, n - 1)
     return rest[:, None, :, None], rest[None, :, None, :]
 
@@ -225,7 +225,7 @@ def inv(x: ArrayLike) -> Tensor:
 
 
 def _equations(op: str, x: Any, y: Any) -> tuple[Tensor, Tensor, bool]:
-    """Check both sides; as in NumPy 2, the right one is a vector only if it has one axis."""
+    """Check both sides; as in NumPy 2, the right-hand side is a vector only if it has one axis."""
     x, y = square(op, x), lapack_floats(op, y)
     if not y.ndim:
         raise ShapeError(f"{op}: the right-hand side must be a vector or matrices, but is 0-d.")
@@ -341,7 +341,7 @@ def solve_triangular(
 def det(x: ArrayLike) -> Tensor:
     """Return the determinant of square matrices.
 
-    Its gradient, the matrix of cofactors, is exact at singular matrices, too.
+    Its gradient, the matrix of cofactors, is also exact at singular matrices.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Products and solves with sparse matrices and linear operators of SciPy.
 
-A matrix whose elements have derivatives is a vector of elements with a ``Pattern``: where they are.  A constant
-matrix or operator is an ``Operator``.  Both are parameters of the ops.
+A matrix whose elements have derivatives is a vector of elements and a ``Pattern``, their positions.  A
+constant matrix or operator is an ``Operator``.  Both are parameters of the ops.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ class Operator:
         return self.held
 
     def reordered(self, xp: Namespace, data: Any) -> Any:
-        """Return the elements of the transposed matrix: there are none."""
+        """Return the elements of the transposed matrix: an operator has none."""
         return data
 
     def pulled(self, xp: Namespace, u: Any, z: Any, data: Any) -> Any:
-        """Return the gradient of the elements: there are none."""
+        """Return the gradient of the elements: an operator has none."""
         return data * 0
 
 
 class Pattern:
-    """Where the elements of a sparse matrix are, row by row."""
+    """The positions of the elements of a sparse matrix, row by row."""
 
     def __init__(self, rows: Array, cols: Array, shape: tuple[int, int]) -> None:
         self.rows, self.cols, self.shape, self.count = rows, cols, shape, len(rows)
 
     @functools.cached_property
     def order(self) -> Any:
-        """The permutation that transposes: element k of the transpose is element ``order[k]`` of this matrix."""
+        """The permutation of the transpose: its element k is element ``order[k]`` of this matrix."""
         return np.lexsort((self.rows, self.cols))
 
     @functools.cached_property
@@ -70,7 +70,7 @@ class Pattern:
         return other
 
     def matrix(self, data: Array) -> Any:
-        """Return a matrix of SciPy with these elements."""
+        """Return a SciPy matrix with these elements."""
         return scipy_function("sparse", "csc_array")((data, (self.rows, self.cols)), shape=self.shape)
 
     def reordered(self, xp: Namespace, data: Any) -> Any:
@@ -78,12 +78,12 @@ class Pattern:
         return data[..., self.order]
 
     def pulled(self, xp: Namespace, u: Any, z: Any, data: Any) -> Any:
-        """Return the gradient of the elements: -u zᵀ at their places."""
+        """Return the gradient of the elements: -u zᵀ at their positions."""
         return -xp.sum(u[..., self.rows, :] * z[..., self.cols, :], axis=(-1,), keepdims=False)
 
 
 def _columns(x: Array) -> Any:
-    """Return stacks of columns as columns of one matrix."""
+    """Return a stack of columns as the columns of one matrix."""
     return np.moveaxis(x, -2, 0).reshape(x.shape[-2], -1)
 
 

@@ -1,9 +1,9 @@
-"""Special functions, ``ad.special``: error functions, gamma functions, entropies; others come from the modules imported here.
+"""The namespace ``ad.special``: error functions, gamma functions, entropies; more in the modules it imports.
 
 Values come from SciPy (``pip install 'adjoint-ad[scipy]'``), which is imported at the first call; ``erf``,
-``expit``, ``log_expit``, ``logit``, ``xlogy``, ``xlog1py`` and ``entr`` need NumPy alone.  Where the derivative
-of a function is another special function, that one is an op, too, so that every order is exact:
-``gammaln`` → ``digamma`` → ``polygamma``, ``log_ndtr`` → ``erfcx`` → its derivatives.
+``expit``, ``log_expit``, ``logit``, ``xlogy``, ``xlog1py`` and ``entr`` need only NumPy.  If the derivative
+of a function is another special function, that function is an op, too, so that derivatives of every order are
+exact: ``gammaln`` → ``digamma`` → ``polygamma``, ``log_ndtr`` → ``erfcx`` → its derivatives.
 """
 
 from __future__ import annotations
@@ -95,13 +95,14 @@ ndtri = define("ndtri", from_scipy("ndtri"), lambda xp, g, y, x: g * (xp.exp(0.5
 
 
 def _mills(xp: Namespace, x: Value) -> Any:
-    """φ(x)/Φ(x): √(2/π) / erfcx(-x/√2) left of 0, and far there -x - 1/x + 2/x³.
+    """Return φ(x)/Φ(x).
 
-    Each form is right where the others, or their derivatives, under- or overflow.
+    For x < 0 it is √(2/π) / erfcx(-x/√2), and for very negative x it is -x - 1/x + 2/x³.  Each form is used
+    where the others, or their derivatives, underflow or overflow.
     """
     right, far = x > 0, x < -1e5
     usual = ROOT2 / ROOT_PI / xp.erfcx(xp.where(xp.logical_or(right, far), 0, x) * (-1 / ROOT2))
-    positive = xp.where(right, xp.minimum(x, 40.0), 0)  # beyond it is 0, with all its derivatives
+    positive = xp.where(right, xp.minimum(x, 40.0), 0)  # beyond 40 it is 0, as are its derivatives
     usual = xp.where(right, xp.exp(-0.5 * positive * positive) / (ROOT_2PI * xp.ndtr(positive)), usual)
     large = xp.where(far, x, -1)
     w = 1 / large
@@ -117,10 +118,11 @@ erfcx = define("erfcx", from_scipy("erfcx"), lambda xp, g, y, x: g * xp.erfcx_de
 
 
 def _erfcx_derivative(x: Array, order: int) -> Any:
-    """The derivative of erfcx: (-2)ⁿ n! yₙ(x) with yₙ = exp(x²) iⁿerfc(x).
+    """Return the derivative of erfcx: (-2)ⁿ n! yₙ(x) with yₙ = exp(x²) iⁿerfc(x).
 
-    2n yₙ = yₙ₋₂ - 2x yₙ₋₁ from y₋₁ = 2/√π, y₀ = erfcx.  Upwards it cancels for large x (2x erfcx - 2/√π
-    loses all digits at 1e8), so there it is run downwards from far above and scaled to y₋₁ (Miller).
+    The recurrence 2n yₙ = yₙ₋₂ - 2x yₙ₋₁ starts from y₋₁ = 2/√π, y₀ = erfcx.  Upwards it cancels for large x
+    (2x erfcx - 2/√π loses all digits at 1e8); there it is run downwards and scaled to y₋₁ (Miller's
+    algorithm).
     """
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
@@ -184,7 +186,7 @@ def _gap(xp: Namespace, x: Value, y: Value) -> Any:
 
 
 def _polygamma(x: Array, n: int) -> Any:
-    """(-1)ⁿ⁺¹ n! ζ(n + 1, x); left of 0 by reflection, (-1)ⁿ ψₙ(1 - x) - π dⁿcot(πx)/dxⁿ."""
+    """Return (-1)ⁿ⁺¹ n! ζ(n + 1, x); for x < 0 by reflection, (-1)ⁿ ψₙ(1 - x) - π dⁿcot(πx)/dxⁿ."""
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
@@ -224,7 +226,8 @@ _ASYMPTOTIC = 14
 def _polygamma_gap(x: Array, y: Array, n: int) -> Any:
     """Return ψₙ(x) - ψₙ(x + y), without cancellation.
 
-    It is (-1)ⁿ⁺¹ n! Σₖ d(x + k) with d(x) = x⁻ˢ - (x + y)⁻ˢ and s = n + 1: some terms, then their integral.
+    It is (-1)ⁿ⁺¹ n! Σₖ d(x + k) with d(x) = x⁻ˢ - (x + y)⁻ˢ and s = n + 1: the first terms, then an integral
+    for the rest.
     """
     x, y = real_arrays(x, y)
     dtype = np.result_type(x, y)
@@ -236,11 +239,11 @@ def _polygamma_gap(x: Array, y: Array, n: int) -> Any:
     steps = _ASYMPTOTIC + n
 
     def gap(power: Any, x: Any) -> Any:
-        """x⁻ᵖ - (x + b)⁻ᵖ."""
+        """Return x⁻ᵖ - (x + b)⁻ᵖ."""
         return -np.expm1(-power * np.log1p(b / x)) * x**-power
 
     def in_front(values: Any) -> Any:
-        """An axis in front of those of x, for the terms."""
+        """Return values with their axis before the axes of x, for the terms of the sum."""
         return np.asarray(values, np.float64).reshape(-1, *(1,) * a.ndim)
 
     with np.errstate(over="ignore", under="ignore"):
@@ -283,12 +286,12 @@ def _logit(x: Array) -> Any:
 
 
 def _share(xp: Namespace, x: Value, y: Value) -> Any:
-    """x / y, and 0 where both are 0."""
+    """Return x / y, and 0 where both are 0."""
     return x / xp.where(xp.logical_and(x == 0, y == 0), 1, y)
 
 
 def _log_unless(xp: Namespace, x: Value, y: Value) -> Any:
-    """Return log(y), and 0 where x is 0 and y not positive: x log(y) is 0 for every y near it."""
+    """Return log(y), and 0 where x is 0 and y is not positive, because x log(y) is 0 there."""
     flat = xp.logical_and(x == 0, y <= 0)
     return xp.where(flat, 0, xp.log(xp.where(flat, 1, y)))
 

@@ -14,7 +14,7 @@ __all__ = ["real_order", "whole_order"]
 
 
 def whole_order(op: str, n: Any, least: int | None = None) -> int:
-    """Return an integer order; raise if it is none or too small."""
+    """Return an integer order; raise if it is not an integer or is less than ``least``."""
     try:
         order = operator.index(n)
     except TypeError:
@@ -25,7 +25,7 @@ def whole_order(op: str, n: Any, least: int | None = None) -> int:
 
 
 def real_order(op: str, v: Any) -> float:
-    """Return a real order as an int where it is whole; raise for tensors and arrays."""
+    """Return a real order, as an int if it is an integer; raise for tensors and arrays."""
     if isinstance(v, Tensor) or np.ndim(v) or not isinstance(v, (int, float, np.integer, np.floating)):
         raise InputError(
             f"{op}: the order must be a number, but is {v!r}.  adjoint has no derivative with respect to the "

@@ -33,7 +33,7 @@ def counts(size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: 
 
 
 def spots(kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> Iterator[tuple[Any, ...]]:
-    """Yield, for each offset in the kernel, the index of its elements in the padded image, for all windows."""
+    """Yield, for each offset in the kernel, the index of its elements in the padded image for all windows."""
     axes = [
         [slice(d * i, d * i + s * (n - 1) + 1, s) for i in range(k)]
         for k, s, d, n in zip(kernel, stride, dilation, count, strict=True)
@@ -48,7 +48,7 @@ def blank(like: Any, *shape: int) -> Any:
 
 
 def padded(x: Any, padding: Pairs, value: Any = 0) -> Any:
-    """Pad the last axes with ``value``; a negative ``after`` is ignored, as no window reads those elements."""
+    """Pad the last axes with ``value``; a negative ``after`` is ignored, because no window reads there."""
     if all(lo <= 0 and hi <= 0 for lo, hi in padding):
         return x
     lead, size = x.shape[: -len(padding)], x.shape[-len(padding) :]
@@ -68,7 +68,7 @@ def inner(size: Shape, padding: Pairs) -> tuple[Any, ...]:
 
 
 def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
-    """Return one number for all axes, or one for each axis, as a tuple."""
+    """Return a tuple with one number per axis, from one number for all axes or one for each axis."""
     try:
         items = (
             tuple(map(operator.index, value))
@@ -87,7 +87,7 @@ def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
 
 
 def images(op: str, x: Any, nd: int, lead: int = 2) -> tuple[Tensor, bool]:
-    """Return images with a batch axis, and whether it was added."""
+    """Return images with a batch axis, and whether the batch axis was added."""
     x = asarray(x)
     if x.ndim not in (nd + lead - 1, nd + lead):
         names = ", ".join(("length",) if nd == 1 else ("depth", "height", "width")[-nd:])

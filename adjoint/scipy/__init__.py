@@ -1,6 +1,6 @@
-"""SciPy's functions on tensors, with SciPy's names and parameters: ``adjoint.scipy.special``, ….
+"""SciPy's functions on tensors, with SciPy's names and parameters: ``adjoint.scipy.special`` and others.
 
-Each part is imported when it is first used.
+Each submodule is imported when it is first used.
 """
 
 import importlib
@@ -41,7 +41,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # so that type checkers report unknown names
 
     def __getattr__(name: str) -> Any:
-        """Import the parts at their first use."""
+        """Import a submodule at its first use."""
         if name not in __all__:
             raise AttributeError(f"module 'adjoint.scipy' has no attribute {name!r}")
         return importlib.import_module(f"adjoint.scipy.{name}")

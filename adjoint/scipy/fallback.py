@@ -1,4 +1,4 @@
-"""SciPy's own functions, which raise for tensors with a history."""
+"""SciPy's own functions, which raise an error for tensors that require grad."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def scipy_module(part: str) -> Any:
 
 
 def scipy_only(part: str, name: str) -> Any:
-    """Return a name of a module of SciPy; its functions accept tensors that do not require grad."""
+    """Return a name of a SciPy module; a function accepts only tensors that do not require grad."""
     if name.startswith("_"):  # asked for by the import system
         raise AttributeError(f"module 'adjoint.scipy.{part}' has no attribute {name!r}")
     found = getattr(scipy_module(part), name, None)
@@ -32,7 +32,7 @@ def scipy_only(part: str, name: str) -> Any:
 
 
 class _Distribution:
-    """A distribution of SciPy without derivatives in adjoint."""
+    """A distribution of SciPy for which adjoint has no derivatives."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -50,6 +50,6 @@ class _Distribution:
 
 
 def scipy_method(distribution: str, name: str) -> Any:
-    """Return a method of a distribution of SciPy, for tensors that do not require grad."""
+    """Return a method of a SciPy distribution; it accepts tensors that do not require grad."""
     found = getattr(getattr(scipy_module("stats"), distribution), name)
     return numpy_only(found, f"scipy.stats.{distribution}") if callable(found) else found

@@ -1,9 +1,9 @@
-"""``scipy.integrate`` on tensors: sums over samples, integrals of functions, ordinary differential equations.
+"""``scipy.integrate`` on tensors: integrals of samples and of functions, ordinary differential equations.
 
-``quad`` and ``solve_ivp`` let SciPy choose intervals and steps on values, and repeat the sums and steps with
-tensors.  So gradients flow to the limits, the initial values, the times, and every tensor that the function
-uses, to every order.  Names that are not in ``__all__`` are SciPy's own functions, which raise
-``LostHistoryError`` for a tensor with a history.
+In ``quad`` and ``solve_ivp``, SciPy chooses intervals and steps without gradients; the sums and steps are
+then repeated with tensors.  So gradients of every order flow to the limits, the initial values, the times,
+and every tensor that the function uses.  Names that are not in ``__all__`` are SciPy's own functions, which
+raise ``LostHistoryError`` for a tensor that requires grad.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def __dir__() -> list[str]:
 
 
 def _steps(op: str, y: Tensor, x: Any, dx: Any, axis: int) -> Any:
-    """Return the distances of the samples, along the last axis."""
+    """Return the distances between neighbouring samples, along the last axis."""
     if x is None:
         return dx
     x = floating(op, x)
@@ -86,7 +86,7 @@ def cumulative_trapezoid(
     axis: int = -1,
     initial: float | None = None,
 ) -> Tensor:
-    """Integrate samples by the trapezoidal rule, up to each of them.
+    """Integrate samples by the trapezoidal rule, from the first sample up to each sample.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def cumulative_trapezoid(
 
 
 def simpson(y: ArrayLike, x: ArrayLike | None = None, *, dx: ArrayLike = 1.0, axis: int = -1) -> Tensor:
-    """Integrate samples by Simpson's rule, also at unequal distances.
+    """Integrate samples by Simpson's rule; the distances may differ.
 
     Parameters
     ----------
@@ -180,8 +180,8 @@ def quad(
 ) -> tuple[Tensor, float]:
     """Integrate a function of one variable.
 
-    SciPy finds the value and the intervals.  Gradients of the limits and of all tensors that the function
-    uses come from Gauss' rule with 21 points on these intervals.
+    SciPy computes the value and chooses the intervals.  Gradients of the limits and of all tensors that the
+    function uses come from Gauss's rule with 21 points on these intervals.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def quad(
 
 
 def _confirmed(op: str, again: Tensor, value: Any, error: float) -> Tensor:
-    """Return SciPy's value with the derivatives of Gauss' rule; raise if that has another value."""
+    """Return SciPy's value with the derivatives of Gauss's rule; raise if both values differ."""
     if not varies(again):
         return asarray(value)
     confirmed = array_of(again.detach())
@@ -265,7 +265,7 @@ def quad_vec(
 ) -> tuple[Tensor, float]:
     """Integrate a function of one variable that returns an array.
 
-    SciPy finds the value and the intervals, and Gauss' rule the gradients, as in ``quad``.
+    SciPy computes the value and chooses the intervals; gradients come from Gauss's rule, as in ``quad``.
 
     Parameters
     ----------
@@ -330,7 +330,7 @@ def quad_vec(
 
 
 def _replayed(f: Callable[[Any], Tensor], low: Tensor, high: Tensor, ends: Any, intervals: Any) -> Tensor:
-    """Integrate by Gauss' rule on SciPy's intervals."""
+    """Integrate by Gauss's rule on SciPy's intervals."""
     nodes, weights = np.polynomial.legendre.leggauss(21)
     first, last = ends
     infinite = math.isinf(first) or math.isinf(last)
@@ -346,14 +346,17 @@ def _replayed(f: Callable[[Any], Tensor], low: Tensor, high: Tensor, ends: Any, 
 
 
 def _near(f: Callable[[Any], Tensor], t: float, low: Tensor, high: Tensor, ends: Any) -> Any:
-    """The integrand at a place that keeps its share of the way from one limit to the other."""
+    """Return the integrand at t, which moves with the limits: its relative position between them is fixed."""
     first, last = ends
     share = (t - first) / (last - first)
     return f(low * (1 - share) + high * share) * ((high - low) / (last - first))
 
 
 def _far(f: Callable[[Any], Tensor], t: float, low: Tensor, high: Tensor, ends: Any) -> Any:
-    """The integrand at (1 - t)/t from a limit, as in QUADPACK; on both sides if both are infinite."""
+    """Return the integrand at distance (1 - t)/t from a finite limit, as in QUADPACK.
+
+    If both limits are infinite, return the sum on both sides of 0.
+    """
     first, last = ends
     away = (1 - t) / t
     if math.isinf(first) and math.isinf(last):

@@ -2,7 +2,7 @@
 
 Parameters about memory and checks (``overwrite_a``, ``check_finite``, ``lapack_driver``, …) are accepted and
 ignored.  Names that are not in ``__all__`` are SciPy's own functions, which raise ``LostHistoryError`` for a
-tensor with a history.
+tensor that requires grad.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ Examples
 def _like_scipy(
     example: str, shown: str, result: str = "As SciPy's.", returns: str = "Tensor"
 ) -> Callable[..., Any]:
-    """Make a function ignore SciPy's parameters about memory and checks, and document it."""
+    """Decorator: accept and ignore SciPy's parameters about memory and checks, and write the docstring."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__
@@ -223,7 +223,7 @@ def cho_solve(c_and_lower: Any, b: Any) -> Any:
     "tuple of Tensor",
 )
 def lu(a: Any, permute_l: bool = False) -> Any:
-    """Return the factors of a matrix with pivoting: a = p @ l @ u."""
+    """Return the LU factors of a matrix, with pivoting: a = p @ l @ u."""
     p, lower, upper = ours.lu(a)
     return (rec.matmul(p, lower), upper) if permute_l else (p, lower, upper)
 
@@ -242,7 +242,7 @@ def lu_factor(a: Any) -> Any:
             "lu_factor: only one matrix is supported, not a batch.  Use ad.vmap or solve for several "
             "matrices."
         )
-    rows = array_of(p.detach()).argmax(0).tolist()  # the row of a that comes to each place
+    rows = array_of(p.detach()).argmax(0).tolist()  # the row of a that is moved to each row
     order, pivots = list(range(len(rows))), []
     for i, row in enumerate(rows):
         k = order.index(row)
@@ -277,7 +277,7 @@ def lu_solve(lu_and_piv: Any, b: Any, trans: int = 0) -> Any:
     "tuple of Tensor",
 )
 def qr(a: Any, mode: str = "full", pivoting: bool = False) -> Any:
-    """Return the factors of a matrix: an orthogonal one and an upper triangle."""
+    """Return the QR factors of a matrix: an orthogonal matrix and an upper triangular one."""
     if pivoting:
         raise InputError("qr: pivoting=True is not supported for tensors, because it has no derivative.")
     names = {"full": "complete", "economic": "reduced", "r": "r"}
@@ -319,7 +319,7 @@ def svdvals(a: Any) -> Any:
     "tuple of Tensor",
 )
 def polar(a: Any, side: str = "right") -> Any:
-    """Return a unitary and a positive semidefinite factor."""
+    """Return a unitary and a positive semidefinite factor of a matrix."""
     if side not in ("left", "right"):
         raise InputError(f"polar: side must be 'left' or 'right', not {side!r}.")
     w, s, vh = ours.svd(floating("polar", a), False)
@@ -577,7 +577,7 @@ def norm(a: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     "tensor([[1, 3],\n        [2, 1]], dtype=int64)",
 )
 def toeplitz(c: Any, r: Any = None) -> Any:
-    """Return the matrix with a first column and row and constant diagonals."""
+    """Return the matrix with constant diagonals that has a given first column and first row."""
     column = rec.reshape(asarray(c), shape=(-1,))
     row = rec.conj(column) if r is None else rec.reshape(asarray(r), shape=(-1,))
     i, j = np.indices((column.shape[0], row.shape[0]))
@@ -590,7 +590,7 @@ def toeplitz(c: Any, r: Any = None) -> Any:
     "tensor([[1, 2],\n        [2, 1]], dtype=int64)",
 )
 def circulant(c: Any) -> Any:
-    """Return the matrix whose columns are the rotations of a vector."""
+    """Return the matrix whose columns are the cyclic shifts of a vector."""
     c = asarray(c)
     n = c.shape[-1]
     i, j = np.indices((n, n))
@@ -602,7 +602,7 @@ def circulant(c: Any) -> Any:
     "tensor([[1, 2],\n        [2, 0]], dtype=int64)",
 )
 def hankel(c: Any, r: Any = None) -> Any:
-    """Return the matrix with a first column and last row and constant anti-diagonals."""
+    """Return the matrix with constant anti-diagonals that has a given first column and last row."""
     column = rec.reshape(asarray(c), shape=(-1,))
     row = column * 0 if r is None else rec.reshape(asarray(r), shape=(-1,))
     i, j = np.indices((column.shape[0], row.shape[0]))
@@ -614,7 +614,7 @@ def hankel(c: Any, r: Any = None) -> Any:
     "tensor([[1, 0, 0],\n        [0, 2, 3]], dtype=int64)",
 )
 def block_diag(*arrs: Any) -> Any:
-    """Return the matrix with the given ones on its diagonal."""
+    """Return a matrix with the given matrices on its diagonal."""
     return arrange.block_diag(*arrs)
 
 

@@ -1,7 +1,7 @@
-"""``scipy.ndimage`` on tensors: filters along axes, and images at any coordinates.
+"""``scipy.ndimage`` on tensors: filters along axes, and interpolation of images.
 
 Names that are not in ``__all__`` are SciPy's own functions, which raise ``LostHistoryError`` for a tensor
-with a history.
+that requires grad.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def __dir__() -> list[str]:
 
 # Filters along an axis -----------------------------------------------------------------------------
 
-# How NumPy names the borders of SciPy
+# SciPy's names of border modes, and NumPy's
 _BORDERS = {
     "reflect": "symmetric", "grid-mirror": "symmetric", "mirror": "reflect", "nearest": "edge",
     "wrap": "wrap", "grid-wrap": "wrap", "constant": "constant", "grid-constant": "constant",
@@ -61,7 +61,7 @@ def _image(op: str, x: Any, output: Any) -> Tensor:
 
 
 def _bordered(op: str, x: Tensor, before: int, after: int, mode: str, cval: float) -> Tensor:
-    """Extend the last axis by a border."""
+    """Extend the last axis by a border of ``before`` and ``after`` elements."""
     if mode not in _BORDERS:
         raise ArgumentError(f"{op}: mode must be one of {', '.join(_BORDERS)}, not {mode!r}.")
     if _BORDERS[mode] == "constant":
@@ -186,7 +186,7 @@ def convolve1d(
 
 
 def _gaussian(sigma: Tensor, order: int, radius: int) -> Tensor:
-    """Return the weights of a derivative of the Gaussian; gradients flow to sigma."""
+    """Return the filter weights of a derivative of the Gaussian; gradients flow to ``sigma``."""
     x = np.arange(-radius, radius + 1.0).astype(sigma.dtype)
     square = sigma * sigma
     phi = rec.exp(-0.5 / square * x**2)
@@ -204,7 +204,7 @@ def _gaussian(sigma: Tensor, order: int, radius: int) -> Tensor:
 
 
 def _number(sigma: Any) -> float | None:
-    """Return the value; None inside a transform."""
+    """Return the value of ``sigma``; None inside a transform, where it is not known."""
     value = plain_values(sigma) if isinstance(sigma, Tensor) else sigma
     return None if value is None else float(value)
 
@@ -346,7 +346,7 @@ def gaussian_filter(
 
 
 def _each(name: str, value: Any, count: int) -> list[Any]:
-    """Return a parameter for each axis."""
+    """Return a list with the parameter for each axis."""
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim:
         items = [value[i] for i in range(value.shape[0])]
     elif isinstance(value, (list, tuple)):
@@ -368,7 +368,7 @@ def _each(name: str, value: Any, count: int) -> list[Any]:
 def spline_filter1d(
     input: ArrayLike, order: int = 3, axis: int = -1, output: Any = None, mode: str = "mirror"
 ) -> Tensor:
-    """Return the coefficients of a spline through the values along an axis.
+    """Return the spline coefficients of the values along an axis.
 
     Parameters
     ----------
@@ -406,7 +406,7 @@ def spline_filter1d(
 
 
 def spline_filter(input: ArrayLike, order: int = 3, output: Any = None, mode: str = "mirror") -> Tensor:
-    """Return the coefficients of a spline through an image, for ``map_coordinates(…, prefilter=False)``.
+    """Return the spline coefficients of an image, for ``map_coordinates(…, prefilter=False)``.
 
     Parameters
     ----------
@@ -446,7 +446,7 @@ def map_coordinates(
     cval: float = 0.0,
     prefilter: bool = True,
 ) -> Tensor:
-    """Return the values of an image at coordinates, between its elements by splines.
+    """Return the values of an image at coordinates, interpolated by splines.
 
     Parameters
     ----------
@@ -506,7 +506,7 @@ def map_coordinates(
 
 
 def _gathered(x: Tensor, at: Tensor, order: int, mode: str, cval: float, border: int) -> Tensor:
-    """Add up the elements around each place with the weights of the splines."""
+    """Return the sum of the elements around each point, with the weights of the splines."""
     outside: Any = None
     places, weights = [], []
     for k in range(x.ndim):
@@ -544,7 +544,7 @@ def _gathered(x: Tensor, at: Tensor, order: int, mode: str, cval: float, border:
 
 
 def _folded(index: Tensor, n: int, mode: str) -> tuple[Tensor, Any]:
-    """Return indices within the axis, and where they were inside if values outside are constant."""
+    """Return indices inside the axis, and which of them were inside if the border is constant."""
     if mode == "grid-constant":
         good = rec.logical_and(index >= 0, index < n)
         return rec.minimum(rec.maximum(index, 0), n - 1), good
@@ -562,7 +562,10 @@ def _folded(index: Tensor, n: int, mode: str) -> tuple[Tensor, Any]:
 
 
 def _basis(t: Tensor, order: int) -> Any:
-    """Return the basis spline of a degree, which is not 0 up to (degree + 1) / 2 from its centre."""
+    """Return the basis spline of degree ``order`` at distance ``t`` from its centre.
+
+    It is 0 beyond a distance of (order + 1) / 2.
+    """
     if order == 0:
         return 1.0
     # Σ (-1)^k C(n+1, k) max(t + (n+1)/2 - k, 0)ⁿ / n! from the nearer side, where few terms count

@@ -1,9 +1,11 @@
 """Initial value problems: ``solve_ivp`` and ``odeint``.
 
-SciPy chooses the steps, on values.  The solution is one node of the graph: its backward evaluates the
-Jacobians of all stages of all steps as one batch, and pulls gradients back through the steps by small
-matrices.  Derivatives of higher order, forward mode, and functions that do not work on batches repeat the
-steps with tensors.
+SciPy chooses the steps, without gradients.  The solution is one node of the graph.  Its backward pass
+evaluates the Jacobians of all stages of all steps as one batch, and propagates gradients through the steps by
+small matrices.  For derivatives of higher order, forward mode, and functions that do not work on batches, the
+steps are repeated with tensors.
+
+A *stage* is an evaluation of the right-hand side inside a step (see ``runge_kutta``).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from adjoint.typing import ArrayLike
 
 __all__ = ["odeint", "solve_ivp"]
 
-SMALL = 32  # up to this number of unknowns the Jacobians of all stages are formed
+SMALL = 32  # for more unknowns the Jacobians of the stages are not computed
 
 
 def solve_ivp(
@@ -200,6 +202,8 @@ def _columns(path: Any, t: Any) -> Tensor:
 
 
 def _with_args(event: Callable[..., Any], further: tuple[Any, ...]) -> Any:
+    """Return an event function with its further arguments bound."""
+
     def call(t: Any, y: Any) -> Tensor:
         return rec.reshape(asarray(event(t, y, *further)), shape=())
 
@@ -210,13 +214,13 @@ def _with_args(event: Callable[..., Any], further: tuple[Any, ...]) -> Any:
 
 
 class _Batch:
-    """The elements of a ``vmap``, which are solved as one system with common steps."""
+    """The elements of a ``vmap``, which are solved as one system with the same steps."""
 
     def __init__(self, like: Batched) -> None:
         self.level, self.size = like.level, like.size_
 
     def values(self, t: Tensor) -> Any:
-        """Return the values for all elements, in a first axis."""
+        """Return the values of a tensor for all elements, with the batch axis first."""
         data, batched = t._data, False
         if isinstance(data, Batched) and data.level == self.level:
             data, batched = data.value, data.batched
@@ -227,7 +231,7 @@ class _Batch:
         return data if batched else np.broadcast_to(data, (self.size, *data.shape))
 
     def inside(self, values: Any) -> Tensor:
-        """Return values of all elements as a tensor inside the ``vmap``."""
+        """Return an array with the values of all elements as a tensor inside the ``vmap``."""
         return wrap(Batched(self.level, self.size, np.ascontiguousarray(values), True))
 
 
@@ -236,7 +240,7 @@ def _batch(*tensors: Tensor) -> _Batch | None:
 
 
 class _Problem:
-    """A right-hand side, initial values and times, and SciPy's steps."""
+    """A right-hand side, initial values and times, and the steps that SciPy has chosen."""
 
     def __init__(self, f: Callable[[Any, Any], Any], t_span: Sequence[Any], y0: Any, name: str) -> None:
         self.f, self.name, self.method = f, name, method_of(name)
@@ -253,7 +257,7 @@ class _Problem:
         else:
             self.starts, self.ends = self.batch.values(self.start), self.batch.values(self.end)
             common = np.ptp(self.starts) == 0 and np.ptp(self.ends) == 0
-            # elements with times of their own go from 0 to 1
+            # if the time spans differ, all elements are solved from 0 to 1, with scaled right-hand sides
             self.span = (float(self.starts[0]), float(self.ends[0])) if common else (0.0, 1.0)
             self.rate = None if common else (self.ends - self.starts)[:, None]
         self.forwards = self.span[1] >= self.span[0]
@@ -267,7 +271,7 @@ class _Problem:
             raise ArgumentError(f"solve_ivp: t_eval must be within the time span from {low} to {high}.")
 
     def value(self, t: Any, y: Any) -> Any:
-        """Return the right-hand side as an array."""
+        """Return the value of the right-hand side as an array."""
         if self.batch is None:
             return asarray(self.f(wrap(np.asarray(t, np.float64)), wrap(np.array(y))))._data
         own = np.full(self.batch.size, t) if self.rate is None else self.starts + t * self.rate[:, 0]
@@ -276,13 +280,13 @@ class _Problem:
         return (found if self.rate is None else self.rate * found).reshape(-1)
 
     def initial(self) -> Any:
-        """Return the initial values as an array, of all elements if there are several."""
+        """Return the initial values as an array; inside ``vmap``, those of all elements."""
         if self.batch is None:
             return array_of(self.y0.detach())
         return self.batch.values(self.y0).reshape(-1)
 
     def run(self, events: list[Any], options: dict[str, Any], dense: bool) -> Any:
-        """Let SciPy solve the problem without gradients, and keep its steps."""
+        """Solve the problem with SciPy, without gradients, and record its steps."""
 
         def plain(event: Any) -> Any:
             def call(t: float, y: Any) -> float:
@@ -307,7 +311,7 @@ class _Problem:
         return result
 
     def _extend(self) -> None:
-        """Add the stages of DOP853 for values between the ends of the steps."""
+        """Compute the additional stages of DOP853 that are needed for values inside the steps."""
         m = self.method
         for s, (t, h, y, k) in enumerate(self.steps):
             stages = np.concatenate([k, np.zeros((m.total - len(k), len(y)), k.dtype)])
@@ -316,7 +320,7 @@ class _Problem:
             self.steps[s] = t, h, y, stages
 
     def recorded(self, dense: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the times, states and stages as tensors with their histories."""
+        """Return the times, states and stages as tensors that are part of the graph."""
         first, last = self.span
         length = last - first
         ends = np.array([t for t, *_ in self.steps] + [self._last()[0]])
@@ -330,6 +334,7 @@ class _Problem:
         return times, *_Solution(self, values).recorded()
 
     def _last(self) -> tuple[float, Any]:
+        """Return the time and state after the last step."""
         if not self.steps:
             return self.span[0], self.initial()
         t, h, y, k = self.steps[-1]
@@ -351,7 +356,7 @@ class _Values:
         self.states = np.stack([y for *_, y, _ in problem.steps] + [problem._last()[1]]).astype(dtype)
 
     def places(self) -> tuple[Any, Any]:
-        """Return the times and states of all stages, one after the other."""
+        """Return the times and states at which the stages evaluate the right-hand side, in order."""
         m, h = self.method, self.h[:, None]
         t = self.t[:, None] + h * m.c
         y = self.states[:-1, None] + h[..., None] * np.einsum("ij,sja->sia", m.a, self.stages)
@@ -367,7 +372,7 @@ class _Solution:
         self.inputs = [problem.y0, problem.start, problem.end]
 
     def recorded(self) -> tuple[Tensor, Tensor | None]:
-        """Return the states and stages, joined to what they depend on."""
+        """Return the states and stages as tensors that depend on the inputs."""
         v = self.values
         if not len(v.h):
             return self.problem.y0[None], None
@@ -391,7 +396,7 @@ class _Solution:
         return states, slopes
 
     def _batch(self) -> Tensor | None:
-        """Evaluate all stages as one batch, recorded; None if the function cannot."""
+        """Evaluate all stages as one recorded batch; None if the function cannot be batched."""
         v = self.values
         if v.states.shape[1] > SMALL or v.states.dtype.kind != "f":
             return None
@@ -408,7 +413,7 @@ class _Solution:
         return found if close else None
 
     def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
-        """Return the gradients of what the solution depends on: the joint rule of the node."""
+        """Return the gradients of the tensors that the solution depends on: the rule of the node."""
         if xp is rec or any(not isinstance(s, np.ndarray) for s in g if s is not None):
             since = next_seq()
             roots = within(grad_mode, True, self.rerun.again, self.repeated, (), {})
@@ -423,6 +428,7 @@ class _Solution:
         return found
 
     def _pulled(self, gy: Any, gk: Any, wanted: Sequence[bool]) -> list[Any] | None:
+        """Return the gradients by one batched evaluation; None if the function used other tensors."""
         v, (y0, start, end) = self.values, self.inputs
         t, y = v.places()
         shape = v.stages.shape
@@ -460,7 +466,7 @@ class _Solution:
         return total
 
     def push(self, xp: Namespace, tangents: Any, out: Any, *_: Any) -> Any:
-        """Repeat the steps and push tangents through them: the forward mode of the node."""
+        """Return the tangents of the solution: repeat the steps with tensors in forward mode."""
         given = tangents if isinstance(tangents, tuple) else (tangents,)
         since = next_seq()
         roots = within(grad_mode, True, self.rerun.again, self.repeated, (), {})
@@ -469,7 +475,7 @@ class _Solution:
         return tuple(push_forward(list(roots), ends, directions, create_graph=xp is rec, since=since))
 
     def _guess(self, s: int) -> Any:
-        """Return SciPy's stages of a step."""
+        """Return the stages of a step that SciPy computed, as a first guess."""
         stages, batch = self.values.stages[s], self.problem.batch
         if batch is None:
             return stages
@@ -496,7 +502,7 @@ class _Solution:
 
 
 def _combined(factors: Any, k: Any) -> Any:
-    """Return Σ factors k over the stages."""
+    """Return the sum of the stages ``k`` weighted by ``factors``."""
     row = np.asarray(factors, k.dtype if isinstance(k, Tensor) else k[0].dtype)
     return rec.matmul(row, k if isinstance(k, Tensor) else stack(k))
 
@@ -511,7 +517,7 @@ def _explicit(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method)
 
 
 def _implicit(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method, guess: Any) -> Tensor:
-    """Solve for the stages of an implicit method, from SciPy's approximation."""
+    """Solve for the stages of an implicit method, starting from SciPy's approximation."""
     a = m.a.astype(y.dtype)
 
     def off(k: Tensor) -> Tensor:
@@ -522,23 +528,23 @@ def _implicit(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method,
 
 
 class _Path:
-    """The solution at all times, by the polynomials of the method."""
+    """The solution at any time, by the interpolation polynomials of the method."""
 
     def __init__(self, problem: _Problem, times: Tensor, states: Tensor, stages: Tensor | None) -> None:
         self.problem, self.times, self.states, self.stages = problem, times, states, stages
         self.grid = problem.grid
 
     def index(self, t: Any) -> Any:
-        """Return the numbers of the steps in which times are."""
+        """Return the number of the step that contains each time."""
         grid, at = (self.grid, t) if self.problem.forwards else (-self.grid, -t)
         return np.clip(np.searchsorted(grid, at, side="left") - 1, 0, max(len(grid) - 2, 0))
 
     def one(self, t: Tensor, index: Any) -> Tensor:
-        """Return the state at one time in a step."""
+        """Return the state at one time, which lies in step ``index``."""
         return self(rec.reshape(t, shape=(1,)), index)[0]
 
     def __call__(self, t: Tensor, index: Any = None) -> Tensor:
-        """Return the states at times, a row for each."""
+        """Return the states at several times, one row each."""
         if self.stages is None:
             return rec.broadcast_to(self.states[:1], shape=(t.shape[0], self.states.shape[1]))
         i = self.index(array_of(t.detach())) if index is None else index
@@ -551,7 +557,7 @@ class _Path:
 
 
 def _events(result: Any, path: _Path, events: list[Any]) -> list[tuple[Tensor, Tensor]]:
-    """Return the times and states of events, with the derivatives of implicit functions."""
+    """Return the times and states of events; their derivatives come from the implicit function theorem."""
     found = []
     n, dtype = path.states.shape[1], path.states.dtype
     for event, times in zip(events, result.t_events, strict=True):

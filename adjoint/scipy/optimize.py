@@ -1,9 +1,9 @@
 """``scipy.optimize`` on tensors: minima, roots and fits with exact derivatives.
 
-SciPy's solvers get gradients, Jacobians and Hessian products from adjoint.  The solution is a function
-of the tensors that the problem uses besides the unknowns: gradients flow to them by the implicit function
-theorem.  Other names, such as ``linprog``, are SciPy's own functions, which raise ``LostHistoryError`` for a
-tensor with a history.
+SciPy's solvers get gradients, Jacobians and Hessian products from adjoint.  The solution is a function of the
+tensors that the problem uses besides the unknowns; gradients flow to them by the implicit function theorem.
+Other names, such as ``linprog``, are SciPy's own functions, which raise ``LostHistoryError`` for a tensor
+that requires grad.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def _joined(
     refused: str = "",
     **values: Callable[[Tensor], Any],
 ) -> Any:
-    """Return a result whose solution depends on the tensors that its equation uses.
+    """Return a result whose solution is a differentiable function of the tensors in ``equation``.
 
-    Unknowns at a bound stay there. ``values`` are functions that compute other entries of the result at the
+    Unknowns at a bound stay there.  ``values`` are functions that compute other entries of the result at the
     solution. Derivatives that the solver estimated would be constants, so they are left out.
     """
     if not grad_mode.get() and not special.count:
@@ -121,7 +121,7 @@ def _at_bounds(x: Any, bounds: Any) -> Any:
 
 
 def _start(x0: Any) -> Any:
-    """Return a list of numbers as a vector, as SciPy does, and any other tree unchanged."""
+    """Return ``x0``; a list of numbers becomes a vector, as in SciPy."""
     if isinstance(x0, (list, tuple)) and all(isinstance(v, (int, float, np.number)) for v in x0):
         return np.array(x0, np.float64)
     return x0
@@ -262,7 +262,7 @@ def _vector(values: Any) -> Tensor:
     return flat[0] if len(flat) == 1 else rec.concat(*flat, axis=-1)
 
 
-# Of each loss of SciPy: ρ of the squared residuals
+# SciPy's losses: ρ as a function of the squared residuals
 _LOSSES: dict[str, Callable[[Any], Any]] = {
     "linear": lambda z: z,
     "soft_l1": lambda z: 2 * (rec.sqrt(1 + z) - 1),
@@ -507,7 +507,7 @@ def curve_fit(
 
 
 def _count(f: Callable[..., Any]) -> int:
-    """Return the number of parameters of a model."""
+    """Return the number of parameters of a model function."""
     try:
         given = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):
@@ -521,7 +521,7 @@ def _count(f: Callable[..., Any]) -> int:
 
 
 def _whitened(sigma: Any, y: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the function that divides residuals by their standard deviations."""
+    """Return a function that divides residuals by their standard deviations."""
     if sigma is None:
         return lambda r: r
     s = floating("curve_fit", sigma)

@@ -1,8 +1,8 @@
-"""Runge-Kutta methods of SciPy as tables, and the adjoint of their steps.
+"""Coefficients of SciPy's Runge-Kutta methods, and the backward pass of their steps.
 
-A method has stages k_i = f(t + c_i h, y + h Σ_j a_ij k_j), a step y + h Σ b_i k_i, and values between its
-ends y + h Σ_i k_i Σ_m w_im x^(m+1) for x from 0 to 1.  The last stages of some methods are for these
-values alone.
+A step of length h from y evaluates the stages k_i = f(t + c_i h, y + h Σ_j a_ij k_j) and ends at y + h Σ b_i
+k_i. Inside the step, the solution is y + h Σ_i k_i Σ_m w_im x^(m+1) for x from 0 to 1.  Some methods have
+additional stages that are used only for these values.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ METHODS = ("RK23", "RK45", "DOP853", "Radau")
 
 
 class Method(NamedTuple):
-    """The table of a method."""
+    """The coefficients of a method, named as in the module docstring."""
 
     a: Array
     b: Array
     c: Array
     w: Array
-    needed: int  # stages that the step itself needs
+    needed: int  # the number of stages that the step itself needs
     implicit: bool
 
     @property
@@ -37,7 +37,7 @@ class Method(NamedTuple):
         return len(self.c)
 
     def cut(self, dense: bool) -> Method:
-        """Return the method without the stages for values between the ends, if they are not needed."""
+        """Return the method; unless ``dense``, without the stages used only for values inside a step."""
         if dense or self.needed == self.total:
             return self
         s = self.needed
@@ -46,7 +46,7 @@ class Method(NamedTuple):
 
 @functools.cache
 def method_of(name: str) -> Method:
-    """Return the table of a method of SciPy."""
+    """Return the coefficients of a SciPy method."""
     solver = getattr(scipy_module("integrate"), name)
     if name == "Radau":
         return _radau(scipy_module("integrate._ivp.radau").P)
@@ -76,7 +76,7 @@ def _radau(p: Array) -> Method:
 
 
 def _dop853(d: Array, b: Array, s: int) -> Array:
-    """Return the weights of values between the ends: the nested form of SciPy, multiplied out."""
+    """Return the weights ``w`` of DOP853: SciPy's nested form of the polynomial, multiplied out."""
     one = np.polynomial.Polynomial
     x, rest = one([0.0, 1.0]), one([1.0, -1.0])
     products = [
@@ -89,7 +89,7 @@ def _dop853(d: Array, b: Array, s: int) -> Array:
         x * (x * rest) ** 3,
     ]
     unit = np.eye(len(b))
-    # in front of the products are Δ, h k₀ - Δ, 2 Δ - h (k_s + k₀) and h D k, with Δ = h Σ b k
+    # the coefficients of the products are Δ, h k₀ - Δ, 2 Δ - h (k_s + k₀) and h D k, with Δ = h Σ b k
     factors = [b, unit[0] - b, 2 * b - unit[s] - unit[0], *d]
     w = np.zeros((len(b), 7))
     for product, factor in zip(products, factors, strict=True):
@@ -99,7 +99,7 @@ def _dop853(d: Array, b: Array, s: int) -> Array:
 
 
 def capturing(name: str, steps: list[Any]) -> Any:
-    """Return a solver of SciPy that writes down its accepted steps: time, length, state and stages."""
+    """Return a SciPy solver that appends its accepted steps to ``steps``: time, length, state and stages."""
     base = getattr(scipy_module("integrate"), name)
     table = method_of(name)
 
@@ -124,7 +124,10 @@ def capturing(name: str, steps: list[Any]) -> Any:
 
 
 def transfer(m: Method, h: Array, jac: Array) -> Any:
-    """Return ∂k/∂y of all stages, (steps, stages, n, n), from the Jacobians of the right-hand side."""
+    """Return ∂k/∂y for all stages, of shape (steps, stages, n, n).
+
+    ``jac`` has the Jacobians of the right-hand side at the stages.
+    """
     steps, stages, n, _ = jac.shape
     size = h[:, None, None]
     if m.implicit:
@@ -139,7 +142,7 @@ def transfer(m: Method, h: Array, jac: Array) -> Any:
 
 
 def _blocks(m: Method, h: Array, jac: Array) -> Any:
-    """Return the matrix of the equations of implicit stages, 1 - h a_ij J_i."""
+    """Return the matrix of the equations for implicit stages, 1 - h a_ij J_i."""
     steps, stages, n, _ = jac.shape
     inner = -h[:, None, None, None, None] * np.einsum("ij,siab->siajb", m.a, jac)
     return inner.reshape(steps, stages * n, stages * n) + np.eye(stages * n)
@@ -148,10 +151,10 @@ def _blocks(m: Method, h: Array, jac: Array) -> Any:
 def pulled_steps(
     m: Method, h: Array, k: Array, jac: Array, gy: Array, gk: Array | None
 ) -> tuple[Any, Any, Any]:
-    """Pull gradients of the states, and of the stages, back through all steps.
+    """Propagate gradients of the states (``gy``) and stages (``gk``) back through all steps.
 
-    Return the gradients of the initial state, of the stages as values of the right-hand side, (steps, stages,
-    n), and of the lengths of the steps, without the part through the times of the stages.
+    Return the gradients of the initial state, of the values of the right-hand side at the stages (steps,
+    stages, n), and of the step lengths.  The last excludes the part through the times of the stages.
     """
     steps, stages, n, _ = jac.shape
     along = transfer(m, h, jac)
@@ -173,7 +176,7 @@ def pulled_steps(
         of_k = np.linalg.solve(inner, of_k.reshape(steps, -1, 1)).reshape(of_k.shape)
         at = np.einsum("siab,sia->sib", jac, of_k)
     else:
-        at = np.empty_like(of_k)  # the gradients of the places of the stages
+        at = np.empty_like(of_k)  # the gradients of the states at which the stages are evaluated
         for i in range(stages - 1, -1, -1):
             if i + 1 < stages:
                 of_k[:, i] += size * np.einsum("j,sja->sa", m.a[i + 1 :, i], at[:, i + 1 :])

@@ -1,7 +1,7 @@
 """``scipy.signal`` on tensors: convolutions, correlations, filters, spectrograms.
 
 Names that are not in ``__all__`` are SciPy's own functions, which raise ``LostHistoryError`` for a tensor
-with a history.
+that requires grad.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _pair(op: str, in1: Any, in2: Any) -> tuple[Tensor, Tensor]:
 
 
 def _swapped(op: str, mode: str, x: Tensor, y: Tensor, axes: tuple[int, ...]) -> bool:
-    """Return whether the second array is the larger one, for the mode 'valid'."""
+    """Return whether the arrays must be swapped in the mode 'valid', because the second one is larger."""
     if mode not in ("full", "same", "valid"):
         raise ArgumentError(f"{op}: mode must be 'full', 'same' or 'valid', not {mode!r}.")
     if mode != "valid":
@@ -62,7 +62,7 @@ def _swapped(op: str, mode: str, x: Tensor, y: Tensor, axes: tuple[int, ...]) ->
 
 
 def _part(full: Tensor, mode: str, x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Cut a full convolution to the mode."""
+    """Return the part of a full convolution that the mode selects."""
     if mode == "full":
         return full
     key = [slice(None)] * full.ndim
@@ -74,7 +74,7 @@ def _part(full: Tensor, mode: str, x: Tensor, y: Tensor, axes: tuple[int, ...]) 
 
 
 def _summed(x: Tensor, y: Tensor) -> Tensor:
-    """Return the full convolution as a sum of products."""
+    """Return the full convolution, computed as a sum of products."""
     nd = x.ndim
     if "c" in (x.dtype.kind, y.dtype.kind):  # four real ones
         (a, b), (c, d) = ((rec.real(t), rec.imag(t)) if t.dtype.kind == "c" else (t, None) for t in (x, y))
@@ -96,7 +96,7 @@ def _summed(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _transformed(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Return the full convolution by Fourier transforms; other axes are broadcast."""
+    """Return the full convolution along ``axes``, by Fourier transforms; other axes are broadcast."""
     x, y = floating("fftconvolve", x), floating("fftconvolve", y)
     size = [x.shape[a] + y.shape[a] - 1 for a in axes]
     fast = [scipy_module("fft").next_fast_len(n, True) for n in size]
@@ -160,7 +160,7 @@ def convolve(in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = "
 
 
 def correlate(in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = "auto") -> Tensor:
-    """Correlate two arrays with the same number of axes: the second one is conjugated and not reversed.
+    """Correlate two arrays with the same number of axes: the second one is conjugated but not reversed.
 
     Parameters
     ----------
@@ -283,7 +283,7 @@ def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayL
     b, a = b / a[0], a / a[0]
     n, order = signal.shape[-1], max(b.shape[0], a.shape[0]) - 1
     b, a = (pad(t, ((0, order + 1 - t.shape[0]),)) for t in (b, a))
-    long = _moving(signal, b)  # beyond the end by the order of the filter
+    long = _moving(signal, b)  # longer than the signal by the order of the filter
     state = None
     if zi is not None:
         state = moveaxis(floating("lfilter", zi), axis, -1) if np.ndim(zi) > 1 else floating("lfilter", zi)
@@ -301,7 +301,7 @@ def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayL
 
 
 def _moving(x: Tensor, factors: Tensor) -> Tensor:
-    """Return Σ factors[k] x[n-k] for the times of x and as many more as there are factors, less one."""
+    """Return Σ factors[k] x[n-k], for len(factors) - 1 times beyond the end of x, too."""
     order = factors.shape[0] - 1
     total: Any = None
     for k in range(order + 1):
@@ -579,7 +579,7 @@ def istft(
 
 
 def _overlapped(frames: Tensor, index: Any, length: int) -> Tensor:
-    """Add frames at their places."""
+    """Return the sum of frames at their positions."""
     lead = frames.shape[:-2]
     flat = rec.reshape(frames, shape=(*lead, math.prod(index.shape)))
     return rec.untake(flat, asarray(index.reshape(-1)), axis=-1, length=length)

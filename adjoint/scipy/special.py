@@ -1,7 +1,7 @@
 """``scipy.special`` on tensors.
 
-The names in ``__all__`` differentiate to every order.  Other names are SciPy's own functions, which work
-on the values of tensors and raise ``LostHistoryError`` for a tensor with a history.
+The functions in ``__all__`` have derivatives of every order.  Other names are SciPy's own functions, which
+raise ``LostHistoryError`` for a tensor that requires grad.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Values of tensors that a check may look at."""
+"""Read the values of tensors for checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["plain_values"]
 
 
 def plain_values(x: Tensor) -> Any:
-    """Return the values as an array; None inside a transform, where there are none to look at."""
+    """Return the values as an array; None inside a transform, where values are not known."""
     data = x._data
     while isinstance(data, Tensor):
         data = data._data

@@ -210,15 +210,15 @@ def test_masks_by_the_names_of_others() -> None:
     x = ad.ones((2, 3, 4), dtype=np.float32)
     attention, layer = nn.MultiHeadAttention(4, 2), nn.TransformerEncoderLayer(4, 2, 8)
     assert raised(lambda: attention(x, attn_mask=None)).startswith(
-        "MultiHeadAttention: there is no attn_mask=: give mask=, True where a query may look: mask=~attn_mask "
-        "of a boolean one.\n"
+        "MultiHeadAttention: there is no attn_mask=: pass mask=, which is True where a query may attend; "
+        "for a boolean attn_mask, mask=~attn_mask.\n"
     )
     assert raised(lambda: attention(x, key_padding_mask=None)).startswith(
-        "MultiHeadAttention: there is no key_padding_mask=: give mask=, True where there is something: "
+        "MultiHeadAttention: there is no key_padding_mask=: pass mask=, which is True where there is no padding: "
         "mask=~key_padding_mask[:, None, None, :].\n"
     )
     assert raised(lambda: layer(x, src_mask=None)).startswith(
-        "TransformerEncoderLayer: there is no src_mask=: give mask=, True where a query may look"
+        "TransformerEncoderLayer: there is no src_mask=: pass mask=, which is True where a query may attend"
     )
     assert raised(lambda: layer(x, is_causal=True)).startswith(
         "TransformerEncoderLayer: is_causal= is called causal= here."

@@ -269,12 +269,17 @@ def test_masks_of_decoders_by_the_names_of_others() -> None:
     for given, text in (
         (
             "memory_mask",
-            "give cross_mask=, True where a query may look: cross_mask=~memory_mask of a boolean one",
+            "pass cross_mask=, which is True where a query may attend; for a boolean memory_mask, "
+            "cross_mask=~memory_mask",
         ),
-        ("tgt_mask", "give mask=, True where a query may look: mask=~tgt_mask of a boolean one"),
+        (
+            "tgt_mask",
+            "pass mask=, which is True where a query may attend; for a boolean tgt_mask, mask=~tgt_mask",
+        ),
         (
             "memory_key_padding_mask",
-            "give cross_mask=, True where there is something: cross_mask=~memory_key_padding_mask[:, None, None, :]",
+            "pass cross_mask=, which is True where there is no padding: "
+            "cross_mask=~memory_key_padding_mask[:, None, None, :]",
         ),
     ):
         found = raised(lambda given=given: decoder(a, a, **{given: None}))

@@ -157,7 +157,7 @@ def test_the_message_says_which_values_are_close():
         second(f, x, np.ones((3, 3)))
     assert str(caught.value) == (
         "eigh: the derivative of order 2 would be inaccurate at this matrix: values 1 and 2 differ by 2.0e-09 of "
-        "the largest one, and rounding errors grow with power 2 of the reciprocal of that.\n"
+        "the largest one, and rounding errors are divided by this ratio to the power 2.\n"
         "  Use only the values (eigvalsh, svdvals), or a function of the vectors that does not depend on their "
         "choice (such as a projector), or perturb the matrix slightly."
     )

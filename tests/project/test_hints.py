@@ -108,7 +108,7 @@ MESSAGES = {
     ),
     "PyTorch's names in grad": (
         lambda: ad.grad(outputs=(W * W).sum(), inputs=W),
-        "grad: there is no outputs=: ad.gradients(loss, [w]) takes tensors.",
+        "grad: there is no outputs=: for gradients of tensors, call ad.gradients(loss, [w]).",
     ),
     "np.save": (
         lambda: np.save("never.npy", W.detach()),

@@ -36,7 +36,7 @@ def with_class(**options: Any) -> Any:
     [
         (lambda: trainer_of(model_of(), accumulate_steps=2), "Trainer: accumulate_steps= is called accumulate= here."),
         (lambda: trainer_of(model_of(), lr_scheduler=None), "Trainer: lr_scheduler= is called schedule= here."),
-        (lambda: trainer_of(model_of(), epochs=2), "Trainer: there is no epochs=: trainer.fit(loader, epochs=…) takes it."),
+        (lambda: trainer_of(model_of(), epochs=2), "Trainer: there is no epochs=: pass it to trainer.fit(loader, epochs=…)."),
         (lambda: train.DataLoader(X, collate_fn=np.stack), "DataLoader: collate_fn= is called collate= here."),
         (
             lambda: train.DataLoader(X, num_workers=2),

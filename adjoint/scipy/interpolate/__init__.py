@@ -1,7 +1,7 @@
 """``scipy.interpolate`` on tensors: piecewise polynomials and linear interpolation on grids.
 
-Gradients flow to the values, to the places of the data and to the places at which they are evaluated.  Names
-that are not in ``__all__`` are SciPy's own, which raise ``LostHistoryError`` for a tensor with a history.
+Gradients flow to the data points, to their values, and to the points of evaluation.  Names that are not in
+``__all__`` are SciPy's own functions, which raise ``LostHistoryError`` for a tensor that requires grad.
 """
 
 from typing import TYPE_CHECKING, Any

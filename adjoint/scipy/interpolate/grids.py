@@ -1,4 +1,4 @@
-"""Interpolation of one variable by kinds, and on rectangular grids."""
+"""Interpolation in one variable (``interp1d``) and on rectangular grids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS = ("linear", "cubic", "nearest", "nearest-up", "zero", "previous", "next"
 
 
 class interp1d:  # noqa: N801 (SciPy's name)
-    """Interpolate values at places of one variable.
+    """Interpolate values that are given at points of one variable.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class interp1d:  # noqa: N801 (SciPy's name)
             self._spline = None
 
     def __call__(self, x: ArrayLike) -> Tensor:
-        """Return the values at places."""
+        """Return the interpolated values at points."""
         at = floating("interp1d", x)
         y = self._step(at) if self._spline is None else self._spline(at)
         below, above = at < self.x[0], at > self.x[-1]
@@ -111,7 +111,7 @@ class interp1d:  # noqa: N801 (SciPy's name)
         return rec.permute_dims(y, axes=tuple(a - y.ndim for a in order)) if self.axis else y
 
     def _outside(self) -> tuple[Any, Any]:
-        """Return the values below and above the range; None where the function goes on."""
+        """Return the values below and above the range; None where the interpolant is extrapolated."""
         if not self.extrapolated:
             return self.fill[0], self.fill[1]
         return math.nan if self.kind == "previous" else None, math.nan if self.kind == "next" else None
@@ -172,7 +172,7 @@ class RegularGridInterpolator:
         self.method, self.bounds_error, self.fill_value = _method(method), bounds_error, fill_value
 
     def __call__(self, xi: Any, method: str | None = None) -> Tensor:
-        """Return the values at places, given by their coordinates in the last axis."""
+        """Return the interpolated values at points, whose coordinates are in the last axis."""
         name = self.method if method is None else _method(method)
         at = _places(xi, len(self.grid))
         lead = at.shape[:-1]
@@ -199,7 +199,7 @@ class RegularGridInterpolator:
         return y
 
     def _at(self, cells: Sequence[Tensor]) -> Tensor:
-        """Return the values at corners of cells."""
+        """Return the values at grid points, given by their indices along each axis."""
         nd, shape = len(self.grid), self.values.shape
         flat: Any = 0
         for k in range(nd):
@@ -230,7 +230,7 @@ def _method(method: str) -> str:
 
 
 def _places(xi: Any, nd: int) -> Tensor:
-    """Return places with their coordinates in the last axis."""
+    """Return points with their coordinates in the last axis."""
     if isinstance(xi, tuple):
         parts = [floating("interpn", p) for p in xi]
         shape = np.broadcast_shapes(*(p.shape for p in parts))

@@ -24,7 +24,7 @@ __all__ = ["CubicHermiteSpline", "CubicSpline", "PPoly", "PchipInterpolator", "m
 
 
 def increasing(op: str, x: Any, least: int = 2) -> Tensor:
-    """Return the places of data as a vector of floats; raise if they do not increase."""
+    """Return the data points as a vector of floats; raise if they do not increase."""
     x = floating(op, x)
     if x.ndim != 1 or x.shape[0] < least:
         raise ShapeError(f"{op}: x must be a vector of at least {least} numbers, but has shape {x.shape}.")
@@ -35,18 +35,18 @@ def increasing(op: str, x: Any, least: int = 2) -> Tensor:
 
 
 def interval(x: Tensor, at: Tensor) -> Tensor:
-    """Return the number of the interval in which each place is; the outer ones go on to infinity."""
+    """Return the index of the interval that contains each point; the outer intervals extend to infinity."""
     found = rec.searchsorted(x.detach(), at.detach(), side="right") - 1
     return rec.minimum(rec.maximum(found, 0), x.shape[0] - 2)
 
 
 def _column(x: Tensor, ndim: int) -> Tensor:
-    """Return a vector with axes of length 1 behind it, so that it has so many axes."""
+    """Return a vector with axes of length 1 appended, so that it has ``ndim`` axes."""
     return rec.reshape(x, shape=(x.shape[0], *(1,) * (ndim - 1)))
 
 
 class PPoly:
-    """A piecewise polynomial: on each interval Σ c[m] (x - x[i])^(k - m).
+    """A piecewise polynomial: on interval i it is Σ c[m, i] (x - x[i])^(k - m).
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class PPoly:
         self.axis = axis
 
     def __call__(self, x: ArrayLike, nu: int = 0, extrapolate: Any = None) -> Tensor:
-        """Return the values, or derivatives of order ``nu``, at places."""
+        """Return the values, or the derivatives of order ``nu``, at points."""
         how = self.extrapolate if extrapolate is None else extrapolate
         at = floating("PPoly", x)
         first, last = self.x[0], self.x[-1]
@@ -115,7 +115,7 @@ class PPoly:
         return self.antiderivative(-nu) if nu < 0 else self._with(_differentiated(self.c, nu))
 
     def antiderivative(self, nu: int = 1) -> PPoly:
-        """Return an integral, continuous and 0 at the first place."""
+        """Return an antiderivative, which is continuous and 0 at the first point."""
         if nu < 0:
             return self.derivative(-nu)
         c = self.c
@@ -152,7 +152,7 @@ class PPoly:
 
 
 def _differentiated(c: Tensor, nu: int) -> Tensor:
-    """Return the coefficients of a derivative."""
+    """Return the coefficients of the derivative of order ``nu``."""
     for _ in range(nu):
         degree = c.shape[0] - 1
         if degree == 0:
@@ -163,7 +163,7 @@ def _differentiated(c: Tensor, nu: int) -> Tensor:
 
 
 def _data(op: str, x: Any, y: Any, axis: int) -> tuple[Tensor, Tensor, int]:
-    """Return places, values with their axis in front, and this axis."""
+    """Return the points, the values with the interpolation axis first, and this axis."""
     x, y = increasing(op, x), floating(op, y)
     where = canonical_axis(op, axis, y.ndim) % y.ndim
     y = moveaxis(y, where, 0)
@@ -175,7 +175,7 @@ def _data(op: str, x: Any, y: Any, axis: int) -> tuple[Tensor, Tensor, int]:
 
 
 def _hermite(x: Tensor, y: Tensor, s: Tensor) -> Tensor:
-    """Return the coefficients of cubics with given values and slopes at the places."""
+    """Return the coefficients of cubic polynomials with given values and slopes at the points."""
     dx = _column(x[1:] - x[:-1], y.ndim)
     slope = (y[1:] - y[:-1]) / dx
     t = (s[:-1] + s[1:] - 2 * slope) / dx
@@ -183,7 +183,7 @@ def _hermite(x: Tensor, y: Tensor, s: Tensor) -> Tensor:
 
 
 class CubicHermiteSpline(PPoly):
-    """Cubics with given values and slopes.
+    """Piecewise cubic polynomials with given values and slopes.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ class CubicHermiteSpline(PPoly):
 
 
 class CubicSpline(PPoly):
-    """A cubic spline: cubics with continuous first and second derivatives through given values.
+    """A cubic spline through given values: its first and second derivatives are continuous.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ class CubicSpline(PPoly):
 
 
 def _conditions(bc_type: Any) -> list[Any]:
-    """Return the conditions at both ends as "not-a-knot" or (order, value)."""
+    """Return the conditions at both ends, each as "not-a-knot" or (order, value)."""
     known = {"not-a-knot": "not-a-knot", "natural": (2, 0.0), "clamped": (1, 0.0)}
     both = (bc_type, bc_type) if isinstance(bc_type, str) else tuple(bc_type)
     found = []
@@ -274,7 +274,7 @@ def _conditions(bc_type: Any) -> list[Any]:
 
 
 def _slopes(x: Tensor, y: Tensor, bc_type: Any) -> Tensor:
-    """Return the slopes at the places, for which second derivatives are continuous."""
+    """Return the slopes at the points for which the second derivative is continuous."""
     n = x.shape[0]
     dx = x[1:] - x[:-1]
     h = _column(dx, y.ndim)
@@ -282,7 +282,7 @@ def _slopes(x: Tensor, y: Tensor, bc_type: Any) -> Tensor:
     if isinstance(bc_type, str) and bc_type == "periodic":
         return _periodic(dx, y, slope)
     first, last = _conditions(bc_type)
-    if n == 2:  # a line, where the condition says nothing
+    if n == 2:  # a line, whatever the condition
         first, last = (((1, slope[0]) if c == "not-a-knot" else c) for c in (first, last))
     if n == 3 and first == last == "not-a-knot":  # the parabola through three points
         bend = (slope[1] - slope[0]) / (x[2] - x[0])
@@ -300,7 +300,7 @@ def _slopes(x: Tensor, y: Tensor, bc_type: Any) -> Tensor:
 
 
 def _end(condition: Any, dx: Tensor, y: Tensor, slope: Tensor, x: Tensor, last: bool) -> tuple[Any, Any, Any]:
-    """Return the diagonal element, its neighbour and the right side of the equation at an end."""
+    """Return the diagonal element, its neighbour and the right-hand side of the equation at an end."""
     k, step = (-1, -2) if last else (0, 1)
     if condition == "not-a-knot":
         d = x[-1] - x[-3] if last else x[2] - x[0]
@@ -339,7 +339,7 @@ def _periodic(dx: Tensor, y: Tensor, slope: Tensor) -> Tensor:
 
 
 class PchipInterpolator(PPoly):
-    """Cubics that are monotone where the values are.
+    """Piecewise cubic polynomials that are monotone where the values are.
 
     Parameters
     ----------
@@ -367,7 +367,7 @@ class PchipInterpolator(PPoly):
 
 
 def _monotone(x: Tensor, y: Tensor) -> Tensor:
-    """Return Fritsch and Butland's slopes: weighted harmonic means, 0 where the direction changes."""
+    """Return the slopes of Fritsch and Butland: weighted harmonic means, 0 where the direction changes."""
     h = _column(x[1:] - x[:-1], y.ndim)
     m = (y[1:] - y[:-1]) / h
     if x.shape[0] == 2:
@@ -382,7 +382,7 @@ def _monotone(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _edge(h0: Tensor, h1: Tensor, m0: Tensor, m1: Tensor) -> Tensor:
-    """Return the slope at an end: that of three points, limited so that no extremum arises."""
+    """Return the slope at an end by the three-point formula, limited so that no new extremum appears."""
     d = ((2 * h0 + h1) * m0 - h0 * m1) / (h0 + h1)
     other = rec.sign(d) != rec.sign(m0)
     steep = rec.logical_and(rec.sign(m0) != rec.sign(m1), rec.abs(d) > 3 * rec.abs(m0))

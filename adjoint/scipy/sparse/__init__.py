@@ -1,7 +1,7 @@
 """``scipy.sparse`` on tensors: matrices in products, sums and solves (``linalg``).
 
-The constructors return a ``SparseArray``, in one format.  Other names are SciPy's own functions; those that
-make matrices return constants of SciPy, which the constructors accept.
+The constructors return a ``SparseArray``, which has a single format.  Other names are SciPy's own functions;
+those that create matrices return constant SciPy matrices, which the constructors accept.
 """
 
 from typing import TYPE_CHECKING, Any

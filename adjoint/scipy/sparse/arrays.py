@@ -32,7 +32,7 @@ _INSTEAD = (
 
 
 class SparseArray:
-    """A sparse matrix: its elements, a tensor, and their rows and columns.
+    """A sparse matrix: a tensor of its elements, and their rows and columns.
 
     Products with tensors, sums, multiples and solves have derivatives in the elements and in the tensors.
 
@@ -49,7 +49,7 @@ class SparseArray:
     """
 
     ndim = 2
-    __array_ufunc__ = None  # so that array @ matrix asks the matrix
+    __array_ufunc__ = None  # so that array @ matrix calls SparseArray.__rmatmul__
 
     def __init__(self, data: ArrayLike, rows: Any, cols: Any, shape: Sequence[int]) -> None:
         values = floating("sparse", data)
@@ -95,7 +95,7 @@ class SparseArray:
         return SparseArray._of(self.pattern.reordered(rec, self.data), other)
 
     def constant(self) -> Any:
-        """Return the matrix as one of SciPy; None if its elements have derivatives or vary in a transform."""
+        """Return a SciPy matrix; None if the elements require grad or are values of a transform."""
         values = None if varies(self.data) else plain_values(self.data)
         return None if values is None else self.pattern.matrix(values).tocsr()
 
@@ -232,7 +232,7 @@ def _values(other: Any) -> Any:
 
 
 def as_sparse(a: Any) -> SparseArray:
-    """Return a sparse matrix from one of SciPy, or from the elements of a dense one that are not zero."""
+    """Return a sparse matrix from a SciPy matrix, or from the nonzero elements of a dense matrix."""
     if isinstance(a, SparseArray):
         return a
     if hasattr(a, "tocoo"):
@@ -250,7 +250,7 @@ def as_sparse(a: Any) -> SparseArray:
 
 
 def _constructor(name: str) -> Callable[..., SparseArray]:
-    """Return a function that makes sparse matrices from the arguments of a class of SciPy."""
+    """Return a function that creates sparse matrices and accepts the arguments of a SciPy class."""
 
     def make(
         arg1: Any, shape: Sequence[int] | None = None, dtype: Any = None, copy: bool = False

@@ -1,7 +1,7 @@
-"""``scipy.sparse.linalg`` on tensors: solves with implicit derivatives.
+"""``scipy.sparse.linalg`` on tensors: solves whose derivatives come from the implicit function theorem.
 
-The matrix is a ``SparseArray``, whose elements get gradients, a matrix or a ``LinearOperator`` of SciPy,
-which is a constant, or a dense tensor.  Other names are SciPy's own functions.
+The matrix is a ``SparseArray``, whose elements get gradients; or a SciPy matrix or ``LinearOperator``, which
+is a constant; or a dense tensor.  Other names are SciPy's own functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def __dir__() -> list[str]:
 
 
 def _split(op: str, a: Any) -> tuple[Any, Any]:
-    """Return the elements of a matrix, and where they are; a constant has no elements."""
+    """Return the elements of a matrix and their positions; a constant matrix has no elements."""
     if isinstance(a, SparseArray):
         return a.data, a.pattern
     if hasattr(a, "tocoo") or hasattr(a, "matvec"):
@@ -211,7 +211,7 @@ def gmres(
 
 
 def _plain(x0: Any) -> Any:
-    """Return the start of an iteration as an array; a solution does not depend on it."""
+    """Return the starting point of an iteration as an array; the solution does not depend on it."""
     return plain_values(asarray(x0)) if x0 is not None else None
 
 

@@ -1,4 +1,4 @@
-"""``scipy.spatial`` on tensors: ``distance``.  Other names are SciPy's own."""
+"""``scipy.spatial`` on tensors: the submodule ``distance``; other names are SciPy's own functions."""
 
 from typing import TYPE_CHECKING, Any
 

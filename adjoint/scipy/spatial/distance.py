@@ -1,7 +1,7 @@
-"""``scipy.spatial.distance`` on tensors.  The gradient at distance 0 is 0.
+"""``scipy.spatial.distance`` on tensors; the gradient at distance 0 is 0.
 
 Names that are not in ``__all__`` are SciPy's own functions, which raise ``LostHistoryError`` for a tensor
-with a history.
+that requires grad.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _rows_of(x: Tensor) -> list[Tensor]:
 
 
 def cdist(XA: ArrayLike, XB: ArrayLike, metric: Any = "euclidean", **kwargs: Any) -> Tensor:
-    """Return the distance of each row of one matrix and each row of another.
+    """Return the distance between each row of one matrix and each row of another.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def cdist(XA: ArrayLike, XB: ArrayLike, metric: Any = "euclidean", **kwargs: Any
 
 
 def pdist(X: ArrayLike, metric: Any = "euclidean", **kwargs: Any) -> Tensor:
-    """Return the distance of each pair of rows of a matrix, as a vector.
+    """Return the distance between each pair of rows of a matrix, as a vector.
 
     Parameters
     ----------

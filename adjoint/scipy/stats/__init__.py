@@ -1,4 +1,4 @@
-"""``scipy.stats`` on tensors: distributions whose densities and distribution functions differentiate.
+"""``scipy.stats`` on tensors: distributions with differentiable densities and distribution functions.
 
 Continuous distributions have ``logpdf``, ``pdf``, ``cdf``, ``logcdf``, ``sf``, ``logsf``, ``ppf`` and
 ``isf``, discrete ones ``logpmf``, ``pmf``, ``cdf`` and ``sf``, with SciPy's parameters; gradients flow to the

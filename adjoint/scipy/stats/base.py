@@ -1,4 +1,4 @@
-"""What all distributions share: parameters, location and scale, supports, frozen distributions."""
+"""Base classes of the distributions: parameters, location and scale, supports, frozen distributions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INF, NAN = math.inf, math.nan
 
 
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute without NumPy's warnings: the edges of supports have infinite logarithms."""
+    """Decorator: disable NumPy's warnings, because logarithms are infinite at the edges of a support."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -42,13 +42,13 @@ def log1mexp(x: Any) -> Any:
 
 
 def _log_part(part: Any, rest: Any) -> Any:
-    """Return the logarithm of a probability, from its complement where that is the smaller one."""
+    """Return the logarithm of a probability ``part``; from its complement ``rest`` if that is smaller."""
     most = part > 0.5
     return rec.where(most, rec.log1p(-rec.where(most, rest, 0.0)), rec.log(rec.where(most, 1.0, part)))
 
 
 class Distribution:
-    """What continuous and discrete distributions share.
+    """Base class of continuous and discrete distributions.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ _WITHOUT_ARGUMENT = frozenset("rvs mean var std median entropy stats support".sp
 
 
 class Continuous(Distribution):
-    """A continuous distribution with location and scale; subclasses have the standard form.
+    """A continuous distribution with location and scale; subclasses define the standard form.
 
     Parameters
     ----------
@@ -169,10 +169,10 @@ class Continuous(Distribution):
         super().__init__(name, shapes, ("loc", "scale"))
         self.low, self.high, self.inside = low, high, inside
 
-    # the standard form: what subclasses write
+    # the standard form, which subclasses define
 
     def _valid(self, *shapes: Any) -> list[Any]:
-        """Return the shape parameters, NaN where they are out of range: they must be positive."""
+        """Return the shape parameters, with NaN in place of values that are not positive."""
         return [rec.where(s > 0, s, NAN) for s in shapes]
 
     def _support(self, *shapes: Any) -> tuple[Any, Any]:
@@ -229,7 +229,7 @@ class Continuous(Distribution):
         return rec.exp(self.logpdf(x, *args, **kwargs))
 
     def _between(self, method: str, x: Any, args: Any, kwargs: Any, below: float, above: float) -> Tensor:
-        """Return a function of the standard form, with its values on both sides of the support."""
+        """Return a function of the standard form; below and above the support it has constant values."""
         y, shapes, _, _ = self._standard(method, x, args, kwargs)
         low, high = self._support(*shapes)
         # infinities are outside of every support

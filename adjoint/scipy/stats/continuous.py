@@ -162,7 +162,7 @@ class _F(Continuous):
         return rec.betainc(0.5 * m, 0.5 * n, m / (m + n * y))
 
     def _ppf(self, q: Any, n: Any, m: Any) -> Any:
-        # the small one of x and 1 - x, each as the solution of an equation
+        # the smaller one of x and 1 - x, each as the solution of an equation
         x, rest = rec.betaincinv(0.5 * n, 0.5 * m, q), rec.betainccinv(0.5 * m, 0.5 * n, q)
         return rec.where(x < 0.5, x / (1 - x), (1 - rest) / rest) * (m / n)
 
@@ -400,7 +400,7 @@ class _Gumbel(Continuous):
 
 
 class _TruncNorm(Continuous):
-    """The normal distribution between a and b, whose mass is computed in the tail that is nearer."""
+    """The normal distribution truncated to [a, b]; its mass is computed in the nearer tail."""
 
     def _valid(self, a: Any, b: Any) -> list[Any]:
         ordered = a < b
@@ -439,7 +439,7 @@ class _TruncNorm(Continuous):
 
 
 def _log_mass(a: Any, b: Any) -> Any:
-    """log(Φ(b) - Φ(a))."""
+    """Return log(Φ(b) - Φ(a))."""
     right = a > 0
     low, high = rec.where(right, -b, a), rec.where(right, -a, b)  # in the left tail, or around 0
     one_side = high <= 0
@@ -465,7 +465,7 @@ class _VonMises(Continuous):
         return self._cdf(-y, kappa)
 
     def _tail(self, x: Any, kappa: Any) -> Any:
-        """Integrate the density from x to π, or to where it has fallen by exp(-40)."""
+        """Return the integral of the density from x to π, or to where it has fallen by exp(-40)."""
         fall = 20 / rec.maximum(kappa.detach(), 1e-3) + rec.square(rec.sin(0.5 * x.detach()))
         end = 2 * rec.asin(rec.sqrt(rec.minimum(fall, 1.0)))
         nodes, weights = np.polynomial.legendre.leggauss(60)

@@ -15,7 +15,7 @@ __all__ = ["bernoulli", "betabinom", "binom", "geom", "nbinom", "poisson"]
 
 
 class Discrete(Distribution):
-    """A distribution of integers; subclasses have the form with location 0.
+    """A distribution of integers; subclasses define the form with location 0.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ class _BetaBinom(Discrete):
         return _log_choose(n, k) + rec.betaln(k + a, n - k + b) - rec.betaln(a, b)
 
     def _sum(self, k: Any, n: Any, a: Any, b: Any, upper: bool) -> Any:
-        """The sum of the probabilities up to k, or beyond it."""
+        """Return the sum of the probabilities up to k, or above k (``upper``)."""
         top = np.nan_to_num(array_of(n.detach())).max(initial=0)
         n, a, b, k = (v[..., None] for v in (n, a, b, k))
         each = np.arange(int(top) + 1).astype(k.dtype)

@@ -61,7 +61,7 @@ class _Density(Multivariate):
 
 
 def _located(op: str, x: Any, loc: Any, shape: Any) -> tuple[Tensor, Tensor, tuple[int, ...], int]:
-    """Return deviations as columns, the Cholesky factor, the shape of the result, and the dimension."""
+    """Return the deviations as columns, the Cholesky factor, the shape of the result, and the dimension."""
     matrix = floating(op, 1.0 if shape is None else shape)
     centre = None if loc is None else floating(op, loc)
     dim = matrix.shape[0] if matrix.ndim else 1 if centre is None or not centre.ndim else centre.shape[0]
@@ -85,7 +85,7 @@ def _located(op: str, x: Any, loc: Any, shape: Any) -> tuple[Tensor, Tensor, tup
 
 
 def _distance(columns: Tensor, factor: Tensor, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return Mahalanobis' squared distances and the logarithm of the determinant."""
+    """Return the squared Mahalanobis distances and the logarithm of the determinant."""
     z = solve_triangular(factor, columns, lower=True)
     squares = rec.reshape(sum(z * z, axis=0), shape=lead)
     return squares, 2 * sum(rec.log(diagonal(factor)))
@@ -140,7 +140,7 @@ class _Dirichlet(_Density):
 class _Multinomial(Multivariate):
     @quiet
     def logpmf(self, x: Any, n: Any, p: Any) -> Tensor:
-        """Return the logarithm of the probability; the last of ``p`` is 1 minus the others, as in SciPy."""
+        """Return the logarithm of the probability; the last of ``p`` is 1 minus the sum of the others."""
         x, n, p = (floating("multinomial", v) for v in (x, n, p))
         p = concat([p[..., :-1], 1 - sum(p[..., :-1], axis=-1, keepdims=True)], axis=-1)
         value = rec.gammaln(n + 1) + sum(rec.xlogy(x, p) - rec.gammaln(x + 1), axis=-1)
@@ -154,7 +154,7 @@ class _Multinomial(Multivariate):
 
 class _Wishart(_Density):
     def logpdf(self, x: Any, df: Any, scale: Any) -> Tensor:
-        """Return the logarithm of the density; further axes of ``x`` come behind the two of the matrices."""
+        """Return the logarithm of the density; batch axes of ``x`` follow the two axes of the matrices."""
         x, scale = floating("wishart", x), floating("wishart", scale)
         if scale.ndim == 0:
             scale = rec.reshape(scale, shape=(1, 1))
