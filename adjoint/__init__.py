@@ -286,7 +286,7 @@ _LATER = {
 if not TYPE_CHECKING:  # so that type checkers report unknown names
 
     def __getattr__(name: str) -> Any:
-        """Import the parts that are loaded at their first use."""
+        """Import a submodule at its first use."""
         if name not in _LATER:
             instead = _instead(name)
             raise (errors.AbsentNameError if instead else AttributeError)(

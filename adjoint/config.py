@@ -1,8 +1,8 @@
-"""Modes and settings, kept in context variables, so that threads and asyncio tasks have their own.
+"""Modes and settings, kept in context variables, so that threads and asyncio tasks have their own values.
 
-``special`` counts the active contexts, in all threads, that ops must check besides the grad mode (tapes,
-anomaly detection, saved-tensor hooks).  Ops read the context variables only while it is not 0, so unused
-features cost nothing.  ``logs`` counts those that writes must check.
+``special.count`` is the number of active contexts, in all threads, that ops must check besides the grad mode
+(tapes, anomaly detection, saved-tensor hooks).  Ops read the context variables only while it is not 0, so
+unused features cost nothing.  ``logs.count`` is the number of contexts that writes must check.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ L = TypeVar("L", bound=Any)
 
 
 def held_across_fork(lock: L) -> L:
-    """Hold a lock during a fork, so that the child process gets it in a free state."""
+    """Return a lock that is acquired before a fork and released after it, so that it is free in the child."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock
 
 
 def locked(lock: Any, function: Callable[..., T], *args: Any) -> T:
-    """Call a function while a lock is held.  There is no loop here: an interrupt releases the lock."""
+    """Call a function while a lock is held; an interrupt releases the lock."""
     with lock:
         return function(*args)
 
@@ -101,9 +101,9 @@ def is_watched(t: Any) -> bool:
 
 
 class watched(Generic[T]):  # noqa: N801  a context manager that reads as a function
-    """Context manager: set a context variable, and count the block, so that ops read the variable.
+    """Context manager: set a context variable and increment ``special.count``, so that ops read the variable.
 
-    An interrupt cannot leave the variable set.  It may leave ``special`` too large, which only costs time.
+    An interrupt cannot leave the variable set.  It may leave the count too large, which only costs time.
     """
 
     def __init__(self, variable: ContextVar[T], value: T) -> None:
@@ -292,7 +292,7 @@ _recording, _set_recording, _reset_recording = grad_mode.get, grad_mode.set, gra
 
 
 class _GradMode(ContextMode[bool]):
-    """Sets ``grad_mode``.  Loops enter it at each step, so it keeps tokens instead of the stack of modes.
+    """Sets ``grad_mode``; loops enter it often, so it stores tokens instead of the stack of modes.
 
     A token belongs to the context that made it, so one instance can be used in many threads and tasks.
     """
@@ -329,7 +329,7 @@ class _GradMode(ContextMode[bool]):
             self._leave_shared()
 
     def _leave_shared(self) -> None:
-        """Leave an instance that other threads or tasks have entered since, or that was not entered here."""
+        """Leave an instance that other threads or tasks have entered, or that was not entered here."""
         for token in reversed(self._tokens):
             with suppress(ValueError):  # the token of another context
                 grad_mode.reset(token)

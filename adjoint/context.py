@@ -1,7 +1,7 @@
 """All context variables of adjoint.
 
-A context variable has its own value in each thread and asyncio task.  Values of types that are defined
-further up are typed ``Any``, because this module imports nothing from adjoint.
+A context variable has its own value in each thread and asyncio task.  Variables whose types are defined in
+modules that import this one are typed ``Any``, because this module imports nothing from adjoint.
 """
 
 from __future__ import annotations

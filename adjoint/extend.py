@@ -1,4 +1,4 @@
-"""Functions with hand-written derivatives, as autograd writes them: ``primitive`` and ``defvjp``."""
+"""Functions with hand-written derivatives, as in autograd: ``primitive`` and ``defvjp``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def __dir__() -> list[str]:
 
 
 class primitive:  # noqa: N801  a decorator that reads as a function
-    """Treat a function of arrays as one operation, whose derivatives ``defvjp`` defines.
+    """Treat a function of arrays as one operation whose derivatives ``defvjp`` defines.
 
-    The function is called with arrays, so it may use any library.  Batched and compiled values, which have no
-    arrays, are passed as tensors.
+    The function is called with arrays, so it may use any library.  Values inside ``vmap`` and ``ad.compile``
+    are passed as tensors, because they have no arrays.
 
     Parameters
     ----------

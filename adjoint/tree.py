@@ -206,7 +206,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _parts(value: Any) -> tuple[Any, list[Any], list[str], Any] | None:
-    """Take one container apart: kind, children, their names, other data; None for a leaf."""
+    """Return the parts of a container: kind, children, their names, other data; None for a leaf."""
     kind = type(value)
     if kind is list or kind is tuple:
         return kind, list(value), [f"[{i}]" for i in range(len(value))], None
@@ -576,7 +576,7 @@ def _match(s: Structure, value: Any, name: str, into: list[Any], holes: bool) ->
 
 
 def spread(prefix: Any, structure: Structure, name: str) -> list[Any]:
-    """Return one entry for each leaf from a tree that may be shorter, such as ``in_axes``.
+    """Return one entry for each leaf, from a tree such as ``in_axes`` with one entry for a whole subtree.
 
     A number or None applies to all leaves below its position.
 

@@ -460,14 +460,14 @@ def why(taken: Numbers, missed: Sequence[Numbers], rows: list[Numbers]) -> str:
 
 
 def _why_wide(found: Numbers, bare: float, target: float) -> str:
-    given = f"{'more' if bare > target else 'less'} than the target of {target:g}: what the machine gave then"
+    given = f"{'more' if bare > target else 'less'} than the target of {target:g}"
     return (
         f"The NumPy calls of this backward with no engine around them took {bare:.3g} of one thread's time "
-        f"in two, {given}. Of processor time, which waiting and other programs do not use up, one thread "
+        f"in two, {given}. In processor time, which excludes waiting and other programs, one thread "
         f"needs {duration(found['one'])}, the busiest of two workers {duration(found['busiest'])} "
-        f"({found['busiest'] / found['one']:.3g} of it: what two free processors would give), both together "
-        f"{duration(found['both'])} ({found['both'] / found['one']:.3g}: what is beyond 1 is the engine, and "
-        "kernels that slow each other down at the memory they share)."
+        f"({found['busiest'] / found['one']:.3g} of it: ratio with two free processors), both together "
+        f"{duration(found['both'])} ({found['both'] / found['one']:.3g}: the excess over 1 is the engine, "
+        "and kernels that compete for memory)."
     )
 
 

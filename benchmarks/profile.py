@@ -302,7 +302,7 @@ def text(found: Numbers, missed: Sequence[tuple[str, float, float]], measured: f
         rows = [[f"`{name}`", f"{share:.0%}"] for name, share in found["functions"]]
         said = "No op runs here; these functions take the time, as cProfile sees it (what NumPy does for an "
         shown = (
-            f"{said}operator or a ufunc counts as its caller's):\n\n{table(rows, ['function', 'own time'])}"
+            f"{said}operator or a ufunc counts for its caller):\n\n{table(rows, ['function', 'own time'])}"
         )
         again = [again_beside(p, r, t, found["whole"] / peers[p]) for p, r, t in missed if p in peers]
         return "\n\n".join([*(f"{start}." for start in again), shown])
@@ -325,7 +325,9 @@ def text(found: Numbers, missed: Sequence[tuple[str, float, float]], measured: f
         f"`{op}` {phase} {duration(seconds)}" + (f" ({count} calls)" if count > 1 else "")
         for op, phase, count, seconds in found["dearest"]
     )
-    return "\n\n".join([table(rows, ["part", "time", "share"]), *sentences, f"The dearest kernels: {dear}."])
+    return "\n\n".join(
+        [table(rows, ["part", "time", "share"]), *sentences, f"The most expensive kernels: {dear}."]
+    )
 
 
 def parts(found: Numbers) -> list[tuple[str, float]]:
@@ -362,15 +364,15 @@ def sentence(
     ``seconds`` is what the peer took in the rounds in which the step took ``whole``, ``own`` its own
     kernels if it is a yardstick of adjoint's.
     """
-    start = f"Beside {title(peer)} ({ratio:.3g}, target {target:g})"
+    start = f"Compared with {title(peer)} ({ratio:.3g}, target {target:g})"
     if seconds is not None:
         start, ratio = again_beside(peer, ratio, target, whole / seconds), whole / seconds
     alone = share * ratio
-    start = f"{start}: bare NumPy kernels alone take {alone:.2g} of its whole time"
+    start = f"{start}: NumPy kernels alone take {alone:.2g} of its whole time"
     if own is not None:
         start += f" (its own kernels {own / (seconds or own):.2g})"
     if alone > target:
-        return f"{start}, so that no engine around these kernels meets the target."
+        return f"{start}, so no engine that uses these kernels can meet the target."
     if ratio <= target:
         return f"{start}; in these rounds the target is met."
     return f"{start}; the rest must shrink from {ratio - alone:.3g} to {target - alone:.3g} of it."
@@ -378,7 +380,8 @@ def sentence(
 
 def again_beside(peer: str, ratio: float, target: float, here: float) -> str:
     return (
-        f"Beside {title(peer)} ({ratio:.3g} in the table, {here:.3g} by best times here, target {target:g})"
+        f"Compared with {title(peer)} ({ratio:.3g} in the table, {here:.3g} by best times here, "
+        f"target {target:g})"
     )
 
 

@@ -111,12 +111,12 @@ PAGE = """# Performance
 Every number on this page comes from one run of `python -m benchmarks --write` on one machine: {machine}.
 
 A ratio is adjoint's time divided by the peer's: **below 1, adjoint is faster**. In each round every
-engine does the same work once, in turn, with the same number of threads ({threads}), after its results have
-been compared with adjoint's; JAX's results are waited for. What is shown is the median of the ratio over
-the rounds, with its quartiles. Work that uses BLAS is followed by a short rest, because threads of BLAS
-and of compiled kernels spin for a while and would slow the next engine; short work is then done once
-untimed, so that caches are warm. Compilation is not counted. *adjoint, compiled* is the same step as one
-`ad.compile`d function: above 1, it is faster than the eager step.
+engine does the same work once, in turn, with the same number of threads ({threads}), after its results
+have been compared with adjoint's. The time of JAX includes waiting for its results. The tables show the
+median of the ratio over the rounds, with its quartiles. Work that uses BLAS is followed by a short rest,
+because threads of BLAS and of compiled kernels spin for a while and would slow the next engine; short
+work is then done once without timing, to warm the caches. Compilation is not counted. *adjoint, compiled*
+is the same step as one `ad.compile`d function: above 1, it is faster than the eager step.
 
 ![Ratios to the peers](performance.png)
 
@@ -133,7 +133,7 @@ untimed, so that caches are warm. Compilation is not counted. *adjoint, compiled
 
 {scale}
 
-## Doing it again
+## Reproducing these numbers
 
 In a clone, with the extras `bench` and `oracle` installed:
 
@@ -144,7 +144,7 @@ python -m benchmarks --json out.json   # and the numbers
 python -m benchmarks --write           # docs/performance.json, .md and .png; the first time much is compiled
 ```
 
-A peer that is not installed, or lacks what a case needs, is left out of it and the reason is printed;
+A peer that is not installed, or that cannot run a case, is left out, and the reason is printed;
 `--without torch-compile` leaves one out. `python -m benchmarks.memory`, `python -m benchmarks.scale` and
 `python -m benchmarks.parallel` run those parts alone; `python -m benchmarks.builds` measures native builds;
 `python -m benchmarks.instructions` counts
@@ -154,11 +154,11 @@ instructions, which do not depend on what else the machine does: the tests of ev
 
 
 PROFILES = """\
-What missed a target, taken apart in the run of this page. For a case: where adjoint's time goes. *Kernels*
-are the ops' own NumPy code: the same calls with the same arrays, made again with no recording and no engine
-around them; the rest of a phase is adjoint's own work. For threads: the same kernels in bare threads, and
-how many processors were at work. For memory, import and slopes: what holds the most, and where a line bends.
-`python -m benchmarks.profile LSTM` takes any case apart."""
+This section analyses the cases that miss a target, in the same run. For a case it shows where adjoint's
+time is spent. *Kernels* are the ops' own NumPy code: the same calls on the same arrays, repeated without
+recording and without the engine; the rest of a phase is adjoint's own work. For threads it shows the same
+kernels in plain threads, and how many processors were in use. For memory, import and slopes it shows the
+largest parts, and where a curve is steepest. `python -m benchmarks.profile LSTM` analyses any case."""
 
 
 COMPILED = """\

@@ -1,8 +1,9 @@
-"""Windows over several ranks: sums in buckets, in an order that does not depend on the number of ranks.
+"""Accumulation over several ranks (processes), with sums in an order that does not depend on their number.
 
-A rank adds its micro-batches in pairs, as a binary counter carries, and the group adds the ranks in pairs.
-In each window, every rank sums the same buckets in the same order and then exchanges a ``Report`` with the
-other ranks.  A rank that failed does this too, so that all ranks learn about the error.
+A *window* is the set of micro-batches of one update.  A rank adds its micro-batches in pairs, then pairs of
+pairs, and the group adds the ranks in the same way.  Parameters are sent in *buckets* of several small ones
+or one large one.  In each window, every rank sums the same buckets in the same order and then exchanges a
+``Report`` with the other ranks.  A rank that failed does this too, so that all ranks learn about the error.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Bucket(Buffer):
             self.arrays = [memory, *(memory[0, slot.part].reshape(slot.shape) for slot in self.slots)]
 
     def need(self) -> None:
-        """Fill the bucket with zeros if it has no gradient of the current piece."""
+        """Fill the bucket with zeros if it has no gradient from the current piece."""
         if self.fresh:
             self.open()
             self.arrays[0].fill(0)
@@ -80,7 +81,7 @@ class Bucket(Buffer):
         np.multiply(g, factor, out=self.arrays[slot.place + 1], dtype=slot.dtype)
 
     def push(self, before: int) -> None:
-        """Add the current piece to the ``before`` earlier pieces, as a binary counter carries."""
+        """Add the current piece to the ``before`` earlier pieces; sums of equally many pieces are paired."""
         piece: Array | None = None
         if not self.fresh:
             piece, self.arrays, self.fresh = self.arrays[0], [], True
@@ -175,7 +176,7 @@ class RankSums(Sums):
         self.pieces += 1
 
     def add(self, arrays: Sequence[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
-        """Add weight·gradient as the next piece.  If one is not finite, add nothing; return the names."""
+        """Add weight·gradient as the next piece; if some are not finite, only return their names."""
         pairs = [(slot, g) for slot, g in zip(self.slots.values(), arrays, strict=True) if g is not None]
         if check:
             bad = [slot.name for slot, g in pairs if not all_finite_unwarned(getattr(g, "values", g))]
@@ -336,7 +337,7 @@ class Ranks:
         return found
 
     def early(self, acc: GradientAccumulator, block: MicroBatch) -> Callable[[Tensor, Tensor], bool] | None:
-        """Return a function that gets the gradients during backward and sends complete buckets.
+        """Return a function that receives gradients during backward and sends complete buckets.
 
         None if buckets cannot be sent during backward: before the last micro-batch, if a micro-batch may
         still be skipped, or if the gradients are small.

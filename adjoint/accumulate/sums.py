@@ -135,7 +135,7 @@ class Buffer:
     def staged(self, arrays: Sequence[Any], plain: bool) -> Array | None:
         """Return the gradients of this buffer in one flat array, or None if all are missing or sparse.
 
-        Missing and sparse gradients are zeros.  ``plain`` is True if there are none of these.
+        Missing and sparse gradients become zeros.  ``plain`` is True if no gradient is missing or sparse.
         """
         parts = self.pick(arrays) if len(self.slots) > 1 else (arrays[self.slots[0].index],)
         if not plain and ndarray not in set(map(type, parts)):
@@ -308,7 +308,7 @@ class Sums:
         return [name for name, g in pairs if g is not None and not all_finite_unwarned(g)]
 
     def _lay_out(self, new: list[Any]) -> None:
-        """Make the buffers of new slots, which are given with the dtypes of their first gradients."""
+        """Make the buffers of new slots, given with the dtypes of their first gradients."""
         groups: dict[Any, list[Slot]] = {}
         room: dict[Any, int] = {}
         for slot, dtype in new:
@@ -323,7 +323,7 @@ class Sums:
         self._pending = [slot for slot in self._pending if slot.name not in self._block_of]
 
     def _choose_unit(self, weight: float, before: float) -> None:
-        """Change the unit of weights if a weight is WIDE times the unit, or the first weight unit / WIDE."""
+        """Change the unit of weights if a weight is WIDE times larger, or the first WIDE times smaller."""
         ratio = weight / self.unit
         if weight and (ratio > WIDE or (not before and ratio * WIDE < 1.0)):
             unit = 2.0 ** (math.frexp(weight)[1] - 1)

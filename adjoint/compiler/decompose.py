@@ -67,9 +67,9 @@ def _resolved(name: str, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         found = UFUNCS[name].resolve_dtypes((*kinds, None))
     except TypeError:
-        raise NotNative(f"{name} of {kinds}") from None
+        raise NotNative(f"{name} does not accept {', '.join(map(str, kinds))}") from None
     if any(d not in DTYPES for d in found):
-        raise NotNative(f"{name} of {', '.join(map(str, kinds))}")
+        raise NotNative(f"{name} of {', '.join(map(str, kinds))} has no native form")
     return tuple(found)
 
 

@@ -59,7 +59,7 @@ class Symbolic(Unknown):
         self.trace.capture(leaf)
 
     def marker(self) -> Root:
-        """Return the value of the context variable ``enclosing`` during the trace."""
+        """Return the value of the context variable ``enclosing`` during the trace, which marks the trace."""
         return Root(self.trace)
 
     def release(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Batched: the values of ``vmap``, arrays with a hidden batch axis in front."""
+"""``Batched``: the values inside ``vmap``, arrays with a hidden leading batch axis."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _NONE: list[Any] = []  # shared and never changed: only the marker of a running 
 class Batched(Lifted):
     """A value inside ``vmap``: one array for all elements of the batch.
 
-    ``value`` is an array, a value of an outer transform, or an outer tensor with its history.  It has the
-    batch axis in front if ``batched``; otherwise it is the same for all elements.
+    ``value`` is an array, a value of an outer transform, or an outer tensor that is part of a graph.  If
+    ``batched`` is true, its first axis is the batch axis; otherwise it is the same for all elements.
     """
 
     __slots__ = ("adopted", "batched", "shape", "size_", "unit", "value")
@@ -50,7 +50,7 @@ class Batched(Lifted):
         return Batched(self.level, self.size_, value, False)
 
     def marker(self) -> Batched:
-        """Return the value that ``enclosing`` has while a ``vmap`` of this level runs."""
+        """Return the value of the context variable ``enclosing`` while a ``vmap`` of this level runs."""
         found = self.lift(_NOTHING)
         found.adopted = []
         found.outer = enclosing.get()
@@ -143,7 +143,7 @@ class Batched(Lifted):
 
 
 def settled(value: Any) -> Any:
-    """Return ``value`` in the form that a Batched stores: a tensor only if it has a history."""
+    """Return ``value`` in the form that a Batched stores: a tensor only if it is part of a graph."""
     if isinstance(value, Tensor):
         return value if value._node is not None else value._data
     return np.asarray(value) if isinstance(value, (np.generic, int, float, complex)) else value

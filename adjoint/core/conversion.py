@@ -1,4 +1,4 @@
-"""Conversions of a tensor to plain numbers, which drop its history."""
+"""Conversions of a tensor to plain numbers, which disconnect it from the graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def asked_by_numpy(frame: FrameType) -> bool:
 
 
 def check_conversion(t: Any, target: str, instead: str) -> None:
-    """Raise if operations on ``t`` are recorded, because a conversion would drop its history."""
+    """Raise if operations on ``t`` are recorded, because a conversion would lose its gradient."""
     if not grad_mode.get():
         return
     if type(t._node) is Node:

@@ -1,4 +1,4 @@
-"""``define``: make an op from one record, and put it into every namespace."""
+"""``define``: make an op from one record, and add it to every namespace."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def define(
     costly : bool
         The forward is a ufunc of one argument that is worth several threads on a large array.
     unread : sequence of int
-        The numbers of those outputs that no rule reads: they are not kept with the others.
+        The indices of outputs that no rule reads; they are not saved.
 
     Returns
     -------
@@ -173,7 +173,7 @@ def _methods(name: str, method: bool | str | Sequence[str]) -> tuple[str, ...]:
 def _batch_rule(
     name: str, kind: str, fused: Any, batch: Callable[..., Any] | str | None
 ) -> Callable[..., Any] | None:
-    """Return the batch rule of an op: the given one, or that of its kind."""
+    """Return the batch rule of an op: the given one, or the default of its kind."""
     if batch is None:
         batch = "elementwise" if kind == "elementwise" else "fused" if fused else None
     if isinstance(batch, str) and batch not in BATCH_RULES:

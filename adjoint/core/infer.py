@@ -1,12 +1,12 @@
-"""The shapes and dtypes of an op's results, without its numbers.
+"""The shapes and dtypes of an op's results, without computing values.
 
-``infer`` is for callers that have shapes and dtypes but no data, such as a compiler that traces a program.
-An op whose forward is expensive has a shape rule in its record (``shape=``).  For every other op ``infer``
-runs the forward on stand-ins: arrays of the given shape and dtype with zero strides, which take no memory.
+``infer`` is for callers that have shapes and dtypes but no data, such as a compiler that traces a program. An
+op whose forward is expensive has a shape rule in its record (``shape=``).  For every other op ``infer`` runs
+the forward on stand-ins: arrays of the given shape and dtype with zero strides, which take no memory.
 
 A shape rule is ``rule(*args, **params)``, where each argument has ``shape`` and ``dtype`` or is a Python
 number.  It returns one ``(shape, dtype)`` pair per output.  It returns None for invalid arguments and for
-others that it does not cover.  The forward then runs on stand-ins, and raises the op's own error if the
+arguments that it does not cover.  The forward then runs on stand-ins, and raises the op's own error if the
 arguments are invalid.
 """
 

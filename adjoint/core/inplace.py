@@ -121,7 +121,7 @@ def _stores_item(frame: FrameType) -> bool:
 
 
 class _Probe:
-    """Counts the references that a temporary has in its own augmented assignment."""
+    """Counts the references to a temporary in its own augmented assignment."""
 
     count = 0
 
@@ -145,7 +145,7 @@ _TEMPORARY = _count_temporary()
 
 
 def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
-    """Give ``t`` the value of ``t + y``, and its history where one is recorded."""
+    """Replace the value of ``t`` by ``t + y``, recorded if one of them is recorded."""
     recording = _recording()
     if recording and (t._node is LEAF or is_watched(t)):
         refuse_leaf()

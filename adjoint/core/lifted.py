@@ -1,10 +1,9 @@
 """Base classes of the values inside transforms: batched, dual and symbolic arrays.
 
-A transform runs the user's function on tensors whose data is a ``Lifted`` value.  Each use of a
-transform has a level, larger for the inner one; an op on values of several levels is evaluated
-by the innermost, for which all others are constants.  A lifted value may hold arrays, values
-of outer levels, or outer tensors, whose operations are then recorded as usual: so transforms
-nest in any order.
+A transform runs the user's function on tensors whose data is a ``Lifted`` value.  Each use of a transform has
+a *level*; inner transforms have higher levels.  An op on values of several levels is evaluated by the
+innermost transform, for which all other values are constants.  A lifted value may contain arrays, values of
+outer levels, or outer tensors, whose operations are recorded as usual.  So transforms nest in any order.
 """
 
 from __future__ import annotations
@@ -43,7 +42,10 @@ next_level: Callable[[], int] = count(1).__next__
 
 
 def refuse_tracing(what: str, cure: str) -> None:
-    """Raise inside ``ad.compile``, where ``what`` cannot be used.  Call this only if ``special`` is not 0."""
+    """Raise inside ``ad.compile``, where ``what`` cannot be used.
+
+    Call this only if ``special.count`` is not 0.
+    """
     if tracing.get() is not None:
         raise TransformError(f"{what} cannot be used inside ad.compile.\n  {cure}")
 
@@ -109,7 +111,7 @@ class Lifted(Shaped):
 
         @abstractmethod
         def marker(self) -> Lifted:
-            """Return the value that ``enclosing`` has while a transform of this level runs."""
+            """Return the value of the context variable ``enclosing`` while a transform of this level runs."""
 
         @abstractmethod
         def release(self) -> list[Any]:
@@ -183,7 +185,7 @@ def level_of(value: Any) -> int:
 
 
 def running(level: int) -> Lifted:
-    """Return the value that ``enclosing`` has for the running transform of a level."""
+    """Return the value of the context variable ``enclosing`` for the running transform of a level."""
     top = enclosing.get()
     while top is not None and top.level != level:
         top = top.outer

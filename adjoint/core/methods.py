@@ -1,7 +1,7 @@
-"""The operators and methods of tensors.  The record of an op names the methods that it becomes.
+"""The operators and methods of tensors.
 
-``define(…, method=…)`` names them, and ``install`` puts them onto a class.  The declarations under
-TYPE_CHECKING are for editors and type checkers alone; a test compares them with what is installed.
+``define(…, method=…)`` names the methods of an op, and ``install`` adds them to a class.  The declarations
+under TYPE_CHECKING are only for editors and type checkers; a test compares them with the installed methods.
 """
 
 from __future__ import annotations

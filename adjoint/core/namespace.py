@@ -1,11 +1,11 @@
-"""The namespaces in which a rule can be evaluated: one attribute per op.
+"""The namespaces in which a derivative rule can be evaluated: one attribute per op.
 
 ``raw``  plain arrays in, plain arrays out: first-order backward at NumPy's speed.
-``rec``  tensors in, tensors out, recorded: ``create_graph=True`` and so every order.
-``dyn``  arrays that live inside a transform (batched, dual, symbolic); the value with the
+``rec``  tensors in, tensors out, recorded: for ``create_graph=True`` and higher orders.
+``dyn``  values inside a transform (batched, dual, symbolic); the value with the
          innermost level decides how the op is evaluated.
 
-A rule gets one of them as ``xp`` and never asks which.  ``define`` fills them.
+A rule receives one of them as ``xp`` and works with each of them.  ``define`` adds the ops.
 """
 
 from __future__ import annotations

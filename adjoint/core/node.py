@@ -79,7 +79,7 @@ class Node:
         return self.op.name
 
     def need_extra(self) -> NodeExtra:
-        """Return the slot for rare data: hooks, retained gradient, recorded line."""
+        """Return the object for rare data (hooks, retained gradient, recorded line); create it if needed."""
         if self.extra is None:
             with attaching:
                 if self.extra is None:
@@ -106,7 +106,7 @@ class NodeExtra:
 
 
 class _Leaf:
-    """The marker of a leaf that requires grad, in place of a node."""
+    """The type of ``LEAF``, which marks a leaf that requires grad in place of a node."""
 
     __slots__ = ()
 
@@ -143,7 +143,7 @@ node.extra = None
 
 
 def inlined(text: str, parts: dict[str, str]) -> str:
-    """Replace each ``{name}`` in a text of Python by a part; a part on a line of its own is indented."""
+    """Replace each ``{name}`` in Python source by a part; a part that is a whole line is indented."""
 
     def replaced(match: re.Match[str]) -> str:
         lines = parts[match[2]].strip("\n").split("\n")
@@ -154,7 +154,10 @@ def inlined(text: str, parts: dict[str, str]) -> str:
 
 
 def compiled(text: str, title: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run a text of Python with some global names; return all names.  Tracebacks show its lines."""
+    """Execute Python source with some global names; return all names.
+
+    Tracebacks show its lines.
+    """
     file = os.path.join(os.path.dirname(__file__), f"<{title}>")
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     found = {"__name__": __name__, **names}

@@ -12,10 +12,10 @@ __all__ = ["Observer", "observer", "unobserved"]
 
 
 class Observer:
-    """Base class of observers.  ``with`` makes an observer active in this thread or task.
+    """Base class of observers; ``with`` makes an observer active in this thread or task.
 
-    While one is active, ``config.special`` is not 0, so ops take the careful path, which calls it.
-    Otherwise the context variable is never read.  Methods must not raise and must not run ops.
+    While an observer is active, ``config.special.count`` is not 0, so ops take the careful path, which calls
+    it. Otherwise the context variable is never read.  Methods must not raise and must not run ops.
     """
 
     def __enter__(self) -> Any:
@@ -29,25 +29,25 @@ class Observer:
         special.leave()
 
     def begin(self, op: Any) -> None:
-        """Note that an op starts.  ``end`` does not follow if it raises."""
+        """Called when an op starts; ``end`` is not called if the op raises."""
 
     def computed(self, op: Any) -> None:
-        """Note that the values of an op are computed.  The op is recorded next, then ``end`` is called."""
+        """Called when the values of an op are computed; the op is recorded next, then ``end`` is called."""
 
     def end(
         self, op: Any, operands: tuple[Any, ...], params: dict[str, Any], results: tuple[Any, ...]
     ) -> None:
-        """Note the result of an op: tensors, with their nodes if they were recorded."""
+        """Called with the result of an op: tensors, with their nodes if they were recorded."""
 
     def left(self, t: Any, view: Any, how: str) -> None:
-        """Note that values leave the graph: as the tensor ``view``, or as numbers if it is None."""
+        """Called when values leave the graph: as the tensor ``view``, or as numbers if it is None."""
 
     def pulling(self, step: Callable[..., None]) -> Callable[..., None]:
         """Return the function that a backward calls for each node, with the arguments of ``pull``."""
         return step
 
     def failed(self, root: Any) -> None:
-        """Note that a backward from ``root`` cannot start, because ``root`` does not require grad."""
+        """Called when a backward from ``root`` cannot start, because ``root`` does not require grad."""
 
     def called(self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Call a module: return ``run(*args, **kwargs)``."""

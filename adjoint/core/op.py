@@ -74,9 +74,9 @@ class Op:
         return self.joint is not None or (i < len(self.rules) and self.rules[i] is not None)
 
     def keeps(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Return for each argument, and last for the output, whether its values are kept.
+        """Return, for each argument and last for the output, whether its values are saved.
 
-        Values are kept if ``saves`` names them and a rule whose gradient is wanted reads them.
+        Values are saved if ``saves`` names them and a rule whose gradient is wanted reads them.
         """
         if self.arity is None:
             return (self.saves_args[0],) * len(wanted) + (self.saves_out,)
@@ -87,7 +87,7 @@ class Op:
         return (*args, self.saves_out and any(out for _, out in used))
 
     def split(self, wanted: int, count: int) -> Split:
-        """Return ``keeps`` as positions: the kept arguments, the others, and whether the output is kept.
+        """Return ``keeps`` as positions: the saved arguments, the others, and whether the output is saved.
 
         Bit i of ``wanted`` is set if the gradient of argument i is wanted.  There are ``count`` arguments.
         """
@@ -103,7 +103,7 @@ class Op:
         return found
 
     def arg_name(self, i: int) -> str:
-        """The name of argument ``i`` as the rule calls it."""
+        """The name of argument ``i`` in the rule."""
         return self.arg_names[i] if self.arity is not None else f"{self.arg_names[0]}[{i}]"
 
     def __repr__(self) -> str:

@@ -184,7 +184,7 @@ def node_of(
 ) -> Node:
     """Record one operation; ``parents`` are the nodes and leaves that the gradients of the arguments flow to.
 
-    ``values`` are what the forward was called with, if numbers among the arguments were converted.
+    ``values`` are the arguments of the forward, if numbers among them were converted.
     """
     wanted = sum(1 << i for i, p in enumerate(parents) if p is not None)
     return make_node(op, wanted, args, values_of(args) if values is None else values, params, parents, data)
@@ -193,20 +193,20 @@ def node_of(
 def node_of_smooth(
     op: Op, args: tuple[Any, ...], params: dict[str, Any], data: Any, values: Sequence[Any] | None = None
 ) -> Node | None:
-    """Record one operation if an argument for which it has a rule has a history."""
+    """Record one operation if an argument that has a rule is part of a graph."""
     parents = parents_of(op, args)
     return None if parents is None else node_of(op, args, params, parents, data, values)
 
 
 def joined_copy(t: Tensor, parent: Any) -> Tensor:
-    """Return a tensor of the same values whose gradient goes to ``parent``, or nowhere if that is None."""
+    """Return a tensor of the same values whose gradient flows to ``parent`` (None: nowhere)."""
     fresh = wrap(t._data)
     fresh._node = node_of(OPS["copy"], (t,), {}, (parent,), t._data)
     return fresh
 
 
 def values_of(args: Sequence[Any]) -> list[Any]:
-    """Return the arguments of an op without their tensors."""
+    """Return the arguments of an op with arrays in place of tensors."""
     return [a._data if isinstance(a, Tensor) else a for a in args]
 
 
@@ -258,7 +258,7 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 def record_results(
     op: Op, operands: tuple[Any, ...], params: dict[str, Any], data: Any, values: Sequence[Any] | None = None
 ) -> Any:
-    """Wrap and record the results of an op that has several, or while tapes and the like are active."""
+    """Wrap and record the results of an op with several outputs, or while a tape or mode is active."""
     several = op.outputs > 1
     outputs = data if several else (data,)
     outputs = tuple(d if isinstance(d, (ndarray, Lifted)) else as_result(op, d) for d in outputs)
@@ -397,7 +397,7 @@ def _watched_parents(
 
 
 def output_node(node: Node, index: int) -> Node | None:
-    """Return the node of one output: that of its tensor if the tensor still exists, else a new one."""
+    """Return the node of one output: that of its tensor if the tensor still exists, else a new node."""
     extra = node.extra
     if extra is not None and extra.picks is not None:
         known = extra.picks[index]
@@ -410,7 +410,7 @@ def output_node(node: Node, index: int) -> Node | None:
 
 
 def pick(node: Node, index: int) -> Node:
-    """Make the node of one output of an op that has several."""
+    """Make the node of one output of an op with several outputs."""
     child = new_node(PICK, (node,), (), None, None, {"index": index}, node.shape[index], node.dtype[index])
     if special.count:
         _show(child, ())

@@ -1,4 +1,4 @@
-"""Checks of axes, shapes and numbers as arguments, and conversion to one form."""
+"""Check arguments that are axes, shapes or numbers, and convert them to one form."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ class Shaped:
 def canonical_axis(op: str, axis: Any, ndim: int) -> int:
     """Return ``axis`` counted from the end: -ndim … -1.
 
-    Axes are negative everywhere inside adjoint, so that an op means the same when a batch
-    axis is put in front.
+    Axes are negative everywhere inside adjoint, so that they do not change when a batch axis is put in front.
 
     >>> canonical_axis("sum", 0, 3), canonical_axis("sum", -1, 3)
     (-3, -1)
@@ -113,7 +112,7 @@ def checked_shape(what: str, shape: Any) -> Shape:
 
 
 def whole_number(op: str, name: str, value: Any) -> int:
-    """Return an argument as an int, or raise with its name."""
+    """Return an argument as an int; raise with its name if it is not one."""
     try:
         return operator.index(value)
     except TypeError:
@@ -140,7 +139,7 @@ def constant(op: str, name: str, value: Any) -> Any:
 
 
 def number(op: str, name: str, value: Any) -> float:
-    """Return an argument to which no gradient flows as a float, or raise with its name."""
+    """Return an argument to which no gradient flows as a float; raise with its name if that fails."""
     if type(value) is float:
         return value
     axes: Any = getattr(constant(op, name, value), "ndim", 0)

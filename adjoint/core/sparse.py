@@ -1,9 +1,8 @@
-"""Sparse gradients: the few rows of a large table that took part, and their values.
+"""Sparse gradients: the rows of a large table that were used, and their values.
 
-``SparseRows`` is the array-like that flows through a first-order backward: NumPy's ``add`` of it
-stays sparse with another one and becomes dense with an array, so the engine sums it like any
-contribution.  ``SparseGradient`` is the tensor that users see: it has rows and values, and
-becomes dense the moment an operation asks for its elements.
+``SparseRows`` is the array-like object that flows through a first-order backward.  Its sum with another one
+is sparse, its sum with an array is dense, so the engine can add it like any contribution.  ``SparseGradient``
+is the tensor that users see.  It has rows and values, and becomes dense when an operation needs its elements.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``Tensor``: an array that may be part of a graph.
 
 Operators and methods are installed from the op table (``core/methods.py``); ``core/convert.py`` makes tensors
-from data.  Tensors never share writes: arrays passed in are copied, views passed out are read-only, and a
-write goes to a private copy if anything else holds the memory.
+from data.  Tensors never share writes: arrays passed in are copied, returned views are read-only, and memory
+that other objects refer to is copied before a write.
 """
 
 from __future__ import annotations
@@ -233,10 +233,10 @@ class Tensor(Methods):
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient that ``backward`` accumulated; None before the first.
+        """The gradient that ``backward`` accumulated; None before the first backward.
 
-        Intermediate results have no gradient unless ``retain_grad()`` was called before the backward.
-        Reading a gradient that was not kept issues a warning.
+        Intermediate results have no gradient unless ``retain_grad()`` was called before the backward. Reading
+        a gradient that was not kept issues a warning.
         """
         if special.count and (trace := tracing.get()) is not None:
             return trace.grad_of(self)
@@ -593,7 +593,7 @@ def _check_callable(what: str, hook: Any) -> None:
 
 
 def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
-    """Return the values of ``t``, which ``what`` needs; raise where a transform hides them."""
+    """Return the values of ``t``, which ``what`` needs; raise inside a transform that hides them."""
     if special.count:
         note_reading(t)
         if (watcher := observer.get()) is not None:
@@ -650,7 +650,10 @@ def number_of(t: Tensor) -> Any:
 
 
 def note_reading(*tensors: Any) -> None:
-    """Report that tensors are read, to a trace or to detect changes; only while ``special`` is not 0."""
+    """Tell a trace, or the detection of changes, that tensors are read.
+
+    Call this only while ``special.count`` is not 0.
+    """
     trace = tracing.get()
     if trace is not None:
         trace.touch(tensors)
@@ -662,7 +665,7 @@ def note_reading(*tensors: Any) -> None:
 
 
 def tracked(t: Tensor) -> bool:
-    """Return whether operations on a tensor are recorded: it has a history, or a tape watches it."""
+    """Return whether operations on a tensor are recorded: it is part of a graph, or a tape watches it."""
     return t._node is not None or is_watched(t)
 
 
@@ -718,7 +721,7 @@ def exclusive_count() -> int:
 
 
 def note_view(view: Tensor, source: Tensor) -> None:
-    """Record that ``view`` is a view of the memory of ``source``; a recorded view does not need it."""
+    """Record that ``view`` is a view of the memory of ``source``; views that are recorded ops need not."""
     mine, data = view._data, source._data
     if type(mine) is not ndarray or type(data) is not ndarray:
         traced = isinstance(mine, Unknown) and mine.views(data)
@@ -735,7 +738,7 @@ def note_view(view: Tensor, source: Tensor) -> None:
 
 
 def held(value: Any) -> Any:
-    """Return the array inside a tensor or a value of transforms; None if there is none."""
+    """Return the array inside a tensor or a value of a transform; None if there is none."""
     while isinstance(value, (Tensor, Lifted)):
         value = value._data if isinstance(value, Tensor) else getattr(value, "value", None)
     return value

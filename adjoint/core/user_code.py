@@ -13,13 +13,13 @@ LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
 
 
 def library_of(frame: FrameType) -> str:
-    """Return the top-level package whose code runs in a frame; the programs of ``adjoint.cli`` have none."""
+    """Return the top-level package whose code runs in a frame; "" for the programs of ``adjoint.cli``."""
     name = str(frame.f_globals.get("__name__", ""))
     return "" if name.startswith("adjoint.cli.") else name.partition(".")[0]
 
 
 def _user_frame(frame: FrameType) -> FrameType:
-    """Return the innermost frame outside adjoint, NumPy and SciPy, from ``frame`` outwards."""
+    """Return the innermost frame outside adjoint, NumPy and SciPy, starting at ``frame``."""
     while frame.f_back is not None and library_of(frame) in LIBRARIES:
         frame = frame.f_back
     return frame
@@ -38,7 +38,7 @@ def user_place() -> tuple[str, int, str]:
 
 
 def warn(message: str, category: type[Warning] = UserWarning, frame: FrameType | None = None) -> None:
-    """Warn at the innermost line outside adjoint, NumPy and SciPy, from ``frame`` outwards."""
+    """Issue a warning at the innermost line outside adjoint, NumPy and SciPy, starting at ``frame``."""
     user = _user_frame(frame or sys._getframe(1))
     names = user.f_globals
     warnings.warn_explicit(

@@ -205,7 +205,7 @@ class MPIGroup(Group):
             raise RankError(self.broken)
 
     def _whereabouts(self, what: str) -> str:
-        """Ask the other ranks in which calls they wait; return a line per rank."""
+        """Ask the other ranks in which calls they wait; return one line of text per rank."""
         self._waiting = {self.rank: what}
         self._ring("where", None, 0.0)
         end = time.monotonic() + ANSWER

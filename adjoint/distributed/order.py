@@ -63,9 +63,9 @@ def share(count: int, size: int, rank: int) -> tuple[int, int]:
 
 
 class PieceSum:
-    """Running sum of arrays in the order of ``tree_sum``, as a binary counter carries.
+    """Running sum of arrays, added in the order of ``tree_sum``.
 
-    It stores at most log₂(n) + 1 arrays after n additions.
+    It stores at most log₂(n) + 1 partial sums after n additions, as a binary counter.
     """
 
     __slots__ = ("_partial",)

@@ -1,1 +1,1 @@
-"""How gradients flow: plan a backward, then pull the gradient through one op at a time, in order."""
+"""The backward engine: plan a backward, then propagate the gradient through one op at a time, in order."""

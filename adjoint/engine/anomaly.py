@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _AnomalyMode(ContextMode[bool]):
-    """Check every result, and switch off NumPy's warnings about them."""
+    """The mode that checks every result and disables NumPy's warnings about them."""
 
     _variable = record.anomaly
 

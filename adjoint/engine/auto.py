@@ -131,7 +131,7 @@ def _elements(value: Any) -> int:
 
 
 def _size(shape: Iterable[Any]) -> int:
-    """Return the number of elements; of all outputs where an op has several."""
+    """Return the number of elements; the sum over all outputs if there are several."""
     try:
         return prod(shape)
     except TypeError:

@@ -40,8 +40,8 @@ def _checked(hook: Callable[..., Any], result: Any, g: Any, xp: Namespace, what:
         )
     if type(result) is Traced and level_of(result._data) > level_of(as_gradient_tensor(g)._data):
         raise HookError(
-            f"the hook {name} on {what} returned a value from inside {result._data.transform}, but it "
-            "replaces a gradient from outside.\n"
+            f"the hook {name} on {what} returned a value from inside {result._data.transform}, but "
+            "the gradient that it replaces is outside.\n"
             "  Compute the tensor and its gradient both inside, or both outside."
         )
     if type(result) is SparseGradient and xp is not rec:

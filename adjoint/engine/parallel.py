@@ -46,10 +46,10 @@ def _crew_here() -> _Crew | None:
 
 
 def run_parallel(plan: Plan, run: Run, workers: int) -> None:
-    """Run ``plan`` in up to ``workers`` threads, of which the caller is one.
+    """Run ``plan`` in up to ``workers`` threads, including the caller's.
 
-    A run that records itself (``create_graph``) or is traced by a transform, and one inside a
-    hook or rule of another parallel run, stays in the caller's thread.
+    A backward with ``create_graph``, one that a transform traces, and one inside a hook or rule of another
+    parallel backward run in the caller's thread only.
     """
     around = _inside.get()
     other = _crew_here()
@@ -156,7 +156,7 @@ class _Crew:
         self.settle()
 
     def help(self, me: int, ended: threading.Lock) -> None:
-        """Run in a helper thread: work, and pass an error to the caller."""
+        """The function of a helper thread: work, and pass an error to the caller."""
         try:
             self.work(me)
         except BaseException as error:
@@ -229,7 +229,7 @@ class _Crew:
             index = self.process(me, index)
 
     def next_node(self, me: int) -> int:
-        """Return the node to take next, waiting for one if need be; -1 at the end."""
+        """Return the next node to process; wait for one if there is none; -1 at the end."""
         while True:
             with self.lock:
                 if me in self.sleepers:

@@ -1,4 +1,4 @@
-"""The plan of a backward run: pure data, made by an iterative walk over reachable nodes only."""
+"""The plan of a backward: pure data, made by an iterative walk over the reachable nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _seq = attrgetter("seq")
 
 
 class Plan:
-    """What a run will do.
+    """The order of the nodes in a backward, and the number of contributions that each waits for.
 
-    ``order`` has every node once, later recorded first: so a node comes after all its consumers,
-    and contributions to a tensor are summed later consumers first, whatever runs them.
-    ``needed`` are the nodes and leaves through which gradients must flow, or None for all.
-    ``events`` says that leaves are finished during the run, as soon as they are complete.  ``pending`` then
-    has the number of edges to each leaf; a root that is a leaf has one more.
+    ``order`` has every node once, newest first: so a node comes after all its consumers, and contributions to
+    a tensor are summed in the order of its consumers, newest first, in any number of threads. ``needed`` are
+    the nodes and leaves through which gradients must flow, or None for all.  With ``events``, a leaf is
+    finished during the run, as soon as its gradient is complete.  ``pending`` then has the number of edges to
+    each leaf; a root that is a leaf has one more.
     """
 
     __slots__ = ("events", "needed", "order", "pending")
@@ -43,13 +43,12 @@ def make_plan(
     watched: Iterable[Any] = (),
     since: int = 0,
 ) -> Plan:
-    """Plan the run from ``roots`` (nodes or leaves) to all leaves, or to ``targets`` alone.
+    """Plan the backward from ``roots`` (nodes or leaves) to all leaves, or only to ``targets``.
 
-    With ``events``, or if a leaf has hooks, leaves are finished during the run.
-    ``only`` contains the sequence numbers of the nodes that may take part.  All other nodes are constants,
-    and the run ends at the leaves and at the nodes in ``watched``.  Nodes with a number below ``since`` were
-    recorded before a transform began, and are constants too.  A target among them ends the run and is not
-    in ``order``.
+    With ``events``, or if a leaf has hooks, leaves are finished during the run. ``only`` contains the
+    sequence numbers of the nodes that may take part.  All other nodes are constants, and the run ends at the
+    leaves and at the nodes in ``watched``.  Nodes with a number below ``since`` were recorded before a
+    transform began, and are constants too.  A target among them ends the run and is not in ``order``.
     """
     order = [r for r in dict.fromkeys(roots) if type(r) is Node]
     pending: dict[Any, int] = {}
@@ -86,7 +85,7 @@ def _hooked(leaf: Any) -> bool:
 
 
 def _needed(order: list[Node], needed: set[Any]) -> set[Any]:
-    """Add to the targets every node that has one among its ancestors."""
+    """Return the targets and all nodes that depend on a target."""
     for node in reversed(order):
         if node not in needed:
             for parent in node.parents:

@@ -1,4 +1,7 @@
-"""Pull a gradient through one recorded op, and add the results to the gradients of the parents."""
+"""Propagate a gradient through one recorded op, and add the results to the gradients of the parents.
+
+To *pull* a gradient means to apply the derivative rules of a node to it.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +53,11 @@ _F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
 
 
 def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept: list[Any] | None) -> None:
-    """Take one step: pull the gradient of a node through it and add a contribution to each parent.
+    """Pull the gradient ``g`` of a node through the node, and add a contribution to each parent.
 
     A parallel run adds the contributions itself, in the order of the plan: they are stored in ``kept``, which
-    initially has None for each parent.  ``zeros`` are those of ``g``, one per output if there are several.
-    The values that the node saved are released, unless the run retains them.
+    initially has None for each parent.  ``zeros`` are the zeros of ``g`` (see ``engine/zeros.py``), one per
+    output if there are several. The values that the node saved are released, unless the run retains them.
     """
     op, xp, parents = node.op, run.xp, node.parents
     if needed is not None and needed.isdisjoint(parents):
@@ -136,7 +139,7 @@ def pull_checked(
 def _give(
     run: Run, node: Node, i: int, parent: Any, g: Any, gp: Any, zeros: Any, fits: bool, kept: list[Any] | None
 ) -> None:
-    """Add the result of a rule for argument ``i`` to its parent, in its shape, with its zeros."""
+    """Add the result of the rule for argument ``i`` to the gradient of its parent."""
     op, xp = node.op, run.xp
     own: Zeros | None = None
     if fits and op.pointwise:
@@ -180,7 +183,10 @@ def _read(node: Node, values: tuple[Any, ...], out: Any, xp: Namespace) -> tuple
 
 
 def _conjugates(op: Op, dtype: Any) -> bool:
-    """Return whether the engine conjugates around a rule; ``dtype`` is a tuple for several outputs."""
+    """Return whether the engine conjugates before and after a rule.
+
+    ``dtype`` is a tuple for several outputs.
+    """
     if not op.holomorphic:
         return False
     return any(d.kind == "c" for d in dtype) if type(dtype) is tuple else dtype.kind == "c"
@@ -286,9 +292,9 @@ def _check_versions(node: Node) -> None:
 def add(run: Run, parent: Any, gp: Any, zeros: Zeros | None = None) -> None:
     """Add a contribution to the gradient of ``parent``.
 
-    The first is kept by reference, the second makes a new array (``owned``), later ones add
-    into that one: an array that the engine did not make is never written.  Half precision is
-    summed in float32 (``wide``) and narrowed at the end.
+    The first contribution is stored without a copy, the second makes a new array (``owned``), and later ones
+    are added in place to that array.  An array that the engine did not make is never written to.  Half
+    precision is summed in float32 (``wide``) and rounded at the end.
     """
     grads = run.grads
     before = grads.get(parent)
@@ -325,7 +331,7 @@ def add(run: Run, parent: Any, gp: Any, zeros: Zeros | None = None) -> None:
 
 
 class Placed:
-    """A contribution to a part of a gradient: of an index, or of one of several outputs."""
+    """A contribution to a part of a gradient: to the elements at an index, or to one of several outputs."""
 
     __slots__ = ("g", "node", "zeros")
 
@@ -349,7 +355,7 @@ def _is_basic(key: tuple[Any, ...]) -> bool:
 
 
 def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) -> bool:
-    """Add the gradient of an index or of one output in place; return False if a rule is needed."""
+    """Add the gradient of an index or of one output in place; return False if the rule must be called."""
     if node.op is PICK:
         g = cleaned(run.xp, g, zeros)
     elif (
@@ -367,7 +373,7 @@ def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) ->
 
 
 def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> None:
-    """Add a gradient at its index in place, so that the cost is that of the selected elements."""
+    """Add a gradient at its index in place, so that the cost depends only on the selected elements."""
     if node.op is PICK:
         _add_output(run, parent, node.params["index"], g, zeros)
         return
@@ -418,7 +424,7 @@ def narrowed_gradient(xp: Namespace, g: Value, key: Value, wide: set[Any]) -> An
 
 
 def _add_output(run: Run, parent: Any, index: int, g: Any, zeros: Zeros | None) -> None:
-    """Add the gradient of one output, which is clean, to the node of all outputs."""
+    """Add the gradient of one output to the node of all outputs; it has no NaN at marked zeros."""
     slots = run.grads.get(parent)
     if slots is None:
         slots = run.grads[parent] = [None] * parent.op.outputs
@@ -431,7 +437,7 @@ def _add_output(run: Run, parent: Any, index: int, g: Any, zeros: Zeros | None) 
 
 
 def release(node: Node) -> None:
-    """Drop what a node saved, arguments first.  A node that saved nothing stays usable."""
+    """Drop the values that a node saved; a node that saved nothing can be used again."""
     if node.op.saves_any:
         node.args = node.out = node.versions = None
 
@@ -445,7 +451,7 @@ def _recorded(node: Node) -> str:
 
 
 def released(node: Node) -> GraphReleasedError:
-    """Return the error of a second backward."""
+    """Return the error for a second backward through a released node."""
     return GraphReleasedError(
         f"{node.op.name!r} (output shape {node.shape}) was already differentiated and its saved values "
         "are released.\n"
@@ -454,12 +460,12 @@ def released(node: Node) -> GraphReleasedError:
 
 
 def modified(node: Node, t: Tensor) -> ModifiedError:
-    """Return the error of a saved value that was overwritten."""
+    """Return the error for a saved value that was overwritten."""
     return overwritten(node.op.name, t, _recorded(node))
 
 
 def overwritten(name: str, t: Tensor, where: str = "") -> ModifiedError:
-    """Return the error of a value that was overwritten, although the backward of an op needs it."""
+    """Return the error for a value that was overwritten although the backward of an op needs it."""
     return ModifiedError(
         f"the backward of {name!r} needs the values that a tensor of shape {t.shape} and {t.dtype} had in "
         "the forward, but the tensor was written to since.\n"

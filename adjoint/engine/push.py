@@ -68,7 +68,11 @@ def push_forward(
 def _push_all(
     order: list[Node], given: dict[Any, Any], ends: list[Any], xp: Namespace, zeros: dict[Any, Zeros | None]
 ) -> list[Any]:
-    """Return the tangents of ``ends``.  ``zeros`` has those of ``given``; if it is empty, none are kept."""
+    """Return the tangents of ``ends``.
+
+    ``zeros`` has the zeros of the tangents ``given`` (see ``engine/zeros.py``); if it is empty, zeros are not
+    tracked.
+    """
     flows = dict(given)
     uses: dict[Any, int] = dict.fromkeys(ends, len(order) + 1)  # never dropped
     for node in order:
@@ -108,7 +112,7 @@ def _any_nan(tangents: list[Any]) -> bool:
 
 
 def _push_keeping(node: Node, tangents: list[Any], xp: Namespace, zeros: dict[Any, Any]) -> tuple[Any, Any]:
-    """Return the tangent of a node's output and its zeros, both as tuples where it has several outputs."""
+    """Return the tangent of a node's output and its zeros; tuples if there are several outputs."""
     op = node.op
     own = [None if t is None else zeros.get(p) for p, t in zip(node.parents, tangents, strict=True)]
     if op is PICK:
@@ -140,7 +144,7 @@ def _kept(xp: Namespace, t: Value, zeros: Zeros | None) -> Any:
 
 
 def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
-    """Return the zeros of a node's tangent: where the tangent of positive numbers is 0."""
+    """Return the zeros of a node's tangent: the elements where the tangent of positive numbers is 0."""
     seeds = [
         None if t is None else positive(t.shape, t.dtype, None if z is None else z.live())
         for t, z in zip(tangents, own, strict=True)
@@ -153,7 +157,7 @@ def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
 
 
 def push(node: Node, tangents: list[Any], xp: Namespace, zeros: Sequence[Any] = ()) -> Any:
-    """Return the tangent of a node's output; a tuple of them where it has several outputs."""
+    """Return the tangent of a node's output; a tuple if there are several outputs."""
     op = node.op
     if op is PICK:
         return None if tangents[0] is None else tangents[0][node.params["index"]]

@@ -48,7 +48,7 @@ def _lifted(value: Any, top: Lifted) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """Return a saved value that may have gone through ``saved_tensors_hooks``; of a tuple, each."""
+    """Return a saved value, unpacked if ``saved_tensors_hooks`` packed it; of a tuple, each element."""
     if type(value) is tuple:
         return tuple(map(unpacked, value))
     if type(value) is not Packed:

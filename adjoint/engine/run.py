@@ -1,4 +1,4 @@
-"""The state of one backward run, and the function that all front ends start it with."""
+"""The state of one backward, and the function that starts it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Run:
     def arrive(self, node: Node, g: Any, zeros: Any) -> tuple[Any, Any]:
         """Run the hooks of a node on its total gradient, and store the gradient if it was requested.
 
-        Return the gradient with its zeros, by output if there are several.
+        Return the gradient with its zeros; one per output if there are several.
         """
         if node in self.wide:
             g = narrowed_gradient(self.xp, g, node, self.wide)
@@ -73,7 +73,7 @@ class Run:
         return g, zeros
 
     def total(self, leaf: Tensor, g: Any) -> Any:
-        """Clean and narrow the complete gradient of a leaf, and run its hooks."""
+        """Return the complete gradient of a leaf, cleaned and in the dtype of the leaf, after its hooks."""
         if self.zeros:
             g = cleaned(self.xp, g, self.zeros.pop(leaf, None))
         if leaf in self.wide:
@@ -114,7 +114,7 @@ class Run:
 
 
 def _special_step() -> Callable[..., None]:
-    """Return the function that pulls through a node, checked or observed if a mode asks for it."""
+    """Return the function that pulls through a node; checked or observed if a mode is active."""
     step = pull_checked if anomaly.is_on() else pull
     watcher = observer.get()
     return step if watcher is None else watcher.pulling(step)
@@ -137,9 +137,9 @@ def differentiate(
 ) -> tuple[Run, list[tuple[Tensor, Any]]]:
     """Run backward from ``roots`` with ``seeds``, tensors of their shapes and dtypes.
 
-    Returns the run and the leaves with their gradients; nothing else has changed.  ``targets``
-    and, without them, ``watched`` may have nodes; their gradients are in the run's ``captured``.
-    ``chosen`` says that the caller chose the seeds: their zeros select elements, as an index does.
+    Returns the run and the leaves with their gradients; nothing else has changed.  ``targets`` and, without
+    them, ``watched`` may have nodes; their gradients are in the run's ``captured``. With ``chosen`` the
+    caller chose the seeds: their zeros count as zeros by selection.
     """
     if special.count and tracing.get() is not None:
         _refuse_outside(roots)

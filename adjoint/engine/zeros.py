@@ -228,7 +228,7 @@ class Masked:
 
 
 def of_seed(seed: Any) -> Zeros | None:
-    """Return the zeros of a seed: those in the caller's seed, or those of the surrounding run."""
+    """Return the zeros of a seed: those in the caller's seed, or those of the surrounding backward."""
     around = arriving.get()
     data = seed._data if isinstance(seed, Tensor) else seed
     if around is None:
@@ -246,7 +246,7 @@ def of_seed(seed: Any) -> Zeros | None:
 def through(node: Node, i: int, g: Any, zeros: Any, shape: tuple[int, ...]) -> Zeros | None:
     """Return the zeros of the result of rule ``i`` for a gradient with ``zeros``; None if unknown.
 
-    ``zeros`` and ``g`` are lists where the op has several outputs.
+    ``zeros`` and ``g`` are lists if the op has several outputs.
     """
     op = node.op
     if op.outputs > 1:
@@ -268,7 +268,7 @@ def summed_zeros(zeros: tuple[Zeros, ...], shape: tuple[int, ...], stained: bool
 
 
 def meet(a: Zeros | None, b: Zeros | None) -> Zeros | None:
-    """Return the zeros of a sum of two clean gradients: the elements where both have one."""
+    """Return the zeros of a sum of two clean gradients: the elements where both have a zero."""
     return None if a is None or b is None else Zeros((a, b))
 
 
@@ -296,7 +296,7 @@ def cleaned(xp: Namespace, g: Value, zeros: Zeros | None) -> Any:
 
 
 def _cleaned_later(xp: Namespace, g: Value, zeros: Zeros) -> Any:
-    """Clean a gradient that is recorded, or a value of a transform."""
+    """Clean a gradient that is recorded, or that is a value of a transform."""
     always = xp is rec or (grad_mode.get() and not isinstance(g, Unknown))
     heart = None if always else unknown(g)
     if not always and heart is None and not may_have_nan(g):

@@ -1,7 +1,7 @@
 """Clipping of gradients.
 
-The gradients are in the ``.grad`` of parameters, in a ``Gradients`` store, or in a dictionary of arrays.
-They are replaced there, and the norm from before is returned.
+The gradients are in the ``.grad`` of parameters, in a ``Gradients`` store, or in a dictionary of arrays. They
+are replaced there, and the norm before clipping is returned.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
 
 @contextmanager
 def lending(gradients: Any) -> Iterator[None]:
-    """Context manager: inside, clip functions change these gradients in place, whatever groups are given."""
+    """Context manager: inside, clip functions change these gradients in place, in any grouping."""
     token = _lent.set(gradients)
     try:
         yield
@@ -222,7 +222,7 @@ def clip_grad_norm(target: Any, max_norm: float, p: float = 2.0, *, nonfinite: s
 
 
 def _clip_norm(what: str, places: list[_Place], bound: float, p: float, nonfinite: str) -> float:
-    """Clip the joint norm of gradients; return it as it was."""
+    """Clip the joint norm of gradients; return the norm before clipping."""
     norm, scale = norm_parts((place.grad for place in places), p)
     if not math.isfinite(norm):
         if nonfinite == "raise":
@@ -233,12 +233,12 @@ def _clip_norm(what: str, places: list[_Place], bound: float, p: float, nonfinit
 
 
 def _trace() -> Any:
-    """Return the trace of ``ad.compile`` that runs here, or None."""
+    """Return the trace of ``ad.compile`` that is running, or None."""
     return tracing.get() if special.count else None
 
 
 def _clip_traced(clip: Callable[[list[_Place]], Any], places: list[_Place], kind: Any = np.float64) -> Any:
-    """Clip gradients at each call of a compiled function; return the number that ``clip`` returns then."""
+    """Clip gradients at each call of a compiled function; return the symbolic result."""
     trace, labels = _trace(), [place.label for place in places]
     params = [place.param for place in places if place.param is not None]
     several = len(params) == len(places)
@@ -262,7 +262,7 @@ def _clip_traced(clip: Callable[[list[_Place]], Any], places: list[_Place], kind
 
 
 def _clip_places(places: list[_Place], norm: float, scale: float, bound: float) -> None:
-    """Scale gradients with the norm ``norm * scale``, which may exceed float64, down to ``bound``."""
+    """Scale gradients whose norm is ``norm * scale``, which may exceed float64, down to ``bound``."""
     if norm * scale > bound:
         for place in places:
             place.put(scaled(place.grad, bound / norm / scale))

@@ -46,7 +46,7 @@ FINITE = 1 << 17
 
 
 def chunks(*arrays: Array, written: int = 0, size: int = CHUNK) -> Iterator[tuple[Array, ...]]:
-    """Yield arrays of one shape in matching 1-d pieces; those of the first ``written`` may be written to."""
+    """Yield matching 1-d pieces of arrays of equal shape; the first ``written`` may be written to."""
     if all(a.flags.c_contiguous for a in arrays):
         flat = [a.reshape(-1) for a in arrays]
         for start in range(0, flat[0].size, size):
@@ -77,7 +77,7 @@ def all_finite(a: Array) -> bool:
 
 
 def all_finite_unwarned(a: Array) -> bool:
-    """Return whether no element is NaN or infinite; the caller has switched NumPy's warnings off."""
+    """Return whether no element is NaN or infinite; the caller must have disabled NumPy's warnings."""
     if a.nbytes < MASKED or a.dtype.char not in "fdFD" or not a.flags.c_contiguous:
         return _finite_by_mask(a)
     flat = a.reshape(-1)
@@ -181,7 +181,7 @@ def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
 
 
 class Measure(NamedTuple):
-    """The norm of sums, and how they are scaled: divided by ``divisor``, then multiplied by ``factor``."""
+    """The norm of sums, and their scaling: they are divided by ``divisor``, then multiplied by ``factor``."""
 
     norm: float | None  # None: not computed
     divisor: float
@@ -191,7 +191,7 @@ class Measure(NamedTuple):
 
 
 def measured(sums: Sequence[Any], p: float, divisor: float, bound: float | None) -> Measure:
-    """Return the measure of sums over ``divisor``, with their norm clipped to ``bound``."""
+    """Return the measure of sums divided by ``divisor``, with their norm clipped to ``bound``."""
     part, scale = norm_parts(sums, p)
     part /= divisor
     norm = part * scale
@@ -247,7 +247,7 @@ def check_max_norm(value: Any, what: str = "max_norm") -> float:
 
 
 def _holds(value: Any) -> bool:
-    """Return whether float64 can represent a number."""
+    """Return whether a number is within the range of float64."""
     return not isinstance(value, int) or value.bit_length() < 1024
 
 

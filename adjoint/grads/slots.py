@@ -34,7 +34,7 @@ def commit(gradients: dict[Tensor, Any]) -> None:
     """Add gradients to the ``.grad`` of their tensors; on an error nothing changes.
 
     A leaf that no longer requires grad is skipped.  Tensors in ``.grad`` are replaced, not written to.
-    ``gradients`` is emptied on the way to limit the peak of memory.
+    ``gradients`` is emptied meanwhile, to limit the peak of memory.
     """
     if special.count and (trace := tracing.get()) is not None:
         trace.commit(gradients)

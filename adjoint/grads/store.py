@@ -263,7 +263,7 @@ class Gradients:
 
 
 def _rebuilt(pairs: list[tuple[Tensor, Tensor]]) -> Gradients:
-    """Make a store of copied or unpickled pairs, whose tensors have new ids."""
+    """Return a store from copied or unpickled pairs, whose tensors have new ids."""
     made = Gradients()
     made._items = {id(t): (t, g) for t, g in pairs}
     return made

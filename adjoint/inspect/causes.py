@@ -159,10 +159,10 @@ class WatchedStep:
     # No gradient -------------------------------------------------------------------------------
 
     def missing(self, held: set[int] | None) -> list[Finding]:
-        """Explain the parameters that the backward does not reach.
+        """Explain why the backward does not reach some parameters.
 
-        ``held`` has the ids of the parameters of all known optimisers; others need no gradient.  It is
-        None if no optimiser is known.
+        ``held`` has the ids of the parameters of all known optimisers; other parameters need no gradient.  It
+        is None if no optimiser is known.
         """
         groups: dict[Any, tuple[str, str, Place | None, list[str]]] = {}
         for name, p in self.names.wanted.values():

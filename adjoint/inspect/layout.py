@@ -1,4 +1,8 @@
-"""Positions of the boxes of a folded graph: layers by longest path, ordered by the mean of neighbours."""
+"""Positions of the boxes of a folded graph.
+
+The layer of a box is the longest path to it; boxes of a layer are ordered by the mean position of their
+neighbours.
+"""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def of_function(
 
 
 def in_block(frame: FrameType, line: int) -> dict[str, Any]:
-    """Return the variables named in the ``with`` block at a line; none if there is no source."""
+    """Return the variables that the ``with`` block at a line names; none if there is no source."""
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     try:
         parsed = ast.parse("".join(lines))

@@ -40,7 +40,10 @@ def _parts() -> dict[str, str]:
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """Return the text of a page.  Text of the user is only in the data, which scripts insert as text."""
+    """Return the text of an HTML page.
+
+    Texts of the user are only in the data, and scripts insert them as text, not as HTML.
+    """
     plain = json.dumps(data, separators=(",", ":"), allow_nan=False, default=str)
     packed = base64.b64encode(gzip.compress(plain.encode(), 9, mtime=0)).decode()
     parts = _parts()

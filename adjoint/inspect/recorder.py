@@ -232,7 +232,10 @@ class Recorder(Callback):
         self._arm(trainer)
 
     def _arm(self, trainer: Trainer) -> None:
-        """Watch the next step if one is due: the first with its tensors, those after it only for times."""
+        """Start to watch the next step if one is due.
+
+        The first watched step keeps its tensors; the following steps are watched only for their times.
+        """
         if self._timed:
             self._timed -= 1
             self._watch = Watch(cost=cost_of_observing())
@@ -324,7 +327,7 @@ class Recorder(Callback):
         self._before = []
 
     def _thin(self) -> None:
-        """Delete every second recorded step, and record half as many from now on."""
+        """Delete every second recorded step, and from now on record half as many."""
         self.every *= 2
         keep = [i for i, step in enumerate(self.steps) if step % self.every == 0] or [len(self.steps) - 1]
         self.steps = [self.steps[i] for i in keep]

@@ -200,7 +200,10 @@ class Watch(Observer):
     def end(
         self, op: Any, operands: tuple[Any, ...], params: dict[str, Any], results: tuple[Any, ...]
     ) -> None:
-        """Record the op; one whose start was not seen, such as a call of a custom rule, takes no time."""
+        """Record the op.
+
+        An op whose start was not seen, such as a call of a custom rule, takes no time.
+        """
         now, self._stack.computed = self._stack.computed or perf_counter(), 0.0
         event = self._closed(op.name, "forward", now - self.overhead)
         self._settle(event)
@@ -254,7 +257,7 @@ class Watch(Observer):
         self.flows.append(flow)
 
     def left(self, t: Any, view: Any, how: str) -> None:
-        """Record that values leave the graph: by ``detach()`` as a flow, as numbers as an escape."""
+        """Record that values leave the graph: as a flow for ``detach()``, as an escape for numbers."""
         if not self.values:
             return
         if view is None:
@@ -428,7 +431,10 @@ class Memory:
         return size
 
     def _note_holders(self) -> None:
-        """Store which events use memory now, outside of ``with``: an interrupt there may leak the lock."""
+        """Record which events use memory now.
+
+        This runs outside of ``with``, because an interrupt there may leave the lock locked.
+        """
         self.holders = [(e, n) for _, n, e in self.live.values()]
 
     def keep(self, array: Any) -> int:

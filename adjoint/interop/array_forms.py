@@ -1,6 +1,6 @@
-"""NumPy's functions of arrays and callables: ``insert``, ``piecewise``, ``apply_along_axis``, ….
+"""NumPy's functions of arrays and callables on tensors: ``insert``, ``piecewise``, ``apply_along_axis``, ….
 
-``FORMS`` maps NumPy's functions to them, as in ``numpy_forms``.
+``FORMS`` maps NumPy's functions to the functions here, as in ``numpy_forms``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def _piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> T
 
 
 def _piece(f: Any, x: Tensor, condition: Tensor, args: Any, kw: Any) -> Any:
-    """Return a piece; outside of its condition the function gets a number from inside, if there is one."""
+    """Return a piece of ``piecewise``.
+
+    Outside of its condition the function is called with a number from inside, if there is one.
+    """
     if not callable(f):
         return f
     if x.size:

@@ -37,7 +37,7 @@ def in_notebook() -> bool:
 
 
 def escape(text: Any) -> str:
-    """Return text that HTML shows as it is.
+    """Return text with HTML's special characters escaped.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ _MEMORY = frozenset("subok overwrite_input writeable like copy".split())
 
 
 def _functions() -> dict[Any, Callable[..., Any]]:
-    """Map NumPy's functions to those of adjoint with the same name."""
+    """Return a dictionary from NumPy's functions to adjoint's functions of the same name."""
     found: dict[Any, Callable[..., Any]] = {}
     spaces = [(np, module) for module in ops.MODULES]
     spaces += [(getattr(np, name), module) for name, module in ops.NAMESPACES.items()]
@@ -121,7 +121,7 @@ class Form:
         return self.ours(*head, **self._named(named, self.theirs.parameters))
 
     def _named(self, given: dict[str, Any], theirs: Any) -> dict[str, Any]:
-        """Translate NumPy's parameter names, and leave out parameters without an effect."""
+        """Translate NumPy's parameter names, and drop parameters that have no effect."""
         found = {}
         for name, value in given.items():
             ours = _RENAMED.get(name, name)
@@ -206,7 +206,7 @@ def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) 
 
 
 def _check_filter(frame: FrameType, args: Any) -> None:
-    """Raise if ``scipy.signal.lfilter`` gets a tensor with a history: its compiled code hides the error."""
+    """Raise if ``scipy.signal.lfilter`` gets a tensor that requires grad; its C code would hide the error."""
     if frame.f_code.co_name == "lfilter" and library_of(frame) == "scipy":
         for x in args:
             if isinstance(x, Tensor):

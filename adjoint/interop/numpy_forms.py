@@ -1,7 +1,8 @@
-"""NumPy's functions with NumPy's parameters, where ``ad`` has none of that name or one with other parameters.
+"""NumPy's functions with NumPy's parameters, for which ``ad`` has no function or one with other parameters.
 
-They are called as ``np.f(tensor)`` only.  ``FORMS`` maps NumPy's functions to them.  ``PLAIN`` lists
-functions that only read shapes and values and have no gradient.
+They are used only in calls such as ``np.f(tensor)``.  ``FORMS`` maps NumPy's functions to them.  ``PLAIN``
+lists functions that only read shapes and values and have no gradient.  The *form* of a function is a version
+with NumPy's parameters.
 """
 
 from __future__ import annotations
@@ -130,7 +131,10 @@ def _nanvar(
 
 
 def _moment(x: Tensor, axis: Any, ddof: float, keepdims: bool, root: bool = False) -> Tensor:
-    """Return the variance or its root without NaNs; half precision, whose squares overflow, uses float32."""
+    """Return the variance or standard deviation without NaNs.
+
+    Half precision is computed in float32, because squares overflow.
+    """
     if is_half(x):
         return rec.astype(_moment(widened(rec, x), axis, ddof, keepdims, root), dtype=x.dtype)
     missing = rec.isnan(x)

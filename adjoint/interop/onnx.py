@@ -216,23 +216,23 @@ class _Graph:
         return f"{base}_{self.count}"
 
     def constant(self, array: Any, name: str | None = None) -> str:
-        """Store an array."""
+        """Store an array; return its name."""
         name = name or self.fresh("constant")
         self.initializers[name] = np.asarray(array)
         return name
 
     def node(self, kind: str, *args: str, **attributes: Any) -> str:
-        """Add a node with one output."""
+        """Add a node with one output; return the name of the output."""
         return self.several(kind, 1, *args, **attributes)[0]
 
     def several(self, kind: str, outputs: int, *args: str, **attributes: Any) -> list[str]:
-        """Add a node with several outputs."""
+        """Add a node with several outputs; return their names."""
         names = [self.fresh(kind) for _ in range(outputs)]
         self.nodes.append(helper.make_node(kind, list(args), names, **attributes))
         return names
 
     def integers(self, *values: int) -> str:
-        """Store integers, such as a shape."""
+        """Store integers, such as a shape; return the name of the array."""
         return self.constant(np.array(values, np.int64))
 
 
@@ -250,7 +250,7 @@ def _names(what: str, given: Sequence[str] | None, count: int) -> list[str]:
 
 
 def _common(i: Instruction) -> Any:
-    """Return the dtype in which an instruction computes; NumPy converts its arguments to it."""
+    """Return the dtype in which an instruction computes; NumPy casts its arguments to this dtype."""
     if i.outs[0].dtype != bool:
         return i.outs[0].dtype
     kinds = [a.dtype if isinstance(a, Symbolic) and not a.weak else a for a in i.args]
@@ -527,13 +527,16 @@ def _attention_weights(g: _Graph, i: Instruction, args: list[str]) -> str:
 
 
 def _permuted(array: Any, order: Sequence[int]) -> Any:
-    """Return the blocks of gates of an array in another order."""
+    """Return an array with its blocks of gates in another order."""
     blocks = np.split(array, len(order))
     return np.concatenate([blocks[k] for k in order])
 
 
 def _recurrent(g: _Graph, i: Instruction, args: list[str], kind: str, order: Sequence[int]) -> list[str]:
-    """Add a recurrent node whose input is the product with the input weights: its own are the identity."""
+    """Add an ONNX node for an LSTM or GRU whose input is already multiplied by the input weights.
+
+    The input weights of the node are therefore the identity matrix.
+    """
     n = i.args[1].shape[1]
     dtype = i.outs[0].dtype
     size = len(order) * n

@@ -1,6 +1,6 @@
-"""NumPy's functions of polynomials, the highest power first: ``polyfit``, ``polymul``, ``roots``, ….
+"""NumPy's polynomial functions on tensors, highest power first: ``polyfit``, ``polymul``, ``roots``, ….
 
-``FORMS`` maps NumPy's functions to them, as in ``numpy_forms``.
+``FORMS`` maps NumPy's functions to the functions here, as in ``numpy_forms``.
 """
 
 from __future__ import annotations

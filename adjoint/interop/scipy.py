@@ -258,7 +258,7 @@ class _Vectors:
         return joined_flat(leaves, np.dtype(np.float64))
 
     def several(self, f: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Any]:
-        """Return a function of trees to several numbers, and its Jacobian, on flat arrays."""
+        """Return two functions of flat arrays: the values of a function of trees, and their Jacobian."""
 
         def vector(v: Tensor) -> Tensor:
             return self._outputs(f(self.flat.unflatten(v), *args), f)

@@ -238,7 +238,10 @@ class _ChannelNorm(Module):
         return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
     def _update(self, mean: Tensor, var: Tensor, count: int, share: float) -> None:
-        """Move the running statistics by ``share`` towards those of a batch; keep the unbiased variance."""
+        """Move the running statistics towards those of a batch by the fraction ``share``.
+
+        The running variance is the unbiased variance.
+        """
         unbiased = var.detach() * (count / max(count - 1, 1))
         with no_grad():
             for running, now in ((self.running_mean, mean.detach()), (self.running_var, unbiased)):

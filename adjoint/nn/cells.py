@@ -111,7 +111,7 @@ class _Cell(Module):
         return given
 
     def _products(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the terms of the gates that come from the input and from the hidden state."""
+        """Return the contributions of the input and of the hidden state to the gates."""
         from_input = linear(x, self.weight_ih, self.bias_ih)
         if from_input.dtype is not self.weight_ih.dtype:
             warn_if_wider(self.weight_ih, from_input)

@@ -1,4 +1,4 @@
-"""Sampling of images at given places: grid_sample and affine_grid."""
+"""Sampling of images at given points: grid_sample and affine_grid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool = False,
 ) -> Tensor:
-    """Interpolate images at the places of a grid.
+    """Interpolate images at the points of a grid.
 
     Gradients flow to the images and to the grid.
 
@@ -35,7 +35,7 @@ def grid_sample(
     x : array_like
         The images, ``(N, C, H, W)`` or ``(N, C, D, H, W)``.
     grid : array_like
-        The places, ``(N, …, 2)`` or ``(N, …, 3)``, with x first.  -1 and 1 are the ends of an axis.
+        The points, ``(N, …, 2)`` or ``(N, …, 3)``, with x first.  -1 and 1 are the ends of an axis.
     mode : {"bilinear", "nearest", "bicubic"}
         The interpolation; "bicubic" for two axes only.
     padding_mode : {"zeros", "border", "reflection"}
@@ -116,7 +116,7 @@ def _terms(at: Tensor, n: int, mode: str, padding: str, aligned: bool) -> list[t
 
 
 def _inside(at: Tensor, n: int, padding: str, aligned: bool) -> Tensor:
-    """Return places inside the image, unless zeros are outside of it."""
+    """Return points moved inside the image, unless the padding is zeros."""
     if padding == "reflection":
         low, span = (0.0, n - 1.0) if aligned else (-0.5, float(n))
         if not span:

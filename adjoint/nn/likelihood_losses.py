@@ -252,7 +252,7 @@ def _label_rows(op: str, targets: Any, lengths: Tensor, size: int) -> Tensor:
 
 
 def _before(count: int, lengths: Tensor) -> Tensor:
-    """Return which of ``count`` places are within the lengths, one row per sequence."""
+    """Return a mask with one row per sequence, True at positions below the length of the sequence."""
     return rec.less(wrap(np.arange(count)), rec.reshape(lengths, shape=(lengths.size, 1)))
 
 

@@ -34,7 +34,7 @@ Reductions = list[tuple[Tensor, float | None]]
 
 @contextmanager
 def noting_reductions(found: Reductions | None) -> Iterator[None]:
-    """Append the results of the loss functions called in this block to ``found``, with their shares.
+    """Context manager: append the results and shares of the loss functions called inside to ``found``.
 
     The share of a mean is the total weight of its rows divided by the number of rows.  It is 1 unless rows
     are ignored or weighted.  The share of a sum is None.  With ``found=None`` nothing is appended.
@@ -82,12 +82,12 @@ def check_reduction(op: str, reduction: Any) -> None:
 
 
 def mean_over(loss: Tensor, divisor: Any) -> Tensor:
-    """Return the sum of a loss over ``divisor``; half precision is summed in float32."""
+    """Return the sum of a loss divided by ``divisor``; half precision is summed in float32."""
     return narrowed(sum_all(widened(rec, loss)) / divisor, loss.dtype)
 
 
 def same_shape(op: str, prediction: ArrayLike, target: ArrayLike) -> tuple[Tensor, Tensor]:
-    """Return both as float tensors.  Unequal shapes raise: broadcasting a loss is nearly always a mistake."""
+    """Return both arguments as float tensors; raise if the shapes differ, as losses do not broadcast."""
     x, t = floats(op, prediction), floats(op, target)
     if x._data.shape != t._data.shape:
         raise ShapeError(

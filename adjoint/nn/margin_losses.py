@@ -42,7 +42,7 @@ def margin_ranking_loss(
     target : array_like
         1 where ``input1`` should be larger, -1 where ``input2`` should.
     margin : float
-        The difference from which the loss is 0.
+        The smallest difference of the scores for which the loss is 0.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 
@@ -75,7 +75,7 @@ def hinge_embedding_loss(
     target : array_like
         1 or -1, with the shape of the prediction.
     margin : float
-        The distance from which the loss of a target -1 is 0.
+        The smallest distance for which the loss of a target -1 is 0.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 
@@ -147,7 +147,7 @@ def cosine_embedding_loss(
     target : array_like
         1 for pairs that should be similar, -1 for others, with the shape ``(N,)`` or ``()``.
     margin : float
-        The cosine up to which the loss of a target -1 is 0.
+        The largest cosine for which the loss of a target -1 is 0.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 
@@ -159,7 +159,7 @@ def cosine_embedding_loss(
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -202,13 +202,13 @@ def triplet_margin_loss(
     negative : array_like
         Vectors that should be farther away.
     margin : float
-        The difference of the distances from which the loss is 0.
+        The loss is 0 if the negative is farther from the anchor than the positive by this margin.
     p : float
         The order of the norm.
     eps : float
         Added to the differences, so that the gradient exists where vectors are equal.
     swap : bool
-        Whether to use the distance of positive and negative if it is the smaller one.
+        Whether to use the distance between positive and negative if it is smaller than that to the anchor.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 
@@ -258,9 +258,9 @@ def triplet_margin_with_distance_loss(
     distance_function : callable, optional
         A function of two tensors; by default ``pairwise_distance``.
     margin : float
-        The difference of the distances from which the loss is 0.
+        The loss is 0 if the negative is farther from the anchor than the positive by this margin.
     swap : bool
-        Whether to use the distance of positive and negative if it is the smaller one.
+        Whether to use the distance between positive and negative if it is smaller than that to the anchor.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 
@@ -338,7 +338,7 @@ class MarginRankingLoss(_Triple):
     Parameters
     ----------
     margin : float
-        The difference from which the loss is 0.
+        The smallest difference of the scores for which the loss is 0.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 
@@ -361,7 +361,7 @@ class HingeEmbeddingLoss(LossModule):
     Parameters
     ----------
     margin : float
-        The distance from which the loss of a target -1 is 0.
+        The smallest distance for which the loss of a target -1 is 0.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 
@@ -405,7 +405,7 @@ class CosineEmbeddingLoss(_Triple):
     Parameters
     ----------
     margin : float
-        The cosine up to which the loss of a target -1 is 0.
+        The largest cosine for which the loss of a target -1 is 0.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 
@@ -428,13 +428,13 @@ class TripletMarginLoss(_Triple):
     Parameters
     ----------
     margin : float
-        The difference of the distances from which the loss is 0.
+        The loss is 0 if the negative is farther from the anchor than the positive by this margin.
     p : float
         The order of the norm.
     eps : float
         Added to the differences.
     swap : bool
-        Whether to use the distance of positive and negative if it is the smaller one.
+        Whether to use the distance between positive and negative if it is smaller than that to the anchor.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 
@@ -466,9 +466,9 @@ class TripletMarginWithDistanceLoss(_Triple):
     distance_function : callable, optional
         A function of two tensors; by default ``pairwise_distance``.
     margin : float
-        The difference of the distances from which the loss is 0.
+        The loss is 0 if the negative is farther from the anchor than the positive by this margin.
     swap : bool
-        Whether to use the distance of positive and negative if it is the smaller one.
+        Whether to use the distance between positive and negative if it is smaller than that to the anchor.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 

@@ -116,7 +116,7 @@ class Module:
         object.__setattr__(self, name, value)
 
     def _instead(self, name: str, value: Any) -> Any:
-        """Return the value to store where it is not a tensor; an array for a buffer becomes a tensor."""
+        """Return the value to store if it is not a tensor; an array for a buffer becomes a tensor."""
         parameters, buffers = self._names("_parameters"), self._names("_buffers")
         if isinstance(value, Module):
             parameters.pop(name, None)
@@ -199,7 +199,7 @@ class Module:
             raise
 
     def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``forward`` and the hooks while a trace or an observer may note the call."""
+        """Call ``forward`` and the hooks while a trace or an observer records the call."""
         if (trace := tracing.get()) is not None:
             trace.modules[id(self)] = self
         if (watcher := observer.get()) is not None:
@@ -357,7 +357,7 @@ class Module:
         Parameters
         ----------
         set_to_none : bool
-            Must be True; it exists for PyTorch's sake.
+            Must be True.  The parameter exists for compatibility with PyTorch.
         """
         drop(self.parameters(), set_to_none)
 

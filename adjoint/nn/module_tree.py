@@ -22,8 +22,8 @@ def _put_together(module: Module, values: Sequence[Any], buffers: Mapping[int, A
     """Return a copy of ``module`` with other parameters, and with other buffers by their id.
 
     A value that occurs twice, such as the gradient of two biases that are added, is copied.  As one object it
-    would be one parameter, and the copy would have another structure than ``module``.  A leaf that requires
-    grad is not copied: giving it twice ties two parameters.
+    would be one parameter, and the copy would have a different structure than ``module``.  A leaf that
+    requires grad is not copied: passing it twice ties two parameters.
     """
     distinct, seen = [], set()
     for v in values:
@@ -50,7 +50,7 @@ tree.register(Module, _take_apart, _put_together)
 
 
 def unseen_parameters(module: Module) -> list[str]:
-    """Return the paths of plain lists, tuples and dictionaries whose parameters the module does not list."""
+    """Return the paths of plain lists, tuples and dictionaries that contain unregistered parameters."""
     seen = {id(p) for p in module.parameters()}
     found = []
     for path, m in module.named_modules():

@@ -40,7 +40,7 @@ def multi_margin_loss(
     p : {1, 2}
         The power.
     margin : float
-        The difference of scores from which the loss is 0.
+        The smallest difference of the scores for which the loss is 0.
     weight : array_like, optional
         One weight per class.
     reduction : {"mean", "sum", "none"}
@@ -54,7 +54,7 @@ def multi_margin_loss(
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -194,7 +194,7 @@ class MultiMarginLoss(LossModule):
     p : {1, 2}
         The power.
     margin : float
-        The difference of scores from which the loss is 0.
+        The smallest difference of the scores for which the loss is 0.
     weight : array_like, optional
         One weight per class.
     reduction : {"mean", "sum", "none"}

@@ -21,7 +21,7 @@ __all__ = ["GroupNorm", "LayerNorm", "RMSNorm"]
 
 
 def widened_half(x: Tensor) -> Tensor:
-    """Return half precision as float32, because squares of numbers from 256 on overflow in float16."""
+    """Return half precision as float32, because squares of numbers above 255 overflow in float16."""
     return rec.astype(x, dtype=np.dtype(np.float32)) if x.dtype.itemsize == 2 else x
 
 
@@ -31,7 +31,7 @@ def like_input(y: Tensor, x: Tensor) -> Tensor:
 
 
 def affine_map(op: str, z: Tensor, weight: Any, bias: Any, shape: tuple[int, ...], tail: int) -> Tensor:
-    """Return ``z * weight + bias``; both have ``shape``, and ``tail`` axes follow it in z."""
+    """Return ``z * weight + bias``; both have shape ``shape``, and z has ``tail`` more axes at the end."""
     for name, p in (("weight", weight), ("bias", bias)):
         p = _of_shape(op, name, p, shape)
         if p is None:

@@ -95,7 +95,7 @@ def huber_loss(
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
     delta : float
-        The difference from which the loss is linear.
+        The smallest difference for which the loss is linear.
 
     Returns
     -------
@@ -134,7 +134,7 @@ def smooth_l1_loss(
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
     beta : float
-        The difference from which the loss is linear.  With 0 the loss is the absolute difference.
+        The smallest difference for which the loss is linear.  With 0 the loss is the absolute difference.
 
     Returns
     -------
@@ -213,7 +213,7 @@ class HuberLoss(LossModule):
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
     delta : float
-        The difference from which the loss is linear.
+        The smallest difference for which the loss is linear.
 
     Examples
     --------
@@ -236,7 +236,7 @@ class SmoothL1Loss(LossModule):
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
     beta : float
-        The difference from which the loss is linear.
+        The smallest difference for which the loss is linear.
 
     Examples
     --------

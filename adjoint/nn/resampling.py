@@ -97,7 +97,7 @@ def interpolate(
 
 
 def _targets(space: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[tuple[int, ...], list[float]]:
-    """Return the new lengths, and the distances of neighbouring results in the input."""
+    """Return the new lengths, and the distance in the input between neighbouring elements of the result."""
     nd = len(space)
     if (size is None) == (scale_factor is None):
         raise ArgumentError("interpolate: pass exactly one of size= and scale_factor=.")

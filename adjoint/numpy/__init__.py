@@ -2,7 +2,7 @@
 
 Functions that are differentiable or make arrays return tensors and take NumPy's parameters.  Constants,
 classes and dtypes are NumPy's own, and so are all other functions: they work on the values of tensors, and
-raise ``LostHistoryError`` for a tensor with a history.
+raise ``LostHistoryError`` for a tensor that requires grad.
 
 >>> import adjoint as ad
 >>> import adjoint.numpy as np

@@ -46,7 +46,7 @@ class Ufunc:
 
 
 def namespace(theirs: ModuleType, names: Iterable[str], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names of a module of NumPy with adjoint's functions where there are any.
+    """Return the names of a NumPy module, with adjoint's functions where they exist.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def _number(found: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 def numpy_only(
     theirs: Any, path: str = "np", instead: str = "It has no derivative in adjoint."
 ) -> Callable[..., Any]:
-    """Return NumPy's function for the values of tensors; it raises for tensors with a history."""
+    """Return NumPy's function for the values of tensors; it raises for tensors that require grad."""
     name = f"{path}.{getattr(theirs, '__name__', '')}"
 
     @functools.wraps(theirs)

@@ -38,7 +38,7 @@ def _array(
 
 
 def _is_numeric(value: Any, dtype: Any) -> bool:
-    """Return whether a tensor can hold a value; strings, objects and dates become NumPy's arrays."""
+    """Return whether a tensor can contain a value; strings, objects and dates become NumPy arrays."""
     if dtype is not None:
         return np.dtype(dtype).kind in "biufcV" and np.dtype(dtype).names is None
     first = value
@@ -75,7 +75,7 @@ def _fromfunction(
 
 
 def _made(theirs: Any) -> Callable[..., Any]:
-    """Return NumPy's function with arrays among its results as tensors."""
+    """Return NumPy's function; arrays among its results become tensors."""
     plain = numpy_only(theirs)
 
     @functools.wraps(theirs)

@@ -1,6 +1,6 @@
 """``numpy.random``: the same numbers from the same seeds, as arrays.
 
-The functions take tensors as parameters and raise ``LostHistoryError`` for a tensor with a history:
+The functions accept tensors as parameters, but raise ``LostHistoryError`` for a tensor that requires grad:
 ``ad.random.default_rng`` has draws through which gradients flow.
 """
 

@@ -26,7 +26,10 @@ SMALL = 16_384  # elements: parameters up to this size share one flat array
 
 
 class Group:
-    """Parameters that share hyper-parameters: small ones in one block per dtype, large ones alone."""
+    """Parameters that share hyper-parameters.
+
+    Small parameters are in one block per dtype, large ones separate.
+    """
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Group:
 
 
 class Unit:
-    """Parameters that are updated together: a block of small ones, or one large one."""
+    """Parameters that are updated together: a block of small parameters, or one large parameter."""
 
     def __init__(self, params: list[Tensor], block: Block | None) -> None:
         self.params = params
@@ -192,7 +195,7 @@ class Unit:
         return _initial(optimizer, flat, hyper)
 
     def kept(self, state: State) -> State:
-        """Return the part of the state arrays that this process keeps: all of them."""
+        """Return the part of the state arrays that this process keeps: here, all of them."""
         return state
 
     def take_back(self, steps: list[int]) -> None:

@@ -247,7 +247,8 @@ class Optimizer:
             if not p.is_leaf:
                 raise InputError(
                     f"{type(self).__name__}: parameters must be leaf tensors, but params[{i}] of shape "
-                    f"{p.shape} was computed.\n  Pass leaf tensors, or its detach()."
+                    f"{p.shape} is the result of an operation.\n"
+                    f"  Pass leaf tensors; params[{i}].detach() is one."
                 )
             if id(p) in taken:
                 raise ArgumentError(f"{type(self).__name__}: params[{i}] of shape {p.shape} is given twice.")

@@ -462,7 +462,7 @@ class _Chain:
         return self(step)
 
     def report_from(self, logs: Mapping[str, float], step: int) -> float:
-        """Report the monitored number of those of an epoch."""
+        """Report the monitored number among the numbers of an epoch."""
         i = self._followed(step)
         if hasattr(self._parts[i], "report_from"):
             self._parts[i].report_from(logs, step - self._starts[i])
@@ -582,7 +582,7 @@ class Plateau:
         return self.rate
 
     def report_from(self, logs: Mapping[str, float], step: int | None = None) -> float:
-        """Report the monitored number of those of an epoch.
+        """Report the monitored number among the numbers of an epoch.
 
         Parameters
         ----------

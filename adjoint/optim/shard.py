@@ -1,4 +1,7 @@
-"""Optimiser state in slices, one per rank (ZeRO-1).  A rank updates its slice and receives the others."""
+"""Optimiser state divided into slices, one per rank (ZeRO-1).
+
+A rank updates its slice of the parameters and receives the others.
+"""
 
 from __future__ import annotations
 

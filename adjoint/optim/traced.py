@@ -266,7 +266,7 @@ def _pattern(group: Group) -> Any:
 
 
 def _alike(unit: Unit, present: list[int]) -> list[int]:
-    """Return, for each parameter, the index of the first parameter with the same step count."""
+    """Return, for each parameter, the index of the first parameter with an equal step count."""
     counts = [unit.steps[i] for i in present]
     return list(map(counts.index, counts))
 

@@ -41,7 +41,7 @@ class _How:
         return "the complex step" if self.method == "complex" else "central differences"
 
     def wrong(self, analytic: Array, numeric: Array) -> Array:
-        """Return where two derivatives differ; NaN differs from everything."""
+        """Return where two derivatives differ by more than the tolerance; NaN differs from everything."""
         with np.errstate(invalid="ignore"):
             close = np.abs(analytic - numeric) <= self.atol + self.rtol * np.abs(numeric)
         return ~close
@@ -305,7 +305,7 @@ def _gradient_function(
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], is_complex: bool) -> Array:
-    """Return random numbers of either sign, none near zero: a small factor would hide a wrong element."""
+    """Return random numbers of both signs, not near zero: a small factor would hide a wrong element."""
     real = rng.uniform(0.5, 1.5, shape) * rng.choice([-1.0, 1.0], shape)
     return np.asarray(real + 1j * _random(rng, shape, False) if is_complex else real)
 
@@ -323,7 +323,7 @@ def _coordinates(a: Any) -> Array:
 
 
 def _moved(args: Sequence[Any], k: int, step: Array, how: _How) -> list[Any]:
-    """Return the arguments with coordinates ``step`` added to argument ``k``; plain constants."""
+    """Return the arguments, as constants, with coordinates ``step`` added to argument ``k``."""
     moved = [a.detach() if isinstance(a, Tensor) else a for a in args]
     if how.method == "complex":
         moved = [
@@ -368,7 +368,7 @@ def _unit(size: int, j: int) -> Array:
 
 
 def _pulled(y: Tensor, seed: Array, leaves: list[Tensor]) -> list[Array]:
-    """Return the gradient of one output for each leaf, as coordinates; ``seed`` is too."""
+    """Return the gradient of one output for each leaf, in coordinates; ``seed`` is in coordinates, too."""
     if not y.requires_grad:
         return [np.zeros(_coordinates(x.numpy()).size) for x in leaves]
     value = np.empty(y.shape, y.dtype)

@@ -38,7 +38,7 @@ UNCHECKED: dict[str, dict[str, str]] = {
 
 
 def unchecked(op: str, check: str) -> str:
-    """Return why a check leaves out an op; "" if it does not."""
+    """Return the reason why a check leaves out an op; "" if the op is checked."""
     return UNCHECKED[check].get(op, "")
 
 

@@ -1,8 +1,9 @@
-"""Spread elementwise passes over large arrays: in pieces that stay in the cache, over a few threads.
+"""Run elementwise passes over large arrays: in pieces that stay in the cache, in a few threads.
 
 This is only correct for operations that round each element independently of the others, so that pieces and
-threads do not change any bit.  +, -, *, /, sqrt, comparisons and copies do.  Functions such as tanh do if the
-pieces start at multiples of the vector length, which a test checks.  Sums and matrix products do not.
+threads do not change any bit.  +, -, *, /, sqrt, comparisons and copies are such operations.  Functions such
+as tanh are, if the pieces start at multiples of the vector length, which a test checks.  Sums and matrix
+products are not.
 
 NumPy releases the interpreter lock inside its loops and acquires it after each call.  Small pieces therefore
 make threads wait for each other, so the pieces of several threads are large (docs/adr/0011).
@@ -336,7 +337,7 @@ _pool = _Pool()
 
 
 def _lose_helpers() -> None:
-    """Use no helpers in a forked child: it is likely one of many processes."""
+    """Use no helpers in a forked child, because it is likely one of many processes."""
     global _pool
     _pool = _Pool(forked=True)
 

@@ -186,7 +186,7 @@ def check_batches(where: str, loader: Any, pairs: bool) -> None:
 
 
 def refuse_several_inputs(inputs: Any, targets: Any) -> None:
-    """Raise if the inputs are several arrays with a row per target each.  A tuple of rows is accepted."""
+    """Raise if the inputs are several arrays, each with one row per target; a tuple of rows is accepted."""
     if not isinstance(inputs, (tuple, list)) or not hasattr(targets, "__len__") or not inputs:
         return
     arrays = all(isinstance(each, (np.ndarray, Tensor)) and each.ndim for each in inputs)

@@ -58,7 +58,7 @@ class Progress:
             self._bar.update(self._task, description=f"epoch {epoch + 1}/{self._epochs}", completed=behind)
 
     def step(self, logs: Mapping[str, float], weight: float, unit: str) -> None:
-        """Show the numbers of a step, and count its weight, which is in this unit."""
+        """Show the numbers of a step, and count its weight in the given unit."""
         if self._bar is not None:
             self._recent.append((time.perf_counter(), weight))
             self._bar.update(

@@ -81,7 +81,10 @@ def _newest(trainer: Trainer) -> tuple[Any, Any] | None:
 
 
 def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Restore a saved state; each part checks its own.  Callbacks without a saved state stay unchanged."""
+    """Restore a saved state; each part checks its own state.
+
+    Callbacks without a saved state are not changed.
+    """
     _refuse_other_loader(loader, state)
     trainer.model.load_state_dict(model)
     _refuse_other_freezing(trainer, state)
@@ -161,7 +164,7 @@ def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:
 
 
 def matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
-    """Return the callbacks with a saved state, and these states, also if the run was moved."""
+    """Return the callbacks that have a saved state, with these states; also if the run was moved."""
     left, found = list(saved), []
     waiting = [(callback, _names(trainer, callback)) for callback in trainer.callbacks]
     for name in ("identity", "beside"):

@@ -132,9 +132,9 @@ def _agree(shares: list[float]) -> bool:
 
 
 def check_pieces(found: Reductions, loss: Any, weighted: bool) -> None:
-    """Raise if the mean of the losses of pieces is not the loss of the batch.
+    """Raise if the mean of the losses of the pieces is not the loss of the batch.
 
-    With ``weighted`` the user passed ``weight=``, so only a loss that is a sum is an error.
+    With ``weighted`` the user passed ``weight=``; then only a loss that is a sum is an error.
     """
     if any(share is None for value, share in found if value is loss or not weighted):
         raise ArgumentError(

@@ -1,9 +1,9 @@
 """Record one call of a function as a single node with a given derivative.
 
 Custom derivatives and checkpoints are such calls.  A ``Rule`` defines how the call runs and how gradients are
-pulled back, on tensors; ``apply`` runs it and records the node.  Inside ``vmap``, a call whose arguments have
-histories at outer levels is evaluated there, with a rule that is itself mapped.  The derivative of the rule
-is thus used at every level.
+propagated back, on tensors; ``apply`` runs it and records the node.  Inside ``vmap``, a call whose arguments
+depend on recorded tensors of outer levels is evaluated there, with a rule that itself runs under ``vmap``.
+The derivative of the rule is thus used at every level.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def wants_gradient(t: Tensor) -> bool:
 
 
 def _cut(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the same values without history at this level; outer histories are kept."""
+    """Return the same values without a graph at this level; graphs of outer levels are kept."""
     if special.count:
         note_reading(*tensors)
     return [wrap(t._data) for t in tensors]  # all of them: a tape watches tensors, not values
@@ -183,7 +183,7 @@ class SplitTree:
 
 
 def zeros_for(grads: list[Tensor | None], specs: list[tuple[Any, Any]]) -> list[Tensor]:
-    """Return gradients with zeros, of the outputs' shapes and dtypes, for those that are None."""
+    """Return gradients in which None is replaced by zeros of the output's shape and dtype."""
     return [
         wrap(np.zeros(shape, dtype)) if g is None else g
         for g, (shape, dtype) in zip(grads, specs, strict=True)
@@ -199,7 +199,7 @@ def specs_of(outputs: list[Tensor]) -> list[tuple[Any, Any]]:
 
 
 def _evaluated(rule: Rule) -> Op:
-    """Make an op that runs a call under the enclosing transform, for each element of the batch."""
+    """Return an op that runs a call under the enclosing transform, for each element of the batch."""
     op = new_op(rule.name, (), False, 1)
 
     def outside(*values: Any) -> Any:
@@ -228,7 +228,7 @@ def _evaluated(rule: Rule) -> Op:
 
 
 class _Mapped(Rule):
-    """A rule on batches: each of its parts runs under ``vmap``."""
+    """A rule for batches: each of its methods runs under ``vmap``."""
 
     def __init__(self, rule: Rule, axes: list[Any]) -> None:
         self.rule = rule
@@ -263,7 +263,7 @@ class _Mapped(Rule):
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Pull the gradients of the batch; an argument without a batch axis gets the sum."""
+        """Return the gradients for the batch; an argument without a batch axis gets the sum."""
         places, other = rest
         axes = [0 if at is None else self.axes[at] for at in places]
 
@@ -285,7 +285,7 @@ class _MappedForward(_Mapped, ForwardRule):
     rule: ForwardRule
 
     def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
-        """Push the tangents of the batch."""
+        """Return the tangents for the batch."""
         n = len(tensors)
 
         def push(*both: Tensor) -> Any:
@@ -378,7 +378,7 @@ class Derivative:
         return tuple(pushed) if len(self.specs) > 1 else pushed[0]
 
     def _run(self, recording: bool, top: Any, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of the rule at a level; if it is recorded, it counts as differentiated."""
+        """Call a function of the rule at a level; if it is recorded, it runs as a differentiated function."""
         if not recording:
             return run_at(top, function, *args)
         return within(transform, f"the rule of {self.rule.name}", run_at, top, function, *args)

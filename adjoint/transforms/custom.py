@@ -116,7 +116,7 @@ class _StraightThrough(Rule):
 
 
 class _Arguments(SplitTree):
-    """The arguments of one call: the fixed ones, and the others, whose tensors are stored separately."""
+    """The arguments of one call: the non-differentiable ones, and the others without their tensors."""
 
     def __init__(self, f: Any, args: tuple[Any, ...], fixed: Sequence[int]) -> None:
         self.f = f
@@ -126,7 +126,7 @@ class _Arguments(SplitTree):
         super().__init__(tuple(args[i] for i in self.moving))
 
     def all(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Return all arguments in their places."""
+        """Return all arguments in their positions."""
         args = dict(self.fixed)
         args.update(zip(self.moving, self.filled(tensors), strict=True))
         return tuple(args[i] for i in range(self.count))

@@ -142,7 +142,7 @@ def directions(
 
 
 def push_along(run: Recorded, tangents: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return the tangents of a run's outputs, zero where they depend on no input.
+    """Return the tangents of a run's outputs; zero if they depend on no input.
 
     A tangent of None means zero.
     """

@@ -76,8 +76,8 @@ def fixed_point(
     *args : object
         Further arguments of ``f``.
     tol : float, optional
-        The iteration ends when a step changes x by at most ``tol`` times the largest element or 1.  The
-        default is eps^¾ of the dtype.
+        The iteration ends when a step changes x by at most ``tol * max(1, |x|)``, where |x| is the largest
+        absolute value.  The default is eps^¾ of the dtype.
     max_steps : int
         The largest number of steps.
     damping : float
@@ -136,8 +136,8 @@ def root(f: Callable[..., Any], x0: Tree, *args: Tree, tol: float | None = None,
     *args : object
         Further arguments of ``f``.
     tol : float, optional
-        The iteration ends when a step changes x by at most ``tol`` times the largest element or 1.  The
-        default is eps^¾ of the dtype.
+        The iteration ends when a step changes x by at most ``tol * max(1, |x|)``, where |x| is the largest
+        absolute value.  The default is eps^¾ of the dtype.
     max_steps : int
         The largest number of steps.
 
@@ -362,7 +362,7 @@ def _largest(t: Tensor) -> float:
 
 
 def _is_small(step: Tensor, x: Tensor, limit: float) -> Any:
-    """Return whether a step is small relative to x or 1; inside ``vmap`` for each element separately."""
+    """Return whether a step is at most ``tol`` · max(1, |x|); inside ``vmap`` for each element separately."""
     if not step.size:
         return True
     if _is_lifted(step) or _is_lifted(x):
@@ -413,7 +413,7 @@ def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
 
 
 def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor, like: Batched) -> Tensor:
-    """Join a solution inside ``vmap`` to outside histories, where it is the solution for the whole batch."""
+    """Connect a solution inside ``vmap`` to the graphs of outer tensors, as one solution for the batch."""
     batch = _Batch(equation, jacobian, like)
     whole = batch.held(x)
     since = next_seq()
@@ -431,7 +431,7 @@ def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor,
 
 
 def _at_level_of(residual: Tensor, x: Tensor) -> Tensor:
-    """Lift x to the level of its residual.  Steps do this too, but no step is made if x0 is a solution."""
+    """Lift x to the level of its residual; needed only if x0 is already a solution."""
     return at_level(x, residual._data) if isinstance(residual._data, Lifted) else x
 
 

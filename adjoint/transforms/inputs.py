@@ -1,8 +1,8 @@
 """Shared parts of transforms: check arguments and results, and record one run of a function.
 
-A transform does not differentiate with respect to the user's tensors.  It runs the function on stand-ins:
-new leaves, or aliases that are joined to the original tensors if those have a history.  Derivatives are taken
-with respect to these nodes, so that nested derivatives cannot be confused with each other.
+A transform does not differentiate with respect to the user's tensors.  It runs the function on stand-ins: new
+leaves, or aliases that are connected to the original tensors if those are part of a graph.  Derivatives are
+taken with respect to these nodes, so that nested derivatives cannot be confused with each other.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def argument_name(f: Any, position: int) -> str:
 
 
 class Place:
-    """The location of a leaf for messages, formatted on demand.
+    """The position of a leaf in a tree, formatted on demand for messages.
 
     ``start`` is the name of the tree, or the function and the position of the argument.
     """

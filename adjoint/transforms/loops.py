@@ -1,8 +1,8 @@
-"""Loops and choices with the meaning of JAX's: ``scan``, ``fori_loop``, ``while_loop``, ``cond``, ``map``.
+"""Loops and conditionals as in JAX: ``scan``, ``fori_loop``, ``while_loop``, ``cond``, ``map``.
 
-They are plain Python loops on tensors, so that every transform goes through them.  Inside ``vmap`` a
-condition that differs between the elements of the batch is a mask.  Inside ``ad.compile`` the trace may run
-the body once (``Trace.scan``); otherwise the loop is unrolled.
+They are plain Python loops on tensors, so that every transform works with them.  Inside ``vmap`` a condition
+that differs between the elements of the batch is a mask.  Inside ``ad.compile`` the trace may run the body
+once (``Trace.scan``); otherwise the loop is unrolled.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 def run_scan(body: Body, carry: Any, count: int, reverse: bool, checkpoint: bool | int) -> tuple[Any, Any]:
-    """Run all steps, in segments if the backward is to run them again."""
+    """Run all steps; in checkpointed segments if ``checkpoint`` is set."""
     if special.count and (trace := tracing.get()) is not None and not checkpoint:
         found = trace.scan(body, carry, count, reverse)
         if found is not None:
@@ -379,7 +379,8 @@ class Body:
         if structure != self.structure:
             raise InputError(
                 f"{self.name}: the carry had the structure {_shown(self.structure)} before the step, and has "
-                f"{_shown(structure)} after it.\n  {self._where()} must return the structure that it gets."
+                f"{_shown(structure)} after it.\n"
+                f"  {self._where()} must return a carry with the structure of its argument."
             )
         found = [t if isinstance(t, Tensor) else asarray(t) for t in leaves]
         for k, (t, (shape, dtype)) in enumerate(zip(found, self.specs, strict=True)):
@@ -418,14 +419,14 @@ class Body:
         return new, found[1]
 
     def _settle(self, new: Any) -> bool:
-        """Give Python numbers the dtypes of the first step; return False if it must be made again."""
+        """Set the dtypes of Python numbers from the first step; return False if the step must be repeated."""
         before = self.specs
         self.specs = [(shape, t.dtype) for (shape, _), t in zip(before, tree.leaves(new), strict=True)]
         self.weak = set()
         return self.specs == before
 
     def cast(self, carry: Any) -> Any:
-        """Return a carry in the dtypes that it must have."""
+        """Return a carry cast to its final dtypes."""
         leaves = tree.leaves(carry)
         found = [
             t if t.dtype == dtype else astype(t, dtype)
@@ -434,7 +435,7 @@ class Body:
         return tree.unflatten(self.structure, found)
 
     def run(self, carry: Any, rows: list[Tensor], first: int, count: int, reverse: bool) -> tuple[Any, Any]:
-        """Make some steps; return the carry and the stacked results."""
+        """Run some steps; return the carry and the stacked results."""
         carry = self.cast(carry)
         each = [unstack(r) for r in rows]
         ys: list[Any] = []
@@ -487,7 +488,7 @@ def _tensor(name: str, init: Any, k: int, leaf: Any) -> Tensor:
 
 
 def _check_same(name: str, f: str, other: str, a: Any, b: Any, function: Any) -> None:
-    """Raise if two branches return different things."""
+    """Raise if the results of two branches differ in structure, shape or dtype."""
     left, right = tree.structure(a), tree.structure(b)
     if left != right:
         raise InputError(f"{name}: {f} returns the structure {_shown(right)}, but {other} {_shown(left)}.")
@@ -575,7 +576,7 @@ def _flag(name: str, value: Any) -> Any:
 
 
 def _any(going: Any, limit: int | None, steps: int) -> bool:
-    """Return whether a loop continues: the condition is true for an element of the batch, or is unknown."""
+    """Return whether a loop continues: the condition is true for any element of the batch, or is unknown."""
     if isinstance(going, bool):
         return going
     if unknown(going) is None:

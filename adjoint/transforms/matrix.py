@@ -207,7 +207,7 @@ def _matrix(
 
 
 def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: bool | None) -> bool:
-    """Return whether to compute by rows; raise for complex numbers where a matrix is not enough."""
+    """Return whether to compute by rows; raise for complex numbers that a matrix cannot describe."""
     complex_in = any(x.dtype.kind == "c" for x in run.inputs)
     complex_out = any(y.dtype.kind == "c" for y in run.outputs)
     if complex_in and not holomorphic:
@@ -247,7 +247,7 @@ def _rows(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
 
 
 def _each(function: Callable[[Tensor], Any], t: Tensor, chunk_size: int | None, out_axes: int = 0) -> Any:
-    """Apply a linear function to all unit directions; without a batch if there is only one."""
+    """Apply a linear function to all unit vectors; without a batch axis if there is only one."""
     if t.size == 1:
         return function(wrap(np.ones(t.shape, t.dtype)))
     return over_units(function, t, out_axes, chunk_size)

@@ -226,7 +226,7 @@ def saved_tensors_hooks(
 
 
 def _histories(value: Any) -> Iterator[Tensor]:
-    """Yield a tensor, and the outer tensors that it holds."""
+    """Yield a tensor, and the outer tensors that it contains."""
     while isinstance(value, (Tensor, Batched)):
         if isinstance(value, Tensor):
             yield value
@@ -239,7 +239,7 @@ def _is_new(t: Tensor, since: int) -> bool:
 
 
 def _part(t: Tensor, level: int) -> tuple[Tensor, list[tuple[int, int, bool]]]:
-    """Return the value a tensor holds at a level or further out, and the batches around it, inner first."""
+    """Return the value of a tensor at a level or further out, and the batches around it, innermost first."""
     value: Any = t
     batches = []
     data = t._data
@@ -251,7 +251,7 @@ def _part(t: Tensor, level: int) -> tuple[Tensor, list[tuple[int, int, bool]]]:
 
 
 def _inside(part: Tensor, batches: list[tuple[int, int, bool]], history: bool) -> Tensor:
-    """Return a tensor that holds ``part``, with its history, inside these batches."""
+    """Return a tensor that contains ``part``, with its graph, inside these batches."""
     for level, size, batched in reversed(batches):
         part = wrap(Batched(level, size, part if history else part._data, batched))
         history = False
@@ -259,7 +259,7 @@ def _inside(part: Tensor, batches: list[tuple[int, int, bool]], history: bool) -
 
 
 def _with_part(value: Any, level: int, part: Tensor) -> Any:
-    """Return a value with ``part`` as its content at a level; histories at inner levels are kept."""
+    """Return a value with ``part`` as its content at a level; graphs at inner levels are kept."""
     data = value._data if isinstance(value, Tensor) else value
     if not (isinstance(data, Batched) and data.level > level):
         return part
@@ -310,7 +310,7 @@ class _Call:
 
 
 def _kept(t: Tensor) -> Tensor:
-    """Return a tensor with the current values and history of ``t``; a leaf is returned unchanged."""
+    """Return a tensor with the current values and graph of ``t``; a leaf is returned unchanged."""
     if t._node is LEAF or (t._node is None and wants_gradient(t)):
         return t
     kept = wrap(t._data)
@@ -319,7 +319,7 @@ def _kept(t: Tensor) -> Tensor:
 
 
 def _recorded(call: _Checkpointed, outputs: list[Any], since: int) -> list[Any]:
-    """Record a call at one level; return the outputs with their histories there replaced."""
+    """Record a call at one level; return the outputs connected to the new node at that level."""
     parts = {i: _part(out, call.level)[0] for i, out in enumerate(outputs) if isinstance(out, Tensor)}
     moving = {i: t for i, t in parts.items() if level_of(t._data) == call.level and _is_new(t, since)}
     op, operands = call.op(moving, since)
@@ -332,7 +332,7 @@ def _recorded(call: _Checkpointed, outputs: list[Any], since: int) -> list[Any]:
 
 
 def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
-    """Return the leaves and earlier results that a record since ``since`` depends on."""
+    """Return the leaves and earlier results that the ops recorded since ``since`` depend on."""
     found: dict[Any, Tensor] = {}
     seen: set[Any] = set()
     stack = [key_of(r) for r in roots]
@@ -351,11 +351,11 @@ def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
 def pull_record(
     xp: Namespace, roots: Sequence[Tensor], seeds: Sequence[Any], keys: list[Any], wanted: Value, since: int
 ) -> list[Any] | None:
-    """Pull gradients through a record that began at ``since``, to the nodes and leaves it depends on.
+    """Pull gradients through the ops recorded since ``since``, to the given nodes and leaves.
 
-    The run stops at earlier nodes: their hooks and histories belong to the surrounding run.  Return a
-    gradient, with its mask of zeros if it has one, or None for each key; return None if the record depends
-    on anything else.
+    The run stops at earlier nodes: their hooks and graphs belong to the surrounding run.  Return, for each
+    key, a gradient (with its mask of zeros if it has one) or None; return None if the ops depend on anything
+    else.
     """
     pairs = [(r, s) for r, s in zip(roots, seeds, strict=True) if s is not None]
     pulled = [k for k, w in zip(keys, wanted, strict=True) if w and k is not None]
@@ -468,7 +468,7 @@ class _Checkpointed:
         return roots, since
 
     def _input(self, value: Any, parent: Any, batches: list[tuple[int, int, bool]], lifted: bool) -> Tensor:
-        """Return an argument for the second run, joined to its history and at its original level."""
+        """Return an argument for the second run, connected to its graph and at its original level."""
         t: Tensor = value if isinstance(value, Tensor) else joined(value, parent)
         if lifted:
             held = t._data.value
@@ -507,7 +507,7 @@ def _sample(data: Any) -> Any:
 
 
 def _once(keys: list[Any]) -> list[Any]:
-    """Return the keys with repeated keys replaced by None, so that each key gets its gradient once."""
+    """Return the keys with repeats replaced by None, so that each key gets its gradient once."""
     seen: set[Any] = set()
     return [None if k in seen or seen.add(k) else k for k in keys]  # type: ignore[func-returns-value]
 

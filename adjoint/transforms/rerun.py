@@ -203,7 +203,7 @@ class Generators:
 
     @classmethod
     def drawn_by(cls, functions: Iterable[Any]) -> Generators:
-        """Return the generators that functions name."""
+        """Return the random generators that the variables of functions refer to."""
         return cls(list(_generators_of(functions, ())), {})
 
     def read(self) -> list[Any]:
@@ -235,7 +235,7 @@ def _global_bits() -> Any:
 
 
 def _bits(owner: Any) -> Any:
-    """Return the object that holds the state of a generator of NumPy or of adjoint."""
+    """Return the object that contains the state of a NumPy or adjoint generator."""
     if isinstance(owner, np.random.BitGenerator):
         return owner
     if isinstance(owner, np.random.RandomState):
@@ -250,8 +250,7 @@ _LONGEST = 1_000  # items of a container that is searched; data sets are longer
 def _generators_of(functions: Iterable[Any], arguments: Iterable[Any]) -> Iterator[Any]:
     """Yield the generators in arguments, and in the variables that functions name.
 
-    Containers, dataclasses and modules are searched with all that is in them, other objects with their
-    attributes.
+    Containers, dataclasses and modules are searched completely; of other objects, the attributes.
     """
     stack = [(value, False) for f in functions for value in _named_by(f)]
     stack += [(value, False) for value in arguments]
@@ -278,7 +277,10 @@ def _is_generator(kind: Any) -> bool:
 
 
 def _named_by(f: Any) -> list[Any]:
-    """Return the closure variables, globals and defaults of a function; the object of a method, or ``f``."""
+    """Return the objects that a function refers to.
+
+    These are its closure variables, globals and defaults; the object of a method; or ``f`` itself.
+    """
     if isinstance(f, functools.partial):
         return [*_named_by(f.func), *f.args, *f.keywords.values()]
     if isinstance(f, types.MethodType):

@@ -242,7 +242,7 @@ def check_one_number(transform: str, f: Any, run: Recorded) -> None:
 
 
 def pull_back(run: Recorded, cotangents: Sequence[Tensor | None], *, retain: bool) -> list[Tensor]:
-    """Return the gradients of a run's inputs, zero where no output depends on them.
+    """Return the gradients of a run's inputs; zero if no output depends on them.
 
     A cotangent of None means zero.
     """

@@ -137,7 +137,7 @@ def test_hooks_run_at_the_level_of_their_gradient() -> None:
             return times(k)
 
     with pytest.raises(
-        errors.HookError, match=r"returned a value from inside ad\.vmap, but it replaces a gradient from"
+        errors.HookError, match=r"returned a value from inside ad\.vmap, but the gradient that it replaces"
     ):
         ad.vmap(captures)(np.array([1.0, 2.0]))
 

@@ -236,7 +236,11 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda w: ad.optim.SGD([]), TypeError, "no parameters"),
     (lambda w: ad.optim.SGD([3.0]), TypeError, "params\\[0\\] is a float"),
     (lambda w: ad.optim.SGD([w.detach()]), TypeError, "no parameter requires grad"),
-    (lambda w: ad.optim.SGD([w * 2]), TypeError, "was computed.\n  Pass leaf tensors, or its detach"),
+    (
+        lambda w: ad.optim.SGD([w * 2]),
+        TypeError,
+        "is the result of an operation.\n  Pass leaf tensors",
+    ),
     (lambda w: ad.optim.SGD([w, w]), ValueError, "given twice"),
     (lambda w: ad.optim.Adagrad([w], initial=-1.0), ValueError, "initial must be finite and at least 0"),
     (lambda w: ad.optim.SGD([w], lr=-1.0), ValueError, "lr must be finite and at least 0, but is -1.0."),

@@ -69,11 +69,11 @@ def test_a_profile_says_what_the_kernels_alone_would_take() -> None:
         "| backward: NumPy kernels of the rules | 20 µs | 20% |",
         "| backward: the engine | 30 µs | 30% |",
         "| optimiser | 10 µs | 10% |",
-        "Beside PyTorch (0.5, target 0.4): bare NumPy kernels alone take 0.15 of its whole time; "
+        "Compared with PyTorch (0.5, target 0.4): NumPy kernels alone take 0.15 of its whole time; "
         "the rest must shrink from 0.35 to 0.25 of it.",
-        "Beside JAX, jit (5, target 1): bare NumPy kernels alone take 1.5 of its whole time, so that no "
-        "engine around these kernels meets the target.",
-        "The dearest kernels: `matmul` backward 15 µs (2 calls), `tanh` forward 5 µs.",
+        "Compared with JAX, jit (5, target 1): NumPy kernels alone take 1.5 of its whole time, so no "
+        "engine that uses these kernels can meet the target.",
+        "The most expensive kernels: `matmul` backward 15 µs (2 calls), `tanh` forward 5 µs.",
     ):
         assert line in shown.splitlines()
 
@@ -82,9 +82,9 @@ def test_a_profile_of_another_speed_draws_no_conclusion() -> None:
     from benchmarks.profile import text
 
     missed = [("torch", 20.0, 0.8)]
-    assert "bare NumPy kernels alone take 6 of its" in text(a_profile(), missed, measured=110e-6)
+    assert "NumPy kernels alone take 6 of its" in text(a_profile(), missed, measured=110e-6)
     shown = text(a_profile(), missed, measured=2e-3)
-    assert "bare NumPy kernels alone" not in shown
+    assert "NumPy kernels alone" not in shown
     assert "The step took 2 ms when its ratio was measured and 100 µs here: the machine was busy" in shown
 
 
@@ -103,11 +103,11 @@ def test_a_peer_in_the_rounds_of_the_profile_is_what_conclusions_are_drawn_from(
     missed = [("torch", 0.5, 0.4), ("torch", 0.9, 0.85), ("adjoint, function alone", 4.5, 3.0)]
     shown = text(found, missed, measured=2e-3).splitlines()
     for line in (
-        "Beside PyTorch (0.5 in the table, 0.8 by best times here, target 0.4): bare NumPy kernels alone take "
+        "Compared with PyTorch (0.5 in the table, 0.8 by best times here, target 0.4): NumPy kernels alone take "
         "0.24 of its whole time; the rest must shrink from 0.56 to 0.16 of it.",
-        "Beside PyTorch (0.9 in the table, 0.8 by best times here, target 0.85): bare NumPy kernels alone take "
+        "Compared with PyTorch (0.9 in the table, 0.8 by best times here, target 0.85): NumPy kernels alone take "
         "0.24 of its whole time; in these rounds the target is met.",
-        "Beside adjoint, function alone (4.5 in the table, 4 by best times here, target 3): bare NumPy kernels "
+        "Compared with adjoint, function alone (4.5 in the table, 4 by best times here, target 3): NumPy kernels "
         "alone take 1.2 of its whole time (its own kernels 0.2); the rest must shrink from 2.8 to 1.8 of it.",
     ):
         assert line in shown
@@ -126,7 +126,7 @@ def test_a_case_is_profiled_beside_its_peers() -> None:
     case = Case("a case", {"adjoint": lambda: step, "adjoint, again": lambda: step, "numpy": lambda: step})
     found = profile(case, ["adjoint, again", "numpy"], rounds=1)
     assert set(found["peers"]) == {"adjoint, again", "adjoint, again: kernels", "numpy"}
-    assert "Beside NumPy (2 in the table, " in text(found, [("numpy", 2.0, 1.0)])
+    assert "Compared with NumPy (2 in the table, " in text(found, [("numpy", 2.0, 1.0)])
 
 
 def test_eight_threads_add_to_one_leaf_exactly_or_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +225,8 @@ def test_every_kind_of_target_that_is_missed_is_explained() -> None:
         assert f"### {heading}\n" in shown
     for said in (
         "| bare kernels, two threads | 600 ms | 0.6 | 1.50 |",
-        "took 0.6 of one thread's time in two, more than the target of 0.588: what the machine gave then.",
-        "the busiest of two workers 60 ms (0.6 of it: what two free processors would give)",
+        "took 0.6 of one thread's time in two, more than the target of 0.588.",
+        "the busiest of two workers 60 ms (0.6 of it: ratio with two free processors)",
         "Deciding that one thread is enough, from the shapes of 11 nodes, takes 1 µs when done alone, 2.0%",
         '50 µs in one thread and 60 µs with `workers="auto"`: 1.2 of it.',
         "Bare NumPy calls in eight threads took 1.05 of the ideal",

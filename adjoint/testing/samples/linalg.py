@@ -57,7 +57,7 @@ def _hermitian(*shape: int) -> Any:
 
 
 def _filled(*shape: int, lower: bool = True) -> Any:
-    """Return the same with other numbers in one triangle, so that the matrices are not Hermitian."""
+    """Return matrices with other numbers in one triangle, so that they are not Hermitian."""
     other = array(*shape, seed=5)
     return _hermitian(*shape) + (np.triu(other, 1) if lower else np.tril(other, -1))
 
@@ -146,7 +146,7 @@ CASES += [
 
 
 def _sparse() -> list[Case]:
-    """Return cases of sparse matrices, if SciPy is there."""
+    """Return cases of sparse matrices if SciPy is installed."""
     try:
         import scipy.sparse
     except ImportError:
