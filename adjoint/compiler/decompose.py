@@ -131,7 +131,7 @@ class Primitives:
         if x.dtype == dtype:
             return x
         if dtype not in DTYPES:
-            raise NotNative(f"values of {dtype}")
+            raise NotNative(f"{dtype} has no native form")
         return self.graph.elementwise("astype", dtype, x)
 
     # Movement ----------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def _filled(number: float) -> Callable[[Any, View], View]:
 def _floats(x: View) -> View:
     """Return the view if it has a floating-point dtype; otherwise raise ``NotNative``."""
     if x.dtype.kind != "f":
-        raise NotNative(f"a function of {x.dtype}")
+        raise NotNative(f"a function of {x.dtype} has no native form")
     return x
 
 
@@ -256,7 +256,7 @@ def _pow(xp: Any, x: Any, y: Any) -> Any:
             return xp.sqrt(x) if exponent == 0.5 else powers[int(exponent)]()
     elif isinstance(x, View) and x.dtype.kind in "iu":
         if type(exponent) is not int or not 0 < exponent < 64:
-            raise NotNative("a power of integers")
+            raise NotNative("a power of integers has no native form")
         return _whole_power(x, exponent)
     return xp.power(x, y)
 
@@ -278,7 +278,7 @@ def _ldexp(xp: Any, x: Any, n: Any) -> Any:
     """Return x · 2ⁿ as several products, because 2ⁿ may overflow where x · 2ⁿ does not."""
     x, n = xp.view(x, _FLOAT64), xp.view(n, _INT64)
     if x.dtype.kind != "f":
-        raise NotNative("ldexp of integers")
+        raise NotNative("ldexp of integers has no native form")
     n = xp.maximum(xp.minimum(n, 2200), -2200)
     for _ in range(3):
         part = xp.maximum(xp.minimum(n, 100), -100) if x.dtype.itemsize == 4 else n
@@ -293,7 +293,7 @@ def _round(xp: Any, x: Any, decimals: int) -> Any:
     if x.dtype.kind != "f":
         if decimals >= 0 and x.dtype.kind in "iu":
             return x
-        raise NotNative("round of integers")
+        raise NotNative("round of integers has no native form")
     if decimals == 0:
         return xp.rint(x)
     power = 10.0 ** abs(decimals)
@@ -304,7 +304,7 @@ def _round(xp: Any, x: Any, decimals: int) -> Any:
 def _isclose(xp: Any, x: Any, y: Any, rtol: float, atol: float, equal_nan: bool) -> Any:
     x, y = xp.view(x, _FLOAT64), xp.view(y, _FLOAT64)
     if x.dtype.kind != "f" or y.dtype.kind != "f":
-        raise NotNative("isclose of integers")
+        raise NotNative("isclose of integers has no native form")
     near = xp.logical_and(xp.abs(x - y) <= atol + rtol * xp.abs(y), xp.isfinite(y))
     found = xp.logical_or(near, x == y)
     return xp.logical_or(found, xp.logical_and(x != x, y != y)) if equal_nan else found
@@ -385,7 +385,7 @@ def _reduced(xp: Any, op: str, x: View, axis: Any, keepdims: bool, dtype: Any) -
 
 
 def _wide(dtype: Any) -> Any:
-    """Return the dtype of the sum of a dtype."""
+    """Return the dtype in which values of a dtype are summed."""
     if dtype.kind == "f":
         return dtype
     return np.dtype(np.uint64) if dtype.kind == "u" else _INT64
@@ -413,7 +413,7 @@ def _count(x: View, axis: Any) -> int:
 def _mean(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
     n = _count(x, axis)
     if not n:
-        raise NotNative("the mean over an empty axis")
+        raise NotNative("the mean over an empty axis has no native form")
     return _sum(xp, x, axis, keepdims) / n
 
 
@@ -424,7 +424,7 @@ RULES["min"] = lambda xp, x, axis, keepdims: _reduced(xp, "min", _some(x, axis),
 def _some(x: View, axis: Any) -> View:
     """Return the view if the reduced axes are not empty; otherwise raise ``NotNative``."""
     if not _count(x, axis):
-        raise NotNative("the maximum or minimum over an empty axis")
+        raise NotNative("the maximum or minimum over an empty axis has no native form")
     return x
 
 
@@ -454,7 +454,7 @@ def _place_of(xp: Any, op: str, x: View, axis: Any, keepdims: bool) -> View:
     if len(axes) != 1:
         x = xp.flat(x) if len(axes) == x.ndim else x
         if x.ndim != 1 or keepdims:
-            raise NotNative(f"{op} over several axes")
+            raise NotNative(f"{op} over several axes has no native form")
         axes = [0]
     at = axes[0]
     n = _some(x, at).shape[at]
@@ -470,7 +470,7 @@ def _place_of(xp: Any, op: str, x: View, axis: Any, keepdims: bool) -> View:
 def _var(xp: Any, x: Any, axis: Any, correction: Any, keepdims: bool) -> Any:
     n = _count(x, axis)
     if not n or n <= correction:
-        raise NotNative("the variance of too few numbers")
+        raise NotNative("the variance of too few numbers has no native form")
     away = x - _mean(xp, x, axis, True)
     return _sum(xp, away * away, axis, keepdims) / (n - correction)
 
@@ -484,7 +484,7 @@ def _std(xp: Any, x: Any, axis: Any, correction: Any, keepdims: bool) -> Any:
 def _vector_norm(xp: Any, x: Any, ord: float, axis: Any, keepdims: bool) -> Any:
     """Return the 2-norm; where squares overflow or underflow, scale by the largest element first."""
     if ord != 2 or _floats(x).dtype.kind != "f" or not _count(x, axis):
-        raise NotNative(f"a norm of order {ord}")
+        raise NotNative(f"a norm of order {ord} has no native form")
     found = xp.sqrt(_sum(xp, x * x, axis, keepdims))
     top = 1e15
     extreme = xp.logical_not(xp.logical_and(found > 1 / top, found < top))
@@ -507,14 +507,14 @@ def _matmul(xp: Any, a: Any, b: Any) -> Any:
     a, b = xp.view(a), xp.view(b)
     dtype = np.result_type(a.dtype, b.dtype)
     if dtype.kind != "f" or not a.ndim or not b.ndim:
-        raise NotNative(f"a matrix product of {dtype}")
+        raise NotNative(f"a matrix product of {dtype} has no native form")
     a, b = xp.cast(a, dtype), xp.cast(b, dtype)
     g = xp.graph
     row, column = a.ndim == 1, b.ndim == 1
     a = g.reshape(a, (1, *a.shape)) if row else a
     b = g.reshape(b, (*b.shape, 1)) if column else b
     if a.shape[-1] == 0:
-        raise NotNative("an empty product")
+        raise NotNative("an empty product has no native form")
     if a.shape[-1] == 1:
         y = a * b
     elif b.shape[-1] == 1:

@@ -62,7 +62,10 @@ class Group:
 
 
 def over(view: View, shape: Shape) -> tuple[int, ...] | None:
-    """Return the strides of an operand along the axes of a domain of the same size; None if it has none."""
+    """Return the strides with which to read an operand along the axes of a domain of the same size.
+
+    None if no strides can express this.
+    """
     return view.strides if view.shape == shape else reshaped(view.shape, view.strides, shape)
 
 
@@ -321,7 +324,7 @@ class _Fusion:
         return not plain.offset and plain.strides == row_major(plain.shape) and plain.size == plain.node.size
 
     def _refit(self, g: Group, domain: Shape) -> bool:
-        """Return whether all operands of a group have strides along another domain."""
+        """Return whether all operands of a group can be read with strides along another domain's axes."""
         if math.prod(g.domain) != math.prod(domain):
             return False
         return all(over(a, domain) is not None for n in g.nodes for a in _operands(n))

@@ -102,13 +102,13 @@ class _Lowering:
         if i.op.kind == "host":
             return self._host(i, args)
         if i.op.call or not i.op.pure:
-            raise NotNative(f"{i.op.name} is a call")
+            raise NotNative(f"{i.op.name} calls a Python function")
         found = self.xp.apply(i.op.name, *args, **i.params)
         outs = list(found) if i.op.outputs > 1 else [found]
         outs = [o if isinstance(o, View) else self.xp.view(o) for o in outs]
         for o, wanted in zip(outs, i.outs, strict=True):
             if o.shape != tuple(wanted.shape) or o.dtype != wanted.dtype:
-                raise NotNative(f"{i.op.name} gives {o.dtype}{list(o.shape)} in native code")
+                raise NotNative(f"native code would return {o.dtype}{list(o.shape)}")
         return outs
 
     def _host(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
@@ -149,7 +149,7 @@ class _Lowering:
         loop = i.op.forward
         body = lower(loop.program)
         if body.reasons:
-            raise NotNative(f"a step has a call of NumPy: {next(iter(body.reasons.values()))}")
+            raise NotNative(f"a step calls NumPy: {next(iter(body.reasons.values()))}")
         steps = Steps(body.graph, body.outputs, loop.count, loop.carries, loop.rows, loop.backwards)
         return repeat(self.graph, steps, args)
 

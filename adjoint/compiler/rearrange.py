@@ -148,7 +148,7 @@ def _roll(xp: Any, x: Any, shift: Any, axis: Any) -> Any:
 @rule("pad")
 def _pad(xp: Any, x: Any, widths: Any, value: Any) -> Any:
     if not isinstance(value, (int, float)):
-        raise NotNative("a border that is not a number")
+        raise NotNative("the padding value is not a Python number")
     shape = tuple([lo + n + hi for n, (lo, hi) in zip(x.shape, widths, strict=True)])
     key = [slice(lo, lo + n) for n, (lo, _) in zip(x.shape, widths, strict=True)]
     return _placed(xp, shape, _fill(value, x.dtype), x.dtype, [(x, key)])
@@ -230,7 +230,7 @@ def _set_basic(xp: Any, x: View, v: View, key: Any) -> Any:
 def _add_into(xp: Any, total: Any, g: Any, key: Any) -> Any:
     key = key if isinstance(key, tuple) else (key,)
     if not _basic(key):
-        raise NotNative("a sum at index arrays")
+        raise NotNative("addition at index arrays has no native form")
     return _index_set(xp, total, xp.cast(total[key] + g, total.dtype), key)
 
 
@@ -240,7 +240,7 @@ def _from_start(xp: Any, i: View, length: int) -> View:
     The program gets a check that all indices are in range.
     """
     if i.dtype.kind not in "iu":
-        raise NotNative(f"an index of {i.dtype}")
+        raise NotNative(f"an index of {i.dtype} has no native form")
     if i.dtype == np.dtype(np.uint64):
         i = xp.minimum(i, np.uint64(2**63 - 1))
     i = xp.cast(i, _INT64)
@@ -264,7 +264,7 @@ def _take(xp: Any, x: Any, i: Any, axis: int, sparse_grad: bool = False) -> Any:
     x, i = xp.view(x), xp.view(i)
     at = axis % x.ndim
     if not x.shape[at]:
-        raise NotNative("an index into an empty axis")
+        raise NotNative("an index into an empty axis has no native form")
     places = _rows(xp, i, math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :]))
     return xp.graph.reshape(xp.gather(x, places), (*x.shape[:at], *i.shape, *x.shape[at + 1 :]))
 
@@ -295,7 +295,7 @@ def _take_along_axis(xp: Any, x: Any, i: Any, axis: int) -> Any:
     if not x.shape[axis] or any(
         n != m for k, (n, m) in enumerate(zip(x.shape, i.shape, strict=True), -x.ndim) if k != axis
     ):
-        raise NotNative("an index into an empty axis")
+        raise NotNative("an index into an empty axis has no native form")
     return xp.graph.reshape(xp.gather(x, _along(xp, i, x.shape[axis], axis)), i.shape)
 
 
@@ -422,7 +422,7 @@ def _columns(
 ) -> View:
     """Return all windows as columns, of shape (batch, groups, channels · kernel, windows)."""
     if 0 in count or 0 in x.shape or x.dtype.kind != "f":
-        raise NotNative("an empty convolution")
+        raise NotNative("an empty convolution has no native form")
     nd = len(kernel)
     view = _windowed(xp, _image(xp, x, padding), kernel, stride, dilation, count)
     order = [0, 1, *range(2 + nd, 2 + 2 * nd), *range(2, 2 + nd)]
@@ -452,7 +452,7 @@ def _conv_input(
 ) -> Any:
     n, count, kernel = g.shape[0], g.shape[2:], w.shape[2:]
     if 0 in count or not n or g.dtype.kind != "f" or any(hi < 0 or lo < 0 for lo, hi in padding):
-        raise NotNative("an empty convolution")
+        raise NotNative("an empty convolution has no native form")
     if 0 not in size and _is_direct(g, w, kernel, padding, groups, size[-1]):
         spec = (n, w.shape[1], w.shape[0], tuple(size), kernel, stride, padding, dilation)
         y = _direct(xp, "conv_input", g, w, spec, (n, w.shape[1], math.prod(size)))
@@ -474,7 +474,7 @@ def _slices(
     """Return, for each offset in the kernel, the view of the elements at this offset of all windows."""
     count = counts(x.shape[-len(kernel) :], kernel, stride, padding, dilation)
     if 0 in count or math.prod(kernel) > _MANY:
-        raise NotNative("an empty or very large window")
+        raise NotNative("an empty or very large window has no native form")
     image = _image(xp, x, padding, value)
     return [
         xp.graph.slice(image, _full_key(spot, image.ndim)) for spot in spots(kernel, stride, dilation, count)
@@ -498,7 +498,7 @@ def _window_sum(xp: Any, x: Any, **at: Any) -> Any:
 @rule("window_spread")
 def _window_spread(xp: Any, g: Any, size: Any, kernel: Any, **at: Any) -> Any:
     if not g.size:
-        raise NotNative("empty windows")
+        raise NotNative("windows of an empty array have no native form")
     full = xp.graph.broadcast(xp.graph.reshape(g, (*g.shape, *(1,) * len(kernel))), (*g.shape, *kernel))
     return _added(xp, full, size, kernel, **at)
 

@@ -65,7 +65,7 @@ def _running(xp: Any, x: Any, axis: int, op: str, start: float) -> View:
     rows = _moved(xp, xp.cast(x, dtype), axis, 0)
     size = math.prod(rows.shape[1:])
     if not rows.size or (size > _FEW and axis % x.ndim):
-        raise NotNative("a cumulative sum along rows, or of an empty array")
+        raise NotNative("a cumulative sum along rows, or of an empty array has no native form")
     start = start if dtype.kind == "f" else abs(start)
     first = xp.graph.broadcast(xp.graph.constant(np.asarray(start, dtype)), rows.shape[1:])
 
@@ -118,7 +118,7 @@ def _weights(xp: Any, w: View) -> View:
 def _inputs(xp: Any, p: Any, b: Any) -> View:
     """Return the contribution of the inputs and the bias to the gates, with the step axis first."""
     if not p.shape[-3] or not p.size:
-        raise NotNative("a sequence of no steps")
+        raise NotNative("a sequence of no steps has no native form")
     if not isinstance(b, (int, float)):
         b = xp.view(b)
         p = p + xp.graph.reshape(b, (*b.shape[:-1], 1, 1, b.shape[-1]))
@@ -169,7 +169,7 @@ def _given(
     A gradient that is a Python number has no row.
     """
     if not k.size:
-        raise NotNative("a sequence of no steps")
+        raise NotNative("a sequence of no steps has no native form")
     fixed = [isinstance(g, (int, float)) for g in gradients]
     rows = [_moved(xp, xp.view(g), -3, 0) for g, number in zip(gradients, fixed, strict=True) if not number]
 

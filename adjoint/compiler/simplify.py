@@ -171,7 +171,7 @@ class View:
         return self.graph.xp.index(self, key=key if isinstance(key, tuple) else (key,))
 
     def __bool__(self) -> bool:
-        raise NotNative("a condition on values")
+        raise NotNative("its formula branches on values")
 
     def __hash__(self) -> int:
         return id(self)
@@ -252,7 +252,7 @@ class Graph:
         """Add a known array or number."""
         array = np.asarray(value, dtype)
         if array.dtype not in DTYPES:
-            raise NotNative(f"a constant of {array.dtype}")
+            raise NotNative(f"a constant of {array.dtype} has no native form")
         small = array.size <= 64
         key = "constant", array.shape, array.dtype, array.tobytes() if small else id(value)
         node = self.known.get(key)
@@ -305,7 +305,7 @@ class Graph:
             return x
         extra = len(shape) - len(x.shape)
         if extra < 0:
-            raise NotNative("a broadcast to fewer axes")
+            raise NotNative("a broadcast to fewer axes has no native form")
         strides = (0,) * extra + tuple(
             [s if n == m else 0 for s, n, m in zip(x.strides, x.shape, shape[extra:], strict=True)]
         )

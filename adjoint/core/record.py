@@ -346,7 +346,7 @@ def coerce(op: Op, a: Any) -> Any:
 
 
 def innermost(values: Any) -> Lifted | None:
-    """Return the lifted value with the innermost level, if there is any."""
+    """Return the transform value with the innermost level; None if there is none."""
     top: Lifted | None = None
     for v in values:
         if isinstance(v, Lifted) and (top is None or v.level > top.level):
@@ -365,7 +365,7 @@ def at_level(a: Any, top: Lifted) -> Any:
 
 
 def evaluate(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Evaluate an op on arrays and lifted values, without recording at this level."""
+    """Evaluate an op on arrays and transform values, without recording at this level."""
     top = innermost(args)
     if top is None:
         return op.forward(*args, **params)
@@ -373,7 +373,7 @@ def evaluate(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 
 
 def compute(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Evaluate an op on the contents of lifted values: arrays, outer lifted values, outer tensors."""
+    """Evaluate an op on the contents of transform values: arrays, outer transform values, outer tensors."""
     plain = True
     for a in args:
         if type(a) is ndarray:

@@ -51,7 +51,7 @@ def huber(delta: ArrayLike, r: ArrayLike) -> Tensor:
     Parameters
     ----------
     delta : array_like
-        Where the loss becomes linear; infinity is returned where it is negative.
+        The value of |r| above which the loss is linear.  The result is infinite where ``delta`` is negative.
     r : array_like
         The residual.
 

@@ -189,9 +189,10 @@ def _neutral(name: str, dtype: Any) -> Any:
 
 
 def _product(x: Tensor, i: Tensor, v: Tensor, axis: int, include_self: bool) -> Tensor:
-    """Multiply groups by cumulative products of the sorted elements, doubling the distance in each round.
+    """Return the product of each group, by a parallel prefix product over the sorted elements.
 
-    Nothing is divided, so derivatives of every order are exact at zeros.
+    In each round the distance between the factors doubles.  Nothing is divided, so derivatives of every order
+    are exact at zeros.
     """
     length = x.shape[axis]
     i = rec.where(i < 0, i + length, i)

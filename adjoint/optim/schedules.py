@@ -477,8 +477,8 @@ class _Chain:
         ours = {str(i): p for i, p in enumerate(self._parts) if hasattr(p, "load_state_dict")}
         if set(ours) != set(state):
             raise ArgumentError(
-                f"the state has entries for the parts {sorted(state)} of a sequence, but the parts with a "
-                f"state are {sorted(ours)}."
+                f"load_state_dict: the state has the parts {sorted(state)}, but the parts of this sequence "
+                f"that have a state are {sorted(ours)}."
             )
         for i, part in ours.items():
             part.load_state_dict(state[i])

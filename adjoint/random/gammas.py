@@ -217,7 +217,7 @@ class Gammas(Noise):
         return narrowed(z * rec.sqrt(n / 2 / gammaincinv(n / 2, u)), target)
 
     def _quantiles(self, op: str, size: Any, dtype: Any, *params: Any) -> tuple[Any, ...]:
-        """Return the dtype, uniform numbers of float64 inside (0, 1), and positive parameters of float64."""
+        """Return the dtype, uniform float64 numbers in (0, 1), and the positive parameters as float64."""
         for value in params:
             check_values(op, value, lambda a: a > 0, "parameters must be positive")
         given = [p if isinstance(p, (int, float)) else as_float(op, asarray(p)) for p in params]
@@ -228,7 +228,7 @@ class Gammas(Noise):
 
 
 def _inside(x: Tensor, target: Any, high: float | None = None) -> Tensor:
-    """Round draws to a dtype; those that become 0, or ``high``, get the nearest number inside."""
+    """Round draws to a dtype; draws that become 0 or ``high`` get the nearest number in between."""
     y = narrowed(x, target)
     least = np.finfo(target if target.kind == "f" else np.float32).tiny
     y = y + rec.where(y <= 0, least - y.detach(), 0)

@@ -171,7 +171,7 @@ class Generator(Gammas, Discrete):
         return [Generator(seeds) for seeds in self._seeds.spawn(operator.index(count))]
 
     def at(self, *key: int) -> Generator:
-        """Create the generator of a key: the same key gives the same draws, whatever was drawn before.
+        """Return the generator of a key: the same key gives the same draws, whatever was drawn before.
 
         Parameters
         ----------

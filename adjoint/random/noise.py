@@ -31,9 +31,10 @@ class Noise:
         return float_dtype(op, np.result_type(*given) if dtype is None and given else dtype)
 
     def _noise(self, op: str, kind: str, size: Any, dtype: Any, *params: Any) -> tuple[Any, ...]:
-        """Draw noise with the common shape and dtype of the parameters; return the dtype, the noise and them.
+        """Draw noise with the common shape and dtype of the parameters.
 
-        Half precision is computed in float32, and rounded once at the end.
+        Return the dtype, the noise and the parameters.  Half precision is computed in float32, and rounded
+        once at the end.
         """
         values = [p if isinstance(p, (int, float)) else as_float(op, asarray(p)) for p in params]
         tensors = [t for t in values if isinstance(t, Tensor)]
@@ -66,7 +67,7 @@ def picked(x: Tensor, drawn: Any, axis: int) -> Tensor:
 
 
 def below(y: Tensor, low: Any, high: Any) -> Tensor:
-    """Return a uniform draw in half precision; numbers that were rounded up to ``high`` become smaller."""
+    """Return a uniform draw in half precision; numbers that were rounded up to ``high`` are decreased."""
     low, high = (rec.astype(asarray(bound), dtype=y.dtype).detach() for bound in (low, high))
     last = rec.nextafter(high, low)
     hit = rec.logical_and(rec.equal(y, high), rec.not_equal(low, high))
@@ -74,7 +75,7 @@ def below(y: Tensor, low: Any, high: Any) -> Tensor:
 
 
 def checked_size(op: str, size: Any) -> Shape:
-    """Check a size; None means one number."""
+    """Return a valid size; None means one number."""
     shape = () if size is None else canonical_shape(op, size)
     if any(n < 0 for n in shape):
         raise ArgumentError(f"{op}: size must not have negative lengths, but is {shape}.")
@@ -82,7 +83,7 @@ def checked_size(op: str, size: Any) -> Shape:
 
 
 def fitting(op: str, shape: Shape, size: Shape) -> Shape:
-    """Return the size of a draw; raise if parameters of a shape do not broadcast to it."""
+    """Return the size of a draw; raise if the shape of the parameters does not broadcast to it."""
     if reduced_axes(size, shape) is None:
         raise ShapeError(
             f"{op}: the parameters have shape {shape}, which cannot be broadcast to size {size}."

@@ -305,10 +305,11 @@ def _recorded(
     residuals: list[Tensor],
     rest: Any,
 ) -> list[Tensor]:
-    """Record the call.  Saved tensors that are arguments or outputs are stored as such.
+    """Record the call as one node.
 
-    They are connected to the graph when the backward is itself recorded.  Other residuals were computed
-    inside the call: to connect them, the forward runs again and is recorded.
+    Saved tensors that are arguments or outputs of the call are connected to the graph if the backward is
+    itself recorded. Other saved tensors were computed inside the call: to connect them, the forward runs
+    again and is recorded.
     """
     node = Derivative(rule, len(inputs), specs_of(outputs), rest)
     known = {id(t): ("in", i) for i, t in enumerate(inputs)}

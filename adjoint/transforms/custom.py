@@ -400,8 +400,8 @@ class _JvpRule(_CustomRule, ForwardRule):
             t = wrap(np.zeros(y.shape, y.dtype)) if t is None else asarray(t)
             if t.shape != y.shape or t.dtype != y.dtype:
                 raise RuleError(
-                    f"{Place(structure, i, name)} has shape {t.shape} and {t.dtype}, but must have those of "
-                    f"the result, {y.shape} and {y.dtype}."
+                    f"{Place(structure, i, name)} has shape {t.shape} and dtype {t.dtype}, but must have "
+                    f"shape {y.shape} and dtype {y.dtype}, as the result."
                 )
             pushed.append(t)
         return pushed

@@ -49,7 +49,7 @@ def test_options_of_activations() -> None:
     assert nn.Softmax(0)(np.ones((2, 3))).tolist() == nn.Softmax(axis=0)(np.ones((2, 3))).tolist()
     assert repr(nn.Hardtanh(-2.0, 2.0)) == repr(nn.Hardtanh(min_val=-2.0, max_val=2.0))
     for make, text in [
-        (lambda: nn.ReLU(inplace=True), "ReLU: there is no inplace=: results are new tensors"),
+        (lambda: nn.ReLU(inplace=True), "ReLU: there is no inplace=: the result is always a new tensor"),
         (lambda: nn.Softmax(dim=1), "Softmax: dim= is called axis= here"),
     ]:
         with pytest.raises(errors.InputError, match=text):
@@ -89,7 +89,7 @@ WRONG_KEYWORDS: list[tuple[Any, str]] = [
     (lambda x: nn.functional.softmax(x, dim=-1), "softmax: dim= is called axis= here."),
     (lambda x: ad.concat([x, x], dim=0), "concat: dim= is called axis= here."),
     (lambda x: x.var(unbiased=False), "var: unbiased= is called correction= here."),
-    (lambda x: ad.sum(x, out=x), "sum: there is no out=: results are new tensors; x.copy_(result) under ad.no_grad()"),
+    (lambda x: ad.sum(x, out=x), "sum: there is no out=: results are new tensors; to write one into x, call x.copy_(result)"),
     (lambda x: x.max(axs=0), "max: there is no axs=; it takes x, axis, keepdims."),
     (lambda x: nn.Softmax(dim=-1), "Softmax: dim= is called axis= here."),
     (lambda x: nn.LayerNorm(3, elementwise_affine=False), "LayerNorm: elementwise_affine= is called affine= here."),

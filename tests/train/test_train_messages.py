@@ -40,7 +40,7 @@ def with_class(**options: Any) -> Any:
         (lambda: train.DataLoader(X, collate_fn=np.stack), "DataLoader: collate_fn= is called collate= here."),
         (
             lambda: train.DataLoader(X, num_workers=2),
-            "DataLoader: there is no num_workers=: batches are made in this process; prefetch=2 makes them ahead, in a thread.",
+            "DataLoader: there is no num_workers=: batches are made in this process; prefetch=2 makes the next batches in a thread.",
         ),
         (lambda: trainer_of(model_of()).fit([(X, Y)], epoch=2), "fit: epoch= is called epochs= here."),
         (

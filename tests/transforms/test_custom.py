@@ -453,7 +453,7 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
         lambda: (lambda f: (f.defjvp(lambda p, t: (p[0], t[0].sum())), ad.jvp(f, (X,), (X,))))(
             ad.custom_jvp(lambda x: x)
         ),
-        r"the tangent of .* has shape \(\) and float64, but must have those of the result, \(2,\)",
+        r"the tangent of .* has shape \(\) and dtype float64, but must have shape \(2,\)",
     ),
     "no jvp": (TransformError, lambda: ad.custom_jvp(plain)(X, Y), "plain has no derivative yet"),
     "not a function": (InputError, lambda: ad.custom_vjp(3), "custom_vjp: expected a function, but got int"),  # type: ignore[arg-type]
