@@ -292,9 +292,10 @@ _recording, _set_recording, _reset_recording = grad_mode.get, grad_mode.set, gra
 
 
 class _GradMode(ContextMode[bool]):
-    """Sets ``grad_mode``; loops enter it often, so it stores tokens instead of the stack of modes.
+    """Sets ``grad_mode``; it is optimised for loops, which enter and leave it at each step.
 
-    A token belongs to the context that made it, so one instance can be used in many threads and tasks.
+    It stores tokens instead of the stack of modes.  A token belongs to the context that made it, so one
+    instance can be used in many threads and tasks.
     """
 
     _variable = grad_mode

@@ -82,7 +82,7 @@ class Slot:
         self.part = slice(0, 0)  # of its memory
 
     def read(self, value: Any) -> Array | SparseRows:
-        """Return a gradient of any library to add to this sum; raise if it is wrong."""
+        """Return a gradient of any library as an array or sparse rows; raise if it does not match."""
         weak = isinstance(value, (int, float, list, tuple))
         return self.fitting(gradient_array(repr(self.name), value), weak)
 
@@ -375,7 +375,7 @@ class Sums:
     # State -----------------------------------------------------------------------------------
 
     def state_of(self, name: str) -> dict[str, Any]:
-        """Return the sum of a parameter for ``loaded``, in new arrays: 0 or 1 sum, 2 if compensated."""
+        """Return the state of a parameter's sum for ``loaded``, in new arrays."""
         slot = self.slots[name]
         dense = (
             self._block_of[name].arrays[0][:, slot.part] if name in self.dense else np.empty((0, slot.size))

@@ -148,7 +148,7 @@ def _probed() -> Layout:
 
 
 def _references() -> int:
-    """Return where an object has the number of references to it."""
+    """Return the offset of the reference count in an object."""
     listed = [object()]
     assert ctypes.c_int32.from_address(id(listed[0])).value == 1
     listed *= 5
@@ -157,7 +157,7 @@ def _references() -> int:
 
 
 def _holder() -> int:
-    """Return where a lock has the number of the thread that holds it."""
+    """Return the offset of the owner thread's number in a lock."""
     lock: Any = threading.RLock()
     size = type(lock).__basicsize__
     with lock:

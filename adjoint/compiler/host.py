@@ -270,7 +270,7 @@ def _make_native_call(
 
 
 def _fixed_numbers(program: Program) -> list[Source]:
-    """Return the sources of numbers that change only if hyper-parameters of an optimiser do."""
+    """Return the sources of numbers that change only if hyper-parameters of an optimiser change."""
     used: dict[int, set[int]] = {
         s.value.id: set() for s in program.sources if s.kind == "numbers" and hasattr(s.owner, "constant")
     }
@@ -284,15 +284,13 @@ def _fixed_numbers(program: Program) -> list[Source]:
 def make_direct(
     execute: Callable[..., Any], count: int, watch: Watch, node: Any, recorder: Recorder | None
 ) -> Callable[..., Any] | None:
-    """Return a function of the arguments that checks the guards natively, runs, and returns one tensor.
+    """Return a function that checks the guards natively, runs the program, and returns one tensor.
 
-    ``node`` is that of the result; a recorder makes another one at each call.  None means that there is no
-    native entry and so nothing to gain.
-
-    It returns NotImplemented if something has changed.  ``execute`` is made by ``make_call``; its lines are
-    repeated here, because a call of it would take longer than they do.  While the native check watches the
-    hyper-parameters, numbers that depend on nothing else are not read again: the last full check was followed
-    by a call that read them.
+    It returns NotImplemented if something has changed.  ``node`` is the node of the result; a recorder makes
+    a new one at each call.  None is returned instead of a function if there is no native entry.  The lines of
+    ``execute``, which ``make_call`` made, are repeated here, because calling it would take longer than
+    running them.  While the native check watches the hyper-parameters, numbers that depend only on them are
+    not read again: a call after the last full check has read them.
     """
     native = getattr(execute, "writer", None)
     if native is None:
@@ -317,7 +315,7 @@ def make_direct(
 
 
 class _Writes:
-    """The writes of a program with their places in the outputs: those of the native entry, and the others."""
+    """The writes of a program with their positions in the outputs: by the native entry, and the others."""
 
     def __init__(self, program: Program, trace: Trace) -> None:
         empty = {id(h.tensor) for h in trace.grad_guards() if h.argument is None and h.grad is None}

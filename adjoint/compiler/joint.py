@@ -165,8 +165,8 @@ class Recorder:
     def lines(self, name: Callable[[Any], str]) -> list[str]:
         """Return lines of Python that do what ``record`` does for one result, and set ``node``.
 
-        The arguments are ``x0``, ``x1`` and so on, arrays or tensors with the nodes of the program's key; the
-        arrays of the program are in ``found``.  ``name`` returns the name of an object.
+        The arguments are ``x0``, ``x1`` and so on, arrays or tensors with the nodes of the program's key;
+        ``found`` has the arrays that the program returned.  ``name`` returns the variable name of an object.
         """
         places = [f"x{k}" for k in range(len(self.owner.moves))]
         nodes = [None if s.kind is np.ndarray else s.node for s in self.owner.specs]
@@ -205,7 +205,7 @@ class Recorder:
         return call.pull(xp, g, out, *values, wanted=wanted)
 
     def _placed(self, found: Sequence[Any]) -> list[Any]:
-        """Return the results of the backward in the places of their parents, with None for the others."""
+        """Return the results of the backward at the positions of their parents; None elsewhere."""
         pulled = list(self.blank)
         for k, g in zip(self.places, found, strict=True):
             pulled[k] = g

@@ -1,4 +1,4 @@
-"""Loops inside ``vmap``: a program of one step becomes one of that step for all elements of a batch."""
+"""Loops inside ``vmap``: the program of one step is converted to a program for all elements of the batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ __all__ = ["loop_op"]
 
 
 def loop_op(name: str, steps: Repeat) -> Op:
-    """Return the op of a loop: on values of a trace one instruction, on a batch the loop of all elements."""
+    """Return an op that runs a loop.
+
+    On values of a trace it adds one instruction; on a batch it runs one loop for all elements.
+    """
     specs = steps.specs()
     op = new_op(name, (), False, len(specs))
 
@@ -48,20 +51,23 @@ def loop_op(name: str, steps: Repeat) -> Op:
 
 
 def _swapped(value: Any) -> Any:
-    """Exchange the first two axes: those of the steps and of the batch."""
+    """Exchange the first two axes: steps and batch."""
     n = len(value.shape)
     return held.moveaxis(value, source=-n, destination=1 - n)
 
 
 def _whole(value: Batched, size: int) -> Any:
-    """Return the content of a value with the batch axis in front."""
+    """Return the content of a value with a batch axis in front; broadcast it if it has none."""
     if value.batched:
         return value.value
     return held.broadcast_to(value.value, shape=(size, *value.shape))
 
 
 def _mapped(steps: Repeat, size: int, flags: Sequence[bool]) -> tuple[Repeat, list[Any]]:
-    """Return a loop whose step is that of all elements, and the arrays that it reads besides its operands."""
+    """Return a loop over the whole batch, and the arrays that it reads in addition to its operands.
+
+    ``flags`` says which operands have a batch axis.
+    """
     trace: Any = tracing.get()
     sub = trace.inner()
     found: tuple[Repeat, list[Any]] = sub.run(lambda: None, lambda _: _Mapping(sub, steps, size).loop(flags))
@@ -69,7 +75,7 @@ def _mapped(steps: Repeat, size: int, flags: Sequence[bool]) -> tuple[Repeat, li
 
 
 class _Mapping:
-    """Runs the instructions of a program on batches, in a trace of its own."""
+    """Converts a program to one that processes a batch, by running its instructions in a new trace."""
 
     def __init__(self, sub: Any, steps: Repeat, size: int) -> None:
         self.sub = sub
@@ -79,7 +85,7 @@ class _Mapping:
         self.known: dict[int, Any] = {}
 
     def loop(self, flags: Sequence[bool]) -> tuple[Repeat, list[Any]]:
-        """Return the loop of the batch, and its constants."""
+        """Return the loop for the batch, and its constants."""
         steps, sub = self.steps, self.sub
         for k, (s, flag) in enumerate(zip(steps.program.sources, flags, strict=True)):
             shape = (self.size, *s.value.shape) if flag else s.value.shape
@@ -107,7 +113,7 @@ class _Mapping:
                 self.known[o.id] = v if isinstance(v, Batched) else self._batched(np.asarray(v), False)
 
     def _host(self, i: Instruction, args: tuple[Batched, ...]) -> Any:
-        """Run a function of arrays on batches."""
+        """Return the result of an instruction that calls a Python function, for the batch."""
         if isinstance(i.op.forward, Repeat):
             return evaluate(loop_op(i.op.name, i.op.forward), args, {})
         rule = _HOSTS.get(i.op.name)
@@ -119,11 +125,12 @@ class _Mapping:
         return self._batched(self.sub.call_host(i.op, values, [(shape, out.dtype)], params)[0], flag)
 
 
-# Of each function: whether its result has a batch axis, its arguments and its parameters.
+# Batch rules of Python functions: each returns whether the result has a batch axis, the arguments and the
+# parameters.
 
 
 def _same_places(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """The rule of a function of elements at the same places."""
+    """Batch rule of a function that works element by element."""
     ndim = max(len(a.shape) for a in args)
     values = []
     for a in args:
@@ -134,12 +141,12 @@ def _same_places(size: int, args: Sequence[Batched], params: Any) -> Any:
 
 
 def _condition(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """The rule of a condition on all elements of arrays: on the elements of the batch together."""
+    """Batch rule of a condition on all elements of arrays: it is true for the whole batch or not at all."""
     return False, [a.value for a in args], params
 
 
 def _chosen(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """The rule of a choice by one condition."""
+    """Batch rule of a choice between two values by one condition."""
     flag, *rest = args
     if flag.batched:
         raise UnrollError
@@ -147,7 +154,7 @@ def _chosen(size: int, args: Sequence[Batched], params: Any) -> Any:
 
 
 def _sum_at(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """The rule of a sum at an index."""
+    """Batch rule of an addition at an index."""
     total, g = args
     key = params["key"] if isinstance(params["key"], tuple) else (params["key"],)
     if not all(k is None or k is Ellipsis or isinstance(k, (int, slice)) for k in key):

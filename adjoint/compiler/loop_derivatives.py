@@ -1,8 +1,8 @@
-"""Derivatives of a loop that are loops again, and can themselves be differentiated.
+"""Derivatives of a loop that are loops themselves, and can be differentiated again.
 
-Forward mode is a loop over the steps with their tangents.  A backward that is recorded, or inside a ``vmap``
-that is differentiated from outside, runs the steps again: one loop computes the carry before each step, a
-second one goes back over the steps and pulls gradients through each.
+Forward mode is a loop over the steps together with their tangents.  A backward that is recorded, or that runs
+inside a ``vmap`` differentiated from outside, runs the steps again: one loop computes the carry before each
+step, and a second one goes back over the steps and propagates gradients through each of them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def pushed(loop: Loop, operands: list[Tensor], tangents: list[Tensor]) -> list[T
 
 
 def _at_this_level(given: Sequence[Tensor], function: Callable[..., list[Any]], *args: Any) -> list[Any]:
-    """Call a function; its results have a history only if given tensors have one.
+    """Call a function; its results are part of a graph only if one of the tensors ``given`` is.
 
-    Values inside ``vmap`` keep their histories further out.
+    Values inside ``vmap`` keep their graphs at outer levels.
     """
     here = any(t._node is not None for t in given)
     records = grad_mode.get() and (here or any(map(has_outer_history, given)))
@@ -139,7 +139,7 @@ def _scan(loop: Loop, body: Any, init: Any, xs: Any, reverse: bool, flagged: boo
 
 
 class _Steps:
-    """The body of a loop, as a function of its carry and row; tensors from outside have given values."""
+    """The body of a loop as a function of its carry and row; ``operands`` replace captured tensors."""
 
     def __init__(self, loop: Loop, operands: list[Tensor]) -> None:
         self.loop = loop
@@ -160,7 +160,7 @@ class _Steps:
         return [t if isinstance(t, Tensor) else asarray(t) for t in (*tree.leaves(new), *tree.leaves(y))]
 
     def run(self, leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Run the body, recorded; return all that it depends on, in order, and its results."""
+        """Run the body, recorded; return its inputs (carry, row, captured tensors) and its results."""
         note_reading(*self.given)
         inputs = [_joined(t) for t in (*leaves, *self.given)]
         with enable_grad():
@@ -168,13 +168,13 @@ class _Steps:
 
 
 def _joined(t: Tensor) -> Tensor:
-    """Return a tensor of the same value with a node of its own, at which a derivative can end."""
+    """Return a copy of a tensor with its own node, with respect to which derivatives can be taken."""
     return joined_copy(t, key_of(t) if tracked(t) else None) if differentiable(t.dtype) else t
 
 
 @contextmanager
 def _standing_for(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> Iterator[None]:
-    """A context manager inside which tensors have the values and histories of others."""
+    """Context manager: inside, ``tensors`` have the values and nodes of ``given``."""
     before = [(t, t._data, t._node, t.__class__) for t in tensors]
     now = [(g._data, g._node, g.__class__) for g in given]
     try:

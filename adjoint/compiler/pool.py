@@ -430,7 +430,7 @@ def _text() -> str:
 
 
 def addresses() -> dict[str, int]:
-    """Return the addresses of the native functions that ``exports`` names."""
+    """Return the addresses of the native functions of the pool, by name."""
     with _lock:
         if not _found:
             binding()
@@ -478,7 +478,7 @@ def chunks_helped() -> int:
 
 
 def trust() -> None:
-    """Let helpers take part at once, also after a long wait for one."""
+    """Let helper threads take part again at once, after they were left out because one was late."""
     _call("trust")
 
 

@@ -388,7 +388,7 @@ _LARGE = 1 << 17  # more weights need too much memory for the sums of their grad
 def _is_direct(
     x: View, w: View, kernel: Shape, padding: Pairs, groups: int, wide: int, weights: int = 0
 ) -> bool:
-    """Return whether a convolution has kernels of its own; others are matrix products of copied windows.
+    """Return whether a convolution has its own kernels; others become matrix products of copied windows.
 
     ``wide`` is the length of the rows that the kernels compute or read.
     """
@@ -400,7 +400,7 @@ def _is_direct(
 
 
 def _direct(xp: Any, op: str, a: View, b: View, spec: tuple[Any, ...], shape: Shape) -> View:
-    """Add a node of a convolution; ``spec`` has the fields of ``emit.conv.Conv`` behind the dtype."""
+    """Add a convolution node; ``spec`` has the fields of ``emit.conv.Conv`` after the dtype."""
     return xp.graph.node(op, (xp.graph.copied(a), xp.graph.copied(b)), spec, shape, a.dtype)
 
 

@@ -265,7 +265,7 @@ class Graph:
     def call(self, instruction: Any, args: tuple[Any, ...], specs: Sequence[Any]) -> list[View]:
         """Add an instruction that NumPy runs on ``args``; return one view per result.
 
-        ``specs`` has the shape, dtype and weakness of each result.
+        ``specs`` has the shape and dtype of each result, and whether it is a Python float.
         """
         views = tuple([a for a in args if isinstance(a, View)])
         node = self.add(Node("call", views, args, (), _BOOL))

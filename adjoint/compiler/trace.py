@@ -169,8 +169,8 @@ class Trace:
     def cell(self, container: Any, key: Any) -> Symbolic:
         """Return the symbol of an array that is an element of a list or a dictionary.
 
-        A container may have the attribute ``held_by``, a pair of an object and the name of its attribute that
-        is the list or dictionary; it is then looked up at each call.
+        A container may have the attribute ``held_by``, a pair (object, attribute name).  The list or
+        dictionary is then read from that attribute at each call.
         """
         found = self.cells.get((id(container), key))
         if found is None:
@@ -246,7 +246,7 @@ class Trace:
         return symbol
 
     def _is_around(self, data: Any) -> bool:
-        """Return whether a value belongs to a ``vmap`` around the loop whose body is traced."""
+        """Return whether a value belongs to a ``vmap`` outside of the loop whose body is traced."""
         return self.parent is not None and isinstance(data, Lifted) and data.level < self.level
 
     def lend(self, inner: Trace, t: Tensor) -> Symbolic:

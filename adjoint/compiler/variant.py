@@ -249,10 +249,10 @@ class Variant:
         return t
 
     def watched(self) -> Callable[..., Any] | None:
-        """Return a function of the arguments that runs the program, now that all guards have been checked.
+        """Return a function of the arguments that runs the program; call this after a check of all guards.
 
-        It returns NotImplemented if the native check of the guards finds a change.  None means that there is
-        no native check.
+        The function returns NotImplemented if the native check of the guards finds a change.  None is
+        returned if there is no native check.
         """
         watch = self.watch
         if watch is None:

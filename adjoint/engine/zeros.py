@@ -62,7 +62,7 @@ class Zeros:
         self.stained = stained
 
     def stain(self) -> Zeros:
-        """Return the same zeros after a rule was applied."""
+        """Return the same zeros, marked as possibly NaN because a rule was applied."""
         if self.stained:
             return self
         found = Zeros((self,), None, True)

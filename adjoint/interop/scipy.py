@@ -48,7 +48,7 @@ def minimize(
     f : callable
         A function ``f(x, *args)`` that returns one real number.
     x0 : tree
-        The start: a tensor, an array, a number or a tree of them.
+        The starting point: a tensor, an array, a number or a tree of them.
     args : sequence, optional
         Further arguments of ``f``.
     method : str, optional
@@ -107,7 +107,7 @@ def root(
     f : callable
         A function ``f(x, *args)`` that returns as many numbers as ``x`` has.
     x0 : tree
-        The start: a tensor, an array, a number or a tree of them.
+        The starting point: a tensor, an array, a number or a tree of them.
     args : sequence, optional
         Further arguments of ``f``.
     method : str, optional
@@ -147,7 +147,7 @@ def least_squares(f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), **o
     f : callable
         A function ``f(x, *args)`` that returns the residuals: a tensor or a tree of them.
     x0 : tree
-        The start: a tensor, an array, a number or a tree of them.
+        The starting point: a tensor, an array, a number or a tree of them.
     args : sequence, optional
         Further arguments of ``f``.
     **options : optional

@@ -51,7 +51,7 @@ def grid_sample(
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -148,7 +148,7 @@ def affine_grid(theta: ArrayLike, size: Lengths, align_corners: bool = False) ->
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------

@@ -175,7 +175,7 @@ def ctc_loss(
     Raises
     ------
     ShapeError
-        If the shapes or the lengths do not fit.
+        If the shapes or the lengths do not match.
     IndexingError
         If a label is out of range.
 

@@ -31,7 +31,7 @@ __all__ = [
 
 
 class _Pool(Module):
-    """Base class of pooling with a window."""
+    """Base class of pooling over windows."""
 
     function: ClassVar[Callable[..., Tensor]]
 
@@ -61,7 +61,7 @@ class _Pool(Module):
 
 
 class _MaxPool(_Pool):
-    """Base class of maxima of windows."""
+    """Base class of max pooling."""
 
     with_indices: ClassVar[Callable[..., Any]]
 
@@ -94,7 +94,7 @@ class _MaxPool(_Pool):
 
 
 class _MaxUnpool(_Pool):
-    """Base class of the inverse of maxima of windows."""
+    """Base class of max unpooling, the inverse of max pooling."""
 
     def forward(  # type: ignore[override]  # two arguments more
         self, x: ArrayLike, indices: ArrayLike, output_size: Lengths | None = None
@@ -147,7 +147,7 @@ class _AdaptivePool(Module):
 
 
 class MaxPool1d(_MaxPool):
-    """Maximum of each window over one axis.
+    """Max pooling over one axis.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class MaxPool1d(_MaxPool):
 
 
 class AvgPool1d(_Pool):
-    """Mean of each window over one axis.
+    """Average pooling over one axis.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class AvgPool1d(_Pool):
 
 
 class MaxPool2d(_MaxPool):
-    """Maximum of each window over two axes.
+    """Max pooling over two axes.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ class MaxPool2d(_MaxPool):
 
 
 class AvgPool2d(_Pool):
-    """Mean of each window over two axes.
+    """Average pooling over two axes.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ class AvgPool2d(_Pool):
 
 
 class MaxPool3d(_MaxPool):
-    """Maximum of each window over three axes.
+    """Max pooling over three axes.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ class MaxPool3d(_MaxPool):
 
 
 class AvgPool3d(_Pool):
-    """Mean of each window over three axes.
+    """Average pooling over three axes.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ class AvgPool3d(_Pool):
 
 
 class AdaptiveAvgPool1d(_AdaptivePool):
-    """Mean over windows over one axis, chosen so that the output has a given size.
+    """Average pooling over one axis to a given output size.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ class AdaptiveAvgPool1d(_AdaptivePool):
 
 
 class AdaptiveAvgPool2d(_AdaptivePool):
-    """Mean over windows over two axes, chosen so that the output has a given size.
+    """Average pooling over two axes to a given output size.
 
     Parameters
     ----------
@@ -324,7 +324,7 @@ class AdaptiveAvgPool2d(_AdaptivePool):
 
 
 class AdaptiveAvgPool3d(_AdaptivePool):
-    """Mean over windows over three axes, chosen so that the output has a given size.
+    """Average pooling over three axes to a given output size.
 
     Parameters
     ----------
@@ -342,7 +342,7 @@ class AdaptiveAvgPool3d(_AdaptivePool):
 
 
 class AdaptiveMaxPool1d(_AdaptivePool):
-    """Maxima over one axis, for a given output size.
+    """Max pooling over one axis to a given output size.
 
     Parameters
     ----------
@@ -383,7 +383,7 @@ class MaxUnpool1d(_MaxUnpool):
 
 
 class AdaptiveMaxPool2d(_AdaptivePool):
-    """Maxima over two axes, for a given output size.
+    """Max pooling over two axes to a given output size.
 
     Parameters
     ----------
@@ -424,7 +424,7 @@ class MaxUnpool2d(_MaxUnpool):
 
 
 class AdaptiveMaxPool3d(_AdaptivePool):
-    """Maxima over three axes, for a given output size.
+    """Max pooling over three axes to a given output size.
 
     Parameters
     ----------

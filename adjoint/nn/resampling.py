@@ -381,7 +381,7 @@ class Unfold(Module):
     kernel_size : int or tuple of int
         The size of the windows.
     dilation : int or tuple of int
-        The distance of the elements of a window.
+        The distance between the elements of a window.
     padding : int or tuple of int
         The number of zeros to add on both sides.
     stride : int or tuple of int
@@ -431,7 +431,7 @@ class Fold(Unfold):
     kernel_size : int or tuple of int
         The size of the windows.
     dilation : int or tuple of int
-        The distance of the elements of a window.
+        The distance between the elements of a window.
     padding : int or tuple of int
         The number of zeros that were added on both sides.
     stride : int or tuple of int

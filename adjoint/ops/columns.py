@@ -51,7 +51,7 @@ def unfold(
     kernel_size : int or tuple of int
         The size of the windows.
     dilation : int or tuple of int, optional
-        The distance of the elements of a window.
+        The distance between the elements of a window.
     padding : int or tuple of int, optional
         The number of zeros to add on both sides.
     stride : int or tuple of int, optional
@@ -107,7 +107,7 @@ def fold(
     kernel_size : int or tuple of int
         The size of the windows.
     dilation : int or tuple of int, optional
-        The distance of the elements of a window.
+        The distance between the elements of a window.
     padding : int or tuple of int, optional
         The number of zeros that were added on both sides.
     stride : int or tuple of int, optional

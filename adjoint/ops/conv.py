@@ -376,9 +376,9 @@ def conv1d(
     padding : int, tuple of int, "same" or "valid", optional
         The number of zeros on both sides.
     dilation : int or tuple of int, optional
-        The distance of the elements of the kernel.
+        The distance between the elements of the kernel.
     groups : int, optional
-        Into how many groups the channels are split.
+        The number of groups into which the channels are split.
 
     Returns
     -------
@@ -388,7 +388,7 @@ def conv1d(
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -426,9 +426,9 @@ def conv2d(
         The number of zeros on both sides. "valid" is 0. "same" keeps the size; it needs stride 1,
         and pads one more behind for an even kernel.
     dilation : int or tuple of int, optional
-        The distance of the elements of the kernel.
+        The distance between the elements of the kernel.
     groups : int, optional
-        Into how many groups the channels are split.
+        The number of groups into which the channels are split.
 
     Returns
     -------
@@ -438,7 +438,7 @@ def conv2d(
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -475,9 +475,9 @@ def conv3d(
     padding : int, tuple of int, "same" or "valid", optional
         The number of zeros on both sides.
     dilation : int or tuple of int, optional
-        The distance of the elements of the kernel.
+        The distance between the elements of the kernel.
     groups : int, optional
-        Into how many groups the channels are split.
+        The number of groups into which the channels are split.
 
     Returns
     -------
@@ -487,7 +487,7 @@ def conv3d(
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -525,9 +525,9 @@ def conv_transpose1d(
     output_padding : int or tuple of int, optional
         The number of elements to add at the end.
     groups : int, optional
-        Into how many groups the channels are split.
+        The number of groups into which the channels are split.
     dilation : int or tuple of int, optional
-        The distance of the elements of the kernel.
+        The distance between the elements of the kernel.
 
     Returns
     -------
@@ -537,7 +537,7 @@ def conv_transpose1d(
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -579,9 +579,9 @@ def conv_transpose2d(
     output_padding : int or tuple of int, optional
         The number of elements to add at the end, less than the stride or the dilation.
     groups : int, optional
-        Into how many groups the channels are split.
+        The number of groups into which the channels are split.
     dilation : int or tuple of int, optional
-        The distance of the elements of the kernel.
+        The distance between the elements of the kernel.
 
     Returns
     -------
@@ -591,7 +591,7 @@ def conv_transpose2d(
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -631,9 +631,9 @@ def conv_transpose3d(
     output_padding : int or tuple of int, optional
         The number of elements to add at the end.
     groups : int, optional
-        Into how many groups the channels are split.
+        The number of groups into which the channels are split.
     dilation : int or tuple of int, optional
-        The distance of the elements of the kernel.
+        The distance between the elements of the kernel.
 
     Returns
     -------
@@ -643,7 +643,7 @@ def conv_transpose3d(
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------

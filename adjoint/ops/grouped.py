@@ -98,7 +98,7 @@ def scatter_reduce(
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
     IndexingError
         If an index is out of range or not an integer.
 

@@ -195,9 +195,9 @@ def pinv(
 ) -> Tensor:
     """Return the Moore-Penrose inverse of matrices.
 
-    By default, singular values up to max(m, n) times the precision of the dtype, relative to the largest
-    one, count as zero, and the gradient is that of matrices of the same rank.  With a given tolerance the
-    small singular values are removed first, for value and gradient.
+    By default, singular values below max(m, n) · eps times the largest one are treated as zero, where eps is
+    the precision of the dtype; the gradient assumes that the rank is constant.  With a given tolerance,
+    smaller singular values are set to zero first, and the gradient is that of this function.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ def lstsq(x: ArrayLike, y: ArrayLike, rcond: ArrayLike | None = None) -> LstsqRe
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------

@@ -163,7 +163,7 @@ def max_pool1d_with_indices(
     padding : int or tuple of int, optional
         The number of elements to add on both sides, at most half of the window.
     dilation : int or tuple of int, optional
-        The distance of the elements of a window.
+        The distance between the elements of a window.
     ceil_mode : bool, optional
         Whether to add a last window that reaches beyond the end.
 
@@ -302,7 +302,7 @@ def max_pool2d_with_indices(
     padding : int or tuple of int, optional
         The number of elements to add on both sides, at most half of the window.
     dilation : int or tuple of int, optional
-        The distance of the elements of a window.
+        The distance between the elements of a window.
     ceil_mode : bool, optional
         Whether to add a last window that reaches beyond the end.
 
@@ -442,7 +442,7 @@ def max_pool3d_with_indices(
     padding : int or tuple of int, optional
         The number of elements to add on both sides, at most half of the window.
     dilation : int or tuple of int, optional
-        The distance of the elements of a window.
+        The distance between the elements of a window.
     ceil_mode : bool, optional
         Whether to add a last window that reaches beyond the end.
 

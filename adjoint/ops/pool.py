@@ -257,7 +257,7 @@ def max_pool1d(
     padding : int or tuple of int, optional
         The number of elements to add on both sides, at most half of the window.
     dilation : int or tuple of int, optional
-        The distance of the elements of a window.
+        The distance between the elements of a window.
     ceil_mode : bool, optional
         Whether to add a last window that reaches beyond the end.
 
@@ -303,7 +303,7 @@ def max_pool2d(
     padding : int or tuple of int, optional
         The number of elements to add on both sides, at most half of the window.
     dilation : int or tuple of int, optional
-        The distance of the elements of a window.
+        The distance between the elements of a window.
     ceil_mode : bool, optional
         Whether to add a last window that reaches beyond the end.
 
@@ -348,7 +348,7 @@ def max_pool3d(
     padding : int or tuple of int, optional
         The number of elements to add on both sides, at most half of the window.
     dilation : int or tuple of int, optional
-        The distance of the elements of a window.
+        The distance between the elements of a window.
     ceil_mode : bool, optional
         Whether to add a last window that reaches beyond the end.
 

@@ -147,7 +147,7 @@ def matmul(x: ArrayLike, y: ArrayLike) -> Tensor:
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -411,7 +411,7 @@ def vecdot(x: ArrayLike, y: ArrayLike, /, *, axis: int = -1) -> Tensor:
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -460,7 +460,7 @@ def matvec(x: ArrayLike, y: ArrayLike, /) -> Tensor:
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -491,7 +491,7 @@ def vecmat(x: ArrayLike, y: ArrayLike, /) -> Tensor:
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------

@@ -301,7 +301,7 @@ def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int | None = -1) -> 
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
     IndexingError
         If an index is out of range, or not an integer.
 
@@ -349,7 +349,7 @@ def put_along_axis(x: ArrayLike, indices: ArrayLike, values: ArrayLike, axis: in
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
     IndexingError
         If an index is out of range, or not an integer.
 

@@ -275,7 +275,7 @@ def solve(x: ArrayLike, y: ArrayLike) -> Tensor:
     LinAlgError
         If a matrix is singular.
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -319,7 +319,7 @@ def solve_triangular(
     LinAlgError
         If a diagonal element is 0.
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
@@ -473,7 +473,7 @@ def tensorsolve(x: ArrayLike, y: ArrayLike, axes: Sequence[int] | None = None) -
     Raises
     ------
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------

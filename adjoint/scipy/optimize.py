@@ -148,7 +148,7 @@ def minimize(
     fun : callable
         A function ``fun(x, *args)`` that returns one number; a pair with ``jac=True``.
     x0 : tree
-        The start: a tensor, an array, a number or a tree of them.
+        The starting point: a tensor, an array, a number or a tree of them.
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     method : str, optional
@@ -221,7 +221,7 @@ def root(
     fun : callable
         A function ``fun(x, *args)`` that returns as many numbers as ``x`` has.
     x0 : tree
-        The start: a tensor, an array, a number or a tree of them.
+        The starting point: a tensor, an array, a number or a tree of them.
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     method : str, optional
@@ -292,7 +292,7 @@ def least_squares(
     fun : callable
         A function ``fun(x, *args, **kwargs)`` that returns the residuals.
     x0 : tree
-        The start: a tensor, an array, a number or a tree of them.
+        The starting point: a tensor, an array, a number or a tree of them.
     jac : object, optional
         Not used: adjoint computes the Jacobian.
     bounds : pair of array_like or Bounds, optional
@@ -369,7 +369,7 @@ def leastsq(
     func : callable
         A function ``func(x, *args)`` that returns the residuals.
     x0 : array_like
-        The start.
+        The starting point.
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     Dfun : object, optional

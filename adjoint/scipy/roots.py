@@ -248,7 +248,7 @@ def newton(
     func : callable
         A function ``func(x, *args)`` whose result has the shape of ``x``; elements are independent.
     x0 : array_like
-        The start.
+        The starting point.
     fprime : callable, optional
         The derivative; the secant method is used without it.
     args : tuple, optional
@@ -331,7 +331,7 @@ def root_scalar(
     fprime2 : callable or bool, optional
         The second derivative.
     x0 : float, optional
-        The start.
+        The starting point.
     x1 : float, optional
         The second start.
     xtol : float, optional
@@ -392,7 +392,7 @@ def fsolve(
     func : callable
         A function ``func(x, *args)`` of a vector, which returns as many numbers.
     x0 : array_like
-        The start.
+        The starting point.
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     fprime : callable, optional
@@ -445,7 +445,7 @@ def fixed_point(
     func : callable
         A function whose result has the shape of ``x``.
     x0 : array_like
-        The start.
+        The starting point.
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     xtol : float, optional

@@ -154,7 +154,8 @@ def pulled_steps(
     """Propagate gradients of the states (``gy``) and stages (``gk``) back through all steps.
 
     Return the gradients of the initial state, of the values of the right-hand side at the stages (steps,
-    stages, n), and of the step lengths.  The last excludes the part through the times of the stages.
+    stages, n), and of the step lengths.  The gradient of a step length does not include its effect on the
+    times of the stages.
     """
     steps, stages, n, _ = jac.shape
     along = transfer(m, h, jac)

@@ -527,7 +527,7 @@ def test_mistakes() -> None:
     with pytest.raises(ArgumentError, match="whose sums are pairwise"):
         ad.GradientAccumulator([w], group=alone, compensated=True)
     acc = ad.GradientAccumulator([w], group=alone, accumulation_steps=2)
-    with pytest.raises(AccumulationError, match=r"use step\(\) or micro_batch\(\)"):
+    with pytest.raises(AccumulationError, match=r"must be added in one call.\n  Call step\(gradients\)"):
         acc.accumulate("0", np.ones(2))
     with pytest.raises(ArgumentError, match="weights must be 0 or from 2"):
         acc.step({"0": np.ones(2)}, weight=1e-60)

@@ -204,8 +204,8 @@ def _own_planes(w: Writer, work: _Work, image: Index, around: Value | None = Non
 def _correlation(work: _Work, epilogue: Epilogue | None, images: int, exact: bool = False) -> Kernel:
     """Return the kernel of one product per image; slot KERNELS has a matrix (outputs, k).
 
-    With ``exact``, what lies around the image in the planes is no number, and its products are left out if
-    the matrix is not finite.  Products with zeros are faster and give the same result if it is finite.
+    With ``exact`` the padding is marked by a special NaN, and products with it are left out if the matrix has
+    an infinity or NaN.  If the matrix is finite, padding with zeros is faster and gives the same result.
     """
     w = Writer(work.machine)
     element, lanes, depth = work.element, work.lanes, len(work.offsets)
@@ -261,7 +261,7 @@ def _correlation(work: _Work, epilogue: Epilogue | None, images: int, exact: boo
 
 
 def _all_finite(w: Writer, work: _Work, start: Value, count: int) -> Value:
-    """Emit whether no number is infinite or NaN."""
+    """Emit whether all numbers are finite."""
     element, lanes = work.element, work.lanes
 
     def one(i: Value, sums: list[Value]) -> list[Value]:
@@ -274,16 +274,16 @@ def _all_finite(w: Writer, work: _Work, start: Value, count: int) -> Value:
 
 
 def _missing(w: Writer, element: str) -> Value:
-    """Return a NaN that stands for no number; computations give NaNs with other bits."""
+    """Return the NaN that marks padding; no computation returns a NaN with these bits."""
     kind, bits = ("i32", 0x7FC0DEAD) if element == "float" else ("i64", 0x7FF8DEAD0000DEAD)
     return w.bitcast(w.const(bits, kind), element)
 
 
 @functools.cache
 def _exact_text(machine: Machine, element: str) -> str:
-    """Return the text of a slow function that computes a tile without the products of missing numbers.
+    """Return the text of a slow function that computes a tile without products with padding.
 
-    Its parameters are those of ``tile_text`` with a table, and the rows and columns of the tile.
+    Its parameters are those of ``tile_text`` with ``by_table``, and the rows and columns of the tile.
     """
     w = Writer(machine)
     a, b, c, table = (Value(f"%{n}", "ptr") for n in ("a", "b", "c", "bk"))

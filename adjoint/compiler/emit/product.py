@@ -52,7 +52,7 @@ def product_kernels(
 
 
 def _product(machine: Machine, node: Node, epilogue: gemm.Epilogue | None) -> tuple[gemm.Kernels, int]:
-    """Return the kernels of a product or a convolution, and how many products each element is the sum of."""
+    """Return the kernels of a product or convolution, and the number of products summed for each element."""
     a, b = node.args
     if node.op != "matmul":
         spec = conv.Conv(node.dtype, *node.params)

@@ -81,7 +81,7 @@ def spsolve(A: Any, b: ArrayLike, permc_spec: Any = None, use_umfpack: bool = Tr
     LinAlgError
         If the matrix is singular.
     ShapeError
-        If the shapes do not fit.
+        If the shapes do not match.
 
     Examples
     --------
