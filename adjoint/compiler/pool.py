@@ -33,8 +33,8 @@ RECORD = 4  # words of a record: function, arguments, number of chunks, address 
 MAX_CHUNKS = 4096
 SPIN = 20_000  # rounds before a helper sleeps: about half a millisecond
 LATE = 20_000  # nanoseconds that a helper may take for its last chunk, beside twice what the caller takes
-REST, LONGEST = 16, 100_000_000  # how long the caller is alone: times the wait, and nanoseconds at most
-CROWDED = 16_000_000  # nanoseconds that it is alone after a helper was on its processor
+REST, LONGEST = 4, 20_000_000  # how long the caller is alone: times the wait, and nanoseconds at most
+CROWDED = 1_000_000  # nanoseconds that it is alone after a helper was on its processor
 
 # One word describes the current job, so that a late helper cannot mix two jobs:
 # bits 0–15 chunks taken from the front, 16–31 taken from the back, 32–47 all chunks, 48–63 number of helpers.
