@@ -22,6 +22,7 @@ from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.interop import scipy as solvers
 from adjoint.ops.reduce import floating, sum
 from adjoint.ops.solvers import inv, solve_triangular
+from adjoint.scipy.batches import solve_each
 from adjoint.scipy.fallback import scipy_only
 from adjoint.scipy.roots import (
     as_args,
@@ -80,24 +81,26 @@ def _joined(
     Unknowns at a bound stay there.  ``values`` are functions that compute other entries of the result at the
     solution. Derivatives that the solver estimated would be constants, so they are left out.
     """
-    if not grad_mode.get() and not special.count:
+    batch = result.pop("batch", None)
+    if batch is None and not grad_mode.get() and not special.count:
         return result
+    lift = asarray if batch is None else batch.inside
     flat = np.array(result.x_flat, np.float64)
-    fixed = _at_bounds(flat, bounds)
+    fixed, there = _at_bounds(flat, bounds), lift(flat)
 
     def free(x: Tensor) -> Tensor:
         found = equation(x)
-        return rec.where(fixed, x - flat, found) if fixed.any() else found
+        return rec.where(lift(fixed), x - there, found) if fixed.any() else found
 
     if refused:
-        if varies(free(asarray(flat))):
+        if varies(free(there)):
             raise InputError(
                 f"{op}: the solution depends on tensors that require grad, but derivatives are not available "
                 f"with {refused}.\n"
                 "  Pass the tensors as x.detach()."
             )
         return result
-    solution = joined_solution(op, free, asarray(flat))
+    solution = joined_solution(op, free, there)
     result.x = FlatTree(op, x0, np.float64).unflatten(solution)
     if varies(solution):
         result.update({name: compute(solution) for name, compute in values.items()})
@@ -195,7 +198,8 @@ def minimize(
     limited = not (isinstance(constraints, (tuple, list)) and not constraints)
     if limited:
         more["constraints"] = constraints
-    result = solvers.minimize(f, x0, as_args(args), method, **more)
+    solve = lambda g, x: solvers.minimize(g, x, (), method, **more)
+    result = solve_each("minimize", solve, lambda x: f(x, *as_args(args)), x0)
     flat = FlatTree("minimize", x0, np.float64)
 
     def value(x: Tensor) -> Any:
@@ -250,7 +254,9 @@ def root(
     """
     f, x0 = first_of(fun) if jac is True else fun, _start(x0)
     more: dict[str, Any] = {"tol": tol, "callback": callback, "options": options}
-    result = solvers.root(f, x0, as_args(args), method, **{k: v for k, v in more.items() if v is not None})
+    more = {k: v for k, v in more.items() if v is not None}
+    solve = lambda g, x: solvers.root(g, x, (), method, **more)
+    result = solve_each("root", solve, lambda x: f(x, *as_args(args)), x0)
     flat = FlatTree("root", x0, np.float64)
     return _joined("root", lambda x: _vector(f(flat.unflatten(x), *as_args(args))), x0, result, None)
 
@@ -337,9 +343,8 @@ def least_squares(
     def f(x: Any) -> Tensor:
         return _vector(fun(x, *as_args(args), **named))
 
-    result = solvers.least_squares(
-        f, x0, bounds=bounds, method=method, loss=loss, f_scale=f_scale, **options
-    )  # fmt: skip
+    given = {"bounds": bounds, "method": method, "loss": loss, "f_scale": f_scale, **options}
+    result = solve_each("least_squares", lambda g, x: solvers.least_squares(g, x, **given), f, x0)
     flat = FlatTree("least_squares", x0, np.float64)
 
     def cost(x: Tensor) -> Tensor:
@@ -347,7 +352,7 @@ def least_squares(
         return 0.5 * f_scale**2 * sum(_LOSSES[loss](r * r))
 
     if not hasattr(bounds, "lb"):
-        low, high = (np.broadcast_to(np.asarray(b, float), result.x_flat.shape) for b in bounds)
+        low, high = (np.broadcast_to(np.asarray(b, float), result.x_flat.shape[-1:]) for b in bounds)
         bounds = list(zip(low.tolist(), high.tolist(), strict=True))
     return _joined(
         "least_squares", grad(cost), x0, result, bounds, cost=cost, fun=lambda x: f(flat.unflatten(x))

@@ -145,3 +145,52 @@ def test_values_at_the_solution_have_gradients_and_estimates_are_left_out() -> N
 
     assert ad.grad(lambda s: fit(s).cost)(1.0) == pytest.approx(0.4)
     assert ad.grad(lambda s: fit(s).fun.sum())(1.0) == pytest.approx(-0.4)
+
+
+# Inside vmap and ad.compile ------------------------------------------------------------------------------
+
+BATCH = np.array([[1.1, 0.8, 0.5], [1.4, 0.7, 0.6], [0.9, 1.2, -0.3]])
+GRID = np.linspace(0, 1, 6)
+
+
+def fit(a):
+    data = a[0] * np.exp(a[1] * GRID) + 0.1 * a[2] * GRID
+    best, covariance = O.curve_fit(lambda x, p, q: p * ad.exp(q * x), GRID, data)
+    return ad.stack([best[0], best[1], covariance.sum()])
+
+
+def quartic(x, a):
+    return ((x - a) ** 4 + (x - a) ** 2).sum() + 0.1 * x[0] * x[1]
+
+
+SOLVERS = {
+    "minimize": lambda a: O.minimize(quartic, a * 0, (a,), "BFGS", tol=1e-10).x,
+    "fun": lambda a: O.minimize(quartic, [0.0, 0.0, 0.0], (a,)).fun * ad.ones(3),
+    "bounds": lambda a: O.minimize(quartic, np.zeros(3), (a,), bounds=[(None, 1.0), (0.9, 5), (0, 1)]).x,
+    "root": lambda a: O.root(lambda x, a: x**3 + x - a, np.ones(3), args=(a,)).x,
+    "tree": lambda a: O.root(lambda d: [d["u"] ** 2 + d["v"] - a, d["v"] - d["u"]],
+                             {"u": np.ones(3), "v": np.ones(3)}).x["u"],
+    "least_squares": lambda a: O.least_squares(lambda x: ad.concat([x - a, 0.1 * x * x]), np.ones(3)).x,
+    "curve_fit": fit,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_solvers_in_vmap_give_the_results_of_single_calls(name):
+    f = lambda a: SOLVERS[name](a)
+    total = lambda a: (f(a) ** 2).sum()
+    alone = lambda g: np.stack([np.asarray(g(ad.tensor(a)).detach()) for a in BATCH])
+    for g in (f, ad.grad(total), lambda a: ad.jvp(f, (a,), (a,))[1], ad.hessian(total)):
+        np.testing.assert_allclose(ad.vmap(g)(ad.tensor(BATCH)).numpy(), alone(g), rtol=1e-9, atol=1e-12)
+    outside = ad.grad(lambda b: (ad.vmap(f)(b) ** 2).sum())(BATCH)
+    np.testing.assert_allclose(outside, alone(ad.grad(total)), rtol=1e-9, atol=1e-12)
+
+
+def test_a_failure_in_a_batch_and_nesting_are_said():
+    found = []
+    ad.vmap(lambda a: found.append(O.root(lambda x: x * x + a, 1.0)) or a)(np.array([-1.0, 2.0]))
+    assert not found[0].success
+    with pytest.raises(InputError, match=r"nested ad\.vmap is not supported"):
+        ad.vmap(lambda a: ad.vmap(lambda b: O.root(lambda x: x - a * b, 1.0).x)(GRID))(GRID)
+    with pytest.raises(ad.errors.TransformError, match=r"Use ad\.root or ad\.fixed_point there"):
+        ad.compile(lambda a: O.root(lambda x: x - a, 1.0).x)(np.ones(()))
