@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -192,6 +193,20 @@ def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
 
 def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: int) -> Callable[..., Any]:
     """Return ``call(*arguments)``, which reads the sources, runs, writes, and returns the outputs."""
+    slow = partial(_make_python_call, program, trace, run, count)
+    return _make_native_call(program, trace, run, count, _later(slow)) or slow()
+
+
+def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """Return the function that ``make`` returns; it is made when it is first called."""
+    made = functools.cache(make)
+    return lambda *args: made()(*args)
+
+
+def _make_python_call(
+    program: Program, trace: Trace, run: Callable[..., Any], count: int
+) -> Callable[..., Any]:
+    """Return a ``call`` that reads and writes by Python."""
     w = _Writer(
         Tensor=Tensor, own=own, write=write, set_grad=set_grad, set_grads=set_grads,
         drop_grads=drop_grads, set_item=set_item, take_back=take_back,
@@ -213,8 +228,7 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
         w.add("    take_back(undo)")
         w.add("    raise")
     w.add("return found")
-    slow = w.function("call", [f"x{k}" for k in range(count)])
-    return _make_native_call(program, trace, run, count, slow) or slow
+    return w.function("call", [f"x{k}" for k in range(count)])
 
 
 def _make_native_call(

@@ -165,12 +165,23 @@ class _Update:
         trace.guard("which parameters have had as many updates as others", alike, parts)
         trace.guard("the state of the optimiser", partial(_slots, unit), parts)
         shared: dict[int, dict[str, Any]] = {}  # by the number of the update
+        cells = trace.cells_of(unit, _Slots)
+        fresh: list[tuple[slice, dict[str, Any]]] = []
         for i in present:
             done[i] = done.get(i, 0) + 1
             count = unit.steps[i] + done[i]
             if count not in shared:
                 shared[count] = self._numbers(group, unit, i, done[i])
-            self._part(unit, unit.params[i], shared[count])
+            fresh.append(self._part(unit, unit.params[i], cells, shared[count]))
+        for k in fresh[0][1]:
+            if len(fresh) == len(unit.params):  # one array of all pieces, in their order
+                pieces = [new[k] for _, new in fresh]
+                value = pieces[0] if len(pieces) == 1 else dyn.concat(*pieces, axis=0)
+            else:
+                value = trace.cell(cells, k)
+                for at, new in fresh:
+                    value = dyn.index_set(value, new[k], key=(at, Ellipsis))
+            trace.set_cell(cells, k, value)
 
     def _numbers(self, group: Group, unit: Unit, i: int, ahead: int) -> dict[str, Any]:
         """Return the hyper-parameters as numbers that are read at each call; zeros and flags are constant."""
@@ -186,20 +197,23 @@ class _Update:
 
         return {k: symbol(v, (k,)) for k, v in now.items()}
 
-    def _part(self, unit: Unit, p: Tensor, hyper: dict[str, Any]) -> None:
-        """Update one parameter by the formula, on flat values."""
+    def _part(
+        self, unit: Unit, p: Tensor, cells: _Slots, hyper: dict[str, Any]
+    ) -> tuple[slice, dict[str, Any]]:
+        """Update one parameter by the formula, on flat values; return its slice and its new state."""
         trace, state = self.trace, unit.state
         assert state is not None
-        key = (unit.slice_of(p), Ellipsis)
-        cells = trace.cells_of(unit, _Slots)
-        parts = {k: dyn.index(trace.cell(cells, k), key=key) for k in state}
+        at = unit.slice_of(p)
+        parts = {k: dyn.index(trace.cell(cells, k), key=(at, Ellipsis)) for k in state}
         g = dyn.reshape(self.grads[id(p)], shape=(p.size,))
         g = g if g.dtype == p.dtype else dyn.astype(g, dtype=p.dtype)
         flat = dyn.reshape(trace.value(p), shape=(p.size,))
         new, fresh = self.optimizer.apply_one(dyn, flat, -g if hyper["maximize"] else g, parts, hyper)
-        for k, v in fresh.items():
-            trace.set_cell(cells, k, dyn.index_set(trace.cell(cells, k), v, key=key))
         trace.replace(p, dyn.reshape(new, shape=p.shape))
+        return at, {
+            k: v if v.dtype == state[k].dtype else dyn.astype(v, dtype=state[k].dtype)
+            for k, v in fresh.items()
+        }
 
 
 class _Slots:

@@ -232,3 +232,9 @@ def test_large_arrays_are_not_kept() -> None:
     for x in inputs(5, 20_000):
         step(x)
     assert not any(entry_of(step).__self__.spare)
+
+
+def test_the_state_of_all_parameters_is_joined_once() -> None:
+    net = Net("Adam")
+    text = net.compiled().program(inputs(1)[0])
+    assert text.count("concat(") == 2 and "index_set" not in text  # else builds are quadratic in the depth
