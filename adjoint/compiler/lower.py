@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 import adjoint.compiler.rearrange
-import adjoint.compiler.recurrences  # noqa: F401  they enter rules
+import adjoint.compiler.recurrences
+import adjoint.compiler.windows  # noqa: F401  they enter rules
 from adjoint.compiler.decompose import Primitives
 from adjoint.compiler.program import Host, Instruction, Program
 from adjoint.compiler.repeat import Repeat
