@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import operator
 import threading
 import time
@@ -300,14 +299,15 @@ class Native(Plan):
         """Run kernel by kernel; yield each kernel's number, or each NumPy call's node, with its seconds.
 
         After a loop its last iteration runs again, kernel by kernel; the numbers of these kernels are pairs.
+        Calls of no kernel come first, with None.
         """
         values, run = self._prepare(given), _runner()
         helpers = self.helpers()
-        clock, nothing = time.perf_counter, math.inf  # nothing: the time of an empty call
+        clock = time.perf_counter
         for _ in range(9):
             start = clock()
             run(self.record(0), 0, helpers)
-            nothing = min(nothing, clock() - start)
+            yield None, clock() - start
         for step in self.steps:
             if isinstance(step, Node):
                 start = clock()
@@ -317,7 +317,7 @@ class Native(Plan):
             for k in range(*step):
                 start = clock()
                 run(self.record(k), 1, helpers)
-                yield k, max(clock() - start - nothing, 0.0)
+                yield k, clock() - start
                 tables = self.kernels[k][1].tables
                 if tables is None:
                     continue
@@ -325,7 +325,7 @@ class Native(Plan):
                 for j in range(len(tables.body.kernels)):
                     start = clock()
                     run(tables.body.record(j), 1, 0)
-                    yield (k, j), max(clock() - start - nothing, 0.0)
+                    yield (k, j), clock() - start
 
     def _prepare(self, given: Sequence[Any]) -> dict[Any, Any]:
         """Write the addresses of inputs and new output arrays into the table; return the arrays by node."""
