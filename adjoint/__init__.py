@@ -102,6 +102,7 @@ if TYPE_CHECKING:
         clip_grad_value,
     )
     from adjoint.grads.scaler import GradScaler
+    from adjoint.interop.limits import finfo, iinfo
     from adjoint.storage.files import load, save
     from adjoint.transforms.batch import vmap
     from adjoint.transforms.custom import custom_jvp, custom_vjp, stop_gradient, straight_through
@@ -152,6 +153,7 @@ __all__ = [
     "extend",
     "fft",
     "from_dlpack",
+    "finfo",
     "fixed_point",
     "fori_loop",
     "get_default_dtype",
@@ -160,6 +162,7 @@ __all__ = [
     "gradients",
     "hessian",
     "hvp",
+    "iinfo",
     "inference_mode",
     "inspect",
     "interop",
@@ -278,6 +281,8 @@ _LATER = {
     "grad": "adjoint.transforms.reverse",
     "value_and_grad": "adjoint.transforms.reverse",
     "vjp": "adjoint.transforms.reverse",
+    "finfo": "adjoint.interop.limits",
+    "iinfo": "adjoint.interop.limits",
     "load": "adjoint.storage.files",
     "save": "adjoint.storage.files",
 }

@@ -148,7 +148,7 @@ def define(
         fused=forward if fused is True else fused or None,
         arg_names=args, out_name=out, params=tuple(params),
         saves_args=tuple(a in saves for a in args), saves_out=out in saves,
-        reads=_reads(rules, reads, args, out), unread=frozenset(unread),
+        reads=_reads(rules, reads, args, out) if saves else (), unread=frozenset(unread),
         batch=_batch_rule(name, kind, fused, batch), methods=_methods(name, method),
         rules=rules, joint=joint, jvp=jvp, shape=shape, kind=kind, arity=arity, outputs=outputs,
         holomorphic=holomorphic, literals=literals, selects=selects, places=places, pure=pure, costly=costly,

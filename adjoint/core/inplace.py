@@ -7,7 +7,7 @@ import operator
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple, Never
+from typing import Any, Never
 
 import numpy as np
 
@@ -36,15 +36,16 @@ from adjoint.errors import DTypeError, InPlaceError, ShapeError
 __all__ = ["AUGMENTED", "augmented"]
 
 
-class Augmented(NamedTuple):
+class Augmented:
     """One augmented assignment: the sign, the op, and the function of two arrays and the output array.
 
     ``**=`` and ``@=`` do more in NumPy than their ufuncs.
     """
 
-    sign: str
-    op: str
-    on_arrays: Callable[[Any, Any, Any], Any]
+    __slots__ = ("on_arrays", "op", "sign")
+
+    def __init__(self, sign: str, op: str, on_arrays: Callable[[Any, Any, Any], Any]) -> None:
+        self.sign, self.op, self.on_arrays = sign, op, on_arrays
 
 
 def _by_operator(on_two: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:

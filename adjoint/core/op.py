@@ -80,11 +80,12 @@ class Op:
         """
         if self.arity is None:
             return (self.saves_args[0],) * len(wanted) + (self.saves_out,)
-        if self.joint is not None:
+        if self.joint is not None or not self.saves_any:
             return (*self.saves_args, self.saves_out)
         used = [r for r, w in zip(self.reads, wanted, strict=True) if w]
-        args = (s and any(i in r for r, _ in used) for i, s in enumerate(self.saves_args))
-        return (*args, self.saves_out and any(out for _, out in used))
+        read = frozenset().union(*[r for r, _ in used])
+        args = [s and i in read for i, s in enumerate(self.saves_args)]
+        return (*args, self.saves_out and True in [out for _, out in used])
 
     def split(self, wanted: int, count: int) -> Split:
         """Return ``keeps`` as positions: the saved arguments, the others, and whether the output is saved.

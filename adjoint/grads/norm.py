@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -180,14 +180,21 @@ def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
         return math.inf, scale
 
 
-class Measure(NamedTuple):
+class Measure:
     """The norm of sums, and their scaling: they are divided by ``divisor``, then multiplied by ``factor``."""
 
-    norm: float | None  # None: not computed
-    divisor: float
-    factor: float = 1.0
-    clipped: bool = False
-    finite: bool = True
+    __slots__ = ("clipped", "divisor", "factor", "finite", "norm")
+
+    def __init__(
+        self,
+        norm: float | None,
+        divisor: float,
+        factor: float = 1.0,
+        clipped: bool = False,
+        finite: bool = True,
+    ) -> None:
+        self.norm = norm  # None: not computed
+        self.divisor, self.factor, self.clipped, self.finite = divisor, factor, clipped, finite
 
 
 def measured(sums: Sequence[Any], p: float, divisor: float, bound: float | None) -> Measure:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import math
 import sys
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -29,11 +28,9 @@ __all__ = [
     "complex64",
     "complex128",
     "e",
-    "finfo",
     "float16",
     "float32",
     "float64",
-    "iinfo",
     "inf",
     "int8",
     "int16",
@@ -78,7 +75,7 @@ _UNIONS = {
 # Dtypes ------------------------------------------------------------------------------------
 
 
-def _dtype_of(value: Any) -> np.dtype[Any]:
+def dtype_of(value: Any) -> np.dtype[Any]:
     """Return the dtype of a tensor or an array, or a dtype itself."""
     return value.dtype if isinstance(value, (Tensor, np.ndarray)) else checked_dtype(value)
 
@@ -103,7 +100,7 @@ def can_cast(from_: Any, to: Any, /) -> builtins.bool:
     >>> can_cast(float32, float64), can_cast(float64, float32)
     (True, False)
     """
-    return builtins.bool(np.can_cast(_dtype_of(from_), checked_dtype(to)))
+    return builtins.bool(np.can_cast(dtype_of(from_), checked_dtype(to)))
 
 
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
@@ -134,7 +131,7 @@ def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     if not arrays_and_dtypes:
         raise ArgumentError("result_type: give at least one tensor, dtype or number.")
     numbers = (builtins.bool, int, float, complex)
-    values = [v.__class__(1) if isinstance(v, numbers) else _dtype_of(v) for v in arrays_and_dtypes]
+    values = [v.__class__(1) if isinstance(v, numbers) else dtype_of(v) for v in arrays_and_dtypes]
     if all(isinstance(v, numbers) for v in values) and any(isinstance(v, float) for v in values):
         values.append(get_default_dtype())
     try:
@@ -184,92 +181,6 @@ def _is_kind(dtype: np.dtype[Any], kind: Any) -> builtins.bool:
         words = ", ".join([*_KINDS, *_UNIONS])
         raise ArgumentError(f"isdtype: kind {kind!r} is not known.  The kinds are {words}.")
     return dtype in _KINDS[kind]
-
-
-@dataclass(frozen=True)
-class FloatInfo:
-    """Limits of a float dtype, as Python numbers."""
-
-    bits: int
-    eps: float
-    max: float
-    min: float
-    smallest_normal: float
-    dtype: np.dtype[Any]
-
-
-@dataclass(frozen=True)
-class IntegerInfo:
-    """Limits of an integer dtype, as Python numbers."""
-
-    bits: int
-    max: int
-    min: int
-    dtype: np.dtype[Any]
-
-
-def finfo(type: Any, /) -> FloatInfo:
-    """Return the limits of a float or complex dtype.
-
-    Parameters
-    ----------
-    type : dtype or Tensor
-        The dtype, or a tensor of it.
-
-    Returns
-    -------
-    FloatInfo
-        The limits: ``bits``, ``eps``, ``max``, ``min``, ``smallest_normal`` and ``dtype``.
-
-    Raises
-    ------
-    DTypeError
-        If it is an integer dtype.
-
-    Examples
-    --------
-    >>> finfo(float32).eps
-    1.1920928955078125e-07
-    """
-    dtype = _dtype_of(type)
-    if dtype.name == "bfloat16":  # np.finfo does not support it: 8 bits of exponent, 7 of fraction
-        top = (2 - 2.0**-7) * 2.0**127
-        return FloatInfo(16, 2.0**-7, top, -top, 2.0**-126, dtype)
-    if dtype.kind not in "fc":
-        raise DTypeError(f"finfo: {dtype} is not a float dtype.  Use iinfo for integers.")
-    info = np.finfo(dtype)
-    eps, top, bottom, normal = (float(v) for v in (info.eps, info.max, info.min, info.smallest_normal))
-    return FloatInfo(int(info.bits), eps, top, bottom, normal, np.dtype(info.dtype))
-
-
-def iinfo(type: Any, /) -> IntegerInfo:
-    """Return the limits of an integer dtype.
-
-    Parameters
-    ----------
-    type : dtype or Tensor
-        The dtype, or a tensor of it.
-
-    Returns
-    -------
-    IntegerInfo
-        The limits: ``bits``, ``max``, ``min`` and ``dtype``.
-
-    Raises
-    ------
-    DTypeError
-        If it is not an integer dtype.
-
-    Examples
-    --------
-    >>> iinfo(int8).max
-    127
-    """
-    dtype = _dtype_of(type)
-    if dtype.kind not in "iu":
-        raise DTypeError(f"iinfo: {dtype} is not an integer dtype.  Use finfo for floats.")
-    info = np.iinfo(dtype)
-    return IntegerInfo(int(info.bits), int(info.max), int(info.min), dtype)
 
 
 # The namespace -----------------------------------------------------------------------------
