@@ -23,7 +23,7 @@ from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.record import anomaly, saved_hooks
 from adjoint.core.tensor import wrap
 from adjoint.core.user_code import warn
-from adjoint.errors import ArgumentError
+from adjoint.errors import AdjointError, ArgumentError
 from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.inputs import as_function, name_of
 from adjoint.words import count
@@ -118,11 +118,21 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program for these arguments; trace the function first if there is none."""
-        if (direct := self._direct) is not None and not kwargs:
-            with self._lock:
-                found = direct(*args)
-            if found is not NotImplemented:
-                return found
+        try:
+            if (direct := self._direct) is not None and not kwargs:
+                with self._lock:
+                    found = direct(*args)
+                if found is not NotImplemented:
+                    return found
+            return self._call(args, kwargs)
+        except IndexError as error:
+            better = None if isinstance(error, AdjointError) else self._explained(args, kwargs)
+            if better is None:
+                raise
+            raise better from None
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call whose program is not known to be the most recently used one."""
         mode = compile_mode.get()
         if mode is False or self._inline():
             if mode is not False and special.count and (watcher := observer.get()) is not None:
@@ -130,6 +140,15 @@ class Compiled:
             return self._itself(*args, **kwargs)
         found, plain = locked(self._lock, self._run, args, kwargs, mode)
         return returned(found) if plain and transform.get() is None else found
+
+    def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+        """Return the error that eager code raises for an index out of range; None if there is none."""
+        if self._inline():
+            return None
+        with self._lock:
+            call = Call(args, kwargs, self._parameters)
+            found = [v for v in self._variants[:1] if v.key == call.key]
+            return found[0].explained(call) if found else None
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> tuple[Any, bool]:
         """Return the results of a call, and whether they must be converted to arrays.

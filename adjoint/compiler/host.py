@@ -400,7 +400,7 @@ def own(found: tuple[Any, ...], shared: Sequence[int], given: tuple[Any, ...]) -
     for k in shared:
         value = outs[k]
         if value.base is not None or id(value) in ids:
-            outs[k] = value.copy()
+            outs[k] = value.copy("K")  # BLAS rounds by the layout
     return outs
 
 

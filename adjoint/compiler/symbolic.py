@@ -82,6 +82,10 @@ class Symbolic(Unknown):
         """Make the program call ``function`` with this value's array at each call."""
         self.trace.call("check", function, [self], [], pure=False)
 
+    def explain(self, function: Callable[[Any], None]) -> None:
+        """Call ``function`` with the array if a call raises IndexError; it may raise a better error."""
+        self.trace.indices.append((function, self))
+
     def views(self, other: Any) -> bool:
         """Return whether this value may be a view of ``other``, from which it was just computed."""
         if other is self:

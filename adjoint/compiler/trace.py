@@ -92,6 +92,7 @@ class Trace:
         self.counted: dict[int, tuple[Any, dict[int, int]]] = {}  # see ``updates_of``
         # functions, what they are called with, their results, and what to say if those change
         self.decisions: list[tuple[Callable[[Any], Any], Program, Any, str]] = []
+        self.indices: list[tuple[Callable[[Any], None], Symbolic]] = []  # and how to check them
         self.drawn: list[Symbolic] = []
         self.again: Iterator[Symbolic] | None = None  # earlier draws that are used again
         self.undo: list[Callable[[], None]] = []
@@ -341,7 +342,7 @@ class Trace:
 
     def read_number(self, function: Callable[[Any], Any], value: Number) -> Any:
         """Return ``function`` of a number and guard the result; NotImplemented if it depends on tensors."""
-        part = self._part(value, pure=True)
+        part = self.part(value, pure=True)
         if self.ended or any(s.kind != "argument" or not s.value.weak for s in part.sources):
             return NotImplemented
         return self._decided(
@@ -400,12 +401,12 @@ class Trace:
 
     def decide(self, function: Callable[[Any], Any], value: Symbolic) -> Any:
         """Return ``function`` of a value's array in the present call, and guard the result."""
-        part = self._part(value)
+        part = self.part(value)
         if self.loop is not None:
             return self.loop.decide(function, part)
         return self._decided(function, part)
 
-    def _part(self, value: Symbolic, pure: bool = False) -> Program:
+    def part(self, value: Symbolic, pure: bool = False) -> Program:
         """Return the part of the program that computes a value; without the checks before it if ``pure``."""
         part = Program()
         part.body, part.results = [i for i in self.program.body if i.op.pure or not pure], [value]

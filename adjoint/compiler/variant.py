@@ -327,6 +327,19 @@ class Variant:
         computed = [o for o, (kind, _) in found if kind in ("value", "number")]
         return [o if isinstance(o, Tensor) else wrap(np.asarray(o)) for o in computed]
 
+    def explained(self, call: Call) -> Exception | None:
+        """Return an error for the first index of a call that is out of range; None if there is none."""
+        for check, value in self.trace.indices:
+            part = self.trace.part(value, pure=True)
+            if any(s.kind == "draw" for s in part.sources):  # they would be drawn again
+                continue
+            read = make_call(part, self.trace, replay.build(part), len(self.moves))
+            try:
+                check(read(*call.moving)[0])
+            except IndexError as error:
+                return error
+        return None
+
     def reason(self, call: Call) -> str:
         """Return why the program does not match a call with the same key."""
         for g in self.guards:

@@ -147,6 +147,10 @@ class Unknown(Lifted):
             """Call ``function`` with the array at each call of the compiled function."""
 
         @abstractmethod
+        def explain(self, function: Callable[[Any], None]) -> None:
+            """Call ``function`` with the array if a call raises IndexError; it may raise a better error."""
+
+        @abstractmethod
         def views(self, other: Any) -> bool:
             """Return whether this value may be a view of the value that it was just made from."""
 

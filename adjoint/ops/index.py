@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ from adjoint.config import grad_mode, special
 from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray, weak_array, weak_tensor
 from adjoint.core.define import define
-from adjoint.core.lifted import tracing
+from adjoint.core.lifted import Unknown, tracing
 from adjoint.core.namespace import raw, rec
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes
@@ -416,8 +417,10 @@ def _merged_rows(x: Tensor, items: list[Any], first: int) -> tuple[Tensor, Tenso
     count = math.prod(lengths)
     position: Any = 0
     inside: Any = True
-    for k, n in zip(items, lengths, strict=True):
+    for axis, (k, n) in enumerate(zip(items, lengths, strict=True), first):
         i = asarray(k)
+        if isinstance(i._data, Unknown):
+            i._data.explain(functools.partial(_check_item, x.shape, axis))
         if i.dtype.kind not in "iu":
             raise IndexingError(
                 f"inside a transform, indices must be integers, but have dtype {i.dtype}.\n"

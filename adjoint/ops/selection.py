@@ -6,6 +6,7 @@ The index arrays are operands of these ops, not parameters, so that transforms c
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from adjoint.config import grad_mode, special
 from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
-from adjoint.core.lifted import refuse_tracing
+from adjoint.core.lifted import Unknown, refuse_tracing
 from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.op import Op
@@ -239,6 +240,8 @@ def take(
 
 
 def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) -> Tensor:
+    if isinstance(i._data, Unknown):
+        i._data.explain(partial(_explain_range, op, x.shape, axis))
     try:
         if sparse_grad and special.count and grad_mode.get() and tracked(x):
             refuse_tracing("sparse_grad=True", "Use sparse_grad=False there.")
@@ -247,20 +250,19 @@ def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) 
             return rec.take(x, i, axis=axis, sparse_grad=True)
         return rec.take(x, i, axis=axis)
     except IndexingError:
-        _explain_range(op, x, i, axis)
+        if type(i) is not Traced:  # then the numbers are not known
+            _explain_range(op, x.shape, axis, array_of(i))
         raise
 
 
-def _explain_range(op: str, x: Tensor, i: Tensor, axis: int) -> None:
+def _explain_range(op: str, shape: Shape, axis: int, values: Any) -> None:
     """Raise with the first index that is out of range."""
-    if type(i) is Traced:
-        return  # the numbers are not known
-    n, values = x.shape[axis], array_of(i)
+    n = shape[axis]
     wrong = values[(values < -n) | (values >= n)]
     if wrong.size:
         has = f"has indices from {-n} to {n - 1}" if n else "is empty"
         raise IndexingError(
-            f"{op}: index {int(wrong.reshape(-1)[0])} is out of range: axis {axis} of shape {x.shape} {has}."
+            f"{op}: index {int(wrong.reshape(-1)[0])} is out of range: axis {axis} of shape {shape} {has}."
         ) from None
 
 

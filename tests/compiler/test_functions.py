@@ -914,3 +914,44 @@ def test_what_a_call_keeps_is_released_by_its_backward() -> None:
         w.copy_(w * 2)
     with pytest.raises(ad.errors.ModifiedError):
         again.backward()
+
+
+INDEXED: dict[str, Any] = {
+    "x[i]": lambda x, i: x[i],
+    "x[:, i]": lambda x, i: x[:, i],
+    "x[i, i]": lambda x, i: x[i, i],
+    "take": lambda x, i: ad.take(x, i, axis=0),
+    "at.set": lambda x, i: x.at[i].set(0.0),
+    "at.add": lambda x, i: x.at[i + 0].add(1.0),
+    "gradient": lambda x, i: ad.grad(lambda v: (v[i] ** 2).sum())(x),
+    "embedding": lambda x, i: nn.functional.embedding(i, x),
+}
+
+
+@pytest.mark.parametrize("backend", ["replay", "auto"])
+@pytest.mark.parametrize("bad", [7, -9])
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_index_out_of_range_raises_the_error_of_eager_code(name: str, bad: int, backend: str) -> None:
+    f, x = INDEXED[name], ad.tensor(np.arange(16.0).reshape(4, 4))
+    with pytest.raises(IndexError) as expected:
+        f(x, ad.tensor([0, bad]))
+    compiled = ad.compile(f, backend=backend)
+    for _ in range(3):
+        compiled(x, ad.tensor([0, 1]))
+    for _ in range(2):
+        with pytest.raises(type(expected.value)) as found:
+            compiled(x, ad.tensor([0, bad]))
+        assert str(found.value) == str(expected.value)
+    assert compiled(x, ad.tensor([0, 1])).shape == f(x, ad.tensor([0, 1])).shape
+
+
+@pytest.mark.parametrize("layout", [np.ascontiguousarray, np.asfortranarray, np.transpose])
+@pytest.mark.parametrize("f", [lambda x, w: x @ w, lambda x, w: w @ x, lambda x, w: x.T @ w @ x])
+def test_products_of_arrays_in_any_layout_have_the_bits_of_eager_code(f: Any, layout: Any) -> None:
+    r = np.random.default_rng(0)
+    x, w = layout(r.normal(size=(33, 33))), ad.tensor(r.normal(size=(33, 33)), requires_grad=True)
+    compiled = ad.compile(lambda x: (f(x, w) ** 2).sum(), backend="replay")
+    for _ in range(2):
+        with ad.config.compiling(False):
+            expected = ad.gradients(compiled(x), [w])[0]
+        assert ad.gradients(compiled(x), [w])[0].numpy().tobytes() == expected.numpy().tobytes()

@@ -96,6 +96,7 @@ def test_random_steps(plan: Plan, seed: int, size: int) -> None:
 
 @given(st.integers(0, 2**31 - 1))
 @example(1182)  # a hook, and a recorded backward
+@example(6342)  # a product of arrays in Fortran order
 @settings(max_examples=40, deadline=None)
 def test_random_worlds(seed: int) -> None:
     """Hooks, freezing, aliases, dtypes, loops, tapes and transforms; see ``hostile``."""
