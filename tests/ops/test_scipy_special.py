@@ -256,3 +256,21 @@ def test_other_names_are_scipys():
         S.hyp2f1(x, 1.0, 2.0, 0.5)
     with pytest.raises(InputError, match="exact=True"):
         S.comb(5, 2, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "x", "in_a", "in_b"),  # derivatives by mpmath
+    [
+        (0.00127, 9147.8, 4.86e-09, -9.333301896876533, 1.3717725897674354e-07),
+        (9197.1, 0.001116, 0.9999999587, -1.2031895216949573e-07, 7.241575806156673),
+        (0.5, 10.0, 0.01, -0.8136863632290574, 0.016414333231001867),
+        (0.5, 10.0, 0.06, -0.5731336087703568, 0.024564945780215838),
+        (3.0, 0.5, 0.2, -0.0047633365988139645, 0.007875484827781545),
+        (0.01, 300.0, 1e-06, -7.003905558181251, 3.09528583567559e-05),
+        (15.0, 0.5, 0.93, -0.0135613589548814, 0.35532204544158175),
+        (200.0, 300.0, 0.3, -3.141477273032247e-07, 1.682978076167301e-07),
+    ],
+)
+def test_first_derivatives_of_betainc_are_exact_on_both_sides_of_the_series(a, b, x, in_a, in_b):
+    got = ad.grad(ad.scipy.special.betainc, argnums=(0, 1))(a, b, x)
+    np.testing.assert_allclose(got, (in_a, in_b), rtol=2e-13)
