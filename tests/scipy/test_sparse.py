@@ -120,6 +120,10 @@ def test_diagonals():
         S.eye_array(4) + S.diags_array([[-1.0], [2.0], [-1.0]], offsets=[-1, 0, 1], shape=(4, 4)) * k, B
     )
     assert gradcheck(heat, [np.array(0.7)], order=2)
+    older = lambda k: L.spsolve(S.eye(4, format="csc") + S.diags([-1, 2, -1], [-1, 0, 1], (4, 4)) * k, B)
+    close(older(0.7), heat(0.7).numpy())
+    close(S.identity(3, dtype=np.float32).toarray(), np.eye(3))
+    assert S.diags([[1.0, 2.0]], [0], dtype=np.float32).dtype == np.float32
     assert gradcheck(lambda a, b: L.spsolve(S.diags_array([a, b], offsets=[-1, 0]), B), [d[0], d[1]])
 
 

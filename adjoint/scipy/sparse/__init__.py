@@ -16,8 +16,11 @@ from adjoint.scipy.sparse.arrays import (
     csc_matrix,
     csr_array,
     csr_matrix,
+    diags,
     diags_array,
+    eye,
     eye_array,
+    identity,
 )
 
 __all__ = [
@@ -28,8 +31,11 @@ __all__ = [
     "csc_matrix",
     "csr_array",
     "csr_matrix",
+    "diags",
     "diags_array",
+    "eye",
     "eye_array",
+    "identity",
     "linalg",
 ]
 

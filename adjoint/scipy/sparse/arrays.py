@@ -21,7 +21,7 @@ from adjoint.typing import ArrayLike
 
 __all__ = [
     "SparseArray", "coo_array", "coo_matrix", "csc_array", "csc_matrix", "csr_array", "csr_matrix",
-    "diags_array", "eye_array",
+    "diags", "diags_array", "eye", "eye_array", "identity",
 ]  # fmt: skip
 
 
@@ -134,6 +134,10 @@ class SparseArray:
     def conj(self) -> SparseArray:
         """Return the matrix with conjugated elements."""
         return SparseArray._of(rec.conj(self.data), self.pattern)
+
+    def astype(self, dtype: Any) -> SparseArray:
+        """Return the matrix with elements of another dtype."""
+        return SparseArray._of(rec.astype(self.data, dtype=np.dtype(dtype)), self.pattern)
 
     def tocsr(self, copy: bool = False) -> SparseArray:
         """Return the matrix itself: there is one format."""
@@ -257,7 +261,7 @@ def _constructor(name: str) -> Callable[..., SparseArray]:
     ) -> SparseArray:
         found = _made(name, arg1, shape)
         if dtype is not None and found.dtype != dtype:
-            found = SparseArray._of(rec.astype(found.data, dtype=np.dtype(dtype)), found.pattern)
+            found = found.astype(dtype)
         return found
 
     make.__name__ = make.__qualname__ = name
@@ -317,7 +321,14 @@ def _made(name: str, arg1: Any, shape: Any) -> SparseArray:
     return SparseArray(data, i, j, shape)
 
 
-def diags_array(diagonals: Any, *, offsets: Any = 0, shape: Sequence[int] | None = None) -> SparseArray:
+def diags_array(
+    diagonals: Any,
+    *,
+    offsets: Any = 0,
+    shape: Sequence[int] | None = None,
+    format: str | None = None,
+    dtype: Any = None,
+) -> SparseArray:
     """Return a sparse matrix from its diagonals; gradients flow to them.
 
     Parameters
@@ -328,6 +339,10 @@ def diags_array(diagonals: Any, *, offsets: Any = 0, shape: Sequence[int] | None
         Which diagonals they are; above the main one the offset is positive.
     shape : pair of int, optional
         The shape of the matrix; by default it is square.
+    format : str, optional
+        Ignored: there is one format.
+    dtype : dtype, optional
+        The dtype of the elements.
 
     Returns
     -------
@@ -370,10 +385,50 @@ def diags_array(diagonals: Any, *, offsets: Any = 0, shape: Sequence[int] | None
         data.append(rec.broadcast_to(d, shape=(length,)) if d.shape[0] != length else d)
         rows.append(np.arange(length) + max(-k, 0))
         cols.append(np.arange(length) + max(k, 0))
-    return SparseArray(concat(data), np.concatenate(rows), np.concatenate(cols), (m, n))
+    found = SparseArray(concat(data), np.concatenate(rows), np.concatenate(cols), (m, n))
+    return found if dtype is None else found.astype(dtype)
 
 
-def eye_array(m: int, n: int | None = None, *, k: int = 0, dtype: Any = float) -> SparseArray:
+def diags(
+    diagonals: Any,
+    offsets: Any = 0,
+    shape: Sequence[int] | None = None,
+    format: str | None = None,
+    dtype: Any = None,
+) -> SparseArray:
+    """Return a sparse matrix from its diagonals, as ``diags_array``.
+
+    Parameters
+    ----------
+    diagonals : sequence of array_like
+        The diagonals; one with a single element is repeated.
+    offsets : int or sequence of int, optional
+        Which diagonals they are; above the main one the offset is positive.
+    shape : pair of int, optional
+        The shape of the matrix; by default it is square.
+    format : str, optional
+        Ignored: there is one format.
+    dtype : dtype, optional
+        The dtype of the elements.
+
+    Returns
+    -------
+    SparseArray
+        The matrix.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.scipy.sparse.diags([[1.0, 2.0]], [0]).toarray()
+    tensor([[1., 0.],
+            [0., 2.]], dtype=float64)
+    """
+    return diags_array(diagonals, offsets=offsets, shape=shape, dtype=dtype)
+
+
+def eye_array(
+    m: int, n: int | None = None, *, k: int = 0, dtype: Any = float, format: str | None = None
+) -> SparseArray:
     """Return a sparse matrix with ones on a diagonal.
 
     Parameters
@@ -386,6 +441,8 @@ def eye_array(m: int, n: int | None = None, *, k: int = 0, dtype: Any = float) -
         Which diagonal.
     dtype : dtype, optional
         The dtype of the elements.
+    format : str, optional
+        Ignored: there is one format.
 
     Returns
     -------
@@ -399,3 +456,61 @@ def eye_array(m: int, n: int | None = None, *, k: int = 0, dtype: Any = float) -
     tensor([3., 4.], dtype=float64)
     """
     return as_sparse(scipy_module("sparse").eye_array(m, n, k=k, dtype=dtype))
+
+
+def eye(
+    m: int, n: int | None = None, k: int = 0, dtype: Any = float, format: str | None = None
+) -> SparseArray:
+    """Return a sparse matrix with ones on a diagonal, as ``eye_array``.
+
+    Parameters
+    ----------
+    m : int
+        The number of rows.
+    n : int, optional
+        The number of columns; by default that of the rows.
+    k : int, optional
+        Which diagonal.
+    dtype : dtype, optional
+        The dtype of the elements.
+    format : str, optional
+        Ignored: there is one format.
+
+    Returns
+    -------
+    SparseArray
+        The matrix.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.scipy.sparse.eye(2) @ [3.0, 4.0]
+    tensor([3., 4.], dtype=float64)
+    """
+    return eye_array(m, n, k=k, dtype=dtype)
+
+
+def identity(n: int, dtype: Any = float, format: str | None = None) -> SparseArray:
+    """Return the sparse identity matrix.
+
+    Parameters
+    ----------
+    n : int
+        The number of rows and columns.
+    dtype : dtype, optional
+        The dtype of the elements.
+    format : str, optional
+        Ignored: there is one format.
+
+    Returns
+    -------
+    SparseArray
+        The matrix.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.scipy.sparse.identity(2) @ [3.0, 4.0]
+    tensor([3., 4.], dtype=float64)
+    """
+    return eye_array(n, dtype=dtype)
