@@ -35,6 +35,7 @@ from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor
 from adjoint.core.user_code import relocate_numpy_warnings
 from adjoint.engine.anomaly import detect_anomaly
+from adjoint.foreign_names import elsewhere as _elsewhere
 from adjoint.grads.backward import backward, gradients
 from adjoint.grads.norm import global_norm
 from adjoint.grads.store import Gradients
@@ -310,9 +311,11 @@ def _instead(name: str) -> str:
     """Return a hint for a name of NumPy, PyTorch or JAX."""
     if name in _hints.FUNCTIONS:
         return f".  Use {_hints.FUNCTIONS[name]}."
-    if not name.startswith("_") and vars(_np).get(name) in interop.numpy.FUNCTIONS:
+    theirs = vars(_np).get(name)
+    if callable(theirs) and theirs in interop.numpy.FUNCTIONS and not name.startswith("_"):
         return f".  Use np.{name}, which accepts tensors and is differentiable."
-    return ""
+    instead = _elsewhere(name)
+    return f".  Use {instead}." if instead else ""
 
 
 def __dir__() -> list[str]:

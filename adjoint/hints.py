@@ -15,6 +15,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 from adjoint.errors import AbsentNameError, InputError
+from adjoint.foreign_names import ACTIVATIONS, AUTOGRAD, GENERATOR, JAX, LAX, TORCH, elsewhere
 
 __all__ = ["ATTRIBUTES", "FUNCTIONS", "KEYWORDS", "PARTS", "check_keywords", "explain", "explain_class"]
 
@@ -133,6 +134,10 @@ UPDATES = {
 }
 
 FUNCTIONS = {
+    **AUTOGRAD,
+    **JAX,
+    **LAX,
+    **TORCH,
     "as_tensor": "ad.asarray(values)",
     "from_numpy": "ad.tensor(array)",
     "is_tensor": "isinstance(x, ad.Tensor)",
@@ -240,6 +245,7 @@ PARTS: dict[str, dict[str, str]] = {
                 "uniform",
             )
         },
+        **{name: f"rng = ad.random.default_rng(seed) and {instead}" for name, instead in GENERATOR.items()},
         "randn": "ad.random.default_rng(seed).standard_normal(shape)",
         "rand": "ad.random.default_rng(seed).random(shape)",
         "randint": "ad.random.default_rng(seed).integers(low, high, shape)",
@@ -273,7 +279,11 @@ PARTS: dict[str, dict[str, str]] = {
         "parameters_to_vector": "ad.concat([p.reshape(-1) for p in model.parameters()])",
         "prune": "p.copy_(p * mask) under ad.no_grad()",
     },
+    "adjoint.ops.linalg": {},
+    "adjoint.ops.special": {},
+    "adjoint.ops.fft": {},
     "adjoint.nn.functional": {
+        **ACTIVATIONS,
         "upsample": "ad.nn.functional.interpolate(x, size, scale_factor, mode)",
         "pad": "ad.pad(x, widths), of every axis from the first on",
         "logsigmoid": "-ad.nn.functional.softplus(-x)",
@@ -398,6 +408,7 @@ _NOT_HERE = {
     "tgt_key_padding_mask": _PRESENT.format("mask", "tgt_key_padding_mask"),
     "memory_key_padding_mask": _PRESENT.format("cross_mask", "memory_key_padding_mask"),
     "batch_first": "the batch comes first",
+    "padding_mode": "call ad.pad(x, widths, mode=…) in front of the layer",
     "scaler": "to scale losses, write your own loop with ad.GradScaler and ad.GradientAccumulator",
     "need_weights": "only the outputs are returned",
     "num_workers": "batches are made in this process; prefetch=2 makes the next batches in a thread",
@@ -411,7 +422,7 @@ _NOT_HERE = {
 # Attributes of instances of a class and its subclasses, by the name of the class
 ATTRIBUTES = {
     "Tensor": METHODS, "Module": MODULES, "Optimizer": OPTIMIZERS, "GradScaler": SCALERS,
-    "At": UPDATES,
+    "At": UPDATES, "Generator": GENERATOR,
 }  # fmt: skip
 
 _RENAMED = frozenset(KEYWORDS.values())
@@ -532,9 +543,9 @@ def _lookup(module: ModuleType) -> Callable[[str], NoReturn]:
     """Return the ``__getattr__`` of a module: it raises an error with a hint."""
 
     def lookup(name: str) -> NoReturn:
-        instead = PARTS[module.__name__].get(name)
+        instead = PARTS[module.__name__].get(name) or elsewhere(name)
         raise (AbsentNameError if instead else AttributeError)(
-            f"module {module.__name__!r} has no attribute {name!r}"
+            f"module {module.__name__.replace('.ops.', '.')!r} has no attribute {name!r}"
             + (f".  Use {instead}." if instead else ""),
             name=name,
             obj=module,

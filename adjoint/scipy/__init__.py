@@ -6,6 +6,8 @@ Each submodule is imported when it is first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from adjoint.errors import AbsentNameError
+
 if TYPE_CHECKING:
     from adjoint.scipy import (
         integrate,
@@ -33,6 +35,8 @@ __all__ = [
     "stats",
 ]
 
+_SCIPYS = frozenset("cluster constants datasets differentiate fft fftpack io misc odr".split())
+
 
 def __dir__() -> list[str]:
     return sorted(__all__)
@@ -42,6 +46,11 @@ if not TYPE_CHECKING:  # so that type checkers report unknown names
 
     def __getattr__(name: str) -> Any:
         """Import a submodule at its first use."""
+        if name in _SCIPYS:
+            instead = (
+                "ad.fft" if name in ("fft", "fftpack") else f"scipy.{name}, which has no derivatives here"
+            )
+            raise AbsentNameError(f"module 'adjoint.scipy' has no attribute {name!r}.  Use {instead}.")
         if name not in __all__:
             raise AttributeError(f"module 'adjoint.scipy' has no attribute {name!r}")
         return importlib.import_module(f"adjoint.scipy.{name}")

@@ -20,7 +20,8 @@ ALLOWED = {
     "context": set(),
     "config": {"context", "errors"},
     "tree": {"errors", "typing"},
-    "hints": {"errors"},
+    "foreign_names": set(),
+    "hints": {"errors", "foreign_names"},
     "typing": {"core"},  # core and tree import it for type checkers alone
     "core": {"errors", "config", "tree", "typing"},
     "ops": {"errors", "config", "tree", "hints", "core", "typing"},
@@ -61,7 +62,7 @@ HIDDEN_ALLOWED = set(
 for _below in ALLOWED.values():
     _below |= {"context", "words"}
 ALLOWED["words"] = set()
-for _user in set(ALLOWED) - {"errors", "context", "config", "tree", "hints", "__main__"}:
+for _user in set(ALLOWED) - {"errors", "context", "config", "tree", "hints", "foreign_names", "__main__"}:
     ALLOWED[_user].add("threads")
 ALLOWED["threads"] = {"context", "errors", "config"}
 
