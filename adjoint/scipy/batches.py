@@ -16,7 +16,7 @@ from adjoint.core.record import innermost
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import InputError
 
-__all__ = ["Batch", "solve_each"]
+__all__ = ["Batch", "batch_of", "solve_each"]
 
 
 class Batch:
@@ -40,29 +40,37 @@ class Batch:
         """Return a function outside of the ``vmap`` that computes what ``f`` does for one element."""
         return lambda x: tree.map(lambda t: self.element(i, t), within(enclosing, self.top, f, x))
 
+    def outside(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function outside of the ``vmap``."""
+        return within(enclosing, self.top.outer, function, *args)
+
     def inside(self, values: Any) -> Tensor:
         """Return arrays of all elements as a tensor inside the ``vmap``."""
         return wrap(Batched(self.level, self.size, np.ascontiguousarray(values), True))
 
 
+def batch_of(op: str, cure: str, f: Callable[..., Any], *given: Any) -> Batch | None:
+    """Return the batch that given tensors or ``f`` of the last one belong to; raise inside ``ad.compile``."""
+    if enclosing.get() is None:
+        return None
+    refuse_tracing(f"adjoint.scipy.{op}", cure)
+    with np.errstate(all="ignore"):
+        values = [*tree.leaves(given), *tree.leaves(within(grad_mode, False, f, given[-1]))]
+    top = innermost([t._data for t in values if isinstance(t, Tensor)])
+    return Batch(top) if isinstance(top, Batched) else None
+
+
 def solve_each(op: str, solve: Callable[[Any, Any], Any], f: Callable[..., Any], x0: Any) -> Any:
     """Return ``solve(f, x0)``; inside ``vmap`` its result has a row of ``x_flat`` for each element."""
-    if enclosing.get() is None:
+    start = tree.map(asarray, x0) if enclosing.get() is not None else x0
+    cure = "Use ad.root or ad.fixed_point there, or call it outside of the compiled function."
+    batch = batch_of(f"optimize.{op}", cure, f, start)
+    if batch is None:
         return solve(f, x0)
-    refuse_tracing(
-        f"adjoint.scipy.optimize.{op}",
-        "Use ad.root or ad.fixed_point there, or call it outside of the compiled function.",
-    )
-    start = tree.map(asarray, x0)
-    values = [*tree.leaves(start), *tree.leaves(within(grad_mode, False, f, start))]
-    top = innermost([t._data for t in values if isinstance(t, Tensor)])
-    if not isinstance(top, Batched):
-        return solve(f, x0)
-    batch = Batch(top)
     found = []
     for i in range(batch.size):
         x = tree.map(lambda t, i=i: batch.element(i, t), start)
-        found.append(within(enclosing, batch.top.outer, solve_each, op, solve, batch.function(i, f), x))
+        found.append(batch.outside(solve_each, op, solve, batch.function(i, f), x))
     if any(hasattr(r, "batch") for r in found):
         raise InputError(f"{op}: nested ad.vmap is not supported.  Use only one ad.vmap.")
     result = next((r for r in found if not r.success), found[0])

@@ -16,12 +16,13 @@ import numpy as np
 
 from adjoint.config import no_grad
 from adjoint.core.convert import array_of, asarray
-from adjoint.core.tensor import Tensor, varies
+from adjoint.core.tensor import Tensor, held, tracked, varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.join import concat
 from adjoint.ops.reduce import floating, sum
 from adjoint.ops.scan import cumsum
 from adjoint.ops.shape import moveaxis
+from adjoint.scipy.batches import Batch, batch_of
 from adjoint.scipy.fallback import scipy_module, scipy_only
 from adjoint.scipy.ode import odeint, solve_ivp
 from adjoint.typing import ArrayLike
@@ -221,18 +222,25 @@ def quad(
     args = args if isinstance(args, tuple) else (args,)
     low, high = floating("quad", a), floating("quad", b)
 
-    def plain(x: float) -> float:
-        with no_grad():
-            return float(array_of(asarray(func(asarray(x), *args)).detach()))
+    def solved(f: Any, ends: Any) -> Any:
+        def plain(x: float) -> float:
+            with no_grad():
+                return float(array_of(f(asarray(x)).detach()))
 
+        value, error, facts, *_ = scipy_module("integrate").quad(plain, *ends, full_output=1, **options)
+        count = facts["last"]
+        pairs = zip(facts["alist"][:count].tolist(), facts["blist"][:count].tolist(), strict=True)
+        return value, error, list(pairs)
+
+    whole = lambda x: asarray(func(x, *args))
+    if (batch := batch_of("integrate.quad", _CURE, whole, low, high)) is not None:
+        return _in_batch("quad", batch, whole, low, high, solved)
     ends = float(array_of(low.detach())), float(array_of(high.detach()))
     if ends[1] < ends[0]:
         backwards, error = quad(func, b, a, args, **options)
         return -backwards, error
-    value, error, facts, *_ = scipy_module("integrate").quad(plain, *ends, full_output=1, **options)
-    count = facts["last"]
-    intervals = list(zip(facts["alist"][:count].tolist(), facts["blist"][:count].tolist(), strict=True))
-    again = _replayed(lambda x: asarray(func(x, *args)), low, high, ends, intervals)
+    value, error, intervals = solved(whole, ends)
+    again = _replayed(whole, low, high, ends, intervals)
     return _confirmed("quad", again, value, error), error
 
 
@@ -241,14 +249,17 @@ def _confirmed(op: str, again: Tensor, value: Any, error: float) -> Tensor:
     if not varies(again):
         return asarray(value)
     confirmed = array_of(again.detach())
-    away = np.abs(confirmed - value).max(initial=0)
+    _confirm(op, np.abs(confirmed - value).max(initial=0), value, error)
+    return again + (value - confirmed)
+
+
+def _confirm(op: str, away: float, value: Any, error: float) -> None:
     if not away <= 1e-6 * np.abs(value).max(initial=0) + 10 * error + 1e-12:
         raise InputError(
             f"{op}: SciPy's integral and the Gauss rule that computes the gradients differ by {away:.3g}, "
             "because the function is too singular.\n"
             "  Substitute the variable so that the function is smooth at the limits."
         )
-    return again + (value - confirmed)
 
 
 def quad_vec(
@@ -307,26 +318,86 @@ def quad_vec(
     """
     args = args if isinstance(args, tuple) else (args,)
     low, high = floating("quad_vec", a), floating("quad_vec", b)
-    ends = float(array_of(low.detach())), float(array_of(high.detach()))
-    if ends[1] < ends[0]:
-        backwards, error = quad_vec(f, b, a, epsabs, epsrel, norm, limit, points, args=args)
-        return -backwards, error
-    far = math.isinf(ends[0]) or math.isinf(ends[1])
 
     def whole(x: Any) -> Tensor:
         return asarray(f(x, *args))
 
-    def plain(t: float) -> Any:
-        with no_grad():
-            found = _far(whole, t, low, high, ends) if far else whole(asarray(t))
-            return array_of(found.detach())
+    def solved(g: Any, ends: Any) -> Any:
+        far = math.isinf(ends[0]) or math.isinf(ends[1])
 
-    span = (0.0, 1.0) if far else ends
-    value, error, facts = scipy_module("integrate").quad_vec(
-        plain, *span, epsabs, epsrel, norm, limit=limit, points=points, full_output=True
-    )
-    again = _replayed(whole, low, high, ends, facts.intervals.tolist())
+        def plain(t: float) -> Any:
+            with no_grad():
+                found = _far(g, t, asarray(ends[0]), asarray(ends[1]), ends) if far else g(asarray(t))
+                return array_of(found.detach())
+
+        value, error, facts = scipy_module("integrate").quad_vec(
+            plain, *((0.0, 1.0) if far else ends), epsabs, epsrel, norm,
+            limit=limit, points=points, full_output=True,
+        )  # fmt: skip
+        return value, error, facts.intervals.tolist()
+
+    if (batch := batch_of("integrate.quad_vec", _CURE, whole, low, high)) is not None:
+        return _in_batch("quad_vec", batch, whole, low, high, solved)
+    ends = float(array_of(low.detach())), float(array_of(high.detach()))
+    if ends[1] < ends[0]:
+        backwards, error = quad_vec(f, b, a, epsabs, epsrel, norm, limit, points, args=args)
+        return -backwards, error
+    value, error, intervals = solved(whole, ends)
+    again = _replayed(whole, low, high, ends, intervals)
     return _confirmed("quad_vec", again, value, error), error
+
+
+_CURE = "Use ad.scipy.integrate.simpson of samples there, or call it outside of the compiled function."
+
+
+def _in_batch(op: str, batch: Batch, f: Any, low: Tensor, high: Tensor, solved: Any) -> tuple[Tensor, Tensor]:
+    """Integrate inside ``vmap``: call SciPy for each element, and use Gauss' rule on its intervals."""
+    limits = [[float(array_of(batch.element(i, t).detach())) for t in (low, high)] for i in range(batch.size)]
+    a, b = np.array(limits).T
+    if len({(math.isinf(x), math.isinf(y), y < x) for x, y in limits}) > 1:
+        raise InputError(
+            f"{op}: inside ad.vmap, the limits of all elements must be in the same order, and infinite for "
+            "all or for none.\n  Call it for the others separately."
+        )
+    if b[0] < a[0]:
+        backwards, away = _in_batch(op, batch, f, high, low, solved)
+        return -backwards, away
+    found = [batch.outside(solved, batch.function(i, f), limits[i]) for i in range(batch.size)]
+    value, error = np.stack([v for v, *_ in found]), np.array([e for _, e, _ in found])
+    each = [p or [ends] for (*_, p), ends in zip(found, limits, strict=True)]  # none, if the limits are equal
+    middle = [[(p[0][0] + p[0][1]) / 2] * 2 for p in each]  # an interval without length
+    longest = max(map(len, each))
+    pairs = np.array([[*p, *[m] * (longest - len(p))] for p, m in zip(each, middle, strict=True)])
+    again = _batch_sum(batch, f, low, high, limits[0], a, b, pairs)
+    confirmed = held(again.detach())
+    if not (tracked(again) or again._data.has_history()):
+        return batch.inside(value), batch.inside(error)
+    _confirm(op, np.abs(confirmed - value).max(initial=0), value, float(error.max()))
+    return again + batch.inside(value - confirmed), batch.inside(error)
+
+
+def _batch_sum(
+    batch: Batch, f: Any, low: Tensor, high: Tensor, ends: Any, a: Any, b: Any, pairs: Any
+) -> Tensor:
+    """Integrate by Gauss' rule, on intervals (elements, number, 2)."""
+    nodes, weights = np.polynomial.legendre.leggauss(21)
+    same, far = a == b, math.isinf(ends[0]) or math.isinf(ends[1])
+    length = np.where(same | far, 1.0, b - a)
+    total: Any = 0.0
+    for k in range(pairs.shape[1]):
+        start, end = pairs[:, k].T
+        for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
+            t = (start + end) / 2 + (end - start) / 2 * node
+            # without length, the derivative is that of (high - low) f(low)
+            size = np.where(same, weight / 2 if k == 0 else 0.0, (end - start) / 2 * weight)
+            if far:
+                term = _far(f, batch.inside(t), low, high, ends)
+            else:
+                share = batch.inside(np.where(same, 0.0, (t - a) / length))
+                term = f(low * (1 - share) + high * share) * ((high - low) / batch.inside(length))
+            total = total + batch.inside(size) * term
+    found: Tensor = total
+    return found
 
 
 def _replayed(f: Callable[[Any], Tensor], low: Tensor, high: Tensor, ends: Any, intervals: Any) -> Tensor:
@@ -352,7 +423,7 @@ def _near(f: Callable[[Any], Tensor], t: float, low: Tensor, high: Tensor, ends:
     return f(low * (1 - share) + high * share) * ((high - low) / (last - first))
 
 
-def _far(f: Callable[[Any], Tensor], t: float, low: Tensor, high: Tensor, ends: Any) -> Any:
+def _far(f: Callable[[Any], Tensor], t: Any, low: Tensor, high: Tensor, ends: Any) -> Any:
     """Return the integrand at distance (1 - t)/t from a finite limit, as in QUADPACK.
 
     If both limits are infinite, return the sum on both sides of 0.

@@ -285,3 +285,39 @@ def test_mistakes():
         I.solve_ivp(f, (0, 1), [1.0], t_eval=[2.0])
     with pytest.raises(LostHistoryError):
         I.romb(ad.tensor([1.0, 2.0, 3.0], requires_grad=True))
+
+
+# Integrals inside vmap -------------------------------------------------------------------------------------
+
+INF = float("inf")
+INTEGRALS = {
+    "waves": lambda c: I.quad(lambda x: ad.exp(-c[0] * x) * ad.sin(9 * c[1] * x), 0.0, c[2] + 1)[0],
+    "peak": lambda c: I.quad(lambda x: 1 / ((x - c[2] / 3) ** 2 + 0.01 * c[0]), 0.0, 1.0)[0],
+    "everywhere": lambda c: I.quad(lambda x: ad.exp(-c[0] * x * x + c[1]), -INF, INF)[0],
+    "half": lambda c: I.quad(lambda x, k: ad.exp(-c[0] * x) * k, c[1], INF, args=(c[2],))[0],
+    "reversed": lambda c: I.quad(lambda x: x * c[0], c[1] + 1, c[2])[0],
+    "empty": lambda c: I.quad(lambda x: x * c[0], c[1], c[1])[0] + c[2],
+    "vector": lambda c: I.quad_vec(lambda x: ad.stack([c[0] * x, ad.sin(20 * x * c[1])]), 0.0, c[2] + 1)[0],
+    "vector to infinity": lambda c: I.quad_vec(lambda x: ad.exp(-x * c[:2]), c[2], INF)[0],
+}
+
+
+@pytest.mark.parametrize("name", INTEGRALS)
+def test_integrals_in_vmap_are_those_of_single_calls(name):
+    f = INTEGRALS[name]
+    total = lambda c: (f(c) ** 2).sum()
+    batch = np.array([[1.1, 0.8, 0.5], [0.9, 1.2, 0.3]])
+    alone = lambda g: np.stack([np.asarray(g(ad.tensor(c)).detach()) for c in batch])
+    for g in (f, ad.grad(total), lambda c: ad.jvp(f, (c,), (c,))[1]):
+        np.testing.assert_allclose(ad.vmap(g)(ad.tensor(batch)).numpy(), alone(g), rtol=1e-9, atol=1e-12)
+    outside = ad.grad(lambda b: (ad.vmap(f)(b) ** 2).sum())(batch)
+    np.testing.assert_allclose(outside, alone(ad.grad(total)), rtol=1e-9, atol=1e-12)
+
+
+def test_integrals_that_vmap_and_compile_cannot_do_are_said():
+    integral = lambda b: I.quad(lambda x: ad.exp(-x), 0.0, b)[0]
+    for ends in ([1.0, INF], [1.0, -1.0]):
+        with pytest.raises(InputError, match="the limits of all elements must be in the same order"):
+            ad.vmap(integral)(np.array(ends))
+    with pytest.raises(ad.errors.TransformError, match="simpson of samples"):
+        ad.compile(integral)(np.ones(()))
