@@ -235,7 +235,7 @@ def _make_native_call(
     program: Program, trace: Trace, run: Any, count: int, slow: Callable[..., Any]
 ) -> Callable[..., Any] | None:
     """Return a ``call`` whose native entry reads and writes tensors; None if there is no native entry."""
-    if getattr(run, "entry", None) is None or not run.in_order:
+    if getattr(run, "entry", None) is None or (program.writes and not run.in_order):
         return None
     if any(s.kind == "draw" for s in program.sources):  # where Python must take over, it would draw again
         return None
@@ -250,7 +250,7 @@ def _make_native_call(
             owners.append(len(given))
             given.append(_read(w, s.kind, s.owner))
     writes = _Writes(program, trace)
-    if writes.twice() or writes.places != len(run.fresh):
+    if writes.twice() or (program.writes and writes.places != len(run.fresh)):
         return None
     native = run.entry_for(owners, writes.swapped, len(given), writes.graded)
     for k, (each, _) in enumerate(writes.cells):
@@ -260,6 +260,8 @@ def _make_native_call(
     given = [before.get(text, text) for text in given]
     w.add(f"found = {w.name(native.call, 'entry')}({', '.join(given)})")
     w.add(f"if found is NotImplemented: return slow({', '.join(given[:count])})")
+    if not run.in_order:  # one array is several outputs, as the result of exp, which its backward reads
+        w.add(f"found = ({''.join(f'found[{k}], ' for k in run.order)})")
     if writes.cells or writes.others:
         undone = any(each.kind != "call" for each, _ in writes.others)
         if undone:

@@ -38,6 +38,7 @@ __all__ = ["Native", "build"]
 
 CHUNK = 200_000.0  # simple operations per chunk of a loop
 HELPED = 100_000.0  # nanoseconds: shorter programs use no helper threads
+VIEWED = 1 << 16  # bytes of results from which on a view by NumPy is faster than a native copy
 NANOSECONDS = 0.02  # per simple operation, with 16 lanes
 
 
@@ -221,6 +222,12 @@ class Native(Plan):
         self.entry = self._make_entry()
         self.order = [] if self.entry is None else [self.made[v.node.id] for v in self.results]
         self.in_order = self.order == list(range(len(self.fresh)))
+
+    def is_worthwhile(self) -> bool:
+        """Return whether native code does more than copy large arrays, of which NumPy returns views."""
+        if all(n.op == "copy" for g in self.groups for n in g.nodes):
+            return bool(self.kernels) and sum(v.node.size * v.dtype.itemsize for v in self.fresh) <= VIEWED
+        return bool(self.kernels)
 
     def _make_entry(self) -> Entry | None:
         """Return the native entry, or None if the program has none (see ``entry_for``)."""

@@ -119,7 +119,7 @@ class Variant:
             for loop in self.trace.loops:
                 loop.build_with(self.build)
             built = self.build(self.program)
-            if self.backend == "auto" and not built.kernels:
+            if self.backend == "auto" and not built.is_worthwhile():
                 return
             if self.backward is not None:
                 self.backward.build_with(self.build)

@@ -238,3 +238,23 @@ def test_the_state_of_all_parameters_is_joined_once() -> None:
     net = Net("Adam")
     text = net.compiled().program(inputs(1)[0])
     assert text.count("concat(") == 2 and "index_set" not in text  # else builds are quadratic in the depth
+
+
+@pytest.mark.parametrize(("size", "native"), [(8, True), (100_000, False)])
+def test_large_views_are_left_to_numpy(size: int, native: bool) -> None:
+    x = ad.tensor(np.arange(float(size)), requires_grad=True)
+    compiled = ad.compile(lambda x: x.reshape(2, -1))
+    for _ in range(3):
+        np.testing.assert_array_equal(compiled(x).numpy(), x.numpy().reshape(2, -1))
+    assert (compiled._variants[0].native is not None) == native
+
+
+def test_a_result_that_its_backward_reads_is_made_once() -> None:
+    x = ad.tensor(np.linspace(-1, 1, 5), requires_grad=True)
+    compiled = ad.compile(ad.exp)
+    for _ in range(5):
+        y = compiled(x)
+        assert y._node is not None and y._node.args[-1] is y._data
+        (g,) = ad.gradients(y.sum(), [x])
+        np.testing.assert_allclose(g.numpy(), np.exp(x.numpy()), rtol=1e-15)
+    assert hasattr(compiled._variants[0].execute, "writer")  # the native entry
