@@ -128,16 +128,17 @@ def _unpool(
         size = numbers(op, "output_size", tuple(output_size)[-nd:], nd, 1)
     lead, cells, length = x.shape[:-nd], math.prod(x.shape[-nd:]), math.prod(size)
     rows = rec.reshape(as_index(rec, i), shape=(*lead, cells))
-    decide(lambda a: _check_range(op, a, length), rows)
+    decide(lambda a: _check_places(op, a, length), rows)
     blank = wrap(np.zeros((*lead, length), x.dtype))
     y = rec.put_along_axis(blank, rows, rec.reshape(x, shape=(*lead, cells)), axis=-1)
     return rec.reshape(y, shape=(*lead[alone:], *size))
 
 
-def _check_range(op: str, index: Array, length: int) -> None:
-    if index.size and not 0 <= index.min() <= index.max() < length:
+def _check_places(op: str, index: Array, length: int) -> None:
+    bad = index[(index < 0) | (index >= length)]
+    if bad.size:
         raise IndexingError(
-            f"{op}: index {index.max()} is out of range for {length} elements.\n"
+            f"{op}: index {bad[0]} is out of range for {length} elements.\n"
             "  Pass output_size=, the size of the input of the pooling."
         )
 

@@ -124,6 +124,7 @@ def test_extremes_of_empty_and_infinite():
         (lambda: F.unfold(np.ones((1, 1, 2, 2)), 3), ShapeError, "larger than the padded image"),
         (lambda: F.fold(np.ones((1, 3, 4)), 3, 2), ShapeError, "(N, C·4, 4)"),
         (lambda: F.grid_sample(np.ones((1, 1, 2, 2)), np.ones((1, 1, 1, 3))), ShapeError, "the grid must have shape"),
+        (lambda: F.max_unpool1d(np.ones((1, 1, 2)), [[[-3, 1]]], 2), IndexingError, "index -3 is out of range for 4"),
         (lambda: F.ctc_loss(np.zeros((2, 1, 3)), [[3]], [2], [1]), IndexingError, "label 3 is out of range"),
         (lambda: F.ctc_loss(np.zeros((2, 1, 3)), [[1]], [4], [1]), ShapeError, "input_lengths must be"),
         (lambda: F.triplet_margin_loss([1.0], [1.0], [1.0], 0), ArgumentError, "margin must be positive"),

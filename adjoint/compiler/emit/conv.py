@@ -250,6 +250,7 @@ def _correlation(work: _Work, epilogue: Epilogue | None, images: int, exact: boo
                         _finish(w, work, epilogue, image, low, rows, place, n, to)
 
                 full, rest = divmod(wide, 2 * lanes)
+                # mypy cannot infer lambdas with default values
                 w.loop(0, full, 1, lambda j, _, f=columns: f(w.times(j, 2 * lanes), 2 * lanes))  # type: ignore[misc]
                 if rest:
                     columns(full * 2 * lanes, rest)

@@ -423,6 +423,7 @@ class _Gemm:
         def one(i: Value, _: list[Value]) -> None:
             def element(j: Value, _: list[Value]) -> None:
                 place = w.at(out, self.element, w.plus(w.times(i, p.c[0]), w.times(j, p.c[1])))
+                # not None, as asserted outside this function
                 value = self.epilogue(w, item, w.plus(row, i), j, w.load(place, self.element), None)  # type: ignore[misc]
                 if value is not None:
                     w.store(value, place)

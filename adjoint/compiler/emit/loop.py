@@ -432,6 +432,7 @@ class Loop:
             totals = [self._neutral(self.inside[k], s.lanes, length) for k in keys for s in spots]
 
             def body(r: Index, carried: list[Value], t: int = t, keys: list[int] = keys) -> Sequence[Value]:
+                # r is an int if unrolled
                 lanes = grid[r] if unrolled else [Lane(s.at, s.lanes, s.mask, s.count, r) for s in spots]  # type: ignore[index]
                 given = {k: carried[i * len(spots) : (i + 1) * len(spots)] for i, k in enumerate(keys)}
                 made = self._stage(t, lanes, given)
@@ -579,6 +580,7 @@ class Loop:
             node = self.inside[n]
             if not self._is_full(node) or node.args[k].scalar() is not None or place.key in self.once:
                 continue
+            # reduced is set if columns is
             if place.strides[fixed]:  # type: ignore[index]
                 continue
             for s in spots:
@@ -613,6 +615,7 @@ class Loop:
         w = self.w
         at = w.plus(self._offset(place), w.times(lane.at, place.strides[self.across]))
         if self.columns:
+            # reduced is set if columns is
             at = w.plus(at, w.times(lane.row, place.strides[self.reduced]))  # type: ignore[index]
         return w.at(self.slot(place.base, place.offset), place.element, at)
 

@@ -121,6 +121,7 @@ def _turned(
             to = w.at(out, element, w.plus(w.times(k, stride), first))
             w.use(text, w.at(at, element, k), to, *(w.index_value(x) for x in (along, stride, n, count)))
 
+        # mypy cannot infer lambdas with default values
         w.loop(0, whole, lanes, lambda k, _, square=square: square(k, lanes))  # type: ignore[misc]
         if rest and w.machine.masks:
             square(whole, rest)

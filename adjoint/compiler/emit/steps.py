@@ -128,6 +128,7 @@ class _Small:
                 elif n.id in self.moving:
                     a = self.node.args[n.params]
                     base = w.at(w.slot(n.params), element_of(n.dtype), w.times(row, a.strides[0]))
+                    # it loads the value when it is first used
                     self.values[n.id] = _Lazy(w, base, n)  # type: ignore[assignment]
             elif n.id in self.moving:
                 self._enter(n)
