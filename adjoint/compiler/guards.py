@@ -11,7 +11,9 @@ from __future__ import annotations
 import dis
 import functools
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,10 @@ __all__ = [
 ]
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype, range, slice)
-_CONTAINERS = (list, tuple, dict, set, frozenset)
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_MOST = 100  # elements of a container whose attributes are guarded
+# methods that Python calls without naming them
+_IMPLICIT = ("__call__", "__getitem__", "__iter__", "__len__", "__contains__", "__bool__")
 _DEEPEST = 4  # containers in containers, below which identity counts
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
@@ -157,6 +162,9 @@ def named_reads(f: Any, objects: dict[str, Any], values: list[Any]) -> dict[str,
     seen: set[tuple[int, int]] = set()
     attributes: set[str] = set()  # all attribute names in the code
     owners: dict[str, tuple[Any, Callable[[], Any]]] = {}  # objects whose attributes may be read elsewhere
+    for name, value in _given(f):
+        found[name] = functools.partial(itself, value)
+        owners[name] = value, found[name]
     while todo:
         function, bound, local = todo.pop()
         if (id(function), id(bound)) in seen or is_library(function):
@@ -174,6 +182,9 @@ def named_reads(f: Any, objects: dict[str, Any], values: list[Any]) -> dict[str,
                 todo += [(*each, {}) for each in _functions(getattr(value, "__wrapped__", None))]
             if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
                 todo += [(*each, {}) for each in _functions(value)]
+            elif not is_library(type(value)):
+                methods = [getattr(type(value), m, None) for m in _IMPLICIT]
+                todo += [(m, value, {}) for m in methods if isinstance(m, types.FunctionType)]
             if isinstance(value, types.MethodType) and used:  # a new object at each access: guard its owner
                 used = used[:-1]
                 value = value.__self__
@@ -196,11 +207,30 @@ def _add_attributes(
     """Add reads of those attributes of a user's object whose names are in the code."""
     if depth == _DEEPEST or is_library(type(owner)) or isinstance(owner, _FUNCTIONS):
         return
+    if isinstance(owner, _CONTAINERS):  # which is guarded itself: its elements stay the same objects
+        pairs = owner.items() if isinstance(owner, dict) else enumerate(owner)
+        for key, each in islice(pairs, _MOST):
+            _add_attributes(
+                found, f"{what}[{key!r}]", each, functools.partial(itself, each), names, depth + 1
+            )
+        return
     for name, value in getattr(owner, "__dict__", {}).items():
         here = f"{what}.{name}"
         if name in names and here not in found and not isinstance(value, (*_SKIPPED, *_FUNCTIONS)):
             found[here] = functools.partial(read_attributes, read, [name])
             _add_attributes(found, here, value, found[here], names, depth + 1)
+
+
+def _given(f: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the defaults of a function, and what ``functools.partial`` passes to it, with names."""
+    if isinstance(f, functools.partial):
+        for k, value in (*enumerate(f.args), *f.keywords.items()):
+            yield f"partial: {k}", value
+    for function, _ in _functions(f):
+        code, defaults = function.__code__, function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        for name, value in (*zip(names, defaults, strict=True), *(function.__kwdefaults__ or {}).items()):
+            yield f"{function.__qualname__}: {name}", value
 
 
 def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:

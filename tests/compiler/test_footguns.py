@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -326,3 +328,40 @@ def test_freezing_inside_is_an_error() -> None:
     with pytest.raises(TransformError, match="changes requires_grad of a tensor that was created outside"):
         f(X)
     assert m.weight.requires_grad
+
+
+class Scaled:
+    """An object whose attribute is read without being named in the function."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.scale
+
+    def __getitem__(self, key: int) -> float:
+        return self.scale + key
+
+
+def multiplied(x: Any, factors: list[float]) -> Any:
+    return x * factors[0]
+
+
+def test_plain_data_behind_containers_defaults_and_implicit_methods_is_noticed() -> None:
+    scaled, factors, queue = Scaled(), [1.0], deque([1.0])
+    objects, named = [scaled], {"a": scaled}
+
+    def default(x: Any, factors: list[float] = factors) -> Any:
+        return x * factors[0]
+
+    functions = [
+        lambda x: x * objects[0].scale, lambda x: x * named["a"].scale, lambda x: scaled(x), lambda x: x * scaled[1],
+        default, functools.partial(multiplied, factors=factors), lambda x: x * queue[0],
+    ]  # fmt: skip
+    compiled = [ad.compile(f) for f in functions]
+    for _ in range(3):
+        for f, g in zip(functions, compiled, strict=True):
+            assert g(ad.ones(2)).tolist() == f(ad.ones(2)).tolist()
+        scaled.scale += 1
+        factors[0] += 1
+        queue.appendleft(queue[0] + 1)
