@@ -200,7 +200,7 @@ def quad(
     Returns
     -------
     tuple
-        The integral, and SciPy's estimate of its error.
+        The integral, and SciPy's estimate of its error, a tensor inside ``ad.vmap``.
 
     Raises
     ------
@@ -302,7 +302,7 @@ def quad_vec(
     Returns
     -------
     tuple
-        The integral, and SciPy's estimate of its error.
+        The integral, and SciPy's estimate of its error, a tensor inside ``ad.vmap``.
 
     Raises
     ------
@@ -350,7 +350,7 @@ def quad_vec(
 _CURE = "Use ad.scipy.integrate.simpson of samples there, or call it outside of the compiled function."
 
 
-def _in_batch(op: str, batch: Batch, f: Any, low: Tensor, high: Tensor, solved: Any) -> tuple[Tensor, Tensor]:
+def _in_batch(op: str, batch: Batch, f: Any, low: Tensor, high: Tensor, solved: Any) -> tuple[Tensor, Any]:
     """Integrate inside ``vmap``: call SciPy for each element, and use Gauss' rule on its intervals."""
     limits = [[float(array_of(batch.element(i, t).detach())) for t in (low, high)] for i in range(batch.size)]
     a, b = np.array(limits).T
