@@ -402,7 +402,9 @@ def test_a_generator_made_inside_starts_again_at_each_call() -> None:
             ad.compile(lambda x, use=use: (use(), x)[1])(ad.tensor(1.0))
 
 
-@pytest.mark.parametrize("items", [iter([1, 2, 3]), (k for k in range(3)), itertools.count()], ids=repr)
+@pytest.mark.parametrize(
+    "items", [iter([1, 2, 3]), (k for k in range(3)), itertools.count()], ids=["list", "generator", "count"]
+)
 def test_an_iterator_that_is_advanced_is_an_error(items: Any) -> None:
     f = ad.compile(lambda x: x + next(items))
     with pytest.raises(TransformError, match=r"takes an item of an iterator.*\n.*as an argument"):
