@@ -194,7 +194,9 @@ class GradientAccumulator:
         if other or old.shape != new.shape:
             raise (DTypeError if other else ShapeError)(
                 f"register: {name!r} is already registered with shape {old.shape} and "
-                f"{old.dtype or 'the dtype of its first gradient'}, not {new.shape} and {new.dtype}."
+                f"{old.dtype or 'the dtype of its first gradient'}, not {new.shape}"
+                f"{'' if new.dtype is None else f' and {new.dtype}'}.\n"
+                "  Choose another name, or create a new accumulator."
             )
 
     @property

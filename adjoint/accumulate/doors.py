@@ -58,12 +58,18 @@ def named_params(params: Any) -> list[tuple[str, Tensor]]:
             "GradientAccumulator: parameters must be a list or a dictionary of tensors, "
             f"not {words.a(type(params).__name__)}."
         )
+    if not found:
+        raise InputError(
+            "GradientAccumulator: there are no parameters: the list is empty, or its iterator is exhausted.\n"
+            "  To add gradients by name, leave out params: GradientAccumulator(accumulation_steps=…)."
+        )
     for name, t in found:
         if not isinstance(t, Tensor):
             what = f"{type(t).__module__}.{type(t).__qualname__}".removeprefix("builtins.")
             raise InputError(
-                f"GradientAccumulator: {name!r} is a {what}, not an adjoint tensor.\n  For gradients of "
-                "other libraries, leave out params.  Call register(name, shape) and step({name: gradient})."
+                f"GradientAccumulator: {name!r} is {words.a(what)}, not an adjoint tensor.\n"
+                "  For gradients of other libraries, leave out params.  Call register(name, shape) and "
+                "step({name: gradient})."
             )
         if not t.is_leaf:
             raise NoGradientError(
@@ -72,8 +78,8 @@ def named_params(params: Any) -> list[tuple[str, Tensor]]:
             )
     if not any(t.requires_grad for _, t in found):
         raise NoGradientError(
-            f"GradientAccumulator: got {words.count(len(found), 'parameter')}, of which none requires grad.\n"
-            "  Pass them as a list, and unfreeze a module or a tensor with requires_grad_(True)."
+            "GradientAccumulator: none of the parameters requires grad, so they have no gradients.\n"
+            "  Unfreeze a module or a tensor with requires_grad_(True)."
         )
     return found
 
@@ -328,10 +334,13 @@ def optimizers_of(given: Any) -> list[Any]:
     found = list(given) if isinstance(given, (list, tuple)) else [given]
     for optimizer in found or [None]:
         known = hasattr(optimizer, "step") or hasattr(optimizer, "apply")
-        if isinstance(optimizer, type) if known else not callable(optimizer):
+        if known and isinstance(optimizer, type):
+            name = optimizer.__name__
+            raise InputError(f"apply: {name} is a class.  Pass an instance: {name}(…).")
+        if not known and not callable(optimizer):
             raise InputError(
                 "apply: pass an optimiser (an object with step() or apply(gradients)), a function of the "
-                f"gradients, or a list of these, not {given!r}."
+                f"gradients, or a list of at least one of these, not {given!r}."
             )
     return found
 

@@ -79,6 +79,11 @@ def _is_parameter(what: str) -> InputError:
 def _foreign_array(what: str, value: Any) -> Any:
     if value is None:
         raise InputError(f"{what}: the gradient is None.  Leave this name out of the dictionary.")
+    if isinstance(value, dict):
+        raise InputError(
+            f"{what}: a gradient must be an array, not a dictionary.\n"
+            "  Register each array of nested dictionaries under a name of its own, such as 'layer.weight'."
+        )
     if type(value).__name__ == "Parameter":  # PyTorch's class
         raise _is_parameter(what)
     if getattr(value, "requires_grad", False) and hasattr(value, "detach"):
@@ -103,8 +108,7 @@ def _foreign_array(what: str, value: Any) -> Any:
     raise InputError(
         f"{what}: cannot read a {type(value).__module__}.{type(value).__qualname__} as an array"
         f"{f' ({reason})' if reason else ''}.\n"
-        "  Pass a NumPy array, an adjoint tensor, or a CPU array with DLPack or the buffer protocol.\n"
-        "  Names are flat: pass the leaves of nested dictionaries by their paths."
+        "  Pass a NumPy array, an adjoint tensor, or a CPU array with DLPack or the buffer protocol."
     )
 
 

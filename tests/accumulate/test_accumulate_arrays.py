@@ -89,9 +89,8 @@ def test_trees_of_gradients_are_flattened_by_their_owner():
     with pytest.raises(InputError) as info:
         acc.step({"layer": {"w": np.zeros(2), "b": np.zeros(2)}})
     assert str(info.value) == (
-        "'layer': cannot read a builtins.dict as an array.\n"
-        "  Pass a NumPy array, an adjoint tensor, or a CPU array with DLPack or the buffer protocol.\n"
-        "  Names are flat: pass the leaves of nested dictionaries by their paths."
+        "'layer': a gradient must be an array, not a dictionary.\n"
+        "  Register each array of nested dictionaries under a name of its own, such as 'layer.weight'."
     )
 
 

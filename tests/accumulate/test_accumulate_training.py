@@ -399,8 +399,8 @@ def test_parameters_in_every_form():
     with pytest.raises(NoGradientError) as frozen_one:
         ad.GradientAccumulator([ad.tensor(1.0)])
     assert str(frozen_one.value) == (
-        "GradientAccumulator: got 1 parameter, of which none requires grad.\n"
-        "  Pass them as a list, and unfreeze a module or a tensor with requires_grad_(True)."
+        "GradientAccumulator: none of the parameters requires grad, so they have no gradients.\n"
+        "  Unfreeze a module or a tensor with requires_grad_(True)."
     )
     with pytest.raises(
         NoGradientError, match=r"is not a leaf tensor.\n  Pass the leaf tensors from which it"
@@ -413,8 +413,12 @@ def test_parameters_in_every_form():
     used_up = iter([w])
     next(used_up)
     for none in ([], {}, used_up):  # before: an accumulator without parameters, as for gradients by name
-        with pytest.raises(NoGradientError, match="got 0 parameters, of which none requires grad"):
+        with pytest.raises(InputError) as empty:
             ad.GradientAccumulator(none)
+        assert str(empty.value) == (
+            "GradientAccumulator: there are no parameters: the list is empty, or its iterator is exhausted.\n"
+            "  To add gradients by name, leave out params: GradientAccumulator(accumulation_steps=…)."
+        )
     with pytest.raises(InputError, match="a list or a dictionary"):
         ad.GradientAccumulator(3)
 
