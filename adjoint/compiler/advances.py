@@ -25,7 +25,7 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.ndarray, np.gene
 
 
 class Advances:
-    """The states of the global generators, and of those generators and iterators that code names."""
+    """The saved states of the global random generators, and of the generators and iterators in ``values``."""
 
     def __init__(self, values: Iterable[Any]) -> None:
         found: dict[int, Any] = {}
@@ -40,7 +40,10 @@ class Advances:
         self.before = [read() for read, _ in self.reads]
 
     def check(self, name: str) -> None:
-        """Raise if one of them was advanced since; random generators get their state back first."""
+        """Raise if a saved state has changed; the state of a random generator is restored before raising.
+
+        ``name`` is the name of the traced function, for the message.
+        """
         for (read, restore), before in zip(self.reads, self.before, strict=True):
             if _frozen(read()) == _frozen(before):
                 continue
@@ -90,7 +93,7 @@ def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None
 
 
 def _position(value: Any) -> Any:
-    """Return what tells whether an iterator was advanced; None for other objects."""
+    """Return a value that changes when an iterator is advanced; None for objects that are not iterators."""
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         return "end" if frame is None else (frame.f_lasti, {k: id(v) for k, v in frame.f_locals.items()})

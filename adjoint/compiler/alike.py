@@ -53,7 +53,7 @@ def written(machine: Machine, group: Group, stored: Sequence[Node], write: Calla
 def _number(numbers: dict[tuple[int, int], int], slot: Slot) -> tuple[bool, int]:
     """Return a slot in a form that does not name nodes.
 
-    ``(True, index into the places of the form)``, or ``(False, offset in the workspace)``.
+    It is ``(True, index into _Form.places)``, or ``(False, offset in the workspace)`` if it has no node.
     """
     if slot.node is None:
         return False, slot.offset
@@ -61,7 +61,7 @@ def _number(numbers: dict[tuple[int, int], int], slot: Slot) -> tuple[bool, int]
 
 
 def _slot(places: list[tuple[Node, int]], slot: tuple[bool, int]) -> Slot:
-    """Return the slot that ``_number`` has encoded, for the nodes of this group."""
+    """Return the slot that ``_number`` has encoded; ``places`` are the ``_Form.places`` of the new group."""
     inside, number = slot
     return Slot(*places[number]) if inside else Slot(None, number)
 

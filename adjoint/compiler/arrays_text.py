@@ -1,6 +1,6 @@
 """LLVM IR that reads NumPy arrays and tensors, for the native entry and the native check of guards.
 
-Upper-case names in the text are placeholders for offsets of struct members; the user of the text replaces
+Upper-case names in the text are placeholders for offsets of struct members; ``entry`` and ``watch`` replace
 them by numbers.
 """
 

@@ -159,7 +159,7 @@ class Call:
         return found
 
     def _first(self, leaf: Any) -> int | None:
-        """Return the index of an earlier leaf that is the same tensor; None if there is none."""
+        """Return the index of the earlier leaf that is the same object as ``leaf``; None if there is none."""
         return next((k for k, m in zip(self.moves, self.moving, strict=True) if m is leaf), None)
 
     def _numeric(self, k: int, parameters: Parameters) -> Any:
@@ -207,7 +207,7 @@ def _key_orders(structure: tree.Structure) -> Iterator[tuple[str, ...]]:
 
 
 def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Parameters) -> str:
-    """Return which argument has a different structure, or is a constant that changed."""
+    """Describe the first argument that differs between the structures of two calls, ``had`` and ``now``."""
     before, after = ({n: c for n, c, _ in parameters.arguments(s)} for s in (had, now))
     for name, child in after.items():
         if name not in before:

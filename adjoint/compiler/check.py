@@ -27,7 +27,7 @@ _REMEDY = (
 
 
 def run_both(variant: Variant, call: Call, function: Callable[[], Any]) -> Any:
-    """Run the program, restore all state, and call the function; raise if results or state differ.
+    """Run the program, restore all state, and call the original function; raise if results or state differ.
 
     Returns the result of the function.
     """

@@ -174,7 +174,7 @@ def _filled(number: float) -> Callable[[Any, View], View]:
 
 
 def _floats(x: View) -> View:
-    """Return the view if it has a floating-point dtype; otherwise raise ``NotNative``."""
+    """Return ``x`` unchanged if it has a floating-point dtype; otherwise raise ``NotNative``."""
     if x.dtype.kind != "f":
         raise NotNative(f"a function of {x.dtype} has no native form")
     return x
@@ -385,7 +385,7 @@ def _reduced(xp: Any, op: str, x: View, axis: Any, keepdims: bool, dtype: Any) -
 
 
 def _wide(dtype: Any) -> Any:
-    """Return the dtype in which values of a dtype are summed."""
+    """Return the dtype of the accumulator for sums of values of ``dtype``."""
     if dtype.kind == "f":
         return dtype
     return np.dtype(np.uint64) if dtype.kind == "u" else _INT64
@@ -422,7 +422,7 @@ RULES["min"] = lambda xp, x, axis, keepdims: _reduced(xp, "min", _some(x, axis),
 
 
 def _some(x: View, axis: Any) -> View:
-    """Return the view if the reduced axes are not empty; otherwise raise ``NotNative``."""
+    """Return ``x`` unchanged if the reduced axes are not empty; otherwise raise ``NotNative``."""
     if not _count(x, axis):
         raise NotNative("the maximum or minimum over an empty axis has no native form")
     return x

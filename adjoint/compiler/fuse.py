@@ -52,7 +52,7 @@ class Group:
         return self.domain if self.axis is None else self.domain[: self.axis] + self.domain[self.axis + 1 :]
 
     def add(self, node: Node, level: str) -> None:
-        """Add a node."""
+        """Add a node to the group; ``level`` is FULL or KEPT, as in the attribute ``level``."""
         self.nodes.append(node)
         self.level[node.id] = level
         self.reads.update([a.node.id for a in node.args])
@@ -92,7 +92,7 @@ def needed(graph: Graph, roots: Sequence[Node]) -> list[bool]:
 
 
 class _Fusion:
-    """The groups while they are built."""
+    """The groups while they are built.  ``waiting`` has the ids of nodes that are not in a group yet."""
 
     def __init__(self, graph: Graph, roots: Sequence[Node]) -> None:
         self.graph = graph
@@ -144,7 +144,7 @@ class _Fusion:
                     self.numbers.add(n.id)
 
     def _alone(self, n: Node) -> None:
-        """Start a group with a node, after the waiting nodes that it needs."""
+        """Place the waiting nodes that a node needs; then start a group with the node."""
         for a in n.args:
             if a.node.id in self.waiting:
                 self._place(a.node)
@@ -159,7 +159,7 @@ class _Fusion:
         return groups[-1]
 
     def _place(self, n: Node) -> None:
-        """Add a node to a group, after the waiting nodes that it needs; each to the latest possible group."""
+        """Add the waiting nodes that a node needs, then the node, each to the latest possible group."""
         found, todo = {n.id: n}, [n]
         while todo:
             for a in todo.pop().args:
@@ -178,7 +178,7 @@ class _Fusion:
         return max(groups, key=lambda g: g.order) if groups else None
 
     def _settle(self, n: Node, top: Group | None, reads: set[int], last_of_them: Node) -> None:
-        """Add a node to a group that is not earlier than ``top`` or its operands, or to a new group.
+        """Add a node to a group that is not earlier than ``top`` and the node's operands, or to a new group.
 
         ``reads`` are the ids that this node and the nodes placed together with it read; ``last_of_them`` is
         the node that needs all the others.
@@ -213,7 +213,10 @@ class _Fusion:
 
     @staticmethod
     def _beside(g: Group, n: Node) -> bool:
-        """Return whether a node reduces the same rows as a group; later nodes often need both results."""
+        """Return whether a node is a reduction over the same axis and domain as the reductions of a group.
+
+        Later nodes often need both results.
+        """
         if n.op != "reduce" or g.axis is None or g.axis != n.params[1]:
             return False
         *kept, length = n.args[0].shape
@@ -222,7 +225,7 @@ class _Fusion:
     # Whether a node can join a group -----------------------------------------------------------------
 
     def _fits(self, g: Group, n: Node) -> str | None:
-        """Return the level of a node in a group, or None if it cannot join.
+        """Return the level (FULL or KEPT) that a node would have in a group; None if it cannot join it.
 
         The domain of the group may be reshaped.
         """
@@ -242,10 +245,7 @@ class _Fusion:
         return None
 
     def _fits_product(self, g: Group, n: Node) -> str | None:
-        """Return the level of an elementwise node that can be applied to each element of a product.
-
-        None if it cannot join the group of the product.
-        """
+        """Return FULL if a node is elementwise and can join the group of a matrix product; None if not."""
         if n.op in ("reduce", "gather") or n.size != math.prod(g.domain) or len(g.nodes) >= _MOST // 2:
             return None
         for a in n.args:
@@ -256,7 +256,10 @@ class _Fusion:
         return FULL
 
     def _fits_domain(self, g: Group, n: Node) -> bool:
-        """Return whether a node with one value per element can join; reshape the group's domain if needed."""
+        """Return whether a node with one value per element of the domain can join a group.
+
+        The domain is reshaped if needed.
+        """
         simple = all(map(_simple, _operands(n)))
         domain = g.domain
         if n.shape != domain and not simple:
@@ -284,7 +287,7 @@ class _Fusion:
         return strides == tuple(kept)
 
     def _fits_kept(self, g: Group, n: Node) -> bool:
-        """Return whether a node with one value per element of the reduced domain can join."""
+        """Return whether a node with one value per element of the reduced domain can join a group."""
         kept = g.kept
         for a in _operands(n):
             strides = over(a, kept)
@@ -296,7 +299,7 @@ class _Fusion:
         return True
 
     def _fits_reduce(self, g: Group, n: Node) -> str | None:
-        """Return the level of a reduction in a group, or None if it cannot join."""
+        """Return KEPT, the level of reductions, if a reduction can join a group; None if it cannot."""
         (a,), (_, axis) = n.args, n.params
         kept = a.shape[:-1]
         domain = (*kept[:axis], a.shape[-1], *kept[axis:])

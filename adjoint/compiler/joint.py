@@ -205,7 +205,7 @@ class Recorder:
         return call.pull(xp, g, out, *values, wanted=wanted)
 
     def _placed(self, found: Sequence[Any]) -> list[Any]:
-        """Return the results of the backward at the positions of their parents; None elsewhere."""
+        """Return a list with the gradient of each parent of the node; None for parents without one."""
         pulled = list(self.blank)
         for k, g in zip(self.places, found, strict=True):
             pulled[k] = g
@@ -237,11 +237,11 @@ class Joint(Rule):
         return f"argument {i}" if i < len(self.owner.moves) else "a tensor from outside"
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Call the function without recording."""
+        """Call the compiled function without recording a graph."""
         return self._again(tensors)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Call the function; return the results and the tensors that the backward needs."""
+        """Call the compiled function; return the results and the tensors that the backward needs."""
         return self._again(tensors), list(tensors), None
 
     def backward(

@@ -127,7 +127,9 @@ class Loop(ForwardRule):
         return [*self._cast(leaves), *rows, *map(wrap, made), *self.captured]
 
     def decide(self, function: Callable[[Any], Any], part: Program) -> Any:
-        """Return ``function`` of a value, stacked over all steps, in the present call; guard the result.
+        """Return ``function`` of the values that a value has in all steps of the present call, stacked.
+
+        ``part`` is the program that computes the value.  The program gets a guard on the result.
 
         Raises TransformError if the value depends on an earlier step.
         """
@@ -392,7 +394,7 @@ class _Backwards:
 
 
 def _moves(t: Tensor) -> bool:
-    """Return whether a tensor is differentiated, at its level or further out."""
+    """Return whether a tensor is part of a graph, in the trace or outside a ``vmap`` around the loop."""
     return tracked(t) or has_outer_history(t)
 
 

@@ -57,7 +57,7 @@ def _swapped(value: Any) -> Any:
 
 
 def _whole(value: Batched, size: int) -> Any:
-    """Return the content of a value with a batch axis in front; broadcast it if it has none."""
+    """Return the array inside ``value``, with the batch axis first; without a batch axis, broadcast it."""
     if value.batched:
         return value.value
     return held.broadcast_to(value.value, shape=(size, *value.shape))
@@ -130,7 +130,7 @@ class _Mapping:
 
 
 def _same_places(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """Batch rule of a function that works element by element."""
+    """Batch rule of an elementwise function."""
     ndim = max(len(a.shape) for a in args)
     values = []
     for a in args:
@@ -141,7 +141,7 @@ def _same_places(size: int, args: Sequence[Batched], params: Any) -> Any:
 
 
 def _condition(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """Batch rule of a condition on all elements of arrays: it is true for the whole batch or not at all."""
+    """Batch rule of a condition on all elements of arrays; the result is one bool for the whole batch."""
     return False, [a.value for a in args], params
 
 

@@ -45,7 +45,7 @@ def pushed(loop: Loop, operands: list[Tensor], tangents: list[Tensor]) -> list[T
 
 
 def _at_this_level(given: Sequence[Tensor], function: Callable[..., list[Any]], *args: Any) -> list[Any]:
-    """Call a function; its results are part of a graph only if one of the tensors ``given`` is.
+    """Call ``function(*args)``; the results are part of a graph only if one of the tensors ``given`` is.
 
     Values inside ``vmap`` keep their graphs at outer levels.
     """
@@ -87,7 +87,10 @@ def _pushed(loop: Loop, operands: list[Tensor], tangents: list[Tensor]) -> list[
 def pulled(
     loop: Loop, operands: list[Tensor], grads: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> list[Any]:
-    """Return the gradients of the operands of a loop; None for zero."""
+    """Return the gradients of the operands of a loop; None for a gradient that is zero.
+
+    ``grads`` are the gradients of the results; ``wanted`` says for which operands a gradient is needed.
+    """
     given = [*operands, *(g for g in grads if g is not None)]
     return _at_this_level(given, _pulled, loop, operands, grads, wanted)
 
@@ -149,7 +152,7 @@ class _Steps:
             raise UnrollError  # it draws, or uses values of a vmap that are not tensors
 
     def plain(self, leaves: list[Tensor], given: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Run the body; return the leaves of its results."""
+        """Run the body without recording a graph; return the leaves of its results."""
         body, n = self.loop.body, self.loop.carries
         x = leaves[n] if body.lower is not None else tree.unflatten(body.of_rows, leaves[n:])
         if given is None:

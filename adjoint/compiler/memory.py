@@ -82,7 +82,7 @@ class Memory:
         self._allocate(stored)
 
     def place(self, node: Node) -> tuple[Node, int]:
-        """Return the node in whose memory a node is stored, and the offset there in bytes."""
+        """Return the node in whose memory a node is stored, and the offset in that memory in bytes."""
         if node.id not in self.piece_of:
             return node, 0
         whole, first = self.piece_of[node.id]

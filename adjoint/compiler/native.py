@@ -306,7 +306,7 @@ class Native(Plan):
         """Run kernel by kernel; yield each kernel's number, or each NumPy call's node, with its seconds.
 
         After a loop its last iteration runs again, kernel by kernel; the numbers of these kernels are pairs.
-        Calls of no kernel come first, with None.
+        First, calls that run no kernel are timed, with None as the number: this is the cost of a call.
         """
         values, run = self._prepare(given), _runner()
         helpers = self.helpers()

@@ -21,7 +21,7 @@ _LARGE = 1 << 14  # elements: smaller values stay in the cache
 
 
 def recompute(graph: Graph, groups: list[Group], roots: Sequence[Node]) -> list[Group]:
-    """Return the groups after a change: reductions compute cheap operands of earlier groups again."""
+    """Return the groups, changed so that reductions compute cheap operands again instead of reading them."""
     changed = False
     where = {n.id: g for g in groups for n in g.nodes}
     users: dict[int, set[int]] = {r.id: {-1} for r in roots}  # groups, by order; -1: the value leaves
@@ -43,7 +43,7 @@ def recompute(graph: Graph, groups: list[Group], roots: Sequence[Node]) -> list[
 
 
 def _needed(groups: list[Group], roots: Sequence[Node]) -> list[Group]:
-    """Return the groups without the nodes of loops that nothing reads any more."""
+    """Return the groups after removing, from those of kind "loop", the nodes that nothing reads any more."""
     read = {r.id for r in roots}
     for g in reversed(groups):
         for n in reversed(g.nodes):
@@ -55,7 +55,7 @@ def _needed(groups: list[Group], roots: Sequence[Node]) -> list[Group]:
 
 
 def _is_whole(n: Node, g: Group) -> bool:
-    """Return whether a reduction reads every element of its operand where the group has it."""
+    """Return whether a reduction reads the whole operand, in the order of the elements of the domain."""
     (a,), axis = n.args, n.params[1]
     last = a.ndim - 1
     plain = a.graph.permute(a, [*range(axis), last, *range(axis, last)])
@@ -63,13 +63,16 @@ def _is_whole(n: Node, g: Group) -> bool:
 
 
 class _Copy:
-    """Copies of the nodes of one group in another one."""
+    """Copies nodes of the group ``maker`` into the later group ``group``, which reads them.
+
+    ``users`` maps the id of a node to the order numbers of the groups that read it.
+    """
 
     def __init__(self, graph: Graph, group: Group, maker: Group, users: dict[int, set[int]]) -> None:
         self.graph, self.group, self.maker, self.users = graph, group, maker, users
 
     def put(self, n: Node) -> bool:
-        """Compute the operand of a reduction in its own group, if that reads at most one array more.
+        """Compute the operand of a reduction in ``group``, if that group then reads at most one more array.
 
         Return whether that was done.
         """
@@ -112,7 +115,7 @@ class _Copy:
         return [found[k] for k in sorted(found)]
 
     def _is_made_here(self, x: View) -> bool:
-        """Return whether a value would be stored for the reduction alone."""
+        """Return whether ``maker`` computes a value that no groups except ``maker`` and ``group`` read."""
         full = self.maker.level.get(x.node.id) == FULL
         return full and self.users[x.node.id] <= {self.maker.order, self.group.order}
 
@@ -124,7 +127,7 @@ class _Copy:
         return x if node is None else View(self.graph, node, x.shape, x.strides, x.offset)
 
     def _enter(self, nodes: list[Node]) -> None:
-        """Put nodes at the start of the group."""
+        """Insert nodes at the start of ``group``."""
         g = self.group
         before, g.nodes = g.nodes, []
         for m in nodes:

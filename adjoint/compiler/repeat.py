@@ -109,7 +109,7 @@ class Repeat:
 
 
 def _tail(rows: Sequence[Any]) -> int:
-    """Return the index from which on each array has equal rows."""
+    """Return the smallest index such that, in each array, all rows from this index to the end are equal."""
     first = 0
     for r in rows:
         flat = np.ascontiguousarray(r).reshape(len(r), -1).view(np.uint8)

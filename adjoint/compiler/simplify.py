@@ -439,7 +439,7 @@ class Graph:
 def _spans(where: Sequence[Any]) -> list[tuple[int, int, int]] | None:
     """Return (start, end, index) of each piece in order, if all are contiguous and no two overlap; else None.
 
-    A first piece that covers the whole array, below the others, is left out.
+    If the first piece covers the whole array and the other pieces overwrite parts of it, it is left out.
     """
     spans = [
         (offset, offset + math.prod(shape), k)
@@ -454,7 +454,7 @@ def _spans(where: Sequence[Any]) -> list[tuple[int, int, int]] | None:
 
 
 def _piece(x: View) -> View:
-    """Return a view of the piece that contains a view of a "place"; if there is no such piece, the view."""
+    """Return a view of part of a "place" as a view of the piece that contains it; ``x`` if no piece does."""
     spans = x.node.value
     if spans is None or not x.size:
         return x

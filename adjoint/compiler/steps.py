@@ -81,5 +81,5 @@ def _turn_factors(graph: Graph, body: Graph, given: list[View], first: int) -> N
 
 
 def _laid(x: View, first: int) -> View:
-    """Return a view that is row-major in memory apart from its first ``first`` axes; copy it if needed."""
+    """Return a view whose axes after the first ``first`` axes are row-major in memory; copy it if needed."""
     return x if x.strides[first:] == row_major(x.shape[first:]) else x.graph.copied(x)

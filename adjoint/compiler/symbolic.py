@@ -67,7 +67,7 @@ class Symbolic(Unknown):
         return []
 
     def numbers(self) -> Any:
-        """Return the array of a constant; None for other values."""
+        """Return the array if this value is a constant, otherwise None."""
         return self.known
 
     def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
@@ -75,7 +75,10 @@ class Symbolic(Unknown):
         return self.trace.emit(op, args, params)
 
     def decide(self, function: Callable[[Any], Any]) -> Any:
-        """Return ``function`` of this value's array in the present call, and guard the result."""
+        """Return ``function`` of this value's array in the present call.
+
+        The program gets a guard: the function is traced again in calls where the result differs.
+        """
         return self.trace.decide(function, self)
 
     def check(self, function: Callable[[Any], None]) -> None:
@@ -102,7 +105,7 @@ class Symbolic(Unknown):
         return self.trace.number_of(_CHOOSE, (self, a, b), a.__class__)
 
     def as_tensor(self, dtype: Any) -> Tensor:
-        """Return this value as a tensor of a dtype; of a number as ``asarray`` makes one."""
+        """Return this value as a tensor of a dtype; a Python number is converted as by ``asarray``."""
         function = partial(np.array, dtype=dtype)
         return wrap(self.trace.call("copy", function, [self], [(self.shape, np.dtype(dtype))])[0])
 

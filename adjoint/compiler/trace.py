@@ -190,7 +190,7 @@ class Trace:
         self.cells[id(container), key] = container, value
 
     def made(self, t: Tensor, source: Any = None) -> Tensor:
-        """Turn a tensor that the function created into a value of the trace.
+        """Replace the array of a tensor that the function created by a symbol.
 
         ``source`` is the array that the tensor is a copy of, if any.
         """
@@ -209,7 +209,7 @@ class Trace:
             self.fixed.append((array, array.copy()))
 
     def touch(self, tensors: Iterable[Any]) -> None:
-        """Capture the tensors among some values."""
+        """Capture those of the given values that are tensors."""
         for t in tensors:
             if type(t) is Tensor or (
                 self.parent is not None and isinstance(t, Tensor) and level_of(t._data) <= self.level
@@ -251,7 +251,7 @@ class Trace:
         return self.parent is not None and isinstance(data, Lifted) and data.level < self.level
 
     def lend(self, inner: Trace, t: Tensor) -> Symbolic:
-        """Return this trace's symbol of a tensor that the trace of a loop body has captured."""
+        """Return this trace's symbol of a tensor that ``inner``, the trace of a loop body, has captured."""
         held, symbol = inner.held[id(t)], t._data
         t._data, t.__class__ = held.data, held.kind
         held.data, held.kind = self.capture(t), Traced
@@ -314,7 +314,7 @@ class Trace:
         return found[1]
 
     def _settle(self, value: Symbolic) -> Symbolic:
-        """Return a value; compute it first if it was deferred."""
+        """Return ``value``; compute it first if ``defer`` has postponed this."""
         settle = self.deferred.get(value.id)
         if settle is not None:
             settle()
@@ -465,7 +465,10 @@ class Trace:
         return self.actions[-1]
 
     def take(self, gradients: dict[Tensor, Any], target: Any) -> None:
-        """Add gradients to the micro-batch that is open at each call; add the others to ``.grad``."""
+        """Make the program add gradients to an accumulator's open micro-batch at each call.
+
+        Gradients that ``target`` does not want are added to ``.grad``.
+        """
         wanted = [t for t in gradients if target.wants(t)]
         if wanted:
             self.act(partial(_take, wanted), *(gradients[t] for t in wanted))
@@ -530,7 +533,10 @@ class Trace:
         return found
 
     def grad_set(self, t: Tensor) -> None:
-        """Note that the ``.grad`` of a tensor is assigned without being read."""
+        """Record that the function assigns ``t.grad`` without reading the old value.
+
+        The program then need not check or read the old value.
+        """
         self.capture(t)
         held = self.held.get(id(t))
         if held is not None:

@@ -321,7 +321,7 @@ class Variant:
         return tree.unflatten(self.result, outs)
 
     def eager(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """Call the function itself; return those of its results that the program computes."""
+        """Call the original function; return those of its results that the program computes."""
         args, kwargs = tree.unflatten(self.structure, leaves)
         found = zip(tree.flatten(self.f(*args, **kwargs))[0], self.outs, strict=True)
         computed = [o for o, (kind, _) in found if kind in ("value", "number")]
@@ -381,7 +381,10 @@ def _objects(parameters: Parameters, call: Call) -> dict[str, Any]:
 
 
 def _spent(name: str, out: Tensor, leaves: list[Tensor]) -> Node:
-    """Return a released node for a result that was differentiated inside: a second backward then raises."""
+    """Return a released node for a result that the function differentiated itself.
+
+    A second backward from this result then raises, as in eager mode.
+    """
     like = np.broadcast_to(np.zeros((), out.dtype), out.shape)
     op = new_op(name, (True,) * (1 + len(leaves)), False, 1)
     op.joint = op.forward  # never called: the engine sees first that the node is released

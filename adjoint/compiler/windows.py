@@ -211,7 +211,11 @@ def _max_pool(xp: Any, x: Any, **at: Any) -> Any:
 
 
 def _hits(xp: Any, x: View, y: View, at: dict[str, Any]) -> tuple[list[View], View]:
-    """Return, for each offset, where it has the maximum of its window, and the number of equal maxima."""
+    """Return masks and a count of ties for the gradient of max pooling.
+
+    There is one mask for each offset in the window: it is true where the element at this offset is the
+    maximum of the window, which ``y`` has.  The count is the number of maxima of each window.
+    """
     parts = _slices(xp, x, value=_lowest(x.dtype), **at)
     hits = [xp.logical_or(part == y, part != part) for part in parts]
     shared = xp.astype(hits[0], dtype=y.dtype)

@@ -46,7 +46,7 @@ class Batched(Lifted):
         return self.value.dtype
 
     def lift(self, value: Any) -> Batched:
-        """Return a constant of this level, the same for every element."""
+        """Return ``value`` as a constant of this ``vmap``: it is the same for all elements of the batch."""
         return Batched(self.level, self.size_, value, False)
 
     def marker(self) -> Batched:
@@ -57,7 +57,7 @@ class Batched(Lifted):
         return found
 
     def detached(self) -> Batched:
-        """Return the same values without the histories of outer tensors."""
+        """Return the same values, disconnected from the graphs of tensors outside this ``vmap``."""
         value = self.value
         if isinstance(value, Tensor):
             value = value.detach()._data
@@ -66,7 +66,7 @@ class Batched(Lifted):
         return Batched(self.level, self.size_, value, self.batched)
 
     def adopt(self, leaf: Any) -> None:
-        """Lift a tensor in place until this ``vmap`` ends."""
+        """Make the data of a tensor a constant of this ``vmap``, until the ``vmap`` ends."""
         data = leaf._data
         if isinstance(data, Lifted) and data.level >= self.level:
             return
@@ -75,9 +75,9 @@ class Batched(Lifted):
         self.adopted.append((weakref.ref(leaf), data))
 
     def release(self) -> list[Any]:
-        """Restore the tensors that ``adopt`` lifted.
+        """Restore the data of the tensors that were passed to ``adopt``.
 
-        Return the tensors that were assigned batched values; they also get their old values back.
+        Return those of them that were assigned batched values; they get their old values back too.
         """
         changed = []
         for reference, data in self.adopted:
@@ -93,7 +93,7 @@ class Batched(Lifted):
         return changed
 
     def has_history(self) -> bool:
-        """Return whether this value contains a tensor of an outer level that requires grad."""
+        """Return whether this value contains a tensor from outside the ``vmap`` that requires grad."""
         value = self.value
         return value.has_history() if isinstance(value, Lifted) else isinstance(value, Tensor)
 

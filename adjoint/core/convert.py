@@ -165,7 +165,7 @@ def asarray(
 
 
 def _number_dtype(number: Any, dtype: Any) -> np.dtype[Any]:
-    """Return the dtype of the tensor that is made of a traced Python number."""
+    """Return the dtype of a tensor that is made from a Python number traced by ``ad.compile``."""
     if dtype is None:
         return get_default_dtype() if number.dtype.char == "d" else number.dtype
     check_cast(number.dtype, target := checked_dtype(dtype))
@@ -225,7 +225,7 @@ def _array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
 
 
 def _cast(data: ndarray[Any, Any], target: np.dtype[Any], value: Any) -> ndarray[Any, Any]:
-    """Return ``data``, made from ``value``, in another dtype; raise if a number is out of its range."""
+    """Return ``data``, made from ``value``, cast to ``target``; raise if a number is out of range."""
     check_cast(data.dtype, target)
     try:
         if target.kind in "iu" and isinstance(value, (list, tuple, int)):
@@ -297,7 +297,7 @@ _DEEPEST = 64  # the axes an array of NumPy can have
 
 
 def _unwrap_nested(value: Any, depth: int = 0) -> Any:
-    """Replace tensors inside nested lists by their arrays; raise for tensors with a history."""
+    """Replace tensors inside nested lists by their arrays; raise for tensors that are part of a graph."""
     if isinstance(value, (list, tuple)):
         if depth > _DEEPEST:
             raise ShapeError(
@@ -312,7 +312,7 @@ def _unwrap_nested(value: Any, depth: int = 0) -> Any:
 
 
 def _has_history(value: Any, depth: int = 0) -> bool:
-    """Return whether a nested list contains tensors that plain arrays cannot replace."""
+    """Return whether a nested list contains tensors that are part of a graph or of a transform."""
     if isinstance(value, (list, tuple)):
         return depth <= _DEEPEST and any(_has_history(v, depth + 1) for v in value)
     if isinstance(value, Tensor):
@@ -321,9 +321,9 @@ def _has_history(value: Any, depth: int = 0) -> bool:
 
 
 def _is_traced(value: Any, depth: int = 0) -> bool:
-    """Return whether a value is a traced Python number or a nested list with tensors or such numbers.
+    """Return whether a value is, or a nested list contains, a tensor or a number traced by ``ad.compile``.
 
-    Raises for tensors that have a history.
+    Raises for tensors that are part of a graph.
     """
     if isinstance(value, (list, tuple)):
         return depth <= _DEEPEST and any(_is_traced(v, depth + 1) for v in value)

@@ -1,8 +1,9 @@
 """The fast paths: run an op on plain tensors and Python numbers, and record it.
 
-There is one path per number of arguments.  They are compiled from text, as ``dataclasses`` compiles methods:
-shared parts are written once and inlined, because another function call would double their cost.  ``general``
-is the path of all other ops.  Calls that these paths do not handle go to ``careful`` in ``core/record.py``.
+There is one path per number of arguments.  The paths are compiled from text, as ``dataclasses`` compiles
+methods: shared parts are written once and inlined, because another function call would double the cost.
+``general`` is the path of all other ops.  Calls that these paths do not handle go to ``careful`` in
+``core/record.py``.
 """
 
 from __future__ import annotations
@@ -278,7 +279,7 @@ _WANTED = {
 
 
 def eager_of(op: Op) -> Eager:
-    """Make the eager function of an op, by the path that suits its arguments."""
+    """Make the eager function of an op: a fast path for one to three arrays, otherwise ``general``."""
     arity = op.arity
     if op.outputs > 1 or arity not in (1, 2, 3) or (op.params and arity != 1):
         return general(op)

@@ -122,7 +122,7 @@ def _stores_item(frame: FrameType) -> bool:
 
 
 class _Probe:
-    """Counts the references to a temporary in its own augmented assignment."""
+    """Counts the references to a temporary object during an augmented assignment to it."""
 
     count = 0
 
@@ -146,7 +146,7 @@ _TEMPORARY = _count_temporary()
 
 
 def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
-    """Replace the value of ``t`` by ``t + y``, recorded if one of them is recorded."""
+    """Replace the value of ``t`` by ``t + y``; record this if ``t`` or ``y`` is part of a graph."""
     recording = _recording()
     if recording and (t._node is LEAF or is_watched(t)):
         refuse_leaf()

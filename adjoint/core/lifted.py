@@ -1,9 +1,10 @@
 """Base classes of the values inside transforms: batched, dual and symbolic arrays.
 
-A transform runs the user's function on tensors whose data is a ``Lifted`` value.  Each use of a transform has
-a *level*; inner transforms have higher levels.  An op on values of several levels is evaluated by the
-innermost transform, for which all other values are constants.  A lifted value may contain arrays, values of
-outer levels, or outer tensors, whose operations are recorded as usual.  So transforms nest in any order.
+A transform runs the user's function on tensors whose data is a ``Lifted`` value (a *lifted* value).  Each use
+of a transform has a *level*; inner transforms have higher levels.  An op on values of several levels is
+evaluated by the innermost transform, for which all other values are constants.  A lifted value may contain
+arrays, values of outer levels, or tensors of outer levels, whose operations are recorded as usual.  So
+transforms nest in any order.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def run_at(value: Any, function: Callable[..., T], *args: Any) -> T:
 
 
 class Lifted(Shaped):
-    """Base of the array-like values of transforms; operators are installed from the op table."""
+    """Base class of the array-like values of transforms; operators are installed from the op table."""
 
     __slots__ = ("level", "outer")
     __array_ufunc__: Any = None  # so that ndarray * lifted asks lifted
@@ -100,11 +101,11 @@ class Lifted(Shaped):
 
         @abstractmethod
         def detached(self) -> Lifted:
-            """Return the same values without the histories of outer tensors."""
+            """Return the same values, disconnected from the graphs of tensors of outer levels."""
 
         @abstractmethod
         def adopt(self, leaf: Any) -> None:
-            """Lift a tensor in place, before it becomes a leaf inside this transform.
+            """Replace the data of a tensor by a value of this transform, before it becomes a leaf inside it.
 
             The tensor then belongs to this transform, not to the code outside.  ``release`` restores it.
             """
@@ -115,15 +116,15 @@ class Lifted(Shaped):
 
         @abstractmethod
         def release(self) -> list[Any]:
-            """Restore the tensors that ``adopt`` lifted; return those that were assigned lifted values."""
+            """Restore the tensors passed to ``adopt``; return those that were assigned lifted values."""
 
         @abstractmethod
         def lift(self, value: Any) -> Lifted:
-            """Return a value of an outer level, an outer tensor or an array as a constant here."""
+            """Return an array, or a value or tensor of an outer level, as a constant of this transform."""
 
         @abstractmethod
         def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-            """Evaluate ``op`` on arguments; this value is the one with the innermost level."""
+            """Evaluate ``op``; this value is the one of ``args`` that has the innermost level."""
 
 
 class Unknown(Lifted):

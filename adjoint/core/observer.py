@@ -14,8 +14,8 @@ __all__ = ["Observer", "observer", "unobserved"]
 class Observer:
     """Base class of observers; ``with`` makes an observer active in this thread or task.
 
-    While an observer is active, ``config.special.count`` is not 0, so ops take the careful path, which calls
-    it. Otherwise the context variable is never read.  Methods must not raise and must not run ops.
+    While an observer is active, ``config.special.count`` is not 0, so ops run by ``record.careful``, which
+    calls the observer.  Otherwise the context variable is never read.  Methods must not raise or run ops.
     """
 
     def __enter__(self) -> Any:
@@ -40,7 +40,7 @@ class Observer:
         """Called with the result of an op: tensors, with their nodes if they were recorded."""
 
     def left(self, t: Any, view: Any, how: str) -> None:
-        """Called when values leave the graph: as the tensor ``view``, or as numbers if it is None."""
+        """Called when values of ``t`` leave the graph: as the tensor ``view``, or as numbers (None)."""
 
     def pulling(self, step: Callable[..., None]) -> Callable[..., None]:
         """Return the function that a backward calls for each node, with the arguments of ``pull``."""

@@ -112,7 +112,7 @@ class Op:
 
 
 def names_read(rule: RuleFunction, names: Iterable[str]) -> frozenset[str]:
-    """Return the parameters that the code of a rule mentions.
+    """Return those of the parameters ``names`` that the code of a rule reads.
 
     The bytecode is decoded here, because ``dis`` takes fifty times as long and this runs at every import.
 

@@ -114,7 +114,7 @@ def weak_numbers(op: Op, values: Sequence[Any], arrays: Sequence[Any] | None = N
 
 
 def parents_of(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return the node or leaf that the gradient of each argument flows to; None if there are none."""
+    """Return the node or leaf that the gradient of each argument flows to; None if no gradient is needed."""
     found = False
     parents = []
     for i, a in enumerate(args):
@@ -193,13 +193,13 @@ def node_of(
 def node_of_smooth(
     op: Op, args: tuple[Any, ...], params: dict[str, Any], data: Any, values: Sequence[Any] | None = None
 ) -> Node | None:
-    """Record one operation if an argument that has a rule is part of a graph."""
+    """Record one operation if an argument that has a derivative rule is part of a graph."""
     parents = parents_of(op, args)
     return None if parents is None else node_of(op, args, params, parents, data, values)
 
 
 def joined_copy(t: Tensor, parent: Any) -> Tensor:
-    """Return a tensor of the same values whose gradient flows to ``parent`` (None: nowhere)."""
+    """Return a tensor with the values of ``t``, whose gradient flows to ``parent`` (to nothing if None)."""
     fresh = wrap(t._data)
     fresh._node = node_of(OPS["copy"], (t,), {}, (parent,), t._data)
     return fresh
@@ -346,7 +346,7 @@ def coerce(op: Op, a: Any) -> Any:
 
 
 def innermost(values: Any) -> Lifted | None:
-    """Return the transform value with the innermost level; None if there is none."""
+    """Return the one of ``values`` that belongs to the innermost transform; None if none belongs to one."""
     top: Lifted | None = None
     for v in values:
         if isinstance(v, Lifted) and (top is None or v.level > top.level):
@@ -355,7 +355,7 @@ def innermost(values: Any) -> Lifted | None:
 
 
 def at_level(a: Any, top: Lifted) -> Any:
-    """Lift a tensor of an outer level, with its history if it has one, to the level of ``top``."""
+    """Return a tensor of an outer level as a constant of the transform of ``top``; keep it in its graph."""
     if not isinstance(a, Tensor):
         return a
     data = a._data
@@ -365,7 +365,7 @@ def at_level(a: Any, top: Lifted) -> Any:
 
 
 def evaluate(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Evaluate an op on arrays and transform values, without recording at this level."""
+    """Evaluate an op on arrays and values of transforms, without recording it at the innermost level."""
     top = innermost(args)
     if top is None:
         return op.forward(*args, **params)
@@ -373,7 +373,7 @@ def evaluate(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 
 
 def compute(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Evaluate an op on the contents of transform values: arrays, outer transform values, outer tensors."""
+    """Evaluate an op on what values of a transform contain: arrays, or values and tensors of outer levels."""
     plain = True
     for a in args:
         if type(a) is ndarray:
@@ -397,7 +397,7 @@ def _watched_parents(
 
 
 def output_node(node: Node, index: int) -> Node | None:
-    """Return the node of one output: that of its tensor if the tensor still exists, else a new node."""
+    """Return the node of one output of an op: that of the output tensor if it exists, else a new one."""
     extra = node.extra
     if extra is not None and extra.picks is not None:
         known = extra.picks[index]
@@ -410,7 +410,7 @@ def output_node(node: Node, index: int) -> Node | None:
 
 
 def pick(node: Node, index: int) -> Node:
-    """Make the node of one output of an op with several outputs."""
+    """Make the node of output ``index``, given the node of an op with several outputs."""
     child = new_node(PICK, (node,), (), None, None, {"index": index}, node.shape[index], node.dtype[index])
     if special.count:
         _show(child, ())

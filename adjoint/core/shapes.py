@@ -75,7 +75,7 @@ _ALL_AXES = tuple(tuple(range(-n, 0)) for n in range(65))  # NumPy's arrays have
 
 
 def canonical_axes(op: str, axis: Any, ndim: int) -> Shape:
-    """Return None, one axis or several as a tuple of negative axes, in order.
+    """Return ``axis`` (None for all axes, an int or a tuple) as a tuple of negative axes, in ascending order.
 
     >>> canonical_axes("sum", None, 2), canonical_axes("sum", (1, 0), 2)
     ((-2, -1), (-2, -1))
@@ -189,7 +189,7 @@ def broadcast_shapes(op: str, *shapes: Sequence[int]) -> Shape:
 
 
 def reduced_axes(shape: Shape, target: Shape) -> Shape | None:
-    """Return the axes of ``shape`` that were broadcast from ``target``; None if it was not.
+    """Return the axes along which ``target`` was broadcast to ``shape``; None if that is not possible.
 
     >>> reduced_axes((5, 3, 2), (3, 1))
     (-3, -1)
@@ -209,5 +209,5 @@ def reduced_axes(shape: Shape, target: Shape) -> Shape | None:
 
 
 def same_rank_axes(shape: Shape, ndim: int) -> Shape:
-    """Return ``shape`` with ones in front, up to ``ndim`` axes."""
+    """Return ``shape`` with ones in front, so that it has ``ndim`` axes."""
     return (1,) * (ndim - len(shape)) + shape

@@ -244,7 +244,7 @@ class SparseGradient(Tensor):
         return wrap(self._rows.to_dense())
 
     def detach(self) -> Tensor:
-        """Return the gradient itself: it has no history."""
+        """Return the gradient itself: it is not part of a graph."""
         return self
 
     def astype(self, dtype: Any, *, copy: bool = True, device: Any = None) -> Tensor:

@@ -275,7 +275,7 @@ class Tensor(Methods):
         return self._extra
 
     def detach(self) -> Tensor:
-        """Return a tensor with the same values and without history.
+        """Return a tensor with the same values that is not part of a graph.
 
         It is a view: writing into it is an error while the original exists.  ``x.detach().copy()`` is
         independent.
@@ -628,7 +628,7 @@ def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
 
 
 def check(function: Callable[[ndarray[Any, Any]], None], t: Tensor) -> None:
-    """Call ``function``, which may raise, with the values of a tensor; do nothing inside other transforms.
+    """Call ``function``, which may raise, with the values of a tensor; do nothing inside ``vmap``.
 
     A compiled function calls ``function`` at each call.
     """
@@ -650,7 +650,7 @@ def number_of(t: Tensor) -> Any:
 
 
 def note_reading(*tensors: Any) -> None:
-    """Tell a trace, or the detection of changes, that tensors are read.
+    """Report that tensors are read, to the running trace and to the detection of changes.
 
     Call this only while ``special.count`` is not 0.
     """
@@ -670,12 +670,12 @@ def tracked(t: Tensor) -> bool:
 
 
 def varies(t: Any) -> bool:
-    """Return whether a value is a recorded tensor, or one of a transform, so that it is not constant."""
+    """Return whether a value is not constant: a tensor that is part of a graph, or a value of a transform."""
     return tracked(t) or type(t) is Traced if isinstance(t, Tensor) else isinstance(t, Unknown)
 
 
 def wrap(data: Any) -> Tensor:
-    """Make a tensor around an array that is not written to elsewhere; no copy."""
+    """Return a tensor that uses ``data`` without a copy; no other object may write to it."""
     if type(data) is ndarray:
         t = object.__new__(Tensor)
     elif isinstance(data, Lifted):
@@ -721,7 +721,7 @@ def exclusive_count() -> int:
 
 
 def note_view(view: Tensor, source: Tensor) -> None:
-    """Record that ``view`` is a view of the memory of ``source``; views that are recorded ops need not."""
+    """Record that ``view`` shares the memory of ``source``; not needed if ``view`` is part of a graph."""
     mine, data = view._data, source._data
     if type(mine) is not ndarray or type(data) is not ndarray:
         traced = isinstance(mine, Unknown) and mine.views(data)
@@ -745,7 +745,10 @@ def held(value: Any) -> Any:
 
 
 def unknown(value: Any) -> Unknown | None:
-    """Return the innermost traced value of a tensor or a lifted value; None if there is none."""
+    """Return the traced array (its elements are not known yet) inside ``value``; None if there is none.
+
+    ``value`` is a tensor, or a value of a transform such as ``vmap``; these may contain one another.
+    """
     while isinstance(value, (Tensor, Lifted)):
         if isinstance(value, Unknown):
             return value
@@ -817,7 +820,7 @@ def writable(t: Tensor) -> ndarray[Any, Any]:
 
 
 def log_write(t: Tensor) -> None:
-    """Record the state of a tensor before a write, while a function runs that may be run again."""
+    """Record the state of a tensor before a write, if a function is running that may have to be run again."""
     log = writes.get()
     if log is not None:
         log.setdefault(id(t), (t, t._data, t._node, t._version))

@@ -83,7 +83,7 @@ def is_on() -> bool:
 
 
 def check_pulled(node: Node, i: int, gp: Any) -> None:
-    """Raise if the gradient that an op passes to its argument ``i`` is not finite."""
+    """Raise if ``gp``, the gradient of argument ``i`` of an op, is not finite."""
     data = gp._data if isinstance(gp, Tensor) else gp
     data = data.values if type(data) is SparseRows else data
     if not isinstance(data, (np.ndarray, np.generic)) or np.isfinite(data).all():

@@ -49,7 +49,7 @@ def run_auto(plan: Plan, run: Run) -> None:
 
 
 def _any_large(order: list[Node]) -> bool:
-    """Return whether a plan has large arrays; this costs a small graph 2 to 4 % of its time."""
+    """Return whether a plan has large arrays; this takes 2 to 4 % of the time of a small backward."""
     if len(order) > 48:
         # Check a third of the nodes, in two strides without a common divisor.  Periodic large arrays are
         # found unless the period is a multiple of 35 or the graph is short; a single large array is mostly
@@ -100,7 +100,8 @@ def workers_worth(plan: Plan) -> int:
 def blas_has_threads() -> bool:
     """Return whether NumPy's BLAS uses several threads; without threadpoolctl, guess from the environment.
 
-    Backward never changes the number, because the bits of a product depend on it (docs/adr/0003).
+    Backward never changes the number of BLAS threads, because the bits of a product depend on it
+    (docs/adr/0003).
     """
     controller = _blas()
     if controller is not None:

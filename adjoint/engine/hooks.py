@@ -16,7 +16,7 @@ __all__ = ["run_hooks", "run_node_extra"]
 
 
 def run_hooks(hooks: HookList, g: Any, xp: Namespace, what: str) -> Any:
-    """Call each hook with the gradient; return the gradient, or the one that replaced it."""
+    """Call each hook with the gradient ``g``; return ``g``, or the gradient that a hook returned instead."""
     for hook in hooks.snapshot():
         t = as_gradient_tensor(g)
         result = hook(t) if enclosing.get() is None else run_at(t._data, hook, t)

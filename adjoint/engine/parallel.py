@@ -156,7 +156,7 @@ class _Crew:
         self.settle()
 
     def help(self, me: int, ended: threading.Lock) -> None:
-        """The function of a helper thread: work, and pass an error to the caller."""
+        """Process nodes in a helper thread, and pass an error to the caller."""
         try:
             self.work(me)
         except BaseException as error:
@@ -204,7 +204,7 @@ class _Crew:
         return first
 
     def settle(self) -> None:
-        """Put the leaves into the order of a serial run."""
+        """Sort the leaves into the order of a serial run."""
         run = self.run
         found, run.grads = run.grads, {}
         for row in self.edges:
@@ -219,7 +219,10 @@ class _Crew:
     # What each worker does ------------------------------------------------------------------
 
     def work(self, me: int) -> None:
-        """Take nodes and pull through them until nothing is left."""
+        """Take ready nodes and pull the gradients through them until no node is left.
+
+        ``me`` is the number of this worker.
+        """
         with np.errstate(all="ignore"):
             self.work_on(me)
 
@@ -269,7 +272,7 @@ class _Crew:
                 bell.release()
 
     def look_after_helpers(self) -> None:
-        """Raise if a helper ended while it worked on a node, which would never be finished.
+        """Raise if a helper thread ended in the middle of a node; the node would never be finished.
 
         A helper that has ended changes nothing any more, so this needs no lock.
         """
@@ -283,7 +286,7 @@ class _Crew:
                 )
 
     def process(self, me: int, index: int) -> int:
-        """Pull through one node; return the node to take next, or -1 at the end."""
+        """Pull the gradient through one node; return the node to take next, or -1 at the end."""
         run, node = self.run, self.order[index]
         g = run.grads.pop(node, None)
         pulled: list[Any] | None = None
@@ -344,7 +347,7 @@ class _Crew:
         return complete
 
     def claim(self, given: list[tuple[_Inbox, int, Any]]) -> _Claims:
-        """Queue contributions and claim the inboxes whose next contribution is there.  The lock is held."""
+        """Queue contributions; claim inboxes whose next one has arrived.  The caller holds the lock."""
         claimed = []
         for inbox, position, gp in given:
             inbox.waiting[position] = gp
@@ -356,7 +359,7 @@ class _Crew:
         return [(inbox, inbox.available()) for inbox in claimed]
 
     def let_go(self, claimed: _Claims, complete: list[_Inbox]) -> _Claims:
-        """Release claimed inboxes, except those with further contributions.  The lock is held."""
+        """Release claimed inboxes, except those with further contributions.  The caller holds the lock."""
         more: _Claims = []
         for inbox, batch in claimed:
             self.waiting_bytes -= sum(map(_nbytes, batch))
@@ -396,7 +399,7 @@ class _Crew:
         return following
 
     def offer(self, complete: list[_Inbox]) -> int:
-        """Offer ready nodes to other workers, except the first, which is returned.  The lock is held."""
+        """Return the first ready node and offer the others to other workers.  The caller holds the lock."""
         own = -1
         for inbox in complete:
             i = inbox.index

@@ -183,7 +183,7 @@ def _read(node: Node, values: tuple[Any, ...], out: Any, xp: Namespace) -> tuple
 
 
 def _conjugates(op: Op, dtype: Any) -> bool:
-    """Return whether the engine conjugates before and after a rule.
+    """Return whether the engine conjugates the gradient before and after a rule of ``op``.
 
     ``dtype`` is a tuple for several outputs.
     """
@@ -259,7 +259,7 @@ def _fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
 
 
 def _attached(node: Node, values: tuple[Any, ...], out: Any) -> tuple[tuple[Any, ...], Any]:
-    """Return the saved values as tensors that are connected to their nodes.
+    """Return the values that a node saved as tensors that are connected to the nodes that computed them.
 
     The derivative of a rule then includes everything that the rule reads, also the saved output.
     """
@@ -272,7 +272,7 @@ def _attached(node: Node, values: tuple[Any, ...], out: Any) -> tuple[tuple[Any,
 
 
 def joined(value: Any, parent: Any) -> Any:
-    """Return a saved value as a tensor with its place in the graph."""
+    """Return a saved value as a tensor whose gradient flows to ``parent``."""
     if not isinstance(value, (np.ndarray, Lifted)):
         return value  # a number, or a Spec
     if isinstance(parent, Tensor):
@@ -408,7 +408,7 @@ def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> No
 
 
 def contribute(run: Run, parent: Any, gp: Any) -> None:
-    """Add a contribution that ``pull`` kept for a parallel run."""
+    """Add a contribution that ``pull`` has stored in ``kept``, in a parallel run."""
     if type(gp) is Masked:
         add(run, parent, gp.g, gp.zeros)
     elif type(gp) is Placed:
@@ -418,13 +418,16 @@ def contribute(run: Run, parent: Any, gp: Any) -> None:
 
 
 def narrowed_gradient(xp: Namespace, g: Value, key: Value, wide: set[Any]) -> Any:
-    """Return a finished float32 sum in the half precision of its tensor."""
+    """Cast a finished float32 sum to the half precision of ``key``, a node or leaf."""
     wide.discard(key)
     return xp.astype(g, dtype=key.dtype)
 
 
 def _add_output(run: Run, parent: Any, index: int, g: Any, zeros: Zeros | None) -> None:
-    """Add the gradient of one output to the node of all outputs; it has no NaN at marked zeros."""
+    """Add the gradient of one output to the gradients of the node that has all outputs.
+
+    The gradient must have no NaN at marked zeros (see ``engine/zeros.py``).
+    """
     slots = run.grads.get(parent)
     if slots is None:
         slots = run.grads[parent] = [None] * parent.op.outputs

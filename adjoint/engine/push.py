@@ -68,7 +68,7 @@ def push_forward(
 def _push_all(
     order: list[Node], given: dict[Any, Any], ends: list[Any], xp: Namespace, zeros: dict[Any, Zeros | None]
 ) -> list[Any]:
-    """Return the tangents of ``ends``.
+    """Return the tangents of the nodes ``ends``; ``given`` has the tangents that are known at the start.
 
     ``zeros`` has the zeros of the tangents ``given`` (see ``engine/zeros.py``); if it is empty, zeros are not
     tracked.
@@ -92,7 +92,7 @@ def _push_all(
 
 
 def _unless_nan(xp: Namespace, tangents: list[Any], kept: list[Any]) -> list[Any]:
-    """Return the second tangents; inside ``ad.compile``, the first ones in calls where they have no NaN."""
+    """Return ``kept``; inside ``ad.compile``, return ``tangents`` in calls where they contain no NaN."""
     known = [u for t in tangents if (u := unknown(t)) is not None]
     if not known:
         return kept
@@ -144,7 +144,10 @@ def _kept(xp: Namespace, t: Value, zeros: Zeros | None) -> Any:
 
 
 def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
-    """Return the zeros of a node's tangent: the elements where the tangent of positive numbers is 0."""
+    """Return the zeros of a node's tangent: the elements that are 0 for positive tangents of the arguments.
+
+    The tangent of an argument is 0, not positive, at its own zeros.
+    """
     seeds = [
         None if t is None else positive(t.shape, t.dtype, None if z is None else z.live())
         for t, z in zip(tangents, own, strict=True)

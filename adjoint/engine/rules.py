@@ -31,7 +31,7 @@ def call_rule(
 
 
 def on_one_level(g: Any, out: Any, values: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
-    """Return the values that a joint rule reads in ``dyn``, lifted to the innermost of their levels.
+    """Return the values that a joint rule reads, all as values of the innermost transform among them.
 
     Such a rule may write into its results, and an array cannot hold the values of a transform.
     """

@@ -166,7 +166,7 @@ def differentiate(
 
 
 def _refuse_outside(roots: Sequence[Tensor]) -> None:
-    """Raise if a root was recorded before the trace of ``ad.compile`` that runs."""
+    """Raise if a root was recorded before the running trace of ``ad.compile`` began."""
     if any(type(t) is Tensor and type(t._node) is Node for t in roots):
         raise TransformError(
             "ad.compile: backward() was called inside the function on a tensor with a history from outside.\n"
@@ -175,9 +175,11 @@ def _refuse_outside(roots: Sequence[Tensor]) -> None:
 
 
 def seed_at_level(t: Tensor, seed: Tensor) -> Tensor:
-    """Return a seed or tangent of ``t`` at the level of ``t``, or at its own level if that is deeper.
+    """Return ``seed``, a seed or tangent of ``t``, as a value of the transform that ``t`` belongs to.
 
-    Rules that write in place need it: an array cannot hold the values of a transform.
+    It is returned unchanged if ``t`` belongs to no transform, or ``seed`` to the same or an inner one.
+
+    Rules that write in place need this: an array cannot contain the values of a transform.
     """
     top, data = t._data, seed._data
     if not isinstance(top, Lifted) or (isinstance(data, Lifted) and data.level >= top.level):

@@ -86,7 +86,7 @@ class Zeros:
         return self._live
 
     def _find(self, lives: list[Live]) -> Live:
-        """Compute where a gradient may flow: wherever it may in any source."""
+        """Compute where a gradient may flow: at elements where it may flow in any of the sources."""
         found = lives[0]
         for live in lives[1:]:
             if found is None or live is None:
@@ -228,7 +228,7 @@ class Masked:
 
 
 def of_seed(seed: Any) -> Zeros | None:
-    """Return the zeros of a seed: those in the caller's seed, or those of the surrounding backward."""
+    """Return the zeros of a seed: those of the surrounding backward, or the elements that are 0."""
     around = arriving.get()
     data = seed._data if isinstance(seed, Tensor) else seed
     if around is None:
@@ -273,7 +273,7 @@ def meet(a: Zeros | None, b: Zeros | None) -> Zeros | None:
 
 
 def same(a: Zeros | None, b: Zeros | None) -> bool:
-    """Return whether two gradients have the same zeros, so that their sum can be cleaned later."""
+    """Return whether two gradients have the same zeros; then NaNs need be replaced only in their sum."""
     return a is b or (a is not None and b is not None and (a.origin or a) is (b.origin or b))
 
 
@@ -327,7 +327,10 @@ def is_nonzero(value: Any) -> Any:
 
 
 def positive(shape: Any, dtype: Any, live: Live) -> Any:
-    """Return irregular numbers from 1 to 2, which do not cancel in sums; 0 where ``live`` is false."""
+    """Return an array of irregular numbers from 1 to 2, with 0 where ``live`` is false.
+
+    The numbers are irregular so that their sums and differences are not 0.
+    """
     size = int(np.prod(shape, dtype=np.int64))
     numbers = (1 + np.arange(1, size + 1) * 0.6180339887498949 % 1).reshape(shape).astype(dtype)
     return numbers if live is None else (dyn if isinstance(live, Lifted) else np).where(live, numbers, 0)

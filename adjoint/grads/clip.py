@@ -51,7 +51,7 @@ class _Place:
 
 
 def _places(what: str, target: Any) -> list[_Place]:
-    """Return the gradients in parameters, a store or a dictionary; None is skipped.
+    """Return the gradients in parameters, a store or a dictionary; gradients that are None are left out.
 
     A parameter that occurs twice, such as one that layers share, counts once.
     """
@@ -109,7 +109,7 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
 
 @contextmanager
 def lending(gradients: Any) -> Iterator[None]:
-    """Context manager: inside, clip functions change these gradients in place, in any grouping."""
+    """Context manager: inside, clip functions change these gradients, together or in groups, in place."""
     token = _lent.set(gradients)
     try:
         yield
@@ -132,7 +132,10 @@ def _param_place(what: str, label: str, t: Tensor) -> _Place | None:
 
 
 def _gradient_place(label: str, g: Any, param: Tensor | None, put: Callable[[Any], None]) -> _Place:
-    """Return the place of a gradient in its container; the clip function of an accumulator writes to it."""
+    """Return the ``_Place`` of the gradient ``g``, which ``put`` replaces in its container.
+
+    Inside the clip function of an accumulator, the gradient is written in place instead.
+    """
     lent = _lent.get()
     if lent is None:
         return _Place(label, g, param, put)

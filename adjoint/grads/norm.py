@@ -181,7 +181,9 @@ def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
 
 
 class Measure:
-    """The norm of sums, and their scaling: they are divided by ``divisor``, then multiplied by ``factor``."""
+    """The norm of sums, and the numbers that scale the sums: first divide by ``divisor``, then multiply by
+    ``factor``.
+    """
 
     __slots__ = ("clipped", "divisor", "factor", "finite", "norm")
 

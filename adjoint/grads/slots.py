@@ -24,7 +24,7 @@ class Sink(Protocol):
     scaled: bool  # whether a ``GradScaler`` scaled a loss that is differentiated here
 
     def wants(self, leaf: Tensor) -> bool:
-        """Return whether the gradient of this leaf goes here."""
+        """Return whether this destination takes the gradient of a leaf."""
 
     def take(self, gradients: dict[Tensor, Any]) -> None:
         """Take the gradients of wanted leaves and commit the others; on an error nothing changes."""

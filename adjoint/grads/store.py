@@ -20,8 +20,8 @@ __all__ = ["Gradients"]
 class Gradients:
     """Gradients by tensor, as ``ad.backward`` returns them.
 
-    Look a gradient up by its tensor or by ``id(tensor)``.  Gradients made with ``create_graph=True`` have a
-    history and can be differentiated again; ``detach()`` returns a store without history.
+    Look a gradient up by its tensor or by ``id(tensor)``.  Gradients made with ``create_graph=True`` are part
+    of a graph and can be differentiated again; ``detach()`` returns a store of constants.
 
     Examples
     --------
@@ -191,7 +191,7 @@ class Gradients:
         self._owned.clear()
 
     def detach(self) -> Gradients:
-        """Return a store of the same gradients without history."""
+        """Return a store of the same gradients, disconnected from the graph."""
         return self._mapped(lambda g: g.detach())
 
     def scale(self, factor: Any) -> Gradients:

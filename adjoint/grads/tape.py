@@ -104,7 +104,7 @@ class Tape:
             self._watched[id(t)] = t
 
     def watches(self, t: Tensor) -> bool:
-        """Return whether a tensor that does not require grad is recorded."""
+        """Return whether ``watch`` was called for a tensor."""
         return id(t) in self._watched
 
     def add(self, node: Node) -> None:

@@ -207,7 +207,7 @@ def _parameter(item: Any) -> Tensor:
 
 
 def _called(layer: Any) -> str:
-    """Return the name of a layer, a module or a function, for a message."""
+    """Return the name of a layer for a message: the class name of a module, or the name of a function."""
     return type(layer).__name__ if isinstance(layer, Module) else getattr(layer, "__name__", repr(layer))
 
 

@@ -165,7 +165,7 @@ def ctc_loss(
     reduction : {"mean", "sum", "none"}
         How the losses of the sequences are combined.  "mean" divides each by its number of labels first.
     zero_infinity : bool
-        Whether sequences with more labels than steps have the loss 0 instead of inf.
+        Whether sequences whose labels do not fit into their steps have the loss 0 instead of inf.
 
     Returns
     -------
@@ -385,7 +385,7 @@ class CTCLoss(LossModule):
     reduction : {"mean", "sum", "none"}
         How the losses of the sequences are combined.
     zero_infinity : bool
-        Whether sequences with more labels than steps have the loss 0 instead of inf.
+        Whether sequences whose labels do not fit into their steps have the loss 0 instead of inf.
 
     Examples
     --------

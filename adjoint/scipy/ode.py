@@ -544,7 +544,10 @@ class _Path:
         return self(rec.reshape(t, shape=(1,)), index)[0]
 
     def __call__(self, t: Tensor, index: Any = None) -> Tensor:
-        """Return the states at several times, one row each."""
+        """Return the states at the times ``t``, one row for each time.
+
+        ``index`` has the number of the step that contains each time; by default it is computed.
+        """
         if self.stages is None:
             return rec.broadcast_to(self.states[:1], shape=(t.shape[0], self.states.shape[1]))
         i = self.index(array_of(t.detach())) if index is None else index

@@ -79,7 +79,8 @@ def _joined(
     """Return a result whose solution is a differentiable function of the tensors in ``equation``.
 
     Unknowns at a bound stay there.  ``values`` are functions that compute other entries of the result at the
-    solution. Derivatives that the solver estimated would be constants, so they are left out.
+    solution.  Derivatives that the solver estimated would be constants, so they are left out.  If ``refused``
+    names an option without derivatives, raise if the solution depends on tensors that require grad.
     """
     batch = result.pop("batch", None)
     if batch is None and not grad_mode.get() and not special.count:
@@ -97,7 +98,8 @@ def _joined(
             raise InputError(
                 f"{op}: the solution depends on tensors that require grad, but derivatives are not available "
                 f"with {refused}.\n"
-                "  Pass the tensors as x.detach()."
+                "  Detach those tensors (t.detach()) if you need no derivatives of the solution; otherwise "
+                f"do not use {refused}."
             )
         return result
     solution = joined_solution(op, free, there)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import words
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
@@ -64,7 +63,7 @@ class _Function:
         y = asarray(list(found)) if isinstance(found, (list, tuple)) else asarray(found)
         if y.size != x.size:
             raise ShapeError(
-                f"{self.op}: {name_of(self.f)} must return {words.count(x.size, 'number')}, "
+                f"{self.op}: {name_of(self.f)} must return as many numbers as x has, {x.size}, "
                 f"but returned shape {y.shape}."
             )
         return rec.reshape(y, shape=x.shape)

@@ -15,7 +15,7 @@ class Averages:
         self._sums: dict[str, list[float]] = {}  # name: Σ weight·value, Σ weight
 
     def add(self, numbers: Mapping[str, float], weight: float) -> None:
-        """Add numbers with a weight; numbers with weight 0 are ignored, even NaN."""
+        """Add one value for each name, all with this weight; values with weight 0 are ignored, even NaN."""
         for name, value in numbers.items():
             sums = self._sums.setdefault(name, [0.0, 0.0])
             if weight:
@@ -23,11 +23,11 @@ class Averages:
                 sums[1] += weight
 
     def means(self) -> dict[str, float]:
-        """Return the means; NaN if the total weight is 0."""
+        """Return the weighted mean of each name; NaN if its total weight is 0."""
         return {name: total / weight if weight else math.nan for name, (total, weight) in self._sums.items()}
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return the sums by name."""
+        """Return, for each name, the list ``[Σ weight·value, Σ weight]``."""
         return {name: list(sums) for name, sums in self._sums.items()}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:

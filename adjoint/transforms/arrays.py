@@ -38,9 +38,9 @@ def given_arrays(*arguments: Any) -> bool:
 def returned(result: Any) -> Any:
     """Return a tree of tensors as a tree of arrays and NumPy scalars.
 
-    The tree is returned unchanged if one of the tensors has a history.  The arrays share no memory with each
-    other or with anything else: memory that something else refers to is copied.  The caller should not keep
-    a reference to the tensors, because then everything is copied.
+    The tree is returned unchanged if one of the tensors is part of a graph.  The arrays share no memory with
+    each other or with anything else: memory that something else refers to is copied.  The caller should not
+    keep a reference to the tensors, because then everything is copied.
     """
     if type(result) is Tensor:
         if tracked(result):
@@ -59,7 +59,7 @@ def returned(result: Any) -> Any:
 
 
 def arrays(tensors: list[Any]) -> list[Any]:
-    """Return the values of tensors without history as arrays and NumPy scalars; empty the list."""
+    """Return tensors that are not part of a graph as arrays and NumPy scalars; empty the list."""
     held = [t._data for t in tensors]
     tensors.clear()  # now only ``held`` holds memory that nothing else needs
     for i in range(len(held)):

@@ -156,7 +156,7 @@ def _run(batch: _Batch, out_axes: Any, unit: bool = False) -> Any:
 
 
 def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Structure]:
-    """Run the function at a new level; return its results, each with a flag for a batch axis."""
+    """Run the function in a new ``vmap``; return each result, and whether it has a batch axis."""
     f, structure, leaves, axes, size, kwargs = batch
     level = next_level()
     mode = grad_mode.get()

@@ -58,13 +58,17 @@ class Rule(ABC):
 
     @abstractmethod
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Run the call; return the outputs, the tensors for the backward, and any other values for it."""
+        """Run the call; return the outputs, and the tensors and the other values that the backward needs."""
 
     @abstractmethod
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Return the gradient of each argument; None for zero."""
+        """Return the gradient of each argument; None for a gradient that is zero.
+
+        ``residuals`` and ``rest`` are what ``forward`` returned for the backward.  ``wanted`` says which
+        arguments need a gradient.
+        """
 
     @abstractmethod
     def argument(self, i: int) -> str:
@@ -100,14 +104,14 @@ def apply(rule: Rule, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def wants_gradient(t: Tensor) -> bool:
-    """Return whether operations on a tensor are recorded at its level."""
+    """Return whether operations on a tensor are recorded, in the transform that the tensor belongs to."""
     if not differentiable(t.dtype):
         return False
     return tracked(t)
 
 
 def _cut(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the same values without a graph at this level; graphs of outer levels are kept."""
+    """Return the same values, disconnected from the graph of this level but not from outer graphs."""
     if special.count:
         note_reading(*tensors)
     return [wrap(t._data) for t in tensors]  # all of them: a tape watches tensors, not values
@@ -246,7 +250,7 @@ class _Mapped(Rule):
         return list(found)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Run the call on the batch; residuals that are no arguments get the batch axis in front."""
+        """Run the call on the batch; residuals that are not arguments have the batch axis in front."""
         rest: list[Any] = []
 
         def run(*ts: Tensor) -> Any:
@@ -263,7 +267,7 @@ class _Mapped(Rule):
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Return the gradients for the batch; an argument without a batch axis gets the sum."""
+        """Return the gradients for the batch; for an argument without a batch axis, their sum."""
         places, other = rest
         axes = [0 if at is None else self.axes[at] for at in places]
 
@@ -379,7 +383,7 @@ class Derivative:
         return tuple(pushed) if len(self.specs) > 1 else pushed[0]
 
     def _run(self, recording: bool, top: Any, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of the rule at a level; if it is recorded, it runs as a differentiated function."""
+        """Call a function of the rule at the level of ``top``; the call is recorded if ``recording``."""
         if not recording:
             return run_at(top, function, *args)
         return within(transform, f"the rule of {self.rule.name}", run_at, top, function, *args)

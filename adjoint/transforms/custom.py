@@ -352,7 +352,7 @@ class custom_jvp(_Custom):  # noqa: N801  a decorator that reads as a function
     rule: Callable[..., Any] | None = None
 
     def defjvp(self, jvp: Callable[..., Any]) -> Callable[..., Any]:
-        """Set the forward derivative.  It can be used as a decorator.
+        """Set the forward derivative.  This method can be used as a decorator.
 
         Parameters
         ----------
@@ -407,7 +407,7 @@ class _JvpRule(_CustomRule, ForwardRule):
         return pushed
 
     def _directions(self, tangents: list[Tensor]) -> tuple[Any, ...]:
-        """Return tangents with the structure of the arguments; those of arrays and numbers are zero."""
+        """Return tangents with the structure of the arguments; arrays and numbers have zero tangents."""
         leaves: list[Any] = [None if v is None else np.zeros_like(_number(v)) for v in self.args.leaves]
         for k, t in zip(self.args.at, tangents, strict=True):
             leaves[k] = t
@@ -460,7 +460,7 @@ def _number(leaf: Any) -> Any:
 
 
 def _direction(x: Tensor, wanted: bool) -> Tensor:
-    """Return a tangent of zeros, a leaf if its derivative is wanted."""
+    """Return zeros like ``x`` as a tangent; they are a leaf that requires grad if ``wanted``."""
     zeros = np.zeros(x.shape, x.dtype)
     top = enclosing.get()
     t = wrap(zeros if top is None else top.lift(zeros))

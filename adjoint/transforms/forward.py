@@ -1,6 +1,7 @@
 """Forward mode: ``jvp`` and ``linearize``.
 
-The function runs once and is recorded; tangents are then pushed along the record (``engine/push.py``).
+The function runs once and is recorded; tangents are then pushed through the recorded graph
+(``engine/push.py``).
 Forward mode thus uses the same derivatives as reverse mode, at every order.  While the function runs, values
 are ordinary numbers, and conditions on them work.
 """

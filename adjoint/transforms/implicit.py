@@ -8,8 +8,8 @@ derivative does not depend on the method of solution:
 The solution is one node, whose parents are the tensors that F depends on besides x.  Its backward solves
 (∂F/∂x)ᵀ u = -g for the gradient g of x, and pulls u through one run of F to θ.  If the backward is itself
 recorded, the linear equation for u is another root, and so on to every order.  Forward mode pushes dθ through
-that run of F and solves for dx.  Inside ``vmap`` this is done at each outer level where F has a history; x is
-there the solution for the whole batch.
+that run of F and solves for dx.  Inside ``vmap`` this is done at each outer level where F
+depends on recorded tensors; at that level x is the solution for the whole batch.
 """
 
 from __future__ import annotations
@@ -431,7 +431,10 @@ def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor,
 
 
 def _at_level_of(residual: Tensor, x: Tensor) -> Tensor:
-    """Lift x to the level of its residual; needed only if x0 is already a solution."""
+    """Return x as a value of the transform that its residual belongs to.
+
+    This is needed only if x0 is already a solution.
+    """
     return at_level(x, residual._data) if isinstance(residual._data, Lifted) else x
 
 
@@ -447,7 +450,7 @@ class _Batch:
         return wrap(Batched(self.level, self.size, settled(t), self.batched))
 
     def held(self, t: Tensor) -> Tensor:
-        """Return the content of an inside tensor, with the batch axis in front if there is one."""
+        """Return a tensor inside ``vmap`` as an outside tensor, with its batch axis, if any, in front."""
         data, batched = t._data, False
         if isinstance(data, Batched) and data.level == self.level:
             data, batched = data.value, data.batched
@@ -457,7 +460,7 @@ class _Batch:
         return found
 
     def run(self, f: Vector, whole: Tensor) -> Tensor:
-        """Run a function of one element on the batch, also after the ``vmap`` has ended."""
+        """Run ``f``, a function of one element, on the batch ``whole``, even after the ``vmap`` has ended."""
         level = Batched(self.level, self.size, np.zeros(()), False)
         return run_at(level, lambda: self.held(f(self.inside(whole))))
 
@@ -502,7 +505,7 @@ class _Solution:
         )
 
     def _residual(self, x: Tensor) -> Tensor:
-        """Run the equation, recorded, at the level of the solution, independently of the running vmap."""
+        """Run the equation, recorded, at the level of the solution, even if another ``vmap`` is running."""
         residual = within(grad_mode, True, run_at, self.level, self.equation, x)
         self._compare(x, residual._data)
         return residual
@@ -586,7 +589,7 @@ class _Solution:
         return wrap(gmres(lambda u: product(wrap(u)).numpy(), -b.numpy(), self.name))
 
     def _matrix(self, x: Tensor, recording: bool, transposed: bool) -> Tensor:
-        """Return ∂F/∂x, with a history at this level only if the derivative is recorded."""
+        """Return ∂F/∂x; it is part of the graph only if ``recording``."""
         keep = recording or _has_outer_history(x._data)
         jacobian = jacrev(self.equation) if self.batch is None else self.batch.jacobian
         found = within(grad_mode, keep and grad_mode.get(), run_at, self.level, jacobian, x)

@@ -164,7 +164,7 @@ def stand_in(x: Tensor) -> Tensor:
     """Return a tensor with the same values, to differentiate with respect to.
 
     Inside a transform the new tensor has the level of that transform, so that it is not mistaken for an
-    outside tensor.  It stays connected to the history of ``x``.
+    outside tensor.  It stays connected to the graph of ``x``.
     """
     if special.count:
         note_reading(x)
@@ -236,7 +236,7 @@ class Recorded:
         return True in [foreign[key] for key in wanted]
 
     def results(self) -> Any:
-        """Return the outputs for the caller, as a tree, without the history that belongs to this run only."""
+        """Return the outputs for the caller, as a tree, disconnected from the graph of this run."""
         if self.mixed or not self.mode:
             values = [self.value(t) for t in self.outputs]
         else:  # no output depends on anything outside
@@ -244,7 +244,7 @@ class Recorded:
         return tree.unflatten(self.structure, values)
 
     def value(self, t: Any) -> Any:
-        """Return a result for the caller, without the history that belongs to this run only."""
+        """Return a result for the caller, disconnected from the graph of this run."""
         if not isinstance(t, Tensor):
             return t
         if not self.mode:
@@ -253,7 +253,7 @@ class Recorded:
 
 
 def released_value(run: Recorded, result: Any) -> Any:
-    """Return a tree of results without the history of the run."""
+    """Return a tree of results, disconnected from the graph of the run."""
     return tree.map(run.value, result)
 
 

@@ -230,9 +230,11 @@ def bounded_loop(
     val: Any,
     limit: int,
 ) -> tuple[Any, Any]:
-    """Make steps while a condition holds, at most ``limit``; return the last condition and value.
+    """Run the body while a condition is true, at most ``limit`` times; return the last condition and value.
 
-    It is a scan whose steps keep the value once the condition is false.
+    ``going`` is the condition for the first value, ``val``.
+
+    This is a scan whose steps keep the value once the condition is false.
     """
 
     def step(state: Any, _: Any) -> Any:
@@ -245,9 +247,11 @@ def bounded_loop(
 
 
 def scan_until(name: str, step: Callable[[Any, Any], Any], init: Any, limit: int) -> tuple[Any, Any]:
-    """Run a scan whose steps change nothing, and return the same, once the first leaf of the carry is false.
+    """Run a scan whose steps change nothing once the first leaf of the carry is false.
 
-    Inside ``ad.compile``, steps that run from Python end there.
+    Return the last carry and the stacked results.
+
+    Inside ``ad.compile``, a loop that runs from Python ends at that step.
     """
     body = Body(name, step, structure=tree.structure(None))
     body.settles = body.flagged = True
@@ -301,7 +305,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
 
 def _chosen(flag: Tensor, a: Any, b: Any) -> Any:
-    """Return ``a`` where a condition is true, else ``b``; of two Python numbers a traced one."""
+    """Return ``a`` where a condition is true, else ``b``; for two Python numbers, a number of the trace."""
     numbers = isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS) and not isinstance(a, np.generic)
     if numbers and isinstance(flag._data, Unknown) and a.__class__ is b.__class__:
         return flag._data.choose(a, b)
@@ -374,7 +378,7 @@ class Body:
         return tree.unflatten(self.structure, found)
 
     def next(self, new: Any) -> Any:
-        """Return the carry after a step; raise if its structure, shapes or dtypes changed."""
+        """Return ``new``, the carry after a step; raise if its structure, shapes or dtypes changed."""
         leaves, structure = tree.flatten(new)
         if structure != self.structure:
             raise InputError(
@@ -562,7 +566,7 @@ def _segment(checkpoint: bool | int, count: int) -> int:
 
 
 def _flag(name: str, value: Any) -> Any:
-    """Return a condition: a bool where it is known, else a tensor of one boolean."""
+    """Return a condition: a bool if its value is known, else (as in ``vmap``) a tensor of one boolean."""
     if isinstance(value, (bool, np.bool_)) and not isinstance(value, Unknown):
         return bool(value)
     t = asarray(value)

@@ -1,7 +1,7 @@
 """Jacobians, Hessians, and products with Hessians.
 
-The function is recorded once.  A Jacobian is one batched pass over that record: all rows of an identity
-matrix are pulled back together, or all columns pushed forward together.
+The function is recorded once.  A Jacobian is one batched pass over the recorded graph: all rows of an
+identity matrix are pulled back together, or all columns are pushed forward together.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _matrix(
 
 
 def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: bool | None) -> bool:
-    """Return whether to compute by rows; raise for complex numbers that a matrix cannot describe."""
+    """Return whether to compute by rows; raise for a complex derivative that is not one complex matrix."""
     complex_in = any(x.dtype.kind == "c" for x in run.inputs)
     complex_out = any(y.dtype.kind == "c" for y in run.outputs)
     if complex_in and not holomorphic:

@@ -1,8 +1,8 @@
 """Checkpointing: save memory by computing values again in the backward.
 
 ``checkpoint`` records a call as one node.  The forward runs recorded, to find the outside tensors that its
-results depend on.  They become parents of the node, and the record is dropped.  The backward runs the
-function again (``transforms/rerun.py``) and differentiates that run.
+results depend on.  They become parents of the node, and the graph of this run is dropped.  The backward runs
+the function again (``transforms/rerun.py``) and differentiates that run.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ def checkpoint_sequential(
     count = round(math.sqrt(len(chain))) if segments is None else segments
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(chain):
         raise ArgumentError(
-            f"checkpoint_sequential: segments must be from 1 to the number of layers, {len(chain)}, "
-            f"but got {segments if isinstance(segments, int) else type(segments).__name__}.\n"
-            "  The arguments are checkpoint_sequential(layers, x, segments)."
+            f"checkpoint_sequential: segments must be an integer from 1 to {len(chain)} (the number of "
+            f"layers), but got {segments if isinstance(segments, int) else type(segments).__name__}.\n"
+            "  Call it as checkpoint_sequential(layers, x, segments)."
         )
     generators: Generators | None = None
     ends = [len(chain) * (i + 1) // count for i in range(count)]
@@ -222,11 +222,11 @@ def saved_tensors_hooks(
     return watched(saved_hooks, (pack, unpack))
 
 
-# Tensors inside vmap hold outer tensors, with histories of their own ------------------------------------
+# A tensor inside vmap contains a tensor of the outer level, which has a graph of its own ---------------
 
 
 def _histories(value: Any) -> Iterator[Tensor]:
-    """Yield a tensor, and the outer tensors that it contains."""
+    """Yield a tensor and, if it is inside ``vmap``, the tensors of outer levels that it contains."""
     while isinstance(value, (Tensor, Batched)):
         if isinstance(value, Tensor):
             yield value
@@ -234,12 +234,16 @@ def _histories(value: Any) -> Iterator[Tensor]:
 
 
 def _is_new(t: Tensor, since: int) -> bool:
-    """Return whether a tensor was recorded in a run that began at ``since``."""
+    """Return whether a tensor was recorded in the run whose first node has the sequence number ``since``."""
     return type(t._node) is Node and t._node.seq >= since
 
 
 def _part(t: Tensor, level: int) -> tuple[Tensor, list[tuple[int, int, bool]]]:
-    """Return the value of a tensor at a level or further out, and the batches around it, innermost first."""
+    """Return the tensor inside ``t`` at ``level`` or further out, and the ``vmap`` batches around it.
+
+    A level is the number of a transform; inner transforms have higher numbers.  The batches are in order from
+    the innermost, as (level, size, whether there is a batch axis).
+    """
     value: Any = t
     batches = []
     data = t._data
@@ -251,7 +255,10 @@ def _part(t: Tensor, level: int) -> tuple[Tensor, list[tuple[int, int, bool]]]:
 
 
 def _inside(part: Tensor, batches: list[tuple[int, int, bool]], history: bool) -> Tensor:
-    """Return a tensor that contains ``part``, with its graph, inside these batches."""
+    """Return a tensor that contains ``part`` inside these batches, as ``_part`` returns them.
+
+    It is connected to the graph of ``part`` if ``history``.
+    """
     for level, size, batched in reversed(batches):
         part = wrap(Batched(level, size, part if history else part._data, batched))
         history = False
@@ -259,7 +266,7 @@ def _inside(part: Tensor, batches: list[tuple[int, int, bool]], history: bool) -
 
 
 def _with_part(value: Any, level: int, part: Tensor) -> Any:
-    """Return a value with ``part`` as its content at a level; graphs at inner levels are kept."""
+    """Return ``value`` with the tensor inside it at ``level`` replaced by ``part``; inner graphs are kept."""
     data = value._data if isinstance(value, Tensor) else value
     if not (isinstance(data, Batched) and data.level > level):
         return part
@@ -332,7 +339,10 @@ def _recorded(call: _Checkpointed, outputs: list[Any], since: int) -> list[Any]:
 
 
 def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
-    """Return the leaves and earlier results that the ops recorded since ``since`` depend on."""
+    """Return placeholder tensors for the leaves and earlier nodes that the nodes of a run depend on.
+
+    ``since`` is the sequence number of the first node of the run.
+    """
     found: dict[Any, Tensor] = {}
     seen: set[Any] = set()
     stack = [key_of(r) for r in roots]
@@ -351,7 +361,7 @@ def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
 def pull_record(
     xp: Namespace, roots: Sequence[Tensor], seeds: Sequence[Any], keys: list[Any], wanted: Value, since: int
 ) -> list[Any] | None:
-    """Pull gradients through the ops recorded since ``since``, to the given nodes and leaves.
+    """Propagate gradients through the nodes with numbers from ``since``, to the nodes and leaves ``keys``.
 
     The run stops at earlier nodes: their hooks and graphs belong to the surrounding run.  Return, for each
     key, a gradient (with its mask of zeros if it has one) or None; return None if the ops depend on anything
@@ -384,7 +394,7 @@ class _Checkpointed:
     """A call as a node of one level: the values that the node saves, and its derivative.
 
     Inside ``vmap`` a tensor of the vmap's level holds tensors of outer levels.  A call gets a node at each
-    level where its results have a history; its operands are the values of the arguments at that level.
+    level where its results are recorded; its operands are the values of the arguments at that level.
     """
 
     __slots__ = ("batches", "call", "debug", "keys", "level", "lifted", "parents", "places", "specs",
@@ -468,7 +478,7 @@ class _Checkpointed:
         return roots, since
 
     def _input(self, value: Any, parent: Any, batches: list[tuple[int, int, bool]], lifted: bool) -> Tensor:
-        """Return an argument for the second run, connected to its graph and at its original level."""
+        """Return an argument for the second run, connected to its graph and inside its original batches."""
         t: Tensor = value if isinstance(value, Tensor) else joined(value, parent)
         if lifted:
             held = t._data.value
@@ -507,7 +517,7 @@ def _sample(data: Any) -> Any:
 
 
 def _once(keys: list[Any]) -> list[Any]:
-    """Return the keys with repeats replaced by None, so that each key gets its gradient once."""
+    """Return the keys, with None for a key that occurred before, so that each key gets its gradient once."""
     seen: set[Any] = set()
     return [None if k in seen or seen.add(k) else k for k in keys]  # type: ignore[func-returns-value]
 

@@ -94,7 +94,7 @@ class Rerun:
         return result
 
     def depends_on(self, keys: Iterable[Any]) -> None:
-        """Watch the constants among these nodes and tensors when the function runs again."""
+        """Record which of ``keys`` are constants: changes of these are found when the function runs again."""
         self.constants += [k for k in keys if isinstance(k, Tensor) and k._node is None]
 
     def again(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
@@ -193,7 +193,7 @@ class Generators:
     ) -> Generators | None:
         """Return the generators that functions may draw from; None if there are none.
 
-        The states that the run ``before`` left are reused: reading NumPy's global state takes 0.1 ms.
+        The states at the end of the run ``before`` are reused: reading NumPy's global state takes 0.1 ms.
         """
         # NumPy imports its generators on first use; before that there are none
         if "numpy.random" not in sys.modules or not grad_mode.get():

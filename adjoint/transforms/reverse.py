@@ -54,8 +54,8 @@ def grad(
     pytrees of them (lists, tuples, dicts, dataclasses, modules).  ``f`` is called with tensors.
 
     If all arguments are arrays and numbers, results are NumPy arrays and scalars, otherwise tensors.
-    Gradients nest: ``grad(grad(f))``.  If an argument or a captured tensor requires grad, the result has a
-    history too; ``ad.no_grad()`` around the call prevents that.
+    Gradients nest: ``grad(grad(f))``.  If an argument or a captured tensor requires grad, the result is
+    recorded too; ``ad.no_grad()`` around the call prevents that.
 
     Parameters
     ----------

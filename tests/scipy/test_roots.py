@@ -89,7 +89,8 @@ def test_ends_do_not_matter_and_plain_programs_work():
 def test_mistakes():
     a = ad.tensor(1.0, requires_grad=True)
     with pytest.raises(
-        ShapeError, match=r"brentq: <lambda> must return 1 number, but returned shape \(2,\)\."
+        ShapeError,
+        match=r"brentq: <lambda> must return as many numbers as x has, 1, but returned shape \(2,\)\.",
     ):
         O.brentq(lambda x: [x, x], 0.0, 1.0)
     with pytest.raises(ConvergenceError, match="brentq: the Jacobian at the solution is singular"):

@@ -645,8 +645,8 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
     "not layers": (InputError, lambda: ad.checkpoint_sequential([3], X), "layers contains an object that is not callable"),  # type: ignore[list-item]
     "one layer": (InputError, lambda: ad.checkpoint_sequential(ad.sin, X), "layers is a function"),  # type: ignore[arg-type]
     "another order": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], 1, X), r"(layers, x, segments)"),
-    "no segments": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], X, 0), "segments must be from 1 to"),
-    "too many": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], X, 2), "number of layers, 1, but got 2"),
+    "no segments": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], X, 0), "segments must be an integer from 1 to"),
+    "too many": (ArgumentError, lambda: ad.checkpoint_sequential([ad.sin], X, 2), "from 1 to 1 \\(the number of layers\\), but got 2"),
     "pack": (InputError, lambda: ad.saved_tensors_hooks(3, ad.sin).__enter__(), "saved_tensors_hooks: pack"),  # type: ignore[arg-type]
     "unpack gives no tensor": (HookError, lambda: _unpacking(lambda t: 3), "unpack must return a tensor, not int"),
     "unpack gives another shape": (

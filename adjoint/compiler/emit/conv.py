@@ -2,8 +2,10 @@
 
 Each image is first copied into *planes*, one per channel, with room for the padding.  For a stride s along a
 row, the plane has s *phases* (columns 0, s, 2s …; then 1, s + 1 …), so that neighbouring windows read
-neighbouring numbers.  One row of windows is then one row of a matrix product, whose other matrix is not
-stored: a table has, for each k (a channel and an offset in the convolution kernel), its offset in the planes.
+neighbouring numbers.  For one row of windows, the result is a matrix product.  The first matrix has shape
+(output channels, k) and contains the convolution kernels; k counts the pairs of a channel and an offset in
+the convolution kernel.  The second matrix, of shape (k, windows), is not stored: a table has, for each k, the
+offset in the planes at which row k starts.
 
 The zeros of the padding are multiplied like other numbers, so an infinite weight gives NaN there.
 """
@@ -125,7 +127,7 @@ class _Planes(NamedTuple):
 
     @staticmethod
     def _kept(first: int, spread: int, count: int, room: int) -> tuple[int, int]:
-        """Return the range of numbers along an axis that lie inside the planes."""
+        """Return the range of indices along an image axis whose numbers lie inside the planes."""
         kept = [i for i in range(count) if 0 <= first + i * spread < room]
         return (kept[0], kept[-1] + 1) if kept else (0, 0)
 
@@ -507,7 +509,10 @@ def _weight_tile(machine: Machine, element: str, rows: int, columns: int, wide: 
 def _with_rest(
     w: Writer, step: Any, g_at: Index, x_at: Index, rest: int, lanes: int, sums: list[Value]
 ) -> list[Value]:
-    """Add the last numbers of a row: with a mask, or one by one into the first lane."""
+    """Emit the addition of the numbers after the last full vector of a row to ``sums``.
+
+    They are added with a mask, or one by one into the first lane.
+    """
     if w.machine.masks:
         mask = w.constants([int(k < rest) for k in range(lanes)], "i1")
         found: list[Value] = step(g_at, x_at, lanes, mask, sums)

@@ -90,7 +90,7 @@ def _scaled_by_instruction(w: Writer, y: Value, k: Value) -> Value:
 
 
 def _limits(x: Value, lean: bool) -> tuple[float, float]:
-    """Return a bound below which exp(x) is 0, and one above which it is infinite."""
+    """Return the bound below which exp(x) is 0, and the bound above which exp(x) is infinite."""
     if lean:
         return -400.0, 400.0
     return (-105.0, 90.0) if x.element == "float" else (-750.0, 711.0)
@@ -254,7 +254,7 @@ def _of_mantissa(w: Writer, k: Value, f: Value, lean: bool) -> Logarithm:
 
 
 def _at_the_ends(w: Writer, x: Value, y: Value, zero: float = 0.0) -> Value:
-    """Return y with the special values of a logarithm at and below its singularity ``zero``, at ∞ and NaN."""
+    """Return the logarithm y with its special values: -∞ at ``zero``, NaN below it and for NaN, ∞ at ∞."""
     y = w.select(w.compare("ueq", x, INF), x, y)
     y = w.select(w.compare("olt", x, zero), w.like(x, NAN), y)
     return w.select(w.compare("oeq", x, zero), w.like(x, -INF), y)

@@ -44,9 +44,9 @@ def polynomial(w: Writer, x: Value, coefficients: Sequence[float]) -> Value:
 
 
 def nearest(w: Writer, x: Value, scale: float = 1.0) -> tuple[Value, Value]:
-    """Return the integer nearest to ``x * scale``, as a float and as an integer; it must be small.
+    """Return the integer nearest to ``x * scale``, as a float and as an integer.
 
-    Small means below 2²² in float32, 2⁵¹ in float64.
+    Its absolute value must be below 2²² in float32, 2⁵¹ in float64.
     """
     rounder = ROUNDER[x.element]
     moved = w.fma(x, scale, rounder) if scale != 1.0 else w.add(x, rounder)

@@ -281,7 +281,7 @@ class Loop:
         return n.op == "reduce" or self.group.level[n.id] == FULL
 
     def _start(self, indices: Sequence[Index]) -> None:
-        """Start an item of the outermost loop: forget the values of the previous one."""
+        """Start an item of the outermost loop: discard the values computed for the previous item."""
         self.offsets, self.hoisted, self.kept = {}, {}, {}
         self.indices = indices
 
@@ -310,7 +310,7 @@ class Loop:
     def slot(self, node: Node, offset: int = 0) -> Value:
         """Return the address of an element of a node.
 
-        It is read from the table, so that kernels of several layers can share one text.
+        The kernel reads it from its table, so that kernels of several layers can share one text.
         """
         return self.w.slot(self._slot_of(node, offset))
 
@@ -562,7 +562,7 @@ class Loop:
         return lane.known[memo]
 
     def _spot(self, lane: Lane) -> Any:
-        """Return a key for the column block that a vector is in; None if rows are processed."""
+        """Return a key for the block of columns that a vector is in; None if the kernel processes rows."""
         return str(lane.at) if self.columns else None
 
     def _kept_value(self, inner: Node, lane: Lane) -> Value:

@@ -1,8 +1,8 @@
 """The kernel of a loop with a large body: it runs the kernels of the body once per iteration.
 
-Between two iterations it advances the addresses of the rows and swaps the addresses of the carried values. It
-reads a list of words: how to run the body, and which table entries are addresses that change.  Its text is
-the same for all loops.
+Between two iterations it advances the addresses of the rows and swaps the addresses of the carried values.
+It reads a list of words: how to run the body, and which table entries are addresses that change.  Its text
+is the same for all loops.
 """
 
 from __future__ import annotations
