@@ -356,7 +356,11 @@ class Native(Plan):
         found = replay.forward_of(i)(*args, **i.params)
         outs = found if i.op.outputs > 1 else (found,)
         for k, (o, x) in enumerate(zip(i.outs, outs, strict=False)):
-            values[node.id, k] = x if o.weak else np.asarray(x)
+            if not o.weak:
+                x = np.asarray(x)
+                if np.may_share_memory(x, self.arena):  # an argument, or a view of it
+                    x = x.copy()
+            values[node.id, k] = x
         for slot, (kind, part, offset) in self.moving:
             if kind == "part" and part.args[0].node is node:
                 x = values.get(part.id)

@@ -258,3 +258,29 @@ def test_a_result_that_its_backward_reads_is_made_once() -> None:
         (g,) = ad.gradients(y.sum(), [x])
         np.testing.assert_allclose(g.numpy(), np.exp(x.numpy()), rtol=1e-15)
     assert hasattr(compiled._variants[0].execute, "writer")  # the native entry
+
+
+@pytest.mark.parametrize("bound", [1e-3, 1e3])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_numpy_call_may_return_its_argument(bound: float, dtype: str) -> None:
+    """Below its bound, clip_grad_norm returns the gradients themselves, which are in the program's memory."""
+    sides = []
+    for compiled in (False, True):
+        w = ad.tensor(np.ones((4, 3), dtype), requires_grad=True)
+        c = ad.tensor(2.0, requires_grad=True)
+
+        def step(x: Any, w: Any = w, c: Any = c) -> Any:
+            loss = ((x @ w.T) ** 2).sum() * c
+            loss.backward()
+            ad.clip_grad_norm([w, c], bound)
+            return loss
+
+        sides.append((ad.compile(step, backend="native") if compiled else step, w, c))
+    held = []
+    for x in inputs(5, 6):
+        for each, w, c in sides:
+            each(x.reshape(2, 3))
+            held.append((w.grad, c.grad))
+    for k in range(0, len(held), 2):
+        for a, b in zip(held[k], held[k + 1], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
