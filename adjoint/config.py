@@ -74,7 +74,7 @@ def locked(lock: Any, function: Callable[..., T], *args: Any) -> T:
 
 
 class _Special:
-    """Counter of the contexts for which ops take the careful path; see the docstring of the module."""
+    """Counter of the contexts in which ops must read context variables; see the docstring of the module."""
 
     __slots__ = ("count", "lock")
 
@@ -245,7 +245,7 @@ def _wrap_generator(function: Callable[..., Any], mode: ContextMode[Any]) -> Cal
 
 
 class _Steps:
-    """Awaitable that runs each step of another one inside the mode."""
+    """Awaitable that runs each step of another awaitable inside the mode."""
 
     def __init__(self, awaitable: Any, mode: ContextMode[Any]) -> None:
         self._awaitable = awaitable
@@ -330,7 +330,7 @@ class _GradMode(ContextMode[bool]):
             self._leave_shared()
 
     def _leave_shared(self) -> None:
-        """Leave an instance that other threads or tasks have entered, or that was not entered here."""
+        """Leave an instance that was also entered in other threads or tasks, or that was not entered here."""
         for token in reversed(self._tokens):
             with suppress(ValueError):  # the token of another context
                 grad_mode.reset(token)

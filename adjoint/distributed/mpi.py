@@ -127,7 +127,7 @@ class MPIGroup(Group):
         self._finish(self._sums.Iallgather(self._mpi.IN_PLACE, flat), what)
 
     def _room(self, like: Array) -> Array:
-        """Return memory for an array that is received."""
+        """Return a vector like ``like`` for data to receive; its memory is used again by the next call."""
         if self._received.size < like.nbytes:
             self._received = np.empty(like.nbytes, np.uint8)
         return self._received[: like.nbytes].view(like.dtype)
@@ -180,7 +180,10 @@ class MPIGroup(Group):
         self._ring("failed", why, patience=2.0)
 
     def _ring(self, kind: str, text: str | int | None, patience: float) -> None:
-        """Send a message to all other ranks, which read it in their current or next call."""
+        """Send a message to all other ranks, which read it in their current or next collective call.
+
+        ``kind`` says what the message is; ``patience`` is the time in seconds to wait until it is sent.
+        """
         others = [rank for rank in range(self.size) if rank != self.rank]
         requests = [self._bell.isend((kind, self.rank, text), rank) for rank in others]
         end = time.monotonic() + patience

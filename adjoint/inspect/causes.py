@@ -235,7 +235,7 @@ class WatchedStep:
         return f"{self.at(flow)} stops the gradient: {reason}."
 
     def held_results(self) -> list[Finding]:
-        """Report variables that should be leaves, but are results of ops before the step."""
+        """Report variables that should be leaves, but are results of ops that ran before the step."""
         first = min((f.outputs[0]._node.seq for f in self.flows if _recorded(f)), default=0)
         used = {id(t) for f in self.flows for t in f.inputs}
         found = []
@@ -541,12 +541,12 @@ def _recorded(flow: Flow) -> bool:
 
 
 def _log(factors: list[float]) -> float:
-    """Return the logarithm of the product."""
+    """Return the logarithm of the product of some factors."""
     return sum(math.log10(f) for f in factors if f > 0 and math.isfinite(f))
 
 
 def _agreeing(names: list[str]) -> dict[str, str]:
-    """Return the words that depend on the number of names."""
+    """Return the words of a sentence that depend on whether there are one or several names."""
     return {"get": "gets", "it": "it"} if len(names) == 1 else {"get": "get", "it": "them"}
 
 

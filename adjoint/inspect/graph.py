@@ -49,7 +49,7 @@ class Group:
 
 
 class Graph:
-    """Boxes in the order of recording, and the tree of groups that folds them; group 0 is the whole."""
+    """Boxes in the order of recording, and the tree of groups that folds them; group 0 is the whole graph."""
 
     def __init__(self, boxes: list[Box], scopes: Mapping[int, tuple[str, str]] | None = None) -> None:
         self.boxes = boxes
@@ -101,7 +101,7 @@ class Graph:
                 self.groups[-1 - child].parent = to
 
     def _fold_iterations(self, g: int) -> None:
-        """Fold each iteration of a loop; an iteration starts where the first op of the last one repeats."""
+        """Fold each iteration of a loop; an iteration starts where the first op of the one before repeats."""
         children = self.groups[g].children
         if len(children) <= LIMIT:
             return

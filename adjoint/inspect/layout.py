@@ -162,7 +162,7 @@ def _untangle(rows: dict[int, list[int]], edges: list[tuple[int, int]]) -> None:
 def _bent(
     edges: list[tuple[int, int]], layer: dict[int, int], boxes: dict[int, PlacedBox]
 ) -> list[list[int]]:
-    """Return the boxes along each edge: empty boxes are added in the layers between its ends."""
+    """Return the boxes along each edge, with empty boxes added in the layers between its two ends."""
     routes = []
     fresh = max(boxes, default=0) + 1
     for a, b in edges:

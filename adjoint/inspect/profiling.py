@@ -381,7 +381,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def holders_of(memory: Memory) -> list[tuple[str, int]]:
-    """Return the op and line that created the arrays that existed at the peak, and their bytes."""
+    """Return, for the arrays that existed at the peak, the op and line that created them, and their bytes."""
     found: dict[str, int] = {}
     for event, size in memory.holders:
         name = f"{event.name} {event.phase} {shown_place(event.place)}"

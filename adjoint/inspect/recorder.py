@@ -232,7 +232,7 @@ class Recorder(Callback):
         self._arm(trainer)
 
     def _arm(self, trainer: Trainer) -> None:
-        """Start to watch the next step if one is due.
+        """Start to watch the next step if it is one of the steps to be watched.
 
         The first watched step keeps its tensors; the following steps are watched only for their times.
         """
@@ -245,7 +245,7 @@ class Recorder(Callback):
             self._watch.__enter__()
 
     def _finish(self, trainer: Trainer, watch: Watch) -> None:
-        """Keep the step that was watched, with the update as its last event."""
+        """Store the watched step, with the update of the parameters as its last event."""
         if self._update is not None:
             event = Event("update", "update", self._update, -1, ("", 0, ""))
             event.stop = watch.ended
@@ -327,7 +327,7 @@ class Recorder(Callback):
         self._before = []
 
     def _thin(self) -> None:
-        """Delete every second recorded step, and from now on record half as many."""
+        """Delete every second recorded step; record half as many steps from this step on."""
         self.every *= 2
         keep = [i for i, step in enumerate(self.steps) if step % self.every == 0] or [len(self.steps) - 1]
         self.steps = [self.steps[i] for i in keep]

@@ -53,7 +53,7 @@ class Event:
 
     @property
     def seconds(self) -> float:
-        """Return the time without the events inside this one."""
+        """Return the duration of this event, without the events inside it."""
         return max(0.0, self.stop - self.start - self.inner)
 
 
@@ -133,7 +133,10 @@ class Watch(Observer):
         return perf_counter() - self.overhead
 
     def _moment(self, now: float) -> float:
-        """Return the time on that clock minus the pending cost of observing, never before the last event."""
+        """Return ``now`` on the clock of ``_now``, minus the pending cost of observing.
+
+        The result is never before the last event.
+        """
         stack = self._stack
         paid = min(stack.debt, max(0.0, now - self.overhead - stack.last))
         stack.debt -= paid
@@ -257,7 +260,7 @@ class Watch(Observer):
         self.flows.append(flow)
 
     def left(self, t: Any, view: Any, how: str) -> None:
-        """Record that values leave the graph: as a flow for ``detach()``, as an escape for numbers."""
+        """Record that values of ``t`` leave the graph by ``detach()`` (a flow) or as numbers (an escape)."""
         if not self.values:
             return
         if view is None:
@@ -482,7 +485,7 @@ class TracedMemory:
         tracemalloc.reset_peak()
 
     def stop(self, event: Event) -> None:
-        """Note the peak inside an op."""
+        """Record the peak inside an op."""
         peak = tracemalloc.get_traced_memory()[1] - self.began
         if peak > self.peak:
             self.peak, self.event = peak, event
@@ -552,7 +555,7 @@ def saved_arrays(node: Node) -> list[ndarray[Any, Any]]:
 
 
 def _contents(function: Any, args: tuple[Any, ...], kwargs: Any) -> str:
-    """Return the kernels or instructions of a compiled function as text; "" if it cannot tell."""
+    """Return the kernels or instructions of a compiled function as text; "" if they are not available."""
     with suppress(Exception):
         kernels = str(function.explain(*args, **kwargs))
         return kernels if " kernel" in kernels else str(function.program(*args, **kwargs))

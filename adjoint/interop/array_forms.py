@@ -68,7 +68,7 @@ def _piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> T
 def _piece(f: Any, x: Tensor, condition: Tensor, args: Any, kw: Any) -> Any:
     """Return a piece of ``piecewise``.
 
-    Outside of its condition the function is called with a number from inside, if there is one.
+    Where the condition is false, ``f`` is called with an element for which it is true, if there is one.
     """
     if not callable(f):
         return f

@@ -68,8 +68,8 @@ PLAIN = frozenset(getattr(np, name) for name in numpy_forms.PLAIN)
 class Form:
     """Translation of a call with NumPy's parameters to the parameters of adjoint's function.
 
-    The first ``same`` arguments mean the same by position.  The others are bound to NumPy's names and
-    passed by name; those with NumPy's default are left out.
+    The first ``same`` positional arguments have the same meaning in both functions.  The other arguments are
+    bound to NumPy's parameter names and passed by name; arguments equal to NumPy's default are left out.
     """
 
     __slots__ = ("mine", "name", "ours", "places", "same", "theirs")

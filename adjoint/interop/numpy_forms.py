@@ -156,7 +156,7 @@ def _nanstd(
 
 
 def _joined(name: str) -> Callable[..., Any]:
-    """Return the form of a join that casts its result."""
+    """Return the form of a function that joins arrays and casts the result."""
     function = our(name)
 
     def join(arrays: Any, axis: Any = 0, *, dtype: Any = None, casting: Any = "same_kind") -> Tensor:
@@ -418,7 +418,7 @@ def _shaped(name: str) -> Callable[..., Any]:
 
 
 def _like(name: str) -> Callable[..., Any]:
-    """Return the form of ``zeros_like`` and similar functions that takes another shape."""
+    """Return the form of ``zeros_like`` or a similar function, which accepts ``shape=``."""
 
     def make(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Tensor:
         x = asarray(a)

@@ -265,7 +265,7 @@ def _scatter(x: Any, indices: Any, updates: Any, *, reduction: bytes = b"none") 
 
 
 def _direct(pairs: str) -> dict[str, Callable[..., Any]]:
-    """Return the ONNX nodes that correspond to one op with the same arguments."""
+    """Return a dictionary from ONNX node types to functions that call one op with the same arguments."""
     split = [pair.split(":") for pair in pairs.split()]
     return {kind: (lambda *xs, name=name: getattr(rec, name)(*xs)) for kind, name in split}
 

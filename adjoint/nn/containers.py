@@ -87,7 +87,7 @@ class _Numbered(Module):
 
 
 class _Keyed(Module):
-    """Base class: items are attributes; a key is an attribute name and a part of paths."""
+    """Base class: items are attributes; their keys are the attribute names, which are parts of paths."""
 
     def __init__(self, items: Any = None) -> None:
         self.update(items or {})

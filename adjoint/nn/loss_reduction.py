@@ -53,7 +53,7 @@ def is_noting() -> bool:
 
 
 def noted(loss: Tensor, share: float | None = 1.0) -> Tensor:
-    """Return a reduced loss, after appending it to the list of ``noting_reductions``."""
+    """Append a reduced loss and its share to the list of ``noting_reductions``; return the loss."""
     found = _reductions.get()
     if found is not None:
         found.append((loss, share))

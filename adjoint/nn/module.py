@@ -565,7 +565,7 @@ class Module:
 
 
 def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
-    """Return advice for a state whose names differ from those of the module by a prefix."""
+    """Return advice if the names in a state differ from those of the module by a prefix only."""
     for wanted, found in ((missing, extra), (extra, missing)):
         name = str(next(iter(found), ""))
         for prefix in (name[: i + 1] for i, c in enumerate(name) if c == "."):

@@ -19,7 +19,7 @@ def _take_apart(module: Module) -> tuple[list[tuple[str, Any]], Module]:
 
 
 def _put_together(module: Module, values: Sequence[Any], buffers: Mapping[int, Any] | None = None) -> Module:
-    """Return a copy of ``module`` with other parameters, and with other buffers by their id.
+    """Return a copy of ``module`` with the parameters ``values``; ``buffers`` has new buffers by old id.
 
     A value that occurs twice, such as the gradient of two biases that are added, is copied.  As one object it
     would be one parameter, and the copy would have a different structure than ``module``.  A leaf that

@@ -68,7 +68,7 @@ class _Layer(Module):
     norm3: LayerNorm
 
     def _add(self, x: Any, norm: LayerNorm, part: Any) -> Tensor:
-        """Return x plus ``part`` of x, normalised before or after."""
+        """Return ``x + part(x)``; the norm is applied to the argument of ``part``, or to the sum."""
         if self.norm_first:
             found: Tensor = x + part(norm(x))
             return found

@@ -1,8 +1,8 @@
 """Elementwise functions with corners and steps: sign, rounding, remainders, choice.
 
-Where an op is flat, its gradient is zero, not missing.  At corners: the gradient of ``abs`` at 0 is 0, equal
-arguments of ``maximum`` and similar ops share it, ``clip`` passes it to ``x`` on the bounds, and that of
-``relu`` at 0 is 0.
+Where an op is flat, its gradient is zero, not missing.  At corners: the gradients of ``abs`` and ``relu`` at 0
+are 0, equal arguments of ``maximum`` and similar ops share the gradient, and on its bounds ``clip`` passes the
+gradient to ``x``.
 """
 
 from __future__ import annotations

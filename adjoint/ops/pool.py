@@ -84,7 +84,11 @@ def _max_pool(x: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: 
 def _hits(
     x: Array, y: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> tuple[list[Any], Any]:
-    """Return, for each offset in the kernel, where it has the maximum, and the number of equal maxima."""
+    """Return masks and a count of ties for the gradient of max pooling.
+
+    The mask of an offset in the kernel is true for windows whose maximum is at this offset.  The count is the
+    number of equal maxima of each window.
+    """
     image = padded(x, padding, lowest(x.dtype))
     places = list(spots(kernel, stride, dilation, y.shape[-len(kernel) :]))
     hits = [image[spot] == y for spot in places]

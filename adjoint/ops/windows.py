@@ -33,7 +33,10 @@ def counts(size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: 
 
 
 def spots(kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> Iterator[tuple[Any, ...]]:
-    """Yield, for each offset in the kernel, the index of its elements in the padded image for all windows."""
+    """Yield, for each offset in the kernel, the index that selects the element at this offset of every window.
+
+    It is an index into the padded image.
+    """
     axes = [
         [slice(d * i, d * i + s * (n - 1) + 1, s) for i in range(k)]
         for k, s, d, n in zip(kernel, stride, dilation, count, strict=True)

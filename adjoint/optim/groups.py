@@ -1,4 +1,4 @@
-"""Parameter groups, their optimiser state, and the updates that gradients cause."""
+"""Parameter groups, their optimiser state, and the updates that are computed from gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = 16_384  # elements: parameters up to this size share one flat array
 class Group:
     """Parameters that share hyper-parameters.
 
-    Small parameters are in one block per dtype, large ones separate.
+    Small parameters of one dtype share a block of memory; a large parameter is separate.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ def _initial(optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:
 
 
 def in_parts(update: Update) -> Update:
-    """Return an update with complex numbers viewed as pairs of real numbers, as in PyTorch."""
+    """Return an update in which complex numbers are viewed as pairs of real numbers, as in PyTorch."""
     p, g, state, hyper = update
     if p.dtype.kind != "c":
         return update
@@ -265,7 +265,7 @@ def _whole(g: Any) -> Array:
 
 
 def fitted(grad: Any, p: Tensor) -> Any:
-    """Return a gradient as an array with the shape and dtype of its parameter; a sparse one unchanged."""
+    """Return a dense gradient as an array with the shape and dtype of ``p``; a sparse one unchanged."""
     rows = getattr(grad, "rows", None)
     g = grad if rows is not None else grad._data if type(grad) is Tensor else np.asarray(grad)
     if g.shape != p.shape:

@@ -321,7 +321,10 @@ def _zoom(
     c2: float,
     limit: int,
 ) -> tuple[float, float, Any]:
-    """Shrink a bracket towards its lower end, or to a lower point inside."""
+    """Shrink a bracket until a point satisfies both Wolfe conditions; return that point.
+
+    If no such point is found, return the end of the bracket with the lower loss.
+    """
     length = float(np.abs(d).max(initial=0.0))
     near = False  # whether the last point was near an end of the bracket
     low = _lower(ends)

@@ -52,7 +52,7 @@ def _counts(optimizer: Optimizer) -> int:
 
 
 def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
-    """Return the objects that hold the groups and hyper-parameters, to be watched for changes."""
+    """Return the objects that contain the groups and hyper-parameters, to be watched for changes."""
     groups = optimizer.groups
     parts: list[tuple[Any, ...]] = [("item", vars(optimizer), "groups"), ("whole", groups)]
     for g in groups:
@@ -61,7 +61,7 @@ def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
 
 
 def _parts_of_unit(group: Group, unit: Unit) -> list[tuple[Any, ...]]:
-    """Return the objects that hold the state and the counts of a unit, to be watched for changes.
+    """Return the objects that contain the state and the step counts of a unit, to be watched for changes.
 
     The list of counts is changed in place only if all counts are incremented together; see ``_count``.
     """
@@ -267,9 +267,9 @@ class _Numbers:
         return np.array([self(later).copy() for later in range(count)])
 
     def constant(self, used: set[int]) -> bool:
-        """Return whether those numbers that are used change only if the hyper-parameters do.
+        """Return whether the used numbers change only if the hyper-parameters change.
 
-        The numbers are named by their places; -1 stands for all of them.
+        ``used`` has the indices of these numbers in the array; -1 stands for all numbers.
         """
         given = {**self.group.hyper, "step": 1}
         return self.of(given) is given and not any(k < 0 or self.paths[k] == ("step",) for k in used)

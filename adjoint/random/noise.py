@@ -120,6 +120,6 @@ def check_values(op: str, value: Any, holds: Callable[[Any], Any], what: str) ->
 
 
 def not_negative(op: str, scale: Any) -> Any:
-    """Return a scale; raise if it is negative."""
+    """Return ``scale`` unchanged; raise if it is negative."""
     check_values(op, scale, lambda a: ~(a < 0), "scale must not be negative")
     return scale

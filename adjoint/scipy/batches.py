@@ -27,7 +27,7 @@ class Batch:
         self.top = running(like.level)
 
     def element(self, i: int, value: Any) -> Any:
-        """Return one element of a value; a value that is the same for all is returned unchanged."""
+        """Return element ``i`` of a batched value; other values are returned unchanged."""
         if not isinstance(value, Tensor) or not isinstance(value._data, Batched):
             return value
         data = value._data
@@ -37,7 +37,7 @@ class Batch:
         return whole[i] if data.batched else whole
 
     def function(self, i: int, f: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function outside of the ``vmap`` that computes what ``f`` does for one element."""
+        """Return a function, for use outside of the ``vmap``, that computes ``f`` for element ``i``."""
         return lambda x: tree.map(lambda t: self.element(i, t), within(enclosing, self.top, f, x))
 
     def outside(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -45,12 +45,15 @@ class Batch:
         return within(enclosing, self.top.outer, function, *args)
 
     def inside(self, values: Any) -> Tensor:
-        """Return arrays of all elements as a tensor inside the ``vmap``."""
+        """Return an array with a row for each element as a tensor inside the ``vmap``."""
         return wrap(Batched(self.level, self.size, np.ascontiguousarray(values), True))
 
 
 def batch_of(op: str, cure: str, f: Callable[..., Any], *given: Any) -> Batch | None:
-    """Return the batch that given tensors or ``f`` of the last one belong to; raise inside ``ad.compile``."""
+    """Return the ``vmap`` batch that tensors in ``given`` or in ``f(given[-1])`` belong to, or None.
+
+    Raises inside ``ad.compile``; ``op`` and ``cure`` are the function and the remedy in the message.
+    """
     if enclosing.get() is None:
         return None
     refuse_tracing(f"adjoint.scipy.{op}", cure)
@@ -61,7 +64,7 @@ def batch_of(op: str, cure: str, f: Callable[..., Any], *given: Any) -> Batch | 
 
 
 def solve_each(op: str, solve: Callable[[Any, Any], Any], f: Callable[..., Any], x0: Any) -> Any:
-    """Return ``solve(f, x0)``; inside ``vmap`` its result has a row of ``x_flat`` for each element."""
+    """Return ``solve(f, x0)``; inside ``vmap``, the ``x_flat`` of the result has a row for each element."""
     start = tree.map(asarray, x0) if enclosing.get() is not None else x0
     cure = "Use ad.root or ad.fixed_point there, or call it outside of the compiled function."
     batch = batch_of(f"optimize.{op}", cure, f, start)

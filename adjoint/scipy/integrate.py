@@ -417,7 +417,7 @@ def _replayed(f: Callable[[Any], Tensor], low: Tensor, high: Tensor, ends: Any, 
 
 
 def _near(f: Callable[[Any], Tensor], t: float, low: Tensor, high: Tensor, ends: Any) -> Any:
-    """Return the integrand at t, which moves with the limits: its relative position between them is fixed."""
+    """Return the integrand at t.  If a limit changes, t moves with it: its relative position is fixed."""
     first, last = ends
     share = (t - first) / (last - first)
     return f(low * (1 - share) + high * share) * ((high - low) / (last - first))

@@ -544,7 +544,10 @@ def _gathered(x: Tensor, at: Tensor, order: int, mode: str, cval: float, border:
 
 
 def _folded(index: Tensor, n: int, mode: str) -> tuple[Tensor, Any]:
-    """Return indices inside the axis, and which of them were inside if the border is constant."""
+    """Return indices that are moved inside an axis of length ``n``, as the mode requires.
+
+    For a constant border, also return which indices were inside; otherwise None.
+    """
     if mode == "grid-constant":
         good = rec.logical_and(index >= 0, index < n)
         return rec.minimum(rec.maximum(index, 0), n - 1), good

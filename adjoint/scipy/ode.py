@@ -428,7 +428,7 @@ class _Solution:
         return found
 
     def _pulled(self, gy: Any, gk: Any, wanted: Sequence[bool]) -> list[Any] | None:
-        """Return the gradients by one batched evaluation; None if the function used other tensors."""
+        """Return the gradients by one batched evaluation; None if the function now used other tensors."""
         v, (y0, start, end) = self.values, self.inputs
         t, y = v.places()
         shape = v.stages.shape

@@ -1,6 +1,6 @@
 """Roots, fixed points and minima of SciPy's functions for one unknown, and ``fsolve``, with derivatives.
 
-SciPy finds the solution of the plain numbers.  The implicit function theorem then connects it to the tensors
+SciPy finds the solution, with plain numbers.  The implicit function theorem then connects it to the tensors
 that the function uses.
 """
 
@@ -42,7 +42,7 @@ def __dir__() -> list[str]:
 
 
 def first_of(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the first of two results: the values, without derivatives."""
+    """Return a function that calls ``fun`` and returns the first of its two results, the value."""
     return lambda *args: fun(*args)[0]
 
 
@@ -93,7 +93,7 @@ class _Function:
 
 
 def _start(x: Any) -> Any:
-    """Return a start or an end of an interval as plain numbers: a solution does not depend on it."""
+    """Return a start value or the end of an interval as plain numbers: no gradient flows to it."""
     return asarray(x).detach().numpy()[()] if x is not None else None
 
 

@@ -1,8 +1,8 @@
 """Initial value problems inside ``ad.compile``: SciPy's choice of steps as one loop.
 
-Whether a step is accepted is not known there, so the loop makes a bounded number of attempts.  As in eager
-code, gradients flow through the accepted steps, and the shares of the time span that they take are
-constants.
+Whether a step is accepted is not known during the trace, so the loop makes a bounded number of attempts.
+As in eager code, gradients flow through the accepted steps, and the fraction of the time span that each step
+takes (its *share*) is a constant.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Steps:
         return rec.minimum(rec.minimum(100 * h0, h1) / self.away, self.longest)
 
     def _attempt(self, carry: Any, _: Any) -> Any:
-        """Attempt a step; keep the state if its error is too large, or if the end was reached."""
+        """Attempt a step; keep the old state if the error is too large, or if the end was reached."""
         going, share, y, slope, size, rejected = carry
         size = rec.minimum(size, self.longest)
         last = share + size >= 1
@@ -136,7 +136,7 @@ class Steps:
         return abs(h) * fifth / rec.sqrt(safe * y.shape[0])
 
     def __call__(self, t: Tensor) -> Tensor:
-        """Return the states at times, a row for each."""
+        """Return the states at the times ``t``, one row for each time."""
         at = ((t - self.start) / rec.where(self.empty, 1.0, self.length)).detach()
         _check(at, _refuse_outside)
         accepted = self.taken > 0

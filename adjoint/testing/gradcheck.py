@@ -207,7 +207,7 @@ def _settings(
 
 
 def _arguments(inputs: Any) -> list[Any]:
-    """Return the arguments of f; those to be checked as leaves that require grad."""
+    """Return the arguments of ``f``; the arguments to be checked are leaves that require grad."""
     several = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     args = [_argument(i, value) for i, value in enumerate(several)]
     if not any(map(_checked, args)):
@@ -317,7 +317,7 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], is_complex: bool) 
 
 
 def _coordinates(a: Any) -> Array:
-    """Return the elements as one real vector; it shares memory with a contiguous array."""
+    """Return the elements as one real vector, which shares memory with ``a`` if that is contiguous."""
     flat = np.ascontiguousarray(a).reshape(-1)
     return flat.view(np.float64) if flat.dtype.kind == "c" else flat
 

@@ -54,8 +54,9 @@ def source(op: Op) -> str:
 def reference(op: Op) -> Callable[..., Any] | None:
     """Return the function with which an op is compared; None if its library is not installed.
 
-    The record names it: a function, "module:name", or the name of a table here, "numpy" or "formula".
-    By default it is NumPy's function of the same name.
+    ``reference=`` in the record of the op names it: a function, "module:name", or the name of a table in this
+    module, "numpy" or "formula".
+    The default is NumPy's function of the same name.
     """
     if callable(op.reference):
         return op.reference
@@ -119,7 +120,7 @@ def _overlap_add(x: Any, axis: int, length: int) -> Any:
 
 
 def _products(operands: Any, labels: Any, output: str, extra: Any) -> Any:
-    """Sum products over all values of all labels, one at a time."""
+    """Sum the products of the operands over all values of all labels, one product at a time, as einsum."""
     sizes = dict(extra)
     for x, names in zip(operands, labels, strict=True):
         sizes |= dict(zip(names, x.shape, strict=True))

@@ -67,5 +67,5 @@ class CompiledLoss:
 
 
 def _counts(share: Any) -> bool:
-    """Return whether the rows of a loss have a weight, as far as it is known in a trace."""
+    """Return whether the rows of a loss have a weight that is not 0; True if it is not known in the trace."""
     return isinstance(share, Tensor) or share != 0

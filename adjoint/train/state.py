@@ -164,7 +164,7 @@ def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:
 
 
 def matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
-    """Return the callbacks that have a saved state, with these states; also if the run was moved."""
+    """Return pairs of a callback and its saved state; a run whose directory was moved is recognised."""
     left, found = list(saved), []
     waiting = [(callback, _names(trainer, callback)) for callback in trainer.callbacks]
     for name in ("identity", "beside"):

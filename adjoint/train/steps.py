@@ -22,7 +22,7 @@ Step = tuple[dict[str, float], dict[str, float], float]  # numbers, norms of gra
 
 
 def whole_step(trainer: Trainer, batch: Any) -> Step:
-    """Make an update from a whole batch; return its numbers, the gradient norms of terms, and the weight."""
+    """Make an update from a whole batch; return numbers to log, gradient norms of terms, and the weight."""
     params = list(trainer.named_parameters(frozen=True).values())
     norms = trainer._term_norms()
     drop(params)

@@ -57,7 +57,7 @@ def _hermitian(*shape: int) -> Any:
 
 
 def _filled(*shape: int, lower: bool = True) -> Any:
-    """Return matrices with other numbers in one triangle, so that they are not Hermitian."""
+    """Return Hermitian matrices with numbers added to one triangle, so that they are not Hermitian."""
     other = array(*shape, seed=5)
     return _hermitian(*shape) + (np.triu(other, 1) if lower else np.tril(other, -1))
 
