@@ -32,8 +32,7 @@ from adjoint.errors import (
 )
 from adjoint.grads.clip import lending
 from adjoint.grads.norm import all_finite, stored_values
-from adjoint.grads.scaler import parameters_of
-from adjoint.grads.slots import commit, sink
+from adjoint.grads.slots import commit, parameters_of, sink
 from adjoint.grads.store import Gradients
 
 if TYPE_CHECKING:

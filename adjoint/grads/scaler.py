@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import words
 from adjoint.config import special
 from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.shapes import whole_from
@@ -18,9 +17,9 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import AccumulationError, ArgumentError, InputError
 from adjoint.grads.clip import scaled
 from adjoint.grads.norm import all_finite, stored_values
-from adjoint.grads.slots import sink
+from adjoint.grads.slots import parameters_of, sink
 
-__all__ = ["GradScaler", "parameters_of", "scale_clock"]
+__all__ = ["GradScaler", "scale_clock"]
 
 
 class _Clock:
@@ -324,19 +323,3 @@ def _restored(state: Mapping[str, Any], enabled: bool) -> GradScaler:
 def _check(name: str, value: Any, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value < high:
         raise ArgumentError(f"{name} must be a number between {low:g} and {high:g}, but got {value!r}.")
-
-
-def parameters_of(optimizer: Any) -> list[Tensor]:
-    """Return the tensors that an optimiser updates."""
-    groups = getattr(optimizer, "param_groups", None)
-    if groups is not None:
-        return [t for group in groups for t in group["params"]]
-    for name in ("params", "parameters"):
-        found = getattr(optimizer, name, None)
-        if found is not None:
-            found = found() if callable(found) else found
-            return list(found.values() if isinstance(found, Mapping) else found)
-    raise InputError(
-        f"the parameters of {words.a(type(optimizer).__name__)} are unknown: "
-        "it must have an attribute param_groups, params or parameters."
-    )

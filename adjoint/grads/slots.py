@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 from numpy import ndarray
 
+from adjoint import words
 from adjoint.config import special
 from adjoint.context import sink
 from adjoint.core.lifted import tracing
@@ -15,7 +16,7 @@ from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, committing, wrap
 from adjoint.errors import InputError
 
-__all__ = ["Sink", "commit", "drop", "sink"]
+__all__ = ["Sink", "commit", "drop", "parameters_of", "sink"]
 
 
 class Sink(Protocol):
@@ -93,3 +94,19 @@ def _sum(before: Tensor, new: Tensor) -> Tensor:
     if before._node is None and new._node is None and type(before) is type(new) is Tensor:
         return wrap(np.asarray(before._data + new._data))
     return before + new
+
+
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    """Return the tensors that an optimiser updates."""
+    for name in ("params", "parameters"):
+        found = getattr(optimizer, name, None)
+        if found is not None:
+            found = found() if callable(found) else found
+            return list(found.values() if isinstance(found, Mapping) else found)
+    groups = getattr(optimizer, "param_groups", None)  # of PyTorch's optimisers
+    if groups is not None:
+        return [t for group in groups for t in group["params"]]
+    raise InputError(
+        f"the parameters of {words.a(type(optimizer).__name__)} are unknown: "
+        "it must have an attribute param_groups, params or parameters."
+    )

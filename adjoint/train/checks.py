@@ -28,7 +28,6 @@ __all__ = [
     "check_parameters",
     "input_array",
     "output_array",
-    "refuse_several_inputs",
     "warn_not_finite",
 ]
 
@@ -182,18 +181,6 @@ def check_batches(where: str, loader: Any, pairs: bool) -> None:
             f"{where}: a batch must be a pair (inputs, targets), but the loader contains arrays.\n"
             "  Use DataLoader((X, Y), batch_size), or [(X, Y)] for a single batch.  For other batches pass "
             "Trainer(…, compute=function), where the function takes (model, batch)."
-        )
-
-
-def refuse_several_inputs(inputs: Any, targets: Any) -> None:
-    """Raise if the inputs are several arrays, each with one row per target; a tuple of rows is accepted."""
-    if not isinstance(inputs, (tuple, list)) or not hasattr(targets, "__len__") or not inputs:
-        return
-    arrays = all(isinstance(each, (np.ndarray, Tensor)) and each.ndim for each in inputs)
-    if arrays and len(inputs) != len(targets) and all(len(each) == len(targets) for each in inputs):
-        raise InputError(
-            f"Trainer: the inputs of a batch must be one array, but there are {len(inputs)} arrays.\n"
-            "  For several inputs pass compute=lambda model, batch: loss(model(*batch[0]), batch[1])."
         )
 
 

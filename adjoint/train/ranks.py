@@ -23,10 +23,9 @@ from adjoint.grads.norm import global_norm
 from adjoint.grads.slots import drop
 from adjoint.nn.module import Module
 from adjoint.random import Generator
-from adjoint.train.averages import Averages
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader, Share
-from adjoint.train.weighing import examples_in, loss_of
+from adjoint.train.weighing import Averages, examples_in, loss_of
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
@@ -156,7 +155,7 @@ class RankLoop:
                         block.backward(loss)
                 weight = block.weight
                 trainer._release()
-                facts.numbers.append((weight, {"loss": float(loss.detach()), **numbers}))
+                facts.numbers.append((weight, {"loss": loss.item(), **numbers}))
 
     def _means(self) -> Numbers:
         """Return the means over the pieces of all ranks; sums are exact, so their order does not matter."""

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from adjoint.grads.clip import clip_grad_norm
 from adjoint.grads.slots import drop
 from adjoint.optim import Optimizer
-from adjoint.train.averages import Averages
 from adjoint.train.compose import ComposedLoss, TermNorms
-from adjoint.train.weighing import examples_in, loss_of
+from adjoint.train.weighing import Averages, examples_in, loss_of
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
@@ -35,7 +34,7 @@ def whole_step(trainer: Trainer, batch: Any) -> Step:
         if weight:
             loss.backward()
     trainer._release()
-    logs = {"loss": float(loss.detach()), **numbers}
+    logs = {"loss": loss.item(), **numbers}
     logs = logs if weight else dict.fromkeys(logs, math.nan)
     found = {"grad_norm": math.nan, **_named_norms(norms)}
     if weight:  # no update without weight, for example if all targets are ignored
@@ -65,7 +64,7 @@ def step_in_pieces(trainer: Trainer, batch: Any) -> Step:
                     loss.backward()
                 block.weight = weight
             trainer._release()
-            averages.add({"loss": float(loss.detach()), **numbers}, weight)
+            averages.add({"loss": loss.item(), **numbers}, weight)
             total += weight
         acc.flush()
         logs = averages.means()

@@ -25,7 +25,6 @@ from adjoint.interop.notebook import module_html, optimizer_html
 from adjoint.nn.module import Module
 from adjoint.optim import Optimizer
 from adjoint.train import state as states
-from adjoint.train.averages import Averages
 from adjoint.train.callbacks import BestCheckpoint, Callback
 from adjoint.train.checkpoint import Checkpoints
 from adjoint.train.checks import (
@@ -45,7 +44,7 @@ from adjoint.train.progress import Progress
 from adjoint.train.ranks import RankLoop, size_and_rank
 from adjoint.train.signals import stopping_on_interrupt
 from adjoint.train.steps import step_in_pieces, whole_step
-from adjoint.train.weighing import RESERVED, loss_of, padded_targets
+from adjoint.train.weighing import RESERVED, Averages, loss_of, padded_targets
 
 if TYPE_CHECKING:
     from adjoint.distributed.group import Group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from adjoint.core.convert import asarray
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.nn.loss_reduction import Reductions, noting_reductions
-from adjoint.train.checks import refuse_several_inputs
 from adjoint.train.compose import ComposedLoss
 from adjoint.train.data import Padded
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RESERVED",
+    "Averages",
     "check_pieces",
     "computed",
     "examples_in",
@@ -92,8 +93,20 @@ def _predicted(trainer: Trainer, batch: Any) -> tuple[Any, Any]:
             "Trainer: a batch must be a pair (inputs, targets), as DataLoader((X, Y), batch_size) makes.\n"
             "  For other batches, such as padded ones with lengths, pass compute=function of (model, batch)."
         )
-    refuse_several_inputs(*batch)
+    _refuse_several_inputs(*batch)
     return trainer.model(asarray(batch[0])), asarray(batch[1])
+
+
+def _refuse_several_inputs(inputs: Any, targets: Any) -> None:
+    """Raise if the inputs are several arrays, each with one row per target; a tuple of rows is accepted."""
+    if not isinstance(inputs, (tuple, list)) or not hasattr(targets, "__len__") or not inputs:
+        return
+    arrays = all(isinstance(each, (np.ndarray, Tensor)) and each.ndim for each in inputs)
+    if arrays and len(inputs) != len(targets) and all(len(each) == len(targets) for each in inputs):
+        raise InputError(
+            f"Trainer: the inputs of a batch must be one array, but there are {len(inputs)} arrays.\n"
+            "  For several inputs pass compute=lambda model, batch: loss(model(*batch[0]), batch[1])."
+        )
 
 
 def _weight(trainer: Trainer, batch: Any, found: Reductions, loss: Any, pieces: int) -> float:
@@ -175,3 +188,30 @@ def examples_in(batch: Any) -> int:
     if not hasattr(batch, "__len__") or getattr(batch, "shape", None) == ():
         raise InputError("Trainer: a batch must consist of arrays.  Pass weight= for other batches.")
     return len(batch)
+
+
+class Averages:
+    """Weighted means of named numbers."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}  # name: Σ weight·value, Σ weight
+
+    def add(self, numbers: Mapping[str, float], weight: float) -> None:
+        """Add one value for each name, all with this weight; values with weight 0 are ignored, even NaN."""
+        for name, value in numbers.items():
+            sums = self._sums.setdefault(name, [0.0, 0.0])
+            if weight:
+                sums[0] += value * weight
+                sums[1] += weight
+
+    def means(self) -> dict[str, float]:
+        """Return the weighted mean of each name; NaN if its total weight is 0."""
+        return {name: total / weight if weight else math.nan for name, (total, weight) in self._sums.items()}
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Return, for each name, the list ``[Σ weight·value, Σ weight]``."""
+        return {name: list(sums) for name, sums in self._sums.items()}
+
+    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
+        """Restore the result of ``state_dict``."""
+        self._sums = {name: list(sums) for name, sums in state.items()}
