@@ -97,6 +97,12 @@ class AccumulationConfig:
                 f"{words.a(type(config).__name__)}.\n"
                 "  Pass the number of micro-batches as accumulation_steps=…."
             )
+        known = [f.name for f in fields(cls)]
+        if unknown := [name for name in options if name not in known]:
+            raise InputError(
+                f"GradientAccumulator: there is no {unknown[0]}=; it takes {', '.join(known)}, "
+                "clip and group."
+            )
         return cls(**options) if config is None else config
 
     def effective_batch_size(self, micro: int) -> int:
