@@ -313,10 +313,11 @@ class GradientAccumulator:
         single: str = "",
         scaled: bool = False,
     ) -> bool:
-        """Add all gradients of a list that was checked before; return whether the window is full.
+        """Add the gradients ``arrays``, which were checked before; return whether the window is full.
 
         ``single`` is the name of the gradient if only one gradient of the micro-batch is added; ``joins`` is
-        True if other gradients of the same micro-batch were added before.
+        True if other gradients of the same micro-batch were added before; ``scaled`` if a ``GradScaler`` has
+        scaled the loss.
         """
         window, policy = self._window, self.config.nonfinite
         mean = self.config.reduction == "mean"
@@ -491,9 +492,10 @@ class GradientAccumulator:
         return shown(found)
 
     def _made(self, scaler: GradScaler | None, policy: str, in_place: bool, tell: bool) -> Any:
-        """Return the normalised and clipped gradients, and send the events; None if they are not finite.
+        """Return the normalised and clipped gradients; None if they are not finite.
 
-        With the policy "raise", gradients that are not finite are an error.
+        With the policy "raise", gradients that are not finite are an error.  With ``in_place`` the gradients
+        may use the memory of the sums; with ``tell`` events are sent.
         """
         config, window, sums = self.config, self._window, self._sums
         measure = self._measured(scaler)

@@ -226,7 +226,7 @@ class MicroBatch:
 
 
 def _added(pending: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the gradients of a backward as arrays, plus those of earlier backwards in the block."""
+    """Return the gradients ``own`` of a backward as arrays, plus ``pending``, those of earlier backwards."""
     return {name: _sum(pending.get(name), g, name) for name, g in own.items()}
 
 
@@ -306,7 +306,7 @@ class NamedGradients(Gradients):
 def clipped_by(
     clip: Callable[[Any], Any], found: dict[str, Any], params: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Return the gradients after a clip function, which may write into them or replace them."""
+    """Return the gradients ``found`` after a clip function, which may write into them or replace them."""
     given: Any = NamedGradients(params, found) if params else shown(found)
     with lending(given):
         clip(given)

@@ -190,7 +190,7 @@ class RankSums(Sums):
         return []
 
     def store(self, slot: Slot, g: Any, factor: float) -> None:
-        """Store the gradient of a parameter in the current piece."""
+        """Store factor·g as the gradient of a parameter in the current piece."""
         if type(g) is SparseRows:
             values = np.multiply(g.values, factor, dtype=slot.dtype)
             self.parts.setdefault(slot.name, []).append(g.mapped(values).coalesced())
@@ -328,7 +328,10 @@ class Ranks:
         sums.send()
 
     def flush(self, sums: Sums, some: bool) -> bool:
-        """Close the window if any rank has micro-batches in it; return whether one has."""
+        """Close the window if any rank has micro-batches in it; return whether one has.
+
+        ``some`` says whether this rank has micro-batches.
+        """
         assert isinstance(sums, RankSums)
         self.send(sums)  # of some ranks they have left already, and all must make the same calls in one order
         found = any(self.group.gather(some, "flush"))

@@ -58,7 +58,7 @@ _ALONE = _references([np.empty(0)])  # of an array that is in one list only
 
 
 def normalised(total: Any, divisor: float, factor: float, out: Array | None = None) -> Any:
-    """Return a dense or sparse sum divided by ``divisor`` and multiplied by ``factor``, in the same dtype."""
+    """Return ``total``, a dense or sparse sum, divided by ``divisor`` and multiplied by ``factor``."""
     if type(total) is SparseRows:
         return total.mapped(normalised(total.values, divisor, factor))
     out = np.empty_like(total) if out is None else out

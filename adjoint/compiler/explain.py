@@ -57,7 +57,10 @@ def explain(program: Native) -> str:
 
 
 def _row(g: Group, kernel: Kernel, seconds: float | None, indent: str = "") -> tuple[str, str, str]:
-    """Return the time of a kernel, its bytes, and what it does; the domain of a loop is its iterations."""
+    """Return the cells of a table row: the time of a kernel, its bytes, and its kind, domain and ops.
+
+    The domain of a loop is its number of iterations.
+    """
     domain = list(g.domain) if g.kind != "repeat" else [kernel.length]
     what = f"{indent}{_KINDS[g.kind]:8} {domain!s:16} {_ops(g)}"
     return _time(seconds), _size(_bytes(kernel)), what

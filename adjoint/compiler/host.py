@@ -71,7 +71,7 @@ def drop_grads(undo: Undo, tensors: list[Tensor]) -> None:
 
 
 def set_item(undo: Undo, container: Any, key: Any, value: Any) -> None:
-    """Assign an element of a list or a dictionary."""
+    """Assign an element of a list or a dictionary; append to ``undo`` how to restore the old element."""
     undo.append((partial(container.__setitem__, key), container[key], None))
     container[key] = value
 
@@ -116,7 +116,10 @@ class _Writer:
 
 
 def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[..., bool]:
-    """Return ``holds(*arguments)``, which returns whether all guards of a program hold."""
+    """Return ``holds(*arguments)``, which returns whether all guards of a program hold.
+
+    ``count`` is the number of arguments.
+    """
     w = _Writer(same=np.array_equal, hooks_of=hooks_of, Tensor=Tensor)
     _check_tensors(w, trace)
     positions = [h.argument for h in trace.held.values() if h.argument is not None]
@@ -192,13 +195,16 @@ def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
 
 
 def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Return ``call(*arguments)``, which reads the sources, runs, writes, and returns the outputs."""
+    """Return ``call(*arguments)``, which reads the sources, calls ``run``, writes, and returns the outputs.
+
+    ``count`` is the number of arguments.
+    """
     slow = partial(_make_python_call, program, trace, run, count)
     return _make_native_call(program, trace, run, count, _later(slow)) or slow()
 
 
 def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Return the function that ``make`` returns; it is made when it is first called."""
+    """Return a function that calls the result of ``make()``; ``make`` is called at the first call."""
     made = functools.cache(make)
     return lambda *args: made()(*args)
 
@@ -361,7 +367,10 @@ class _Writes:
 def exchange(
     swapped: list[tuple[Tensor, int]], graded: list[tuple[Tensor, int]], found: tuple[Any, ...]
 ) -> None:
-    """Put the previous arrays and gradients, which are in ``found``, back into the tensors."""
+    """Put the previous arrays and gradients, which are in ``found``, back into the tensors.
+
+    ``swapped`` and ``graded`` are pairs of a tensor and the index in ``found`` of its array or gradient.
+    """
     for t, place in swapped:
         t._data = found[place]
     for t, place in graded:
@@ -397,7 +406,10 @@ def _write_all(w: _Writer, program: Program) -> None:
 
 
 def own(found: tuple[Any, ...], shared: Sequence[int], given: tuple[Any, ...]) -> list[Any]:
-    """Return the outputs; copy those that share memory with the inputs."""
+    """Return the outputs ``found``; copy those at the positions ``shared`` that share memory with inputs.
+
+    ``given`` are the inputs.
+    """
     outs, ids = list(found), {*map(id, given)}
     for k in shared:
         value = outs[k]
@@ -495,7 +507,10 @@ def _container(w: _Writer, container: Any) -> str:
 
 
 def _write(w: _Writer, each: Write, place: int) -> int:
-    """Add the lines of one write; return the index of the next write's first value."""
+    """Add the lines of one write, whose values start at index ``place`` of the outputs.
+
+    Return the index at which the values of the next write start.
+    """
     values = []
     for v in each.values:
         values.append("None" if v is None else f"found[{place}]")

@@ -138,7 +138,10 @@ class Recorder:
         self.op.differentiable = True
 
     def record(self, given: Sequence[Any], found: Sequence[Any], fixed: list[Any]) -> list[Tensor]:
-        """Return the results of a call as tensors; ``fixed`` are the arguments that are not traced."""
+        """Return the results of a call as tensors, recorded as one node.
+
+        ``given`` are the traced arguments, ``fixed`` the others; ``found`` are the outputs of the program.
+        """
         kept = found[self.kept]
         tensors = [t if isinstance(t, Tensor) else wrap(np.asarray(t)) for t in given]
         tensors += self.back.captured
@@ -193,7 +196,10 @@ class Recorder:
     def pull(
         self, xp: Namespace, g: Any, out: Any, *values: Any, wanted: Sequence[bool], fixed: list[Any]
     ) -> list[Any]:
-        """Return the gradients of the saved values: the derivative rule of the node."""
+        """Return the gradients of the values that the node saved: the joint derivative rule of the node.
+
+        ``fixed`` are the arguments of the call that are not traced.
+        """
         n, back = self.count, self.back
         if xp is raw and self.results == 1 and type(g) is np.ndarray:
             return self._placed(back.run(*values[n:], g))

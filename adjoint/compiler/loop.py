@@ -46,7 +46,10 @@ _FEWEST = 8  # steps; shorter loops are unrolled
 def trace_scan(
     outer: Trace, sub: Trace, body: Body, carry: Any, count: int, reverse: bool
 ) -> tuple[Any, Any] | None:
-    """Return the result of a loop whose body is traced once in ``sub``; None if it must be unrolled."""
+    """Return the last carry and the stacked results of a loop whose body is traced once; None to unroll it.
+
+    ``outer`` is the trace around the loop, ``sub`` a trace for the body, ``count`` the number of steps.
+    """
     top = enclosing.get()
     mapped = isinstance(top, Batched)
     while isinstance(top, Batched):
@@ -346,7 +349,10 @@ class _Backwards:
         self.program.results.append(value)
 
     def _add_residuals(self, values: list[Symbolic], kept: list[Tensor], operands: list[Tensor]) -> None:
-        """Determine from where a backward step reads each residual."""
+        """Determine from where a backward step reads each residual: a row, or a value that all steps read.
+
+        ``values`` are the residuals in the program, ``kept`` those that the forward stacked.
+        """
         loop = self.loop
         stacked = iter(kept)
         for value, at in zip(values, loop.fixed, strict=True):

@@ -242,7 +242,8 @@ class Native(Plan):
     ) -> Entry | None:
         """Return a native entry, which reads inputs from ``owners`` and stores outputs in tensors.
 
-        ``owners`` are as in ``Given``; ``writes`` are pairs of a tensor and the index of an output.  None if
+        ``owners`` are as in ``Given``; ``writes`` and ``grads`` are pairs of a tensor and the index of the
+        output that becomes its array or its gradient; ``arguments`` is the number of arguments.  None if
         the program calls NumPy, or has an output that no kernel makes.
         """
         whole = len(self.steps) == 1 and isinstance(self.steps[0], tuple)
@@ -348,7 +349,7 @@ class Native(Plan):
         return {v.node.id: a for v, a in zip(self.fresh, arrays, strict=True)}
 
     def _call(self, node: Node, values: dict[Any, Any], given: Sequence[Any]) -> None:
-        """Run one instruction with NumPy."""
+        """Run the instruction of a "call" node with NumPy; store its results in ``values``."""
         i = node.value
         args = [self._value(a, values, given) if isinstance(a, View) else a for a in node.params]
         if i.op.kind == "elementwise" and not i.op.literals:

@@ -297,7 +297,7 @@ _COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge
 
 
 def _binary(host: Host, method: str, reflected: bool) -> Callable[[Number, Any], Any]:
-    """Return an operator method: Python's operator if both operands are numbers, otherwise the op."""
+    """Return an operator method of ``Number``: for two numbers it adds a call of ``host``, else of the op."""
 
     def call(self: Number, other: Any) -> Any:
         if isinstance(other, Number) or type(other) in _KINDS:

@@ -106,13 +106,16 @@ class Trace:
     # Inputs ------------------------------------------------------------------------------------
 
     def source(self, kind: str, shape: Sequence[int], dtype: Any, owner: Any) -> Symbolic:
-        """Return the symbol of a value that is passed to the program at each call."""
+        """Return the symbol of a value that is passed to the program at each call.
+
+        ``kind`` and ``owner`` say where it is read from, as in ``Source``.
+        """
         value = Symbolic(self, tuple(shape), np.dtype(dtype))
         self.program.sources.append(Source(kind, value, owner))
         return value
 
     def number(self, kind: str, owner: Any) -> Number:
-        """Return the symbol of a number that is passed to the program at each call."""
+        """Return the symbol of a number that is passed to the program at each call; see ``source``."""
         value = Number(self)
         self.program.sources.append(Source(kind, value, owner))
         return value

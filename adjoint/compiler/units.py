@@ -133,7 +133,7 @@ def compile_text(text: str, here: Machine, effort: int = 2) -> bytes:
 
 @functools.cache
 def _tools(here: Machine, effort: int) -> tuple[Any, Any, Any]:
-    """Return llvmlite, a target and a pass builder."""
+    """Return llvmlite, a target machine and a pass builder, for the processor ``here``."""
     llvm = binding()
     target = _target(here, effort)
     return llvm, target, llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=0))
@@ -154,7 +154,9 @@ def _jit() -> Any:
 def link(
     code: bytes, exports: tuple[str, ...] = ("kernel",), imports: dict[str, int] | None = None
 ) -> dict[str, int]:
-    """Load object code into the process and return the addresses of its functions.
+    """Load object code into the process and return the addresses of the functions ``exports``.
+
+    ``imports`` has the addresses of the functions that the code calls, by name.
 
     The code is never unloaded, because programs and helper threads keep addresses.
     """

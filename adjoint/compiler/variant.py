@@ -307,7 +307,10 @@ class Variant:
         return self._built(found, leaves)
 
     def _built(self, found: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
-        """Return the results in the structure that the function returns."""
+        """Return the results in the structure that the function returns.
+
+        ``found`` are the results of the program, ``leaves`` the leaves of the arguments.
+        """
         outs = []
         for kind, at in self.outs:
             if kind == "value":

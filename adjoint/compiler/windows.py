@@ -86,9 +86,10 @@ _LARGE = 1 << 17  # more weights need too much memory for the sums of their grad
 def _is_direct(
     x: View, w: View, kernel: Shape, padding: Pairs, groups: int, wide: int, weights: int = 0
 ) -> bool:
-    """Return whether a convolution has its own kernels; others become matrix products of copied windows.
+    """Return whether a convolution gets kernels of its own; if not, it becomes a product of copied windows.
 
-    ``wide`` is the length of the rows that the kernels compute or read.
+    ``wide`` is the length of the rows that the kernels compute or read; ``weights`` is the size of the
+    gradient of the weights, if that is computed.
     """
     return (
         len(kernel) == 2 and kernel != (1, 1) and groups == 1 and wide >= _NARROW and weights <= _LARGE

@@ -26,7 +26,10 @@ def asked_by_numpy(frame: FrameType) -> bool:
 
 
 def check_conversion(t: Any, target: str, instead: str) -> None:
-    """Raise if operations on ``t`` are recorded, because a conversion would lose its gradient."""
+    """Raise if operations on ``t`` are recorded, because a conversion would lose its gradient.
+
+    ``target`` and ``instead`` are the result of the conversion and the remedy, for the message.
+    """
     if not grad_mode.get():
         return
     if type(t._node) is Node:

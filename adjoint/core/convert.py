@@ -242,7 +242,10 @@ def _cast_tensor(t: Tensor, target: np.dtype[Any]) -> Tensor:
 
 
 def check_cast(source: np.dtype[Any], target: np.dtype[Any], where: str = "") -> None:
-    """Raise if a cast would drop the imaginary part."""
+    """Raise if a cast from ``source`` to ``target`` would drop the imaginary part.
+
+    ``where`` is the start of the message.
+    """
     if source.kind == "c" and target.kind != "c":
         raise DTypeError(
             f"{where}{source} to {target} would drop the imaginary part.  Use x.real if that is meant."

@@ -190,7 +190,10 @@ def _checked_names(
     arity: int | None,
     saves: str | Sequence[str],
 ) -> tuple[tuple[str, ...], str]:
-    """Return the names of the arguments and the output in the rules; raise if they are invalid."""
+    """Return the names that the rules use for the arguments and for the output.
+
+    Raises if a value passed to ``define`` is invalid.
+    """
     if kind not in KINDS:
         raise ArgumentError(f"define {name!r}: kind must be one of {', '.join(KINDS)}, not {kind!r}.")
     if name in OPS:

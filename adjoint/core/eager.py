@@ -240,7 +240,10 @@ else:
 
 @functools.cache
 def _path(arity: int, has_params: bool, spread: bool) -> Callable[..., Eager]:
-    """Compile the fast path of ops of one to three arrays."""
+    """Compile the fast path of ops of ``arity`` arrays, from one to three.
+
+    With ``spread``, large arrays are divided into pieces that threads compute.
+    """
     names = "xyz"[:arity]
     arguments = ", ".join(names)
     params = "params" if has_params else "NO_PARAMS"

@@ -120,7 +120,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _run(op: Op, args: tuple[Any, ...], params: dict[str, Any], alike: bool) -> Result:
-    """Run the forward on stand-ins: one element each for an elementwise op."""
+    """Run the forward on stand-ins; they have one element if ``alike``, that is, for an elementwise op."""
     values: list[Any] = [_stand_in(a, alike) if hasattr(a, "dtype") else a for a in args]
     if alike and len(values) > 1:
         values = weak_numbers(op, values)

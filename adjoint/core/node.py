@@ -154,9 +154,9 @@ def inlined(text: str, parts: dict[str, str]) -> str:
 
 
 def compiled(text: str, title: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Execute Python source with some global names; return all names.
+    """Execute the Python source ``text`` with the global names ``names``; return all its global names.
 
-    Tracebacks show its lines.
+    Tracebacks show the lines of the source, in a file called ``title``.
     """
     file = os.path.join(os.path.dirname(__file__), f"<{title}>")
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)

@@ -193,7 +193,7 @@ def node_of(
 def node_of_smooth(
     op: Op, args: tuple[Any, ...], params: dict[str, Any], data: Any, values: Sequence[Any] | None = None
 ) -> Node | None:
-    """Record one operation if an argument that has a derivative rule is part of a graph."""
+    """Record one operation if an argument that has a derivative rule is part of a graph; else return None."""
     parents = parents_of(op, args)
     return None if parents is None else node_of(op, args, params, parents, data, values)
 
@@ -258,7 +258,10 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 def record_results(
     op: Op, operands: tuple[Any, ...], params: dict[str, Any], data: Any, values: Sequence[Any] | None = None
 ) -> Any:
-    """Wrap and record the results of an op with several outputs, or while a tape or mode is active."""
+    """Return the results ``data`` of an op as tensors; record the op if a gradient may be needed.
+
+    This is the general case: several outputs, or an active tape or mode.  ``values`` are as in ``node_of``.
+    """
     several = op.outputs > 1
     outputs = data if several else (data,)
     outputs = tuple(d if isinstance(d, (ndarray, Lifted)) else as_result(op, d) for d in outputs)
@@ -388,7 +391,7 @@ def compute(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 def _watched_parents(
     op: Op, operands: tuple[Any, ...], parents: tuple[Any, ...] | None
 ) -> tuple[Any, ...] | None:
-    """Add the tensors that a tape watches, although they do not require grad."""
+    """Return ``parents`` with the operands added that a tape watches, although they do not require grad."""
     found = list(parents or (None,) * len(operands))
     for i, a in enumerate(operands):
         if found[i] is None and isinstance(a, Tensor) and op.smooth(i) and tracked(a):

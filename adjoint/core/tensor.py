@@ -696,7 +696,7 @@ def differentiable(dtype: np.dtype[Any]) -> bool:
 
 
 def castable(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Return whether values of one dtype may be written into memory of another."""
+    """Return whether values of the dtype ``source`` may be written into memory of the dtype ``target``."""
     if source.kind == "c" and target.kind != "c":  # NumPy would allow bfloat16, which has the kind V
         return False
     return np.can_cast(source, target, "same_kind") or (differentiable(source) and differentiable(target))

@@ -156,7 +156,7 @@ class _Crew:
         self.settle()
 
     def help(self, me: int, ended: threading.Lock) -> None:
-        """Process nodes in a helper thread, and pass an error to the caller."""
+        """Process nodes in a helper thread, and pass an error to the caller; release ``ended`` at the end."""
         try:
             self.work(me)
         except BaseException as error:
@@ -286,7 +286,7 @@ class _Crew:
                 )
 
     def process(self, me: int, index: int) -> int:
-        """Pull the gradient through one node; return the node to take next, or -1 at the end."""
+        """Pull the gradient through node number ``index``; return the node to take next, or -1 at the end."""
         run, node = self.run, self.order[index]
         g = run.grads.pop(node, None)
         pulled: list[Any] | None = None
@@ -315,7 +315,7 @@ class _Crew:
         return following if following >= 0 else self.next_node(me)
 
     def deliver(self, index: int, pulled: list[Any] | None) -> list[_Inbox]:
-        """Add contributions to the parents; return the parents that are now complete."""
+        """Add the contributions ``pulled`` to the parents of node ``index``; return those now complete."""
         complete: list[_Inbox] = []
         shared: list[tuple[_Inbox, int, Any]] = []
         for i, target in enumerate(self.edges[index]):
@@ -379,7 +379,7 @@ class _Crew:
                 contribute(self.run, key, gp)
 
     def finish(self, me: int, index: int, complete: list[_Inbox]) -> int:
-        """Mark a node as done; take one of the nodes that are ready now and offer the others."""
+        """Mark node ``index`` as done; return one of the nodes ``complete`` and offer the others."""
         with self.lock:
             self.left -= 1
             self.finished[index] = 1

@@ -85,7 +85,7 @@ def _hooked(leaf: Any) -> bool:
 
 
 def _needed(order: list[Node], needed: set[Any]) -> set[Any]:
-    """Return the targets and all nodes that depend on a target."""
+    """Add to ``needed``, which has the targets, all nodes that depend on a target; return it."""
     for node in reversed(order):
         if node not in needed:
             for parent in node.parents:

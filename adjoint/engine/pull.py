@@ -139,7 +139,10 @@ def pull_checked(
 def _give(
     run: Run, node: Node, i: int, parent: Any, g: Any, gp: Any, zeros: Any, fits: bool, kept: list[Any] | None
 ) -> None:
-    """Add the result of the rule for argument ``i`` to the gradient of its parent."""
+    """Add ``gp``, the result of the rule for argument ``i``, to the gradient of ``parent``, or to ``kept``.
+
+    With ``fits``, the shape and dtype of ``gp`` are those of the parent.
+    """
     op, xp = node.op, run.xp
     own: Zeros | None = None
     if fits and op.pointwise:
@@ -208,7 +211,10 @@ def _fitted(node: Node, i: int, parent: Any, gp: Any, xp: Namespace) -> Any:
 def pull_joint(
     node: Node, g: Any, xp: Namespace, values: Any, out: Any, needed: set[Any] | None, zeros: Any = None
 ) -> list[Any]:
-    """Return the gradients that the joint rule of a node returns; None for parents that need none."""
+    """Return the gradients that the joint rule of a node returns; None for parents that need none.
+
+    A joint rule computes the gradients of all arguments.  ``values`` and ``out`` are what the node saved.
+    """
     op = node.op
     parents = node.parents
     wanted = tuple([p is not None and (needed is None or p in needed) for p in parents])
@@ -290,7 +296,7 @@ def _check_versions(node: Node) -> None:
 
 
 def add(run: Run, parent: Any, gp: Any, zeros: Zeros | None = None) -> None:
-    """Add a contribution to the gradient of ``parent``.
+    """Add the contribution ``gp``, with its ``zeros``, to the gradient of ``parent``.
 
     The first contribution is stored without a copy, the second makes a new array (``owned``), and later ones
     are added in place to that array.  An array that the engine did not make is never written to.  Half
@@ -355,7 +361,10 @@ def _is_basic(key: tuple[Any, ...]) -> bool:
 
 
 def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) -> bool:
-    """Add the gradient of an index or of one output in place; return False if the rule must be called."""
+    """Add the gradient of an index op, or of one of several outputs, in place.
+
+    Return False if this is not possible, and the rule must be called.
+    """
     if node.op is PICK:
         g = cleaned(run.xp, g, zeros)
     elif (

@@ -42,7 +42,10 @@ def push_forward(
     create_graph: bool,
     since: int = 0,
 ) -> list[Any]:
-    """Return the tangents of ``roots``, given those of ``inputs``; None where they are zero."""
+    """Return the tangents of ``roots``, given those of ``inputs``; None where they are zero.
+
+    With ``create_graph`` the tangents are recorded.  Nodes with a number below ``since`` are constants.
+    """
     moving = [(x, seed_at_level(x, t)) for x, t in zip(inputs, tangents, strict=True) if t is not None]
     lifted = any(type(t) is Traced for t in (*roots, *tangents))
     xp = rec if create_graph else dyn if lifted else raw
@@ -310,7 +313,10 @@ def _transposed(node: Node, tangents: list[Any], xp: Namespace, values: tuple[An
 def _rules_of_leaf(
     node: Node, tangents: list[Any], leaves: list[Tensor], values: tuple[Any, ...], out: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Evaluate the rules on recorded leaves; return what depends on them, with the tangents."""
+    """Evaluate the rules of a node with ``leaves`` as gradients, recorded.
+
+    Return the results that depend on the leaves, and the tangents of the same arguments.
+    """
     op = node.op
     # conj(rule(conj(g))) is the gradient of a holomorphic op; rules of several outputs do it themselves
     flip = op.outputs == 1 and op.holomorphic and leaves[0].dtype.kind == "c"

@@ -21,7 +21,10 @@ __all__ = ["call_rule", "on_one_level", "unpacked"]
 def call_rule(
     op: Op, i: int, xp: Namespace, g: Any, out: Any, values: Sequence[Any], params: dict[str, Any]
 ) -> Any:
-    """Return the result of the rule for argument ``i``, given a gradient or a tangent."""
+    """Return the result of the rule for argument ``i``, where ``g`` is a gradient or a tangent.
+
+    ``values`` and ``out`` are the arguments and the output of the op.
+    """
     if op.joint is None:
         return op.rules[i](xp, g, out, *values, **params)
     wanted = tuple(j == i for j in range(len(values)))

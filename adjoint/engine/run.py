@@ -135,7 +135,7 @@ def differentiate(
     chosen: bool = True,
     runner: Callable[[Plan, Run], None],
 ) -> tuple[Run, list[tuple[Tensor, Any]]]:
-    """Run backward from ``roots`` with ``seeds``, tensors of their shapes and dtypes.
+    """Run backward from ``roots`` with the gradients ``seeds``, tensors of the same shapes and dtypes.
 
     Returns the run and the leaves with their gradients; nothing else has changed.  ``targets`` and, without
     them, ``watched`` may have nodes; their gradients are in the run's ``captured``. With ``chosen`` the

@@ -202,7 +202,9 @@ def backward_into_leaves(
 
 
 def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: Sink | None) -> bool:
-    """Run a backward without options from a scalar loss; return False if the general case is needed.
+    """Run a backward without options from the scalar loss ``root``; return False if that is not possible.
+
+    ``target`` is the destination of gradients other than ``.grad``, or None.
 
     It skips the checks of the general case, which take a sixth of the time for a small network.
     """
@@ -382,7 +384,7 @@ def backward_on(
     watched: Sequence[Tensor] = (),
     on_leaf_ready: OnLeafReady | None = None,
 ) -> Gradients:
-    """Run a backward and return its gradients in a store.
+    """Run a backward from ``root`` with the gradient ``seed``, and return the gradients in a store.
 
     ``only`` limits it to the nodes with these numbers. ``watched`` are tensors with nodes whose gradients are
     stored as well if there are no ``inputs``.

@@ -118,7 +118,10 @@ def lending(gradients: Any) -> Iterator[None]:
 
 
 def _param_place(what: str, label: str, t: Tensor) -> _Place | None:
-    """Return the gradient of a parameter: its ``.grad``, or the one in the accumulator that is clipping."""
+    """Return the ``_Place`` of the gradient of a parameter, or None if it has no gradient.
+
+    It is ``.grad``, or inside the clip function of an accumulator the gradient there.
+    """
     lent = _lent.get()
     if lent is not None and not t.requires_grad:  # itself a gradient
         return _gradient_place(label, t, None, partial(_write, t))
@@ -225,7 +228,7 @@ def clip_grad_norm(target: Any, max_norm: float, p: float = 2.0, *, nonfinite: s
 
 
 def _clip_norm(what: str, places: list[_Place], bound: float, p: float, nonfinite: str) -> float:
-    """Clip the joint norm of gradients; return the norm before clipping."""
+    """Clip the joint p-norm of gradients to ``bound``; return the norm before clipping."""
     norm, scale = norm_parts((place.grad for place in places), p)
     if not math.isfinite(norm):
         if nonfinite == "raise":
@@ -241,7 +244,7 @@ def _trace() -> Any:
 
 
 def _clip_traced(clip: Callable[[list[_Place]], Any], places: list[_Place], kind: Any = np.float64) -> Any:
-    """Clip gradients at each call of a compiled function; return the symbolic result."""
+    """Make the compiled function call ``clip`` at each call; return the symbol of its result."""
     trace, labels = _trace(), [place.label for place in places]
     params = [place.param for place in places if place.param is not None]
     several = len(params) == len(places)
@@ -358,7 +361,7 @@ def _refuse_shared(what: str, found: dict[Any, list[_Place]]) -> None:
 
 
 def _grouped(what: str, groups: Any) -> dict[Any, Any]:
-    """Return the groups by name; those of a list are numbered."""
+    """Return the groups as a dictionary; the groups of a list get numbers as names."""
     if not isinstance(groups, Mapping):
         if not isinstance(groups, (list, tuple)):
             raise InputError(

@@ -113,7 +113,7 @@ class GradScaler:
         return next(scale for until, scale in self._past if moment < until)
 
     def scale_during(self, first: int | None, last: int | None) -> float:
-        """Return the scale during an interval of the scale clock; raise if it changed."""
+        """Return the scale from ``first`` to ``last`` on the scale clock; raise if it changed in between."""
         scale, later = self.scale_at(first), self.scale_at(last)
         if scale is None or scale != later:
             raise AccumulationError(

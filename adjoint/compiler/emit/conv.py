@@ -108,7 +108,7 @@ class _Planes(NamedTuple):
         )
 
     def copy(self, w: Writer, lanes: int, source: Value, target: Value, around: Value) -> None:
-        """Emit the copy of one image into the planes."""
+        """Emit the copy of an image at ``source`` to planes at ``target``, with ``around`` as padding."""
         element, (high, wide) = self.element, self.size
         total = self.channels * self.plane
         fill = w.splat(around, lanes)
@@ -193,7 +193,10 @@ def _work(machine: Machine, spec: Conv, planes: _Planes, outputs: int) -> _Work:
 
 
 def _own_planes(w: Writer, work: _Work, image: Index, around: Value | None = None) -> Value:
-    """Emit the copy of an image into this thread's planes; return the address of the planes."""
+    """Emit the copy of image number ``image`` into this thread's planes; return their address.
+
+    The padding gets the value ``around``, by default 0.
+    """
     planes = work.planes
     source = w.at(w.slot(IMAGES), work.element, w.times(image, planes.channels * math.prod(planes.size)))
     if planes.is_image:
@@ -264,7 +267,7 @@ def _correlation(work: _Work, epilogue: Epilogue | None, images: int, exact: boo
 
 
 def _all_finite(w: Writer, work: _Work, start: Value, count: int) -> Value:
-    """Emit whether all numbers are finite."""
+    """Emit whether all of the ``count`` numbers from the address ``start`` are finite."""
     element, lanes = work.element, work.lanes
 
     def one(i: Value, sums: list[Value]) -> list[Value]:
@@ -323,7 +326,11 @@ def _finish(
     n: int,
     to: Value,
 ) -> None:
-    """Emit the epilogue of a tile."""
+    """Emit the epilogue of a tile: the fused nodes, applied to each number of the tile.
+
+    The tile has ``rows`` output channels, from ``low``, and ``n`` windows, from ``place``.  Its address is
+    ``to``.
+    """
     step = math.prod(work.windows)
 
     def body(inner: Writer, given: list[Value]) -> None:
@@ -438,7 +445,10 @@ def _weight_parts(work: _Work, images: int, parts: int) -> Kernel:
 def _weight_panel(
     w: Writer, work: _Work, rows: int, first: Index, sums: Value, low: Index, high: Index
 ) -> None:
-    """Emit the sums of a panel of outputs over the images ``low`` to ``high``."""
+    """Emit the sums of a panel of output channels over the images ``low`` to ``high``.
+
+    The panel has ``rows`` channels, from ``first``.  The sums are stored at the address ``sums``.
+    """
     element, lanes, depth, size = work.element, work.lanes, len(work.offsets), math.prod(work.windows)
     columns = 4 if work.machine.registers == 32 else 3
     table, zero = w.table(work.offsets), w.const(0.0, element, lanes)
@@ -509,9 +519,10 @@ def _weight_tile(machine: Machine, element: str, rows: int, columns: int, wide: 
 def _with_rest(
     w: Writer, step: Any, g_at: Index, x_at: Index, rest: int, lanes: int, sums: list[Value]
 ) -> list[Value]:
-    """Emit the addition of the numbers after the last full vector of a row to ``sums``.
+    """Emit the addition of the ``rest`` numbers after the last full vector of a row to ``sums``.
 
-    They are added with a mask, or one by one into the first lane.
+    They are added with a mask, or one by one into the first lane.  ``step`` emits one addition; ``g_at`` and
+    ``x_at`` are the offsets of the numbers.
     """
     if w.machine.masks:
         mask = w.constants([int(k < rest) for k in range(lanes)], "i1")

@@ -78,7 +78,7 @@ class Tile(NamedTuple):
 
 
 def tile_of(machine: Machine, m: int, n: int, lanes: int) -> Tile:
-    """Choose a tile that fits in the registers and is not larger than the product."""
+    """Choose a tile for an (m, n) product that fits in the registers and is not larger than the product."""
     most = 8 if machine.registers == 32 else 6 if machine.width else 4
     m, wide = max(1, m), max(1, -(-n // lanes))
     if m <= 3:  # few rows: use more columns
@@ -91,7 +91,11 @@ def tile_of(machine: Machine, m: int, n: int, lanes: int) -> Tile:
 def gemm(
     machine: Machine, product: Product, epilogue: Epilogue | None = None, after: After | None = None
 ) -> Kernels:
-    """Return the kernels of a product."""
+    """Return the kernels of a matrix product.
+
+    ``epilogue`` emits nodes that are fused into the product; ``after`` emits code that runs after some
+    rows are complete.
+    """
     return _Gemm(machine, product, epilogue, after).kernels()
 
 
@@ -275,7 +279,10 @@ class _Gemm:
         self, w: Writer, item: Index, a: Value, packed_a: Value | None, b: Value, c: Value,
         first: Value, end: Index, j: Index, count: int,
     ) -> None:  # fmt: skip
-        """Emit the tiles of ``count`` columns for all row panels of a block."""
+        """Emit the tiles of ``count`` columns for the row panels from ``first`` to ``end``.
+
+        ``j`` is the number of the range of columns, ``item`` the batch item, ``packed_a`` the packed panels.
+        """
         p = self.p
         start = w.times(j, self.wide)
         a_strides = p.a if packed_a is None else (1, self.a_width)
@@ -329,7 +336,10 @@ class _Gemm:
         step: int,
         c: Value,
     ) -> None:
-        """Emit the epilogue of a tile, and the copy to C if the tile is on the stack."""
+        """Emit the epilogue (the fused nodes) of a tile, and the copy to C if the tile is on the stack.
+
+        The tile is at the address ``source`` and has ``step`` elements between rows.
+        """
         p = self.p
         adjacent = p.c[1] == 1 or p.n == 1
         if self.epilogue is None and adjacent:
@@ -373,7 +383,7 @@ class _Gemm:
         w.loop(0, count, 1, one_row)
 
     def _store(self, w: Writer, value: Value, place: Value, mask: Value | None) -> None:
-        """Store a vector of columns; element by element if they are not adjacent."""
+        """Emit a store of one row's vector; one element at a time if the columns of C are not adjacent."""
         stride = self.p.c[1]
         if stride == 1 or value.lanes == 1:
             w.store(value, place, mask)
@@ -383,7 +393,7 @@ class _Gemm:
             w.store(w.extract(value, lane), w.at(place, self.element, lane * stride))
 
     def _dots(self, w: Writer, item: Index, a: Value, b: Value, c: Value, low: Index, high: Index) -> None:
-        """Emit row panels whose elements are computed as dot products along k."""
+        """Emit the row panels ``low`` to ``high`` of a batch item, computed as dot products along k."""
         p = self.p
 
         def one(panel: Value, rows: int) -> None:
@@ -413,7 +423,7 @@ class _Gemm:
     def _finish_dots(
         self, w: Writer, item: Index, row: Index, rows: int, out: Value, c: Value, adjacent: bool
     ) -> None:
-        """Emit the epilogue of whole rows; element by element if they are not adjacent."""
+        """Emit the epilogue of whole rows at the address ``out``; by elements if not ``adjacent``."""
         p = self.p
         if adjacent:
             self._finish(w, item, row, rows, 0, p.n, out, p.c[0], c)

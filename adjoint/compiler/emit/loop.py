@@ -467,7 +467,7 @@ class Loop:
         return {n.id: None for n in self.group.nodes if n.op == "reduce" and self.stage[n.id] == t + 1}
 
     def _stage(self, t: int, lanes: Sequence[Lane], sums: dict[int, Any]) -> dict[int, list[Value]]:
-        """Emit the body of loop ``t`` for some vectors; return the updated accumulators."""
+        """Emit the body of loop ``t`` for the vectors ``lanes``; return the new values of ``sums``."""
         made: dict[int, list[Value]] = {}
         keys = self._accumulators(t)
         for n in self.group.nodes:
@@ -484,7 +484,7 @@ class Loop:
         return made
 
     def _added(self, n: Node, before: Any, i: int, x: Value, lane: Lane) -> Value:
-        """Emit the update of an accumulator by a vector."""
+        """Emit the update of accumulator ``i`` of the reduction ``n`` by the vector ``x``."""
         if lane.mask is not None and not self.columns:
             x = self.w.select(lane.mask, x, self._neutral(n, lane.lanes))
         return x if before is None else combine(self.w, n, before[i], x)
@@ -590,7 +590,10 @@ class Loop:
                     self.hoisted[key] = self._load(place, lane)
 
     def _kept_nodes(self, t: int, spot: int | None, spots: Sequence[Lane] = ()) -> None:
-        """Emit and store the nodes with one value per reduced row that loop ``t`` may need."""
+        """Emit the nodes of stage ``t`` that have one value per reduced row, before loop ``t``.
+
+        ``spot`` is the number of a block of columns in ``spots``; None if rows are processed.
+        """
         lane = Lane(0, 1, None, 1) if spot is None else spots[spot]
         for n in self.group.nodes:
             if self.group.level[n.id] != KEPT or self.stage[n.id] != t:

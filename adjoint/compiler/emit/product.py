@@ -111,9 +111,9 @@ class _Epilogue(Loop):
     def __call__(
         self, w: Writer, item: Index, row: Index, column: Index, sums: Value, mask: Value | None
     ) -> Value:
-        """Emit the nodes of the group for a vector of sums.
+        """Emit the nodes of the group for ``sums``, a vector of results of the product.
 
-        All results are stored except one, which is returned.
+        The vector starts at (batch item, row, column).  All results are stored except one, which is returned.
         """
         self._use(w)
         self._start([*self._batch(item), row])

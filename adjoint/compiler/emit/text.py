@@ -96,7 +96,7 @@ class Writer:
         self._lines.append(f"  {text}")
 
     def emit(self, text: str, element: str, lanes: int = 1) -> Value:
-        """Add a line that computes a value; return the value."""
+        """Add a line that assigns the expression ``text`` to a new name; return the value."""
         name = self._fresh("%v")
         self.line(f"{name} = {text}")
         return Value(name, element, lanes)
@@ -483,7 +483,10 @@ class Writer:
     def choose(
         self, condition: Value, then: Callable[[], Sequence[Value]], otherwise: Callable[[], Sequence[Value]]
     ) -> list[Value]:
-        """Emit an if-else; both branches return values of the same types."""
+        """Emit an if-else; ``then()`` and ``otherwise()`` emit the branches.  Return the resulting values.
+
+        Both branches return values of the same types.
+        """
         yes, no, end = self._fresh("then"), self._fresh("else"), self._fresh("end")
         self.line(f"br {condition.typed}, label %{yes}, label %{no}")
         made, blocks = [], []
@@ -511,7 +514,11 @@ class Writer:
         lanes: int = 1,
         attributes: str = "noinline",
     ) -> None:
-        """Define an internal function of the unit, unless it exists; ``parameters`` are types and names."""
+        """Define an internal function of the unit, unless it exists.
+
+        ``parameters`` are pairs of a type and a name.  ``body(writer, values of the parameters)`` emits the
+        code.
+        """
         if name in self.unit.definitions:
             return
         self.unit.definitions[name] = ""  # first, because a function may call itself
