@@ -150,6 +150,14 @@ class Call:
         # structures compare equal for any order of dict keys, but the order of the leaves depends on it
         self.key = (self.structure, tuple(signature), (*modes, tuple(_key_orders(self.structure))))
 
+    def objects(self, parameters: Parameters) -> dict[str, Any]:
+        """Return the arguments that are objects and not traced, by parameter name."""
+        moving = set(self.moves)
+        leaves = [None if k in moving else leaf for k, leaf in enumerate(self.leaves)]
+        args, kwargs = tree.unflatten(self.structure, leaves)
+        given = {**dict(zip(parameters.positional, args, strict=False)), **kwargs}
+        return {k: v for k, v in given.items() if hasattr(v, "__dict__")}
+
     def fixed(self) -> list[Any]:
         """Return the leaves, with None in place of arrays and tensors that are traced."""
         found = list(self.leaves)

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adjoint import tree, words
+from adjoint.compiler.guards import CONTAINERS, DEEPEST, assign, snapshot
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import TransformError
 from adjoint.grads.slots import sink
-from adjoint.transforms.arrays import returned
 from adjoint.transforms.rerun import Generators
 
 if TYPE_CHECKING:
     from adjoint.compiler.call import Call
     from adjoint.compiler.variant import Variant
 
-__all__ = ["run_both"]
+__all__ = ["Variables", "run_both"]
 
 _REMEDY = (
     "  The function depends on a value that is not guarded; stats() lists the guarded values.\n"
-    "  Pass the value as an argument."
+    "  Pass the value as an argument.  A value that the function itself changes must be a tensor."
 )
 
 
-def run_both(variant: Variant, call: Call, function: Callable[[], Any]) -> Any:
+def run_both(variant: Variant, call: Call, variables: Variables, function: Callable[[], Any]) -> Any:
     """Run the program, restore all state, and call the original function; raise if results or state differ.
 
-    Returns the result of the function.
+    ``variables`` were read before the trace.  Returns the result of the function.
     """
     if sink.get() is not None:
         raise TransformError(
@@ -42,11 +43,9 @@ def run_both(variant: Variant, call: Call, function: Callable[[], Any]) -> Any:
     _leave(found)
     after = state.copied()
     state.set_back(before)
+    variables.set_back()
     wanted = function()
-    if variant.plain:
-        _compare_results(variant.name, returned(found), returned(wanted))
-    else:
-        _compare_results(variant.name, found, wanted)
+    _compare_results(variant.name, found, wanted)
     for (what, a), (_, b) in zip(after, state.copied(), strict=True):
         if not _same(a, b):
             raise TransformError(
@@ -61,6 +60,34 @@ def _leave(found: Any) -> None:
     for leaf in tree.leaves(found):
         if isinstance(leaf, Tensor) and leaf._node is None and type(leaf._data) is np.ndarray:
             leaf._data = leaf._data.copy()
+
+
+class Variables:
+    """The values of plain variables.  They are restored after a trace, so the function changes them once."""
+
+    def __init__(self, reads: dict[str, Callable[[], Any]]) -> None:
+        self.values = [(read, read()) for read in reads.values()]
+        self.contents: dict[int, tuple[Any, Any]] = {}
+        for _, value in self.values:
+            self._keep(value, 0)
+
+    def _keep(self, value: Any, depth: int) -> None:
+        """Copy a container and the containers inside it."""
+        if isinstance(value, CONTAINERS) and depth < DEEPEST:
+            if not isinstance(value, (tuple, frozenset)):
+                self.contents[id(value)] = value, copy(value)
+            for each in value.values() if isinstance(value, dict) else value:
+                self._keep(each, depth + 1)
+
+    def set_back(self) -> None:
+        """Restore the values that have changed."""
+        for container, before in self.contents.values():
+            if snapshot(container) != snapshot(before):
+                container.clear()
+                (container.extend if hasattr(container, "extend") else container.update)(before)
+        for read, value in self.values:
+            if read() is not value:
+                assign(read, value)
 
 
 class _State:

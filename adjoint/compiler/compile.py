@@ -13,8 +13,9 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.compiler.call import Call, Parameters
-from adjoint.compiler.check import run_both
+from adjoint.compiler.check import Variables, run_both
 from adjoint.compiler.machine import binding
+from adjoint.compiler.reads import named_reads
 from adjoint.compiler.variant import Variant
 from adjoint.config import compile_mode, locked, special, tapes, transform
 from adjoint.context import observer
@@ -161,16 +162,19 @@ class Compiled:
                 self._direct = v.watched()
                 return v.run_direct(args), v.plain
         call = Call(args, kwargs, self._parameters)
-        variant = self._variant(call)
         if mode == "check":
-            return run_both(variant, call, lambda: self._itself(*args, **kwargs)), variant.plain
+            variables = Variables(named_reads(self._f, call.objects(self._parameters), []))
+            variant = self._variant(call)
+            both = run_both(variant, call, variables, lambda: self._on_tensors(*args, **kwargs))
+            return both, variant.plain
+        variant = self._variant(call)
         return variant.run(call), variant.plain
 
     def _itself(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function without compiling it.  Arrays are passed as tensors, as in a trace."""
-        plain = outermost() and given_arrays(args, kwargs)
+        plain = outermost() and given_arrays(args, kwargs) and Call(args, kwargs, self._parameters).moving
         found = self._on_tensors(*args, **kwargs)
-        return returned(found) if plain and (args or kwargs) else found
+        return returned(found) if plain else found
 
     def _on_tensors(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function with arrays converted to tensors."""

@@ -18,10 +18,11 @@ from adjoint.compiler import native, replay
 from adjoint.compiler.advances import Advances
 from adjoint.compiler.call import Call, Parameters, Wanted
 from adjoint.compiler.explain import explain
-from adjoint.compiler.guards import Guard, ObjectGuard, named_reads
+from adjoint.compiler.guards import Guard, ObjectGuard
 from adjoint.compiler.host import make_call, make_check, make_direct, make_fits
 from adjoint.compiler.joint import Backward, Recorder
 from adjoint.compiler.machine import has_llvm
+from adjoint.compiler.reads import named_reads
 from adjoint.compiler.repeat import UnrollError
 from adjoint.compiler.symbolic import Number, Symbolic
 from adjoint.compiler.trace import Trace
@@ -65,7 +66,7 @@ class Variant:
         self.backward: Backward | None = None
         self.spent: list[Node | None] = []  # nodes of results that were differentiated inside
         self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
-        objects, values = _objects(parameters, call), []  # type: ignore[var-annotated]  # anything
+        objects, values = call.objects(parameters), []  # type: ignore[var-annotated]  # anything
         reads = named_reads(f, objects, values)
         self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
         advances = Advances([*values, *objects.values(), *call.leaves])
@@ -372,15 +373,6 @@ def _modules(structure: tree.Structure) -> Iterator[Any]:
         yield from structure.rest.modules()
     for child in structure.children:
         yield from _modules(child)
-
-
-def _objects(parameters: Parameters, call: Call) -> dict[str, Any]:
-    """Return the arguments that are objects and not traced, by parameter name."""
-    moving = set(call.moves)
-    leaves = [None if k in moving else leaf for k, leaf in enumerate(call.leaves)]
-    args, kwargs = tree.unflatten(call.structure, leaves)
-    given = {**dict(zip(parameters.positional, args, strict=False)), **kwargs}
-    return {k: v for k, v in given.items() if hasattr(v, "__dict__")}
 
 
 def _spent(name: str, out: Tensor, leaves: list[Tensor]) -> Node:

@@ -19,7 +19,7 @@ import numpy as np
 
 from adjoint.compiler import entry, units
 from adjoint.compiler.call import Wanted
-from adjoint.compiler.guards import Guard, ObjectGuard, base_of
+from adjoint.compiler.guards import Guard, ObjectGuard, base_of, read_attributes
 from adjoint.compiler.machine import has_llvm
 from adjoint.compiler.watch_text import TEXT
 from adjoint.config import special
@@ -201,6 +201,7 @@ class Watch:
         seen.equal.append((id(special) + where.active, id(0)))
         for g in self.guards:
             seen.guard(g, self.asks)
+        seen.equal, seen.items = list(dict.fromkeys(seen.equal)), list(dict.fromkeys(seen.items))
         keep: list[Any] = [seen, contexts]
         self.words[2:6] = (
             len(seen.equal), self._listed(keep, [x for row in seen.equal for x in row]),
@@ -286,11 +287,10 @@ class _Seen:
         if kind == "whole":
             self._value(value, 0)
             return
-        self.objects += [value, key]
         if kind == "item":
-            self.objects.append(value[key])
-            self.items.append((id(value), id(key), id(value[key])))
+            self._item(value, key)
         else:
+            self.objects.append(value)
             self.word(value, self.at.size)  # a dictionary has its number of items at the same offset
             self.objects += value
             self.items += [(id(value), id(k), 0) for k in value]
@@ -301,17 +301,45 @@ class _Seen:
             self._value(inner.seen, 0)
 
     def _read(self, g: Guard) -> None:
-        cell, space, key, value = base_of(g.read)
+        self._variable(g.read)
+        if g.mutable:
+            self._value(g.read(), 0)
+
+    def _variable(self, read: Any) -> None:
+        """Record what tells whether a variable, or one of the attributes in its chain, was assigned."""
+        if isinstance(read, functools.partial) and read.func is read_attributes:
+            inner, chain = read.args
+            self._variable(inner)
+            owner = inner()
+            for name in chain:
+                self._attribute(owner, name)
+                owner = getattr(owner, name)
+            return
+        cell, space, key, value = base_of(read)
         if cell is not None:
             self.word(cell, self.at.cell)
         elif space is not None:
-            now = space[key]
-            self.objects += [space, key, now]
-            self.items.append((id(space), id(key), id(now)))
+            self._item(space, key)
         elif value is None:
             raise _Unknown
-        if g.mutable:
-            self._value(g.read(), 0)
+
+    def _attribute(self, owner: Any, name: str) -> None:
+        space = getattr(owner, "__dict__", None)
+        if (
+            type(space) is not dict
+            or name not in space
+            or hasattr(getattr(type(owner), name, None), "__set__")
+        ):
+            raise _Unknown
+        if hasattr(owner, "named_parameters"):  # a module: one word for all of its attributes
+            self.word(space, self.at.version)
+        else:
+            self._item(space, name)
+
+    def _item(self, space: dict[Any, Any], key: Any) -> None:
+        """Record the identity of an item of a dictionary."""
+        self.objects += [space, key, space[key]]
+        self.items.append((id(space), id(key), id(space[key])))
 
     def _value(self, value: Any, depth: int) -> None:
         """Record a container and the containers inside it.

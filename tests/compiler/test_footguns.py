@@ -365,3 +365,147 @@ def test_plain_data_behind_containers_defaults_and_implicit_methods_is_noticed()
         scaled.scale += 1
         factors[0] += 1
         queue.appendleft(queue[0] + 1)
+
+
+FACTOR = 1.0
+
+
+def by_factor(x: Any) -> Any:
+    return x * FACTOR
+
+
+class ByFactor:
+    """An object whose methods read a global variable."""
+
+    def __call__(self, x: Any) -> Any:
+        return x * FACTOR
+
+    __add__ = __call__
+
+    def scaled(self, x: Any) -> Any:
+        return x * FACTOR
+
+    @staticmethod
+    def statically(x: Any) -> Any:
+        return x * FACTOR
+
+    @property
+    def factor(self) -> float:
+        return FACTOR
+
+
+class FactorLayer(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * FACTOR
+
+
+class Outer:
+    def __init__(self) -> None:
+        self.inner, self.listed, self.function = ByFactor(), [ByFactor()], by_factor
+
+
+OUTER, FUNCTIONS = Outer(), {"a": [by_factor]}
+
+
+def by_local_variables(x: Any) -> Any:
+    for each in OUTER.listed:
+        x = each.scaled(x)
+    outer = OUTER
+    return outer.function(x)
+
+
+CODE = {
+    "a function in a container": lambda x: FUNCTIONS["a"][0](x),
+    "a default": lambda x, f=by_factor: f(x),
+    "a compiled function": (lambda f: lambda x: f(x))(ad.compile(by_factor)),
+    "a function in partial": functools.partial(lambda f, x: f(x), by_factor),
+    "a function of a transform": lambda x: ad.vmap(by_factor)(x),
+    "an object in a container": lambda x: OUTER.listed[0](x),
+    "an operator": lambda x: OUTER.inner + x,
+    "a property": lambda x: x * OUTER.inner.factor,
+    "a static method": lambda x: ByFactor.statically(x),
+    "an object that is created": lambda x: ByFactor().scaled(x),
+    "local variables": by_local_variables,
+    "a layer in a model": nn.Sequential(nn.Identity(), FactorLayer()),
+    "a model in a function": (lambda m: lambda x: m(x))(nn.Sequential(nn.Sequential(FactorLayer()))),
+}
+
+
+@pytest.mark.parametrize("backend", ["replay", "auto"])
+@pytest.mark.parametrize("name", CODE)
+def test_a_global_is_noticed_in_all_code_that_runs(
+    name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = ad.compile(CODE[name], backend=backend)
+    for factor in (2.0, 2.0, 2.0, 3.0, 5.0):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        assert compiled(np.ones(1)) == CODE[name](ad.ones(1)).numpy()
+    assert compiled.stats()["traces"] == 3
+
+
+class Counting(nn.Module):
+    """A layer that counts its calls in plain data."""
+
+    def __init__(self) -> None:
+        self.calls, self.log = 0, [[1]]
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        self.log[0].append(self.calls)
+        return x * self.calls + len(self.log[0])
+
+
+def counting() -> Any:
+    total, seen = 0, {"n": 0}
+
+    def f(x: Any) -> Any:
+        nonlocal total
+        total += 2
+        seen["n"] += 1
+        return x * total + seen["n"]
+
+    return f
+
+
+@pytest.mark.parametrize("mode", [True, False, "check"])
+@pytest.mark.parametrize("make", [Counting, lambda: nn.Sequential(Counting()), counting])
+def test_functions_that_count_their_calls_in_plain_data(make: Any, mode: Any) -> None:
+    eager, compiled = make(), ad.compile(make())
+    with ad.config.compiling(mode):
+        for k in range(4):
+            assert compiled(np.full(2, k, float)).tolist() == eager(ad.full(2, float(k))).tolist()
+
+
+def test_values_that_a_layer_stores_and_does_not_read_back_need_no_other_trace() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Any) -> Any:
+            self.last = x * 2
+            return self.last + 1
+
+    net = Net()
+    for f in (ad.compile(net), ad.compile(nn.Sequential(net))):
+        found = [f(np.full(1 + k % 2, k)).tolist() for k in range(6)]
+        assert found == [[1 + 2 * k] * (1 + k % 2) for k in range(6)]
+        assert f.stats()["traces"] <= 3  # two shapes, and one trace without the attribute
+    with pytest.raises(TransformError, match="Return it from the compiled function"):
+        net.last + 1
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.value = ad.tensor([1.0, 2.0])
+
+
+@pytest.mark.parametrize("mode", [True, False, "check"])
+@pytest.mark.parametrize(
+    ("f", "args", "kind"),
+    [
+        (lambda h: h.value * 2, (Holder(),), ad.Tensor),
+        (lambda n: ad.ones(2) * n, (3,), ad.Tensor),
+        (lambda r: ad.ones(2) * r, (3.0,), np.ndarray),
+        (lambda h, x: h.value * x, (Holder(), np.ones(2)), np.ndarray),
+    ],
+)
+def test_types_of_results_are_the_same_in_every_mode(f: Any, args: Any, kind: type, mode: Any) -> None:
+    with ad.config.compiling(mode):
+        assert type(ad.compile(f)(*args)) is kind

@@ -22,6 +22,9 @@ TABLE = {"a": [1.0, 2.0], "b": (3.0, {"c": 4.0})}
 class Config:
     scale = 3.0
 
+    def __init__(self) -> None:
+        self.own = 1.0
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -44,6 +47,7 @@ def setting():
             ((net(x) - y) ** 2).mean()
             * RATE
             * config.scale
+            * config.own
             * numbers["k"]
             * listed[1][0]
             * TABLE["a"][0]
@@ -90,6 +94,8 @@ CHANGES = {
     "deep in a global dictionary": lambda at: TABLE["b"][1].update(c=1.0),
     "closure variable": lambda at: setattr(at["cells"]["factor"], "cell_contents", 3.0),
     "attribute of an object": lambda at: setattr(at["config"], "scale", 4.0),
+    "attribute of an object, set by __init__": lambda at: setattr(at["config"], "own", 4.0),
+    "deleted attribute of an object": lambda at: delattr(at["config"], "own"),
     "class attribute": lambda at: setattr(Config, "scale", 6.0),
     "item of a dictionary": lambda at: at["numbers"].update(k=2.0),
     "item of a list in a list": lambda at: at["listed"][1].append(9.0),
