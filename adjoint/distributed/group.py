@@ -334,17 +334,17 @@ class Group:
     # The transport --------------------------------------------------------------------------------
 
     def _exchange(self, data: bytes, what: str) -> list[bytes]:
-        """Return the bytes of all ranks."""
+        """Return the ``data`` of all ranks; ``what`` names the call in messages, here and below."""
         return [data]
 
     def _sum(self, flat: Array, what: str) -> None:
-        """Sum over the ranks in place."""
+        """Sum a vector over the ranks, in place."""
 
     def _broadcast(self, array: Array, root: int, what: str) -> None:
         """Copy an array from ``root``."""
 
     def _collect(self, flat: Array, bounds: Sequence[tuple[int, int]], what: str) -> None:
-        """Copy the parts of all ranks."""
+        """Copy to all ranks the part of a vector that each rank provides; ``bounds`` has the parts."""
 
     def _announce(self, why: str) -> None:
         """Tell the other ranks that this one has failed."""

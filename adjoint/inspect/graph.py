@@ -155,7 +155,10 @@ class Graph:
         return group.kind, inside
 
     def _bundle(self, part: Sequence[int], parent: int, alike: bool) -> int:
-        """Put adjacent children into a new group; return the group as a child."""
+        """Put the adjacent children ``part`` into a new group; return the group as a child of ``parent``.
+
+        ``alike`` says whether the children have the same structure.
+        """
         first, last = part[0], part[-1]
         if alike:
             a, b = self.groups[-1 - first], self.groups[-1 - last]

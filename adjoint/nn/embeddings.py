@@ -115,7 +115,7 @@ def one_hot(indices: ArrayLike, num_classes: int | None = None, dtype: DTypeLike
 def _table(
     layer: str, num_embeddings: int, embedding_dim: int, padding_idx: int | None, *, rng: init.Rng, dtype: Any
 ) -> Tensor:
-    """Return the initial rows; the padding row is 0."""
+    """Return the initial rows of a table; the row ``padding_idx`` is 0."""
     table = init.normal((num_embeddings, embedding_dim), rng=rng, dtype=dtype)
     if padding_idx is None:
         return table
@@ -272,7 +272,7 @@ def embedding_bag(
 
 
 def _bags(indices: Tensor, offsets: Any, include_last_offset: bool) -> tuple[Any, int]:
-    """Return the bag number of each index, and the number of bags."""
+    """Return, for each index, the number of the bag that contains it; and the number of bags."""
     if indices.ndim == 2 and offsets is None:
         return np.repeat(np.arange(indices.shape[0]), indices.shape[1]), indices.shape[0]
     if indices.ndim != 1 or offsets is None:

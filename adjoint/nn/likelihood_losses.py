@@ -226,7 +226,7 @@ def _lengths(op: str, given: Any, size: int) -> Tensor:
 
 
 def _label_rows(op: str, targets: Any, lengths: Tensor, size: int) -> Tensor:
-    """Return labels as one row per sequence."""
+    """Return the labels ``targets`` as a matrix with one row for each of the ``size`` sequences."""
     t = asarray(targets)
     if t.dtype.kind not in "iu" and t.size:
         raise DTypeError(f"{op}: labels must be integers, but have dtype {t.dtype}.")

@@ -303,7 +303,7 @@ class GRU(_Recurrent):
 
 
 def check_nonlinearity(kind: str, nonlinearity: Any) -> str:
-    """Return the name of the activation of a plain cell, after checking it."""
+    """Return ``nonlinearity``, the name of the activation of a plain recurrence; raise if it is unknown."""
     if nonlinearity not in ("tanh", "relu"):
         raise ArgumentError(f"{kind}: nonlinearity must be 'tanh' or 'relu', not {nonlinearity!r}.")
     return str(nonlinearity)

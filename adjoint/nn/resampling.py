@@ -122,7 +122,10 @@ def _targets(space: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[tupl
 
 
 def _along(x: Tensor, axis: int, m: int, step: float, mode: str, aligned: bool) -> Tensor:
-    """Interpolate along one axis: a weighted sum of gathered elements."""
+    """Interpolate ``x`` to length ``m`` along one axis, as a weighted sum of gathered elements.
+
+    ``step`` is the distance in ``x`` between neighbouring elements of the result.
+    """
     n, i = x.shape[axis], np.arange(m)
     if mode.startswith("nearest"):
         place = np.floor((i + (0.5 if mode == "nearest-exact" else 0.0)) * step).astype(int)

@@ -209,7 +209,7 @@ class TransformerDecoderLayer(_Layer):
 
 
 def _copies(owner: str, layer: Any, num_layers: int, kind: type[Module]) -> ModuleList:
-    """Return copies of a layer with equal parameters; all share the random generators of the layer."""
+    """Return ``num_layers`` copies of a layer with equal parameters, which share its random generators."""
     if not isinstance(layer, kind):
         raise InputError(f"{owner}: the layer must be {words.a(kind.__name__)}, not {layer!r}.")
     sizes(owner, num_layers=num_layers)

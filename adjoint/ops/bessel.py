@@ -207,7 +207,7 @@ _ORDER = """{name} : {kind}
 
 
 def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) -> Callable[..., Tensor]:
-    """Return the public function of an op whose order is an argument."""
+    """Return the public function of an op whose order is an argument; an integer if ``whole``."""
     if whole:
 
         def function(n: int, x: ArrayLike) -> Tensor:

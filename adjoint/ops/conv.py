@@ -230,7 +230,7 @@ def _padding(op: str, padding: Any, nd: int, kernel: Shape, stride: Shape, dilat
 
 
 def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> tuple[Tensor, int]:
-    """Check the kernels and the groups against the images."""
+    """Return the kernels and the number of groups, after checking them against the images ``x``."""
     w = asarray(weight)
     try:
         groups = operator.index(groups)

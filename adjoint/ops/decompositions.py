@@ -74,7 +74,7 @@ def _eigh_jvp(xp: Namespace, t: Value, out: Value, x: Value, lower: bool) -> Any
 
 
 def _turned(xp: Namespace, inner: Value, gaps: Value, span: Value, op: str) -> Any:
-    """Return the rotation of the vectors into each other in forward mode; it does not change their phases."""
+    """Return the tangent of the vectors as a combination of the vectors; it does not change their phases."""
     coupled = xp.where(np.eye(inner.shape[-1], dtype=bool), 0, inner)
     size = largest(xp, inner)
     return xp.gauge_quotient(coupled, apart(xp, gaps, span), size, span, op=op, why="forward", order=1)

@@ -166,9 +166,9 @@ def skew(xp: Namespace, x: Value) -> Any:
 
 
 def turns(xp: Namespace, inner: Value, gaps: Value, size: Value, span: Value, op: str) -> Any:
-    """Return the rotation of the vectors into each other.
+    """Return the derivative of the vectors as a combination of the vectors: a skew-Hermitian matrix.
 
-    It is the skew part of ``inner`` divided by the differences of the values.
+    It is the skew part of ``inner`` divided by ``gaps``, the differences of the values.
     """
     n = inner.shape[-1]
     own = np.eye(n, dtype=bool)
@@ -181,7 +181,7 @@ def turns(xp: Namespace, inner: Value, gaps: Value, size: Value, span: Value, op
 
 
 def apart(xp: Namespace, gaps: Value, span: Value) -> Any:
-    """Return the differences of the values, with the largest value instead of 0 on the diagonal."""
+    """Return ``gaps``, the differences of the values, with ``span``, the largest value, on the diagonal."""
     return xp.where(np.eye(gaps.shape[-1], dtype=bool), xp.where(span == 0, 1, span), gaps)
 
 

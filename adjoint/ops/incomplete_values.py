@@ -116,7 +116,7 @@ def _by_chunks(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def _falls(h: Callable[[Any], Any], slope: Callable[[Any], Any], start: Any, steps: int = 16) -> Any:
-    """Return where a concave function falls to -45, by Newton's method from the right, which is monotone."""
+    """Return where a concave function ``h`` falls to -45, by Newton's method from ``start``, on the right."""
     s = start
     for _ in range(steps):
         below = h(s) + _FALL

@@ -41,7 +41,10 @@ def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
 
 
 def _rescaled(a: Any, ord: float, axis: Shape, keepdims: bool, found: Any, extreme: Any) -> Any:
-    """Compute norms again on scaled elements where powers overflow or underflow (``extreme``)."""
+    """Return the norms ``found``, computed again on scaled elements where ``extreme`` is true.
+
+    ``extreme`` marks norms whose powers overflow or underflow.
+    """
     scale = (
         np.max(a, axis=axis, keepdims=True, initial=0)
         if ord > 0

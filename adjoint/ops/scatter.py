@@ -58,7 +58,7 @@ def add_flat(values: Any, positions: Any, shape: Shape) -> Any:
 
 
 def from_start(index: Any, length: int) -> Any:
-    """Convert negative positions along an axis to positive ones, as intp."""
+    """Convert negative indices along an axis of length ``length`` to indices from the start, as intp."""
     index = as_index(raw, index)
     return np.where(index < 0, index + length, index)
 

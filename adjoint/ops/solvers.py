@@ -245,7 +245,7 @@ def _equations(op: str, x: Any, y: Any) -> tuple[Tensor, Tensor, bool]:
 
 
 def _solved(function: Any, x: Tensor, y: Tensor, vector: bool, **params: Any) -> Tensor:
-    """Solve equations; a single matrix is factorised once for all right-hand sides."""
+    """Solve equations by ``function(x, y)``; a single matrix is factorised once for all right-hand sides."""
     if x.ndim == 2 and y.ndim > 2:
         n, *rest = y.shape[-2], *y.shape[:-2], y.shape[-1]
         columns = rec.moveaxis(y, source=-2, destination=-y.ndim)

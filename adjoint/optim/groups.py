@@ -181,7 +181,7 @@ class Unit:
         return self.state
 
     def fitted_state(self, optimizer: Optimizer, hyper: Hyper, data: Callable[[Tensor], Any]) -> State | None:
-        """Return the state with the arrays that the hyper-parameters need; add or drop arrays."""
+        """Return the state with exactly the arrays that the hyper-parameters need: add or drop arrays."""
         if self.state is None:
             return None
         fresh = self.kept(self.initial_state(optimizer, hyper, data))

@@ -64,7 +64,7 @@ def _group(optimizer: Optimizer, group: Group, saved: Any, ratio: Any, states: A
 def _arrays(
     optimizer: Optimizer, unit: Unit, hyper: dict[str, Any], saved: list[tuple[int, Any]]
 ) -> dict[str, Any] | None:
-    """Return the state of a unit as flat arrays; None if none of its parameters has a state yet."""
+    """Return the saved state of a unit as flat arrays; None if none of its parameters has a state yet."""
     if not any(s for _, s in saved):
         return None
     found = unit.initial_state(optimizer, hyper)

@@ -200,7 +200,7 @@ class _Update:
     def _part(
         self, unit: Unit, p: Tensor, cells: _Slots, hyper: dict[str, Any]
     ) -> tuple[slice, dict[str, Any]]:
-        """Update one parameter by the formula, on flat values; return its slice and its new state."""
+        """Add the update of one parameter to the trace; return its slice in the flat arrays and new state."""
         trace, state = self.trace, unit.state
         assert state is not None
         at = unit.slice_of(p)
@@ -280,7 +280,7 @@ def _pattern(group: Group) -> Any:
 
 
 def _alike(unit: Unit, present: list[int]) -> list[int]:
-    """Return, for each parameter, the index of the first parameter with an equal step count."""
+    """Return, for each of the parameters ``present``, the index of the first one with the same step count."""
     counts = [unit.steps[i] for i in present]
     return list(map(counts.index, counts))
 

@@ -245,7 +245,10 @@ def quad(
 
 
 def _confirmed(op: str, again: Tensor, value: Any, error: float) -> Tensor:
-    """Return SciPy's value with the derivatives of Gauss's rule; raise if both values differ."""
+    """Return SciPy's ``value`` with the derivatives of ``again``, the result of Gauss's rule.
+
+    Raises if the two values differ by more than ``error`` allows.
+    """
     if not varies(again):
         return asarray(value)
     confirmed = array_of(again.detach())
@@ -379,7 +382,7 @@ def _in_batch(op: str, batch: Batch, f: Any, low: Tensor, high: Tensor, solved: 
 def _batch_sum(
     batch: Batch, f: Any, low: Tensor, high: Tensor, ends: Any, a: Any, b: Any, pairs: Any
 ) -> Tensor:
-    """Integrate by Gauss' rule, on intervals (elements, number, 2)."""
+    """Integrate by Gauss' rule on the intervals ``pairs``, of shape (batch elements, intervals, 2)."""
     nodes, weights = np.polynomial.legendre.leggauss(21)
     same, far = a == b, math.isinf(ends[0]) or math.isinf(ends[1])
     length = np.where(same | far, 1.0, b - a)

@@ -328,7 +328,7 @@ def _window(op: str, window: Any, nperseg: int | None, length: int) -> tuple[Ten
 
 
 def _sizes(op: str, nperseg: int, noverlap: int | None, nfft: int | None) -> tuple[int, int]:
-    """Return the overlap and the length of the transforms."""
+    """Return the overlap of segments and the length of the transforms, by default from ``nperseg``."""
     overlap = nperseg // 2 if noverlap is None else int(noverlap)
     if overlap >= nperseg:
         raise ArgumentError(f"{op}: noverlap must be less than nperseg = {nperseg}, but is {overlap}.")
@@ -579,7 +579,7 @@ def istft(
 
 
 def _overlapped(frames: Tensor, index: Any, length: int) -> Tensor:
-    """Return the sum of frames at their positions."""
+    """Return the sum of overlapping frames; ``index`` has the position of each element in the result."""
     lead = frames.shape[:-2]
     flat = rec.reshape(frames, shape=(*lead, math.prod(index.shape)))
     return rec.untake(flat, asarray(index.reshape(-1)), axis=-1, length=length)

@@ -179,7 +179,7 @@ def _is_ours(metadata: Mapping[str, str]) -> bool:
 
 
 def _state(path: str | os.PathLike[str], metadata: Mapping[str, str], arrays: dict[str, Any]) -> Any:
-    """Decode the state of a file of ``save``; raise if the digest does not match."""
+    """Return the state in a file of ``save``, given its metadata and arrays; raise if the digest is wrong."""
     try:
         content = json.loads(metadata[_KEY])
         version = content["format"]

@@ -422,7 +422,10 @@ def _check_elements(
     how: _How,
     level: int,
 ) -> None:
-    """Compare whole Jacobians, one per output and input."""
+    """Compare whole Jacobians, one per output and input.
+
+    ``places`` are the positions of ``leaves`` in ``args``; ``level`` is the order of the derivative.
+    """
     rows = [_coordinates(y.numpy()).size for y in outputs]
     analytic = [
         [_pulled(y, _unit(n, r), leaves) for r in range(n)] for y, n in zip(outputs, rows, strict=True)
@@ -449,7 +452,7 @@ def _check_directions(
     how: _How,
     level: int,
 ) -> None:
-    """Compare random combinations of the elements of the Jacobians."""
+    """Compare random combinations of the elements of the Jacobians; see ``_check_elements``."""
     rng = np.random.default_rng(how.seed)
     for n in range(how.directions or 0):
         seeds = [_random(rng, (_coordinates(y.numpy()).size,), False) for y in outputs]

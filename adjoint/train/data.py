@@ -171,7 +171,10 @@ Cut = Callable[[Callable[[Any], Any], Any], Share]
 
 
 def _share(group: Group, pieces: int, make: Callable[[Any], Any], chosen: Any) -> Share:
-    """Return this rank's share of a batch, given the indices or samples of the batch."""
+    """Return this rank's share of a batch, which is divided into ``pieces``.
+
+    ``chosen`` are the indices or samples of the batch; ``make`` makes a batch from some of them.
+    """
     found = []
     for j in range(*share(pieces, group.size, group.rank)):
         start, stop = share(len(chosen), pieces, j)
@@ -375,7 +378,10 @@ class DataLoader:
     def _batches(
         self, epoch: int, which: range | int, before: _Ahead | None, cut: Cut | None
     ) -> Iterator[Any]:
-        """Yield the batches with the given indices, or the batches of a stream after skipping some."""
+        """Yield the batches with the numbers ``which``; for a stream, skip the first ``which`` batches.
+
+        ``cut`` is applied to each batch, if it is not None.
+        """
         if isinstance(which, int):
             yield from self._stream(which, before, cut)
             return

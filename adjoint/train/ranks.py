@@ -135,7 +135,7 @@ class RankLoop:
         return Share(rows, found)
 
     def _add(self, part: Share, facts: Facts, norms: _RankNorms | None) -> None:
-        """Add the gradients of this rank's pieces."""
+        """Add the gradients of the pieces in ``part``, this rank's share of a batch."""
         trainer, acc = self.trainer, self.trainer.accumulator
         with self._keyed_draws() as key:
             for k, (number, piece) in enumerate(part.pieces):

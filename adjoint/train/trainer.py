@@ -332,7 +332,10 @@ class Trainer:
             self._ranks.asked = reason
 
     def _batches(self, loader: Any, same: bool, resumed: bool) -> Iterable[Any]:
-        """Return the remaining batches of the current epoch."""
+        """Return the remaining batches of the current epoch.
+
+        ``same`` says whether the last call used the same loader, ``resumed`` whether a checkpoint was loaded.
+        """
         if self.trained:
             return ()
         loaded = resumed and hasattr(loader, "load_state_dict")  # its position was restored

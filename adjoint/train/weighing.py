@@ -69,7 +69,10 @@ def computed(
 def finished(
     trainer: Trainer, batch: Any, loss: Any, numbers: Mapping[str, Any], found: Reductions, pieces: int
 ) -> tuple[Tensor, dict[str, float], float]:
-    """Check the results of a batch; return the loss, the numbers to log and the weight."""
+    """Check the results of a batch; return the loss, the numbers to log and the weight.
+
+    ``found`` lists the loss functions that were called; ``pieces`` is the number of pieces of the batch.
+    """
     if not isinstance(loss, Tensor):
         raise InputError(
             f"Trainer: the loss must be a tensor of one number, not {words.a(type(loss).__name__)}."

@@ -125,7 +125,7 @@ def _moved(t: Any, source: int, destination: int) -> Any:
 def over_units(
     f: Callable[[Tensor], Any], like: Tensor, out_axes: int = 0, chunk_size: int | None = None
 ) -> Any:
-    """Apply ``f`` to all unit vectors of the shape of a tensor at once, along a batch axis.
+    """Apply ``f`` at once to all unit vectors, which have the shape of ``like`` and one element that is 1.
 
     Ops that can avoid a product with the identity do so.
     """

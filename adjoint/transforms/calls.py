@@ -141,7 +141,10 @@ def _positions(count: int) -> tuple[str, ...]:
 
 
 def new_op(name: str, saves: Sequence[bool], saves_out: bool, outputs: int) -> Op:
-    """Make the op record of one call; it is not in the op table."""
+    """Make the op record of one call; it is not in the op table.
+
+    ``saves`` says for each argument whether the node saves it, ``saves_out`` whether it saves the output.
+    """
     return Op(
         name=name,
         forward=lambda *_: None,
@@ -309,7 +312,9 @@ def _recorded(
     residuals: list[Tensor],
     rest: Any,
 ) -> list[Tensor]:
-    """Record the call as one node.
+    """Record a call as one node; return its outputs, connected to the node.
+
+    ``inputs`` are the operands without their graph; ``residuals`` and ``rest`` are what the forward saved.
 
     Saved tensors that are arguments or outputs of the call are connected to the graph if the backward is
     itself recorded. Other saved tensors were computed inside the call: to connect them, the forward runs
@@ -429,7 +434,10 @@ def _as_operand(value: Any) -> Tensor:
 
 
 def _as_gradient(rule: Rule, i: int, found: Any, like: Any, recording: bool) -> Any:
-    """Check the gradient that a user's rule returned for one argument; return it in the engine's form."""
+    """Check ``found``, the gradient that a user's rule returned for argument ``i``.
+
+    Return it in the engine's form, with the shape and dtype of ``like``.
+    """
     if found is None:
         return None
     if not isinstance(found, Tensor):

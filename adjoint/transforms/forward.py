@@ -131,7 +131,10 @@ def linearize(f: Callable[..., Any], *primals: Tree) -> tuple[Any, Callable[...,
 def directions(
     transform: str, run: Recorded, structures: Sequence[tree.Structure], tangents: Sequence[Any]
 ) -> list[Tensor]:
-    """Return the leaves of tangents, checked against the inputs of a run."""
+    """Return the leaves of the tangents, after checking them against the inputs of a run.
+
+    ``structures`` are the structures of the arguments.
+    """
     inputs = iter(run.inputs)
     found = []
     for i, (structure, tangent) in enumerate(zip(structures, tangents, strict=True)):

@@ -326,7 +326,10 @@ class _Problem:
         return x + step, self(x + step), step
 
     def loop(self, unsolved: Any, step: Any, first: Any, max_steps: int, how: str) -> Any:
-        """Make steps until the equation is solved; the compiled function raises if that fails."""
+        """Repeat ``step`` from ``first`` while ``unsolved``; make the program raise after ``max_steps`` steps.
+
+        ``how`` describes the failure in the message.
+        """
         going, state = bounded_loop(self.name, unsolved, step, unsolved(first), first, max_steps)
 
         def check(size: Any) -> None:

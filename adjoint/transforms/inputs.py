@@ -265,7 +265,11 @@ def record_call(
     positions: Sequence[int],
     has_aux: bool,
 ) -> tuple[Recorded, list[tree.Structure]]:
-    """Run ``f`` with stand-ins for the arguments at ``positions``; return the run and their structures."""
+    """Run ``f`` with stand-ins for the arguments at ``positions``.
+
+    Return the run and the structures of these arguments.  With ``has_aux``, ``f`` returns a pair: a result and
+    auxiliary data.
+    """
     run = Recorded()
     run.mode = grad_mode.get()
     replaced = list(args)
@@ -353,7 +357,10 @@ def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
 
 
 def direction(transform: str, place: Place, like: Any, given: Any) -> Tensor:
-    """Return a tangent or cotangent as a tensor of exactly the shape and dtype of ``like``."""
+    """Return ``given``, a tangent or cotangent, as a tensor; it must have the shape and dtype of ``like``.
+
+    ``place`` names it in messages.
+    """
     if isinstance(given, Tensor):
         found = given
     elif isinstance(given, (np.ndarray, np.generic)):

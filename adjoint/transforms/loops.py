@@ -319,7 +319,10 @@ _NUMBERS = (bool, int, float, complex)
 
 
 def run_scan(body: Body, carry: Any, count: int, reverse: bool, checkpoint: bool | int) -> tuple[Any, Any]:
-    """Run all steps; in checkpointed segments if ``checkpoint`` is set."""
+    """Run ``count`` steps of a loop body from ``carry``; return the last carry and the stacked results.
+
+    The steps run in checkpointed segments if ``checkpoint`` is set.
+    """
     if special.count and (trace := tracing.get()) is not None and not checkpoint:
         found = trace.scan(body, carry, count, reverse)
         if found is not None:
@@ -492,17 +495,20 @@ def _tensor(name: str, init: Any, k: int, leaf: Any) -> Tensor:
 
 
 def _check_same(name: str, f: str, other: str, a: Any, b: Any, function: Any) -> None:
-    """Raise if the results of two branches differ in structure, shape or dtype."""
+    """Raise if ``b``, the result of ``f``, differs from ``a``, that of ``other``, in structure or shape."""
     left, right = tree.structure(a), tree.structure(b)
     if left != right:
-        raise InputError(f"{name}: {f} returns the structure {_shown(right)}, but {other} {_shown(left)}.")
+        raise InputError(
+            f"{name}: {f} returns the structure {_shown(right)}, but {other} returns {_shown(left)}."
+        )
     for path, (x, y) in zip(
         [p for p, _ in tree.paths(a)], zip(tree.leaves(a), tree.leaves(b), strict=True), strict=True
     ):
         x, y = asarray(x), asarray(y)
         if x.shape != y.shape:
             raise ShapeError(
-                f"{name}: {path or 'the result'} of {f} has shape {y.shape}, but of {other} {x.shape}."
+                f"{name}: {path or 'the result'} of {f} has shape {y.shape}, but that of {other} has shape "
+                f"{x.shape}."
             )
 
 
@@ -552,7 +558,7 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _segment(checkpoint: bool | int, count: int) -> int:
-    """Return the number of steps per segment."""
+    """Return the number of steps per checkpointed segment: about √count by default."""
     if isinstance(checkpoint, bool):
         return builtins.max(1, math.isqrt(count)) if checkpoint else builtins.max(1, count)
     if not isinstance(checkpoint, int) or checkpoint < 1:

@@ -247,7 +247,7 @@ def _rows(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
 
 
 def _each(function: Callable[[Tensor], Any], t: Tensor, chunk_size: int | None, out_axes: int = 0) -> Any:
-    """Apply a linear function to all unit vectors; without a batch axis if there is only one."""
+    """Apply a linear function to all unit vectors like ``t``; without a batch axis if there is only one."""
     if t.size == 1:
         return function(wrap(np.ones(t.shape, t.dtype)))
     return over_units(function, t, out_axes, chunk_size)

@@ -406,7 +406,7 @@ class _Checkpointed:
         self.debug = debug
 
     def op(self, moving: dict[int, Tensor], since: int) -> tuple[Op, tuple[Tensor, ...]]:
-        """Return the op of the node that these outputs get, and its operands."""
+        """Return the op and the operands of the node that records the outputs ``moving``."""
         roots = list(moving.values())
         self.places = list(moving)
         self.specs = [(t.shape, t.dtype) for t in roots]

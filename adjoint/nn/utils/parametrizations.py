@@ -84,7 +84,7 @@ class _Singular(Module):
         return v / max(float(np.linalg.norm(v)), self.eps)
 
     def _iterate(self, matrix: Any, times: int) -> None:
-        """Run steps of the power method."""
+        """Run ``times`` steps of the power method on a matrix."""
         u, v = writable(self._u), writable(self._v)
         for _ in range(times):
             u[...] = self._unit(matrix @ v)

@@ -300,7 +300,10 @@ def _slopes(x: Tensor, y: Tensor, bc_type: Any) -> Tensor:
 
 
 def _end(condition: Any, dx: Tensor, y: Tensor, slope: Tensor, x: Tensor, last: bool) -> tuple[Any, Any, Any]:
-    """Return the diagonal element, its neighbour and the right-hand side of the equation at an end."""
+    """Return the diagonal element, its neighbour and the right-hand side of the equation at an end.
+
+    The end is the last point if ``last``, else the first; ``condition`` is a result of ``_conditions``.
+    """
     k, step = (-1, -2) if last else (0, 1)
     if condition == "not-a-knot":
         d = x[-1] - x[-3] if last else x[2] - x[0]
@@ -382,7 +385,10 @@ def _monotone(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _edge(h0: Tensor, h1: Tensor, m0: Tensor, m1: Tensor) -> Tensor:
-    """Return the slope at an end by the three-point formula, limited so that no new extremum appears."""
+    """Return the slope at an end by the three-point formula, limited so that no new extremum appears.
+
+    ``h0`` and ``h1`` are the lengths of the first two intervals, ``m0`` and ``m1`` the slopes of the data.
+    """
     d = ((2 * h0 + h1) * m0 - h0 * m1) / (h0 + h1)
     other = rec.sign(d) != rec.sign(m0)
     steep = rec.logical_and(rec.sign(m0) != rec.sign(m1), rec.abs(d) > 3 * rec.abs(m0))
