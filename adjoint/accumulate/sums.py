@@ -226,7 +226,7 @@ class Sums:
         self._seen: tuple[list[str], list[Any], list[Any]] | None = None
 
     def register(self, name: str, shape: Any, dtype: Any, param: Tensor | None = None) -> Slot:
-        """Add a parameter."""
+        """Add a parameter without gradients; return its slot.  ``param`` is its tensor, if there is one."""
         self.slots[name] = slot = Slot(len(self.slots), name, shape, dtype, param)
         self._pending.append(slot)
         self._seen = None

@@ -102,7 +102,7 @@ class Wanted(NamedTuple):
 
     @classmethod
     def of(cls, leaf: Any) -> Wanted:
-        """Return the description of an argument."""
+        """Return the type, shape, dtype and node of the argument ``leaf``."""
         node = getattr(leaf, "_node", None)
         return cls(type(leaf), leaf.shape, leaf.dtype, Node if type(node) is Node else node)
 

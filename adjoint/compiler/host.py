@@ -77,7 +77,7 @@ def set_item(undo: Undo, container: Any, key: Any, value: Any) -> None:
 
 
 def take_back(undo: Undo) -> None:
-    """Undo all writes, in reverse order."""
+    """Undo all writes in the list ``undo``, in reverse order."""
     for function, a, b in reversed(undo):
         if isinstance(function, partial):
             function(a)
@@ -103,11 +103,11 @@ class _Writer:
         return found
 
     def add(self, line: str) -> None:
-        """Append a line."""
+        """Append a line to the body of the generated function."""
         self.lines.append(f"    {line}")
 
     def function(self, name: str, args: Sequence[str]) -> Callable[..., Any]:
-        """Compile the lines to a function."""
+        """Compile the lines to a function with the parameters ``args``."""
         source = "\n".join([f"def {name}({', '.join(args)}):", *self.lines])
         exec(compile(source, "<ad.compile>", "exec"), self.names)
         made: Callable[..., Any] = self.names[name]

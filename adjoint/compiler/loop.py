@@ -222,7 +222,7 @@ class Loop(ForwardRule):
     # Running ------------------------------------------------------------------------------------------
 
     def argument(self, i: int) -> str:
-        """Return the name of an operand."""
+        """Return the name of operand ``i``, for messages."""
         return f"leaf {i} of the carry" if i < self.carries else f"operand {i}"
 
     def _emit(self, name: str, steps: Repeat, operands: Sequence[Any]) -> list[Tensor]:
@@ -288,7 +288,7 @@ class Loop(ForwardRule):
         return [found.get(k) if w else None for k, w in enumerate(wanted)]
 
     def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
-        """Run the steps with their tangents."""
+        """Return the tangents of the results: run the steps together with their tangents."""
         return pushed(self, tensors, tangents)
 
     def target(self, k: int) -> Symbolic | None:

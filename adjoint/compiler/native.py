@@ -194,7 +194,7 @@ class Plan:
         return self.start + self.memory.offset[node.id] + offset
 
     def record(self, k: int) -> int:
-        """Return the address of a record."""
+        """Return the address of record ``k``, which describes the call of kernel ``k``."""
         return int(self.records.ctypes.data) + 8 * pool.RECORD * k
 
     def helpers(self) -> int:

@@ -449,7 +449,7 @@ def _forget() -> None:
 
 
 def _call(name: str, *args: int) -> int:
-    """Call one of the native functions."""
+    """Call the native function ``name`` of the pool; return its result."""
     function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(args))(addresses()[name])
     return int(function(*args))
 

@@ -149,7 +149,7 @@ class _Builder:
         self.lines.append(f"{indent}else: v{i.outs[0].id} = v{i.args[-2].id}")
 
     def _instruction(self, n: int, i: Instruction, indent: str) -> None:
-        """Generate the line of one instruction."""
+        """Generate the line of instruction ``i``, which has the number ``n``."""
         args = [self._argument(n, k, i, a, indent) for k, a in enumerate(i.args)]
         call = phrase(i, args) or self._call(n, i, args)
         targets = ", ".join(f"v{o.id}" for o in i.outs)
@@ -185,7 +185,7 @@ class _Builder:
             self.lines.append(f"{indent}{' = '.join(f'v{d}' for d in sorted(dead))} = None")
 
     def _argument(self, n: int, k: int, i: Instruction, a: Any, indent: str) -> str:
-        """Return the expression for an operand."""
+        """Return the expression for ``a``, operand ``k`` of instruction ``i``."""
         if not isinstance(a, Symbolic):
             self.names[f"c{n}_{k}"] = a
             return f"c{n}_{k}"

@@ -228,7 +228,7 @@ class Graph:
         return self.view(found)
 
     def add(self, node: Node) -> Node:
-        """Append a new node."""
+        """Append a node to the list of nodes and set its id; return it."""
         node.id = len(self.nodes)
         node.origin = self.current
         self.nodes.append(node)
@@ -249,7 +249,7 @@ class Graph:
         return found
 
     def constant(self, value: Any, dtype: Any = None) -> View:
-        """Add a known array or number."""
+        """Add a constant, a known array or number; return a view of it."""
         array = np.asarray(value, dtype)
         if array.dtype not in DTYPES:
             raise NotNative(f"a constant of {array.dtype} has no native form")

@@ -114,7 +114,7 @@ class Run:
 
 
 def _special_step() -> Callable[..., None]:
-    """Return the function that pulls through a node; checked or observed if a mode is active."""
+    """Return ``pull``, or its checked or observed form if anomaly mode or an observer is active."""
     step = pull_checked if anomaly.is_on() else pull
     watcher = observer.get()
     return step if watcher is None else watcher.pulling(step)

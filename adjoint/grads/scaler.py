@@ -307,7 +307,7 @@ class GradScaler:
         self.growth_interval = fresh.growth_interval
 
     def __reduce__(self) -> Any:
-        """Pickle the state of ``state_dict``; the record of optimisers is not copied."""
+        """Pickle the result of ``state_dict``; the recorded states of optimisers are not copied."""
         return _restored, (self.state_dict(), self.enabled)
 
     def __repr__(self) -> str:

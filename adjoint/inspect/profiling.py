@@ -372,7 +372,7 @@ def _instructions(note: str) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically."""
+    """Write text to a file, which is replaced atomically."""
 
     def write(fresh: str) -> None:
         Path(fresh).write_text(text, encoding="utf-8")

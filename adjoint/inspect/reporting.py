@@ -103,7 +103,7 @@ def _of_history(trainer: Trainer) -> Recorder:
 
 
 def report_data(recorder: Recorder, title: str) -> dict[str, Any]:
-    """Return the data of the page."""
+    """Return the recorded data as plain values, for the scripts of the page."""
     captured = recorder.captured
     facts = [f"{recorder.parameters:,} parameters"] if recorder.parameters else []
     if recorder.steps:

@@ -485,7 +485,7 @@ class TracedMemory:
         tracemalloc.reset_peak()
 
     def stop(self, event: Event) -> None:
-        """Record the peak inside an op."""
+        """Store the peak of memory inside an op in its event."""
         peak = tracemalloc.get_traced_memory()[1] - self.began
         if peak > self.peak:
             self.peak, self.event = peak, event

@@ -127,7 +127,7 @@ class OnnxModule(Module):
 
 
 def _numbers(value: Any) -> list[int]:
-    """Return a stored list of integers."""
+    """Return an array of integers that the file contains as a list."""
     if isinstance(value, Tensor):
         raise InputError("onnx: shapes and axes that the model computes are not supported.")
     return [int(v) for v in np.atleast_1d(value)]

@@ -215,7 +215,7 @@ class _Vectors:
         return self.f(x, *self.args)
 
     def value(self, x: Any) -> float:
-        """Return the value."""
+        """Return the value of the function as a float."""
         with no_grad():
             value = self.scalar(self.tree_of(x))
         if not isinstance(value, (Tensor, np.ndarray, np.generic, float)) or np.size(value) != 1:
@@ -274,7 +274,7 @@ class _Vectors:
         return values, matrix
 
     def values(self, x: Any) -> Any:
-        """Return several values."""
+        """Return the values of a function with several results, as an array."""
         return self.several(self.f, self.args)[0](x)
 
     def jacobian(self, x: Any) -> Any:

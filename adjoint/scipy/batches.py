@@ -20,7 +20,7 @@ __all__ = ["Batch", "batch_of", "solve_each"]
 
 
 class Batch:
-    """The elements of a running ``vmap``."""
+    """The batch of a running ``vmap``: access to its elements from outside of the ``vmap``."""
 
     def __init__(self, like: Batched) -> None:
         self.level, self.size = like.level, like.size_

@@ -342,7 +342,7 @@ class _Problem:
 
 
 class _Values:
-    """The steps as arrays."""
+    """The steps that SciPy chose, as arrays: times, lengths, states and stages."""
 
     def __init__(self, problem: _Problem, method: Method, shares: Any, dense: bool) -> None:
         n, dtype = len(problem.initial()), problem.y0.dtype

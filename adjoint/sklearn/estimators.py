@@ -476,7 +476,7 @@ class _Best(Callback):
         self.waited = 0
 
     def on_epoch(self, trainer: Any, logs: Mapping[str, float]) -> None:
-        """Compare with the best epoch."""
+        """Keep the weights of the lowest validation loss; stop after ``patience`` epochs without progress."""
         if logs["val_loss"] < self.lowest:
             self.lowest, self.waited = logs["val_loss"], 0
             self.weights = trainer.model.state_dict()

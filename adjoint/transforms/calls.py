@@ -3,7 +3,7 @@
 Custom derivatives and checkpoints are such calls.  A ``Rule`` defines how the call runs and how gradients are
 propagated back, on tensors; ``apply`` runs it and records the node.  Inside ``vmap``, a call whose arguments
 depend on recorded tensors of outer levels is evaluated there, with a rule that itself runs under ``vmap``.
-The derivative of the rule is thus used at every level.
+The derivative of the rule is thus used at every level (each transform that runs has its own level).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Rule(ABC):
 
     @abstractmethod
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Run the call without recording."""
+        """Run the call without recording a graph; return the outputs."""
 
     @abstractmethod
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:

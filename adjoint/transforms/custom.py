@@ -126,7 +126,7 @@ class _Arguments(SplitTree):
         super().__init__(tuple(args[i] for i in self.moving))
 
     def all(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Return all arguments in their positions."""
+        """Return all arguments of the call, with ``tensors`` put back into their positions."""
         args = dict(self.fixed)
         args.update(zip(self.moving, self.filled(tensors), strict=True))
         return tuple(args[i] for i in range(self.count))
@@ -142,7 +142,7 @@ class _Arguments(SplitTree):
 
 
 def _bound(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return keyword arguments as positional ones."""
+    """Return all arguments of a call of ``f`` as positional arguments."""
     if not kwargs:
         return args
     try:

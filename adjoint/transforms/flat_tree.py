@@ -38,7 +38,7 @@ class FlatTree:
         return joined_flat(leaves, self.dtype)
 
     def unflatten(self, x: Tensor) -> Any:
-        """Return a vector as a tree."""
+        """Return the tree whose leaves are the parts of the vector ``x``."""
         leaves, start = [], 0
         for shape, dtype in self.specs:
             size = int(np.prod(shape))

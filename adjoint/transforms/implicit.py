@@ -275,7 +275,7 @@ class _Problem:
         )
 
     def newton_step(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Solve J d = -residual."""
+        """Return the Newton step d with J d = -residual, where J is the Jacobian at ``x``."""
         try:
             if x.size <= DENSE or _is_lifted(residual):
                 return solve(jacfwd(self)(x), -residual)
@@ -326,7 +326,7 @@ class _Problem:
         return x + step, self(x + step), step
 
     def loop(self, unsolved: Any, step: Any, first: Any, max_steps: int, how: str) -> Any:
-        """Repeat ``step`` from ``first`` while ``unsolved``; make the program raise after ``max_steps`` steps.
+        """Repeat ``step`` from ``first`` while ``unsolved``; the program raises after ``max_steps`` steps.
 
         ``how`` describes the failure in the message.
         """
@@ -565,7 +565,7 @@ class _Solution:
         return d if recording else d._data
 
     def _along(self, x: Tensor) -> Vector:
-        """Return the product with ∂F/∂x."""
+        """Return a function that multiplies a vector by ∂F/∂x."""
 
         def product(d: Tensor) -> Tensor:
             _, along = run_at(self.level, linearize, self.equation, x)

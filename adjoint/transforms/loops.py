@@ -412,7 +412,7 @@ class Body:
         return f"{name_of(self.f)}{place}"
 
     def step(self, carry: Any, x: Any) -> tuple[Any, Any]:
-        """Run the body once."""
+        """Run the body once, on a row ``x``; return the new carry and the result."""
         if self.lower is not None:
             found = self.f(x, carry), ()
         else:

@@ -3,6 +3,9 @@
 ``checkpoint`` records a call as one node.  The forward runs recorded, to find the outside tensors that its
 results depend on.  They become parents of the node, and the graph of this run is dropped.  The backward runs
 the function again (``transforms/rerun.py``) and differentiates that run.
+
+Each ``vmap`` that runs has a *level*; a tensor inside it contains a tensor of the level outside.
+
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class Generators:
         return [_bits(g).state for g in self.owners]
 
     def write(self, states: list[Any]) -> None:
-        """Set the states."""
+        """Set the states of the generators."""
         for g, state in zip(self.owners, states, strict=True):
             _bits(g).state = state
 

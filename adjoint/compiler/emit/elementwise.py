@@ -88,7 +88,7 @@ def extreme(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
 
 
 def _of_floats(w: Writer, op: str, *x: Value) -> Value:
-    """Emit a primitive of floating-point operands."""
+    """Emit the primitive ``op`` on floating-point operands."""
     if op == "divide":
         return w.div(*x)
     if op == "negative":
@@ -139,7 +139,7 @@ def _divided(w: Writer, op: str, a: Value, b: Value) -> Value:
 
 
 def _of_integers(w: Writer, op: str, dtype: Any, *x: Value) -> Value:
-    """Emit a primitive of integer operands."""
+    """Emit the primitive ``op`` on integer operands of a dtype."""
     bits = dtype.itemsize * 8
     if op == "negative":
         return w.neg(x[0])

@@ -452,7 +452,7 @@ class Loop:
     # The body of a loop ------------------------------------------------------------------------------
 
     def _busy(self, t: int) -> bool:
-        """Return whether loop ``t`` computes anything."""
+        """Return whether loop ``t`` has anything to compute; otherwise it is not emitted."""
         return any(
             (n.op == "reduce" and self.stage[n.id] == t + 1) or self._is_made(n, t) for n in self.group.nodes
         )

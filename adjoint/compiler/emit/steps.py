@@ -65,7 +65,7 @@ def _cost(n: Node, steps: Steps) -> float | None:
 
 
 class _Small:
-    """Generates one kernel."""
+    """Generates the kernel of one loop with a small body."""
 
     def __init__(self, machine: Machine, node: Node, outs: list[Node], wanted: list[Node]) -> None:
         self.w = Writer(machine)
@@ -89,7 +89,7 @@ class _Small:
         return found
 
     def kernel(self, cost: float) -> Kernel:
-        """Generate the kernel."""
+        """Generate the kernel; ``cost`` is the number of simple operations of all iterations."""
         w, steps = self.w, self.steps
         for n in self.wanted:
             if n.id not in self.moving:
@@ -185,7 +185,7 @@ class _Small:
         return [self._tree(n, values[i * length : (i + 1) * length]) for i in range(n.size)]
 
     def _tree(self, n: Node, values: list[Value]) -> Value:
-        """Reduce values pairwise."""
+        """Emit the reduction ``n`` of some values, in pairs, then pairs of pairs."""
         while len(values) > 1:
             pairs = [combine(self.w, n, a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
             values = pairs + values[len(pairs) * 2 :]

@@ -92,7 +92,7 @@ class Writer:
     # Lines and names ----------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        """Add a line."""
+        """Add an instruction to the text of the function."""
         self._lines.append(f"  {text}")
 
     def emit(self, text: str, element: str, lanes: int = 1) -> Value:
@@ -106,7 +106,7 @@ class Writer:
         return f"{prefix}{self._count}"
 
     def label(self, name: str) -> None:
-        """Start a basic block."""
+        """Start a basic block, the target of branches, with this name."""
         self._lines.append(f"{name}:")
         self._block = name
 
@@ -145,13 +145,13 @@ class Writer:
         return self.const(number, value.element, value.lanes)
 
     def constants(self, numbers: Sequence[Any], element: str) -> Value:
-        """Return a vector literal."""
+        """Return a vector literal with the given numbers as its lanes."""
         return Value(
             f"<{', '.join(f'{element} {_literal(x, element)}' for x in numbers)}>", element, len(numbers)
         )
 
     def index_value(self, i: Index) -> Value:
-        """Return an index as a value."""
+        """Return an index, a Python int or a value, as a value."""
         return self.const(i, "i64") if isinstance(i, int) else i
 
     # Arithmetic ---------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ class SparseArray:
         raise InputError(f"a SparseArray does not become a NumPy array.\n  {_INSTEAD}")
 
     def numpy_value(self, name: str) -> Any:
-        """Return SciPy's matrix for one of its functions; raise if the elements have a history."""
+        """Return SciPy's matrix, for SciPy's function ``name``; raise if the elements are part of a graph."""
         check_conversion(self.data, f"an array for {name}", "It has no derivative in adjoint.")
         return self.constant()
 

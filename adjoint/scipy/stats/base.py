@@ -277,5 +277,5 @@ class Continuous(Distribution):
 
     @quiet
     def isf(self, q: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the inverse of sf."""
+        """Return the inverse of the survival function ``sf``."""
         return self._inverse("isf", q, args, kwargs)
