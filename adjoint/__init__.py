@@ -301,7 +301,7 @@ if not TYPE_CHECKING:  # so that type checkers report unknown names
                 obj=sys.modules[__name__],
             )
         module = importlib.import_module(_LATER[name])
-        _hints.explain(module.__name__)
+        _hints.add_hints(module.__name__)
         found = module if module.__name__ == f"adjoint.{name}" else getattr(module, name)
         globals()[name] = found
         return found

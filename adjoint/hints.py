@@ -1,6 +1,6 @@
 """Hints for names of NumPy, PyTorch and JAX that adjoint does not have.
 
-``explain(module)`` adds hints to a public module.  An unknown attribute of the module or of its classes, or
+``add_hints(module)`` adds hints to a public module.  An unknown attribute of the module or of its classes, or
 an unknown keyword argument of its functions, then raises an error that names the replacement.  Signatures,
 types and ``dir()`` do not change.
 """
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from adjoint.errors import AbsentNameError, InputError
 from adjoint.foreign_names import ACTIVATIONS, AUTOGRAD, GENERATOR, JAX, LAX, TORCH, elsewhere
 
-__all__ = ["ATTRIBUTES", "FUNCTIONS", "KEYWORDS", "PARTS", "check_keywords", "explain", "explain_class"]
+__all__ = ["ATTRIBUTES", "FUNCTIONS", "KEYWORDS", "PARTS", "add_hints", "check_keywords", "explain_class"]
 
 _IN_PLACE = "x {}= y, which writes into x"
 _ATTEND = "pass {0}=, which is True where a query may attend; for a boolean {1}, {0}=~{1}"
@@ -429,7 +429,7 @@ _RENAMED = frozenset(KEYWORDS.values())
 _explained: set[Any] = set()  # modules and classes
 
 
-def explain(*modules: str) -> None:
+def add_hints(*modules: str) -> None:
     """Add hints to modules, given by name, and to the functions and classes in their ``__all__``.
 
     Only functions with a parameter that has another name in other libraries are wrapped.

@@ -317,16 +317,8 @@ class Entry:
                 kind = 0 if isinstance(g.owner, int) else 1
                 dtype = np.dtype(g.dtype)
                 lists.append(dtype)
-                rows[k] = (
-                    kind,
-                    owner,
-                    id(dtype),
-                    len(g.shape),
-                    listed(g.shape),
-                    len(slots) // 2,
-                    listed(slots),
-                    0,
-                )
+                shape = len(g.shape), listed(g.shape)
+                rows[k] = kind, owner, id(dtype), *shape, len(slots) // 2, listed(slots), 0
         outs = np.zeros((len(made) + 1, _MADE), np.int64)
         for k, m in enumerate(made):
             slots = places.get(("made", k), [])

@@ -15,7 +15,7 @@ from adjoint.compiler.decompose import RULES, rule
 from adjoint.compiler.rearrange import full_key, placed
 from adjoint.compiler.simplify import NotNative, View
 from adjoint.core.shapes import Shape
-from adjoint.ops.windows import Pairs, counts, inner, spots, whole
+from adjoint.ops.windows import Pairs, counts, inner_part, spots, whole
 
 __all__: list[str] = []
 
@@ -25,7 +25,7 @@ def _image(xp: Any, x: View, padding: Pairs, value: Any = 0) -> View:
     if all(lo <= 0 and hi <= 0 for lo, hi in padding):
         return x
     lead, size = x.shape[: -len(padding)], x.shape[-len(padding) :]
-    return placed(xp, (*lead, *whole(size, padding)), value, x.dtype, [(x, inner(size, padding))])
+    return placed(xp, (*lead, *whole(size, padding)), value, x.dtype, [(x, inner_part(size, padding))])
 
 
 def _windowed(xp: Any, image: View, kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> View:
@@ -50,7 +50,7 @@ def _added(
         spot = _windowed(xp, g.target((*lead, *full)), kernel, stride, dilation, count)
         return g.slice(
             g.place((*lead, *full), parts.dtype, 0, [(parts, spot.where)]),
-            full_key(inner(size, padding), len(lead) + nd),
+            full_key(inner_part(size, padding), len(lead) + nd),
         )
     # zeros[k] has the elements at offset k of all windows, with a margin of zeros: element i of the image is
     # the sum over k of zeros[k, i - dilation · k]
@@ -67,7 +67,7 @@ def _added(
     view = View(
         g, zeros.node, (*lead, *full, *kernel), (*zeros.strides[: len(lead)], *steps, *skewed), offset
     )
-    view = g.slice(view, full_key((*inner(size, padding), *(slice(None),) * nd), len(view.shape)))
+    view = g.slice(view, full_key((*inner_part(size, padding), *(slice(None),) * nd), len(view.shape)))
     return g.reduce("sum", view, range(len(lead) + nd, len(lead) + 2 * nd), parts.dtype)
 
 

@@ -20,13 +20,13 @@ __all__ = [
     "canonical_axis",
     "canonical_shape",
     "checked_shape",
-    "constant",
     "number",
     "number_between",
     "reduced_axes",
     "same_rank_axes",
     "whole_from",
     "whole_number",
+    "without_gradient",
 ]
 
 Shape = tuple[int, ...]
@@ -126,7 +126,7 @@ def whole_from(least: int, what: str, value: Any) -> int:
     return int(value)
 
 
-def constant(op: str, name: str, value: Any) -> Any:
+def without_gradient(op: str, name: str, value: Any) -> Any:
     """Return an argument to which no gradient flows; raise for a tensor that requires grad."""
     recorded = getattr(value, "requires_grad", False)
     if (recorded or is_watched(value)) and grad_mode.get():
@@ -142,7 +142,7 @@ def number(op: str, name: str, value: Any) -> float:
     """Return an argument to which no gradient flows as a float; raise with its name if that fails."""
     if type(value) is float:
         return value
-    axes: Any = getattr(constant(op, name, value), "ndim", 0)
+    axes: Any = getattr(without_gradient(op, name, value), "ndim", 0)
     try:
         if axes or isinstance(value, (str, bytes)):
             raise TypeError

@@ -39,7 +39,6 @@ __all__ = [
     "Tensor",
     "Traced",
     "castable",
-    "check",
     "clock",
     "committing",
     "concrete",
@@ -61,6 +60,7 @@ __all__ = [
     "tracked",
     "unknown",
     "varies",
+    "verify",
     "wrap",
     "writable",
     "writes",
@@ -627,7 +627,7 @@ def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
     return data.decide(function) if isinstance(data, Unknown) else None
 
 
-def check(function: Callable[[ndarray[Any, Any]], None], t: Tensor) -> None:
+def verify(function: Callable[[ndarray[Any, Any]], None], t: Tensor) -> None:
     """Call ``function``, which may raise, with the values of a tensor; do nothing inside ``vmap``.
 
     A compiled function calls ``function`` at each call.

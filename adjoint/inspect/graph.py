@@ -14,7 +14,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.inspect.causes import shown_place
 from adjoint.inspect.watch import Watch, norm_of, saved_arrays
 
-__all__ = ["LIMIT", "Box", "Graph", "Group", "graph_of", "graph_of_program"]
+__all__ = ["LIMIT", "Box", "BoxGroup", "Graph", "graph_of", "graph_of_program"]
 
 LIMIT = 24  # children of a group
 
@@ -36,7 +36,7 @@ class Box:
 
 
 @dataclass
-class Group:
+class BoxGroup:
     """A module call, an iteration of a loop, or a group of adjacent boxes."""
 
     name: str
@@ -53,7 +53,7 @@ class Graph:
 
     def __init__(self, boxes: list[Box], scopes: Mapping[int, tuple[str, str]] | None = None) -> None:
         self.boxes = boxes
-        self.groups: list[Group] = [Group("", "", -1)]
+        self.groups: list[BoxGroup] = [BoxGroup("", "", -1)]
         self._by_scope(scopes or {})
         for g in range(len(self.groups)):
             self._fold_iterations(g)
@@ -81,7 +81,7 @@ class Graph:
                 self.groups[at].children.append(i)
 
     def _new(self, name: str, kind: str, parent: int) -> int:
-        self.groups.append(Group(name, kind, parent))
+        self.groups.append(BoxGroup(name, kind, parent))
         self.groups[parent].children.append(-len(self.groups))
         return len(self.groups) - 1
 
@@ -122,7 +122,7 @@ class Graph:
         before, fresh = children[: starts[0]], []
         end = min(len(children), starts[-1] + starts[1] - starts[0])
         for n, (start, stop) in enumerate(zip(starts, [*starts[1:], end], strict=True)):
-            self.groups.append(Group(f"pass {n + 1}", "", g))
+            self.groups.append(BoxGroup(f"pass {n + 1}", "", g))
             fresh.append(-len(self.groups))
             self._move(children[start:stop], len(self.groups) - 1)
         self.groups[g].children = [*before, *fresh, *children[end:]]
@@ -162,10 +162,10 @@ class Graph:
         first, last = part[0], part[-1]
         if alike:
             a, b = self.groups[-1 - first], self.groups[-1 - last]
-            made = Group(self._span(a.name, b.name), a.kind, parent, times=len(part))
+            made = BoxGroup(self._span(a.name, b.name), a.kind, parent, times=len(part))
             made.strip = [float(c) for c in part]  # replaced by norms in ``_measure``
         else:
-            made = Group(self._span(self._label(first, 0), self._label(last, 1)), "", parent)
+            made = BoxGroup(self._span(self._label(first, 0), self._label(last, 1)), "", parent)
         self.groups.append(made)
         at = len(self.groups) - 1
         self._move(part, at)

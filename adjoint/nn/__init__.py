@@ -1,6 +1,6 @@
 """Modules, layers and losses.  ``functional`` has the functions behind them."""
 
-from adjoint.hints import explain as _explain
+from adjoint.hints import add_hints as _add_hints
 from adjoint.nn import functional, init, utils
 from adjoint.nn.activations import *
 from adjoint.nn.activations import __all__ as _activations
@@ -75,6 +75,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-_explain(
+_add_hints(
     __name__, *(f"{__name__}.{part}" for part in ("functional", "init", "utils", "utils.parametrizations"))
 )

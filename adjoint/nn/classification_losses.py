@@ -11,7 +11,7 @@ from adjoint.core.convert import asarray
 from adjoint.core.lifted import tracing
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import broadcast_shapes, number
-from adjoint.core.tensor import Tensor, check, decide
+from adjoint.core.tensor import Tensor, decide, verify
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import classes, floats
 from adjoint.nn.loss_reduction import LossModule, is_noting, mean_over, noted, reduced, same_shape, sum_all
@@ -315,7 +315,7 @@ def binary_cross_entropy(
     """
     op = "binary_cross_entropy"
     p, t = same_shape(op, probabilities, target)
-    check(_check_probabilities, p)
+    verify(_check_probabilities, p)
     return reduced(op, _element_weight(op, rec.bce(p, t), weight), reduction)
 
 

@@ -10,7 +10,7 @@ from adjoint.core.methods import COMPOSED, attach, install
 from adjoint.core.namespace import dyn, rec
 from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor
-from adjoint.hints import explain, explain_class
+from adjoint.hints import add_hints, explain_class
 from adjoint.ops import (
     activations,
     arrange,
@@ -78,7 +78,7 @@ NAMESPACES = {"linalg": linalg, "fft": fft}  # submodules, as NumPy has them
 
 
 # before the functions become methods of tensors
-explain(*(module.__name__ for module in (*MODULES, *NAMESPACES.values())))
+add_hints(*(module.__name__ for module in (*MODULES, *NAMESPACES.values())))
 _PUBLIC = {name: getattr(module, name) for module in reversed(MODULES) for name in module.__all__}
 
 

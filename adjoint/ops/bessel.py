@@ -13,7 +13,7 @@ from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.ops.half import in_float32
-from adjoint.ops.scipy_forward import load, of_order, real_arrays
+from adjoint.ops.scipy_forward import of_order, real_arrays, special_module
 from adjoint.ops.special_order import real_order, whole_order
 from adjoint.typing import ArrayLike
 
@@ -78,7 +78,7 @@ def _bessel(name: str, n: float, x: Any) -> Any:
 
 def _from_zero(name: str, n: float, x: Any) -> Any:
     """Return SciPy's Bessel function; near 0, where SciPy is inaccurate, two terms of the power series."""
-    special = load(name)
+    special = special_module(name)
     faster = _FASTER.get(f"{name}{abs(n)}")  # I₋ₙ = Iₙ
     if faster:
         return getattr(special, faster)(x)
@@ -146,7 +146,7 @@ def _kve_derivative(x: Any, n: float, order: int) -> Any:
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
     edge = max(25.0, float(n * n))
-    kve = load("kve").kve
+    kve = special_module("kve").kve
     with np.errstate(all="ignore"):
         near = np.minimum(x, edge)
         parts = (

@@ -14,7 +14,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
 from adjoint.ops.half import in_float32
 from adjoint.ops.reduce import floating
-from adjoint.ops.scipy_forward import from_scipy, load, real_arrays
+from adjoint.ops.scipy_forward import from_scipy, real_arrays, special_module
 from adjoint.typing import ArrayLike
 
 __all__ = ["binom", "comb", "factorial", "gammasgn", "poch", "rgamma", "zeta"]
@@ -71,7 +71,7 @@ def _zeta_derivative(s: Any, q: Any, order: int) -> Any:
 def _hurwitz_zeta(x: Any, y: Any) -> Any:
     x, y = real_arrays(x, y)
     np.broadcast(x, y)  # raises; SciPy's function is none of NumPy's, whose errors are explained
-    return load("zeta").zeta(x, y)
+    return special_module("zeta").zeta(x, y)
 
 
 define("hurwitz_zeta", in_float32(_hurwitz_zeta),

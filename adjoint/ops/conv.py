@@ -29,7 +29,7 @@ from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.half import wide
-from adjoint.ops.windows import Pairs, counts, images, inner, numbers, padded, spots, whole
+from adjoint.ops.windows import Pairs, counts, images, inner_part, numbers, padded, spots, whole
 from adjoint.typing import Array, ArrayLike, Lengths
 
 __all__ = [
@@ -130,7 +130,7 @@ def _conv_input(
         below = image[:, a * stride[0] :]
         for i, spot in enumerate(spots((*kernel, 1), (*stride, 1), (*dilation, 1), pieces.shape[2:])):
             below[spot] += pieces[:, i]
-    return _narrow(_batch_first(image[inner((*size, n), (*padding, (0, 0)))]), g, w)
+    return _narrow(_batch_first(image[inner_part((*size, n), (*padding, (0, 0)))]), g, w)
 
 
 def _conv_weight(

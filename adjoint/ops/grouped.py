@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from adjoint.core.tensor import Tensor, decide, differentiable, wrap
 from adjoint.errors import ArgumentError, DTypeError, IndexingError, InputError, ShapeError
 from adjoint.ops.half import in_float32, widened
 from adjoint.ops.reduce import floating, narrowed
-from adjoint.ops.scatter import along_positions, as_index
+from adjoint.ops.scatter import along_positions, as_index, check_range
 from adjoint.typing import Array, ArrayLike
 
 __all__ = ["scatter_reduce", "segment_reduce", "soft_histogram"]
@@ -121,17 +122,11 @@ def scatter_reduce(
         raise DTypeError(
             f"{op}: x and src must have the same dtype, but have {x.dtype} and {v.dtype}.  Cast one of them."
         )
-    decide(lambda a: _check_range(op, a, x.shape[where]), i)
+    decide(partial(check_range, op, x.shape, where), i)
     key = tuple(slice(None) if a == where else slice(n) for a, n in enumerate(i.shape, -i.ndim))
     inner = x if x.shape == _along(i.shape, where, x.shape[where]) else rec.index(x, key=key)
     y = _into(name, inner, as_index(rec, i), v, where, bool(include_self))
     return y if inner is x else rec.index_set(x, y, key=key)
-
-
-def _check_range(op: str, index: Array, length: int) -> None:
-    bad = index[(index < -length) | (index >= length)]
-    if bad.size:
-        raise IndexingError(f"{op}: index {bad[0]} is out of range for an axis of length {length}.")
 
 
 def _reduction(op: str, reduce: Any) -> str:

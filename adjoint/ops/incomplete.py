@@ -10,7 +10,7 @@ from adjoint.core.define import define
 from adjoint.core.namespace import raw
 from adjoint.ops.half import in_float32
 from adjoint.ops.incomplete_values import bell, betainc_derivative, gammainc_derivative
-from adjoint.ops.scipy_forward import from_scipy, load, real_arrays
+from adjoint.ops.scipy_forward import from_scipy, real_arrays, special_module
 
 __all__ = [
     "betainc",
@@ -185,7 +185,7 @@ stdtrit = define("stdtrit", from_scipy("stdtrit"),
 def _poisson_quantile(u: Any, lam: Any) -> Any:
     """Return the smallest k whose distribution function Q(k + 1, lam) is at least u."""
     u, lam = real_arrays(u, lam)
-    special = load("pdtrik")
+    special = special_module("pdtrik")
     with np.errstate(all="ignore"):
         k = np.ceil(special.pdtrik(u, lam))
         before = np.maximum(k - 1, 0)

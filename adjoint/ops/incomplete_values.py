@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.ops.scipy_forward import load
+from adjoint.ops.scipy_forward import special_module
 
 __all__ = ["bell", "betainc_derivative", "gammainc_derivative"]
 
@@ -84,7 +84,10 @@ def _stirling(a: Any) -> Any:
         series = series * w + c
     small = np.minimum(a, 10.0)
     direct = (
-        load("gammainc").gammaln(small) - (small - 0.5) * np.log(small) + small - math.log(2 * math.pi) / 2
+        special_module("gammainc").gammaln(small)
+        - (small - 0.5) * np.log(small)
+        + small
+        - math.log(2 * math.pi) / 2
     )
     return np.where(a >= 10.0, series / large, direct)
 
@@ -95,11 +98,11 @@ def _log_less_digamma(a: Any) -> Any:
     w = 1 / (large * large)
     series = 1 / (2 * large) + w * (1 / 12 - w * (1 / 120 - w * (1 / 252 - w * (1 / 240 - w / 132))))
     small = np.minimum(a, 20.0)
-    return np.where(a >= 20.0, series, np.log(small) - load("gammainc").digamma(small))
+    return np.where(a >= 20.0, series, np.log(small) - special_module("gammainc").digamma(small))
 
 
 def _polygamma(n: int, a: Any) -> Any:
-    return (-1.0) ** (n + 1) * math.factorial(n) * load("gammainc").zeta(n + 1, a)
+    return (-1.0) ** (n + 1) * math.factorial(n) * special_module("gammainc").zeta(n + 1, a)
 
 
 def _by_chunks(function: Callable[..., Any], *arrays: Any) -> Any:
@@ -149,7 +152,7 @@ def _gammainc_vector(a: Any, x: Any, order: int) -> Any:
 def _gamma_series(a: Any, x: Any, order: int) -> Any:
     """Return Σₙ of x^(a+n) exp(-x) / Γ(a + n + 1), differentiated term by term, for x ≤ 1."""
     log_x = np.log(x)
-    special = load("gammainc")
+    special = special_module("gammainc")
     total = np.zeros_like(x)
     for n in range(24):
         shifted = a + n + 1
@@ -211,7 +214,7 @@ def _beta_part(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
     """Return the derivative left of the mean: first derivatives by the series where it converges fast."""
     if m + n > 1:
         return _beta_integral(a, b, x, rest, m, n)
-    log_gamma = load("betainc").gammaln
+    log_gamma = special_module("betainc").gammaln
     last = _TERMS * np.log(x) + log_gamma(a + b + _TERMS) - log_gamma(a + b)
     fast = last + log_gamma(a + 1) - log_gamma(a + 1 + _TERMS) < -_FALL
     out = np.empty_like(x)
@@ -295,7 +298,7 @@ def _gap(a: Any, b: Any) -> Any:
     """Return ψ(a) - ψ(a + b)."""
     large = np.minimum(a, a + b) > 20
     exact = np.log1p(-b / (a + b)) - _log_less_digamma(a) + _log_less_digamma(a + b)
-    special = load("betainc")
+    special = special_module("betainc")
     return np.where(large, exact, special.digamma(a) - special.digamma(a + b))
 
 

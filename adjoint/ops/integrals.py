@@ -13,7 +13,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
 from adjoint.ops.half import in_float32, wide
-from adjoint.ops.scipy_forward import from_scipy, load, of_order, real_arrays
+from adjoint.ops.scipy_forward import from_scipy, of_order, real_arrays, special_module
 from adjoint.ops.special_order import whole_order
 from adjoint.typing import ArrayLike
 
@@ -38,16 +38,16 @@ expi = define("expi", from_scipy("expi"), lambda xp, g, y, x: g * (xp.exp(x) / x
 define("expn", of_order("expn"),
        lambda xp, g, y, x, n: -g * (xp.expn(x, n=n - 1) if n else y * (1 + 1 / x)), saves="yx", params=("n",),
        reference="scipy.special:expn", doc="The generalized exponential integral ∫₁^∞ exp(-xt)/tⁿ dt.")  # fmt: skip
-define("sine_integral", in_float32(lambda x: load("sici").sici(*real_arrays(x))[0]),
+define("sine_integral", in_float32(lambda x: special_module("sici").sici(*real_arrays(x))[0]),
        lambda xp, g, y, x: g * xp.sinc(x * (1 / math.pi)), saves="x",
        reference="scipy", doc="∫₀ˣ sin(t)/t dt.")  # fmt: skip
-define("cosine_integral", in_float32(lambda x: load("sici").sici(*real_arrays(x))[1]),
+define("cosine_integral", in_float32(lambda x: special_module("sici").sici(*real_arrays(x))[1]),
        lambda xp, g, y, x: g * (xp.cos(x) / x), saves="x", domain=(0.5, 3),
        reference="scipy", doc="-∫ₓ^∞ cos(t)/t dt.")  # fmt: skip
-define("fresnel_sine", in_float32(lambda x: load("fresnel").fresnel(*real_arrays(x))[0]),
+define("fresnel_sine", in_float32(lambda x: special_module("fresnel").fresnel(*real_arrays(x))[0]),
        lambda xp, g, y, x: g * xp.sin((math.pi / 2) * x * x), saves="x",
        reference="scipy", doc="∫₀ˣ sin(πt²/2) dt.")  # fmt: skip
-define("fresnel_cosine", in_float32(lambda x: load("fresnel").fresnel(*real_arrays(x))[1]),
+define("fresnel_cosine", in_float32(lambda x: special_module("fresnel").fresnel(*real_arrays(x))[1]),
        lambda xp, g, y, x: g * xp.cos((math.pi / 2) * x * x), saves="x",
        reference="scipy", doc="∫₀ˣ cos(πt²/2) dt.")  # fmt: skip
 dawsn = define("dawsn", from_scipy("dawsn"), lambda xp, g, y, x: g * xp.dawsn_derivative(x, order=1), saves="x",
@@ -63,7 +63,7 @@ def _dawsn_derivative(x: Any, order: int) -> Any:
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
     near = np.clip(x, -7, 7)
-    below, value = load("dawsn").dawsn(near), np.ones_like(near)
+    below, value = special_module("dawsn").dawsn(near), np.ones_like(near)
     value = 1 - 2 * near * below
     for n in range(1, order):
         below, value = value, -2 * (near * value + n * below)
@@ -99,7 +99,7 @@ ellipe = define("ellipe", from_scipy("ellipe"), lambda xp, g, y, x: g * (xp.hyp2
 
 def _lambertw(x: Any, k: int) -> Any:
     x = np.asarray(x)
-    w = load("lambertw").lambertw(wide(x), k)
+    w = special_module("lambertw").lambertw(wide(x), k)
     single = x.dtype.itemsize <= 4 if x.dtype.kind not in "biuc" else x.dtype == np.complex64
     return w.astype(np.complex64) if single else w
 

@@ -11,7 +11,7 @@ from adjoint.core.convert import array_of
 from adjoint.core.define import define
 from adjoint.core.infer import Result
 from adjoint.core.namespace import Namespace, Value, raw, rec
-from adjoint.core.shapes import broadcast_shapes, constant
+from adjoint.core.shapes import broadcast_shapes, without_gradient
 from adjoint.core.tensor import Tensor, decide
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.matrices import (
@@ -177,7 +177,7 @@ define("truncated", _truncated, _truncated_rule, saves="x", kind="general", para
 
 def tolerance(op: str, name: str, x: Tensor, value: ArrayLike) -> Any:
     """Check a tolerance; return it as a number, or as an array with one number for each matrix."""
-    limits = array_of(constant(op, name, value))
+    limits = array_of(without_gradient(op, name, value))
     if limits.dtype.kind not in "iuf" or broadcast_shapes(op, x.shape[:-2], limits.shape) != x.shape[:-2]:
         raise InputError(f"{op}: {name} must be a number, or one number per matrix, but got {value!r}.")
     return limits.copy() if limits.ndim else float(limits)

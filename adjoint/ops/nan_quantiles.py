@@ -8,7 +8,7 @@ import numpy as np
 
 from adjoint.core.convert import array_of
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import constant
+from adjoint.core.shapes import without_gradient
 from adjoint.core.tensor import Tensor
 from adjoint.ops.order import check_levels, quantile_places, sorted_last
 from adjoint.ops.reduce import floating
@@ -88,7 +88,7 @@ def nanpercentile(
     >>> ad.nanpercentile(ad.tensor([1.0, float("nan"), 3.0]), 50)
     tensor(2., dtype=float64)
     """
-    levels = array_of(constant("nanpercentile", "q", q)) / 100
+    levels = array_of(without_gradient("nanpercentile", "q", q)) / 100
     return _nanquantile("nanpercentile", x, levels, axis, method, keepdims)
 
 

@@ -14,11 +14,11 @@ from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.op import Op
-from adjoint.core.shapes import Shape, canonical_axes, canonical_axis, constant, whole_number
+from adjoint.core.shapes import Shape, canonical_axes, canonical_axis, whole_number, without_gradient
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.half import in_float32, wide
-from adjoint.ops.reduce import count, floating
+from adjoint.ops.reduce import floating, reduced_count
 from adjoint.ops.selection import _values
 from adjoint.typing import Array, ArrayLike, Axis
 
@@ -298,7 +298,7 @@ def sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: x must be real, but is complex: complex numbers have no order.")
     axes = canonical_axes(op, axis, x.ndim)
-    n = count(x.shape, axes)
+    n = reduced_count(x.shape, axes)
     if n == 0:
         raise ShapeError(
             f"{op}: there must be at least one element to choose from, but x has shape {x.shape}."
@@ -410,7 +410,9 @@ def percentile(
     >>> ad.percentile(ad.tensor([1.0, 2.0, 3.0]), 50)
     tensor(2., dtype=float64)
     """
-    return _quantile("percentile", x, array_of(constant("percentile", "q", q)) / 100, axis, method, keepdims)
+    return _quantile(
+        "percentile", x, array_of(without_gradient("percentile", "q", q)) / 100, axis, method, keepdims
+    )
 
 
 def check_levels(op: str, q: Any, method: str) -> Any:
@@ -419,7 +421,7 @@ def check_levels(op: str, q: Any, method: str) -> Any:
         raise ArgumentError(
             f"{op}: method must be one of {', '.join((*_CONTINUOUS, *_DISCRETE))}, not {method!r}."
         )
-    levels = array_of(constant(op, "q", q)).astype(np.float64)
+    levels = array_of(without_gradient(op, "q", q)).astype(np.float64)
     if not np.all((levels >= 0) & (levels <= 1)):
         raise ArgumentError(
             f"{op}: each value of q must be between 0 and {100 if op.endswith('percentile') else 1}."

@@ -18,7 +18,7 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.half import in_float32, wide, widened
 from adjoint.ops.reduce import narrowed
-from adjoint.ops.windows import Pairs, blank, counts, images, inner, numbers, padded, spots, whole
+from adjoint.ops.windows import Pairs, blank, counts, images, inner_part, numbers, padded, spots, whole
 from adjoint.typing import Array, ArrayLike, Lengths
 
 __all__ = [
@@ -53,7 +53,7 @@ def _window_spread(
     if g.size:
         for spot in spots(kernel, stride, dilation, count):
             image[spot] += g
-    return image[inner(size, padding)]
+    return image[inner_part(size, padding)]
 
 
 _WINDOW = ("kernel", "stride", "padding", "dilation")
@@ -117,7 +117,7 @@ def _max_spread(
             image[spot] = raw.where(hit, share, 0)
         else:
             image[spot] += raw.where(hit, share, 0)
-    return image[inner(size, padding)]
+    return image[inner_part(size, padding)]
 
 
 def _max_gather(

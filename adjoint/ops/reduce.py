@@ -51,7 +51,7 @@ def _like(y: Array, x: Array) -> Any:
     return y if y.dtype == x.dtype or x.dtype.name not in _HALF else y.astype(x.dtype)
 
 
-def count(shape: Shape, axis: Shape) -> int:
+def reduced_count(shape: Shape, axis: Shape) -> int:
     """Return the number of elements that are reduced over ``axis``."""
     total = 1
     for a in axis:
@@ -86,7 +86,7 @@ def _spread(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: 
 
 def _mean_forward(x: Array, axis: Shape, keepdims: bool) -> Any:
     """Return Σx / n, NaN for no elements; faster than np.mean."""
-    n = count(x.shape, axis)
+    n = reduced_count(x.shape, axis)
     if n and x.dtype.itemsize != 2:
         return _add_reduce(x, axis, None, None, keepdims) / n
     total = _add_reduce(wide(x), axis=axis, keepdims=keepdims)
@@ -98,7 +98,7 @@ def _mean_forward(x: Array, axis: Shape, keepdims: bool) -> Any:
 
 def _mean_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
     # the largest float16 is 65504, which is less than many counts
-    return _spread(xp, widened(xp, g) / count(x.shape, axis), y, x, axis, keepdims)
+    return _spread(xp, widened(xp, g) / reduced_count(x.shape, axis), y, x, axis, keepdims)
 
 
 def _extreme_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
@@ -111,7 +111,7 @@ def _extreme_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keep
 
 
 def _var_forward(x: Array, axis: Shape, correction: float, keepdims: bool) -> Any:
-    n = count(x.shape, axis)
+    n = reduced_count(x.shape, axis)
     if n and n > correction:
         return _like(_squares(wide(x), n, axis, keepdims) / (n - correction), x)
     with np.errstate(**_silent):
@@ -126,7 +126,7 @@ def _squares(x: Array, n: int, axis: Shape, keepdims: bool) -> Any:
 
 
 def _over(x: Array, axis: Shape, correction: float) -> float:
-    n = count(x.shape, axis) - correction
+    n = reduced_count(x.shape, axis) - correction
     return 1.0 / n if n > 0 else float("nan")
 
 
@@ -418,7 +418,7 @@ def average(
     axes = canonical_axes("average", axis, x.ndim)
     if weights is None:
         out = rec.mean(x, axis=axes, keepdims=bool(keepdims))
-        return (out, rec.ones_like(out) * count(x.shape, axes)) if returned else out
+        return (out, rec.ones_like(out) * reduced_count(x.shape, axes)) if returned else out
     w = widened(rec, floating("average", weights))
     if w.shape != x.shape:
         if w.shape != tuple(x.shape[a] for a in axes):
@@ -472,7 +472,7 @@ def prod(
     rest = tuple(a for a in range(-x.ndim, 0) if a not in axes)
     flat = rec.permute_dims(x, axes=rest + axes) if axes else x
     lengths = tuple(x.shape[a] for a in rest)
-    flat = rec.reshape(flat, shape=(*lengths, count(x.shape, axes)))
+    flat = rec.reshape(flat, shape=(*lengths, reduced_count(x.shape, axes)))
     out = narrowed(rec.prod(flat, axis=(-1,), keepdims=False), dtype)
     if keepdims:
         out = rec.reshape(out, shape=tuple(1 if a in axes else x.shape[a] for a in range(-x.ndim, 0)))
@@ -482,7 +482,7 @@ def prod(
 def _extreme(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
     x = asarray(x)
     axes = canonical_axes(name, axis, x.ndim)
-    if count(x.shape, axes) == 0:
+    if reduced_count(x.shape, axes) == 0:
         raise _nothing(name, x, axis)
     return getattr(rec, name)(x, axis=axes, keepdims=bool(keepdims))
 
@@ -713,7 +713,7 @@ def logsumexp(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Ten
     if x.dtype.kind == "c":
         raise DTypeError(f"logsumexp: x must be real, but has dtype {x.dtype}.")
     axes = canonical_axes("logsumexp", axis, x.ndim)
-    if count(x.shape, axes) == 0:  # the sum of nothing is 0
+    if reduced_count(x.shape, axes) == 0:  # the sum of nothing is 0
         return rec.sum(x, axis=axes, keepdims=bool(keepdims)) - np.inf
     return rec.logsumexp(x, axis=axes, keepdims=bool(keepdims))
 

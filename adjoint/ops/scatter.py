@@ -13,8 +13,9 @@ import numpy as np
 
 from adjoint.core.namespace import Namespace, Value, raw
 from adjoint.core.shapes import Shape
+from adjoint.errors import IndexingError
 
-__all__ = ["add_few", "add_flat", "along_positions", "as_index", "from_start", "row_positions"]
+__all__ = ["add_few", "add_flat", "along_positions", "as_index", "check_range", "from_start", "row_positions"]
 
 _F32 = np.dtype(np.float32)
 _INTP = np.dtype(np.intp)
@@ -89,3 +90,14 @@ def along_positions(index: Any, length: int, axis: int) -> Any:
     places += np.arange(after)
     places += (np.arange(before) * (length * after))[:, None, None]
     return places.reshape(-1)
+
+
+def check_range(op: str, shape: Shape, axis: int, values: Any) -> None:
+    """Raise with the first index that is out of range."""
+    n = shape[axis]
+    wrong = values[(values < -n) | (values >= n)]
+    if wrong.size:
+        has = f"has indices from {-n} to {n - 1}" if n else "is empty"
+        raise IndexingError(
+            f"{op}: index {int(wrong.reshape(-1)[0])} is out of range: axis {axis} of shape {shape} {has}."
+        ) from None

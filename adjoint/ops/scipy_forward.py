@@ -11,7 +11,7 @@ import numpy as np
 from adjoint.errors import MissingExtraError
 from adjoint.ops.half import in_float32
 
-__all__ = ["from_scipy", "load", "of_order", "real_arrays", "scipy_function"]
+__all__ = ["from_scipy", "of_order", "real_arrays", "scipy_function", "special_module"]
 
 
 def from_scipy(name: str) -> Callable[..., Any]:
@@ -20,7 +20,7 @@ def from_scipy(name: str) -> Callable[..., Any]:
 
     def forward(*args: Any) -> Any:
         if not found:
-            found.append(getattr(load(name), name))
+            found.append(getattr(special_module(name), name))
         return found[0](*real_arrays(*args))
 
     return in_float32(forward)
@@ -39,7 +39,7 @@ def real_arrays(*args: Any) -> Any:
     return arrays
 
 
-def load(name: str) -> Any:
+def special_module(name: str) -> Any:
     """Return ``scipy.special``; raise if SciPy is missing."""
     try:
         import scipy.special
@@ -64,7 +64,7 @@ def of_order(name: str) -> Callable[..., Any]:
 
     def forward(x: Any, **params: Any) -> Any:
         (x,) = real_arrays(x)
-        y = getattr(load(name), name)(*params.values(), x)
+        y = getattr(special_module(name), name)(*params.values(), x)
         return y.astype(x.dtype) if x.dtype.kind == "f" else y
 
     return in_float32(forward)

@@ -25,7 +25,15 @@ from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor, Traced, tracked
 from adjoint.errors import ArgumentError, IndexingError, InputError, ShapeError
 from adjoint.ops.complex_parts import astype
-from adjoint.ops.scatter import add_few, add_flat, along_positions, as_index, from_start, row_positions
+from adjoint.ops.scatter import (
+    add_few,
+    add_flat,
+    along_positions,
+    as_index,
+    check_range,
+    from_start,
+    row_positions,
+)
 from adjoint.typing import Array, ArrayLike
 
 __all__ = [
@@ -62,11 +70,15 @@ def _untake_rows(g: Array, i: Array, axis: int, length: int) -> SparseRows:
     return SparseRows(rows, g.reshape(rows.size, *shape[1:]), shape)
 
 
-def _take_along_axis(x: Array, i: Array, axis: int) -> Any:
-    length = x.shape[axis]
+def _check_positions(i: Array, axis: int, length: int) -> None:
     if i.size and not -length <= i.min() <= i.max() < length:
         bad = i.max() if i.max() >= length else i.min()
         raise IndexError(f"index {bad} is out of range for axis {axis} of length {length}.")
+
+
+def _take_along_axis(x: Array, i: Array, axis: int) -> Any:
+    length = x.shape[axis]
+    _check_positions(i, axis, length)
     return x.reshape(-1).take(along_positions(i, length, axis)).reshape(i.shape)
 
 
@@ -78,9 +90,7 @@ def _untake_along_axis(g: Array, i: Array, axis: int, length: int) -> Any:
 
 def _put_along_axis(x: Array, i: Array, v: Array, axis: int) -> Any:
     length = x.shape[axis]
-    if i.size and not -length <= i.min() <= i.max() < length:
-        bad = i.max() if i.max() >= length else i.min()
-        raise IndexError(f"index {bad} is out of range for axis {axis} of length {length}.")
+    _check_positions(i, axis, length)
     out = np.array(x, dtype=np.result_type(x, v) if hasattr(v, "dtype") else None, order="C")
     out.reshape(-1)[along_positions(i, length, axis)] = np.broadcast_to(v, i.shape).reshape(-1)
     return out
@@ -241,7 +251,7 @@ def take(
 
 def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) -> Tensor:
     if isinstance(i._data, Unknown):
-        i._data.explain(partial(_explain_range, op, x.shape, axis))
+        i._data.explain(partial(check_range, op, x.shape, axis))
     try:
         if sparse_grad and special.count and grad_mode.get() and tracked(x):
             refuse_tracing("sparse_grad=True", "Use sparse_grad=False there.")
@@ -251,19 +261,8 @@ def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) 
         return rec.take(x, i, axis=axis)
     except IndexingError:
         if type(i) is not Traced:  # then the numbers are not known
-            _explain_range(op, x.shape, axis, array_of(i))
+            check_range(op, x.shape, axis, array_of(i))
         raise
-
-
-def _explain_range(op: str, shape: Shape, axis: int, values: Any) -> None:
-    """Raise with the first index that is out of range."""
-    n = shape[axis]
-    wrong = values[(values < -n) | (values >= n)]
-    if wrong.size:
-        has = f"has indices from {-n} to {n - 1}" if n else "is empty"
-        raise IndexingError(
-            f"{op}: index {int(wrong.reshape(-1)[0])} is out of range: axis {axis} of shape {shape} {has}."
-        ) from None
 
 
 def _aligned(op: str, x: Tensor, i: Tensor, axis: int) -> Shape:

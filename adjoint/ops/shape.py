@@ -25,9 +25,9 @@ from adjoint.core.shapes import (
     canonical_axes,
     canonical_axis,
     canonical_shape,
-    constant,
     reduced_axes,
     whole_number,
+    without_gradient,
 )
 from adjoint.core.tensor import Tensor, varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -725,7 +725,7 @@ def pad(x: ArrayLike, pad_width: Any, mode: str = "constant", constant_values: f
             value = rec.astype(constant_values, dtype=x.dtype)
             return rec.where(inside, rec.pad(x, widths=pairs, value=0), value)
         # a copy, because the caller may change the value before the op is run again
-        fill = array_of(constant("pad", "constant_values", constant_values)).tolist()
+        fill = array_of(without_gradient("pad", "constant_values", constant_values)).tolist()
         return rec.pad(x, widths=pairs, value=fill)
     if mode not in _PAD_MODES:
         raise ArgumentError(f"pad: mode must be one of {', '.join(_PAD_MODES)}, not {mode!r}.")

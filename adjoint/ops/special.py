@@ -26,7 +26,7 @@ from adjoint.ops.erf import erf as _erf
 from adjoint.ops.half import in_float32
 from adjoint.ops.incomplete import *
 from adjoint.ops.integrals import *
-from adjoint.ops.scipy_forward import from_scipy, load, real_arrays
+from adjoint.ops.scipy_forward import from_scipy, real_arrays, special_module
 from adjoint.ops.special_order import whole_order
 from adjoint.typing import Array, ArrayLike
 
@@ -73,11 +73,11 @@ ROOT2, ROOT_PI, ROOT_2PI = math.sqrt(2.0), math.sqrt(math.pi), math.sqrt(2 * mat
 
 
 def _erf_of_any(x: Any) -> Any:
-    return load("erf").erf(x) if np.asarray(x).dtype.kind == "c" else _erf(x)
+    return special_module("erf").erf(x) if np.asarray(x).dtype.kind == "c" else _erf(x)
 
 
 def _erfc(x: Any) -> Any:
-    return load("erfc").erfc(x)
+    return special_module("erfc").erfc(x)
 
 
 erf = define("erf", in_float32(_erf_of_any), lambda xp, g, y, x: g * (xp.exp(-x * x) * (2 / ROOT_PI)), saves="x",
@@ -130,7 +130,7 @@ def _erfcx_derivative(x: Array, order: int) -> Any:
     scale = (-2.0) ** order * math.factorial(order)
     edge = 2.0
     near = np.minimum(x, edge)
-    below, value = 2 / ROOT_PI, load("erfcx").erfcx(near)
+    below, value = 2 / ROOT_PI, special_module("erfcx").erfcx(near)
     for n in range(1, order + 1):
         below, value = value, (below - 2 * near * value) / (2 * n)
     far = x > edge
@@ -190,7 +190,7 @@ def _polygamma(x: Array, n: int) -> Any:
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
-    special = load("polygamma" if n else "digamma")
+    special = special_module("polygamma" if n else "digamma")
     left = x < (0.0 if n else -0.6)  # SciPy's digamma is accurate at its root, -0.504
     right = np.where(left, 1 - x, x)
     value = (

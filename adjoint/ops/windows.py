@@ -19,7 +19,7 @@ from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
-__all__ = ["Pairs", "blank", "counts", "images", "inner", "numbers", "padded", "spots", "whole"]
+__all__ = ["Pairs", "blank", "counts", "images", "inner_part", "numbers", "padded", "spots", "whole"]
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -58,7 +58,7 @@ def padded(x: Any, padding: Pairs, value: Any = 0) -> Any:
     out = blank(x, *lead, *whole(size, padding))
     if value:
         out[...] = value
-    out[inner(size, padding)] = x
+    out[inner_part(size, padding)] = x
     return out
 
 
@@ -66,7 +66,7 @@ def whole(size: Shape, padding: Pairs) -> Shape:
     return tuple(lo + n + max(hi, 0) for n, (lo, hi) in zip(size, padding, strict=True))
 
 
-def inner(size: Shape, padding: Pairs) -> tuple[Any, ...]:
+def inner_part(size: Shape, padding: Pairs) -> tuple[Any, ...]:
     return (..., *(slice(lo, lo + n) for n, (lo, _) in zip(size, padding, strict=True)))
 
 

@@ -1,6 +1,6 @@
 """Optimisers and learning-rate schedules."""
 
-from adjoint.hints import explain as _explain
+from adjoint.hints import add_hints as _add_hints
 from adjoint.optim import schedules
 from adjoint.optim.average import EMA
 from adjoint.optim.first_order import SGD, Adagrad, Adam, AdamW, Lion, NAdam, RMSprop
@@ -28,4 +28,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-_explain(__name__, schedules.__name__)
+_add_hints(__name__, schedules.__name__)

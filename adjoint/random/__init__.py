@@ -17,7 +17,7 @@ Examples
 True
 """
 
-from adjoint.hints import explain as _explain
+from adjoint.hints import add_hints as _add_hints
 from adjoint.random.generator import Generator, default_rng
 from adjoint.random.score import score_function
 
@@ -28,4 +28,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-_explain(__name__, f"{__name__}.generator")
+_add_hints(__name__, f"{__name__}.generator")

@@ -17,10 +17,10 @@ from adjoint.ops.half import widened
 from adjoint.ops.reduce import argmax
 from adjoint.random.continuous import Continuous
 from adjoint.random.noise import (
+    broadcast_size,
     check_values,
     checked_size,
-    fitting,
-    picked,
+    elements_at,
 )
 from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
@@ -214,7 +214,7 @@ class Discrete(Continuous):
         )
         shape = weights.shape[:-1]
         if size is not None:
-            shape = fitting("categorical", shape, checked_size("categorical", size))
+            shape = broadcast_size("categorical", shape, checked_size("categorical", size))
         noise = self.gumbel(size=(*shape, weights.shape[-1]), dtype=weights.dtype)
         return argmax(weights + noise, axis=-1)
 
@@ -246,7 +246,7 @@ class Discrete(Continuous):
         where = 0 if whole else canonical_axis("permutation", axis, x.ndim)
         count = int(x) if whole else x.shape[where]
         order = made_by_host(lambda: self._numpy.permutation(count), (count,), np.int64)
-        return wrap(order) if whole else picked(x, order, where)
+        return wrap(order) if whole else elements_at(x, order, where)
 
     def choice(
         self,
@@ -304,4 +304,4 @@ class Discrete(Continuous):
                 raise ArgumentError(f"choice: {error}.") from None
 
         drawn = made_by_host(draw, shape, np.int64)
-        return wrap(drawn) if whole else picked(x, drawn, where)
+        return wrap(drawn) if whole else elements_at(x, drawn, where)

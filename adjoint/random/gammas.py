@@ -18,7 +18,7 @@ from adjoint.errors import ShapeError
 from adjoint.ops.fused import softmax
 from adjoint.ops.reduce import narrowed
 from adjoint.ops.special import betaincinv, gammaincinv
-from adjoint.random.noise import Noise, as_float, check_values, checked_size, fitting
+from adjoint.random.noise import Noise, as_float, broadcast_size, check_values, checked_size
 from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = ["Gammas"]
@@ -176,7 +176,7 @@ class Gammas(Noise):
             )
         shape = alpha.shape
         if size is not None:
-            shape = (*fitting("dirichlet", shape[:-1], checked_size("dirichlet", size)), shape[-1])
+            shape = (*broadcast_size("dirichlet", shape[:-1], checked_size("dirichlet", size)), shape[-1])
         # a gamma draw of a is one of a + 1 times u^(1/a): its logarithm does not underflow for small a
         target, u, a = self._quantiles("dirichlet", shape, dtype, alpha)
         _, v, _ = self._quantiles("dirichlet", shape, dtype, alpha)

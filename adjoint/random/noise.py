@@ -12,11 +12,20 @@ from adjoint.core.convert import asarray, checked_dtype
 from adjoint.core.lifted import Lifted, Unknown, made_by_host
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_shape, reduced_axes
-from adjoint.core.tensor import Tensor, check, differentiable, wrap
+from adjoint.core.tensor import Tensor, differentiable, verify, wrap
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.selection import take
 
-__all__ = ["Noise", "as_float", "below", "check_values", "checked_size", "fitting", "not_negative", "picked"]
+__all__ = [
+    "Noise",
+    "as_float",
+    "below",
+    "broadcast_size",
+    "check_values",
+    "checked_size",
+    "elements_at",
+    "not_negative",
+]
 
 
 class Noise:
@@ -28,7 +37,7 @@ class Noise:
 
     def _target(self, op: str, dtype: Any, given: list[Any]) -> Any:
         """Return the dtype of a draw: by default that of the parameters."""
-        return float_dtype(op, np.result_type(*given) if dtype is None and given else dtype)
+        return draw_dtype(op, np.result_type(*given) if dtype is None and given else dtype)
 
     def _noise(self, op: str, kind: str, size: Any, dtype: Any, *params: Any) -> tuple[Any, ...]:
         """Draw noise with the common shape and dtype of the parameters.
@@ -40,7 +49,7 @@ class Noise:
         tensors = [t for t in values if isinstance(t, Tensor)]
         shape = broadcast_shapes(op, *(t.shape for t in tensors))
         if size is not None:
-            shape = fitting(op, shape, checked_size(op, size))
+            shape = broadcast_size(op, shape, checked_size(op, size))
         target = self._target(op, dtype, [t.dtype for t in tensors])
         drawn: Any = np.float64 if target.itemsize > 4 else np.float32
 
@@ -59,7 +68,7 @@ class Noise:
         )
 
 
-def picked(x: Tensor, drawn: Any, axis: int) -> Tensor:
+def elements_at(x: Tensor, drawn: Any, axis: int) -> Tensor:
     """Return the elements at drawn positions along an axis, which is counted from the end."""
     if isinstance(drawn, Lifted):
         return take(x, wrap(drawn), axis=axis)
@@ -82,7 +91,7 @@ def checked_size(op: str, size: Any) -> Shape:
     return shape
 
 
-def fitting(op: str, shape: Shape, size: Shape) -> Shape:
+def broadcast_size(op: str, shape: Shape, size: Shape) -> Shape:
     """Return the size of a draw; raise if the shape of the parameters does not broadcast to it."""
     if reduced_axes(size, shape) is None:
         raise ShapeError(
@@ -91,7 +100,7 @@ def fitting(op: str, shape: Shape, size: Shape) -> Shape:
     return size
 
 
-def float_dtype(op: str, dtype: Any) -> Any:
+def draw_dtype(op: str, dtype: Any) -> Any:
     kind = get_default_dtype() if dtype is None else checked_dtype(dtype)
     if not differentiable(kind) or kind.kind == "c":
         raise DTypeError(f"{op}: dtype must be a real float dtype, but is {kind}.")
@@ -114,7 +123,7 @@ def check_values(op: str, value: Any, holds: Callable[[Any], Any], what: str) ->
             raise ArgumentError(f"{op}: {what}, but one value is {bad.ravel()[0]}.")
 
     if isinstance(value, (Tensor, Unknown)):
-        check(look, asarray(value))
+        verify(look, asarray(value))
     else:
         look(np.asarray(value))
 

@@ -1,6 +1,6 @@
 """Training: data, the loop, callbacks, checkpoints, and composed losses."""
 
-from adjoint.hints import explain as _explain
+from adjoint.hints import add_hints as _add_hints
 from adjoint.train.callbacks import (
     BestCheckpoint,
     Callback,
@@ -44,4 +44,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-_explain(__name__)
+_add_hints(__name__)

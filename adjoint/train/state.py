@@ -18,7 +18,7 @@ from adjoint.train.history import History
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
-__all__ = ["load", "matched", "of", "resume", "state_of"]
+__all__ = ["matched", "of", "restore", "resume", "state_of"]
 
 
 def of(trainer: Trainer) -> dict[str, Any]:
@@ -62,9 +62,9 @@ def resume(trainer: Trainer) -> bool:
             callback.checkpoints.refuse_later(int(state["step"]))
     before = trainer.model.state_dict(), of(trainer)
     try:
-        load(trainer, trainer._loader, model, state)
+        restore(trainer, trainer._loader, model, state)
     except BaseException:
-        load(trainer, trainer._loader, *before)
+        restore(trainer, trainer._loader, *before)
         raise
     for callback in known:
         callback.on_resume(trainer)
@@ -80,7 +80,7 @@ def _newest(trainer: Trainer) -> tuple[Any, Any] | None:
     return found if trainer._ranks is None else trainer._ranks.group.broadcast_object(found)
 
 
-def load(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+def restore(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Restore a saved state; each part checks its own state.
 
     Callbacks without a saved state are not changed.

@@ -180,8 +180,7 @@ def _text(machine: Machine) -> str:
 
     def start(i: Value, _: list[Value]) -> None:
         one = row(at_moves, i, 4)
-        address = w.at(word(args, word(one, 1), "ptr"), "i8", word(one, 2))
-        w.store(address, word(one, 0, "ptr"))
+        w.store(w.at(word(args, word(one, 1), "ptr"), "i8", word(one, 2)), word(one, 0, "ptr"))
 
     def swap(odd: Value) -> Any:
         def body(i: Value, _: list[Value]) -> None:
