@@ -44,19 +44,25 @@ class Advances:
 
         ``name`` is the name of the traced function, for the message.
         """
+        drawn = advanced = False
         for (read, restore), before in zip(self.reads, self.before, strict=True):
             if _frozen(read()) == _frozen(before):
                 continue
             if restore is None:
-                raise TransformError(
-                    f"ad.compile: {name} takes an item of an iterator, so each call would use the same one.\n"
-                    "  Take the item outside, and pass it as an argument."
-                )
-            restore(before)
+                advanced = True
+            else:
+                drawn = True
+                restore(before)
+        if drawn:
             raise TransformError(
                 f"ad.compile: {name} draws from a random generator of NumPy or Python, so each call would "
                 "return the same numbers.\n"
                 "  Use ad.random, or pass rng= to the layer: those draw new numbers at each call."
+            )
+        if advanced:
+            raise TransformError(
+                f"ad.compile: {name} takes an item of an iterator, so each call would use the same one.\n"
+                "  Take the item outside, and pass it as an argument."
             )
 
 
@@ -99,8 +105,9 @@ def _position(value: Any) -> Any:
         return "end" if frame is None else (frame.f_lasti, {k: id(v) for k, v in frame.f_locals.items()})
     if isinstance(value, itertools.count):
         return repr(value)
-    if type(value).__module__ == "builtins" and hasattr(value, "__next__") and hasattr(value, "__setstate__"):
-        return value.__reduce__()[2:]
+    if type(value).__module__ == "builtins" and hasattr(value, "__next__"):  # of a list, dict; enumerate, zip
+        _, parts, *state = value.__reduce__()
+        return *state, *(len(p) if isinstance(p, (list, tuple)) else _position(p) or p for p in parts)
     return None
 
 

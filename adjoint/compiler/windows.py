@@ -121,7 +121,7 @@ def _columns(
 ) -> View:
     """Return all windows as columns, of shape (batch, groups, channels · kernel, windows)."""
     if 0 in count or 0 in x.shape or x.dtype.kind != "f":
-        raise NotNative("an empty convolution has no native form")
+        raise NotNative("a convolution of integers, or an empty one, has no native form")
     nd = len(kernel)
     view = _windowed(xp, _image(xp, x, padding), kernel, stride, dilation, count)
     order = [0, 1, *range(2 + nd, 2 + 2 * nd), *range(2, 2 + nd)]
@@ -151,7 +151,7 @@ def _conv_input(
 ) -> Any:
     n, count, kernel = g.shape[0], g.shape[2:], w.shape[2:]
     if 0 in count or not n or g.dtype.kind != "f" or any(hi < 0 or lo < 0 for lo, hi in padding):
-        raise NotNative("an empty convolution has no native form")
+        raise NotNative("a convolution of integers, an empty one, or one that crops has no native form")
     if 0 not in size and _is_direct(g, w, kernel, padding, groups, size[-1]):
         spec = (n, w.shape[1], w.shape[0], tuple(size), kernel, stride, padding, dilation)
         y = _direct(xp, "conv_input", g, w, spec, (n, w.shape[1], math.prod(size)))

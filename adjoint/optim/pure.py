@@ -10,7 +10,7 @@ from adjoint import tree
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.errors import ArgumentError, DTypeError, InputError
+from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.optim.optimizer import Optimizer
 
 __all__ = ["Pure"]
@@ -103,6 +103,15 @@ class Pure:
         -------
         tuple
             The new parameters and the new state.
+
+        Raises
+        ------
+        ArgumentError
+            If the optimiser has no such hyper-parameter, or a number is out of its range.
+        TransformError
+            If the gradients are a tree of another structure than the parameters.
+        ShapeError
+            If a gradient has another shape than its parameter.
         """
         unknown = sorted(changes.keys() - self._hyper.keys())
         if unknown:
@@ -110,12 +119,14 @@ class Pure:
                 f"update: {type(self._optimizer).__name__} has no hyper-parameter {', '.join(unknown)}."
             )
         leaves, structure = tree.flatten(params)
-        gradients = tree.leaves(grads)
-        if len(gradients) != len(leaves) or len(state["slots"]) != len(leaves):
+        gradients = tree.flatten_like(structure, grads, "update: grads")
+        if len(state["slots"]) != len(leaves):
             raise InputError(
-                f"update: {len(leaves)} parameters have {len(gradients)} gradients and {len(state['slots'])} "
-                "states.  Pass trees of the same structure, and the state that init returned for them."
+                f"update: there are {len(leaves)} parameters, but states of {len(state['slots'])}.  Pass the "
+                "state that init returned for these parameters."
             )
+        numbers = {k: v for k, v in changes.items() if type(v) in (int, float, bool)}
+        self._optimizer.check({**self._hyper, **numbers})
         step = asarray(state["step"]) + 1.0
         hyper = self._optimizer.numbers({**self._hyper, **changes, "step": step})
         found = [
@@ -129,6 +140,8 @@ class Pure:
 
     def _one(self, p: Tensor, g: Tensor, slots: dict[str, Any], hyper: dict[str, Any]) -> tuple[Tensor, Any]:
         """Return one parameter and its state after an update."""
+        if g.shape != p.shape:
+            raise ShapeError(f"update: a parameter has shape {p.shape}, but its gradient {g.shape}.")
         g = g if g.dtype == p.dtype else rec.astype(g, dtype=p.dtype)
         fitting = {
             k: rec.astype(v, dtype=p.dtype) if isinstance(v, Tensor) and v.dtype != p.dtype else v

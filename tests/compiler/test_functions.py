@@ -402,13 +402,36 @@ def test_a_generator_made_inside_starts_again_at_each_call() -> None:
             ad.compile(lambda x, use=use: (use(), x)[1])(ad.tensor(1.0))
 
 
-@pytest.mark.parametrize(
-    "items", [iter([1, 2, 3]), (k for k in range(3)), itertools.count()], ids=["list", "generator", "count"]
-)
-def test_an_iterator_that_is_advanced_is_an_error(items: Any) -> None:
-    f = ad.compile(lambda x: x + next(items))
+ITERATORS: dict[str, Any] = {
+    "list": lambda: iter([1, 2, 3]),
+    "generator": lambda: (k for k in range(3)),
+    "count": itertools.count,
+    "dict": lambda: iter({1: 2, 3: 4}),
+    "set": lambda: iter({1, 2}),
+    "range": lambda: iter(range(3)),
+    "reversed": lambda: reversed([1, 2]),
+    "enumerate": lambda: (pair[0] for pair in enumerate("ab")),
+    "zip": lambda: zip([1, 2], [3, 4], strict=True),
+    "map": lambda: map(abs, {-1: 0, -2: 0}),
+    "filter": lambda: filter(None, [1, 2]),
+    "zip of enumerate": lambda: zip(enumerate(range(3)), strict=False),
+}
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_an_iterator_that_is_advanced_is_an_error(kind: str) -> None:
+    items = ITERATORS[kind]()
+    f = ad.compile(lambda x: (next(items), x + 1)[1])
     with pytest.raises(TransformError, match=r"takes an item of an iterator.*\n.*as an argument"):
         f(ad.tensor(1.0))
+
+
+def test_all_random_generators_are_restored_when_a_trace_drew_from_them() -> None:
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    f = ad.compile(lambda x: x + random.random() + np.random.rand())
+    with pytest.raises(TransformError, match="draws from a random generator"):
+        f(ad.tensor(1.0))
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states
 
 
 def test_draws_of_ad_random_are_made_at_each_call() -> None:

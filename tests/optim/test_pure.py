@@ -89,8 +89,16 @@ def test_mistakes_name_the_cure() -> None:
     pure = optim.Pure(optim.Adam)
     state = pure.init([np.ones(2), np.ones(3)])
     assert raised(lambda: pure.update(np.ones(2), np.ones(2), state)) == (
-        "update: 1 parameters have 1 gradients and 2 states.  Pass trees of the same structure, and the state "
-        "that init returned for them."
+        "update: there are 1 parameters, but states of 2.  Pass the state that init returned for these "
+        "parameters."
+    )
+    one = pure.init({"w": np.ones(2)})
+    assert raised(lambda: pure.update({"w": np.ones(2)}, {"w": np.ones((3, 2))}, one)) == (
+        "update: a parameter has shape (2,), but its gradient (3, 2)."
+    )
+    assert raised(lambda: pure.update({"w": np.ones(2)}, {"v": np.ones(2)}, one)).startswith("update: grads")
+    assert raised(lambda: pure.update({"w": np.ones(2)}, {"w": np.ones(2)}, one, lr=-1.0)).startswith(
+        "Adam: lr"
     )
     assert raised(lambda: pure.update([1.0], [1.0], state, rate=1.0)) == (
         "update: Adam has no hyper-parameter rate."

@@ -7,7 +7,7 @@ neighbouring numbers.  For one row of windows, the result is a matrix product.  
 the convolution kernel.  The second matrix, of shape (k, windows), is not stored: a table has, for each k, the
 offset in the planes at which row k starts.
 
-The zeros of the padding are multiplied like other numbers, so an infinite weight gives NaN there.
+In the forward the zeros of the padding are multiplied like other numbers, so an infinite weight gives NaN.
 """
 
 from __future__ import annotations
