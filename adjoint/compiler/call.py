@@ -234,7 +234,7 @@ def _said(part: Any, paths: list[str]) -> str:
         return f"{part[1]!r}"
     text = f"{part[1]}{list(part[0])}"
     if len(part) > 2 and part[2] is not None:
-        text += " that requires grad" if part[2] else " that has a history"
+        text += " that requires grad" if part[2] else " that is part of a graph"
     if len(part) > 3 and part[3] is not None:
         text += f", the same tensor as {paths[part[3]]}"
     return text

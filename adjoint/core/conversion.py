@@ -45,7 +45,7 @@ def check_conversion(t: Any, target: str, instead: str) -> None:
     elif is_watched(t):
         what = f"a tensor of shape {t.shape} that a tape watches"
     elif isinstance(t._data, Lifted) and t._data.has_history():
-        what = f"a value of shape {t.shape} with a history from outside of {t._data.transform}"
+        what = f"a value of shape {t.shape} that depends on a graph outside of {t._data.transform}"
     else:
         return
     raise LostHistoryError(

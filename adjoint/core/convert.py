@@ -43,7 +43,7 @@ def tensor(data: ArrayLike, *, dtype: DTypeLike | None = None, requires_grad: bo
     Parameters
     ----------
     data : array_like
-        Numbers, nested lists, arrays or a tensor without history.
+        Numbers, nested lists, arrays or a tensor that is not part of a graph.
     dtype : dtype_like, optional
         The dtype.  The default is the dtype that NumPy chooses; Python floats get
         ``ad.get_default_dtype()``.
@@ -309,7 +309,7 @@ def _unwrap_nested(value: Any, depth: int = 0) -> Any:
         return [_unwrap_nested(v, depth + 1) for v in value]
     _refuse_foreign(value)
     if isinstance(value, Tensor):
-        check_conversion(value, "part of a plain array", "Use ad.array(list), which keeps the history.")
+        check_conversion(value, "part of a plain array", "Use ad.array(list), which is differentiable.")
         return concrete(value, "this")
     return value
 
@@ -331,7 +331,7 @@ def _is_traced(value: Any, depth: int = 0) -> bool:
     if isinstance(value, (list, tuple)):
         return depth <= _DEEPEST and any(_is_traced(v, depth + 1) for v in value)
     if isinstance(value, Tensor):
-        check_conversion(value, "part of a new leaf", "Use ad.array(list), which keeps the history.")
+        check_conversion(value, "part of a new leaf", "Use ad.array(list), which is differentiable.")
         return True
     return isinstance(value, Unknown)
 

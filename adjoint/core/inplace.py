@@ -179,7 +179,7 @@ def _lift(assignment: Augmented, t: Tensor, y: Tensor) -> None:
     """Make ``t`` a value of the transform that ``y`` belongs to; ``ad.compile`` writes leaves too."""
     if type(t._node) is Node or (t._node is LEAF and not isinstance(y._data, Unknown)):
         raise InPlaceError(
-            f"x {assignment.sign} y: x has a history from outside {y._data.transform}, so it cannot change.\n"
+            f"x {assignment.sign} y: x is part of a graph outside {y._data.transform}, so it cannot change.\n"
             f"  Make a new tensor: x = x {assignment.sign[:-1]} y."
         )
     running(y._data.level).adopt(t)

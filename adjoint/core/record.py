@@ -223,7 +223,7 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         if (watcher := observer.get()) is not None:
             watcher.begin(op)
     if op.arity is not None and len(operands) != op.arity:
-        raise InputError(f"{op.name}: takes {op.arity} tensors, but got {len(operands)}.")
+        raise InputError(f"{op.name} takes {op.arity} tensors, but got {len(operands)}.")
     top: Lifted | None = None
     for a in operands:
         if type(a) is Traced and (top is None or a._data.level > top.level):

@@ -205,7 +205,7 @@ class Tensor(Methods):
             raise NoGradientError(
                 "requires_grad can be set on leaves only, but this tensor is the result of "
                 f"{self._node.name!r}.\n"
-                "  Use x.detach() for a tensor without history."
+                "  Use x.detach() for a tensor that is not part of a graph."
             )
         if requires_grad:
             if not differentiable(self.dtype):

@@ -169,7 +169,7 @@ def _refuse_outside(roots: Sequence[Tensor]) -> None:
     """Raise if a root was recorded before the running trace of ``ad.compile`` began."""
     if any(type(t) is Tensor and type(t._node) is Node for t in roots):
         raise TransformError(
-            "ad.compile: backward() was called inside the function on a tensor with a history from outside.\n"
+            "ad.compile: backward() was called inside the function on a tensor that was computed outside.\n"
             "  Compute the tensor inside the compiled function, or call backward() outside."
         )
 

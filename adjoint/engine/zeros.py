@@ -337,7 +337,7 @@ def positive(shape: Any, dtype: Any, live: Live) -> Any:
 
 
 def fit_live(live: Any, shape: tuple[int, ...]) -> Live:
-    """Return ``live`` reduced or broadcast to ``shape``; None if it does not fit."""
+    """Return ``live`` reduced or broadcast to ``shape``; None if that is not possible."""
     had = live.shape
     if had == shape:
         return live

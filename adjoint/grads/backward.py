@@ -386,8 +386,8 @@ def backward_on(
 ) -> Gradients:
     """Run a backward from ``root`` with the gradient ``seed``, and return the gradients in a store.
 
-    ``only`` limits it to the nodes with these numbers. ``watched`` are tensors with nodes whose gradients are
-    stored as well if there are no ``inputs``.
+    ``only`` limits the backward to the nodes with these sequence numbers.  ``watched`` are tensors with nodes
+    whose gradients are stored as well if there are no ``inputs``.
     """
     targets = None if inputs is None else several_tensors("inputs", inputs)
     early = _Early(on_leaf_ready, False)

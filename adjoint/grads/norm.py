@@ -1,4 +1,4 @@
-"""Norms over many gradients, without overflow and independent of their order."""
+"""Norms over many gradients, without overflow; the result does not depend on the order of the gradients."""
 
 from __future__ import annotations
 
@@ -126,12 +126,12 @@ def global_norm(arrays: Iterable[Any], p: float = 2.0) -> float:
     Returns
     -------
     float
-        The norm.  It has no history: ``ad.linalg.vector_norm`` is differentiable.
+        The norm.  No gradient flows through it; ``ad.linalg.vector_norm`` is differentiable.
 
     Raises
     ------
     LostHistoryError
-        Inside a function that is differentiated, if a tensor has a history.
+        Inside a function that is differentiated, if a tensor is part of a graph.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""``Gradients``: gradients by tensor, plain or differentiable."""
+"""``Gradients``: a store that maps tensors to their gradients, which may themselves be differentiable."""
 
 from __future__ import annotations
 

@@ -412,7 +412,7 @@ class WatchedStep:
         return last
 
     def _source_of_zeros(self, flow: Flow | None, p: Tensor) -> Flow | None:
-        """Return the op that returned the zeros by which ``flow`` multiplies the gradient; else ``flow``."""
+        """Return the ReLU whose zeros ``flow`` multiplies the gradient by; ``flow`` if there is none."""
         for t in () if flow is None else flow.inputs:
             maker = self.makers.get(id(t))
             if t is not p and maker is not None and maker.stats.get("off") == 1.0 and maker.name == "relu":

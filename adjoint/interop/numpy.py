@@ -141,7 +141,7 @@ _forms: dict[Any, Form] = {}
 
 def _no_out(name: str) -> str:
     return (
-        f"np.{name}(…, out=…): the result would have no history.\n"
+        f"np.{name}(…, out=…): the result would not be part of the graph.\n"
         "  A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros."
     )
 

@@ -121,7 +121,7 @@ def fold(
     Raises
     ------
     ShapeError
-        If the number of columns or of their elements does not fit.
+        If the number of columns or of their elements does not match the images.
 
     Examples
     --------

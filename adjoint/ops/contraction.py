@@ -326,7 +326,7 @@ def einsum(*operands: Any, optimize: Any = True, dtype: DTypeLike | None = None)
     ArgumentError
         If the subscripts are not valid.
     ShapeError
-        If the shapes do not fit the subscripts.
+        If the shapes do not match the subscripts.
 
     Examples
     --------

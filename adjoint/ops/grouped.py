@@ -243,7 +243,7 @@ def segment_reduce(
     Raises
     ------
     ShapeError
-        If the segments do not fit the axis.
+        If the segments do not match the length of the axis.
 
     Examples
     --------

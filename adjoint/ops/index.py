@@ -260,7 +260,7 @@ def getitem(x: Tensor, key: Key) -> Tensor:
     Raises
     ------
     IndexingError
-        If the index does not fit the shape.
+        If the index does not match the shape.
     """
     if type(key) is int and type(x) is Tensor:  # the usual case in code that works element by element
         shape = x._data.shape

@@ -172,7 +172,7 @@ def concat(xs: ArrayLike, axis: int | None = 0) -> Tensor:
     Raises
     ------
     ShapeError
-        If the shapes do not fit, or there are no tensors.
+        If the shapes do not match, or there are no tensors.
 
     Examples
     --------

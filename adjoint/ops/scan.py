@@ -362,7 +362,7 @@ def diff(
     Raises
     ------
     ShapeError
-        If ``prepend`` or ``append`` does not fit the shape of ``x``.
+        If ``prepend`` or ``append`` does not match the shape of ``x``.
 
     Examples
     --------

@@ -693,7 +693,7 @@ def pad(x: ArrayLike, pad_width: Any, mode: str = "constant", constant_values: f
     Raises
     ------
     ShapeError
-        If ``pad_width`` does not fit the axes.
+        If ``pad_width`` does not match the axes.
     ArgumentError
         If ``mode`` is unknown, or a width negative.
 

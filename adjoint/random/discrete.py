@@ -64,7 +64,7 @@ class Discrete(Continuous):
         Raises
         ------
         ArgumentError
-            If the bounds do not fit.
+            If ``low`` is not below ``high``, or a bound is out of the range of the dtype.
 
         Examples
         --------
@@ -282,7 +282,7 @@ class Discrete(Continuous):
         Raises
         ------
         ArgumentError
-            If ``size`` and ``p`` do not fit the number of elements.
+            If ``size`` or ``p`` does not match the number of elements.
 
         Examples
         --------

@@ -185,7 +185,7 @@ def minimize(
     Raises
     ------
     InputError
-        If a solution with constraints depends on tensors with a history.
+        If a solution with constraints depends on tensors that require grad.
 
     Examples
     --------

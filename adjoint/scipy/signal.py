@@ -440,7 +440,7 @@ def stft(
     Raises
     ------
     ArgumentError, ShapeError
-        If the lengths do not fit together.
+        If the lengths are not compatible.
 
     Examples
     --------
@@ -534,7 +534,7 @@ def istft(
     Raises
     ------
     ArgumentError, ShapeError
-        If the lengths do not fit together.
+        If the lengths are not compatible.
 
     Examples
     --------

@@ -504,7 +504,7 @@ class GradientFlow(Callback):
         return sorted(n for n in names if all(h.get(n, 0.0) <= threshold for _, h in self.history))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the records."""
+        """Return the recorded norms: a dictionary with the key "history"."""
         return {"history": list(self.history)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

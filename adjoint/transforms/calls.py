@@ -466,8 +466,8 @@ def _as_gradient(rule: Rule, i: int, found: Any, like: Any, recording: bool) -> 
         return found._data
     if found._node is None and not _is_zero(found):
         raise RuleError(
-            f"the backward of {rule.name} returned a gradient of {rule.argument(i)} that has no history, so "
-            "it cannot be differentiated again.\n"
+            f"the backward of {rule.name} returned a gradient of {rule.argument(i)} that is not part of "
+            "a graph, so it cannot be differentiated again.\n"
             "  Write the backward with ad functions of the gradient it is given, without numpy() or detach()."
         )
     return found

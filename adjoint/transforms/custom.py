@@ -42,7 +42,7 @@ def stop_gradient(x: Any) -> Any:
     Returns
     -------
     tensor or pytree
-        The values without history.
+        The same values, not part of a graph.
 
     Examples
     --------

@@ -105,7 +105,7 @@ def test_inside_vmap(convert):
         constant = ad.ones(()).requires_grad_().detach()  # a value of this vmap without a batch
         return x * convert(w * constant)
 
-    with pytest.raises(errors.LostHistoryError, match=r"with a history from outside of ad\.vmap"):
+    with pytest.raises(errors.LostHistoryError, match=r"that depends on a graph outside of ad\.vmap"):
         ad.vmap(same_for_all)(X)
 
 

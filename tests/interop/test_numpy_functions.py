@@ -460,10 +460,10 @@ def test_an_array_takes_a_tensor_without_history_in_place():
 
 MISTAKES: list[tuple[type[BaseException], Callable[[], Any], str]] = [
     (InputError, lambda: np.sum(like, out=np.zeros(())),
-     "np.sum(…, out=…): the result would have no history.\n"
+     "np.sum(…, out=…): the result would not be part of the graph.\n"
      "  A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros."),
     (InputError, lambda: np.exp(ad.ones(1, requires_grad=True), out=np.zeros(1)),
-     "np.exp(…, out=…): the result would have no history.\n"
+     "np.exp(…, out=…): the result would not be part of the graph.\n"
      "  A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros."),
     (InputError, lambda: np.var(ad.tensor(A), where=M), "np.var: adjoint does not support where=.  Omit it."),
     (InputError, lambda: np.copyto(np.zeros(1), like),

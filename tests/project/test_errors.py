@@ -249,7 +249,7 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         TypeError,
         lambda: np.add(x(2), 1.0, out=np.zeros(2)),
         """\
-        np.add(…, out=…): the result would have no history.
+        np.add(…, out=…): the result would not be part of the graph.
           A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros.""",
     ),
     "a hook that is none": (

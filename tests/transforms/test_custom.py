@@ -434,12 +434,12 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[], Any], str]] = {
         lambda: ad.hessian(
             lambda x: (_numpy_backward(x) ** 2).sum()
         )(X),
-        "has no history, so it cannot be differentiated again",
+        "is not part of a graph, so it cannot be differentiated again",
     ),
     "numpy in the backward, forward mode": (
         RuleError,
         lambda: ad.jvp(_numpy_backward, (X,), (X,)),
-        "has no history",
+        "is not part of a graph",
     ),
     "a tangent that does not depend": (
         RuleError,

@@ -70,7 +70,7 @@ class Weights(NamedTuple):
 
 
 class _Planes(NamedTuple):
-    """Copies of the channels of one image, surrounded by zeros: rows × phases × numbers."""
+    """Copies of the channels of one image, surrounded by padding, each of shape (rows, phases, width)."""
 
     element: str
     channels: int

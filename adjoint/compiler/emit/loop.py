@@ -298,7 +298,7 @@ class Loop:
         return found[::-1]
 
     def _offset(self, place: Place) -> Index:
-        """Return the offset of a place in the current item."""
+        """Return the offset, in elements, at which the elements of a place start in the current item."""
         found = self.offsets.get(place.key)
         if found is None:
             found = 0
@@ -677,7 +677,7 @@ _COMBINED: dict[str, Callable[[Writer, Any, Value, Value], Value]] = {
 
 
 def combine(w: Writer, n: Node, a: Value, b: Value) -> Value:
-    """Emit the combination of two values by a reduction."""
+    """Emit the combination of two values by the operation of the reduction ``n``."""
     return _COMBINED[n.params[0]](w, n.dtype, a, b)
 
 
