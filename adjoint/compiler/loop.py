@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from adjoint.compiler.trace import Trace
     from adjoint.transforms.loops import Body
 
-__all__ = ["Loop", "trace_scan"]
+__all__ = ["Loop", "from_outside", "trace_scan"]
 
 _FEWEST = 8  # steps; shorter loops are unrolled
 
@@ -125,7 +125,7 @@ class Loop(ForwardRule):
         """Return the operands: initial carry, rows, values made for all steps, values that all steps read."""
         made = prepared(self.outer, self.sub.program.sources[len(self.inputs) : self.end], self.count)
         others = self.sub.program.sources[self.end :]
-        self.captured = [_from_outside(self.outer, s) for s in others]
+        self.captured = [from_outside(self.outer, s) for s in others]
         rows = [self._row(k) for k in range(len(self.inputs) - self.carries)]
         return [*self._cast(leaves), *rows, *map(wrap, made), *self.captured]
 
@@ -148,7 +148,7 @@ class Loop(ForwardRule):
         given = [self._row(s.owner - self.carries)._data for s in rows]
         for s in rest:
             own = isinstance(s.owner, Tensor)
-            given.append(self.outer.lend(self.sub, s.owner) if own else _from_outside(self.outer, s)._data)
+            given.append(self.outer.lend(self.sub, s.owner) if own else from_outside(self.outer, s)._data)
         steps = Repeat(part, self.count, 0, len(rows), False)
         steps.whole = True
         self.outer.loops.append(steps)
@@ -335,7 +335,7 @@ class _Backwards:
             if g is not None:
                 self._add_result(k, g)
         for s in back.fresh:
-            self.rest.append((s.value, _from_outside(loop.outer, s)._data))
+            self.rest.append((s.value, from_outside(loop.outer, s)._data))
         program.sources = [
             *(Source("argument", v, None) for v, _ in (*self.carry, *self.rows)),
             *(Source("argument", v, None) for v, _ in self.rest[: len(self.rest) - len(back.fresh)]),
@@ -404,7 +404,7 @@ def _moves(t: Tensor) -> bool:
     return tracked(t) or has_outer_history(t)
 
 
-def _from_outside(outer: Trace, source: Source) -> Tensor:
+def from_outside(outer: Trace, source: Source) -> Tensor:
     """Return a value that the loop body reads from outside, as a tensor of the outer trace."""
     if isinstance(source.owner, Tensor):
         return source.owner

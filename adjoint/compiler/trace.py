@@ -19,6 +19,7 @@ from numpy import ndarray
 
 from adjoint import words
 from adjoint.compiler.guards import Guard
+from adjoint.compiler.host_call import Inner, call_on_host
 from adjoint.compiler.loop import trace_scan
 from adjoint.compiler.program import Host, Instruction, Program, Source, Write
 from adjoint.compiler.replay import build
@@ -447,8 +448,18 @@ class Trace:
         """Return the result of a loop whose body is traced once; None if it must be unrolled."""
         return trace_scan(self, self.inner(), body, carry, count, reverse)
 
+    def function(self, name: str, f: Callable[..., Any], specs: Sequence[Any]) -> Inner:
+        """Trace a function of tensors with the shapes and dtypes ``specs``, for ``on_host``."""
+        return Inner(name, self, f, specs)
+
+    def on_host(
+        self, name: str, run: Any, functions: Sequence[Inner], given: Sequence[Tensor], specs: Sequence[Any]
+    ) -> list[Tensor]:
+        """Return the results of ``run(functions, *given)``, a Python function that each call calls."""
+        return call_on_host(self, name, run, functions, given, specs)
+
     def inner(self) -> Trace:
-        """Return a trace for the body of a loop."""
+        """Return a trace for the body of a loop, or for a function that the host calls."""
         sub = Trace(updates=True)
         sub.parent, sub.loops, sub.unroll = self, self.loops, self.unroll
         return sub

@@ -15,7 +15,7 @@ import numpy as np
 
 from adjoint import tree, words
 from adjoint.config import no_grad
-from adjoint.core.convert import tensor
+from adjoint.core.convert import asarray, tensor
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import DTypeError, InputError, MissingExtraError, ShapeError, TransformError
 from adjoint.transforms.flat_tree import FlatTree, joined_flat
@@ -194,6 +194,39 @@ def _refuse_derivatives(name: str, options: dict[str, Any], *names: str) -> None
             )
 
 
+def methods_of(name: str, method: str | None) -> list[str]:
+    """Return which methods of ``_Vectors`` a solver uses."""
+    chosen = method.lower() if isinstance(method, str) else ""
+    if name != "minimize":
+        return ["values"] + ["jacobian"] * (name == "least_squares" or chosen in ("hybr", "lm"))
+    more = ["hessian_product"] * (chosen in _WITH_PRODUCT) + ["hessian"] * (chosen in _WITH_HESSIAN)
+    return ["value" if chosen in _WITHOUT_GRADIENT else "value_and_gradient", *more]
+
+
+class Programs:
+    """The function of a solver inside ``ad.compile``: functions of flat arrays that were traced before."""
+
+    def __init__(self, methods: dict[str, Callable[..., Any]]) -> None:
+        self.methods = methods  # by their names in ``_Vectors``
+
+    def __call__(self, *_: Any) -> Any:
+        """Do nothing: only the methods are called."""
+
+
+def traced_methods(f: Callable[..., Any], flat: FlatTree) -> dict[str, Callable[..., Any]]:
+    """Return the methods of ``_Vectors`` as functions of flat tensors, to be traced."""
+    scalar = lambda x: f(flat.unflatten(x))
+    vector = lambda x: joined_flat([*map(asarray, tree.leaves(f(flat.unflatten(x))))], np.dtype(np.float64))
+    return {
+        "value": scalar,
+        "value_and_gradient": value_and_grad(scalar),
+        "hessian": hessian(scalar),
+        "hessian_product": lambda x, d: hvp(scalar, (x,), (d,))[0],
+        "values": vector,
+        "jacobian": jacobian(vector),
+    }
+
+
 class _Vectors:
     """A function of trees as a function of flat float64 arrays, for SciPy."""
 
@@ -205,6 +238,8 @@ class _Vectors:
         self.args = tuple(args)
         self.flat = FlatTree(name, x0, np.float64)
         self.start = _owned(self.flat.flatten([t.detach() for t in self.flat.first]))
+        if isinstance(f, Programs):
+            self.__dict__.update(f.methods)
 
     def tree_of(self, x: Any) -> Any:
         """Return the tree of a flat array."""

@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.config import grad_mode, within
+from adjoint.config import grad_mode, special, within
 from adjoint.core.batched import Batched
 from adjoint.core.convert import asarray
-from adjoint.core.lifted import enclosing, refuse_tracing, running
+from adjoint.core.lifted import enclosing, running, tracing
 from adjoint.core.record import innermost
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import InputError
+from adjoint.interop.scipy import Programs, methods_of, traced_methods
+from adjoint.scipy.fallback import scipy_module
+from adjoint.transforms.flat_tree import FlatTree
 
 __all__ = ["Batch", "batch_of", "solve_each"]
 
@@ -49,25 +52,24 @@ class Batch:
         return wrap(Batched(self.level, self.size, np.ascontiguousarray(values), True))
 
 
-def batch_of(op: str, cure: str, f: Callable[..., Any], *given: Any) -> Batch | None:
-    """Return the ``vmap`` batch that tensors in ``given`` or in ``f(given[-1])`` belong to, or None.
-
-    Raises inside ``ad.compile``; ``op`` and ``cure`` are the function and the remedy in the message.
-    """
+def batch_of(f: Callable[..., Any], *given: Any) -> Batch | None:
+    """Return the ``vmap`` batch that tensors in ``given`` or in ``f(given[-1])`` belong to, or None."""
     if enclosing.get() is None:
         return None
-    refuse_tracing(f"adjoint.scipy.{op}", cure)
     with np.errstate(all="ignore"):
         values = [*tree.leaves(given), *tree.leaves(within(grad_mode, False, f, given[-1]))]
     top = innermost([t._data for t in values if isinstance(t, Tensor)])
     return Batch(top) if isinstance(top, Batched) else None
 
 
-def solve_each(op: str, solve: Callable[[Any, Any], Any], f: Callable[..., Any], x0: Any) -> Any:
+def solve_each(
+    op: str, solve: Callable[[Any, Any], Any], f: Callable[..., Any], x0: Any, method: str | None = None
+) -> Any:
     """Return ``solve(f, x0)``; inside ``vmap``, the ``x_flat`` of the result has a row for each element."""
+    if special.count and (trace := tracing.get()) is not None:
+        return _on_host(op, trace, solve, f, x0, methods_of(op, method))
     start = tree.map(asarray, x0) if enclosing.get() is not None else x0
-    cure = "Use ad.root or ad.fixed_point there, or call it outside of the compiled function."
-    batch = batch_of(f"optimize.{op}", cure, f, start)
+    batch = batch_of(f, start)
     if batch is None:
         return solve(f, x0)
     found = []
@@ -79,3 +81,34 @@ def solve_each(op: str, solve: Callable[[Any, Any], Any], f: Callable[..., Any],
     result = next((r for r in found if not r.success), found[0])
     result.x_flat, result.batch = np.stack([r.x_flat for r in found]), batch
     return result
+
+
+def _on_host(op: str, trace: Any, solve: Any, f: Callable[..., Any], x0: Any, names: list[str]) -> Any:
+    """Return the result of a solver inside ``ad.compile``, which runs at each call; ``x_flat`` is traced."""
+    flat = FlatTree(op, x0, np.float64)
+    start = flat.flatten([t.detach() for t in flat.first])
+    vector = start.shape, start.dtype
+    methods = traced_methods(f, flat)
+    inner = [trace.function(op, methods[n], [vector] * (1 + (n == "hessian_product"))) for n in names]
+
+    def run(functions: Any, x: Any) -> Any:
+        programs = Programs(dict(zip(names, map(_arrays, functions), strict=True)))
+        result = solve(programs, flat.unflatten(asarray(x)))
+        return result.x_flat, result.fun, result.success, result.get("status", 0), result.get("nfev", 0)
+
+    shape = () if op == "minimize" else inner[0].specs[0][0]
+    specs = [vector, (shape, start.dtype), *[((), np.dtype(kind)) for kind in (bool, np.int64, np.int64)]]
+    found = trace.on_host(op, run, inner, [start], specs)
+    entries = ("x_flat", "fun", "success", "status", "nfev")
+    return scipy_module("optimize").OptimizeResult(zip(entries, found, strict=True))
+
+
+def _arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a traced function as one that SciPy calls: of arrays that it may write into."""
+
+    def call(*given: Any) -> Any:
+        found = [np.array(a, np.float64) for a in function(*(np.asarray(v, np.float64) for v in given))]
+        first = found[0] if found[0].ndim else float(found[0])
+        return first if len(found) == 1 else (first, *found[1:])
+
+    return call

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adjoint.config import no_grad
+from adjoint.config import no_grad, special
 from adjoint.core.convert import array_of, asarray
-from adjoint.core.tensor import Tensor, held, tracked, varies
+from adjoint.core.lifted import Unknown, tracing
+from adjoint.core.tensor import Tensor, held, tracked, unknown, varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
-from adjoint.ops.join import concat
+from adjoint.ops.join import concat, stack
 from adjoint.ops.reduce import floating, sum
 from adjoint.ops.scan import cumsum
-from adjoint.ops.shape import moveaxis
+from adjoint.ops.shape import moveaxis, reshape
 from adjoint.scipy.batches import Batch, batch_of
 from adjoint.scipy.fallback import scipy_module, scipy_only
 from adjoint.scipy.ode import odeint, solve_ivp
+from adjoint.transforms.batch import vmap
 from adjoint.typing import ArrayLike
 
 __all__ = ["cumulative_trapezoid", "odeint", "quad", "quad_vec", "simpson", "solve_ivp", "trapezoid"]
@@ -200,7 +202,8 @@ def quad(
     Returns
     -------
     tuple
-        The integral, and SciPy's estimate of its error, a tensor inside ``ad.vmap``.
+        The integral, and SciPy's estimate of its error, a tensor inside ``ad.vmap`` and
+        ``ad.compile``.
 
     Raises
     ------
@@ -233,7 +236,9 @@ def quad(
         return value, error, list(pairs)
 
     whole = lambda x: asarray(func(x, *args))
-    if (batch := batch_of("integrate.quad", _CURE, whole, low, high)) is not None:
+    if special.count and (trace := tracing.get()) is not None:
+        return _compiled("quad", trace, whole, (a, b), solved, options.get("limit", _MOST))
+    if (batch := batch_of(whole, low, high)) is not None:
         return _in_batch("quad", batch, whole, low, high, solved)
     ends = float(array_of(low.detach())), float(array_of(high.detach()))
     if ends[1] < ends[0]:
@@ -305,7 +310,8 @@ def quad_vec(
     Returns
     -------
     tuple
-        The integral, and SciPy's estimate of its error, a tensor inside ``ad.vmap``.
+        The integral, and SciPy's estimate of its error, a tensor inside ``ad.vmap`` and
+        ``ad.compile``.
 
     Raises
     ------
@@ -339,7 +345,9 @@ def quad_vec(
         )  # fmt: skip
         return value, error, facts.intervals.tolist()
 
-    if (batch := batch_of("integrate.quad_vec", _CURE, whole, low, high)) is not None:
+    if special.count and (trace := tracing.get()) is not None:
+        return _compiled("quad_vec", trace, whole, (a, b), solved, limit)
+    if (batch := batch_of(whole, low, high)) is not None:
         return _in_batch("quad_vec", batch, whole, low, high, solved)
     ends = float(array_of(low.detach())), float(array_of(high.detach()))
     if ends[1] < ends[0]:
@@ -350,7 +358,92 @@ def quad_vec(
     return _confirmed("quad_vec", again, value, error), error
 
 
-_CURE = "Use ad.scipy.integrate.simpson of samples there, or call it outside of the compiled function."
+_MOST = 50  # intervals inside ``ad.compile``; SciPy's default for quad
+
+
+def _compiled(
+    op: str, trace: Any, f: Callable[[Any], Tensor], limits: Any, solved: Any, limit: float
+) -> tuple[Tensor, Any]:
+    """Integrate inside ``ad.compile``: SciPy runs at each call, and chooses the points of Gauss' rule."""
+    far = tuple(map(_infinite, limits))
+    if (far[0] and limits[0] > 0) or (far[1] and limits[1] < 0):
+        backwards, error = _compiled(op, trace, f, limits[::-1], solved, limit)
+        return -backwards, error
+    low, high = (floating(op, x).astype(np.float64) for x in limits)
+    count = 21 * (2 if all(far) else 1) * int(min(limit, _MOST))
+    real = np.dtype(np.float64)
+    whole = trace.function(op, f, [((), real)])
+    ((shape, dtype),) = whole.specs
+
+    def run(functions: Any, first: Any, last: Any) -> Any:
+        if (math.isinf(first), math.isinf(last)) != far:
+            raise InputError(
+                f"{op}: inside ad.compile, an infinite limit must be the number inf itself.\n"
+                "  Pass float('inf'), not a tensor or an argument of the compiled function."
+            )
+        ends, sign = sorted((float(first), float(last))), -1 if last < first else 1
+        value, error, intervals = solved(lambda x: asarray(functions[0](array_of(x))[0]), ends)
+        rule = _gauss((float(first), float(last)), any(far), intervals)
+        # with more intervals, only derivatives are not possible
+        points, weights = _padded(*rule, count) if len(rule[0]) <= count else np.full((2, count), np.nan)
+        return sign * value, error, points, weights
+
+    specs = [(shape, np.result_type(dtype, real)), ((), real), ((count,), real), ((count,), real)]
+    value, error, points, weights = trace.on_host(op, run, [whole], [low, high], specs)
+    x, sizes = _placed(points, weights, low, high, far)
+    again = sum(reshape(sizes, (count, *[1] * len(shape))) * vmap(f)(x), axis=0)
+    if not (tracked(again) or again._data.has_history()):
+        return value, error
+
+    def check(found: Any) -> None:
+        away, size, error, total = np.moveaxis(found, -1, 0)
+        if np.isnan(total).any():
+            raise InputError(
+                f"{op}: SciPy used more than {_MOST} intervals, the most for derivatives inside ad.compile.\n"
+                "  Use larger tolerances, or call it outside of the compiled function."
+            )
+        _confirm(op, away.max(), size, error.max())
+
+    away, size = (abs(v).max() if v.size else 0.0 * error for v in (again - value, value))
+    found = unknown(stack([away, size, error, sum(weights)]).detach())
+    if found is not None:
+        found.check(check)
+    return again + (value - again.detach()), error
+
+
+def _infinite(x: Any) -> bool:
+    return isinstance(x, (int, float, np.number)) and not isinstance(x, Unknown) and math.isinf(x)
+
+
+def _gauss(ends: Any, far: bool, intervals: Any) -> tuple[Any, Any]:
+    """Return points and weights of Gauss' rule on intervals; see ``_placed``."""
+    nodes, weights = np.polynomial.legendre.leggauss(21)
+    first, last = ends
+    if first == last:  # without length, the derivative is that of (high - low) f(low)
+        return np.zeros(21), weights / 2
+    start, end = np.array(intervals, float).T[..., None]
+    t, size = ((start + end) / 2 + (end - start) / 2 * nodes).ravel(), ((end - start) / 2 * weights).ravel()
+    if not far:
+        return (t - first) / (last - first), size / abs(last - first)
+    away, size = (1 - t) / t, size / t**2  # as in QUADPACK
+    both = math.isinf(first) and math.isinf(last)
+    return (np.concatenate([away, -away]), np.concatenate([size, size])) if both else (away, size)
+
+
+def _placed(point: Any, weight: Any, low: Tensor, high: Tensor, far: Any) -> tuple[Any, Any]:
+    """Return where the integrand is evaluated, and the factor of its value.
+
+    A point is a relative position between finite limits, or the distance from the finite one or from 0.
+    """
+    if not any(far):
+        return low + (high - low) * point, (high - low) * weight
+    return asarray(point) if all(far) else low + point if far[1] else high - point, weight
+
+
+def _padded(points: Any, weights: Any, count: int) -> tuple[Any, Any]:
+    """Return ``count`` points: the others are the first one again, with weight 0."""
+    more = count - len(points)
+    return np.concatenate([points, np.full(more, points[0])]), np.concatenate([weights, np.zeros(more)])
 
 
 def _in_batch(op: str, batch: Batch, f: Any, low: Tensor, high: Tensor, solved: Any) -> tuple[Tensor, Any]:
@@ -367,11 +460,14 @@ def _in_batch(op: str, batch: Batch, f: Any, low: Tensor, high: Tensor, solved: 
         return -backwards, away
     found = [batch.outside(solved, batch.function(i, f), limits[i]) for i in range(batch.size)]
     value, error = np.stack([v for v, *_ in found]), np.array([e for _, e, _ in found])
-    each = [p or [ends] for (*_, p), ends in zip(found, limits, strict=True)]  # none, if the limits are equal
-    middle = [[(p[0][0] + p[0][1]) / 2] * 2 for p in each]  # an interval without length
-    longest = max(map(len, each))
-    pairs = np.array([[*p, *[m] * (longest - len(p))] for p, m in zip(each, middle, strict=True)])
-    again = _batch_sum(batch, f, low, high, limits[0], a, b, pairs)
+    far = tuple(map(math.isinf, limits[0]))
+    rules = [_gauss(ends, any(far), pairs) for (*_, pairs), ends in zip(found, limits, strict=True)]
+    most = max(len(points) for points, _ in rules)
+    points, weights = np.array([_padded(*rule, most) for rule in rules]).transpose(1, 2, 0)
+    again: Any = 0.0
+    for point, weight in zip(points, weights, strict=True):
+        x, size = _placed(batch.inside(point), batch.inside(weight), low, high, far)
+        again = again + size * f(x)
     confirmed = held(again.detach())
     if not (tracked(again) or again._data.has_history()):
         return batch.inside(value), batch.inside(error)
@@ -379,51 +475,15 @@ def _in_batch(op: str, batch: Batch, f: Any, low: Tensor, high: Tensor, solved: 
     return again + batch.inside(value - confirmed), batch.inside(error)
 
 
-def _batch_sum(
-    batch: Batch, f: Any, low: Tensor, high: Tensor, ends: Any, a: Any, b: Any, pairs: Any
-) -> Tensor:
-    """Integrate by Gauss' rule on the intervals ``pairs``, of shape (batch elements, intervals, 2)."""
-    nodes, weights = np.polynomial.legendre.leggauss(21)
-    same, far = a == b, math.isinf(ends[0]) or math.isinf(ends[1])
-    length = np.where(same | far, 1.0, b - a)
-    total: Any = 0.0
-    for k in range(pairs.shape[1]):
-        start, end = pairs[:, k].T
-        for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
-            t = (start + end) / 2 + (end - start) / 2 * node
-            # without length, the derivative is that of (high - low) f(low)
-            size = np.where(same, weight / 2 if k == 0 else 0.0, (end - start) / 2 * weight)
-            if far:
-                term = _far(f, batch.inside(t), low, high, ends)
-            else:
-                share = batch.inside(np.where(same, 0.0, (t - a) / length))
-                term = f(low * (1 - share) + high * share) * ((high - low) / batch.inside(length))
-            total = total + batch.inside(size) * term
-    found: Tensor = total
-    return found
-
-
 def _replayed(f: Callable[[Any], Tensor], low: Tensor, high: Tensor, ends: Any, intervals: Any) -> Tensor:
     """Integrate by Gauss's rule on SciPy's intervals."""
-    nodes, weights = np.polynomial.legendre.leggauss(21)
-    first, last = ends
-    infinite = math.isinf(first) or math.isinf(last)
-    if first == last:
-        return (high - low) * f(low)
+    far = tuple(map(math.isinf, ends))
+    points, weights = _gauss(ends, any(far), intervals)
     total: Any = 0.0
-    for start, end in intervals:
-        for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
-            t = (start + end) / 2 + (end - start) / 2 * node
-            size = (end - start) / 2 * weight
-            total = total + size * (_far(f, t, low, high, ends) if infinite else _near(f, t, low, high, ends))
+    for point, weight in zip(points.tolist(), weights.tolist(), strict=True):
+        x, size = _placed(point, weight, low, high, far)
+        total = total + size * f(x)
     return total
-
-
-def _near(f: Callable[[Any], Tensor], t: float, low: Tensor, high: Tensor, ends: Any) -> Any:
-    """Return the integrand at t.  If a limit changes, t moves with it: its relative position is fixed."""
-    first, last = ends
-    share = (t - first) / (last - first)
-    return f(low * (1 - share) + high * share) * ((high - low) / (last - first))
 
 
 def _far(f: Callable[[Any], Tensor], t: Any, low: Tensor, high: Tensor, ends: Any) -> Any:

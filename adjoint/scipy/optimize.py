@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint.config import grad_mode, special
-from adjoint.core.convert import array_of, asarray
+from adjoint.core.convert import asarray
+from adjoint.core.lifted import refuse_tracing
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, varies
+from adjoint.core.tensor import Tensor, unknown, varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.interop import scipy as solvers
 from adjoint.ops.reduce import floating, sum
@@ -26,6 +27,7 @@ from adjoint.scipy.batches import solve_each
 from adjoint.scipy.fallback import scipy_only
 from adjoint.scipy.roots import (
     as_args,
+    as_vector,
     bisect,
     brenth,
     brentq,
@@ -86,12 +88,14 @@ def _joined(
     if batch is None and not grad_mode.get() and not special.count:
         return result
     lift = asarray if batch is None else batch.inside
-    flat = np.array(result.x_flat, np.float64)
+    traced = isinstance(result.x_flat, Tensor)  # inside ad.compile
+    flat = result.x_flat if traced else np.array(result.x_flat, np.float64)
     fixed, there = _at_bounds(flat, bounds), lift(flat)
+    some = bounds is not None and (traced or fixed.any())
 
     def free(x: Tensor) -> Tensor:
         found = equation(x)
-        return rec.where(lift(fixed), x - there, found) if fixed.any() else found
+        return rec.where(lift(fixed), x - there, found) if some else found
 
     if refused:
         if varies(free(there)):
@@ -104,7 +108,7 @@ def _joined(
         return result
     solution = joined_solution(op, free, there)
     result.x = FlatTree(op, x0, np.float64).unflatten(solution)
-    if varies(solution):
+    if traced or varies(solution):
         result.update({name: compute(solution) for name, compute in values.items()})
         for name in ("jac", "hess", "hess_inv", "grad"):
             result.pop(name, None)
@@ -121,7 +125,7 @@ def _at_bounds(x: Any, bounds: Any) -> Any:
         low = [-np.inf if b[0] is None else b[0] for b in bounds]
         high = [np.inf if b[1] is None else b[1] for b in bounds]
     low, high = (np.broadcast_to(np.asarray(b, float), x.shape) for b in (low, high))
-    near = 1e-9 * np.maximum(1, np.abs(x))
+    near = 1e-9 * (1 + abs(x))
     return (x - low <= near) | (high - x <= near)
 
 
@@ -200,8 +204,10 @@ def minimize(
     limited = not (isinstance(constraints, (tuple, list)) and not constraints)
     if limited:
         more["constraints"] = constraints
+        if special.count:
+            refuse_tracing("minimize with constraints=", "Call it outside of the compiled function.")
     solve = lambda g, x: solvers.minimize(g, x, (), method, **more)
-    result = solve_each("minimize", solve, lambda x: f(x, *as_args(args)), x0)
+    result = solve_each("minimize", solve, lambda x: f(x, *as_args(args)), x0, method)
     flat = FlatTree("minimize", x0, np.float64)
 
     def value(x: Tensor) -> Any:
@@ -258,7 +264,7 @@ def root(
     more: dict[str, Any] = {"tol": tol, "callback": callback, "options": options}
     more = {k: v for k, v in more.items() if v is not None}
     solve = lambda g, x: solvers.root(g, x, (), method, **more)
-    result = solve_each("root", solve, lambda x: f(x, *as_args(args)), x0)
+    result = solve_each("root", solve, lambda x: f(x, *as_args(args)), x0, method)
     flat = FlatTree("root", x0, np.float64)
     return _joined("root", lambda x: _vector(f(flat.unflatten(x), *as_args(args))), x0, result, None)
 
@@ -398,7 +404,7 @@ def leastsq(
     >>> ad.grad(mean)(np.array([1.0, 5.0]))
     array([0.5, 0.5])
     """
-    start = np.atleast_1d(np.array(array_of(asarray(x0).detach()), float))
+    start = as_vector("leastsq", x0, full_output)
     if "maxfev" in options:
         options["max_nfev"] = options.pop("maxfev") or None
     found = least_squares(func, start, method="lm", args=args, **options)
@@ -484,7 +490,7 @@ def curve_fit(
     """
     if nan_policy is not None:
         raise InputError("curve_fit: nan_policy= is not available.  Remove the points that are NaN.")
-    start = np.ones(_count(f)) if p0 is None else np.array(array_of(asarray(p0).detach()), float).reshape(-1)
+    start = as_vector("curve_fit", np.ones(_count(f)) if p0 is None else p0, full_output)
     y, n = floating("curve_fit", ydata), len(start)
     whiten = _whitened(sigma, y)
 
@@ -498,8 +504,11 @@ def curve_fit(
         kwargs["max_nfev"] = kwargs.pop("maxfev")
     chosen = method or ("trf" if bounded else "lm")
     result = least_squares(residuals, start, bounds=bounds, method=chosen, **kwargs)
-    if not result.success:
-        raise RuntimeError(f"curve_fit: no optimal parameters were found: {result.message}")
+    traced = unknown(result.success) if isinstance(result.success, Tensor) else None
+    if traced is not None:
+        traced.check(_check_fit)
+    else:
+        _check_fit(result.success, f": {result.message}")
     best = result.x
     slopes = jacrev(residuals)(best)
     covariance = inv(rec.matmul(rec.matrix_transpose(slopes), slopes))
@@ -511,6 +520,11 @@ def curve_fit(
     if full_output:
         return best, covariance, {"nfev": result.nfev, "fvec": r}, result.message, result.status
     return best, covariance
+
+
+def _check_fit(success: Any, message: str = ".") -> None:
+    if not np.all(success):
+        raise RuntimeError(f"curve_fit: no optimal parameters were found{message}")
 
 
 def _count(f: Callable[..., Any]) -> int:

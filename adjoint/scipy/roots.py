@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.config import no_grad
+from adjoint.config import no_grad, special
 from adjoint.core.convert import asarray
+from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, varies
+from adjoint.core.tensor import Tensor, unknown, varies
 from adjoint.errors import DTypeError, ShapeError
 from adjoint.ops.reduce import floating
 from adjoint.scipy.fallback import scipy_module
@@ -68,15 +69,9 @@ class _Function:
             )
         return rec.reshape(y, shape=x.shape)
 
-    def numbers(self, x: Any, *_: Any) -> Any:
-        """Return the value for SciPy: a number or an array, like ``x``."""
-        with no_grad():
-            y = self(asarray(x)).numpy()
-        return y.copy() if y.ndim else y.item()
-
     def solution(self, x: Any, equation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return SciPy's solution, connected to the tensors that the function uses."""
-        values = np.asarray(x)
+        values = x if isinstance(x, Tensor) else np.asarray(x)
 
         def residual(v: Tensor) -> Tensor:
             found = (equation or self)(rec.reshape(v, shape=values.shape))
@@ -101,11 +96,74 @@ def _scipy(name: str) -> Any:
     return getattr(scipy_module("optimize"), name)
 
 
+def _numbers(f: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a function of arrays as one for SciPy: its result is a number or an array of its own."""
+
+    def numbers(x: Any, *_: Any) -> Any:
+        (y,) = f(np.asarray(x, float))
+        return y.copy() if y.ndim else y.item()
+
+    return numbers
+
+
+def _plain(f: Callable[[Tensor], Any]) -> Callable[..., Any]:
+    """Return a function of tensors as one for SciPy."""
+
+    def numbers(x: Any, *_: Any) -> Any:
+        with no_grad():
+            y = f(asarray(x)).numpy()
+        return y.copy() if y.ndim else y.item()
+
+    return numbers
+
+
+def _solved(op: str, run: Callable[..., Any], functions: Any, starts: Any, full_output: bool = False) -> Any:
+    """Return ``run(functions, *starts)``, a pair of SciPy's solution and its report.
+
+    Inside ``ad.compile`` SciPy runs at each call.  The solution is then a tensor of the shape of the first
+    start, and the report is a tensor that is true if the method converged.
+    """
+    if not special.count or (trace := tracing.get()) is None:
+        return run([f and _plain(f) for f in functions], *map(_start, starts))
+    _refuse_report(op, full_output)
+    given = [asarray(x).detach().astype(np.float64) for x in starts if x is not None]
+    spec = (given[0].shape if given else ()), np.dtype(np.float64)
+    inner = [trace.function(op, f, [spec]) for f in functions if f is not None]
+
+    def host(bound: Any, *arrays: Any) -> Any:
+        own, left = map(_numbers, bound), iter(arrays)
+        again = [None if x is None else next(left)[()] for x in starts]
+        x, report, *_ = run([None if f is None else next(own) for f in functions], *again)
+        return x, getattr(report, "converged", getattr(report, "success", True))
+
+    return trace.on_host(op, host, inner, given, [spec, ((), np.dtype(bool))])
+
+
+def _refuse_report(op: str, full_output: bool) -> None:
+    if full_output and special.count:
+        refuse_tracing(
+            f"{op} with full_output=True", "Leave it out, or call it outside of the compiled function."
+        )
+
+
+def as_vector(op: str, x0: Any, full_output: bool) -> Any:
+    """Return a start as a vector: plain numbers, or a tensor inside ``ad.compile``."""
+    _refuse_report(op, full_output)
+    start = asarray(x0).detach()
+    if unknown(start) is None:
+        return np.array(start.numpy(), float).reshape(-1)
+    return rec.reshape(start.astype(np.float64), shape=(-1,))
+
+
 def _bracketed(name: str, f: Any, a: Any, b: Any, args: Any, full_output: bool, **options: Any) -> Any:
     function = _Function(name, f, args)
-    found, report = _scipy(name)(function.numbers, _start(a), _start(b), full_output=True, **options)
-    report.root = function.solution(found)
-    return (report.root, report) if full_output else report.root
+    run = lambda fs, a, b: _scipy(name)(fs[0], a, b, full_output=True, **options)
+    found, report = _solved(name, run, [function], [a, b], full_output)
+    root = function.solution(found)
+    if not full_output:
+        return root
+    report.root = root
+    return root, report
 
 
 _BRACKETED = """Find a root in an interval, by {how}.
@@ -281,16 +339,18 @@ def newton(
     0.083333
     """
     function = _Function("newton", func, args)
-    slopes = {
-        key: None if f is None else _Function("newton", f, args).numbers
-        for key, f in (("fprime", fprime), ("fprime2", fprime2))
-    }
-    found = _scipy("newton")(
-        function.numbers, _start(x0), tol=tol, maxiter=maxiter, x1=_start(x1), rtol=rtol,
-        full_output=full_output, disp=disp, **slopes,
-    )  # fmt: skip
+    slopes = [None if f is None else _Function("newton", f, args) for f in (fprime, fprime2)]
+
+    def run(fs: Any, x0: Any, x1: Any) -> Any:
+        found = _scipy("newton")(
+            fs[0], x0, fs[1], tol=tol, maxiter=maxiter, fprime2=fs[2], x1=x1, rtol=rtol,
+            full_output=full_output, disp=disp,
+        )  # fmt: skip
+        return found if full_output else (found, None)
+
+    found = _solved("newton", run, [function, *slopes], [x0, x1], full_output)
     if not full_output:
-        return function.solution(found)
+        return function.solution(found[0])
     root, *rest = found
     joined = function.solution(root)
     if hasattr(rest[0], "root"):  # the report of a single number
@@ -358,21 +418,27 @@ def root_scalar(
         fprime2 is not None and not callable(fprime2) and bool(fprime2)
     )
     function = _Function("root_scalar", first_of(f) if several else f, args)
-    slopes = {
-        key: _Function("root_scalar", s, args).numbers if callable(s) else s
-        for key, s in (("fprime", fprime), ("fprime2", fprime2))
-    }
+    slopes = [_Function("root_scalar", s, args) if callable(s) else None for s in (fprime, fprime2)]
 
     def together(x: Any, *_: Any) -> Any:
         with no_grad():
             return tuple(asarray(v).numpy().item() for v in f(asarray(x), *function.args))
 
-    result = _scipy("root_scalar")(
-        together if several else function.numbers, method=method,
-        bracket=None if bracket is None else [_start(b) for b in bracket], x0=_start(x0), x1=_start(x1),
-        xtol=xtol, rtol=rtol, maxiter=maxiter, options=options, **slopes,
-    )  # fmt: skip
-    result.root = function.solution(result.root)
+    def run(fs: Any, a: Any, b: Any, x0: Any, x1: Any) -> Any:
+        result = _scipy("root_scalar")(
+            together if several else fs[0], method=method, bracket=None if bracket is None else [a, b],
+            fprime=fs[1] or fprime, fprime2=fs[2] or fprime2, x0=x0, x1=x1,
+            xtol=xtol, rtol=rtol, maxiter=maxiter, options=options,
+        )  # fmt: skip
+        return result.root, result
+
+    starts = [*((None, None) if bracket is None else bracket), x0, x1]
+    if several and special.count:
+        refuse_tracing("root_scalar with fprime=True", "Pass the derivative as a function.")
+    found, result = _solved("root_scalar", run, [function, *slopes], starts)
+    if isinstance(result, Tensor):
+        result = _scipy("OptimizeResult")(converged=result)
+    result.root = function.solution(found)
     return result
 
 
@@ -416,16 +482,17 @@ def fsolve(
     """
     function = _Function("fsolve", func, args)
 
-    def slope(x: Any, *_: Any) -> Any:
-        with no_grad():
-            return np.array(asarray(fprime(asarray(x), *function.args)).numpy())
+    slope = (lambda x: asarray(fprime(x, *function.args))) if fprime else None
 
-    found = _scipy("fsolve")(
-        function.numbers, np.atleast_1d(np.asarray(_start(x0), float)), fprime=slope if fprime else None,
-        full_output=full_output, **options,
-    )  # fmt: skip
+    def run(fs: Any, x0: Any) -> Any:
+        start = np.asarray(x0, float)
+        found = _scipy("fsolve")(fs[0], start, fprime=fs[1], full_output=full_output, **options)
+        return found if full_output else (found, None)
+
+    start = rec.reshape(asarray(x0), shape=(-1,)) if not np.ndim(x0) else x0
+    found = _solved("fsolve", run, [function, slope], [start], full_output)
     if not full_output:
-        return function.solution(found)
+        return function.solution(found[0])
     return (function.solution(found[0]), *found[1:])
 
 
@@ -467,9 +534,12 @@ def fixed_point(
     0.25
     """
     function = _Function("fixed_point", func, args)
-    found = _scipy("fixed_point")(
-        function.numbers, np.asarray(_start(x0), float), xtol=xtol, maxiter=maxiter, method=method
-    )
+
+    def run(fs: Any, x0: Any) -> Any:
+        start = np.asarray(x0, float)
+        return _scipy("fixed_point")(fs[0], start, xtol=xtol, maxiter=maxiter, method=method), None
+
+    found, _ = _solved("fixed_point", run, [function], [x0])
     return function.solution(found, lambda x: function(x) - x)
 
 
@@ -514,16 +584,39 @@ def minimize_scalar(
     0.142857
     """
     function = _Function("minimize_scalar", fun, args)
-    ends = None if bounds is None else [float(_start(b)) for b in bounds]
-    around = None if bracket is None else [float(_start(b)) for b in bracket]
-    result = _scipy("minimize_scalar")(
-        function.numbers, bracket=around, bounds=ends, method=method, tol=tol, options=options
-    )
-    x, result.x = float(result.x), asarray(result.x)
+    count = 0 if bounds is None else 2
+
+    def run(fs: Any, *given: Any) -> Any:
+        ends, around = [*map(float, given[:count])] or None, [*map(float, given[count:])] or None
+        result = _scipy("minimize_scalar")(
+            fs[0], bracket=around, bounds=ends, method=method, tol=tol, options=options
+        )
+        return result.x, result
+
+    starts = [*(() if bounds is None else bounds), *(() if bracket is None else bracket)]
+    found, result = _solved("minimize_scalar", run, [function], starts)
     near = 2 * (options or {}).get("xatol", 1e-5)  # the bounded method ends this far from a bound
+    if isinstance(result, Tensor):
+        best = _traced_minimum(function, found, starts[:count], near)
+        return _scipy("OptimizeResult")(x=best, fun=function(best), success=result)
+    ends = None if bounds is None else [float(_start(b)) for b in bounds]
+    x, result.x = float(result.x), asarray(result.x)
     moves = ends is None or all(abs(x - end) > near for end in ends)
     if moves and varies(function(result.x)):
         slope = grad(lambda v: floating("minimize_scalar", function(v)))
         result.x = function.solution(x, slope)
     result.fun = function(result.x)
     return result
+
+
+def _traced_minimum(function: _Function, x: Tensor, ends: Any, near: float) -> Tensor:
+    """Return a minimum inside ``ad.compile``; one at an end does not move."""
+    slope = grad(lambda v: floating("minimize_scalar", function(v)))
+
+    def free(v: Tensor) -> Tensor:
+        found = slope(v)
+        for end in ends:
+            found = rec.where(abs(x - asarray(end).detach()) > near, found, v - x)
+        return found
+
+    return function.solution(x, free)

@@ -1,0 +1,145 @@
+"""Calls of the host inside a program: a solver of SciPy runs Python at each call of the compiled function.
+
+The functions that the solver evaluates are traced once.  The values that they read from outside are operands
+of the instruction.  When it runs, the solver gets functions of arrays that replay these programs.  The
+instruction itself has no derivative: its callers know one, such as the implicit function theorem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.compiler.loop import from_outside
+from adjoint.compiler.program import Host
+from adjoint.compiler.replay import build
+from adjoint.config import grad_mode, within
+from adjoint.core.batched import Batched
+from adjoint.core.convert import asarray
+from adjoint.core.lifted import enclosing, tracing
+from adjoint.core.op import Op
+from adjoint.core.record import evaluate
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import TransformError
+from adjoint.transforms.calls import new_op
+
+if TYPE_CHECKING:
+    from adjoint.compiler.trace import Trace
+
+__all__ = ["Inner", "call_on_host"]
+
+Specs = Sequence[tuple[Any, Any]]
+
+
+class Inner:
+    """A function of tensors, traced once: ``run(*arrays, *captured)`` returns a tuple of arrays."""
+
+    def __init__(self, name: str, outer: Trace, f: Callable[..., Any], specs: Specs) -> None:
+        self.name = name
+        sub = outer.inner()
+        sub.loop = self  # it decides what branches on values do
+        within(grad_mode, False, sub.run, lambda: self._call(sub, f, specs), lambda result: None)
+        program = sub.program
+        program.sources.sort(key=lambda s: s.kind != "argument")
+        others = program.sources[len(specs) :]
+        if any(s.kind not in ("tensor", "array", "outer") for s in others) or program.writes:
+            raise TransformError(
+                f"{name}: inside ad.compile, the function must not draw random numbers or write into "
+                "tensors.\n  Draw and write before the call, or call it outside of the compiled function."
+            )
+        self.captured = [from_outside(outer, s) for s in others]
+        self.specs = [(v.shape, v.dtype) for v in program.results]
+        self.run = build(program)
+        outer.modules.update(sub.modules)
+        outer.guards += sub.guards
+        outer.fixed += sub.fixed
+
+    def _call(self, sub: Trace, f: Callable[..., Any], specs: Specs) -> None:
+        given = [wrap(sub.source("argument", shape, dtype, k)) for k, (shape, dtype) in enumerate(specs)]
+        found = [asarray(t) for t in tree.leaves(f(*given))]
+        sub.program.results = [sub.value(t) for t in found]
+
+    def decide(self, *_: Any) -> NoReturn:
+        """Raise: the solver calls the function at points that are not known yet."""
+        raise TransformError(
+            f"{self.name}: inside ad.compile, the function must not branch on values.\n"
+            "  Use ad.where or ad.cond, or call it outside of the compiled function."
+        )
+
+
+def call_on_host(
+    trace: Trace,
+    name: str,
+    run: Callable[..., Sequence[Any]],
+    functions: Sequence[Inner],
+    given: Sequence[Tensor],
+    specs: Specs,
+) -> list[Tensor]:
+    """Add a call of ``run(functions, *given)``, and return its results, which are not part of a graph.
+
+    When the program runs, ``functions`` take arrays and return tuples of them, ``given`` are arrays, and the
+    results have the shapes and dtypes ``specs``.
+    """
+
+    def host(*operands: Any) -> Any:
+        arrays = [np.asarray(a) for a in operands]  # a program may pass a number as such
+        bound, at = [], len(given)
+        for f in functions:
+            own = arrays[at : at + len(f.captured)]
+            bound.append(lambda *x, f=f, own=own: f.run(*x, *own))
+            at += len(own)
+        found = copy_context().run(_outside, run, bound, *arrays[: len(given)])
+        return [np.array(v, d).reshape(s) for v, (s, d) in zip(found, specs, strict=True)]
+
+    operands = [*given, *(t for f in functions for t in f.captured)]
+    trace.touch(operands)
+    found = evaluate(_host_op(name, host, specs), tuple([_plain(t._data) for t in operands]), {})
+    return [wrap(v) for v in (found if len(specs) > 1 else (found,))]
+
+
+def _outside(run: Callable[..., Any], *args: Any) -> Any:
+    """Call a function outside of all transforms; a trace may run a part of its program."""
+    enclosing.set(None)
+    tracing.set(None)
+    grad_mode.set(False)
+    return run(*args)
+
+
+def _plain(data: Any) -> Any:
+    """Return a value without the graphs of outer levels."""
+    if isinstance(data, Batched):
+        inner = data.value._data if isinstance(data.value, Tensor) else data.value
+        return Batched(data.level, data.size_, _plain(inner), data.batched)
+    return data
+
+
+def _host_op(name: str, host: Callable[..., Any], specs: Specs) -> Op:
+    """Return an op that adds the instruction; on a batch, it calls the host for each element."""
+    op = new_op(name, (), False, len(specs))
+
+    def forward(*values: Any) -> Any:
+        trace: Any = tracing.get()
+        single = lambda *arrays: host(*arrays)[0]
+        calls = Host(name, host if len(specs) > 1 else single, len(specs))
+        found = trace.call_host(calls, values, specs)
+        return tuple(found) if len(specs) > 1 else found[0]
+
+    def batch(_: Op, size: int, *own: Batched) -> Any:
+        flags = [a.batched for a in own]
+
+        def each(*arrays: Any) -> list[Any]:
+            rows = [
+                host(*(a[i] if flag else a for a, flag in zip(arrays, flags, strict=True)))
+                for i in range(size)
+            ]
+            return [np.stack(column) for column in zip(*rows, strict=True)]
+
+        whole = [((size, *shape), dtype) for shape, dtype in specs]
+        return evaluate(_host_op(name, each, whole), tuple([a.value for a in own]), {})
+
+    op.forward, op.batch = forward, batch
+    return op
