@@ -17,6 +17,9 @@ from adjoint.core.namespace import Namespace, Value
 __all__ = ["in_float32", "is_half", "rounded", "wide", "widened"]
 
 
+_ARRAYS = (np.ndarray, np.generic)
+
+
 def is_half(x: Any) -> bool:
     """Return whether an array is float16 or bfloat16."""
     return x.dtype.itemsize == 2 and x.dtype.kind not in "iu"
@@ -49,16 +52,16 @@ def in_float32(forward: Callable[..., Any], *first: Any) -> Callable[..., Any]:
         forward = functools.partial(forward, *first)
 
     def half_forward(*args: Any, **params: Any) -> Any:
-        arrays = [a for a in args if type(a) is np.ndarray]
+        arrays = [a for a in args if isinstance(a, _ARRAYS)]
         if not any(map(is_half, arrays)):
             return forward(*args, **params)
-        y = forward(*(wide(a) if type(a) is np.ndarray else a for a in args), **params)
+        y = forward(*(wide(a) if isinstance(a, _ARRAYS) else a for a in args), **params)
         floats = [a for a in arrays if a.dtype.kind not in "biu"]
         return tuple(rounded(each, *floats) for each in y) if isinstance(y, tuple) else rounded(y, *floats)
 
     def wide_forward(*args: Any, **params: Any) -> Any:
         for a in args:
-            if type(a) is np.ndarray and a.dtype.itemsize == 2:
+            if getattr(a, "itemsize", 0) == 2:  # also of a NumPy scalar, which a rule made from 0-d arrays
                 return half_forward(*args, **params)
         return forward(*args, **params)
 

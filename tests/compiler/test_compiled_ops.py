@@ -102,10 +102,29 @@ def waves(like: Any, phase: float) -> Any:
 DIFFERENTIABLE = [c for c in CASES if OPS[c.op].differentiable and c.note != "sparse"]
 
 
+NOISY = {("logm", "c16")}  # eager calls differ in the last bit by the place of their memory
+MODES = ["grad", "grad of grad", "jvp", "vmap of grad"]
+
+
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
-@pytest.mark.parametrize("mode", ["grad", "grad of grad", "jvp", "vmap of grad"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
 def test_derivatives(case: Case, mode: str, dtype: str) -> None:
+    check_derivative(case, mode, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "c16"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("op", sorted({c.op for c in DIFFERENTIABLE}))
+def test_half_and_complex_derivatives(op: str, mode: str, dtype: str) -> None:
+    """One case of each op, if eager mode takes one."""
+    for case in DIFFERENTIABLE:
+        if case.op == op and (op, dtype) not in NOISY and check_derivative(case, mode, dtype):
+            return
+
+
+def check_derivative(case: Case, mode: str, dtype: str) -> bool:
+    """Compare a derivative of an op inside a compiled function; return False if eager mode has none."""
     f, arrays = scalar(as_dtype(case, dtype))
     if not arrays:
         pytest.fail("a differentiable op has a float argument")
@@ -113,7 +132,8 @@ def test_derivatives(case: Case, mode: str, dtype: str) -> None:
     gradient = ad.grad(f, argnums=each)
 
     def weighed(*xs: Any) -> Any:
-        return sum((g * waves(g, 0.5)).sum() for g in gradient(*xs))
+        total = sum((g * waves(g, 0.5)).sum() for g in gradient(*xs))
+        return total.real if total.dtype.kind == "c" else total
 
     tangents = tuple(waves(a, 0.3) for a in arrays)
     stacked = [np.stack([a, a * np.asarray(1.01, a.dtype)]) for a in arrays]
@@ -125,7 +145,13 @@ def test_derivatives(case: Case, mode: str, dtype: str) -> None:
     }[mode]
     inputs = [wrap(a) for a in given]
     try:
-        derivative(*inputs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            derivative(*inputs)
     except AdjointError:
-        return  # eager raises: this op has no such derivative
+        return False  # eager raises: this op has no such derivative
+    except TypeError:
+        assert dtype in ("f2", "c16")  # the op does not take this dtype
+        return False
     same(derivative, *inputs)
+    return True

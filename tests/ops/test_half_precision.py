@@ -11,6 +11,7 @@ from table import CASES
 import adjoint as ad
 from adjoint import nn
 from adjoint.core.namespace import rec
+from adjoint.core.op import OPS
 from adjoint.testing.cases import Case
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -268,3 +269,26 @@ def test_rounding_and_replaced_numbers_have_no_gradient_in_bfloat16() -> None:
     assert ad.grad(lambda v: ad.round(v).sum())(x).tolist() == [0, 0, 0]
     assert ad.grad(lambda v: ad.nan_to_num(v).sum())(x).tolist() == [1, 0, 0]
     assert ad.isfinite(ad.nan_to_num(x)).all()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_scalars_are_computed_as_arrays_without_axes(dtype: Any) -> None:
+    """Arithmetic on 0-d arrays makes NumPy scalars, on which rules call other ops."""
+    different = []
+    for case in (case for found in CASES.values() for case in found):
+        halves = [
+            a.astype(dtype) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in case.args
+        ]
+        scalars = [a[()] if isinstance(a, np.ndarray) else a for a in halves]
+        if any(isinstance(a, np.ndarray) for a in scalars) or not any(hasattr(a, "dtype") for a in scalars):
+            continue
+        with np.errstate(all="ignore"):
+            try:
+                found = OPS[case.op].forward(*halves, **case.params)
+            except (TypeError, ad.errors.AdjointError):
+                continue
+            other = OPS[case.op].forward(*scalars, **case.params)
+        for x, y in zip(*(v if isinstance(v, tuple) else (v,) for v in (found, other)), strict=True):
+            if np.asarray(x).tobytes() != np.asarray(y).tobytes():
+                different.append((case.op, x, y))
+    assert different == []
