@@ -133,7 +133,7 @@ class Compiled:
             raise better from None
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call whose program is not known to be the most recently used one."""
+        """Run a call in the general case: it did not match the program that can be called directly."""
         mode = compile_mode.get()
         if mode is False or self._inline():
             if mode is not False and special.count and (watcher := observer.get()) is not None:

@@ -58,7 +58,7 @@ class Event:
 
 
 class Scope:
-    """One call of a module."""
+    """One call of a module; the ops that run during the call belong to this scope."""
 
     __slots__ = ("index", "module", "outputs", "parent", "start", "stop")
 

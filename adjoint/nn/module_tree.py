@@ -1,4 +1,4 @@
-"""Modules as pytrees of their parameters, and calls with other parameters."""
+"""Modules as pytrees of their parameters, and calls of a module with given parameters instead of its own."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
                 raise ArgumentError(f"{name} must be callable, such as {example}, but is {value!r}.")
 
     def _start(self, X: Any, rng: np.random.RandomState) -> None:
-        """Make the network and its optimiser."""
+        """Make the network, for inputs like ``X``, and its optimiser; ``rng`` draws the initial weights."""
         outputs = self._outputs()
         if isinstance(self.module, Module):
             net = copy.deepcopy(self.module)

@@ -403,7 +403,7 @@ _ROOT = np.sqrt(2 / np.pi)
 
 
 def _by_eigenvalues(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of square matrices by their eigenvalues."""
+    """Return a function of square matrices that applies ``function`` to their eigenvalues."""
 
     def apply(x: Any) -> Any:
         w, v = np.linalg.eig(x.astype(complex))

@@ -80,7 +80,7 @@ class Progress:
             )
 
     def stopped(self, step: int, reason: str, resumable: bool) -> None:
-        """Print a line with the reason why training ended early."""
+        """Print a line with the reason why training ended early, and whether it can be resumed."""
         if self._bar is not None:
             more = "; its checkpoint is written, and fit(resume=True) continues from it" if resumable else ""
             self._bar.console.print(f"{reason} after step {step}{more}", highlight=False, markup=False)

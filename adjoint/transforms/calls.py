@@ -348,7 +348,7 @@ def _recorded(
 
 
 class Derivative:
-    """The derivative of the node of one recorded call."""
+    """The derivative of one recorded call: ``pull`` is its reverse mode, ``push`` its forward mode."""
 
     __slots__ = ("count", "places", "rerun", "rest", "rule", "specs")
 
