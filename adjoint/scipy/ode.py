@@ -181,8 +181,8 @@ def _traced(
             f"solve_ivp: {what} not supported inside ad.compile, where the number of steps is unknown.\n"
             "  Pass t_eval= with RK23, RK45 or DOP853, or call solve_ivp outside of the compiled function."
         )
-    start, end = (floating("solve_ivp", t) for t in t_span)
-    steps = Steps(f, start, end, floating("solve_ivp", y0), method, name, most=most, **options)
+    start, end, first = map(_double, (*t_span, y0))
+    steps = Steps(f, start, end, first, method, name, most=most, **options)
     found = scipy_module("integrate._ivp.ivp").OdeResult(
         t=None, y=None, sol=None, t_events=None, y_events=None, status=0, success=True,
         message="The solver successfully reached the end of the integration interval.",
@@ -193,6 +193,12 @@ def _traced(
     if dense:
         found.sol = lambda t: _columns(steps, t)
     return found
+
+
+def _double(values: Any) -> Tensor:
+    """Return values in double precision, as SciPy's solvers use them."""
+    t = floating("solve_ivp", values)
+    return t.astype(np.result_type(t.dtype, np.float64))
 
 
 def _columns(path: Any, t: Any) -> Tensor:
@@ -244,8 +250,7 @@ class _Problem:
 
     def __init__(self, f: Callable[[Any, Any], Any], t_span: Sequence[Any], y0: Any, name: str) -> None:
         self.f, self.name, self.method = f, name, method_of(name)
-        self.start, self.end = (floating("solve_ivp", t) for t in t_span)
-        self.y0 = floating("solve_ivp", y0)
+        self.start, self.end, self.y0 = map(_double, (*t_span, y0))
         if self.y0.ndim != 1:
             raise ShapeError(
                 f"solve_ivp: the initial values must be a vector, but have shape {self.y0.shape}."

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import asarray
+from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, held, unknown
+from adjoint.core.tensor import Tensor, held, tracked, unknown
 from adjoint.errors import ArgumentError, ConvergenceError
 from adjoint.ops.join import stack
 from adjoint.scipy.fallback import scipy_module
@@ -29,6 +30,11 @@ MOST = 1000  # attempts
 def _norm(x: Tensor) -> Tensor:
     """Return the root of the mean of squares, as SciPy's solvers measure errors."""
     return rec.sqrt(rec.square(abs(x)).mean())
+
+
+def _has_history(t: Tensor) -> bool:
+    """Return whether gradients flow to a tensor, at this level or outside of a ``vmap``."""
+    return tracked(t) or (isinstance(t._data, Lifted) and t._data.has_history())
 
 
 class Steps:
@@ -57,6 +63,7 @@ class Steps:
         self.away = rec.where(self.empty, 1.0, away)
         self.longest = float(max_step) / self.away
         slope = self._f(start, y0)
+        self.recorded = any(_has_history(t) for t in (start, self.length, y0, slope))
         h = self._first(slope) if first_step is None else float(first_step) / self.away
         carry = (~self.empty, self.away * 0, y0, slope, rec.minimum(h, 1.0), self.empty & False)
         (going, _, self.last, *_), rows = scan_until("solve_ivp", self._attempt, carry, most)
@@ -64,7 +71,7 @@ class Steps:
         _check(going, _refuse_more(most))
 
     def _f(self, t: Tensor, y: Tensor) -> Tensor:
-        return asarray(self.f(t, y))
+        return asarray(self.f(t, y)).astype(y.dtype)
 
     def _first(self, slope: Tensor) -> Tensor:
         """Return the share of the first step, by the rule of Hairer, Nørsett and Wanner, as in SciPy."""
@@ -83,7 +90,11 @@ class Steps:
         return rec.minimum(rec.minimum(100 * h0, h1) / self.away, self.longest)
 
     def _attempt(self, carry: Any, _: Any) -> Any:
-        """Attempt a step; keep the old state if the error is too large, or if the end was reached."""
+        """Attempt a step; keep the old state if the error is too large, or if the end was reached.
+
+        A rejected attempt can leave the domain of the right-hand side.  Its derivatives are then NaN, and
+        0 * NaN is NaN.  So gradients flow through a second computation, where its length is 0.
+        """
         going, share, y, slope, size, rejected = carry
         size = rec.minimum(size, self.longest)
         last = share + size >= 1
@@ -100,6 +111,8 @@ class Steps:
         shrunk = rec.where(rec.isnan(error), 0.2, rec.maximum(0.2, factor))
         moves = going & good
         after = rec.where(last, 1.0, share + taken)
+        if self.recorded:
+            stages, new = self._stages(t, rec.where(moves, h, 0), y, slope)
         state = (
             going & ~(moves & last),
             rec.where(moves, after, share),

@@ -61,13 +61,20 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("name", SOLVERS)
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_solvers_are_those_of_eager_code(name: str, transform: str) -> None:
+SLOW = ("RK23", "DOP853", "odeint", "backwards")  # their second derivatives are computed as those of RK45
+CASES = [(t, name) for t in TRANSFORMS for name in SOLVERS if t != "hessian" or name not in SLOW]
+NATIVE = [("grad", "fixed_point"), ("grad", "root"), ("grad", "RK45"), ("jvp", "RK23")]
+
+
+@pytest.mark.parametrize(
+    ("transform", "name", "backend"),
+    [(*c, "auto" if c[0] == "values" else "replay") for c in CASES] + [(*c, "native") for c in NATIVE],
+)
+def test_solvers_are_those_of_eager_code(transform: str, name: str, backend: str) -> None:
+    if backend == "native":
+        pytest.importorskip("llvmlite")
     f = TRANSFORMS[transform](SOLVERS[name])
-    if transform == "hessian" and name in ("DOP853", "odeint", "RK23", "backwards"):
-        return  # as RK45
-    compiled = ad.compile(f, backend="replay" if transform != "values" else "auto")
+    compiled = ad.compile(f, backend=backend)
     for a in (np.array([1.1, 0.8, 0.5]), np.array([1.4, 0.7, 0.6])):
         np.testing.assert_allclose(compiled(a), f(a), rtol=1e-8, atol=1e-9)
 
@@ -79,6 +86,43 @@ def test_each_element_of_a_batch_is_solved_alone(name: str) -> None:
     for g in (f, ad.grad(lambda a: f(a).sum())):
         found = ad.compile(ad.vmap(g), backend="replay")(batch)
         np.testing.assert_allclose(found, np.stack([g(a) for a in batch]), rtol=1e-8, atol=1e-9)
+
+
+ROOTED = {
+    "grad": ad.grad,
+    "grad in vmap": lambda f: lambda a: ad.vmap(ad.grad(f))(a[None])[0],
+    "vmap in grad": lambda f: ad.grad(lambda a: ad.vmap(f)(a[None])[0]),
+    "in a loop": lambda f: ad.grad(lambda a: ad.scan(lambda c, _: (f(c), None), a, None, length=1)[0]),
+    "hessian": ad.hessian,
+}
+
+
+@pytest.mark.parametrize("transform", ROOTED)
+def test_rejected_steps_outside_of_the_domain_do_not_matter(transform: str) -> None:
+    def end(a: Any) -> Any:
+        return integrate.solve_ivp(lambda t, y: -a * ad.sqrt(y), (0.0, 1.0), [1.0], t_eval=[1.0]).y[0, 0]
+
+    f, a = ROOTED[transform], np.array(1.8)
+    with np.errstate(invalid="ignore"):
+        expected = ad.hessian(end)(a) if transform == "hessian" else ad.grad(end)(a)
+        for call in (ad.compile(f(end)), ad.compile(f(end), backend="replay")):
+            np.testing.assert_allclose(call(a), expected, rtol=1e-9)
+        if transform == "grad":
+            assert expected == pytest.approx(-0.09997585)
+            np.testing.assert_allclose(ad.grad(ad.compile(end))(a), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.complex64, np.int64])
+def test_initial_values_and_times_have_double_precision(kind: Any) -> None:
+    def f(y: Any, end: Any) -> Any:
+        return integrate.solve_ivp(lambda t, y: -2 * y, (0.0, end), y, t_eval=[0.5, 1.0]).y
+
+    y, end = np.ones(2, kind), np.float32(1.0)
+    found, expected = ad.compile(f)(y, end), f(y, end)
+    assert found.dtype == expected.dtype == np.result_type(kind, np.float64)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    steps = integrate.solve_ivp(lambda t, y: -2 * y, (0.0, end), y).y
+    assert steps.dtype == found.dtype
 
 
 def test_a_solution_of_zero_length_is_its_start() -> None:
