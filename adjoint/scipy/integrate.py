@@ -208,7 +208,7 @@ def quad(
     Raises
     ------
     InputError
-        If an option is not supported, or Gauss' rule does not confirm the value.
+        If an option is not supported, or Gauss's rule does not confirm the value.
 
     Examples
     --------
@@ -316,7 +316,7 @@ def quad_vec(
     Raises
     ------
     InputError
-        If Gauss' rule does not confirm the value.
+        If Gauss's rule does not confirm the value.
 
     Examples
     --------
@@ -364,7 +364,7 @@ _MOST = 50  # intervals inside ``ad.compile``; SciPy's default for quad
 def _compiled(
     op: str, trace: Any, f: Callable[[Any], Tensor], limits: Any, solved: Any, limit: float
 ) -> tuple[Tensor, Any]:
-    """Integrate inside ``ad.compile``: SciPy runs at each call, and chooses the points of Gauss' rule."""
+    """Integrate inside ``ad.compile``: SciPy runs at each call, and chooses the points of Gauss's rule."""
     far = tuple(map(_infinite, limits))
     if (far[0] and limits[0] > 0) or (far[1] and limits[1] < 0):
         backwards, error = _compiled(op, trace, f, limits[::-1], solved, limit)
@@ -416,7 +416,7 @@ def _infinite(x: Any) -> bool:
 
 
 def _gauss(ends: Any, far: bool, intervals: Any) -> tuple[Any, Any]:
-    """Return points and weights of Gauss' rule on intervals; see ``_placed``."""
+    """Return points and weights of Gauss's rule on intervals; see ``_placed``."""
     nodes, weights = np.polynomial.legendre.leggauss(21)
     first, last = ends
     if first == last:  # without length, the derivative is that of (high - low) f(low)
@@ -447,7 +447,7 @@ def _padded(points: Any, weights: Any, count: int) -> tuple[Any, Any]:
 
 
 def _in_batch(op: str, batch: Batch, f: Any, low: Tensor, high: Tensor, solved: Any) -> tuple[Tensor, Any]:
-    """Integrate inside ``vmap``: call SciPy for each element, and use Gauss' rule on its intervals."""
+    """Integrate inside ``vmap``: call SciPy for each element, and use Gauss's rule on its intervals."""
     limits = [[float(array_of(batch.element(i, t).detach())) for t in (low, high)] for i in range(batch.size)]
     a, b = np.array(limits).T
     if len({(math.isinf(x), math.isinf(y), y < x) for x, y in limits}) > 1:

@@ -103,3 +103,47 @@ def test_methods_of_generators():
             expression = instead.removesuffix(", a new tensor")
             values = {**given, "p": np.array([0.2, 0.8])} if name == "multinomial" else given
             assert eval(expression, {}, values) is not None, name
+
+
+MEANINGS = {
+    "addcdiv": lambda t, F, x, y: t.addcdiv(x, y, y + 2, value=0.5),
+    "cartesian_prod": lambda t, F, x, y: t.cartesian_prod(x[0, 0, 0], y[0, 0, 0]),
+    "celu": lambda t, F, x, y: t.celu(x, 0.5),
+    "dist": lambda t, F, x, y: t.dist(x, y),
+    "frac": lambda t, F, x, y: t.frac(x),
+    "hann_window": lambda t, F, x, y: t.hann_window(6, dtype=t.float64),
+    "hardshrink": lambda t, F, x, y: F.hardshrink(x, 0.25),
+    "hardswish": lambda t, F, x, y: F.hardswish(x),
+    "kthvalue": lambda t, F, x, y: t.kthvalue(x, 2)[0],
+    "lerp": lambda t, F, x, y: t.lerp(x, y, 0.25),
+    "lp_pool1d": lambda t, F, x, y: F.lp_pool1d(abs(x).reshape(-1, 6, 6), 3.0, 2),
+    "lp_pool2d": lambda t, F, x, y: F.lp_pool2d(abs(x), 3.0, 2),
+    "range": lambda t, F, x, y: t.arange(1.0, 6.5, 2.0),
+    "softmin": lambda t, F, x, y: F.softmin(x, 1),
+    "softshrink": lambda t, F, x, y: F.softshrink(x, 0.25),
+    "std_mean": lambda t, F, x, y: t.std_mean(x),
+    "tanhshrink": lambda t, F, x, y: F.tanhshrink(x),
+    "threshold": lambda t, F, x, y: F.threshold(x, 0.25, 0.5),
+    "var_mean": lambda t, F, x, y: t.var_mean(x),
+}
+
+
+@pytest.mark.parametrize("name", MEANINGS)
+def test_hints_mean_what_pytorch_computes(name):
+    torch = pytest.importorskip("torch")
+    x, y = np.random.default_rng(0).normal(size=(2, 2, 3, 6, 6))
+    expected = MEANINGS[name](torch, torch.nn.functional, torch.tensor(x), torch.tensor(y))
+    instead = {**foreign_names.TORCH, **foreign_names.ACTIVATIONS}[name]
+    if "pool" in name:
+        x = abs(x)
+    if name == "lp_pool1d":
+        x = x.reshape(-1, 6, 6)
+    elif name == "cartesian_prod":
+        x, y = x[0, 0, 0], y[0, 0, 0]
+    given = {
+        "ad": ad, "x": ad.tensor(x), "y": ad.tensor(y), "z": ad.tensor(y) + 2, "alpha": 0.5, "n": 6, "limit": 0.25, "value": 0.5,
+        "k": 2, "axis": -1 if name == "kthvalue" else 1, "weight": 0.25, "p": 3.0, "size": 2, "start": 1.0, "stop": 6.0, "step": 2.0,
+    }  # fmt: skip
+    pairs = zip(instead.split(" and "), expected if isinstance(expected, tuple) else [expected], strict=True)
+    for expression, value in pairs:
+        np.testing.assert_allclose(np.asarray(eval(expression, {}, given)), value.numpy(), rtol=1e-9)
