@@ -354,6 +354,8 @@ class Native(Plan):
         args = [self._value(a, values, given) if isinstance(a, View) else a for a in node.params]
         if i.op.kind == "elementwise" and not i.op.literals:
             args = _typed(i, args)
+        if not i.op.pure and i.op.kind != "host":  # such an op may keep its arguments
+            args = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
         found = replay.forward_of(i)(*args, **i.params)
         outs = found if i.op.outputs > 1 else (found,)
         for k, (o, x) in enumerate(zip(i.outs, outs, strict=False)):

@@ -284,3 +284,17 @@ def test_a_numpy_call_may_return_its_argument(bound: float, dtype: str) -> None:
     for k in range(0, len(held), 2):
         for a, b in zip(held[k], held[k + 1], strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_an_op_that_is_not_pure_may_keep_its_argument() -> None:
+    kept: list[Any] = []
+    keep = ad.define(
+        "kept_argument", lambda a: (kept.append(a), a * 2)[1], lambda g, a: g * 2, kind="general", pure=False
+    )
+    try:
+        step = ad.compile(lambda x: keep(x * 3), backend="native")
+        for k in range(3):
+            step(np.full(4, float(k)))
+        assert [a.tolist() for a in kept[-3:]] == [[0.0] * 4, [3.0] * 4, [6.0] * 4]
+    finally:
+        ad.OPS.pop("kept_argument", None)
