@@ -115,7 +115,7 @@ class Compiled:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an instance, as a method does."""
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else _Method(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program for these arguments; trace the function first if there is none."""
@@ -294,6 +294,33 @@ class Compiled:
 
     def __repr__(self) -> str:
         return f"<compiled {name_of(self._f)}, {count(len(self._variants), 'program')}>"
+
+
+class _Method(functools.partial[Any]):
+    """A compiled method of an instance, which is its first argument."""
+
+    def program(self, *args: Any, **kwargs: Any) -> str:
+        """Return the program for these arguments as text, as ``Compiled.program`` does."""
+        found: str = self.func.program(*self.args, *args, **kwargs)
+        return found
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Return the kernels of the program for these arguments, as ``Compiled.explain`` does."""
+        last = self.func._variants and not args and not kwargs
+        found: str = self.func.explain() if last else self.func.explain(*self.args, *args, **kwargs)
+        return found
+
+    def stats(self) -> dict[str, Any]:
+        """Return how often and why the method was traced, for all instances."""
+        found: dict[str, Any] = self.func.stats()
+        return found
+
+    def clear(self) -> None:
+        """Delete all programs and the statistics of the method, for all instances."""
+        self.func.clear()
+
+    def __repr__(self) -> str:
+        return f"{self.func!r} of {type(self.args[0]).__name__}"
 
 
 class _Everyone:

@@ -105,9 +105,13 @@ def is_flat(value: Any) -> bool:
     return not any(isinstance(v, (*CONTAINERS, types.MethodType)) for v in elements)
 
 
-def _marks(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return snapshots of the attributes of an object, without empty parameter caches of modules."""
-    return {k: snapshot(v) for k, v in attributes.items() if k not in ("_parameters", "_buffers") or v}
+def _marks(owner: Any) -> dict[str, Any]:
+    """Return snapshots of the attributes of an object that differ from the defaults of its class.
+
+    Empty parameter caches of modules are left out.
+    """
+    marks = {k: snapshot(v) for k, v in vars(owner).items() if k not in ("_parameters", "_buffers") or v}
+    return {k: mark for k, mark in marks.items() if mark != snapshot(getattr(type(owner), k, owner))}
 
 
 class ObjectGuard:
@@ -119,7 +123,7 @@ class ObjectGuard:
         self.what = what
         self.owner = owner
         self.attributes: dict[str, Any] = vars(owner)
-        self.marks = _marks(self.attributes)
+        self.marks = _marks(owner)
         self._look()
 
     def _look(self) -> None:
@@ -134,14 +138,14 @@ class ObjectGuard:
     def holds(self) -> bool:
         """Return whether all attributes are unchanged; ids are compared first, because that is faster."""
         if [*map(id, self.attributes.values())] != self.ids:
-            if _marks(self.attributes) != self.marks:
+            if _marks(self.owner) != self.marks:
                 return False
             self._look()
         return all([g.holds() for g in self.containers])  # noqa: C419  a generator costs more
 
     def reason(self) -> str:
         """Return the text "... changed", with the names of the attributes."""
-        now = _marks(self.attributes)
+        now = _marks(self.owner)
         names = [k for k in {**now, **self.marks} if now.get(k) != self.marks.get(k)]
         return f"{self.what}.{', '.join(names)} changed"
 

@@ -65,7 +65,8 @@ def solve_ivp(
     Parameters
     ----------
     fun : callable
-        The right-hand side, ``fun(t, y, *args)``.
+        The right-hand side, ``fun(t, y, *args)``.  It returns one derivative for each unknown; one number is
+        broadcast.
     t_span : pair of array_like
         The times at which to start and to end.
     y0 : array_like
@@ -81,7 +82,7 @@ def solve_ivp(
         ``direction``.  Gradients flow through the times and states of events.
     vectorized : bool, optional
         Whether ``fun`` takes several columns; they are not used.
-    args : sequence, optional
+    args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     **options : optional
         SciPy's options ``rtol``, ``atol``, ``first_step`` and ``max_step``.  Inside ``ad.compile`` also
@@ -96,7 +97,9 @@ def solve_ivp(
     Raises
     ------
     InputError
-        If the method or an option is not supported.
+        If the method or an option is not supported, or ``args`` is not a tuple.
+    ShapeError
+        If the right-hand side returns an array of another shape.
 
     Examples
     --------
@@ -117,11 +120,11 @@ def solve_ivp(
         raise InputError(
             f"solve_ivp: these options are not supported with gradients: {', '.join(sorted(unknown))}."
         )
-    further = () if args is None else tuple(args)
+    further = _further("solve_ivp", args)
+    whole = _right_hand_side(fun, further)
     if special.count and tracing.get() is not None:
-        whole = lambda t, y: fun(t, y, *further)
         return _traced(whole, t_span, y0, method, t_eval, dense_output, events, most, options)
-    problem = _Problem(lambda t, y: fun(t, y, *further), t_span, y0, method)
+    problem = _Problem(whole, t_span, y0, method)
     functions = [] if events is None else [events] if callable(events) else list(events)
     watched = [_with_args(e, further) for e in functions]
     wanted = None if t_eval is None else floating("solve_ivp", t_eval)
@@ -155,6 +158,33 @@ def solve_ivp(
     result.y_events = [y for _, y in found] if watched else None
     result.sol = (lambda t: _columns(path, t)) if dense_output else None
     return result
+
+
+def _further(op: str, args: Any) -> tuple[Any, ...]:
+    """Return the further arguments of a function as a tuple."""
+    try:
+        return () if args is None else tuple(args)
+    except TypeError:
+        raise InputError(
+            f"{op}: args must be a tuple, but is {type(args).__name__}.  Pass args=(value,)."
+        ) from None
+
+
+def _right_hand_side(fun: Callable[..., Any], further: tuple[Any, ...]) -> Callable[[Any, Any], Tensor]:
+    """Return ``fun`` as a function of time and state whose results have the shape of the state."""
+
+    def f(t: Any, y: Any) -> Tensor:
+        slope = asarray(fun(t, y, *further))
+        if slope.shape == y.shape:
+            return slope
+        if slope.size == 1:  # SciPy broadcasts one number
+            return rec.broadcast_to(rec.reshape(slope, shape=()), shape=y.shape)
+        raise ShapeError(
+            f"solve_ivp: the right-hand side must return one derivative for each unknown, with shape "
+            f"{y.shape}, but its result has shape {slope.shape}."
+        )
+
+    return f
 
 
 def _traced(
@@ -602,7 +632,7 @@ def odeint(
         The initial values, a vector.
     t : array_like
         The times, in order; the first one is that of the initial values.
-    args : sequence, optional
+    args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     tfirst : bool, optional
         Whether the function is ``func(t, y, *args)``.
@@ -622,8 +652,8 @@ def odeint(
     >>> ad.scipy.integrate.odeint(lambda y, t: -y, [1.0], [0.0, 1.0])[:, 0].numpy().round(6)
     array([1.      , 0.367879])
     """
-    times = floating("odeint", t)
-    f = (lambda s, y: func(s, y, *args)) if tfirst else (lambda s, y: func(y, s, *args))
+    times, further = floating("odeint", t), _further("odeint", args)
+    f = (lambda s, y: func(s, y, *further)) if tfirst else (lambda s, y: func(y, s, *further))
     start = floating("odeint", y0)
     start = rec.reshape(start, shape=(1,)) if start.ndim == 0 else start  # as SciPy does
     found = solve_ivp(f, (times[0], times[-1]), start, "DOP853", times, rtol=rtol, atol=atol)

@@ -729,6 +729,26 @@ def test_methods_can_be_compiled() -> None:
     assert (a.apply(x).item(), b.apply(x).item()) == (2.0, 3.0)
     a.factor = 5.0
     assert (a.apply(x).item(), b.apply(x).item()) == (5.0, 3.0)
+    assert a.apply.stats() == Scaled.apply.stats()
+    assert a.apply.stats()["traces"] == 3
+    assert a.apply.program(x) == Scaled.apply.program(a, x)
+    assert "multiply" in a.apply.program(x)
+    assert a.apply.explain(x) and a.apply.explain() and repr(a.apply).endswith("3 programs> of Scaled")
+    a.apply.clear()
+    assert b.apply.stats()["traces"] == 0
+    assert a.apply.explain(x)
+
+
+@pytest.mark.parametrize("backend", ["replay", "auto"])
+def test_the_mode_of_a_module_that_was_never_set_is_its_default(backend: str) -> None:
+    model = ad.nn.Sequential(ad.nn.Linear(4, 3, rng=0), ad.nn.Dropout(0.5, rng=1))
+    f = ad.compile(lambda x: model(x).sum(), backend=backend)
+    for mode in (None, False, True, False, True):
+        if mode is not None:
+            model.train(mode)
+        for _ in range(3):
+            f(np.ones((2, 4), np.float32))
+    assert f.stats()["reasons"] == ["it was the first call", "Sequential.training changed"]
 
 
 def test_sums_in_place_do_not_show_in_views() -> None:

@@ -269,8 +269,43 @@ def test_odeint():
     assert first[1, 0].item() == pytest.approx(math.exp(-0.5), rel=1e-6)
 
 
+@pytest.mark.parametrize("through", [lambda f: f, ad.compile, ad.grad, lambda f: ad.compile(ad.grad(f))])
+def test_one_number_is_a_right_hand_side(through):
+    t = np.linspace(0.0, 1.0, 5)
+    for solve in (
+        lambda rate, pick: I.solve_ivp(lambda t, y: -rate * pick(y), (0, 1), [1.0], t_eval=t).y[0, -1],
+        lambda rate, pick: I.odeint(lambda y, t: -rate * pick(y), 1.0, t)[-1, 0],
+    ):
+        results = [float(through(lambda rate, pick=pick, solve=solve: solve(rate, pick))(np.array(2.0)))
+                   for pick in (lambda y: y, lambda y: y[0])]  # fmt: skip
+        assert results[0] == results[1]
+    both = I.solve_ivp(lambda t, y: 1.0, (0, 1), [1.0, 2.0], t_eval=t).y
+    np.testing.assert_allclose(both, si.solve_ivp(lambda t, y: 1.0, (0, 1), [1.0, 2.0], t_eval=t).y)
+    stiff = I.solve_ivp(lambda t, y: -2 * y[0], (0, 1), [1.0], "Radau", t_eval=t)
+    np.testing.assert_allclose(stiff.y[0], np.exp(-2 * t), rtol=1e-2)
+
+
+@pytest.mark.parametrize("through", [lambda f: f, ad.compile])
+def test_a_right_hand_side_of_another_shape_is_an_error(through):
+    wrong = {(3,): lambda t, y: ad.stack([y[0], y[0], y[1]]), (2, 1): lambda t, y: y[:, None]}
+    for shape, f in wrong.items():
+        with pytest.raises(ShapeError) as caught:
+            through(lambda y, f=f: I.solve_ivp(f, (0, 1), y, t_eval=[1.0]).y)(np.ones(2))
+        assert str(caught.value) == (
+            "solve_ivp: the right-hand side must return one derivative for each unknown, with shape (2,), "
+            f"but its result has shape {shape}."
+        )
+
+
 def test_mistakes():
     f = lambda t, y: -y
+    for name, call in {
+        "solve_ivp": lambda: I.solve_ivp(lambda t, y, a: -a * y, (0, 1), [1.0], args=3.0),
+        "odeint": lambda: I.odeint(lambda y, t, a: -a * y, [1.0], [0.0, 1.0], args=3.0),
+    }.items():
+        with pytest.raises(InputError) as caught:
+            call()
+        assert str(caught.value) == f"{name}: args must be a tuple, but is float.  Pass args=(value,)."
     with pytest.raises(InputError, match=r"inside ad\.vmap, events are not supported"):
         ad.vmap(lambda y: I.solve_ivp(f, (0, 1), y, events=lambda t, y: y[0]).y[:, -1])(np.ones((2, 1)))
     with pytest.raises(InputError, match=r"nested ad\.vmap"):
