@@ -509,3 +509,29 @@ class Holder:
 def test_types_of_results_are_the_same_in_every_mode(f: Any, args: Any, kind: type, mode: Any) -> None:
     with ad.config.compiling(mode):
         assert type(ad.compile(f)(*args)) is kind
+
+
+WATCHING = {
+    "a tape": ad.Tape,
+    "anomaly detection": ad.detect_anomaly,
+    "hooks of saved tensors": lambda: ad.saved_tensors_hooks(lambda t: t, lambda t: t),
+}
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_modes_that_watch_ops_run_the_function_itself(name: str) -> None:
+    w, seen = ad.tensor([1.0, 2.0], requires_grad=True), []
+
+    @ad.compile
+    def f(x: Any) -> Any:
+        seen.append(type(x))
+        return (w * x).sum()
+
+    for k in range(2):
+        with WATCHING[name]():
+            f(np.ones(2)).backward()
+        assert len(seen) == k + 1
+        assert w.grad.tolist() == [k + 1.0, k + 1.0]
+    assert f.stats()["traces"] == 0
+    f(np.ones(2))
+    assert f.stats()["traces"] == 1
