@@ -288,9 +288,8 @@ def test_a_numpy_call_may_return_its_argument(bound: float, dtype: str) -> None:
 
 def test_an_op_that_is_not_pure_may_keep_its_argument() -> None:
     kept: list[Any] = []
-    keep = ad.define(
-        "kept_argument", lambda a: (kept.append(a), a * 2)[1], lambda g, a: g * 2, kind="general", pure=False
-    )
+    rule = lambda xp, g, out, a: g * 2
+    keep = ad.define("kept_argument", lambda a: (kept.append(a), a * 2)[1], rule, kind="general", pure=False)
     try:
         step = ad.compile(lambda x: keep(x * 3), backend="native")
         for k in range(3):
