@@ -137,8 +137,8 @@ def _probed() -> Layout:
     tensors = [wrap(a) for a in arrays]
     places = {_place(t, Tensor.__basicsize__, id(a)) for t, a in zip(tensors, arrays, strict=True)}
     assert len(places) == 1
-    node, version, extra = (_offset(tensors[0], name) for name in ("_node", "_version", "_extra"))
-    grad, now = _offset(_Extra(), "grad"), _offset(clock, "now")
+    node, version, extra = (_offset(Tensor, name) for name in ("_node", "_version", "_extra"))
+    grad, now = _offset(_Extra, "grad"), _offset(type(clock), "now")
     marks = object(), object()
     items = _place(marks, tuple.__basicsize__ + 16, id(marks[0]))
     assert _words(id(marks) + items + 8, 1)[0] == id(marks[1])
@@ -167,14 +167,12 @@ def _holder() -> int:
     return found
 
 
-def _offset(owner: Any, name: str) -> int:
-    """Return the offset of a ``__slots__`` attribute, by setting the attribute to a new object."""
-    mark, before = object(), getattr(owner, name)
-    setattr(owner, name, mark)
-    try:
-        return _place(owner, type(owner).__basicsize__, id(mark))
-    finally:
-        setattr(owner, name, before)
+def _offset(kind: type, name: str) -> int:
+    """Return the offset of a ``__slots__`` attribute, by setting the attribute of a new instance."""
+    instance: Any = object.__new__(kind)
+    mark = object()
+    setattr(instance, name, mark)
+    return _place(instance, kind.__basicsize__, id(mark))
 
 
 # Index of PyArray_NewFromDescr in NumPy's table of C functions; these indices never change.
@@ -254,8 +252,8 @@ class Entry:
     """A program as one built-in function.
 
     ``entry.call(*arguments)`` returns a tuple of new arrays.  It returns NotImplemented if an argument has
-    the wrong type, shape or dtype, if the program is running in another thread, or if one of the bytes at the
-    addresses ``checks`` is not 0 afterwards.
+    the wrong type, shape or dtype, if the program is already running (in another thread, or a finalizer calls
+    it), or if one of the bytes at the addresses ``checks`` is not 0 afterwards.
 
     Parameters
     ----------
@@ -332,7 +330,7 @@ class Entry:
         release = nanoseconds > 20_000
         written, graded = (listed([x for t, k in each for x in (id(t), k, 0)]) for each in (writes, grads))
         size = sum(math.prod(m.shape) * np.dtype(m.dtype).itemsize for m in made)
-        words[:17] = (
+        words[:] = (
             0, arguments, len(given), rows.ctypes.data, len(made), outs.ctypes.data,
             len(records), rec.ctypes.data, helpers if release else 0, release, len(checks), listed(checks),
             len(writes), written, len(grads), graded,

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from adjoint.compiler import arrays_text
+from adjoint.compiler import arrays_text, outputs_text
 
 __all__ = ["TEXT"]
 
 TEXT = (
     arrays_text.TEXT
+    + outputs_text.TEXT
     + r"""
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
-declare ptr @PyTuple_New(i64)
-declare i32 @PyTuple_SetItem(ptr, i64, ptr)
 declare double @PyFloat_AsDouble(ptr)
 declare ptr @PyErr_Occurred()
-declare i64 @PyLong_AsLongLong(ptr)
-declare ptr @PyLong_FromLongLong(i64)
-declare ptr @PyType_GenericAlloc(ptr, i64)
 declare void @PyErr_Clear()
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
-declare ptr @new_array(ptr, ptr, i32, ptr, ptr, ptr, i32, ptr)
 declare void @run(ptr, i64, i64)
 @float = external global i8
 @int = external global i8
 @float64 = external global i8
 @miss = external global i8
-@none = external global i8
-@clock = external global i8
-@zero = external global i8
-@committing = external global i8
 
 ; Return whether an array has the dtype and shape of a row and is contiguous and aligned.
 define internal i1 @fits(ptr %array, ptr %row) {
@@ -72,7 +63,7 @@ end:
 }
 
 ; Read one input; return false if its type, dtype or shape is wrong.
-define internal i1 @read(ptr %row, ptr %args, i64 %hold) {
+define internal i1 @read(ptr %row, ptr %args) {
 entry:
   %kind = load i64, ptr %row
   %at.owner = getelementptr i64, ptr %row, i64 1
@@ -132,8 +123,12 @@ no:
 }
 
 ; Increment (%take) or decrement the reference counts of the inputs, because the GIL is released meanwhile.
-define internal void @hold(ptr %rows, i64 %count, i1 %take) {
+define internal void @hold(ptr %w, i1 %take) {
 entry:
+  %w2 = getelementptr i64, ptr %w, i64 2
+  %count = load i64, ptr %w2
+  %w3 = getelementptr i64, ptr %w, i64 3
+  %rows = load ptr, ptr %w3
   br label %row
 row:
   %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
@@ -162,298 +157,116 @@ end:
   ret void
 }
 
-; Keep an array that nothing else refers to, so that the next call writes into it.  It is still in the result
-; of this call, in the place of what was made.
-define internal void @keep(ptr %w, i64 %place, ptr %array) {
+; Read all inputs; false if one does not fit.
+define internal i1 @read_all(ptr %w, ptr %args) {
 entry:
-  %at.recycles = getelementptr i64, ptr %w, i64 16
-  %recycles = load i64, ptr %at.recycles
-  %on = icmp ne i64 %recycles, 0
-  br i1 %on, label %look, label %end
-look:
-  %at.kind = getelementptr i8, ptr %array, i64 KIND
-  %kind = load ptr, ptr %at.kind
-  %is.array = icmp eq ptr %kind, @ndarray
-  %alone = call i1 @is_alone(ptr %array)
-  %ok = and i1 %is.array, %alone
-  br i1 %ok, label %put, label %end
-put:
-  call void @Py_IncRef(ptr %array)
-  %w5 = getelementptr i64, ptr %w, i64 5
-  %rows = load ptr, ptr %w5
-  %offset = mul i64 %place, 8
-  %row = getelementptr i64, ptr %rows, i64 %offset
-  %at.spare = getelementptr i64, ptr %row, i64 5
-  store ptr %array, ptr %at.spare
-  br label %end
-end:
-  ret void
-}
-
-define internal i1 @is_alone(ptr %object) {
-  %at.count = getelementptr i8, ptr %object, i64 REFERENCES
-  %count = load i32, ptr %at.count
-  %alone = icmp eq i32 %count, 1
-  ret i1 %alone
-}
-
-; The kept array of a row if nothing else refers to it and it has the right kind of memory, else a new array.
-define internal ptr @make(ptr %row) {
-entry:
-  %at.spare = getelementptr i64, ptr %row, i64 5
-  %spare = load ptr, ptr %at.spare
-  %none = icmp eq ptr %spare, null
-  br i1 %none, label %new, label %kept
-kept:
-  store ptr null, ptr %at.spare
-  %alone = call i1 @is_alone(ptr %spare)
-  %at.flags = getelementptr i8, ptr %spare, i64 FLAGS
-  %flags = load i32, ptr %at.flags
-  %bits = and i32 %flags, 1285 ; contiguous, owns its memory, aligned, writable
-  %plain = icmp eq i32 %bits, 1285
-  %at.weak = getelementptr i8, ptr %spare, i64 WEAK
-  %weak = load ptr, ptr %at.weak
-  %unwatched = icmp eq ptr %weak, null
-  %same = call i1 @matches(ptr %spare, ptr %row)
-  %a = and i1 %alone, %plain
-  %b = and i1 %unwatched, %same
-  %ok = and i1 %a, %b
-  br i1 %ok, label %reuse, label %drop
-reuse:
-  ret ptr %spare
-drop:
-  call void @Py_DecRef(ptr %spare)
-  br label %new
-new:
-  %dtype = load ptr, ptr %row
-  %o1 = getelementptr i64, ptr %row, i64 1
-  %ndim = load i64, ptr %o1
-  %ndim32 = trunc i64 %ndim to i32
-  %o2 = getelementptr i64, ptr %row, i64 2
-  %shape = load ptr, ptr %o2
-  call void @Py_IncRef(ptr %dtype)
-  %made = call ptr @new_array(ptr @ndarray, ptr %dtype, i32 %ndim32, ptr %shape,
-    ptr null, ptr null, i32 0, ptr null)
-  ret ptr %made
-}
-
-; Whether the gradients can be written: every tensor has a place for one, and no thread is adding to one.
-define internal i1 @has_slots(ptr %w) {
-entry:
-  %at.count = getelementptr i64, ptr %w, i64 14
-  %count = load i64, ptr %at.count
-  %at.rows = getelementptr i64, ptr %w, i64 15
-  %rows = load ptr, ptr %at.rows
-  %none = icmp eq i64 %count, 0
-  br i1 %none, label %yes, label %lock
-lock:
-  %at.owner = getelementptr i8, ptr @committing, i64 HOLDER
-  %owner = load i64, ptr %at.owner
-  %free = icmp eq i64 %owner, 0
-  br i1 %free, label %look, label %no
-look:
-  %k = phi i64 [ 0, %lock ], [ %k.next, %next ]
-  %k3 = mul i64 %k, 3
-  %row = getelementptr i64, ptr %rows, i64 %k3
-  %tensor = load ptr, ptr %row
-  %at.extra = getelementptr i8, ptr %tensor, i64 EXTRA
-  %extra = load ptr, ptr %at.extra
-  %is.none = icmp eq ptr %extra, @none
-  %unset = icmp eq ptr %extra, null
-  %missing = or i1 %is.none, %unset
-  br i1 %missing, label %no, label %next
-next:
-  %k.next = add i64 %k, 1
-  %more = icmp slt i64 %k.next, %count
-  br i1 %more, label %look, label %yes
-yes:
-  ret i1 true
-no:
-  ret i1 false
-}
-
-; A new tensor without history, whose array is still to be set; null if there is no memory.
-define internal ptr @new_tensor() {
-  %new = call ptr @PyType_GenericAlloc(ptr @tensor, i64 0)
-  %bad = icmp eq ptr %new, null
-  br i1 %bad, label %end, label %fill
-fill:
-  call void @Py_IncRef(ptr @none)
-  call void @Py_IncRef(ptr @none)
-  call void @Py_IncRef(ptr @zero)
-  %at.node = getelementptr i8, ptr %new, i64 NODE
-  store ptr @none, ptr %at.node
-  %at.extra = getelementptr i8, ptr %new, i64 EXTRA
-  store ptr @none, ptr %at.extra
-  %at.version = getelementptr i8, ptr %new, i64 VERSION
-  store ptr @zero, ptr %at.version
-  br label %end
-end:
-  ret ptr %new
-}
-
-; Make the tensors of the gradients; false if there is no memory.
-define internal i1 @make_gradients(ptr %w) {
-entry:
-  %at.count = getelementptr i64, ptr %w, i64 14
-  %count = load i64, ptr %at.count
-  %at.rows = getelementptr i64, ptr %w, i64 15
-  %rows = load ptr, ptr %at.rows
-  br label %prepare
-prepare:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %prepared ]
+  %w2 = getelementptr i64, ptr %w, i64 2
+  %count = load i64, ptr %w2
+  %w3 = getelementptr i64, ptr %w, i64 3
+  %rows = load ptr, ptr %w3
+  br label %source
+source:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %one ]
   %more = icmp slt i64 %k, %count
-  br i1 %more, label %make, label %yes
-make:
-  %new = call ptr @new_tensor()
-  %bad = icmp eq ptr %new, null
-  br i1 %bad, label %no, label %prepared
-prepared:
-  %k3 = mul i64 %k, 3
-  %row = getelementptr i64, ptr %rows, i64 %k3
-  %at.new = getelementptr i64, ptr %row, i64 2
-  store ptr %new, ptr %at.new
-  %k.next = add i64 %k, 1
-  br label %prepare
-yes:
-  ret i1 true
-no:
-  ret i1 false
-}
-
-; Exchange the gradients of tensors with the new tensors, which get arrays of the result.
-define internal void @set_gradients(ptr %w, ptr %result) {
-entry:
-  %at.count = getelementptr i64, ptr %w, i64 14
-  %count = load i64, ptr %at.count
-  %at.rows = getelementptr i64, ptr %w, i64 15
-  %rows = load ptr, ptr %at.rows
-  %items = getelementptr i8, ptr %result, i64 ITEMS
-  br label %put
-put:
-  %j = phi i64 [ 0, %entry ], [ %j.next, %one ], [ %j.next, %recycle ]
-  %put.more = icmp slt i64 %j, %count
-  br i1 %put.more, label %one, label %end
+  br i1 %more, label %look, label %yes
+look:
+  %k8 = mul i64 %k, 8
+  %row = getelementptr i64, ptr %rows, i64 %k8
+  %ok = call i1 @read(ptr %row, ptr %args)
+  br i1 %ok, label %one, label %no
 one:
-  %j3 = mul i64 %j, 3
-  %put.row = getelementptr i64, ptr %rows, i64 %j3
-  %to = load ptr, ptr %put.row
-  %at.place = getelementptr i64, ptr %put.row, i64 1
-  %place = load i64, ptr %at.place
-  %at.gradient = getelementptr i64, ptr %put.row, i64 2
-  %gradient = load ptr, ptr %at.gradient
-  %at.item = getelementptr ptr, ptr %items, i64 %place
-  %array = load ptr, ptr %at.item
-  %at.data = getelementptr i8, ptr %gradient, i64 TENSOR
-  store ptr %array, ptr %at.data
-  %at.extra = getelementptr i8, ptr %to, i64 EXTRA
-  %extra = load ptr, ptr %at.extra
-  %at.grad = getelementptr i8, ptr %extra, i64 GRAD
-  %old = load ptr, ptr %at.grad
-  store ptr %gradient, ptr %at.grad
-  store ptr %old, ptr %at.item
-  %j.next = add i64 %j, 1
-  %at.kind = getelementptr i8, ptr %old, i64 KIND
-  %kind = load ptr, ptr %at.kind
-  %is.tensor = icmp eq ptr %kind, @tensor
-  %alone = call i1 @is_alone(ptr %old)
-  %free = and i1 %is.tensor, %alone
-  br i1 %free, label %recycle, label %put
-recycle:
-  %at.old.data = getelementptr i8, ptr %old, i64 TENSOR
-  %old.data = load ptr, ptr %at.old.data
-  call void @keep(ptr %w, i64 %place, ptr %old.data)
-  br label %put
-end:
-  ret void
-}
-
-; Exchange the arrays of tensors with those in the result, and increment the versions: a tensor without a
-; graph gets the next number of the clock.  Everything that can fail is done first.
-define internal i1 @write(ptr %w, ptr %result) {
-entry:
-  %at.count = getelementptr i64, ptr %w, i64 12
-  %count = load i64, ptr %at.count
-  %none = icmp eq i64 %count, 0
-  br i1 %none, label %yes, label %start
-start:
-  %at.rows = getelementptr i64, ptr %w, i64 13
-  %rows = load ptr, ptr %at.rows
-  %at.now = getelementptr i8, ptr @clock, i64 NOW
-  %now.object = load ptr, ptr %at.now
-  %now = call i64 @PyLong_AsLongLong(ptr %now.object)
-  br label %prepare
-prepare:
-  %k = phi i64 [ 0, %start ], [ %k.next, %prepared ]
-  %last = phi i64 [ %now, %start ], [ %last.next, %prepared ]
-  %k3 = mul i64 %k, 3
-  %row = getelementptr i64, ptr %rows, i64 %k3
-  %tensor = load ptr, ptr %row
-  %at.node = getelementptr i8, ptr %tensor, i64 NODE
-  %node = load ptr, ptr %at.node
-  %constant = icmp eq ptr %node, @none
-  br i1 %constant, label %clocked, label %counted
-clocked:
-  %tick = add i64 %last, 1
-  br label %number
-counted:
-  %at.version = getelementptr i8, ptr %tensor, i64 VERSION
-  %version.object = load ptr, ptr %at.version
-  %version = call i64 @PyLong_AsLongLong(ptr %version.object)
-  %version.next = add i64 %version, 1
-  br label %number
-number:
-  %value = phi i64 [ %tick, %clocked ], [ %version.next, %counted ]
-  %last.next = phi i64 [ %tick, %clocked ], [ %last, %counted ]
-  %object = call ptr @PyLong_FromLongLong(i64 %value)
-  %bad = icmp eq ptr %object, null
-  br i1 %bad, label %no, label %prepared
-prepared:
-  %at.object = getelementptr i64, ptr %row, i64 2
-  store ptr %object, ptr %at.object
   %k.next = add i64 %k, 1
-  %more = icmp slt i64 %k.next, %count
-  br i1 %more, label %prepare, label %tock
-tock:
-  %final = call ptr @PyLong_FromLongLong(i64 %last.next)
-  %bad.final = icmp eq ptr %final, null
-  br i1 %bad.final, label %no, label %commit
-commit:
-  store ptr %final, ptr %at.now
-  br label %put
-put:
-  %j = phi i64 [ 0, %commit ], [ %j.next, %put ]
-  %j3 = mul i64 %j, 3
-  %put.row = getelementptr i64, ptr %rows, i64 %j3
-  %to = load ptr, ptr %put.row
-  %at.place = getelementptr i64, ptr %put.row, i64 1
-  %place = load i64, ptr %at.place
-  %at.number = getelementptr i64, ptr %put.row, i64 2
-  %new.version = load ptr, ptr %at.number
-  %items = getelementptr i8, ptr %result, i64 ITEMS
-  %at.item = getelementptr ptr, ptr %items, i64 %place
-  %new = load ptr, ptr %at.item
-  %at.data = getelementptr i8, ptr %to, i64 TENSOR
-  %old = load ptr, ptr %at.data
-  store ptr %new, ptr %at.data
-  call void @keep(ptr %w, i64 %place, ptr %old)
-  store ptr %old, ptr %at.item
-  %at.old.version = getelementptr i8, ptr %to, i64 VERSION
-  %old.version = load ptr, ptr %at.old.version
-  store ptr %new.version, ptr %at.old.version
-  call void @Py_DecRef(ptr %old.version)
-  %j.next = add i64 %j, 1
-  %put.more = icmp slt i64 %j.next, %count
-  br i1 %put.more, label %put, label %end
-end:
-  call void @Py_DecRef(ptr %now.object)
-  br label %yes
+  br label %source
 yes:
   ret i1 true
 no:
   ret i1 false
 }
 
+; After the run: write, unless a check failed.  Return the result, @miss, or null if there is no memory.
+define internal ptr @commit(ptr %w, ptr %result) {
+entry:
+  %w10 = getelementptr i64, ptr %w, i64 10
+  %flags = load i64, ptr %w10
+  %w11 = getelementptr i64, ptr %w, i64 11
+  %flag.list = load ptr, ptr %w11
+  br label %check
+check:
+  %f = phi i64 [ 0, %entry ], [ %f.next, %fine ]
+  %f.more = icmp slt i64 %f, %flags
+  br i1 %f.more, label %flag, label %done
+flag:
+  %at.flag = getelementptr ptr, ptr %flag.list, i64 %f
+  %flag.at = load ptr, ptr %at.flag
+  %byte = load i8, ptr %flag.at
+  %clear = icmp eq i8 %byte, 0
+  br i1 %clear, label %fine, label %missed
+fine:
+  %f.next = add i64 %f, 1
+  br label %check
+done:
+  %places = call i1 @has_slots(ptr %w)
+  br i1 %places, label %values, label %missed
+values:
+  %written = call i1 @write(ptr %w, ptr %result)
+  br i1 %written, label %finished, label %failed
+finished:
+  call void @set_gradients(ptr %w, ptr %result)
+  ret ptr %result
+missed:
+  ret ptr @miss
+failed:
+  ret ptr null
+}
+
+; One call.  @make_result can run Python code: PyTuple_New and PyType_GenericAlloc may collect garbage, and a
+; spare array may have a weak reference.  So it comes first: no Python code of this thread runs from @read_all
+; until everything is written.
+define internal ptr @attempt(ptr %w, ptr %args) {
+  %result = call ptr @make_result(ptr %w)
+  %bad = icmp eq ptr %result, null
+  br i1 %bad, label %no, label %inputs
+inputs:
+  %ok = call i1 @read_all(ptr %w, ptr %args)
+  br i1 %ok, label %start, label %discard
+start:
+  %w6 = getelementptr i64, ptr %w, i64 6
+  %records = load i64, ptr %w6
+  %w7 = getelementptr i64, ptr %w, i64 7
+  %list = load ptr, ptr %w7
+  %w9 = getelementptr i64, ptr %w, i64 9
+  %release = load i64, ptr %w9
+  %long = icmp ne i64 %release, 0
+  br i1 %long, label %free, label %short
+free:
+  %w8 = getelementptr i64, ptr %w, i64 8
+  %helpers = load i64, ptr %w8
+  call void @hold(ptr %w, i1 true)
+  %state = call ptr @PyEval_SaveThread()
+  call void @run(ptr %list, i64 %records, i64 %helpers)
+  call void @PyEval_RestoreThread(ptr %state)
+  %found.free = call ptr @commit(ptr %w, ptr %result)
+  call void @hold(ptr %w, i1 false)
+  br label %end
+short:
+  call void @run(ptr %list, i64 %records, i64 0)
+  %found.short = call ptr @commit(ptr %w, ptr %result)
+  br label %end
+end:
+  %found = phi ptr [ %found.free, %free ], [ %found.short, %short ]
+  %written = icmp eq ptr %found, %result
+  br i1 %written, label %yes, label %discard
+discard:
+  %answer = phi ptr [ @miss, %inputs ], [ %found, %end ]
+  call void @discard(ptr %w, ptr %result)
+  ret ptr %answer
+yes:
+  ret ptr %result
+no:
+  ret ptr null
+}
+
+; The first word is 1 during a call.  Calls by other threads, or by Python code that runs meanwhile, miss.
 define ptr @call(ptr %self, ptr %args, i64 %n) {
 entry:
   %at.words = getelementptr i8, ptr %self, i64 DATA
@@ -464,115 +277,18 @@ entry:
   %idle = icmp eq i64 %busy, 0
   %as.many = icmp eq i64 %n, %wanted
   %go = and i1 %idle, %as.many
-  br i1 %go, label %sources, label %missed
+  br i1 %go, label %begin, label %missed
+begin:
+  store i64 1, ptr %w
+  %found = call ptr @attempt(ptr %w, ptr %args)
+  store i64 0, ptr %w
+  %miss = icmp eq ptr %found, @miss
+  br i1 %miss, label %missed, label %end
 missed:
   call void @Py_IncRef(ptr @miss)
   ret ptr @miss
-sources:
-  %w2 = getelementptr i64, ptr %w, i64 2
-  %count = load i64, ptr %w2
-  %w3 = getelementptr i64, ptr %w, i64 3
-  %rows = load ptr, ptr %w3
-  %w9 = getelementptr i64, ptr %w, i64 9
-  %release = load i64, ptr %w9
-  br label %source
-source:
-  %k = phi i64 [ 0, %sources ], [ %k.next, %one ]
-  %more = icmp slt i64 %k, %count
-  br i1 %more, label %one.look, label %outputs
-one.look:
-  %k8 = mul i64 %k, 8
-  %row = getelementptr i64, ptr %rows, i64 %k8
-  %ok = call i1 @read(ptr %row, ptr %args, i64 %release)
-  br i1 %ok, label %one, label %missed
-one:
-  %k.next = add i64 %k, 1
-  br label %source
-outputs:
-  %w4 = getelementptr i64, ptr %w, i64 4
-  %outs = load i64, ptr %w4
-  %w5 = getelementptr i64, ptr %w, i64 5
-  %out.rows = load ptr, ptr %w5
-  %result = call ptr @PyTuple_New(i64 %outs)
-  %no.result = icmp eq ptr %result, null
-  br i1 %no.result, label %failed.early, label %out
-failed.early:
-  ret ptr null
-out:
-  %j = phi i64 [ 0, %outputs ], [ %j.next, %made ]
-  %out.more = icmp slt i64 %j, %outs
-  br i1 %out.more, label %make, label %start
-make:
-  %j8 = mul i64 %j, 8
-  %out.row = getelementptr i64, ptr %out.rows, i64 %j8
-  %new = call ptr @make(ptr %out.row)
-  %bad = icmp eq ptr %new, null
-  br i1 %bad, label %failed, label %made
-failed:
-  call void @Py_DecRef(ptr %result)
-  ret ptr null
-made:
-  %s = call i32 @PyTuple_SetItem(ptr %result, i64 %j, ptr %new)
-  %at.new = getelementptr i8, ptr %new, i64 DATA
-  %address = load ptr, ptr %at.new
-  call void @fill(ptr %out.row, i64 3, ptr %address)
-  %j.next = add i64 %j, 1
-  br label %out
-start:
-  %w6 = getelementptr i64, ptr %w, i64 6
-  %records = load i64, ptr %w6
-  %w7 = getelementptr i64, ptr %w, i64 7
-  %list = load ptr, ptr %w7
-  %w8 = getelementptr i64, ptr %w, i64 8
-  %helpers = load i64, ptr %w8
-  %long = icmp ne i64 %release, 0
-  br i1 %long, label %free, label %short
-free:
-  store i64 1, ptr %w
-  call void @hold(ptr %rows, i64 %count, i1 true)
-  %state = call ptr @PyEval_SaveThread()
-  call void @run(ptr %list, i64 %records, i64 %helpers)
-  call void @PyEval_RestoreThread(ptr %state)
-  call void @hold(ptr %rows, i64 %count, i1 false)
-  store i64 0, ptr %w
-  br label %checks
-short:
-  call void @run(ptr %list, i64 %records, i64 0)
-  br label %checks
-checks:
-  %w10 = getelementptr i64, ptr %w, i64 10
-  %flags = load i64, ptr %w10
-  %w11 = getelementptr i64, ptr %w, i64 11
-  %flag.list = load ptr, ptr %w11
-  br label %check
-check:
-  %f = phi i64 [ 0, %checks ], [ %f.next, %fine ]
-  %f.more = icmp slt i64 %f, %flags
-  br i1 %f.more, label %flag, label %done
-flag:
-  %at.flag = getelementptr ptr, ptr %flag.list, i64 %f
-  %flag.at = load ptr, ptr %at.flag
-  %byte = load i8, ptr %flag.at
-  %clear = icmp eq i8 %byte, 0
-  br i1 %clear, label %fine, label %raised
-fine:
-  %f.next = add i64 %f, 1
-  br label %check
-raised:
-  call void @Py_DecRef(ptr %result)
-  br label %missed
-done:
-  %places = call i1 @has_slots(ptr %w)
-  br i1 %places, label %writes, label %raised
-writes:
-  %room = call i1 @make_gradients(ptr %w)
-  br i1 %room, label %values, label %failed
-values:
-  %written = call i1 @write(ptr %w, ptr %result)
-  br i1 %written, label %finished, label %failed
-finished:
-  call void @set_gradients(ptr %w, ptr %result)
-  ret ptr %result
+end:
+  ret ptr %found
 }
 """
 )

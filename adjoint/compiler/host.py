@@ -286,7 +286,7 @@ def _make_native_call(
         w.add("    raise")
     w.add("return found")
     made = w.function("call", given[:count])
-    w.fixed = {_read(w, s.kind, s.owner)[:-2]: s.owner.array for s in _fixed_numbers(program)}
+    w.fixed = {w.name(s.owner, "r"): s.owner.array for s in _fixed_numbers(program)}
     made.writer = w  # type: ignore[attr-defined]  # for ``make_direct``
     return made
 

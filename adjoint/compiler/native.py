@@ -217,6 +217,7 @@ class Native(Plan):
     def __init__(self, program: Program, flush: bool = False) -> None:
         self.program = program
         self.lock = held_across_fork(threading.RLock())
+        self.running = False  # whether Python code runs the program step by step
         self.lowered: Lowered = lower(program)
         super().__init__(self.lowered.graph, self.lowered.outputs, len(program.sources), flush=flush)
         self.entry = self._make_entry()
@@ -292,6 +293,16 @@ class Native(Plan):
 
     def _run(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """Run the program step by step from Python."""
+        if self.running:  # a finalizer makes this call in the middle of a run, which uses the table and arena
+            return replay.build(self.program)(*given)
+        self.running = True
+        try:
+            return self._run_steps(given)
+        finally:
+            self.running = False
+
+    def _run_steps(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """Run all steps; return the outputs."""
         values, run = self._prepare(given), _runner()
         helpers = self.helpers()
         for step in self.steps:

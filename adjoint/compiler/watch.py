@@ -25,7 +25,7 @@ from adjoint.compiler.watch_text import TEXT
 from adjoint.config import special
 from adjoint.context import compile_mode, default_dtype, enclosing, grad_mode, sink, tracing, transform
 from adjoint.core.node import Node
-from adjoint.core.tensor import Tensor, _Extra, wrap
+from adjoint.core.tensor import Tensor, _Extra
 
 __all__ = ["Watch", "layout"]
 
@@ -66,7 +66,7 @@ def layout() -> Layout | None:
 
 
 def _probed(base: entry.Layout) -> Layout:
-    t, extra, mark = wrap(np.zeros(3)), _Extra(), object()
+    mark = object()
     cell = types.CellType(mark)
     listed = [mark, None, mark, None, None]
     listed.append(mark)  # allocates spare room, so that only one word equals the size
@@ -77,10 +77,10 @@ def _probed(base: entry.Layout) -> Layout:
     )
     size = entry._place(listed, list.__basicsize__, 6)
     return Layout(
-        base, base.node, entry._offset(t, "_extra"), entry._offset(extra, "grad"),
-        entry._offset(extra, "hooks"), entry._offset(extra, "post_hooks"),
+        base, base.node, entry._offset(Tensor, "_extra"), entry._offset(_Extra, "grad"),
+        entry._offset(_Extra, "hooks"), entry._offset(_Extra, "post_hooks"),
         entry._place(cell, type(cell).__basicsize__, id(mark)),
-        entry._offset(special, "count"), size, items, _version_offset(),
+        entry._offset(type(special), "count"), size, items, _version_offset(),
     )  # fmt: skip
 
 

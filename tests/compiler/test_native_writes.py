@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import operator
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -232,6 +233,134 @@ def test_large_arrays_are_not_kept() -> None:
     for x in inputs(5, 20_000):
         step(x)
     assert not any(entry_of(step).__self__.spare)
+
+
+class Finalized:
+    """An object in a reference cycle; ``action`` is called when it is collected."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        self.itself, self.action = self, action
+
+    def __del__(self) -> None:
+        self.action()
+
+
+def collect_inside(action: Callable[[], Any], call: Callable[[], Any], count: int = 120) -> Iterator[Any]:
+    """Yield results of ``call``; ``action`` is called by a garbage collection, at another place each time."""
+    before = gc.get_threshold()
+    gc.freeze()  # collections are short: they see new objects only
+    try:
+        for k in range(count):
+            Finalized(action)
+            gc.set_threshold(1 + k % 40, 1000, 1000)
+            found = call()
+            gc.set_threshold(0)
+            yield found
+            gc.collect()
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def without_updates(size: int = 5) -> tuple[Net, Callable[..., Any], list[Any], dict[float, Any]]:
+    """Return a net whose parameters keep their values, its step, two inputs, and the gradients by loss."""
+    net = Net(size=size)
+    net.opt.lr = 0.0
+    step, (a, b) = net.compiled(), inputs(2, size)
+    known = {}
+    for x in (a, b) * 4:
+        loss = float(step(x))
+        known[loss] = net.state()[2:4]
+    return net, step, [a, b], known
+
+
+@pytest.mark.parametrize("size", [5, 300_000])
+def test_a_finalizer_may_call_the_step(size: int) -> None:
+    net, step, (a, b), known = without_updates(size)
+    want, inner = float(step(a)), []
+    results = collect_inside(lambda: inner.append(step(b)), lambda: step(a), 120 if size == 5 else 20)
+    for found in results:
+        assert float(found) == want and net.state()[2:4] in known.values()
+    assert inner and {float(x) for x in inner} == set(known) - {want}
+
+
+def test_a_finalizer_may_replace_a_parameter() -> None:
+    net, step, (x, _), _ = without_updates()
+    old, new, junk = net.w.numpy(copy=True), np.full(5, 3.0), []
+    allowed = []
+    for value in (old, new):
+        net.w._data = value.copy()
+        allowed.append(float(step(x)))
+
+    def replace() -> None:
+        net.w._data = new.copy()
+        junk.append(np.full(5, 1e9))  # gets the memory of the array that was replaced
+
+    losses = set()
+    for found in collect_inside(replace, lambda: step(x)):
+        losses.add(float(found))
+        net.w._data = old.copy()
+    assert losses <= set(allowed)
+
+
+def test_a_weak_reference_may_call_the_step() -> None:
+    net, step, (a, b), known = without_updates()
+    want, inner = float(step(a)), []
+    for _ in range(5):
+        watched = weakref.ref(net.w._data, lambda _: inner.append(step(b)))
+        for _ in range(3):
+            np.full((), 1e9).sum()  # the loss gets this memory
+            assert float(step(a)) == want
+            assert net.state()[2:4] in known.values()
+        assert watched() is None
+    assert len(inner) == 5 and {float(x) for x in inner} == set(known) - {want}
+
+
+def test_a_finalizer_may_call_a_program_with_numpy_calls() -> None:
+    compiled = ad.compile(lambda x: ad.sort(x * 2.0 + 1.0) * 3.0 - x, backend="native")
+    a, b = inputs(2)
+    want_a, want_b = compiled(a).tolist(), compiled(b).tolist()
+    inner: list[Any] = []
+    for found in collect_inside(lambda: inner.append(compiled(b)), lambda: compiled(a)):
+        assert found.tolist() == want_a
+    assert inner and all(x.tolist() == want_b for x in inner)
+
+
+def test_nothing_leaks_if_there_is_no_memory() -> None:
+    testcapi = pytest.importorskip("_testcapi")
+    net = Net()
+    step = net.compiled()
+    x = inputs(1)[0]
+    for _ in range(4):
+        step(x)
+    net.w._version = net.b._version = 10**6  # a number that Python does not share
+    call, numbers = entry_of(step), np.full(2, RATE)
+
+    def fail_at(k: int) -> bool:
+        """Let allocation ``k`` of a call fail; return whether there was an error."""
+        before = net.w._data, net.w.grad, net.w._version
+        testcapi.set_nomemory(k, k + 1)
+        try:
+            call(x, numbers)
+        except MemoryError:
+            testcapi.remove_mem_hooks()
+            after = net.w._data, net.w.grad, net.w._version
+            assert all(map(operator.is_, after, before))
+            return True
+        finally:
+            testcapi.remove_mem_hooks()
+        return False
+
+    assert sum(map(fail_at, range(20))) > 5
+    blocks = []
+    for _ in range(4):
+        for _ in range(50):
+            for k in range(12):
+                fail_at(k)
+        gc.collect()
+        blocks.append(sys.getallocatedblocks())
+    assert blocks[-1] - blocks[1] < 50
+    assert call(x, numbers) is not NotImplemented
 
 
 def test_the_state_of_all_parameters_is_joined_once() -> None:

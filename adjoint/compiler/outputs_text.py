@@ -1,0 +1,384 @@
+"""LLVM IR of the native entry that makes outputs and stores them in tensors; see ``entry_text``."""
+
+from __future__ import annotations
+
+__all__ = ["TEXT"]
+
+TEXT = r"""
+declare ptr @PyTuple_New(i64)
+declare i32 @PyTuple_SetItem(ptr, i64, ptr)
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyLong_FromLongLong(i64)
+declare ptr @PyType_GenericAlloc(ptr, i64)
+declare ptr @new_array(ptr, ptr, i32, ptr, ptr, ptr, i32, ptr)
+@none = external global i8
+@clock = external global i8
+@zero = external global i8
+@committing = external global i8
+
+; Keep an array that nothing else refers to, so that the next call writes into it.  It is still in the result
+; of this call, in the place of what was made.
+define internal void @keep(ptr %w, i64 %place, ptr %array) {
+entry:
+  %at.recycles = getelementptr i64, ptr %w, i64 16
+  %recycles = load i64, ptr %at.recycles
+  %on = icmp ne i64 %recycles, 0
+  br i1 %on, label %look, label %end
+look:
+  %at.kind = getelementptr i8, ptr %array, i64 KIND
+  %kind = load ptr, ptr %at.kind
+  %is.array = icmp eq ptr %kind, @ndarray
+  %alone = call i1 @is_alone(ptr %array)
+  %ok = and i1 %is.array, %alone
+  br i1 %ok, label %put, label %end
+put:
+  call void @Py_IncRef(ptr %array)
+  %w5 = getelementptr i64, ptr %w, i64 5
+  %rows = load ptr, ptr %w5
+  %offset = mul i64 %place, 8
+  %row = getelementptr i64, ptr %rows, i64 %offset
+  %at.spare = getelementptr i64, ptr %row, i64 5
+  store ptr %array, ptr %at.spare
+  br label %end
+end:
+  ret void
+}
+
+define internal i1 @is_alone(ptr %object) {
+  %at.count = getelementptr i8, ptr %object, i64 REFERENCES
+  %count = load i32, ptr %at.count
+  %alone = icmp eq i32 %count, 1
+  ret i1 %alone
+}
+
+; The kept array of a row if nothing else refers to it and it has the right kind of memory, else a new array.
+define internal ptr @make(ptr %row) {
+entry:
+  %at.spare = getelementptr i64, ptr %row, i64 5
+  %spare = load ptr, ptr %at.spare
+  %none = icmp eq ptr %spare, null
+  br i1 %none, label %new, label %kept
+kept:
+  store ptr null, ptr %at.spare
+  %alone = call i1 @is_alone(ptr %spare)
+  %at.flags = getelementptr i8, ptr %spare, i64 FLAGS
+  %flags = load i32, ptr %at.flags
+  %bits = and i32 %flags, 1285 ; contiguous, owns its memory, aligned, writable
+  %plain = icmp eq i32 %bits, 1285
+  %at.weak = getelementptr i8, ptr %spare, i64 WEAK
+  %weak = load ptr, ptr %at.weak
+  %unwatched = icmp eq ptr %weak, null
+  %same = call i1 @matches(ptr %spare, ptr %row)
+  %a = and i1 %alone, %plain
+  %b = and i1 %unwatched, %same
+  %ok = and i1 %a, %b
+  br i1 %ok, label %reuse, label %drop
+reuse:
+  ret ptr %spare
+drop:
+  call void @Py_DecRef(ptr %spare)
+  br label %new
+new:
+  %dtype = load ptr, ptr %row
+  %o1 = getelementptr i64, ptr %row, i64 1
+  %ndim = load i64, ptr %o1
+  %ndim32 = trunc i64 %ndim to i32
+  %o2 = getelementptr i64, ptr %row, i64 2
+  %shape = load ptr, ptr %o2
+  call void @Py_IncRef(ptr %dtype)
+  %made = call ptr @new_array(ptr @ndarray, ptr %dtype, i32 %ndim32, ptr %shape,
+    ptr null, ptr null, i32 0, ptr null)
+  ret ptr %made
+}
+
+; Whether the gradients can be written: every tensor has a place for one, and no thread is adding to one.
+define internal i1 @has_slots(ptr %w) {
+entry:
+  %at.count = getelementptr i64, ptr %w, i64 14
+  %count = load i64, ptr %at.count
+  %at.rows = getelementptr i64, ptr %w, i64 15
+  %rows = load ptr, ptr %at.rows
+  %none = icmp eq i64 %count, 0
+  br i1 %none, label %yes, label %lock
+lock:
+  %at.owner = getelementptr i8, ptr @committing, i64 HOLDER
+  %owner = load i64, ptr %at.owner
+  %free = icmp eq i64 %owner, 0
+  br i1 %free, label %look, label %no
+look:
+  %k = phi i64 [ 0, %lock ], [ %k.next, %next ]
+  %k3 = mul i64 %k, 3
+  %row = getelementptr i64, ptr %rows, i64 %k3
+  %tensor = load ptr, ptr %row
+  %at.extra = getelementptr i8, ptr %tensor, i64 EXTRA
+  %extra = load ptr, ptr %at.extra
+  %is.none = icmp eq ptr %extra, @none
+  %unset = icmp eq ptr %extra, null
+  %missing = or i1 %is.none, %unset
+  br i1 %missing, label %no, label %next
+next:
+  %k.next = add i64 %k, 1
+  %more = icmp slt i64 %k.next, %count
+  br i1 %more, label %look, label %yes
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
+; A new tensor without history, whose array is still to be set; null if there is no memory.
+define internal ptr @new_tensor() {
+  %new = call ptr @PyType_GenericAlloc(ptr @tensor, i64 0)
+  %bad = icmp eq ptr %new, null
+  br i1 %bad, label %end, label %fill
+fill:
+  call void @Py_IncRef(ptr @none)
+  call void @Py_IncRef(ptr @none)
+  call void @Py_IncRef(ptr @zero)
+  %at.node = getelementptr i8, ptr %new, i64 NODE
+  store ptr @none, ptr %at.node
+  %at.extra = getelementptr i8, ptr %new, i64 EXTRA
+  store ptr @none, ptr %at.extra
+  %at.version = getelementptr i8, ptr %new, i64 VERSION
+  store ptr @zero, ptr %at.version
+  br label %end
+end:
+  ret ptr %new
+}
+
+; Make the tensors of the gradients; false if there is no memory.
+define internal i1 @make_gradients(ptr %w) {
+entry:
+  %at.count = getelementptr i64, ptr %w, i64 14
+  %count = load i64, ptr %at.count
+  %at.rows = getelementptr i64, ptr %w, i64 15
+  %rows = load ptr, ptr %at.rows
+  br label %prepare
+prepare:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %prepared ]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %make, label %yes
+make:
+  %new = call ptr @new_tensor()
+  %bad = icmp eq ptr %new, null
+  br i1 %bad, label %no, label %prepared
+prepared:
+  %k3 = mul i64 %k, 3
+  %row = getelementptr i64, ptr %rows, i64 %k3
+  %at.new = getelementptr i64, ptr %row, i64 2
+  store ptr %new, ptr %at.new
+  %k.next = add i64 %k, 1
+  br label %prepare
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
+; Exchange the gradients of tensors with the new tensors, which get arrays of the result.
+define internal void @set_gradients(ptr %w, ptr %result) {
+entry:
+  %at.count = getelementptr i64, ptr %w, i64 14
+  %count = load i64, ptr %at.count
+  %at.rows = getelementptr i64, ptr %w, i64 15
+  %rows = load ptr, ptr %at.rows
+  %items = getelementptr i8, ptr %result, i64 ITEMS
+  br label %put
+put:
+  %j = phi i64 [ 0, %entry ], [ %j.next, %one ], [ %j.next, %recycle ]
+  %put.more = icmp slt i64 %j, %count
+  br i1 %put.more, label %one, label %end
+one:
+  %j3 = mul i64 %j, 3
+  %put.row = getelementptr i64, ptr %rows, i64 %j3
+  %to = load ptr, ptr %put.row
+  %at.place = getelementptr i64, ptr %put.row, i64 1
+  %place = load i64, ptr %at.place
+  %at.gradient = getelementptr i64, ptr %put.row, i64 2
+  %gradient = load ptr, ptr %at.gradient
+  %at.item = getelementptr ptr, ptr %items, i64 %place
+  %array = load ptr, ptr %at.item
+  %at.data = getelementptr i8, ptr %gradient, i64 TENSOR
+  store ptr %array, ptr %at.data
+  %at.extra = getelementptr i8, ptr %to, i64 EXTRA
+  %extra = load ptr, ptr %at.extra
+  %at.grad = getelementptr i8, ptr %extra, i64 GRAD
+  %old = load ptr, ptr %at.grad
+  store ptr %gradient, ptr %at.grad
+  store ptr null, ptr %at.gradient
+  store ptr %old, ptr %at.item
+  %j.next = add i64 %j, 1
+  %at.kind = getelementptr i8, ptr %old, i64 KIND
+  %kind = load ptr, ptr %at.kind
+  %is.tensor = icmp eq ptr %kind, @tensor
+  %alone = call i1 @is_alone(ptr %old)
+  %free = and i1 %is.tensor, %alone
+  br i1 %free, label %recycle, label %put
+recycle:
+  %at.old.data = getelementptr i8, ptr %old, i64 TENSOR
+  %old.data = load ptr, ptr %at.old.data
+  call void @keep(ptr %w, i64 %place, ptr %old.data)
+  br label %put
+end:
+  ret void
+}
+
+; Exchange the arrays of tensors with those in the result, and increment the versions: a tensor without a
+; graph gets the next number of the clock.  Everything that can fail is done first.
+define internal i1 @write(ptr %w, ptr %result) {
+entry:
+  %at.count = getelementptr i64, ptr %w, i64 12
+  %count = load i64, ptr %at.count
+  %none = icmp eq i64 %count, 0
+  br i1 %none, label %yes, label %start
+start:
+  %at.rows = getelementptr i64, ptr %w, i64 13
+  %rows = load ptr, ptr %at.rows
+  %at.now = getelementptr i8, ptr @clock, i64 NOW
+  %now.object = load ptr, ptr %at.now
+  %now = call i64 @PyLong_AsLongLong(ptr %now.object)
+  br label %prepare
+prepare:
+  %k = phi i64 [ 0, %start ], [ %k.next, %prepared ]
+  %last = phi i64 [ %now, %start ], [ %last.next, %prepared ]
+  %k3 = mul i64 %k, 3
+  %row = getelementptr i64, ptr %rows, i64 %k3
+  %tensor = load ptr, ptr %row
+  %at.node = getelementptr i8, ptr %tensor, i64 NODE
+  %node = load ptr, ptr %at.node
+  %constant = icmp eq ptr %node, @none
+  br i1 %constant, label %clocked, label %counted
+clocked:
+  %tick = add i64 %last, 1
+  br label %number
+counted:
+  %at.version = getelementptr i8, ptr %tensor, i64 VERSION
+  %version.object = load ptr, ptr %at.version
+  %version = call i64 @PyLong_AsLongLong(ptr %version.object)
+  %version.next = add i64 %version, 1
+  br label %number
+number:
+  %value = phi i64 [ %tick, %clocked ], [ %version.next, %counted ]
+  %last.next = phi i64 [ %tick, %clocked ], [ %last, %counted ]
+  %object = call ptr @PyLong_FromLongLong(i64 %value)
+  %bad = icmp eq ptr %object, null
+  br i1 %bad, label %no, label %prepared
+prepared:
+  %at.object = getelementptr i64, ptr %row, i64 2
+  store ptr %object, ptr %at.object
+  %k.next = add i64 %k, 1
+  %more = icmp slt i64 %k.next, %count
+  br i1 %more, label %prepare, label %tock
+tock:
+  %final = call ptr @PyLong_FromLongLong(i64 %last.next)
+  %bad.final = icmp eq ptr %final, null
+  br i1 %bad.final, label %no, label %commit
+commit:
+  store ptr %final, ptr %at.now
+  br label %put
+put:
+  %j = phi i64 [ 0, %commit ], [ %j.next, %put ]
+  %j3 = mul i64 %j, 3
+  %put.row = getelementptr i64, ptr %rows, i64 %j3
+  %to = load ptr, ptr %put.row
+  %at.place = getelementptr i64, ptr %put.row, i64 1
+  %place = load i64, ptr %at.place
+  %at.number = getelementptr i64, ptr %put.row, i64 2
+  %new.version = load ptr, ptr %at.number
+  %items = getelementptr i8, ptr %result, i64 ITEMS
+  %at.item = getelementptr ptr, ptr %items, i64 %place
+  %new = load ptr, ptr %at.item
+  %at.data = getelementptr i8, ptr %to, i64 TENSOR
+  %old = load ptr, ptr %at.data
+  store ptr %new, ptr %at.data
+  call void @keep(ptr %w, i64 %place, ptr %old)
+  store ptr %old, ptr %at.item
+  %at.old.version = getelementptr i8, ptr %to, i64 VERSION
+  %old.version = load ptr, ptr %at.old.version
+  store ptr %new.version, ptr %at.old.version
+  store ptr null, ptr %at.number
+  call void @Py_DecRef(ptr %old.version)
+  %j.next = add i64 %j, 1
+  %put.more = icmp slt i64 %j.next, %count
+  br i1 %put.more, label %put, label %end
+end:
+  call void @Py_DecRef(ptr %now.object)
+  br label %yes
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
+; Make the result, its arrays and the tensors of the gradients; null if there is no memory.
+define internal ptr @make_result(ptr %w) {
+entry:
+  %w4 = getelementptr i64, ptr %w, i64 4
+  %outs = load i64, ptr %w4
+  %w5 = getelementptr i64, ptr %w, i64 5
+  %out.rows = load ptr, ptr %w5
+  %result = call ptr @PyTuple_New(i64 %outs)
+  %no.result = icmp eq ptr %result, null
+  br i1 %no.result, label %no, label %out
+out:
+  %j = phi i64 [ 0, %entry ], [ %j.next, %made ]
+  %out.more = icmp slt i64 %j, %outs
+  br i1 %out.more, label %make, label %gradients
+make:
+  %j8 = mul i64 %j, 8
+  %out.row = getelementptr i64, ptr %out.rows, i64 %j8
+  %new = call ptr @make(ptr %out.row)
+  %bad = icmp eq ptr %new, null
+  br i1 %bad, label %failed, label %made
+made:
+  %s = call i32 @PyTuple_SetItem(ptr %result, i64 %j, ptr %new)
+  %at.new = getelementptr i8, ptr %new, i64 DATA
+  %address = load ptr, ptr %at.new
+  call void @fill(ptr %out.row, i64 3, ptr %address)
+  %j.next = add i64 %j, 1
+  br label %out
+gradients:
+  %room = call i1 @make_gradients(ptr %w)
+  br i1 %room, label %yes, label %failed
+yes:
+  ret ptr %result
+failed:
+  call void @discard(ptr %w, ptr %result)
+  br label %no
+no:
+  ret ptr null
+}
+
+; Release a result, and what was made to be written with it: gradients and versions.
+define internal void @discard(ptr %w, ptr %result) {
+  call void @release(ptr %w, i64 12)
+  call void @release(ptr %w, i64 14)
+  call void @Py_DecRef(ptr %result)
+  ret void
+}
+
+; Release the last word of each row, if it is an object.  Word %first has the number of rows.
+define internal void @release(ptr %w, i64 %first) {
+entry:
+  %at.count = getelementptr i64, ptr %w, i64 %first
+  %count = load i64, ptr %at.count
+  %at.rows = getelementptr i64, ptr %at.count, i64 1
+  %rows = load ptr, ptr %at.rows
+  br label %row
+row:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %one ]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %one, label %end
+one:
+  %k3 = mul i64 %k, 3
+  %last = add i64 %k3, 2
+  %at = getelementptr ptr, ptr %rows, i64 %last
+  %object = load ptr, ptr %at
+  store ptr null, ptr %at
+  call void @Py_DecRef(ptr %object) ; does nothing for null
+  %k.next = add i64 %k, 1
+  br label %row
+end:
+  ret void
+}
+"""
