@@ -299,15 +299,16 @@ look:
   %may = icmp sle i64 %me, %limit
   %both = and i1 %some, %may
   br i1 %both, label %take, label %wait
-take:
-  %found = atomicrmw add ptr @ticket, i64 65536 acq_rel
-  %still = call i1 @left(i64 %found)
-  br i1 %still, label %work, label %idle
+take: ; only what was seen: another job may allow fewer helpers
+  %one.more = add i64 %seen, 65536
+  %took = cmpxchg ptr @ticket, i64 %seen, i64 %one.more acq_rel monotonic
+  %mine = extractvalue { i64, i1 } %took, 1
+  br i1 %mine, label %work, label %idle
 work:
   %record = load ptr, ptr @job
-  %back.0 = lshr i64 %found, 16
+  %back.0 = lshr i64 %seen, 16
   %back = and i64 %back.0, 65535
-  %all.0 = lshr i64 %found, 32
+  %all.0 = lshr i64 %seen, 32
   %all = and i64 %all.0, 65535
   %last = sub i64 %all, 1
   %k = sub i64 %last, %back

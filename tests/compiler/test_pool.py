@@ -111,34 +111,32 @@ def test_helpers_take_chunks():
 
 
 @threaded
-def test_the_caller_is_alone_after_a_helper_was_late():
-    helped, threads = threading.Event(), []
+def test_the_caller_is_alone_after_a_helper_was_late(monkeypatch):
+    monkeypatch.setattr(pool, "LONGEST", 1 << 60)  # nanoseconds: longer than this test
+    text = pool._text().replace("internal ", "")  # a pool without helpers, whose parts can be called
+    found = units.link(
+        units.compile_text(text, machine.machine()), ("run", "judge", "trust", "busy", "until")
+    )
+    busy, until = (ctypes.c_int64.from_address(found[name]) for name in ("busy", "until"))
+    offers: list[int] = []
+    words, _held = python_record(lambda *_: offers.append(busy.value))
 
-    def kernel(args, low, high, chunk, thread):
-        threads.append(thread)
-        if thread == 0:
-            helped.wait(0.5)
-            return
-        helped.set()
-        end = time.monotonic_ns() + 20 * pool.LATE
-        while time.monotonic_ns() < end or len(threads) < 2:
-            pass  # the caller has done its chunk and waits
+    def offered() -> list[int]:
+        """Return for each chunk of a record whether helpers may take part."""
+        offers.clear()
+        RUN(found["run"])(words.ctypes.data, 1, 1)
+        return list(offers)
 
-    words, _held = python_record(kernel)
-    helpers = pool.start(2)
-
-    def run() -> list[int]:
-        threads.clear()
-        RUN(pool.addresses()["run"])(words.ctypes.data, 1, helpers)
-        return list(threads)
-
-    for _ in range(40):  # until one call has help and the next one has none
-        pool.trust()
-        helped.clear()
-        if sorted(run()) == [0, 1] and run() == [0, 0]:
-            break
-    else:
-        pytest.fail("helpers take part after a long wait")
+    now = time.monotonic_ns()
+    assert offered() == [1, 1]
+    RUN(found["judge"])(now, now + (1 << 60), 1)  # the caller did not wait
+    assert until.value == 0 and offered() == [1, 1]
+    RUN(found["judge"])(0, 0, 1)  # it waited since the system started
+    assert until.value > now and offered() == [0, 0]
+    RUN(found["trust"])(0, 0, 0)
+    assert until.value == 0 and offered() == [1, 1]
+    until.value = now  # in the past
+    assert offered() == [1, 1] and until.value == 0
 
 
 def test_many_callers_at_once():
