@@ -417,7 +417,14 @@ class Tensor(Methods):
             "Use functions that take tensors: ad.array or ad.stack for lists, np.f(x), ad.linalg, "
             "ad.special.",
         )
-        data = self.numpy()
+        data = read_only(
+            concrete(
+                self,
+                "conversion to a NumPy array",
+                "To index an array X by a tensor, write ad.tensor(X)[rows].  To join tensors, use ad.stack "
+                "instead of np.array.",
+            )
+        )
         if dtype is not None and np.dtype(dtype) != data.dtype:
             if copy is False:
                 raise ArgumentError(
@@ -454,7 +461,14 @@ class Tensor(Methods):
             raise InputError(
                 f"an index must be a 0-d integer tensor, but this one is {self.dtype} of shape {self.shape}."
             )
-        return int(concrete(self, "an index"))
+        return int(
+            concrete(
+                self,
+                "an index",
+                "Index a tensor, ad.tensor(values)[i] or ad.stack(tensors)[i].  For range(n), use "
+                "ad.fori_loop.",
+            )
+        )
 
     def __bool__(self) -> bool:
         if self.size != 1:
@@ -592,7 +606,10 @@ def _check_callable(what: str, hook: Any) -> None:
         raise InputError(f"{what}: a hook must be callable, not {type(hook).__name__}.")
 
 
-def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
+_CURE = "Compute with ad functions there; ad.where replaces a condition on values."
+
+
+def concrete(t: Tensor, what: str, cure: str = _CURE) -> ndarray[Any, Any]:
     """Return the values of ``t``, which ``what`` needs; raise inside a transform that hides them."""
     if special.count:
         note_reading(t)
@@ -604,8 +621,7 @@ def concrete(t: Tensor, what: str) -> ndarray[Any, Any]:
         if known is not None:
             return known
         raise InputError(
-            f"{what} needs the values of a tensor, which are not available inside {data.transform}.\n"
-            "  Compute with ad functions there; ad.where replaces a condition on values."
+            f"{what} needs the values of a tensor, which are not available inside {data.transform}.\n  {cure}"
         )
     return data
 

@@ -143,25 +143,54 @@ class Group:
     def broadcast(
         self, array: Array, root: int = 0, what: str = "broadcast", *, checked: bool = False
     ) -> None:
-        """Overwrite the arrays of all ranks with the array of one rank.
+        """Overwrite the arrays of all ranks with the array of one rank.  Nothing is returned.
 
         Parameters
         ----------
         array : ndarray
-            A contiguous array.  Shape and dtype are the same on all ranks.
+            A contiguous and writable array.  Shape and dtype are the same on all ranks.
         root : int
             The rank whose values are copied.
         what : str
             Name of the call for error messages.
         checked : bool
             Whether shape and dtype are known to be the same on all ranks.
+
+        Raises
+        ------
+        InputError
+            If ``array`` is not such an array, ``root`` is not a rank, or the ranks differ.
+
+        Examples
+        --------
+        >>> from adjoint import distributed
+        >>> def work(group):
+        ...     array = np.full(2, float(group.rank))
+        ...     group.broadcast(array, root=1)
+        ...     return array.tolist()
+        >>> distributed.simulate(2, work)
+        [[1.0, 1.0], [1.0, 1.0]]
         """
+        if not isinstance(array, ndarray):
+            raise InputError(
+                f"{what}: the array must be a NumPy array, which is overwritten, but is "
+                f"{type(array).__name__}.\n"
+                "  Pass x.numpy(copy=True) of a tensor; for other objects, use group.broadcast_object(value)."
+            )
         if not array.flags.c_contiguous:
             raise InputError(f"{what}: the array must be contiguous.  Pass np.ascontiguousarray(array).")
+        if not array.flags.writeable:
+            raise InputError(f"{what}: the array is overwritten, but it is read-only.  Pass array.copy().")
+        self._check_root(root, what)
         if self.size > 1:
             if not checked:
                 self.agree(what, {"shape": array.shape, "dtype": array.dtype, "root": root})
             self.wait(self.submit(what, lambda: self._broadcast(array, root, what)))
+
+    def _check_root(self, root: Any, what: str) -> None:
+        """Raise if ``root`` is not the number of a rank."""
+        if not isinstance(root, (int, np.integer)) or not 0 <= root < self.size:
+            raise InputError(f"{what}: root must be a rank from 0 to {self.size - 1}, but is {root!r}.")
 
     def broadcast_object(self, value: Any, root: int = 0, what: str = "broadcast_object") -> Any:
         """Return the value of one rank on all ranks.
@@ -180,12 +209,18 @@ class Group:
         object
             The value on ``root``, a copy elsewhere.
 
+        Raises
+        ------
+        InputError
+            If ``root`` is not a rank.
+
         Examples
         --------
         >>> from adjoint import distributed
         >>> distributed.simulate(2, lambda group: group.broadcast_object({"rank": group.rank}))
         [{'rank': 0}, {'rank': 0}]
         """
+        self._check_root(root, what)
         if self.size == 1:
             return value
         own = pickle.dumps(value, protocol=5) if self.rank == root else b""

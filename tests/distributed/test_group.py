@@ -155,6 +155,21 @@ def test_mistakes() -> None:
         distributed.simulate(0, lambda group: None)
     with pytest.raises(InputError, match="broadcast: the array must be contiguous"):
         distributed.simulate(2, lambda group: group.broadcast(np.ones((4, 4)).T[1:]))
+    group = distributed.Group()
+    for wrong in ([1.0], {"a": 1}, ad.ones(2)):
+        with pytest.raises(InputError) as caught:
+            group.broadcast(wrong)  # type: ignore[arg-type]
+        assert str(caught.value) == (
+            "broadcast: the array must be a NumPy array, which is overwritten, but is "
+            f"{type(wrong).__name__}.\n"
+            "  Pass x.numpy(copy=True) of a tensor; for other objects, use group.broadcast_object(value)."
+        )
+    with pytest.raises(InputError, match="array is overwritten, but it is read-only"):
+        group.broadcast(ad.ones(2).numpy())
+    for call in (group.broadcast, group.broadcast_object):
+        for root in (5, -1, "0"):
+            with pytest.raises(InputError, match=f"root must be a rank from 0 to 0, but is {root!r}"):
+                call(np.ones(2), root=root)  # type: ignore[operator]
 
 
 def test_a_program_alone_is_a_group_of_one() -> None:

@@ -396,6 +396,11 @@ def test_constants_are_numbers_inside() -> None:
     assert ad.vmap(f)(np.zeros(3)).shape == (3,)
 
 
+_CONVERSION = (
+    "conversion to a NumPy array needs the values of a tensor, which are not available inside ad.vmap.\n"
+    "  To index an array X by a tensor, write ad.tensor(X)[rows].  To join tensors, use ad.stack instead of "
+    "np.array."
+)
 MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: ad.vmap(3), InputError, "vmap: expected a function, but got int."),
     (lambda: ad.vmap(lambda x: x, chunk_size=0), ArgumentError,
@@ -418,6 +423,11 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: ad.vmap(lambda x: x if x > 0 else -x)(np.ones(3)), InputError,
      "a Python condition needs the values of a tensor, which are not available inside ad.vmap.\n"
      "  Compute with ad functions there; ad.where replaces a condition on values."),
+    (lambda: ad.vmap(lambda i: np.ones(4)[i])(np.array([[0], [1]])), InputError, _CONVERSION),
+    (lambda: ad.vmap(lambda x: np.array([x[0], x[1]]))(np.ones((3, 2))), InputError, _CONVERSION),
+    (lambda: ad.vmap(lambda i: [1, 2][i])(np.array([0, 1])), InputError,
+     "an index needs the values of a tensor, which are not available inside ad.vmap.\n"
+     "  Index a tensor, ad.tensor(values)[i] or ad.stack(tensors)[i].  For range(n), use ad.fori_loop."),
 ]  # fmt: skip
 
 
