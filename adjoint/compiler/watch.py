@@ -35,6 +35,7 @@ _DEEPEST = 4
 # (guards of optimisers have one: a schedule changes the rate at each step).  After twice as many, the native
 # check is given up.
 _TRIES = 3
+_IN_USE = 16  # the word that is 1 while the rows that the words point to are read or written
 
 
 class Layout(NamedTuple):
@@ -163,7 +164,7 @@ class Watch:
         rows = [
             [id(s.kind), 0 if s.node is Node else id(s.node), *self._row(s.shape, s.dtype)] for s in specs
         ]
-        self.words = np.zeros(16, np.int64).view(entry._Words)
+        self.words = np.zeros(17, np.int64).view(entry._Words)
         self.words[0], self.words[1] = -1, self._listed(self._fixed, [x for row in rows for x in row])
         own = [
             x for t, shape, dtype in held for x in (id(t), self._listed(self._fixed, self._row(shape, dtype)))
@@ -186,9 +187,18 @@ class Watch:
 
     def renew(self) -> None:
         """Record the current values; call this after a full check has found that all guards hold."""
+        self.words[0] = -1  # ``ready`` returns False until this is done
+        if self.words[_IN_USE]:  # a finalizer calls the program during a check or a renewal
+            return
+        self.words[_IN_USE] = 1
+        try:
+            self._record()
+        finally:
+            self.words[_IN_USE] = 0
+
+    def _record(self) -> None:
         self.failures += 1
         self.plain = transform.get() is None
-        self.words[0] = -1  # ``ready`` returns False until this is done
         self.asks |= self.failures > _TRIES
         if self.failures > 2 * _TRIES:
             return

@@ -224,6 +224,24 @@ def test_what_changes_at_every_call_is_not_watched_for_long():
     assert not ready(compiled, args) and compiled.stats()["traces"] == 1
 
 
+def test_a_renewal_during_a_check_is_left_out():
+    class Guard:
+        def watch(self):
+            return ()
+
+        def holds(self):
+            found.renew()  # as in a call by a finalizer
+            return True
+
+    found = watch.Watch((), (), (), [Guard(), Guard()])
+    found.asks = True
+    for _ in range(2):
+        found.renew()
+        rows = found.words.held
+        assert found.ready() and found.words.held is rows
+        assert not found.ready()  # until the next full check
+
+
 def test_references_are_counted():
     compiled, args, at = setting()
     watched = (*args, None, True, False, compiled._variants[0].watch.words, at["net"].first.weight)
