@@ -754,7 +754,10 @@ class GradientAccumulator:
         self._sums, self._window, self._counts = sums, window, counts
 
     def _read(self, state: Mapping[str, Any]) -> tuple[Sums, Window, dict[str, int]]:
-        """Return the sums, the window and the counts of a saved state; raise if they do not match."""
+        """Return the sums, the window and the counts of a saved state.
+
+        Raises if they do not match the parameters and options of this accumulator.
+        """
         if state["format"] is not FORMAT:
             raise ArgumentError(
                 f"load_state_dict: the state has format {state['format']!r}, but this version of adjoint "

@@ -418,7 +418,10 @@ class Ranks:
             rank, why = failed[0]
             others = ", ".join(str(r) for r, _ in failed[1:])
             more = f"\n  Rank {others} failed too." if others else ""
-            raise RankError(f"rank {rank} {why}{more}\n  No rank made an update from this window.") from error
+            raise RankError(
+                f"rank {rank} {why}{more}\n"
+                "  No rank has updated its parameters from this accumulation window."
+            ) from error
         for name in ("window", "registered"):
             found = [getattr(each, name) for each in reports]
             if len(set(found)) > 1:

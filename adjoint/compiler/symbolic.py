@@ -86,7 +86,10 @@ class Symbolic(Unknown):
         self.trace.call("check", function, [self], [], pure=False)
 
     def explain(self, function: Callable[[Any], None]) -> None:
-        """Call ``function`` with the array if a call raises IndexError; it may raise a better error."""
+        """Register a function for when the compiled program raises IndexError.
+
+        It is called with the actual array of this symbol, and may raise a clearer error.
+        """
         self.trace.indices.append((function, self))
 
     def views(self, other: Any) -> bool:

@@ -47,7 +47,10 @@ def _power(base: Any, s: Any, order: int) -> list[Any]:
 
 
 def _zeta_derivative(s: Any, q: Any, order: int) -> Any:
-    """Return the derivative in s of Σₖ (q + k)⁻ˢ: the first terms, then the Euler-Maclaurin formula."""
+    """Return the derivative of this order in s of the Hurwitz zeta function Σₖ (q + k)⁻ˢ.
+
+    The first terms are summed directly, the rest by the Euler-Maclaurin formula.
+    """
     s, q = real_arrays(s, q)
     dtype = np.result_type(s, q)
     dtype = dtype if dtype.kind == "f" else np.dtype(np.float64)

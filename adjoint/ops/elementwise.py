@@ -156,7 +156,7 @@ cbrt = define("cbrt", np.cbrt, lambda xp, g, y, x: g / (3 * y * y), saves="y", d
 
 
 def _cosine(x: Array, y: Array) -> Any:
-    """Return x / hypot(x, y): 0 at the origin, and the direction of infinite arguments."""
+    """Return x / hypot(x, y): 0 at the origin, and the limit (0, ±1, ±√½) where x or y is infinite."""
     z = np.hypot(x, y)
     if z.size and z.min() > 0 and z.max() < math.inf:  # the usual case, in a third of the time
         return x / z

@@ -127,7 +127,10 @@ def _earlier(xp: Namespace, a: Value) -> Any:
 
 
 def _over(w: Array) -> Any:
-    """Return weights with an additional axis for the steps, if there are leading axes."""
+    """Insert an axis of length 1 before the matrices of a stack, to broadcast them over the steps.
+
+    A single matrix is returned unchanged.
+    """
     return w[..., None, :, :] if w.ndim > 2 else w
 
 

@@ -79,11 +79,15 @@ def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
             else (operator.index(value),) * nd
         )
     except TypeError:
-        raise InputError(f"{op}: {name} must be one integer or {nd} integers, but is {value!r}.") from None
+        raise InputError(
+            f"{op}: {name} must be an integer or a tuple of {nd} integers, one per axis, but is {value!r}."
+        ) from None
     if len(items) == 1:
         items *= nd
     if len(items) != nd:
-        raise ArgumentError(f"{op}: {name} must be one integer or {nd} integers, but is {value!r}.")
+        raise ArgumentError(
+            f"{op}: {name} must be an integer or a tuple of {nd} integers, one per axis, but is {value!r}."
+        )
     if any(i < least for i in items):
         raise ArgumentError(f"{op}: {name} must be at least {least}, but got {value!r}.")
     return items

@@ -290,7 +290,7 @@ def _slots(unit: Unit) -> list[str] | None:
 
 
 class _HostCount:
-    """Increment the step counts after an update that the program has made."""
+    """Increments the optimiser's step counts, in Python, after a compiled program has made an update."""
 
     __slots__ = ("counted", "optimizer")
 

@@ -71,7 +71,10 @@ def check_arguments(trainer: Trainer) -> None:
             raise InputError(f"Trainer: callbacks must be instances of Callback, not {callback!r}.")
         _check_hooks(callback)
     if trainer.loss is None and trainer.compute is None:
-        raise InputError("Trainer: pass a loss(prediction, target), or compute=function of (model, batch).")
+        raise InputError(
+            "Trainer: neither loss nor compute was given.\n"
+            "  Pass loss=f with f(prediction, target), or compute=f with f(model, batch) that returns a loss."
+        )
     if trainer.optimizer is None:
         raise InputError("Trainer: pass an optimiser: optimizer=ad.optim.Adam(model.parameters()).")
     if type(trainer.optimizer).__module__.partition(".")[0] == "torch":

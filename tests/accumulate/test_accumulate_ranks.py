@@ -213,7 +213,9 @@ def test_an_error_in_a_block_is_raised_on_all_ranks_and_the_group_goes_on(early:
     for heard, weights in found:
         (text,) = heard
         assert text.startswith("rank 1 raised FloatingPointError: in the middle of backward\nTraceback")
-        assert "in stumble" in text and text.endswith("No rank made an update from this window.")
+        assert "in stumble" in text and text.endswith(
+            "No rank has updated its parameters from this accumulation window."
+        )
         assert weights == found[0][1]
 
 

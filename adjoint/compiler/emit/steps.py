@@ -149,7 +149,7 @@ class _Small:
     # Values ------------------------------------------------------------------------------------------
 
     def _given(self, k: int, i: int) -> Value:
-        """Return an element of an operand of the loop; it is loaded once."""
+        """Return element ``i`` of operand ``k`` of the loop; its load is emitted once and then reused."""
         if (k, i) not in self.elements:
             element = element_of(self.node.args[k].dtype)
             self.elements[k, i] = self.w.load(self.w.at(self.w.slot(k), element, i), element)
