@@ -299,21 +299,20 @@ class Compiled:
 class _Method(functools.partial[Any]):
     """A compiled method of an instance, which is its first argument."""
 
+    func: Compiled
+
     def program(self, *args: Any, **kwargs: Any) -> str:
         """Return the program for these arguments as text, as ``Compiled.program`` does."""
-        found: str = self.func.program(*self.args, *args, **kwargs)
-        return found
+        return self.func.program(*self.args, *args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Return the kernels of the program for these arguments, as ``Compiled.explain`` does."""
         last = self.func._variants and not args and not kwargs
-        found: str = self.func.explain() if last else self.func.explain(*self.args, *args, **kwargs)
-        return found
+        return self.func.explain() if last else self.func.explain(*self.args, *args, **kwargs)
 
     def stats(self) -> dict[str, Any]:
         """Return how often and why the method was traced, for all instances."""
-        found: dict[str, Any] = self.func.stats()
-        return found
+        return self.func.stats()
 
     def clear(self) -> None:
         """Delete all programs and the statistics of the method, for all instances."""
