@@ -136,6 +136,8 @@ def _host_op(name: str, host: Callable[..., Any], specs: Specs) -> Op:
                 host(*(a[i] if flag else a for a, flag in zip(arrays, flags, strict=True)))
                 for i in range(size)
             ]
+            if not rows:
+                return [np.empty(shape, dtype) for shape, dtype in whole]
             return [np.stack(column) for column in zip(*rows, strict=True)]
 
         whole = [((size, *shape), dtype) for shape, dtype in specs]

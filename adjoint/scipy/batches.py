@@ -52,14 +52,21 @@ class Batch:
         return wrap(Batched(self.level, self.size, np.ascontiguousarray(values), True))
 
 
-def batch_of(f: Callable[..., Any], *given: Any) -> Batch | None:
-    """Return the ``vmap`` batch that tensors in ``given`` or in ``f(given[-1])`` belong to, or None."""
+def batch_of(op: str, f: Callable[..., Any], *given: Any) -> Batch | None:
+    """Return the ``vmap`` batch that tensors in ``given`` or in ``f(given[-1])`` belong to, or None.
+
+    Raises if the batch is empty.
+    """
     if enclosing.get() is None:
         return None
     with np.errstate(all="ignore"):
         values = [*tree.leaves(given), *tree.leaves(within(grad_mode, False, f, given[-1]))]
     top = innermost([t._data for t in values if isinstance(t, Tensor)])
-    return Batch(top) if isinstance(top, Batched) else None
+    if not isinstance(top, Batched):
+        return None
+    if not top.size_:
+        raise InputError(f"{op}: the batch of ad.vmap is empty.\n  Pass at least one element.")
+    return Batch(top)
 
 
 def solve_each(
@@ -69,7 +76,7 @@ def solve_each(
     if special.count and (trace := tracing.get()) is not None:
         return _on_host(op, trace, solve, f, x0, methods_of(op, method))
     start = tree.map(asarray, x0) if enclosing.get() is not None else x0
-    batch = batch_of(f, start)
+    batch = batch_of(op, f, start)
     if batch is None:
         return solve(f, x0)
     found = []

@@ -238,7 +238,7 @@ def quad(
     whole = lambda x: asarray(func(x, *args))
     if special.count and (trace := tracing.get()) is not None:
         return _compiled("quad", trace, whole, (a, b), solved, options.get("limit", _MOST))
-    if (batch := batch_of(whole, low, high)) is not None:
+    if (batch := batch_of("quad", whole, low, high)) is not None:
         return _in_batch("quad", batch, whole, low, high, solved)
     ends = float(array_of(low.detach())), float(array_of(high.detach()))
     if ends[1] < ends[0]:
@@ -347,7 +347,7 @@ def quad_vec(
 
     if special.count and (trace := tracing.get()) is not None:
         return _compiled("quad_vec", trace, whole, (a, b), solved, limit)
-    if (batch := batch_of(whole, low, high)) is not None:
+    if (batch := batch_of("quad_vec", whole, low, high)) is not None:
         return _in_batch("quad_vec", batch, whole, low, high, solved)
     ends = float(array_of(low.detach())), float(array_of(high.detach()))
     if ends[1] < ends[0]:
@@ -402,7 +402,7 @@ def _compiled(
                 f"{op}: SciPy used more than {_MOST} intervals, the most for derivatives inside ad.compile.\n"
                 "  Use larger tolerances, or call it outside of the compiled function."
             )
-        _confirm(op, away.max(), size, error.max())
+        _confirm(op, away.max(initial=0), size, error.max(initial=0))
 
     away, size = (abs(v).max() if v.size else 0.0 * error for v in (again - value, value))
     found = unknown(stack([away, size, error, sum(weights)]).detach())

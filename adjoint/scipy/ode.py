@@ -272,7 +272,10 @@ class _Batch:
 
 
 def _batch(*tensors: Tensor) -> _Batch | None:
-    return next((_Batch(t._data) for t in tensors if isinstance(t._data, Batched)), None)
+    found = next((_Batch(t._data) for t in tensors if isinstance(t._data, Batched)), None)
+    if found is not None and not found.size:
+        raise InputError("solve_ivp: the batch of ad.vmap is empty.\n  Pass at least one element.")
+    return found
 
 
 class _Problem:

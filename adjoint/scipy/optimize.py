@@ -349,7 +349,7 @@ def least_squares(
     named, x0 = kwargs or {}, _start(x0)
 
     def f(x: Any) -> Tensor:
-        return _vector(fun(x, *as_args(args), **named))
+        return _vector(fun(x, *as_args(args, lists=True), **named))
 
     given = {"bounds": bounds, "method": method, "loss": loss, "f_scale": f_scale, **options}
     result = solve_each("least_squares", lambda g, x: solvers.least_squares(g, x, **given), f, x0)
@@ -365,6 +365,9 @@ def least_squares(
     return _joined(
         "least_squares", grad(cost), x0, result, bounds, cost=cost, fun=lambda x: f(flat.unflatten(x))
     )
+
+
+_FLAGS = (0, 5, 4, 1, 2, 3)  # MINPACK's, for the status -1 to 4 of least_squares
 
 
 def leastsq(
@@ -388,14 +391,16 @@ def leastsq(
     Dfun : object, optional
         Not used: adjoint computes the Jacobian.
     full_output : bool, optional
-        Whether to return the inverse of JᵀJ, a dictionary and a message, too.
+        Whether to return the inverse of JᵀJ, a dictionary and a message, too.  The inverse is None if JᵀJ is
+        singular.  The dictionary has ``nfev`` and ``fvec``, not MINPACK's ``fjac``, ``ipvt`` and ``qtf``.
     **options : optional
         Options of ``least_squares``: ``ftol``, ``xtol``, ``gtol``, …
 
     Returns
     -------
     tuple
-        The solution, a tensor, and the status; with ``full_output=True`` as in SciPy.
+        The solution, a tensor, and MINPACK's flag, which is 1 to 4 if it was found; with ``full_output=True``
+        the solution, the inverse, the dictionary, the message and the flag.
 
     Examples
     --------
@@ -407,16 +412,20 @@ def leastsq(
     start = as_vector("leastsq", x0, full_output)
     if "maxfev" in options:
         options["max_nfev"] = options.pop("maxfev") or None
-    found = least_squares(func, start, method="lm", args=args, **options)
+    found = least_squares(func, start, method="lm", args=as_args(args), **options)
+    flag = (asarray(_FLAGS) if isinstance(found.status, Tensor) else _FLAGS)[found.status + 1]
     if not full_output:
-        return found.x, found.status
+        return found.x, flag
 
     def residuals(x: Tensor) -> Tensor:
         return _vector(func(x, *as_args(args)))
 
     slopes = jacrev(residuals)(found.x)
-    spread = inv(rec.matmul(rec.matrix_transpose(slopes), slopes))
-    return found.x, spread, {"nfev": found.nfev, "fvec": residuals(found.x)}, found.message, found.status
+    try:
+        spread = inv(rec.matmul(rec.matrix_transpose(slopes), slopes))
+    except np.linalg.LinAlgError:
+        spread = None
+    return found.x, spread, {"nfev": found.nfev, "fvec": residuals(found.x)}, found.message, flag
 
 
 def curve_fit(

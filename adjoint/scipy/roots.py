@@ -6,6 +6,7 @@ that the function uses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +14,12 @@ import numpy as np
 
 from adjoint.config import no_grad, special
 from adjoint.core.convert import asarray
-from adjoint.core.lifted import refuse_tracing, tracing
+from adjoint.core.lifted import enclosing, refuse_tracing, tracing
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, unknown, varies
-from adjoint.errors import DTypeError, ShapeError
+from adjoint.core.tensor import Tensor, Traced, varies
+from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.reduce import floating
+from adjoint.scipy.batches import batch_of
 from adjoint.scipy.fallback import scipy_module
 from adjoint.transforms.implicit import joined_solution
 from adjoint.transforms.inputs import as_function, name_of
@@ -38,6 +40,9 @@ __all__ = [
 ]
 
 
+_REPORT = "full_output=True"
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
 
@@ -47,9 +52,9 @@ def first_of(fun: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: fun(*args)[0]
 
 
-def as_args(args: Any) -> tuple[Any, ...]:
-    """Return further arguments as a tuple, as SciPy does."""
-    return tuple(args) if isinstance(args, (tuple, list)) else (args,)
+def as_args(args: Any, *, lists: bool = False) -> tuple[Any, ...]:
+    """Return further arguments as a tuple, as SciPy does; a list is one argument unless ``lists`` is true."""
+    return tuple(args) if isinstance(args, tuple) or (lists and isinstance(args, list)) else (args,)
 
 
 class _Function:
@@ -117,15 +122,16 @@ def _plain(f: Callable[[Tensor], Any]) -> Callable[..., Any]:
     return numbers
 
 
-def _solved(op: str, run: Callable[..., Any], functions: Any, starts: Any, full_output: bool = False) -> Any:
+def _solved(op: str, run: Callable[..., Any], functions: Any, starts: Any, refused: str = "") -> Any:
     """Return ``run(functions, *starts)``, a pair of SciPy's solution and its report.
 
-    Inside ``ad.compile`` SciPy runs at each call.  The solution is then a tensor of the shape of the first
-    start, and the report is a tensor that is true if the method converged.
+    Inside ``ad.compile`` SciPy runs at each call, and inside ``ad.vmap`` once for each element.  The solution
+    is then a tensor of the shape of the first start, and the report is a tensor that is true if the method
+    converged.  ``refused`` is an argument that is not supported there.
     """
     if not special.count or (trace := tracing.get()) is None:
-        return run([f and _plain(f) for f in functions], *map(_start, starts))
-    _refuse_report(op, full_output)
+        return _solved_each(op, run, functions, starts, refused)
+    _refuse_report(op, refused)
     given = [asarray(x).detach().astype(np.float64) for x in starts if x is not None]
     spec = (given[0].shape if given else ()), np.dtype(np.float64)
     inner = [trace.function(op, f, [spec]) for f in functions if f is not None]
@@ -134,23 +140,46 @@ def _solved(op: str, run: Callable[..., Any], functions: Any, starts: Any, full_
         own, left = map(_numbers, bound), iter(arrays)
         again = [None if x is None else next(left)[()] for x in starts]
         x, report, *_ = run([None if f is None else next(own) for f in functions], *again)
-        return x, getattr(report, "converged", getattr(report, "success", True))
+        return x, _converged(report)
 
     return trace.on_host(op, host, inner, given, [spec, ((), np.dtype(bool))])
 
 
-def _refuse_report(op: str, full_output: bool) -> None:
-    if full_output and special.count:
-        refuse_tracing(
-            f"{op} with full_output=True", "Leave it out, or call it outside of the compiled function."
-        )
+def _converged(report: Any) -> Any:
+    return getattr(report, "converged", getattr(report, "success", True))
+
+
+def _solved_each(op: str, run: Callable[..., Any], functions: Any, starts: Any, refused: str) -> Any:
+    """Return ``_solved`` outside of ``ad.compile``; inside ``ad.vmap``, call SciPy for each element."""
+    batch = None
+    if enclosing.get() is not None:
+        given = [floating(op, x) for x in reversed(starts) if x is not None] or [asarray(1.0)]
+        batch = batch_of(op, functions[0], *given)
+    if batch is None:
+        return run([f and _plain(f) for f in functions], *map(_start, starts))
+    if refused:
+        raise InputError(f"{op}: {refused} is not supported inside ad.vmap.\n  Leave it out there.")
+    found = []
+    for i in range(batch.size):
+        own = [f and batch.function(i, f) for f in functions]
+        ends = [None if x is None else batch.element(i, asarray(x)) for x in starts]
+        x, report, *_ = batch.outside(_solved, op, run, own, ends)
+        if isinstance(x, Tensor):
+            raise InputError(f"{op}: nested ad.vmap is not supported.  Use only one ad.vmap.")
+        found.append((x, _converged(report)))
+    return [batch.inside(np.stack(rows)) for rows in zip(*found, strict=True)]
+
+
+def _refuse_report(op: str, refused: str) -> None:
+    if refused and special.count:
+        refuse_tracing(f"{op} with {refused}", "Leave it out, or call it outside of the compiled function.")
 
 
 def as_vector(op: str, x0: Any, full_output: bool) -> Any:
-    """Return a start as a vector: plain numbers, or a tensor inside ``ad.compile``."""
-    _refuse_report(op, full_output)
+    """Return a start as a vector: plain numbers, or a tensor inside ``ad.compile`` and ``ad.vmap``."""
+    _refuse_report(op, _REPORT * full_output)
     start = asarray(x0).detach()
-    if unknown(start) is None:
+    if not isinstance(start, Traced):
         return np.array(start.numpy(), float).reshape(-1)
     return rec.reshape(start.astype(np.float64), shape=(-1,))
 
@@ -158,7 +187,7 @@ def as_vector(op: str, x0: Any, full_output: bool) -> Any:
 def _bracketed(name: str, f: Any, a: Any, b: Any, args: Any, full_output: bool, **options: Any) -> Any:
     function = _Function(name, f, args)
     run = lambda fs, a, b: _scipy(name)(fs[0], a, b, full_output=True, **options)
-    found, report = _solved(name, run, [function], [a, b], full_output)
+    found, report = _solved(name, run, [function], [a, b], _REPORT * full_output)
     root = function.solution(found)
     if not full_output:
         return root
@@ -338,6 +367,7 @@ def newton(
     >>> round(float(ad.grad(cube_root)(8.0)), 6)
     0.083333
     """
+    args = as_args(args, lists=True)
     function = _Function("newton", func, args)
     slopes = [None if f is None else _Function("newton", f, args) for f in (fprime, fprime2)]
 
@@ -348,7 +378,7 @@ def newton(
         )  # fmt: skip
         return found if full_output else (found, None)
 
-    found = _solved("newton", run, [function, *slopes], [x0, x1], full_output)
+    found = _solved("newton", run, [function, *slopes], [x0, x1], _REPORT * full_output)
     if not full_output:
         return function.solution(found[0])
     root, *rest = found
@@ -435,7 +465,7 @@ def root_scalar(
     starts = [*((None, None) if bracket is None else bracket), x0, x1]
     if several and special.count:
         refuse_tracing("root_scalar with fprime=True", "Pass the derivative as a function.")
-    found, result = _solved("root_scalar", run, [function, *slopes], starts)
+    found, result = _solved("root_scalar", run, [function, *slopes], starts, "fprime=True" * several)
     if isinstance(result, Tensor):
         result = _scipy("OptimizeResult")(converged=result)
     result.root = function.solution(found)
@@ -490,7 +520,7 @@ def fsolve(
         return found if full_output else (found, None)
 
     start = rec.reshape(asarray(x0), shape=(-1,)) if not np.ndim(x0) else x0
-    found = _solved("fsolve", run, [function, slope], [start], full_output)
+    found = _solved("fsolve", run, [function, slope], [start], _REPORT * full_output)
     if not full_output:
         return function.solution(found[0])
     return (function.solution(found[0]), *found[1:])
@@ -533,7 +563,7 @@ def fixed_point(
     >>> round(float(ad.grad(heron)(4.0)), 9)
     0.25
     """
-    function = _Function("fixed_point", func, args)
+    function = _Function("fixed_point", func, as_args(args, lists=True))
 
     def run(fs: Any, x0: Any) -> Any:
         start = np.asarray(x0, float)
@@ -595,7 +625,9 @@ def minimize_scalar(
 
     starts = [*(() if bounds is None else bounds), *(() if bracket is None else bracket)]
     found, result = _solved("minimize_scalar", run, [function], starts)
-    near = 2 * (options or {}).get("xatol", 1e-5)  # the bounded method ends this far from a bound
+    # the bounded method ends this far from a bound
+    xatol = (options or {}).get("xatol", 1e-5 if tol is None else tol)
+    near = 2 * xatol + 4 * math.sqrt(np.finfo(float).eps) * abs(found)
     if isinstance(result, Tensor):
         best = _traced_minimum(function, found, starts[:count], near)
         return _scipy("OptimizeResult")(x=best, fun=function(best), success=result)
@@ -609,8 +641,8 @@ def minimize_scalar(
     return result
 
 
-def _traced_minimum(function: _Function, x: Tensor, ends: Any, near: float) -> Tensor:
-    """Return a minimum inside ``ad.compile``; one at an end does not move."""
+def _traced_minimum(function: _Function, x: Tensor, ends: Any, near: Tensor) -> Tensor:
+    """Return a minimum inside ``ad.compile`` or ``ad.vmap``; one at an end does not move."""
     slope = grad(lambda v: floating("minimize_scalar", function(v)))
 
     def free(v: Tensor) -> Tensor:

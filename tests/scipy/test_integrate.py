@@ -354,3 +354,24 @@ def test_integrals_that_vmap_cannot_do_are_said():
     for ends in ([1.0, INF], [1.0, -1.0]):
         with pytest.raises(InputError, match="the limits of all elements must be in the same order"):
             ad.vmap(integral)(np.array(ends))
+
+
+@pytest.mark.parametrize(
+    ("op", "f"),
+    [
+        ("quad", lambda a: I.quad(lambda x: a * x, 0.0, 1.0)[0]),
+        ("quad_vec", lambda a: I.quad_vec(lambda x: a * x, 0.0, 1.0)[0]),
+        (
+            "solve_ivp",
+            lambda a: I.solve_ivp(lambda t, y: -a * y, (0, 1), [1.0], t_eval=[1.0]).y[0, 0],
+        ),
+        ("solve_ivp", lambda a: I.odeint(lambda y, t: -a * y, [1.0], [0.0, 1.0])[0, 0]),
+    ],
+)
+def test_empty_batches(op, f):
+    with pytest.raises(
+        InputError, match=rf"{op}: the batch of ad\.vmap is empty\.\n  Pass at least one element"
+    ):
+        ad.vmap(f)(np.ones(0))
+    for g in (f, ad.grad(f)):
+        assert ad.compile(ad.vmap(g))(np.ones(0)).shape == (0,)

@@ -190,5 +190,9 @@ def test_a_failure_in_a_batch_and_nesting_are_said():
     found = []
     ad.vmap(lambda a: found.append(O.root(lambda x: x * x + a, 1.0)) or a)(np.array([-1.0, 2.0]))
     assert not found[0].success
+    with pytest.raises(
+        InputError, match=r"root: the batch of ad\.vmap is empty\.\n  Pass at least one element"
+    ):
+        ad.vmap(lambda a: O.root(lambda x: x * x - a, 1.0).x)(np.ones(0))
     with pytest.raises(InputError, match=r"nested ad\.vmap is not supported"):
         ad.vmap(lambda a: ad.vmap(lambda b: O.root(lambda x: x - a * b, 1.0).x)(GRID))(GRID)

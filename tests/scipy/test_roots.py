@@ -50,6 +50,80 @@ def test_solutions_and_derivatives(name):
     close(ad.grad(ad.grad(solve, argnums=1), argnums=1)(e, m), -e * np.sin(x) / slope**3)
 
 
+@pytest.mark.parametrize("name", SOLVERS)
+def test_elements_of_a_batch_are_solved_one_by_one(name):
+    solve, e, m = SOLVERS[name], np.array([0.4, 0.1, 0.7]), np.array([1.1, 0.9, 1.3])
+    if name == "root_scalar with a slope":
+        with pytest.raises(InputError, match=r"root_scalar: fprime=True is not supported inside ad\.vmap"):
+            ad.vmap(solve)(e, m)
+        return
+    each = lambda f: np.array([float(f(*pair)) for pair in zip(e, m, strict=True)])
+    close = lambda got, expected: np.testing.assert_allclose(got, expected, rtol=1e-9)
+    for f in (solve, ad.grad(solve), ad.grad(ad.grad(solve, argnums=1))):
+        close(ad.vmap(f)(e, m), each(f))
+    close(ad.grad(lambda m: ad.vmap(solve)(e, m).sum())(m), each(ad.grad(solve, argnums=1)))
+    with pytest.raises(InputError, match=rf"{name.split()[0]}: the batch of ad\.vmap is empty"):
+        ad.vmap(solve)(e[:0], m[:0])
+    with pytest.raises(InputError, match=rf"{name.split()[0]}: nested ad\.vmap is not supported"):
+        ad.vmap(lambda e: ad.vmap(lambda m: solve(e, m))(m))(e)
+
+
+def test_starts_of_a_batch_and_results():
+    ends = np.array([2.0, 3.0])
+    root = ad.vmap(lambda b: O.brentq(lambda x: x * x - 2, 0.0, b))(ends)
+    np.testing.assert_allclose(root, [2**0.5] * 2)
+    pair = ad.vmap(lambda x0: O.fsolve(lambda x: [x[0] ** 2 - x[1], x[1] - 4.0], x0))(np.ones((2, 2)) * 3)
+    np.testing.assert_allclose(pair, [[2.0, 4.0]] * 2)
+    fit = ad.vmap(lambda p, y: O.leastsq(lambda m: (m - y) * [1.0, 2.0], p)[0])(np.ones((2, 1)), ends)
+    np.testing.assert_allclose(fit, ends[:, None])
+    found = []
+    ad.vmap(lambda a: found.append(O.root_scalar(lambda x: x - a, bracket=(0, 5))) or a)(ends)
+    ad.vmap(lambda a: found.append(O.minimize_scalar(lambda x: (x - a) ** 2, bounds=(0, 2.5))) or a)(ends)
+    assert sorted(found[0]) == ["converged", "root"] and sorted(found[1]) == ["fun", "success", "x"]
+    bounded = lambda a: O.minimize_scalar(lambda x: (x - a) ** 2, bounds=(0, 2.5)).x
+    np.testing.assert_allclose(ad.vmap(ad.grad(bounded))(ends), [1.0, 0.0])
+    with pytest.raises(InputError, match=r"brentq: full_output=True is not supported inside ad\.vmap"):
+        ad.vmap(lambda b: O.brentq(lambda x: x * x - b, 0.0, b, full_output=True)[0])(ends)
+
+
+@pytest.mark.filterwarnings("ignore:Method 'bounded' does not support relative tolerance")
+def test_a_minimum_at_a_bound_does_not_move():
+    def slope(a, **options):
+        find = lambda a: O.minimize_scalar(lambda x: (x - a) ** 2, method="bounded", **options).x
+        assert ad.compile(ad.grad(find))(a) == ad.grad(find)(a)
+        return ad.grad(find)(a)
+
+    assert slope(-5.0, bounds=(0.0, 10.0), tol=1e-2) == 0
+    assert slope(-5.0, bounds=(0.0, 10.0), options={"xatol": 1e-2}) == 0
+    assert slope(2e6, bounds=(0.0, 1e6)) == 0
+    assert slope(5.0, bounds=(0.0, 10.0), tol=1e-2) == 1
+
+
+def test_lists_of_arguments_are_unpacked_where_scipy_does():
+    one, two = (lambda x, p: x - p[0]), (lambda x, p, q: x - p)
+    for solve in (
+        lambda o: o.brentq(one, 0, 4, args=[1.0, 2.0]),
+        lambda o: o.fsolve(one, 0.5, args=[1.0, 2.0]),
+    ):
+        np.testing.assert_allclose(np.asarray(solve(O)), solve(so))
+    solve = lambda o: o.leastsq(one, [0.5], args=[1.0, 2.0])[0]
+    np.testing.assert_allclose(solve(O).numpy(), solve(so))
+    for solve in (
+        lambda o: o.newton(two, 0.5, args=[1.0, 2.0]),
+        lambda o: o.fixed_point(lambda x, p, q: p / q + x / 2, 0.5, args=[1.0, 2.0]),
+        lambda o: o.least_squares(two, [0.5], args=[1.0, 2.0]).x,
+    ):
+        np.testing.assert_allclose(np.asarray(solve(O)), solve(so))
+
+
+def test_leastsq_of_a_singular_problem():
+    singular = lambda p: np.array([1.0, 2.0]) * (p[0] + p[1] - 1.0)
+    best, spread, info, _, flag = O.leastsq(singular, [0.0, 0.0], full_output=True)
+    expected = so.leastsq(singular, [0.0, 0.0], full_output=True)
+    assert spread is None is expected[1] and best.sum().item() == pytest.approx(1.0)
+    assert flag == expected[4] and sorted(info) == ["fvec", "nfev"]
+
+
 def test_several_unknowns():
     f = lambda x, a: [x[0] ** 2 + x[1] - a[0], x[0] - x[1] ** 3 * a[1]]
     a = np.array([2.0, 0.8])
@@ -70,7 +144,7 @@ def test_several_unknowns():
     np.testing.assert_allclose(best.numpy(), expected[0], rtol=1e-6)
     np.testing.assert_allclose(spread.numpy(), expected[1], rtol=1e-5)
     np.testing.assert_allclose(info["fvec"].numpy(), expected[2]["fvec"], atol=1e-6)
-    assert flag in (1, 2, 3, 4)
+    assert flag in (1, 2, 3, 4) and O.leastsq(residuals, [0.5, 1.0], (y,), maxfev=3)[1] == 5
     assert gradcheck(lambda y: O.leastsq(residuals, [0.5, 1.0], (y,), maxfev=0)[0], [y], rtol=1e-3, eps=1e-4)
 
 
