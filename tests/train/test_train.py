@@ -143,7 +143,7 @@ def test_compute_and_weight_replace_the_pair_of_inputs_and_targets() -> None:
 
 def test_mistakes() -> None:
     model = model_of()
-    with pytest.raises(errors.InputError, match="pass a loss"):
+    with pytest.raises(errors.InputError, match="neither loss nor compute was given"):
         train.Trainer(model, optimizer=optim.SGD(model.parameters()))
     with pytest.raises(errors.InputError, match="pass an optimiser"):
         train.Trainer(model, nn.functional.mse_loss)
