@@ -200,7 +200,7 @@ FUNCTIONS = {
     "custom_gradient": "ad.custom_vjp(f)",
     "custom_transpose": "ad.custom_vjp(f)",
     "jit": "ad.compile(f)",
-    "lax": "Python's if, for and while; ad.where inside ad.vmap",
+    "lax": "ad.scan, ad.fori_loop, ad.while_loop, ad.cond and ad.map",
     "tree_map": "ad.tree.map(f, tree)",
     "tree_util": "ad.tree",
     "pmap": "ad.vmap(f)",
@@ -408,6 +408,8 @@ _NOT_HERE = {
     "tgt_key_padding_mask": _PRESENT.format("mask", "tgt_key_padding_mask"),
     "memory_key_padding_mask": _PRESENT.format("cross_mask", "memory_key_padding_mask"),
     "batch_first": "the batch comes first",
+    "operand": "pass the operands after the two functions, without a keyword",
+    "unroll": "ad.compile makes one loop of the steps, and eager code runs each of them",
     "padding_mode": "call ad.pad(x, widths, mode=…) in front of the layer",
     "scaler": "to scale losses, write your own loop with ad.GradScaler and ad.GradientAccumulator",
     "need_weights": "only the outputs are returned",
@@ -471,9 +473,11 @@ def explain_class(cls: type) -> None:
 
 
 def _is_renamed(value: Any) -> bool:
-    """Return whether a value is a function with a parameter that has another name in other libraries."""
+    """Return whether a value is a function whose parameters have other names in other libraries."""
     if not isinstance(value, FunctionType):
         return False
+    if value.__module__ == "adjoint.transforms.loops":  # JAX's functions have more parameters
+        return True
     code = value.__code__
     return not _RENAMED.isdisjoint(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 

@@ -114,6 +114,17 @@ class Summary:
         return str(self)
 
 
+def _not_an_input(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Return a message if there is no input, or only a shape, as other libraries take it."""
+    call = 'summary(model, ad.ones({}, dtype="float32")).'
+    if not inputs and not kwargs:
+        return "summary: pass the inputs with which the model is called: " + call.format("(64, 4)")
+    shape = inputs[0] if inputs else None
+    if isinstance(shape, (tuple, list)) and shape and all(type(n) is int for n in shape):
+        return "summary: pass an input of the model, not its shape: " + call.format(tuple(shape))
+    return None
+
+
 def summary(model: Module, *inputs: Any, **kwargs: Any) -> Summary:
     """Call a model once, and list its modules with shapes, parameters, bytes and time.
 
@@ -136,7 +147,7 @@ def summary(model: Module, *inputs: Any, **kwargs: Any) -> Summary:
     Raises
     ------
     InputError
-        If ``model`` is not a module.
+        If ``model`` is not a module, or the input is missing or a shape.
 
     Examples
     --------
@@ -154,6 +165,10 @@ def summary(model: Module, *inputs: Any, **kwargs: Any) -> Summary:
         model.eval()
         with no_grad(), watch:
             model(*inputs, **kwargs)
+    except (TypeError, ValueError) as error:
+        if (wrong := _not_an_input(inputs, kwargs)) is None:
+            raise
+        raise InputError(wrong) from error
     finally:
         for module, training in modes:
             module.training = training

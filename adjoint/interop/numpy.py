@@ -130,7 +130,7 @@ class Form:
             if ours in self.mine:
                 found[ours] = value
             elif name == "out" and value is not None:
-                raise InputError(_no_out(self.name))
+                raise InputError(_no_out(self.name, value))
             elif value is not None and name not in _MEMORY and not (name == "order" and value in ("C", "K")):
                 raise InputError(f"np.{self.name}: adjoint does not support {name}=.  Omit it.")
         return found
@@ -139,7 +139,13 @@ class Form:
 _forms: dict[Any, Form] = {}
 
 
-def _no_out(name: str) -> str:
+def _no_out(name: str, *given: Any) -> str:
+    if any(isinstance(out, Tensor) for out in given):
+        return (
+            f"np.{name}(…, out=…): out must be a NumPy array, not a tensor.\n"
+            "  Omit it: the result is a new tensor.  To write it into x, call x.copy_(result) under "
+            "ad.no_grad()."
+        )
     return (
         f"np.{name}(…, out=…): the result would not be part of the graph.\n"
         "  A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros."
@@ -154,7 +160,7 @@ def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: A
         if plain and not any(isinstance(out, Tensor) for out in kwargs["out"]):  # array += tensor
             arrays = [a.numpy() if isinstance(a, Tensor) else a for a in inputs]
             return getattr(ufunc, method)(*arrays, **kwargs)
-        raise InputError(_no_out(ufunc.__name__))
+        raise InputError(_no_out(ufunc.__name__, *kwargs["out"]))
     if method == "__call__":
         eager = UFUNCS.get(ufunc)
         if eager is None and ufunc.__name__ in ops.special.__all__:

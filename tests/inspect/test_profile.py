@@ -203,3 +203,15 @@ def test_summary_lists_modules_as_they_are_called():
     assert model.training and model[2].training
     with pytest.raises(errors.InputError, match="must be a module"):
         ad.inspect.summary(lambda x: x, X)
+    for given, message in {
+        (): "summary: pass the inputs with which the model is called: "
+        'summary(model, ad.ones((64, 4), dtype="float32")).',
+        ((2, 4),): "summary: pass an input of the model, not its shape: "
+        'summary(model, ad.ones((2, 4), dtype="float32")).',
+    }.items():
+        with pytest.raises(errors.InputError) as caught:
+            ad.inspect.summary(model, *given)
+        assert str(caught.value) == message and model.training
+    with pytest.raises(errors.ShapeError, match="linear: x must have shape"):
+        ad.inspect.summary(model, X)
+    assert ad.inspect.summary(nn.Embedding(4, 2), [0, 1]).layers[0].output == "2×2"

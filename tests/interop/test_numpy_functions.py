@@ -465,6 +465,12 @@ MISTAKES: list[tuple[type[BaseException], Callable[[], Any], str]] = [
     (InputError, lambda: np.exp(ad.ones(1, requires_grad=True), out=np.zeros(1)),
      "np.exp(…, out=…): the result would not be part of the graph.\n"
      "  A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros."),
+    (InputError, lambda: ad.numpy.sin(np.ones(3), out=ad.zeros(3)),
+     "np.sin(…, out=…): out must be a NumPy array, not a tensor.\n"
+     "  Omit it: the result is a new tensor.  To write it into x, call x.copy_(result) under ad.no_grad()."),
+    (InputError, lambda: np.sum(ad.ones(3), out=ad.zeros(())),
+     "np.sum(…, out=…): out must be a NumPy array, not a tensor.\n"
+     "  Omit it: the result is a new tensor.  To write it into x, call x.copy_(result) under ad.no_grad()."),
     (InputError, lambda: np.var(ad.tensor(A), where=M), "np.var: adjoint does not support where=.  Omit it."),
     (InputError, lambda: np.copyto(np.zeros(1), like),
      "np.copyto writes into its argument, which is not allowed for tensors.\n"

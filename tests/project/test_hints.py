@@ -110,6 +110,22 @@ MESSAGES = {
         lambda: ad.grad(outputs=(W * W).sum(), inputs=W),
         "grad: there is no outputs=: for gradients of tensors, call ad.gradients(loss, [w]).",
     ),
+    "JAX's loops": (
+        lambda: ad.scan(lambda c, x: (c, x), 0.0, np.ones(3), unroll=2),
+        "scan: there is no unroll=: ad.compile makes one loop of the steps, and eager code runs each of them.",
+    ),
+    "the batches of JAX's map": (
+        lambda: ad.map(lambda x: x, np.ones(3), batch_size=2),
+        "map: there is no batch_size=; it takes f, xs, checkpoint.",
+    ),
+    "the operand of JAX's cond": (
+        lambda: ad.cond(True, lambda x: x, lambda x: -x, operand=2.0),
+        "cond: there is no operand=: pass the operands after the two functions, without a keyword.",
+    ),
+    "jax.lax": (
+        lambda: ad.lax,
+        "module 'adjoint' has no attribute 'lax'.  Use ad.scan, ad.fori_loop, ad.while_loop, ad.cond and ad.map.",
+    ),
     "np.save": (
         lambda: np.save("never.npy", W.detach()),
         "np.save writes arrays, not tensors.\n  Pass x.numpy(), or use ad.save(path, tensors).",
