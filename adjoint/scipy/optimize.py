@@ -25,13 +25,11 @@ from adjoint.ops.reduce import floating, sum
 from adjoint.ops.solvers import inv, solve_triangular
 from adjoint.scipy.batches import solve_each
 from adjoint.scipy.fallback import scipy_only
+from adjoint.scipy.problems import as_args, as_vector, first_of
 from adjoint.scipy.roots import (
-    as_args,
-    as_vector,
     bisect,
     brenth,
     brentq,
-    first_of,
     fixed_point,
     fsolve,
     minimize_scalar,
