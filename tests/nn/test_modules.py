@@ -490,7 +490,7 @@ def test_names_of_jax_are_explained() -> None:
             lambda: ad.jit,
             "module 'adjoint' has no attribute 'jit'.  Use ad.compile(f).",
         ),
-        (lambda: ad.lax, "Use Python's if, for and while; ad.where inside ad.vmap."),
+        (lambda: ad.lax, "Use ad.scan, ad.fori_loop, ad.while_loop, ad.cond and ad.map."),
         (lambda: ad.tree_map, "Use ad.tree.map(f, tree)."),
         (lambda: ad.nn.relu, "Use ad.nn.functional.relu(x)."),
     ):
