@@ -417,6 +417,15 @@ def test_memory_of_a_checkpointed_scan_grows_as_the_square_root() -> None:
     close(plain.grad, other.grad)
 
 
+def test_the_gradient_of_a_checkpointed_scan_of_100_000_steps() -> None:
+    xs = np.sin(np.arange(100_000) * 0.01)
+    f = lambda w: ad.scan(lambda c, x: (c * w + x, ()), 0.0, ad.tensor(xs), checkpoint=True)[0]
+    c = slope = 0.0
+    for x in xs.tolist():
+        c, slope = c * 0.75 + x, c + slope * 0.75
+    np.testing.assert_allclose(ad.grad(f)(0.75), slope, rtol=1e-10)
+
+
 MISTAKES = [
     (ShapeError, lambda: ad.scan(lambda c, x: ({"a": c["a"][:2]}, None), {"a": ad.zeros(3)}, XS),
      r"scan: carry\['a'\] had shape \(3,\) before the step, and has \(2,\) after it.\n"
