@@ -106,7 +106,7 @@ class _Mapping:
             if any(isinstance(a, Number) for a in (*i.args, *i.outs)):
                 raise UnrollError
             args = tuple([self.known[a.id] if isinstance(a, Symbolic) else a for a in i.args])
-            with np.errstate(**({"all": "ignore"} if i.quiet else {})):  # type: ignore[arg-type]
+            with np.errstate(all="ignore" if i.quiet else None):
                 found = self._host(i, args) if isinstance(i.op, Host) else evaluate(i.op, args, i.params)
             outs = found if isinstance(found, tuple) else (found,)
             for o, v in zip(i.outs, outs, strict=True):

@@ -428,13 +428,13 @@ class _Gemm:
         if adjacent:
             self._finish(w, item, row, rows, 0, p.n, out, p.c[0], c)
             return
-        assert self.epilogue is not None
+        epilogue = self.epilogue
+        assert epilogue is not None
 
         def one(i: Value, _: list[Value]) -> None:
             def element(j: Value, _: list[Value]) -> None:
                 place = w.at(out, self.element, w.plus(w.times(i, p.c[0]), w.times(j, p.c[1])))
-                # not None, as asserted outside this function
-                value = self.epilogue(w, item, w.plus(row, i), j, w.load(place, self.element), None)  # type: ignore[misc]
+                value = epilogue(w, item, w.plus(row, i), j, w.load(place, self.element), None)
                 if value is not None:
                     w.store(value, place)
 

@@ -575,13 +575,13 @@ class Loop:
     def _hoist(self, spots: Sequence[Lane]) -> None:
         """Load the operands that do not change inside the loops of an item."""
         fixed = self.reduced if self.columns else self.across
+        assert fixed is not None  # a loop over columns reduces an axis
         self._columns_of = {str(s.at): k for k, s in enumerate(spots)} if self.columns else {}
         for (n, k), place in self.access.items():
             node = self.inside[n]
             if not self._is_full(node) or node.args[k].scalar() is not None or place.key in self.once:
                 continue
-            # reduced is set if columns is
-            if place.strides[fixed]:  # type: ignore[index]
+            if place.strides[fixed]:
                 continue
             for s in spots:
                 key = place.key, self._spot(s)
@@ -618,8 +618,8 @@ class Loop:
         w = self.w
         at = w.plus(self._offset(place), w.times(lane.at, place.strides[self.across]))
         if self.columns:
-            # reduced is set if columns is
-            at = w.plus(at, w.times(lane.row, place.strides[self.reduced]))  # type: ignore[index]
+            assert self.reduced is not None  # a loop over columns reduces an axis
+            at = w.plus(at, w.times(lane.row, place.strides[self.reduced]))
         return w.at(self.slot(place.base, place.offset), place.element, at)
 
     def _load(self, place: Place, lane: Lane) -> Value:

@@ -430,8 +430,7 @@ class Writer:
         ``body(i, carried)`` emits one iteration and returns the new carried values.
         """
         fixed = isinstance(low, int) and isinstance(high, int)
-        # both are ints if fixed
-        if fixed and low >= high:  # type: ignore[operator]
+        if isinstance(low, int) and isinstance(high, int) and low >= high:
             return list(carried)
         first, last = self.index_value(low), self.index_value(high)
         before, head, end = self._block, self._fresh("loop"), self._fresh("end")
