@@ -24,7 +24,8 @@ Array = ndarray[Any, Any]
 SLOT = 1 << 11  # bytes that an exchange sends in its first round
 BURST = 64  # polls between two sleeps: without single copies (CMA), a poll of MPICH moves 16 KB
 PARTING = 5.0  # seconds in which all ranks must end after a failure; those that still compute are stopped
-ANSWER = 0.5  # seconds in which a rank tells where it waits
+ANSWER = 2.0  # seconds in which a rank tells where it waits, on a busy machine too
+DELIVERY = 1.0  # seconds for the launcher to print a last message; MPI_Abort drops what it has not yet read
 # How launchers tell a process the number of ranks: MPICH and Intel MPI, Open MPI, SLURM.
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -227,6 +228,7 @@ class MPIGroup(Group):
         sys.stdout.flush()
         sys.stderr.write(f"adjoint: rank {self.rank} of {self.size} {why}\nAll ranks are stopped.\n")
         sys.stderr.flush()
+        time.sleep(DELIVERY)
         self._end()
 
     def _end(self) -> None:
