@@ -31,6 +31,7 @@ __all__ = [
     "saved_hooks",
     "sink",
     "spreading",
+    "stand_ins",
     "tapes",
     "threads",
     "tracing",
@@ -76,6 +77,8 @@ saved_hooks: ContextVar[tuple[Hook, Hook] | None] = ContextVar("adjoint_saved_ho
 reading: ContextVar[Hook | None] = ContextVar("adjoint_reading", default=None)
 # By id: a tensor, its value and its version before a function that may run again wrote to it.
 writes: ContextVar[dict[int, tuple[Any, Any, Any, int]] | None] = ContextVar("adjoint_writes", default=None)
+# Tensors with the data, node and class that each of them has for now: loops replace those they capture.
+stand_ins: ContextVar[tuple[tuple[Any, Any, Any, Any], ...]] = ContextVar("adjoint_stand_ins", default=())
 # The ``core.observer.Observer`` of this block, or None.
 observer: ContextVar[Any] = ContextVar("adjoint_observer", default=None)
 # The reductions of losses in this block, with their weights.

@@ -7,8 +7,7 @@ step, and a second one goes back over the steps and propagates gradients through
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from adjoint.engine.push import push_forward
 from adjoint.engine.run import key_of
 from adjoint.grads.backward import gradients
 from adjoint.transforms.loops import Body, run_scan
+from adjoint.transforms.rerun import with_stand_ins
 
 if TYPE_CHECKING:
     from adjoint.compiler.loop import Loop
@@ -158,8 +158,8 @@ class _Steps:
         if given is None:
             note_reading(*self.given)
             given = [_joined(t) if tracked(t) else t for t in self.given]
-        with _standing_for(self.loop.captured, given):
-            new, y = body.step(tree.unflatten(body.structure, leaves[:n]), x)
+        carry = tree.unflatten(body.structure, leaves[:n])
+        new, y = with_stand_ins(self.loop.captured, given, body.step, carry, x)
         return [t if isinstance(t, Tensor) else asarray(t) for t in (*tree.leaves(new), *tree.leaves(y))]
 
     def run(self, leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -173,20 +173,6 @@ class _Steps:
 def _joined(t: Tensor) -> Tensor:
     """Return a copy of a tensor with its own node, with respect to which derivatives can be taken."""
     return joined_copy(t, key_of(t) if tracked(t) else None) if differentiable(t.dtype) else t
-
-
-@contextmanager
-def _standing_for(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> Iterator[None]:
-    """Context manager: inside, ``tensors`` have the values and nodes of ``given``."""
-    before = [(t, t._data, t._node, t.__class__) for t in tensors]
-    now = [(g._data, g._node, g.__class__) for g in given]
-    try:
-        for t, (data, node, kind) in zip(tensors, now, strict=True):
-            t._data, t._node, t.__class__ = data, node, kind
-        yield
-    finally:
-        for t, data, node, kind in before:
-            t._data, t._node, t.__class__ = data, node, kind
 
 
 def _zeros(like: Tensor) -> Tensor:

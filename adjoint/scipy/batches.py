@@ -41,7 +41,7 @@ class Batch:
 
     def function(self, i: int, f: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function, for use outside of the ``vmap``, that computes ``f`` for element ``i``."""
-        return lambda x: tree.map(lambda t: self.element(i, t), within(enclosing, self.top, f, x))
+        return lambda *x: tree.map(lambda t: self.element(i, t), within(enclosing, self.top, f, *x))
 
     def outside(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function outside of the ``vmap``."""

@@ -1,11 +1,8 @@
 """Initial value problems: ``solve_ivp`` and ``odeint``.
 
-SciPy chooses the steps, without gradients.  The solution is one node of the graph.  Its backward pass
-evaluates the Jacobians of all stages of all steps as one batch, and propagates gradients through the steps by
-small matrices.  For derivatives of higher order, forward mode, and functions that do not work on batches, the
-steps are repeated with tensors.
-
-A *stage* is an evaluation of the right-hand side inside a step (see ``runge_kutta``).
+SciPy chooses the steps.  In eager code the solution is one node of the graph (``ode_node``).  Inside
+``ad.compile`` the steps are a loop of the program (``traced_ode``) or SciPy's (``ode_chosen``); both have a
+fixed number of rows (``ode_rows``).  So have solutions of elements of a ``vmap`` that have their own steps.
 """
 
 from __future__ import annotations
@@ -15,34 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.config import grad_mode, special, within
+from adjoint.config import special
 from adjoint.core.batched import Batched
-from adjoint.core.convert import array_of, asarray, tensor
-from adjoint.core.lifted import Lifted, tracing
-from adjoint.core.namespace import Namespace, raw, rec
-from adjoint.core.node import Node, next_seq
-from adjoint.core.record import record_results
-from adjoint.core.tensor import Tensor, wrap
-from adjoint.engine.push import push_forward
-from adjoint.engine.run import key_of
-from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError, ShapeError
-from adjoint.grads.backward import gradients
-from adjoint.ops.join import concat, stack
+from adjoint.core.convert import array_of, asarray
+from adjoint.core.lifted import enclosing, tracing
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor
+from adjoint.errors import DTypeError, InputError, ShapeError
+from adjoint.ops.join import concat
 from adjoint.ops.reduce import floating
-from adjoint.scipy.fallback import scipy_module
-from adjoint.scipy.runge_kutta import METHODS, Method, capturing, method_of, pulled_steps
+from adjoint.scipy.batches import batch_of
+from adjoint.scipy.ode_chosen import ChosenRows
+from adjoint.scipy.ode_node import Path, Problem, events_of
+from adjoint.scipy.ode_rows import Rows, columns, fixed_result
+from adjoint.scipy.ode_steps import like_event
+from adjoint.scipy.runge_kutta import METHODS, method_of
 from adjoint.scipy.traced_ode import MOST, Steps
-from adjoint.transforms.batch import vmap
-from adjoint.transforms.calls import new_op, wants_gradient
-from adjoint.transforms.implicit import root
-from adjoint.transforms.matrix import jacfwd
-from adjoint.transforms.recompute import captured_by, pull_record, standing
-from adjoint.transforms.rerun import Rerun
 from adjoint.typing import ArrayLike
 
 __all__ = ["odeint", "solve_ivp"]
-
-SMALL = 32  # for more unknowns the Jacobians of the stages are not computed
 
 
 def solve_ivp(
@@ -86,7 +74,8 @@ def solve_ivp(
         Further arguments of the function; gradients flow to tensors among them.
     **options : optional
         SciPy's options ``rtol``, ``atol``, ``first_step`` and ``max_step``.  Inside ``ad.compile`` also
-        ``max_steps``, the largest number of attempted steps, 1,000 by default.
+        ``max_steps``, the largest number of attempted steps, 1,000 by default, and ``max_events``, the number
+        of places for each event that is not terminal, 16 by default.
 
     Returns
     -------
@@ -94,12 +83,24 @@ def solve_ivp(
         SciPy's result; ``y`` is a tensor with a column for each time, and ``t``, ``t_events`` and
         ``y_events`` are tensors.
 
+    Notes
+    -----
+    Shapes inside ``ad.compile`` and ``ad.vmap`` cannot depend on values.  There, unused places of events are
+    NaN.  Without ``t_eval``, unused columns at the end repeat the last time and state, so that ``y[:, -1]``
+    is the state at the end.  With it, columns after a terminal event are NaN.
+
     Raises
     ------
     InputError
         If the method or an option is not supported, or ``args`` is not a tuple.
     ShapeError
         If the right-hand side returns an array of another shape.
+    DTypeError
+        If the initial values are complex and the method is Radau.
+    ConvergenceError
+        If more than ``max_steps`` steps are needed inside ``ad.compile``.
+    ArgumentError
+        If a time is outside of the time span, or an event occurs more often than it has places.
 
     Examples
     --------
@@ -114,34 +115,38 @@ def solve_ivp(
             f"solve_ivp: method must be one of {', '.join(METHODS)} for gradients, not {method!r}.\n"
             "  Use Radau for stiff problems."
         )
-    most = options.pop("max_steps", MOST)
+    most = options.pop("max_steps", MOST), options.pop("max_events", None)
     unknown = set(options) - {"rtol", "atol", "first_step", "max_step"}
     if unknown:
         raise InputError(
             f"solve_ivp: these options are not supported with gradients: {', '.join(sorted(unknown))}."
         )
     further = _further("solve_ivp", args)
-    whole = _right_hand_side(fun, further)
-    if special.count and tracing.get() is not None:
-        return _traced(whole, t_span, y0, method, t_eval, dense_output, events, most, options)
-    problem = _Problem(whole, t_span, y0, method)
+    f = _right_hand_side(fun, further)
     functions = [] if events is None else [events] if callable(events) else list(events)
     watched = [_with_args(e, further) for e in functions]
     wanted = None if t_eval is None else floating("solve_ivp", t_eval)
-    if problem.batch is not None and (
-        watched or (problem.rate is not None and (dense_output or t_eval is not None))
-    ):
-        raise InputError(
-            "solve_ivp: inside ad.vmap, events are not supported, nor is t_eval if each element has its own "
-            "time span.\n"
-            "  Both would give results of different lengths."
-        )
+    ends = _in_double(*t_span, y0)
+    if method_of(method).implicit and ends[-1].dtype.kind == "c":
+        raise DTypeError(f"solve_ivp: {method} needs real initial values, but they are {ends[-1].dtype}.")
+    if special.count or enclosing.get() is not None:
+        own = dense_output or wanted is not None
+        rows = _in_rows(f, ends, method, watched, [] if wanted is None else [wanted], own, most, options)
+        if rows is not None:
+            return fixed_result(rows, wanted, dense_output, watched)
+    return _eager(Problem(f, *ends, method), wanted, dense_output, watched, options)
+
+
+def _eager(
+    problem: Problem, wanted: Tensor | None, dense_output: bool, events: list[Any], options: dict[str, Any]
+) -> Any:
+    """Solve a problem in eager code."""
     if wanted is not None:
         problem.check_times(wanted)
-    dense = dense_output or bool(watched) or wanted is not None
-    result = problem.run(watched, options, dense)
-    path = _Path(problem, *problem.recorded(dense))
-    found = _events(result, path, watched) if watched else []
+    dense = dense_output or bool(events) or wanted is not None
+    result = problem.run(events, options, dense)
+    path = Path(problem, *problem.recorded(dense))
+    found = events_of(result, path, events) if events else []
     times, states = path.times, rec.matrix_transpose(path.states)
     if result.status == 1:  # a terminal event ends the last step
         ends = [e for e in found if e[0].shape[0]]
@@ -154,9 +159,9 @@ def solve_ivp(
     if wanted is not None:
         times, states = wanted, rec.matrix_transpose(path(wanted))
     result.t, result.y = times, states
-    result.t_events = [t for t, _ in found] if watched else None
-    result.y_events = [y for _, y in found] if watched else None
-    result.sol = (lambda t: _columns(path, t)) if dense_output else None
+    result.t_events = [t for t, _ in found] if events else None
+    result.y_events = [y for _, y in found] if events else None
+    result.sol = (lambda t: columns(path, floating("sol", t))) if dense_output else None
     return result
 
 
@@ -187,432 +192,46 @@ def _right_hand_side(fun: Callable[..., Any], further: tuple[Any, ...]) -> Calla
     return f
 
 
-def _traced(
+def _in_double(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the times and initial values in double precision, as SciPy's solvers use them."""
+    found = [floating("solve_ivp", v) for v in values]
+    start, end, first = [t.astype(np.result_type(t.dtype, np.float64)) for t in found]
+    if first.ndim != 1:
+        raise ShapeError(f"solve_ivp: the initial values must be a vector, but have shape {first.shape}.")
+    return start, end, first
+
+
+def _in_rows(
     f: Callable[[Any, Any], Any],
-    t_span: Sequence[Any],
-    y0: Any,
+    ends: tuple[Tensor, Tensor, Tensor],
     name: str,
-    t_eval: Any,
-    dense: bool,
-    events: Any,
-    most: int,
+    events: list[Any],
+    wanted: list[Tensor],
+    between: bool,
+    most: tuple[int, int | None],
     options: dict[str, Any],
-) -> Any:
-    """Solve a problem inside ``ad.compile``: the steps are a loop of the program."""
-    method = method_of(name)
-    what = (
-        "method='Radau' is" if method.implicit
-        else "events are" if events is not None
-        else "t_eval is None and its results at all steps are" if t_eval is None and not dense
-        else ""
-    )  # fmt: skip
-    if what:
-        raise InputError(
-            f"solve_ivp: {what} not supported inside ad.compile, where the number of steps is unknown.\n"
-            "  Pass t_eval= with RK23, RK45 or DOP853, or call solve_ivp outside of the compiled function."
-        )
-    start, end, first = map(_double, (*t_span, y0))
-    steps = Steps(f, start, end, first, method, name, most=most, **options)
-    found = scipy_module("integrate._ivp.ivp").OdeResult(
-        t=None, y=None, sol=None, t_events=None, y_events=None, status=0, success=True,
-        message="The solver successfully reached the end of the integration interval.",
-    )  # fmt: skip
-    if t_eval is not None:
-        found.t = floating("solve_ivp", t_eval)
-        found.y = rec.matrix_transpose(steps(found.t))
-    if dense:
-        found.sol = lambda t: _columns(steps, t)
-    return found
+) -> Rows | None:
+    """Solve a problem inside ``ad.compile`` or ``ad.vmap`` in rows; return None if that is not needed.
 
-
-def _double(values: Any) -> Tensor:
-    """Return values in double precision, as SciPy's solvers use them."""
-    t = floating("solve_ivp", values)
-    return t.astype(np.result_type(t.dtype, np.float64))
-
-
-def _columns(path: Any, t: Any) -> Tensor:
-    """Return the solution at a time, or a column for each time."""
-    at = floating("sol", t)
-    return path(at[None])[0] if at.ndim == 0 else rec.matrix_transpose(path(at))
+    ``between`` says whether values inside the steps are needed, ``most`` has the numbers of steps and events.
+    """
+    implicit = method_of(name).implicit
+    if tracing.get() is not None:
+        if implicit or events:
+            return ChosenRows(f, *ends, name, events, options).in_program(*most)
+        return Steps(f, *ends, method_of(name), name, most=most[0], **options)
+    start, end, first = ends
+    times = [start, end, *wanted]
+    batch = batch_of("solve_ivp", lambda y: [g(start, y) for g in (f, *events)], *times, first)
+    own = between and any(isinstance(t._data, Batched) for t in times)
+    if batch is None or not (implicit or events or own):
+        return None
+    return ChosenRows(f, *ends, name, events, options).in_batch(batch, most[1])
 
 
 def _with_args(event: Callable[..., Any], further: tuple[Any, ...]) -> Any:
     """Return an event function with its further arguments bound."""
-
-    def call(t: Any, y: Any) -> Tensor:
-        return rec.reshape(asarray(event(t, y, *further)), shape=())
-
-    for name in ("terminal", "direction"):
-        if hasattr(event, name):
-            setattr(call, name, getattr(event, name))
-    return call
-
-
-class _Batch:
-    """The elements of a ``vmap``, which are solved as one system with the same steps."""
-
-    def __init__(self, like: Batched) -> None:
-        self.level, self.size = like.level, like.size_
-
-    def values(self, t: Tensor) -> Any:
-        """Return the values of a tensor for all elements, with the batch axis first."""
-        data, batched = t._data, False
-        if isinstance(data, Batched) and data.level == self.level:
-            data, batched = data.value, data.batched
-        while isinstance(data, Tensor):
-            data = data._data
-        if not isinstance(data, np.ndarray):
-            raise InputError("solve_ivp: nested ad.vmap is not supported.  Use only one ad.vmap.")
-        return data if batched else np.broadcast_to(data, (self.size, *data.shape))
-
-    def inside(self, values: Any) -> Tensor:
-        """Return an array with the values of all elements as a tensor inside the ``vmap``."""
-        return wrap(Batched(self.level, self.size, np.ascontiguousarray(values), True))
-
-
-def _batch(*tensors: Tensor) -> _Batch | None:
-    found = next((_Batch(t._data) for t in tensors if isinstance(t._data, Batched)), None)
-    if found is not None and not found.size:
-        raise InputError("solve_ivp: the batch of ad.vmap is empty.\n  Pass at least one element.")
-    return found
-
-
-class _Problem:
-    """A right-hand side, initial values and times, and the steps that SciPy has chosen."""
-
-    def __init__(self, f: Callable[[Any, Any], Any], t_span: Sequence[Any], y0: Any, name: str) -> None:
-        self.f, self.name, self.method = f, name, method_of(name)
-        self.start, self.end, self.y0 = map(_double, (*t_span, y0))
-        if self.y0.ndim != 1:
-            raise ShapeError(
-                f"solve_ivp: the initial values must be a vector, but have shape {self.y0.shape}."
-            )
-        first = within(grad_mode, False, f, self.start, self.y0)
-        self.batch = _batch(self.start, self.end, self.y0, asarray(first))
-        if self.batch is None:
-            self.span = float(array_of(self.start.detach())), float(array_of(self.end.detach()))
-        else:
-            self.starts, self.ends = self.batch.values(self.start), self.batch.values(self.end)
-            common = np.ptp(self.starts) == 0 and np.ptp(self.ends) == 0
-            # if the time spans differ, all elements are solved from 0 to 1, with scaled right-hand sides
-            self.span = (float(self.starts[0]), float(self.ends[0])) if common else (0.0, 1.0)
-            self.rate = None if common else (self.ends - self.starts)[:, None]
-        self.forwards = self.span[1] >= self.span[0]
-        self.steps: list[Any] = []
-
-    def check_times(self, wanted: Tensor) -> None:
-        """Raise if a time is outside of the span."""
-        values = array_of(wanted.detach())
-        low, high = min(self.span), max(self.span)
-        if values.size and not (low <= values.min() and values.max() <= high):
-            raise ArgumentError(f"solve_ivp: t_eval must be within the time span from {low} to {high}.")
-
-    def value(self, t: Any, y: Any) -> Any:
-        """Return the value of the right-hand side as an array."""
-        if self.batch is None:
-            return asarray(self.f(wrap(np.asarray(t, np.float64)), wrap(np.array(y))))._data
-        own = np.full(self.batch.size, t) if self.rate is None else self.starts + t * self.rate[:, 0]
-        states = self.batch.inside(y.reshape(self.batch.size, -1))
-        found = self.batch.values(asarray(self.f(self.batch.inside(own), states)))
-        return (found if self.rate is None else self.rate * found).reshape(-1)
-
-    def initial(self) -> Any:
-        """Return the initial values as an array; inside ``vmap``, those of all elements."""
-        if self.batch is None:
-            return array_of(self.y0.detach())
-        return self.batch.values(self.y0).reshape(-1)
-
-    def run(self, events: list[Any], options: dict[str, Any], dense: bool) -> Any:
-        """Solve the problem with SciPy, without gradients, and record its steps."""
-
-        def plain(event: Any) -> Any:
-            def call(t: float, y: Any) -> float:
-                return float(event(asarray(t), asarray(y)).item())
-
-            for name in ("terminal", "direction"):
-                if hasattr(event, name):
-                    setattr(call, name, getattr(event, name))
-            return call
-
-        if self.method.implicit and self.batch is None:
-            jacobian = jacfwd(lambda y, t: self.f(t, y))
-            options["jac"] = lambda t, y: array_of(jacobian(tensor(np.array(y)), tensor(float(t))))
-        solver = capturing(self.name, self.steps)
-        solve = lambda: scipy_module("integrate").solve_ivp(
-            self.value, self.span, self.initial(), method=solver,
-            events=[plain(e) for e in events] or None, **options,
-        )  # fmt: skip
-        result = within(grad_mode, False, solve)
-        if dense and self.name == "DOP853":
-            within(grad_mode, False, self._extend)
-        return result
-
-    def _extend(self) -> None:
-        """Compute the additional stages of DOP853 that are needed for values inside the steps."""
-        m = self.method
-        for s, (t, h, y, k) in enumerate(self.steps):
-            stages = np.concatenate([k, np.zeros((m.total - len(k), len(y)), k.dtype)])
-            for i in range(len(k), m.total):
-                stages[i] = self.value(t + m.c[i] * h, y + h * (m.a[i, :i] @ stages[:i]))
-            self.steps[s] = t, h, y, stages
-
-    def recorded(self, dense: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the times, states and stages as tensors that are part of the graph."""
-        first, last = self.span
-        length = last - first
-        ends = np.array([t for t, *_ in self.steps] + [self._last()[0]])
-        shares = (ends - first) / length if length else ends * 0
-        self.grid = ends
-        times = self.start + (self.end - self.start) * shares
-        method = self.method.cut(dense)
-        values = _Values(self, method, shares, dense)
-        if self.batch is None and not grad_mode.get() and not special.count:
-            return times, wrap(values.states), wrap(values.stages)
-        return times, *_Solution(self, values).recorded()
-
-    def _last(self) -> tuple[float, Any]:
-        """Return the time and state after the last step."""
-        if not self.steps:
-            return self.span[0], self.initial()
-        t, h, y, k = self.steps[-1]
-        return t + h, y + h * (self.method.b[: len(k)] @ k)
-
-
-class _Values:
-    """The steps that SciPy chose, as arrays: times, lengths, states and stages."""
-
-    def __init__(self, problem: _Problem, method: Method, shares: Any, dense: bool) -> None:
-        n, dtype = len(problem.initial()), problem.y0.dtype
-        count = len(problem.steps)
-        self.method, self.shares, self.dense = method, shares, dense
-        self.t = np.array([t for t, *_ in problem.steps])
-        self.h = np.array([h for _, h, *_ in problem.steps])
-        self.stages = np.empty((count, method.total, n), dtype)
-        for s, (*_, k) in enumerate(problem.steps):
-            self.stages[s] = k[: method.total]
-        self.states = np.stack([y for *_, y, _ in problem.steps] + [problem._last()[1]]).astype(dtype)
-
-    def places(self) -> tuple[Any, Any]:
-        """Return the times and states at which the stages evaluate the right-hand side, in order."""
-        m, h = self.method, self.h[:, None]
-        t = self.t[:, None] + h * m.c
-        y = self.states[:-1, None] + h[..., None] * np.einsum("ij,sja->sia", m.a, self.stages)
-        return t.reshape(-1), y.reshape(-1, y.shape[-1])
-
-
-class _Solution:
-    """The solution as a node of the graph."""
-
-    def __init__(self, problem: _Problem, values: _Values) -> None:
-        self.problem, self.values = problem, values
-        self.rerun = Rerun("solve_ivp", None)
-        self.inputs = [problem.y0, problem.start, problem.end]
-
-    def recorded(self) -> tuple[Tensor, Tensor | None]:
-        """Return the states and stages as tensors that depend on the inputs."""
-        v = self.values
-        if not len(v.h):
-            return self.problem.y0[None], None
-        since = next_seq()
-        stages = self._batch() if self.problem.batch is None else None
-        if stages is None:
-            return self.repeated()
-        self.moving = [t for t in self.inputs if wants_gradient(t)]
-        captured = captured_by([stages], since) if stages._node is not None else []
-        operands: dict[Any, Tensor] = {}
-        for t in (*self.moving, *captured):
-            operands.setdefault(key_of(t), t)
-        if not operands:
-            return wrap(v.states), wrap(v.stages)
-        self.keys = list(operands)
-        self.rerun.depends_on(self.keys)
-        op = new_op("solve_ivp", [not isinstance(k, Node) for k in self.keys], False, 2)
-        op.joint, op.jvp = self.pull, self.push
-        op.differentiable = op.saves_any = True
-        states, slopes = record_results(op, tuple(operands.values()), {}, (v.states, v.stages))
-        return states, slopes
-
-    def _batch(self) -> Tensor | None:
-        """Evaluate all stages as one recorded batch; None if the function cannot be batched."""
-        v = self.values
-        if v.states.shape[1] > SMALL or v.states.dtype.kind != "f":
-            return None
-        t, y = v.places()
-        try:
-            found = asarray(self.rerun.first(vmap(self.problem.f), (wrap(t), wrap(y)), {}))
-        except (AdjointError, TypeError, ValueError, IndexError):
-            return None
-        if found.shape != y.shape or isinstance(found._data, Lifted):
-            return None
-        expected = v.stages.reshape(y.shape)
-        exact = 1e-6 if not v.method.implicit else 1e-2  # SciPy solves for implicit stages approximately
-        close = np.abs(found._data - expected).max(initial=0) <= exact * (1 + np.abs(expected).max(initial=0))
-        return found if close else None
-
-    def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
-        """Return the gradients of the tensors that the solution depends on: the rule of the node."""
-        if xp is rec or any(not isinstance(s, np.ndarray) for s in g if s is not None):
-            since = next_seq()
-            roots = within(grad_mode, True, self.rerun.again, self.repeated, (), {})
-            found = pull_record(xp, roots, g, self.keys, wanted, since)
-        else:
-            found = self._pulled(g[0], g[1], wanted)
-        if found is None:
-            raise RuleError(
-                "solve_ivp: the function used different tensors when it was called again in the backward "
-                "pass.  It must use the same tensors in each call."
-            )
-        return found
-
-    def _pulled(self, gy: Any, gk: Any, wanted: Sequence[bool]) -> list[Any] | None:
-        """Return the gradients by one batched evaluation; None if the function now used other tensors."""
-        v, (y0, start, end) = self.values, self.inputs
-        t, y = v.places()
-        shape = v.stages.shape
-        n = shape[-1]
-        places = tensor(y, requires_grad=True), tensor(t, requires_grad=True)
-        since = next_seq()
-        f = vmap(self.problem.f)
-        out = within(grad_mode, True, self.rerun.again, lambda y, t: asarray(f(t, y)), places, {})
-        moving = out._node is not None
-        jac = np.zeros((*shape, n), v.stages.dtype)
-        for j in range(n if moving else 0):
-            seed = np.zeros(y.shape, out.dtype)
-            seed[:, j] = 1
-            (row,) = gradients(out, [places[0]], seed, retain_graph=True, allow_unused=True)
-            if row is not None:
-                jac[:, :, j, :] = row._data.reshape(shape)
-        gy = np.zeros_like(v.states) if gy is None else gy
-        first, of_k, of_h = pulled_steps(v.method, v.h, v.stages, jac, gy, gk)
-        keys = [*self.keys, places[1], places[0]]
-        every = [*wanted, True, False]
-        seed = of_k.reshape(y.shape).astype(out.dtype)
-        found = pull_record(raw, [out], [seed], keys, every, since) if moving else [None] * len(keys)
-        if found is None:
-            return None
-        of_t = np.zeros(shape[:2]) if found[-2] is None else np.asarray(found[-2]).reshape(shape[:2])
-        of_h = of_h + of_t @ v.method.c
-        of_length = float((of_t.sum(1) * v.shares[:-1]).sum() + (of_h * np.diff(v.shares)).sum())
-        own = {id(y0): first, id(start): of_t.sum() - of_length, id(end): of_length}
-        total = list(found[:-2])
-        for given in self.moving:
-            i = next(i for i, key in enumerate(self.keys) if key is key_of(given))
-            if wanted[i]:
-                part = np.asarray(own[id(given)], given.dtype)
-                total[i] = part if total[i] is None else total[i] + part
-        return total
-
-    def push(self, xp: Namespace, tangents: Any, out: Any, *_: Any) -> Any:
-        """Return the tangents of the solution: repeat the steps with tensors in forward mode."""
-        given = tangents if isinstance(tangents, tuple) else (tangents,)
-        since = next_seq()
-        roots = within(grad_mode, True, self.rerun.again, self.repeated, (), {})
-        directions = [t if t is None or isinstance(t, Tensor) else wrap(t) for t in given]
-        ends = [standing(key) for key in self.keys]
-        return tuple(push_forward(list(roots), ends, directions, create_graph=xp is rec, since=since))
-
-    def _guess(self, s: int) -> Any:
-        """Return the stages of a step that SciPy computed, as a first guess."""
-        stages, batch = self.values.stages[s], self.problem.batch
-        if batch is None:
-            return stages
-        return batch.inside(stages.reshape(len(stages), batch.size, -1).swapaxes(0, 1))
-
-    def repeated(self) -> tuple[Tensor, Tensor]:
-        """Repeat SciPy's steps with tensors; return the states and the stages."""
-        v, f = self.values, self.problem.f
-        y, start, end = self.inputs
-        length = end - start
-        states, slopes = [y], []
-        for s in range(len(v.h)):
-            t = start + length * float(v.shares[s])
-            h = length * float(v.shares[s + 1] - v.shares[s])
-            k = (
-                _implicit(f, t, h, y, v.method, self._guess(s))
-                if v.method.implicit
-                else _explicit(f, t, h, y, v.method)
-            )
-            y = y + h * _combined(v.method.b, k)
-            states.append(y)
-            slopes.append(k)
-        return stack(states), stack(slopes)
-
-
-def _combined(factors: Any, k: Any) -> Any:
-    """Return the sum of the stages ``k`` weighted by ``factors``."""
-    row = np.asarray(factors, k.dtype if isinstance(k, Tensor) else k[0].dtype)
-    return rec.matmul(row, k if isinstance(k, Tensor) else stack(k))
-
-
-def _explicit(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method) -> Tensor:
-    slopes: list[Tensor] = []
-    for i in range(m.total):
-        used = [j for j in range(i) if m.a[i, j]]
-        at = y + h * _combined(m.a[i, used], [slopes[j] for j in used]) if used else y
-        slopes.append(asarray(f(t + float(m.c[i]) * h, at)))
-    return stack(slopes)
-
-
-def _implicit(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method, guess: Any) -> Tensor:
-    """Solve for the stages of an implicit method, starting from SciPy's approximation."""
-    a = m.a.astype(y.dtype)
-
-    def off(k: Tensor) -> Tensor:
-        at = y + h * rec.matmul(a, k)
-        return stack([asarray(f(t + float(m.c[i]) * h, at[i])) for i in range(m.total)]) - k
-
-    return root(off, guess)
-
-
-class _Path:
-    """The solution at any time, by the interpolation polynomials of the method."""
-
-    def __init__(self, problem: _Problem, times: Tensor, states: Tensor, stages: Tensor | None) -> None:
-        self.problem, self.times, self.states, self.stages = problem, times, states, stages
-        self.grid = problem.grid
-
-    def index(self, t: Any) -> Any:
-        """Return the number of the step that contains each time."""
-        grid, at = (self.grid, t) if self.problem.forwards else (-self.grid, -t)
-        return np.clip(np.searchsorted(grid, at, side="left") - 1, 0, max(len(grid) - 2, 0))
-
-    def one(self, t: Tensor, index: Any) -> Tensor:
-        """Return the state at one time, which lies in step ``index``."""
-        return self(rec.reshape(t, shape=(1,)), index)[0]
-
-    def __call__(self, t: Tensor, index: Any = None) -> Tensor:
-        """Return the states at the times ``t``, one row for each time.
-
-        ``index`` has the number of the step that contains each time; by default it is computed.
-        """
-        if self.stages is None:
-            return rec.broadcast_to(self.states[:1], shape=(t.shape[0], self.states.shape[1]))
-        i = self.index(array_of(t.detach())) if index is None else index
-        h = self.times[i + 1] - self.times[i]
-        x = (t - self.times[i]) / h
-        w = self.problem.method.w[: self.stages.shape[1]].astype(self.states.dtype)
-        powers = stack([x ** (m + 1) for m in range(w.shape[1])], axis=-1)
-        factors = h[:, None] * rec.matmul(powers, w.T)
-        return self.states[i] + rec.matmul(factors[:, None, :], self.stages[i])[:, 0]
-
-
-def _events(result: Any, path: _Path, events: list[Any]) -> list[tuple[Tensor, Tensor]]:
-    """Return the times and states of events; their derivatives come from the implicit function theorem."""
-    found = []
-    n, dtype = path.states.shape[1], path.states.dtype
-    for event, times in zip(events, result.t_events, strict=True):
-        moments, places = [], []
-        for value in times.tolist():
-            i = path.index(np.array([value]))
-            moment = root(lambda t, i=i, event=event: event(t, path.one(t, i)), np.float64(value))
-            moments.append(moment)
-            places.append(path.one(moment, i))
-        if moments:
-            found.append((stack(moments), stack(places)))
-        else:
-            found.append((wrap(np.zeros(0)), wrap(np.zeros((0, n), dtype))))
-    return found
+    return like_event(event, lambda t, y: rec.reshape(asarray(event(t, y, *further)), shape=()))
 
 
 def odeint(

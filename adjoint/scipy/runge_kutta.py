@@ -16,7 +16,7 @@ import numpy as np
 from adjoint.scipy.fallback import scipy_module
 from adjoint.typing import Array
 
-__all__ = ["METHODS", "Method", "capturing", "method_of", "pulled_steps", "transfer"]
+__all__ = ["METHODS", "Method", "method_of", "pulled_steps", "transfer"]
 
 METHODS = ("RK23", "RK45", "DOP853", "Radau")
 
@@ -96,28 +96,6 @@ def _dop853(d: Array, b: Array, s: int) -> Array:
         powers = product.coef[1:]
         w[:, : len(powers)] += np.outer(factor, powers)
     return w
-
-
-def capturing(name: str, steps: list[Any]) -> Any:
-    """Return a SciPy solver that appends its accepted steps to ``steps``: time, length, state and stages."""
-    base = getattr(scipy_module("integrate"), name)
-    table = method_of(name)
-
-    class Capturing(base):  # type: ignore[misc, valid-type]  # SciPy has no types
-        def _step_impl(self) -> Any:
-            t, y = self.t, self.y
-            found = super()._step_impl()
-            if found[0]:
-                h = self.t - t
-                k = (
-                    np.linalg.solve(table.a, self.Z) / h
-                    if table.implicit
-                    else self.K[: table.needed + 1].copy()
-                )
-                steps.append((t, h, y, k))
-            return found
-
-    return Capturing
 
 
 # The adjoint of the steps: arrays of all steps at once, (steps, stages, …) ---------------------------------

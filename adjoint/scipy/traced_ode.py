@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import asarray
-from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, held, tracked, unknown
-from adjoint.errors import ArgumentError, ConvergenceError
+from adjoint.core.tensor import Tensor
 from adjoint.ops.join import stack
 from adjoint.scipy.fallback import scipy_module
+from adjoint.scipy.ode_rows import Rows, check_at_call, has_history
+from adjoint.scipy.ode_steps import too_many_steps
 from adjoint.scipy.runge_kutta import Method
 from adjoint.transforms.loops import scan_until
 
@@ -32,12 +32,7 @@ def _norm(x: Tensor) -> Tensor:
     return rec.sqrt(rec.square(abs(x)).mean())
 
 
-def _has_history(t: Tensor) -> bool:
-    """Return whether gradients flow to a tensor, at this level or outside of a ``vmap``."""
-    return tracked(t) or (isinstance(t._data, Lifted) and t._data.has_history())
-
-
-class Steps:
+class Steps(Rows):
     """The attempted steps from one time to another, as rows of tensors."""
 
     def __init__(
@@ -63,12 +58,13 @@ class Steps:
         self.away = rec.where(self.empty, 1.0, away)
         self.longest = float(max_step) / self.away
         slope = self._f(start, y0)
-        self.recorded = any(_has_history(t) for t in (start, self.length, y0, slope))
+        self.recorded = any(has_history(t) for t in (start, self.length, y0, slope))
         h = self._first(slope) if first_step is None else float(first_step) / self.away
         carry = (~self.empty, self.away * 0, y0, slope, rec.minimum(h, 1.0), self.empty & False)
         (going, _, self.last, *_), rows = scan_until("solve_ivp", self._attempt, carry, most)
         self.before, self.taken, self.states, self.stages = rows
-        _check(going, _refuse_more(most))
+        self.final = 1 - self.empty.astype(np.float64)
+        check_at_call(going, _refuse_more(most))
 
     def _f(self, t: Tensor, y: Tensor) -> Tensor:
         return asarray(self.f(t, y)).astype(y.dtype)
@@ -148,45 +144,10 @@ class Steps:
         safe = rec.where(both == 0, 1.0, both)
         return abs(h) * fifth / rec.sqrt(safe * y.shape[0])
 
-    def __call__(self, t: Tensor) -> Tensor:
-        """Return the states at the times ``t``, one row for each time."""
-        at = ((t - self.start) / rec.where(self.empty, 1.0, self.length)).detach()
-        _check(at, _refuse_outside)
-        accepted = self.taken > 0
-        numbers = np.arange(accepted.shape[0])
-        first = accepted.astype(np.int64).argmax()
-        inside = accepted & (self.before < at[:, None])
-        i = rec.maximum(rec.where(inside, numbers, -1).max(axis=-1), first)
-        h = (self.length * self.taken[i]).astype(self.y0.dtype)
-        passed = t - self.start - self.length * self.before[i]
-        x = passed.astype(self.y0.dtype) / rec.where(h == 0, 1.0, h)
-        w = self.method.w.astype(self.y0.dtype)
-        powers = stack([x ** (m + 1) for m in range(w.shape[1])], axis=-1)
-        factors = h[:, None] * rec.matmul(powers, w.T)
-        return self.states[i] + rec.matmul(factors[:, None, :], self.stages[i])[:, 0]
-
-
-def _check(t: Tensor, function: Callable[[Any], None]) -> None:
-    """Make the program call a function with the values of a tensor at each call."""
-    top = unknown(t)
-    if top is not None:
-        top.check(function)
-    else:
-        function(held(t))
-
-
-def _refuse_outside(shares: Any) -> None:
-    if np.any(shares < 0) or np.any(shares > 1):
-        raise ArgumentError("solve_ivp: t_eval must be within the time span.")
-
 
 def _refuse_more(most: int) -> Callable[[Any], None]:
     def check(still: Any) -> None:
         if np.any(still):
-            raise ConvergenceError(
-                f"solve_ivp: the end was not reached in {most} attempted steps, the most inside ad.compile.\n"
-                "  Pass a larger max_steps or larger tolerances, or call solve_ivp outside of the compiled "
-                "function."
-            )
+            raise too_many_steps(most)
 
     return check

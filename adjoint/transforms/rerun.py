@@ -31,13 +31,14 @@ from adjoint.config import (
     watched,
     within,
 )
+from adjoint.context import stand_ins
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.node import Node, next_seq
 from adjoint.core.record import saved_hooks
 from adjoint.core.tensor import Tensor, clock, reading, writes
 from adjoint.engine.pull import overwritten
 
-__all__ = ["Generators", "Rerun"]
+__all__ = ["Generators", "Rerun", "with_stand_ins"]
 
 T = TypeVar("T")
 # Tensors that were written to, with their previous data, nodes and versions, by id.
@@ -50,7 +51,18 @@ _replaying = held_across_fork(threading.RLock())
 class Rerun:
     """The first run of a function, and the state needed to repeat it."""
 
-    __slots__ = ("clock", "constants", "drawn", "dtype", "generators", "name", "taped", "top", "written")
+    __slots__ = (
+        "clock",
+        "constants",
+        "drawn",
+        "dtype",
+        "generators",
+        "name",
+        "stand_ins",
+        "taped",
+        "top",
+        "written",
+    )
 
     def __init__(self, name: str, generators: Generators | None) -> None:
         self.name = name
@@ -58,6 +70,7 @@ class Rerun:
         self.drawn: list[Any] = []  # the draws of the first run, in a trace
         self.dtype = get_default_dtype()
         self.top = enclosing.get()
+        self.stand_ins = stand_ins.get()
         self.taped = bool(tapes.get())
         self.written: list[tuple[weakref.ref[Tensor], Any, Any]] = []  # with their previous data and nodes
         self.constants: list[Tensor] = []  # watched by a tape: recorded again, also after its block
@@ -99,6 +112,8 @@ class Rerun:
 
     def again(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
         """Run the function again, recorded; undo its changes of modes, generators and tensors."""
+        if self.stand_ins is not stand_ins.get():
+            return _replaced(self.stand_ins, self.stand_ins, self.again, function, args, kwargs)
         if self.drawn and special.count and (trace := tracing.get()) is not None:
             return trace.drawing(self.drawn, self._undone, function, args, kwargs)
         return self._undone(function, args, kwargs)
@@ -151,6 +166,36 @@ class Rerun:
                 t._node = node
         if self.generators is not None:
             self.generators.write(self.generators.states)
+
+
+# Tensors that stand for others ----------------------------------------------------------------------
+
+
+def with_stand_ins(
+    tensors: Sequence[Tensor], given: Sequence[Tensor], function: Callable[..., T], *args: Any
+) -> T:
+    """Call a function while ``tensors`` have the values and nodes of ``given``.
+
+    A ``Rerun`` that is made inside replaces them in the same way when it runs again, which may be after
+    this call.
+    """
+    added = tuple([(t, g._data, g._node, g.__class__) for t, g in zip(tensors, given, strict=True)])
+    return _replaced(added, (*stand_ins.get(), *added), function, *args)
+
+
+def _replaced(new: tuple[Any, ...], every: tuple[Any, ...], function: Callable[..., T], *args: Any) -> T:
+    """Call a function with the stand-ins ``every``, of which ``new`` are not in place yet."""
+    before = [(t, t._data, t._node, t.__class__) for t, *_ in new]
+    try:
+        _place(new)
+        return within(stand_ins, every, function, *args)
+    finally:
+        _place(reversed(before))
+
+
+def _place(entries: Iterable[tuple[Tensor, Any, Any, Any]]) -> None:
+    for t, data, node, kind in entries:
+        t._data, t._node, t.__class__ = data, node, kind
 
 
 class _Watching:

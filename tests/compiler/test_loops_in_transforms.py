@@ -73,7 +73,22 @@ def with_a_map(p: Any, reverse: bool) -> Any:
     return ad.scan(step, V, XS, reverse=reverse)
 
 
-BODIES = [closure, in_carry, in_rows, with_index, with_a_rule, in_a_loop, with_parts, with_a_map]
+def checkpointed(p: Any, reverse: bool) -> Any:
+    """The checkpoint calls its function again for the derivative, which then reads p again."""
+    return ad.scan(lambda c, x: (ad.checkpoint(lambda c: ad.tanh(c * p), c) + x, c), V, XS, reverse=reverse)
+
+
+BODIES = [
+    closure,
+    in_carry,
+    in_rows,
+    with_index,
+    with_a_rule,
+    in_a_loop,
+    with_parts,
+    with_a_map,
+    checkpointed,
+]
 
 TRANSFORMS: dict[str, Callable[[Function], Function]] = {
     "grad": lambda f: lambda p: (ad.grad(f)(p) * V).sum(),
@@ -107,7 +122,7 @@ def nested(seed: int) -> tuple[Function, str]:
     return f, f"{body.__name__} {chosen}"
 
 
-@pytest.mark.parametrize("seed", range(48))
+@pytest.mark.parametrize("seed", range(54))
 def test_loops_under_transforms_are_those_of_eager_code(seed: int) -> None:
     f, name = nested(seed)
     p = np.random.default_rng(seed).normal(size=3)

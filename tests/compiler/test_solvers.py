@@ -37,6 +37,35 @@ def while_solved(a: Any) -> Any:
     return ad.while_loop(lambda x: x.sum() < 50, lambda x: x * a + 1, a, limit=40)
 
 
+def thrown(a: Any, method: str = "RK45", **options: Any) -> Any:
+    """A ball that is thrown upwards falls to the ground, or is still in the air at the end."""
+
+    def fall(t: Any, y: Any) -> Any:
+        return ad.stack([y[1], -5 * a[0] - 0.1 * y[1] * abs(y[1])])
+
+    ground, top = (lambda t, y: y[0]), (lambda t, y: y[1] - a[2])
+    ground.terminal, ground.direction = True, -1
+    return integrate.solve_ivp(fall, (0.0, 3.0), [0.1, 8 * a[1]], method, events=[ground, top], **options)
+
+
+def events(a: Any, method: str = "RK45") -> Any:
+    found = thrown(a, method, rtol=1e-6)
+    # eager results have no places that are not used
+    return ad.concat([t[:1] for t in found.t_events] + [found.y_events[1][0], found.y[:, -1], found.t[-1:]])
+
+
+def stiff(a: Any) -> Any:
+    rhs = lambda t, y: ad.stack([a[0] * y[1], 100 * a[1] * (1 - y[0] ** 2) * y[1] - y[0]])
+    found = integrate.solve_ivp(rhs, (0.0, 0.2 + a[2]), [2.0, 0.0], "Radau", args=(), dense_output=True)
+    return ad.concat([found.y[:, -1], found.sol(0.3)])
+
+
+def in_a_loop(a: Any) -> Any:
+    """The derivative of a root calls the function again, which then reads ``a`` again."""
+    step = lambda c, x: (c + optimize.brentq(lambda z: z**3 + z - a[0] * x, 0.0, 9.0), None)
+    return ad.scan(step, a[1], np.arange(9.0))[0]
+
+
 SOLVERS = {
     "fixed_point": lambda a: ad.fixed_point(lambda x: (x + a / x) / 2, np.ones(3)),
     "damped": lambda a: ad.fixed_point(lambda x, a: ad.cos(x * a), 0.5, a.sum() / 9, damping=0.7),
@@ -51,6 +80,12 @@ SOLVERS = {
     "odeint": lambda a: integrate.odeint(lambda y, t, a: predators(t, y, a), a[:2], TIMES, args=(a,)),
     "own times": own_times,
     "backwards": backwards,
+    "steps": lambda a: integrate.solve_ivp(predators, (0.0, a[0]), a[:2], args=(a,)).y[:, -1],
+    "events": events,
+    "events of Radau": lambda a: events(a, "Radau"),
+    "events of DOP853": lambda a: events(a, "DOP853"),
+    "Radau": stiff,
+    "in a loop": in_a_loop,
 }
 
 TRANSFORMS = {
@@ -61,7 +96,14 @@ TRANSFORMS = {
 }
 
 
-SLOW = ("RK23", "DOP853", "odeint", "backwards")  # their second derivatives are computed as those of RK45
+SLOW = (
+    "RK23",
+    "DOP853",
+    "odeint",
+    "backwards",
+    "events of Radau",
+    "events of DOP853",
+)  # their second derivatives are computed as those of RK45
 CASES = [(t, name) for t in TRANSFORMS for name in SOLVERS if t != "hessian" or name not in SLOW]
 NATIVE = [("grad", "fixed_point"), ("grad", "root"), ("grad", "RK45"), ("jvp", "RK23")]
 
@@ -143,20 +185,6 @@ def test_problems_that_are_not_solved_raise_at_the_call() -> None:
         ad.compile(lambda t: integrate.solve_ivp(lambda t, y: -y, (0.0, t), [1.0], t_eval=[2.0]).y)(
             np.ones(())
         )
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"method": "Radau", "t_eval": TIMES}, "method='Radau' is not supported inside ad.compile"),
-        ({"events": lambda t, y: y[0], "t_eval": TIMES}, "events are not supported inside ad.compile"),
-        ({}, "t_eval is None and its results at all steps are not supported inside ad.compile"),
-    ],
-)
-def test_what_the_loop_cannot_do_is_said(options: Any, what: str) -> None:
-    with pytest.raises(ad.errors.InputError, match=what) as error:
-        ad.compile(lambda y: integrate.solve_ivp(lambda t, y: -y, (0.0, 3.0), y, **options).y)(np.ones(2))
-    assert "or call solve_ivp outside of the compiled function" in str(error.value)
 
 
 # Solvers that call SciPy at each call -------------------------------------------------------------------

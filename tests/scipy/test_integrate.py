@@ -306,8 +306,6 @@ def test_mistakes():
         with pytest.raises(InputError) as caught:
             call()
         assert str(caught.value) == f"{name}: args must be a tuple, but is float.  Pass args=(value,)."
-    with pytest.raises(InputError, match=r"inside ad\.vmap, events are not supported"):
-        ad.vmap(lambda y: I.solve_ivp(f, (0, 1), y, events=lambda t, y: y[0]).y[:, -1])(np.ones((2, 1)))
     with pytest.raises(InputError, match=r"nested ad\.vmap"):
         ad.vmap(ad.vmap(lambda y: I.solve_ivp(f, (0, 1), y[None]).y[0, -1]))(np.ones((2, 1)))
     with pytest.raises(InputError, match="method must be one of RK23, RK45, DOP853, Radau"):

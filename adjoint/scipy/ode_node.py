@@ -1,0 +1,353 @@
+"""Initial value problems in eager code: the solution is one node of the graph.
+
+SciPy chooses the steps, without gradients.  The backward pass of the node evaluates the Jacobians of all
+stages of all steps as one batch, and propagates gradients through the steps by small matrices.  For
+derivatives of higher order, forward mode, and functions that do not work on batches, the steps are repeated
+with tensors.
+
+A *stage* is an evaluation of the right-hand side inside a step (see ``runge_kutta``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.config import grad_mode, special, within
+from adjoint.core.batched import Batched
+from adjoint.core.convert import array_of, asarray, tensor
+from adjoint.core.lifted import Lifted
+from adjoint.core.namespace import Namespace, raw, rec
+from adjoint.core.node import Node, next_seq
+from adjoint.core.record import record_results
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.engine.push import push_forward
+from adjoint.engine.run import key_of
+from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
+from adjoint.grads.backward import gradients
+from adjoint.ops.join import stack
+from adjoint.scipy.ode_steps import (
+    combined,
+    explicit_stages,
+    implicit_stages,
+    jacobian_of,
+    like_event,
+    run_scipy,
+)
+from adjoint.scipy.runge_kutta import Method, method_of, pulled_steps
+from adjoint.transforms.batch import vmap
+from adjoint.transforms.calls import new_op, wants_gradient
+from adjoint.transforms.implicit import root
+from adjoint.transforms.recompute import captured_by, pull_record, standing
+from adjoint.transforms.rerun import Rerun
+
+__all__ = ["Path", "Problem", "events_of"]
+
+SMALL = 32  # for more unknowns the Jacobians of the stages are not computed
+
+
+class _Batch:
+    """The elements of a ``vmap``, which are solved as one system with the same steps."""
+
+    def __init__(self, like: Batched) -> None:
+        self.level, self.size = like.level, like.size_
+
+    def values(self, t: Tensor) -> Any:
+        """Return the values of a tensor for all elements, with the batch axis first."""
+        data, batched = t._data, False
+        if isinstance(data, Batched) and data.level == self.level:
+            data, batched = data.value, data.batched
+        while isinstance(data, Tensor):
+            data = data._data
+        if not isinstance(data, np.ndarray):
+            raise InputError("solve_ivp: nested ad.vmap is not supported.  Use only one ad.vmap.")
+        return data if batched else np.broadcast_to(data, (self.size, *data.shape))
+
+    def inside(self, values: Any) -> Tensor:
+        """Return an array with the values of all elements as a tensor inside the ``vmap``."""
+        return wrap(Batched(self.level, self.size, np.ascontiguousarray(values), True))
+
+
+def _batch(*tensors: Tensor) -> _Batch | None:
+    found = next((_Batch(t._data) for t in tensors if isinstance(t._data, Batched)), None)
+    if found is not None and not found.size:
+        raise InputError("solve_ivp: the batch of ad.vmap is empty.\n  Pass at least one element.")
+    return found
+
+
+class Problem:
+    """A right-hand side, initial values and times, and the steps that SciPy has chosen."""
+
+    def __init__(
+        self, f: Callable[[Any, Any], Any], start: Tensor, end: Tensor, y0: Tensor, name: str
+    ) -> None:
+        self.f, self.name, self.method = f, name, method_of(name)
+        self.start, self.end, self.y0 = start, end, y0
+        first = within(grad_mode, False, f, self.start, self.y0)
+        self.batch = _batch(self.start, self.end, self.y0, asarray(first))
+        if self.batch is None:
+            self.span = float(array_of(self.start.detach())), float(array_of(self.end.detach()))
+        else:
+            self.starts, self.ends = self.batch.values(self.start), self.batch.values(self.end)
+            common = np.ptp(self.starts) == 0 and np.ptp(self.ends) == 0
+            # if the time spans differ, all elements are solved from 0 to 1, with scaled right-hand sides
+            self.span = (float(self.starts[0]), float(self.ends[0])) if common else (0.0, 1.0)
+            self.rate = None if common else (self.ends - self.starts)[:, None]
+        self.forwards = self.span[1] >= self.span[0]
+        self.steps: list[Any] = []
+        self.last: tuple[float, Any] = (self.span[0], None)
+
+    def check_times(self, wanted: Tensor) -> None:
+        """Raise if a time is outside of the span."""
+        values = array_of(wanted.detach())
+        low, high = min(self.span), max(self.span)
+        if values.size and not (low <= values.min() and values.max() <= high):
+            raise ArgumentError(f"solve_ivp: t_eval must be within the time span from {low} to {high}.")
+
+    def value(self, t: Any, y: Any) -> Any:
+        """Return the value of the right-hand side as an array."""
+        if self.batch is None:
+            return asarray(self.f(wrap(np.asarray(t, np.float64)), wrap(np.array(y))))._data
+        own = np.full(self.batch.size, t) if self.rate is None else self.starts + t * self.rate[:, 0]
+        states = self.batch.inside(y.reshape(self.batch.size, -1))
+        found = self.batch.values(asarray(self.f(self.batch.inside(own), states)))
+        return (found if self.rate is None else self.rate * found).reshape(-1)
+
+    def initial(self) -> Any:
+        """Return the initial values as an array; inside ``vmap``, those of all elements."""
+        if self.batch is None:
+            return array_of(self.y0.detach())
+        return self.batch.values(self.y0).reshape(-1)
+
+    def run(self, events: list[Any], options: dict[str, Any], dense: bool) -> Any:
+        """Solve the problem with SciPy, without gradients, and keep its steps."""
+
+        def plain(event: Any) -> Any:
+            return like_event(event, lambda t, y: float(event(asarray(t), asarray(y)).item()))
+
+        if self.method.implicit:
+            jacobian = jacobian_of(self.f)
+            options["jac"] = lambda t, y: array_of(jacobian(tensor(float(t)), tensor(np.array(y))))
+        given = self.name, self.value, self.span, self.initial(), [*map(plain, events)], options, dense
+        run = within(grad_mode, False, run_scipy, *given)
+        self.steps, self.last = run.steps, run.last
+        return run.result
+
+    def recorded(self, dense: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the times, states and stages as tensors that are part of the graph."""
+        first, last = self.span
+        length = last - first
+        ends = np.array([t for t, *_ in self.steps] + [self.last[0]])
+        shares = (ends - first) / length if length else ends * 0
+        self.grid = ends
+        times = self.start + (self.end - self.start) * shares
+        method = self.method.cut(dense)
+        values = _Values(self, method, shares, dense)
+        if self.batch is None and not grad_mode.get() and not special.count:
+            return times, wrap(values.states), wrap(values.stages)
+        return times, *_Solution(self, values).recorded()
+
+
+class _Values:
+    """The steps that SciPy chose, as arrays: times, lengths, states and stages."""
+
+    def __init__(self, problem: Problem, method: Method, shares: Any, dense: bool) -> None:
+        n, dtype = len(problem.initial()), problem.y0.dtype
+        count = len(problem.steps)
+        self.method, self.shares, self.dense = method, shares, dense
+        self.t = np.array([t for t, *_ in problem.steps])
+        self.h = np.array([h for _, h, *_ in problem.steps])
+        self.stages = np.empty((count, method.total, n), dtype)
+        for s, (*_, k) in enumerate(problem.steps):
+            self.stages[s] = k[: method.total]
+        self.states = np.stack([y for *_, y, _ in problem.steps] + [problem.last[1]]).astype(dtype)
+
+    def places(self) -> tuple[Any, Any]:
+        """Return the times and states at which the stages evaluate the right-hand side, in order."""
+        m, h = self.method, self.h[:, None]
+        t = self.t[:, None] + h * m.c
+        y = self.states[:-1, None] + h[..., None] * np.einsum("ij,sja->sia", m.a, self.stages)
+        return t.reshape(-1), y.reshape(-1, y.shape[-1])
+
+
+class _Solution:
+    """The solution as a node of the graph."""
+
+    def __init__(self, problem: Problem, values: _Values) -> None:
+        self.problem, self.values = problem, values
+        self.rerun = Rerun("solve_ivp", None)
+        self.inputs = [problem.y0, problem.start, problem.end]
+
+    def recorded(self) -> tuple[Tensor, Tensor | None]:
+        """Return the states and stages as tensors that depend on the inputs."""
+        v = self.values
+        if not len(v.h):
+            return self.problem.y0[None], None
+        since = next_seq()
+        stages = self._batch() if self.problem.batch is None else None
+        if stages is None:
+            return self.repeated()
+        self.moving = [t for t in self.inputs if wants_gradient(t)]
+        captured = captured_by([stages], since) if stages._node is not None else []
+        operands: dict[Any, Tensor] = {}
+        for t in (*self.moving, *captured):
+            operands.setdefault(key_of(t), t)
+        if not operands:
+            return wrap(v.states), wrap(v.stages)
+        self.keys = list(operands)
+        self.rerun.depends_on(self.keys)
+        op = new_op("solve_ivp", [not isinstance(k, Node) for k in self.keys], False, 2)
+        op.joint, op.jvp = self.pull, self.push
+        op.differentiable = op.saves_any = True
+        states, slopes = record_results(op, tuple(operands.values()), {}, (v.states, v.stages))
+        return states, slopes
+
+    def _batch(self) -> Tensor | None:
+        """Evaluate all stages as one recorded batch; None if the function cannot be batched."""
+        v = self.values
+        if v.states.shape[1] > SMALL or v.states.dtype.kind != "f":
+            return None
+        t, y = v.places()
+        try:
+            found = asarray(self.rerun.first(vmap(self.problem.f), (wrap(t), wrap(y)), {}))
+        except (AdjointError, TypeError, ValueError, IndexError):
+            return None
+        if found.shape != y.shape or isinstance(found._data, Lifted):
+            return None
+        expected = v.stages.reshape(y.shape)
+        exact = 1e-6 if not v.method.implicit else 1e-2  # SciPy solves for implicit stages approximately
+        close = np.abs(found._data - expected).max(initial=0) <= exact * (1 + np.abs(expected).max(initial=0))
+        return found if close else None
+
+    def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
+        """Return the gradients of the tensors that the solution depends on: the rule of the node."""
+        if xp is rec or any(not isinstance(s, np.ndarray) for s in g if s is not None):
+            since = next_seq()
+            roots = within(grad_mode, True, self.rerun.again, self.repeated, (), {})
+            found = pull_record(xp, roots, g, self.keys, wanted, since)
+        else:
+            found = self._pulled(g[0], g[1], wanted)
+        if found is None:
+            raise RuleError(
+                "solve_ivp: the function used different tensors when it was called again in the backward "
+                "pass.  It must use the same tensors in each call."
+            )
+        return found
+
+    def _pulled(self, gy: Any, gk: Any, wanted: Sequence[bool]) -> list[Any] | None:
+        """Return the gradients by one batched evaluation; None if the function now used other tensors."""
+        v, (y0, start, end) = self.values, self.inputs
+        t, y = v.places()
+        shape = v.stages.shape
+        n = shape[-1]
+        places = tensor(y, requires_grad=True), tensor(t, requires_grad=True)
+        since = next_seq()
+        f = vmap(self.problem.f)
+        out = within(grad_mode, True, self.rerun.again, lambda y, t: asarray(f(t, y)), places, {})
+        moving = out._node is not None
+        jac = np.zeros((*shape, n), v.stages.dtype)
+        for j in range(n if moving else 0):
+            seed = np.zeros(y.shape, out.dtype)
+            seed[:, j] = 1
+            (row,) = gradients(out, [places[0]], seed, retain_graph=True, allow_unused=True)
+            if row is not None:
+                jac[:, :, j, :] = row._data.reshape(shape)
+        gy = np.zeros_like(v.states) if gy is None else gy
+        first, of_k, of_h = pulled_steps(v.method, v.h, v.stages, jac, gy, gk)
+        keys = [*self.keys, places[1], places[0]]
+        every = [*wanted, True, False]
+        seed = of_k.reshape(y.shape).astype(out.dtype)
+        found = pull_record(raw, [out], [seed], keys, every, since) if moving else [None] * len(keys)
+        if found is None:
+            return None
+        of_t = np.zeros(shape[:2]) if found[-2] is None else np.asarray(found[-2]).reshape(shape[:2])
+        of_h = of_h + of_t @ v.method.c
+        of_length = float((of_t.sum(1) * v.shares[:-1]).sum() + (of_h * np.diff(v.shares)).sum())
+        own = {id(y0): first, id(start): of_t.sum() - of_length, id(end): of_length}
+        total = list(found[:-2])
+        for given in self.moving:
+            i = next(i for i, key in enumerate(self.keys) if key is key_of(given))
+            if wanted[i]:
+                part = np.asarray(own[id(given)], given.dtype)
+                total[i] = part if total[i] is None else total[i] + part
+        return total
+
+    def push(self, xp: Namespace, tangents: Any, out: Any, *_: Any) -> Any:
+        """Return the tangents of the solution: repeat the steps with tensors in forward mode."""
+        given = tangents if isinstance(tangents, tuple) else (tangents,)
+        since = next_seq()
+        roots = within(grad_mode, True, self.rerun.again, self.repeated, (), {})
+        directions = [t if t is None or isinstance(t, Tensor) else wrap(t) for t in given]
+        ends = [standing(key) for key in self.keys]
+        return tuple(push_forward(list(roots), ends, directions, create_graph=xp is rec, since=since))
+
+    def repeated(self) -> tuple[Tensor, Tensor]:
+        """Repeat SciPy's steps with tensors; return the states and the stages."""
+        v, f = self.values, self.problem.f
+        y, start, end = self.inputs
+        length = end - start
+        states, slopes = [y], []
+        for s in range(len(v.h)):
+            t = start + length * float(v.shares[s])
+            h = length * float(v.shares[s + 1] - v.shares[s])
+            k = (
+                implicit_stages(f, t, h, y, v.method, v.stages[s])
+                if v.method.implicit
+                else explicit_stages(f, t, h, y, v.method)
+            )
+            y = y + h * combined(v.method.b, k)
+            states.append(y)
+            slopes.append(k)
+        return stack(states), stack(slopes)
+
+
+class Path:
+    """The solution at any time, by the interpolation polynomials of the method."""
+
+    def __init__(self, problem: Problem, times: Tensor, states: Tensor, stages: Tensor | None) -> None:
+        self.problem, self.times, self.states, self.stages = problem, times, states, stages
+        self.grid = problem.grid
+
+    def index(self, t: Any) -> Any:
+        """Return the number of the step that contains each time."""
+        grid, at = (self.grid, t) if self.problem.forwards else (-self.grid, -t)
+        return np.clip(np.searchsorted(grid, at, side="left") - 1, 0, max(len(grid) - 2, 0))
+
+    def one(self, t: Tensor, index: Any) -> Tensor:
+        """Return the state at one time, which lies in step ``index``."""
+        return self(rec.reshape(t, shape=(1,)), index)[0]
+
+    def __call__(self, t: Tensor, index: Any = None) -> Tensor:
+        """Return the states at the times ``t``, one row for each time.
+
+        ``index`` has the number of the step that contains each time; by default it is computed.
+        """
+        if self.stages is None:
+            return rec.broadcast_to(self.states[:1], shape=(t.shape[0], self.states.shape[1]))
+        i = self.index(array_of(t.detach())) if index is None else index
+        h = self.times[i + 1] - self.times[i]
+        x = (t - self.times[i]) / h
+        w = self.problem.method.w[: self.stages.shape[1]].astype(self.states.dtype)
+        powers = stack([x ** (m + 1) for m in range(w.shape[1])], axis=-1)
+        factors = h[:, None] * rec.matmul(powers, w.T)
+        return self.states[i] + rec.matmul(factors[:, None, :], self.stages[i])[:, 0]
+
+
+def events_of(result: Any, path: Path, events: list[Any]) -> list[tuple[Tensor, Tensor]]:
+    """Return the times and states of events; their derivatives come from the implicit function theorem."""
+    found = []
+    n, dtype = path.states.shape[1], path.states.dtype
+    for event, times in zip(events, result.t_events, strict=True):
+        moments, places = [], []
+        for value in times.tolist():
+            i = path.index(np.array([value]))
+            moment = root(lambda t, i=i, event=event: event(t, path.one(t, i)), np.float64(value))
+            moments.append(moment)
+            places.append(path.one(moment, i))
+        if moments:
+            found.append((stack(moments), stack(places)))
+        else:
+            found.append((wrap(np.zeros(0)), wrap(np.zeros((0, n), dtype))))
+    return found

@@ -1,0 +1,170 @@
+"""Solutions of initial value problems with a fixed number of rows, one for each step.
+
+Inside ``ad.compile`` shapes are fixed, and inside ``ad.vmap`` all elements have the same shape, but the
+numbers of steps and events depend on values.  So unused rows of steps repeat the end of the solution, and
+unused places of events are NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.core.lifted import Lifted
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, held, tracked, unknown
+from adjoint.errors import ArgumentError
+from adjoint.ops.join import concat, stack
+from adjoint.ops.reduce import floating
+from adjoint.scipy.fallback import scipy_module
+from adjoint.scipy.runge_kutta import Method
+from adjoint.transforms.batch import vmap
+from adjoint.transforms.implicit import joined_solution
+
+__all__ = ["End", "Rows", "check_at_call", "columns", "fixed_result", "has_history"]
+
+Function = Callable[[Any, Any], Any]
+
+
+def has_history(t: Tensor) -> bool:
+    """Return whether gradients flow to a tensor, at this level or outside of a ``vmap``."""
+    return tracked(t) or (isinstance(t._data, Lifted) and t._data.has_history())
+
+
+def check_at_call(t: Tensor, function: Callable[[Any], None]) -> None:
+    """Call a function with the values of a tensor; inside ``ad.compile``, at each call of the program."""
+    top = unknown(t)
+    if top is not None:
+        top.check(function)
+    else:
+        function(held(t))
+
+
+def columns(path: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """Return the solution at a time, or a column for each time."""
+    return path(at[None])[0] if at.ndim == 0 else rec.matrix_transpose(path(at))
+
+
+class Rows:
+    """The steps from one time to another, as rows of tensors.
+
+    A *share* is a fraction of the time span.  A step begins at the share ``before`` and takes the share
+    ``taken``, which is 0 in rows that are not a step.  ``states`` and ``stages`` are those of the steps;
+    ``last`` is the state after them, and ``final`` its share.
+    """
+
+    method: Method
+    start: Tensor
+    length: Tensor
+    y0: Tensor
+    before: Tensor
+    taken: Tensor
+    states: Tensor
+    stages: Tensor
+    last: Tensor
+    final: Any
+    end: End | None = None
+
+    def safe_length(self) -> Tensor:
+        """Return the length of the time span; 1 if it is 0."""
+        return rec.where(self.length == 0, 1.0, self.length)
+
+    def __call__(self, t: Tensor) -> Tensor:
+        """Return the states at the times ``t``, one row for each time."""
+        at = ((t - self.start) / self.safe_length()).detach()
+        accepted = self.taken > 0
+        numbers = np.arange(accepted.shape[0])
+        first = accepted.astype(np.int64).argmax()
+        inside = accepted & (self.before < at[:, None])
+        i = rec.maximum(rec.where(inside, numbers, -1).max(axis=-1), first)
+        h = (self.length * self.taken[i]).astype(self.y0.dtype)
+        passed = t - self.start - self.length * self.before[i]
+        x = passed.astype(self.y0.dtype) / rec.where(h == 0, 1.0, h)
+        w = self.method.w.astype(self.y0.dtype)
+        powers = stack([x ** (m + 1) for m in range(w.shape[1])], axis=-1)
+        factors = h[:, None] * rec.matmul(powers, w.T)
+        return self.states[i] + rec.matmul(factors[:, None, :], self.stages[i])[:, 0]
+
+    def ends(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the times and states at the start and after each step; unused rows repeat the last one.
+
+        The third result has True where a row is the last one or repeats it.
+        """
+        accepted = self.taken > 0
+        size = accepted.shape[0]
+        order = (~accepted).astype(np.int64).argsort(stable=True)
+        numbers, count = np.arange(size + 1), accepted.astype(np.int64).sum()
+        over = count <= numbers
+        i = rec.where(over, size, numbers)
+        shares = concat([self.before[order], rec.reshape(self.final, shape=(1,))])
+        states = concat([self.states[order], self.last[None]])
+        return self.start + self.length * shares[i], states[i], over
+
+    def middle(self) -> Tensor:
+        """Return the middle of the first step."""
+        return (self.start + self.length * self.taken.max() / 2).detach()
+
+
+class End(NamedTuple):
+    """How a solution ended: SciPy's status, the times of events, and which of them ended it."""
+
+    status: Tensor
+    moments: Sequence[Tensor]
+    which: Tensor
+
+
+def fixed_result(rows: Rows, wanted: Tensor | None, dense: bool, events: Sequence[Function]) -> Any:
+    """Return SciPy's result for a solution in rows."""
+    found = scipy_module("integrate._ivp.ivp").OdeResult(
+        t=None, y=None, sol=None, t_events=None, y_events=None, status=0, success=True,
+        message="The solver successfully reached the end of the integration interval.",
+    )  # fmt: skip
+    end = rows.end
+    if end is not None:
+        found.status, found.success = end.status, end.status >= 0
+        found.message = "status says how the solver ended."
+    if wanted is None:
+        found.t, states, over = rows.ends()
+    else:
+        _check_times(rows, wanted)
+        found.t, states = wanted, rows(wanted)
+    if end is not None and events:
+        pairs = [_moments(rows, e, t) for e, t in zip(events, end.moments, strict=True)]
+        found.t_events, found.y_events = ([pair[k] for pair in pairs] for k in range(2))
+        if any(getattr(e, "terminal", False) for e in events):
+            i = rec.maximum(end.which, 0)
+            t, y = concat(found.t_events)[i], concat(found.y_events)[i]
+            if wanted is not None:
+                over = (wanted - t) * rec.sign(rows.length) > 0
+                t, y = t.detach() * np.nan, y.detach() * np.nan
+            over = over & (end.status == 1)
+            found.t, states = rec.where(over, t, found.t), rec.where(over[:, None], y, states)
+    found.y = rec.matrix_transpose(states)
+    found.sol = (lambda t: columns(rows, floating("sol", t))) if dense else None
+    return found
+
+
+def _moments(rows: Rows, event: Function, times: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the times and states of an event; their derivatives come from the implicit function theorem."""
+    occurs = ~rec.isnan(times)
+    safe = rec.where(occurs, times, rows.middle())
+
+    def moment(t: Tensor, occurs: Tensor) -> Tensor:
+        off = lambda v: rec.where(occurs, event(v[0], rows(v)[0]), v[0] - t)[None]
+        return joined_solution("solve_ivp", off, t[None])[0]
+
+    at = vmap(moment)(safe, occurs) if times.shape[0] else times
+    states = rows(at)
+    return rec.where(occurs, at, np.nan), rec.where(occurs[:, None], states, np.nan)
+
+
+def _check_times(rows: Rows, wanted: Tensor) -> None:
+    shares = ((wanted - rows.start) / rows.safe_length()).detach()
+    check_at_call(shares, _refuse_outside)
+
+
+def _refuse_outside(shares: Any) -> None:
+    if np.any(shares < 0) or np.any(shares > 1):
+        raise ArgumentError("solve_ivp: t_eval must be within the time span.")

@@ -1,0 +1,154 @@
+"""Steps of initial value problems: those that SciPy takes, and the same steps with tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adjoint.core.convert import asarray
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ConvergenceError
+from adjoint.ops.join import stack
+from adjoint.scipy.fallback import scipy_module
+from adjoint.scipy.runge_kutta import Method, method_of
+from adjoint.transforms.implicit import joined_solution
+from adjoint.transforms.matrix import jacfwd
+
+__all__ = [
+    "Run",
+    "combined",
+    "explicit_stages",
+    "implicit_stages",
+    "jacobian_of",
+    "like_event",
+    "run_scipy",
+    "too_many_steps",
+]
+
+
+def too_many_steps(most: int) -> ConvergenceError:
+    """Return the error for a problem that needs more than ``most`` attempted steps."""
+    return ConvergenceError(
+        f"solve_ivp: the end was not reached in {most} attempted steps, the most inside ad.compile.\n"
+        "  Pass a larger max_steps or larger tolerances, or call solve_ivp outside of the compiled "
+        "function."
+    )
+
+
+def like_event(event: Any, call: Callable[[Any, Any], Any]) -> Any:
+    """Return ``call`` with the attributes ``terminal`` and ``direction`` of an event function."""
+    for name in ("terminal", "direction"):
+        if hasattr(event, name):
+            setattr(call, name, getattr(event, name))
+    return call
+
+
+class Run(NamedTuple):
+    """A run of SciPy: its result, and its accepted steps as tuples of time, length, state and stages."""
+
+    result: Any
+    span: tuple[float, float]
+    steps: list[tuple[float, float, Any, Any]]
+    last: tuple[float, Any]  # the time and state after the last step
+
+
+def run_scipy(
+    name: str,
+    f: Callable[[float, Any], Any],
+    span: tuple[float, float],
+    y0: Any,
+    events: Sequence[Any],
+    options: dict[str, Any],
+    dense: bool,
+    most: int | None = None,
+) -> Run:
+    """Solve a problem with SciPy; raise if it takes more than ``most`` steps.
+
+    ``f`` and ``events`` are functions of a number and an array.  If ``dense``, the stages include those that
+    are used only for values inside the steps.
+    """
+    steps: list[Any] = []
+    solver = _capturing(name, steps, most)
+    result = scipy_module("integrate").solve_ivp(
+        f, span, y0, method=solver, events=list(events) or None, **options
+    )
+    m = method_of(name)
+    if dense and name == "DOP853":
+        steps = [_extended(m, f, *step) for step in steps]
+    if not steps:
+        return Run(result, span, steps, (span[0], y0))
+    t, h, y, k = steps[-1]
+    return Run(result, span, steps, (t + h, y + h * (m.b[: len(k)] @ k)))
+
+
+def _capturing(name: str, steps: list[Any], most: int | None) -> Any:
+    """Return a SciPy solver that appends its accepted steps to ``steps``."""
+    base = getattr(scipy_module("integrate"), name)
+    table = method_of(name)
+
+    class Capturing(base):  # type: ignore[misc, valid-type]  # SciPy has no types
+        def _step_impl(self) -> Any:
+            t, y = self.t, self.y
+            found = super()._step_impl()
+            if found[0]:
+                h = self.t - t
+                k = (
+                    np.linalg.solve(table.a, self.Z) / h
+                    if table.implicit
+                    else self.K[: table.needed + 1].copy()
+                )
+                if len(steps) == most:
+                    raise too_many_steps(most)
+                steps.append((t, h, y, k))
+            return found
+
+    return Capturing
+
+
+def _extended(m: Method, f: Callable[[float, Any], Any], t: float, h: float, y: Any, k: Any) -> Any:
+    """Return a step of DOP853 with the additional stages that are needed for values inside the step."""
+    stages = np.concatenate([k, np.zeros((m.total - len(k), len(y)), k.dtype)])
+    for i in range(len(k), m.total):
+        stages[i] = f(t + m.c[i] * h, y + h * (m.a[i, :i] @ stages[:i]))
+    return t, h, y, stages
+
+
+# Steps with tensors ------------------------------------------------------------------------------------
+
+
+def combined(factors: Any, k: Any) -> Any:
+    """Return the sum of the stages ``k`` weighted by ``factors``."""
+    row = np.asarray(factors, k.dtype if isinstance(k, Tensor) else k[0].dtype)
+    return rec.matmul(row, k if isinstance(k, Tensor) else stack(k))
+
+
+def explicit_stages(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method) -> Tensor:
+    """Return the stages of a step of an explicit method."""
+    slopes: list[Tensor] = []
+    for i in range(m.total):
+        used = [j for j in range(i) if m.a[i, j]]
+        at = y + h * combined(m.a[i, used], [slopes[j] for j in used]) if used else y
+        slopes.append(asarray(f(t + float(m.c[i]) * h, at)))
+    return stack(slopes)
+
+
+def jacobian_of(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return the Jacobian of a right-hand side in the state, as a function of time and state."""
+    return lambda t, y: jacfwd(lambda y: f(t, y))(y)
+
+
+def implicit_stages(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method, guess: Any) -> Tensor:
+    """Return SciPy's stages of a step of an implicit method, connected to what the equation depends on."""
+    a, stages = m.a.astype(y.dtype), asarray(guess)
+
+    def off(v: Tensor) -> Tensor:
+        k = rec.reshape(v, shape=stages.shape)
+        at = y + h * rec.matmul(a, k)
+        slopes = stack([asarray(f(t + float(m.c[i]) * h, at[i])) for i in range(m.total)])
+        return rec.reshape(slopes - k, shape=(-1,))
+
+    joined = joined_solution("solve_ivp", off, rec.reshape(stages, shape=(-1,)))
+    return rec.reshape(joined, shape=stages.shape)
