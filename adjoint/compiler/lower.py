@@ -151,7 +151,8 @@ class _Lowering:
         body = lower(loop.program)
         if body.reasons:
             raise NotNative(f"a step calls NumPy: {next(iter(body.reasons.values()))}")
-        steps = Steps(body.graph, body.outputs, loop.count, loop.carries, loop.rows, loop.backwards)
+        of_rows = loop.carries, loop.rows, loop.backwards, loop.settles
+        steps = Steps(body.graph, body.outputs, loop.count, *of_rows)
         return repeat(self.graph, steps, args)
 
     def _number(self, name: str, args: tuple[Any, ...], i: Instruction) -> View:

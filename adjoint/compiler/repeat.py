@@ -63,6 +63,7 @@ class Repeat:
     def _in_one(self) -> Program:
         """Return a program whose only instruction is this loop."""
         steps = Repeat(self.program, self.count, self.carries, self.rows, self.backwards)
+        steps.settles = self.settles
         found, end = Program(), self.carries + self.rows
         for k, s in enumerate(self.program.sources):
             row = self.carries <= k < end

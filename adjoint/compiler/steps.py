@@ -23,13 +23,21 @@ class Steps:
     The sources of the graph are first the ``carries`` carried values, then one row of each of ``rows`` arrays
     (iteration ``k`` reads row ``k``), then the values that all iterations read.  ``outputs`` are the new
     carried values, then the results that are stacked over the iterations.  With ``backwards`` the loop goes
-    from the last row to the first.
+    from the last row to the first.  With ``settles`` an iteration is skipped if the one before it read the
+    same values and changed no carried value: its results are the same.
     """
 
-    __slots__ = ("backwards", "carries", "count", "graph", "outputs", "rows")
+    __slots__ = ("backwards", "carries", "count", "graph", "outputs", "rows", "settles")
 
     def __init__(
-        self, graph: Graph, outputs: list[View], count: int, carries: int, rows: int, backwards: bool = False
+        self,
+        graph: Graph,
+        outputs: list[View],
+        count: int,
+        carries: int,
+        rows: int,
+        backwards: bool = False,
+        settles: bool = False,
     ) -> None:
         self.graph = graph
         self.outputs = outputs
@@ -37,6 +45,7 @@ class Steps:
         self.carries = carries
         self.rows = rows
         self.backwards = backwards
+        self.settles = settles
 
 
 def repeat(graph: Graph, steps: Steps, args: Sequence[View]) -> list[View]:

@@ -251,7 +251,7 @@ def scan_until(name: str, step: Callable[[Any, Any], Any], init: Any, limit: int
 
     Return the last carry and the stacked results.
 
-    Inside ``ad.compile``, a loop that runs from Python ends at that step.
+    Inside ``ad.compile``, later steps are not computed.
     """
     body = Body(name, step, structure=tree.structure(None))
     body.settles = body.flagged = True
@@ -360,7 +360,7 @@ class Body:
         self.rows = list(rows)
         self.of_rows = structure
         self.lower = lower
-        # Inside ad.compile, steps that run from Python may end early:
+        # Inside ad.compile, steps may be left out:
         self.settles = False  # once a step changes nothing, and rows do not change
         self.flagged = False  # once the first leaf of the carry is false, after which nothing changes
         self.weak: set[int] = set()  # leaves of the carry that were Python numbers, until the first step

@@ -10,6 +10,7 @@ import pytest
 import adjoint as ad
 from adjoint.compiler.emit import steps
 from adjoint.errors import AdjointError
+from adjoint.transforms import loops
 
 pytest.importorskip("llvmlite")
 
@@ -138,6 +139,58 @@ def test_directions_and_rows_with_strides(small: bool, reverse: bool, monkeypatc
 
     found = ad.compile(ad.grad(f), backend="native")(x)
     np.testing.assert_allclose(found.numpy(), ad.grad(f)(x).numpy(), rtol=1e-12)
+
+
+LEVELS = np.array([1.0, 1, 1, 3, 3, 2, 2, 2, 2, 5, 4, 4, 4, 4, 4, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("reverse", [True, False])
+@pytest.mark.parametrize("small", [True, False])
+def test_iterations_that_repeat_the_one_before_are_skipped(
+    small: bool, reverse: bool, dtype: Any, monkeypatch: Any
+) -> None:
+    """They read the same rows, and the carry did not change: it changes again when the rows do."""
+    if not small:
+        monkeypatch.setattr(steps, "_MOST", -1)
+    monkeypatch.setattr(loops, "Body", Settling)
+    rows = np.stack([LEVELS, LEVELS * 0.5, np.sqrt(LEVELS)], 1).astype(dtype)
+
+    def f(x: Any) -> Any:
+        def step(c: Any, v: Any) -> Any:
+            top, count, lost = c
+            return (ad.maximum(top, v * x), ad.minimum(count + 1, 4), lost * np.nan), (top * v, v.sum())
+
+        start = ad.zeros(3, dtype=dtype), 0, ad.ones(2, dtype=dtype)
+        (top, count, _), (a, b) = ad.scan(step, start, rows, reverse=reverse)
+        return ((a * b[:, None]).sum() + top.sum() * count).astype(dtype)
+
+    both = ad.value_and_grad(f)
+    compiled = ad.compile(both, backend="native")
+    for x in (np.array([1.0, 2.0, 0.5]), np.array([-1.0, 0.5, 3.0])):
+        given = ad.tensor(x.astype(dtype))
+        for a, b in zip(compiled(given), both(given), strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12 if dtype is np.float64 else 1e-5)
+    assert " 0 calls of NumPy" in compiled.explain(given)
+
+
+class Settling(loops.Body):
+    """The body of a loop that may skip iterations, as those of ``while_loop`` do."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.settles = True
+
+
+@pytest.mark.parametrize("size", [3, 100])
+def test_a_loop_with_a_distant_limit(size: int) -> None:
+    def f(x: Any) -> Any:
+        grown = ad.while_loop(lambda c: c[1] < 6, lambda c: (ad.sin(c[0]) + x, c[1] + 1), (x, 0), limit=300)
+        return (grown[0] ** 2).sum()
+
+    x = np.linspace(0.1, 0.9, size)
+    for g in (f, ad.grad(f)):
+        np.testing.assert_allclose(ad.compile(g, backend="native")(x), g(x), rtol=1e-12)
 
 
 @pytest.mark.parametrize("small", [True, False])

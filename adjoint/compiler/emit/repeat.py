@@ -23,7 +23,7 @@ from adjoint.compiler.steps import Steps
 if TYPE_CHECKING:
     from adjoint.compiler.native import Plan
 
-__all__ = ["driver_kernel", "operand_slots"]
+__all__ = ["copy_bytes", "driver_kernel", "operand_slots", "same_bytes"]
 
 _LONG = 250_000  # nanoseconds: shorter iterations use no helper threads
 _LINE = 64  # bytes
@@ -43,6 +43,20 @@ def operand_slots(node: Node, outs: list[Node]) -> tuple[list[Slot], dict[int, i
     slots = [Slot(a.node, a.offset * a.dtype.itemsize) for a in node.args]
     where = {n.params: len(slots) + k for k, n in enumerate(outs)}
     return [*slots, *(Slot(n, 0) for n in outs)], where
+
+
+def copy_bytes(w: Writer, to: Value, source: Value, size: Any) -> None:
+    """Emit a copy of ``size`` bytes."""
+    w.declare("void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
+    count = w.index_value(size)
+    w.line(f"call void @llvm.memcpy.p0.p0.i64({to.typed}, {source.typed}, {count.typed}, i1 false)")
+
+
+def same_bytes(w: Writer, a: Value, b: Value, size: Any) -> Value:
+    """Emit a comparison of ``size`` bytes; return whether they are equal."""
+    w.declare("i32 @memcmp(ptr, ptr, i64)")
+    found = w.emit(f"call i32 @memcmp({a.typed}, {b.typed}, {w.index_value(size).typed})", "i32")
+    return w.compare("eq", found, 0)
 
 
 def driver_kernel(body: Plan, node: Node, outs: list[Node], kept: list[int]) -> Kernel:
@@ -75,6 +89,10 @@ class _Tables:
         self.moves: list[tuple[int, int, int, int]] = []  # table entry, argument, first byte, stride
         self.swaps: list[tuple[int, int, int]] = []  # table entry, address in even and odd iterations
         self.copies: list[tuple[int, int, int, int, int]] = []  # bytes; from, to at the start; at the end
+        # if the loop settles: the buffers of a carried value, and the rows that are read and stored
+        self.pairs: list[tuple[int, int, int]] = []  # bytes, addresses
+        self.read: list[tuple[int, int, int, int]] = []  # bytes, argument, first byte, stride
+        self.stored: list[tuple[int, int, int, int]] = []
         self._make_buffers(node)
         made = {body.made[v.node.id]: k for k, v in zip(kept, body.results, strict=True) if v.size}
         for slot, (kind, k, offset) in body.moving:
@@ -83,6 +101,8 @@ class _Tables:
                 self._result(address, made[k], offset)
             else:
                 self._operand(address, k, node, offset)
+        if steps.settles:
+            self._add_rows(node)
 
     def _make_buffers(self, node: Node) -> None:
         """Allocate two buffers for each carried value: an iteration reads one and writes the other."""
@@ -98,6 +118,8 @@ class _Tables:
             at += 2 * line
             last = self.where.get(k, 0)  # 0: the result is not used
             self.copies.append((size, k + 2, pair[0], pair[steps.count % 2], last))
+            if steps.settles:
+                self.pairs.append((size, *pair))
 
     def _operand(self, address: int, k: int, node: Node, offset: int) -> None:
         """Record how the address of an operand changes."""
@@ -121,10 +143,28 @@ class _Tables:
         v = self.steps.outputs[k]
         self._move(address, self.where[k], offset, v.size * v.dtype.itemsize)
 
-    def _move(self, address: int, argument: int, offset: int, stride: int) -> None:
+    def _add_rows(self, node: Node) -> None:
+        """Record where the rows are that an iteration reads, and those that it stores."""
+        steps = self.steps
+        for k in range(steps.carries, steps.carries + steps.rows):
+            a = node.args[k]
+            if a.strides[0] and a.size:
+                size = a.size // steps.count * a.dtype.itemsize
+                self.read.append((size, k + 2, *self._way(0, a.strides[0] * a.dtype.itemsize)))
+        for k, argument in self.where.items():
+            v = steps.outputs[k]
+            if k >= steps.carries and v.size:
+                size = v.size * v.dtype.itemsize
+                self.stored.append((size, argument, *self._way(0, size)))
+
+    def _way(self, offset: int, stride: int) -> tuple[int, int]:
+        """Return the first byte and the stride of rows in the order of the iterations."""
         if self.steps.backwards:
-            offset, stride = offset + (self.steps.count - 1) * stride, -stride
-        self.moves.append((address, argument, offset, stride))
+            return offset + (self.steps.count - 1) * stride, -stride
+        return offset, stride
+
+    def _move(self, address: int, argument: int, offset: int, stride: int) -> None:
+        self.moves.append((address, argument, *self._way(offset, stride)))
 
     def rewind(self) -> None:
         """Set the rows back to those of the last iteration, after the kernel has run."""
@@ -134,17 +174,17 @@ class _Tables:
     def words(self) -> _Words:
         """Return the words."""
         body, long = self.body, self.body.estimate > _LONG
-        checks = [c.ctypes.data for c in body.checks]
-        listed = [np.array([*rows, 0], np.int64) for rows in (
-            [x for row in self.copies for x in row], [x for row in self.moves for x in row],
-            [x for row in self.swaps for x in row], checks,
-        )]  # fmt: skip
-        counts = (len(self.copies), len(self.moves), len(self.swaps), len(checks))
+        checks = [(c.ctypes.data,) for c in body.checks]
+        lists: list[Any] = [
+            self.copies, self.moves, self.swaps, checks, self.pairs, self.read, self.stored
+        ]  # fmt: skip
+        listed = [np.array([*(x for row in rows for x in row), 0], np.int64) for rows in lists]
+        places = [(len(rows), array.ctypes.data) for rows, array in zip(lists, listed, strict=True)]
         words = np.array(
             [
                 pool.addresses()["run"], body.records.ctypes.data, len(body.kernels),
                 pool.start(body.threads) if long and body.threads > 1 else 0,
-                *(x for n, array in zip(counts, listed, strict=True) for x in (n, array.ctypes.data)),
+                *(x for place in places for x in place),
             ],
             np.int64,
         ).view(_Words)  # fmt: skip
@@ -166,17 +206,14 @@ def _text(machine: Machine) -> str:
 
     run, records = word(first, 0, "ptr"), word(first, 1, "ptr")
     count, helpers = word(first, 2), word(first, 3)
-    parts = [(word(first, 4 + 2 * k), word(first, 5 + 2 * k, "ptr")) for k in range(4)]
-    (copies, at_copies), (moves, at_moves), (swaps, at_swaps), (checks, at_checks) = parts
+    parts = [(word(first, 4 + 2 * k), word(first, 5 + 2 * k, "ptr")) for k in range(7)]
+    (copies, at_copies), (moves, at_moves), (swaps, at_swaps), (checks, at_checks) = parts[:4]
+    (pairs, at_pairs), (read, at_read), (stored, at_stored) = parts[4:]
     args = Value("%args", "ptr")
-    w.declare("void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
-
-    def copy(to: Value, source: Value, size: Value) -> None:
-        w.line(f"call void @llvm.memcpy.p0.p0.i64({to.typed}, {source.typed}, {size.typed}, i1 false)")
 
     def begin(i: Value, _: list[Value]) -> None:
         one = row(at_copies, i, 5)
-        copy(word(one, 2, "ptr"), word(args, word(one, 1), "ptr"), word(one, 0))
+        copy_bytes(w, word(one, 2, "ptr"), word(args, word(one, 1), "ptr"), word(one, 0))
 
     def start(i: Value, _: list[Value]) -> None:
         one = row(at_moves, i, 4)
@@ -197,21 +234,54 @@ def _text(machine: Machine) -> str:
     def look(i: Value, flags: list[Value]) -> list[Value]:
         return [w.bits("or", flags[0], w.load(word(at_checks, i, "ptr"), "i1"))]
 
-    def step(j: Value, flags: list[Value]) -> list[Value]:
-        w.loop(0, swaps, 1, swap(w.compare("ne", w.bits("and", j, 1), 0)))
-        w.line(f"call void {run.text}({records.typed}, {count.typed}, {helpers.typed})")
+    def both(at: Value, j: Value) -> tuple[Value, Value, Value]:
+        """Return the number of bytes of a row, its address, and that of the row before."""
+        base, stride = w.at(word(args, word(at, 1), "ptr"), "i8", word(at, 2)), word(at, 3)
+        here = w.at(base, "i8", w.mul(j, stride))
+        return word(at, 0), here, w.at(here, "i8", w.sub(0, stride))
+
+    def unchanged(i: Value, same: list[Value]) -> list[Value]:
+        one = row(at_pairs, i, 3)
+        return [w.bits("and", same[0], same_bytes(w, word(one, 1, "ptr"), word(one, 2, "ptr"), word(one, 0)))]
+
+    def again(j: Value, settled: Value) -> Value:
+        """Return whether an iteration reads what the one before it read, and so has the same results."""
+
+        def compare(i: Value, same: list[Value]) -> list[Value]:
+            size, here, before = both(row(at_read, i, 4), j)
+            return [w.bits("and", same[0], same_bytes(w, here, before, size))]
+
+        yes = w.const(1, "i1")
+        return w.choose(settled, lambda: w.loop(0, read, 1, compare, [yes]), lambda: [settled])[0]
+
+    def step(j: Value, given: list[Value]) -> list[Value]:
+        def copied() -> list[Value]:
+            def copy(i: Value, _: list[Value]) -> None:
+                size, here, before = both(row(at_stored, i, 4), j)
+                copy_bytes(w, here, before, size)
+
+            w.loop(0, stored, 1, copy)
+            return given
+
+        def computed() -> list[Value]:
+            w.loop(0, swaps, 1, swap(w.compare("ne", w.bits("and", j, 1), 0)))
+            w.line(f"call void {run.text}({records.typed}, {count.typed}, {helpers.typed})")
+            found = w.loop(0, checks, 1, look, given[:1])
+            return [*found, *w.loop(0, pairs, 1, unchanged, [w.compare("ne", pairs, 0)])]
+
+        found = w.choose(again(j, given[1]), copied, computed)
         w.loop(0, moves, 1, move)
-        return w.loop(0, checks, 1, look, flags)
+        return found
 
     def end(i: Value, _: list[Value]) -> None:
         one = row(at_copies, i, 5)
         to = word(one, 4)
         with w.when(w.compare("ne", to, 0)):
-            copy(word(args, to, "ptr"), word(one, 3, "ptr"), word(one, 0))
+            copy_bytes(w, word(args, to, "ptr"), word(one, 3, "ptr"), word(one, 0))
 
     w.loop(0, copies, 1, begin)
     w.loop(0, moves, 1, start)
-    (wrong,) = w.loop(w.low, w.high, 1, step, [w.const(0, "i1")])
+    wrong, _ = w.loop(w.low, w.high, 1, step, [w.const(0, "i1")] * 2)
     w.loop(0, copies, 1, end)
     w.store(wrong, w.slot(1))
     return w.kernel()

@@ -15,7 +15,7 @@ import numpy as np
 
 from adjoint.compiler.emit.elementwise import apply
 from adjoint.compiler.emit.loop import Kernel, Slot, combine, neutral, weight
-from adjoint.compiler.emit.repeat import operand_slots
+from adjoint.compiler.emit.repeat import copy_bytes, operand_slots, same_bytes
 from adjoint.compiler.emit.text import Value, Writer, element_of
 from adjoint.compiler.fuse import needed
 from adjoint.compiler.machine import Machine
@@ -99,7 +99,10 @@ class _Small:
                     self._all(a)  # load what all iterations read
         start = [self._given(k, i) for k in range(steps.carries) for i in range(self.node.args[k].size)]
         flag = [w.const(0, "i1")] if steps.graph.checks else []
-        made = w.loop(w.low, w.high, 1, self._step, [*start, *flag])
+        if steps.settles:
+            made = w.loop(w.low, w.high, 1, self._settling, [*start, *flag, w.const(0, "i1")])[:-1]
+        else:
+            made = w.loop(w.low, w.high, 1, self._step, [*start, *flag])
         at = 0
         for k, v in enumerate(steps.outputs[: steps.carries]):
             if k in self.where:
@@ -111,10 +114,57 @@ class _Small:
             slots = [*slots, operand_slots(self.node, [self.node])[0][-1]]
         return Kernel(w.kernel(), slots, steps.count, steps.count, cost)
 
+    def _settling(self, j: Value, given: list[Value]) -> list[Value]:
+        """Emit one iteration that is skipped if it has the results of the one before it.
+
+        The last value of ``given`` says whether that one changed no carried value.
+        """
+        w, *carried = self.w, *given
+        settled = carried.pop()
+        count = sum(self.node.args[k].size for k in range(self.steps.carries))
+
+        def computed() -> list[Value]:
+            new = self._step(j, carried)
+            same = w.const(1, "i1")
+            for a, b in zip(carried[:count], new[:count], strict=True):
+                same = w.bits("and", same, w.compare("eq", _as_bits(w, a), _as_bits(w, b)))
+            return [*new, same]
+
+        def copied() -> list[Value]:
+            for k, slot in self.where.items():
+                v = self.steps.outputs[k]
+                if k >= self.steps.carries:
+                    here, before = self._rows(slot, element_of(v.dtype), v.size, j)
+                    copy_bytes(w, here, before, v.size * v.dtype.itemsize)
+            return given
+
+        (again,) = w.choose(settled, lambda: [self._reads_the_same(j)], lambda: [settled])
+        return w.choose(again, copied, computed)
+
+    def _reads_the_same(self, j: Value) -> Value:
+        """Emit whether the rows that an iteration reads are those of the iteration before it."""
+        w, steps, found = self.w, self.steps, self.w.const(1, "i1")
+        for k in range(steps.carries, steps.carries + steps.rows):
+            a = self.node.args[k]
+            if a.strides[0] and a.size:
+                here, before = self._rows(k, element_of(a.dtype), a.strides[0], j)
+                size = a.size // steps.count * a.dtype.itemsize
+                found = w.bits("and", found, same_bytes(w, here, before, size))
+        return found
+
+    def _rows(self, slot: int, element: str, stride: int, j: Value) -> tuple[Value, Value]:
+        """Return the addresses of the row of iteration ``j`` and of the one before it."""
+        w, way = self.w, -1 if self.steps.backwards else 1
+        here = w.at(w.slot(slot), element, w.times(self._row(j), stride))
+        return here, w.at(here, element, -way * stride)
+
+    def _row(self, j: Value) -> Value:
+        return self.w.sub(self.w.sub(self.w.high, 1), j) if self.steps.backwards else j
+
     def _step(self, j: Value, carried: list[Value]) -> list[Value]:
         """Emit one iteration; return the new carried values."""
         w, steps = self.w, self.steps
-        row = w.sub(w.sub(w.high, 1), j) if steps.backwards else j
+        row = self._row(j)
         at = 0
         sizes = [self.node.args[k].size for k in range(steps.carries)]
         carry = []
@@ -241,6 +291,12 @@ class _Lazy:
         if i not in self.known:
             self.known[i] = self.w.load(self.w.at(self.base, self.element, i), self.element)
         return self.known[i]
+
+
+def _as_bits(w: Writer, x: Value) -> Value:
+    """Return a number as an integer of the same size, so that NaN is equal to itself and 0 is not to -0."""
+    sizes = {"float": "i32", "double": "i64", "half": "i16", "bfloat": "i16"}
+    return w.bitcast(x, sizes[x.element]) if x.element in sizes else x
 
 
 def _offsets(shape: Sequence[int], strides: Sequence[int], offset: int) -> Iterable[int]:
