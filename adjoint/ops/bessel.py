@@ -14,7 +14,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.ops.half import in_float32
 from adjoint.ops.scipy_forward import of_order, real_arrays, special_module
-from adjoint.ops.special_order import real_order, whole_order
+from adjoint.ops.special_order import of_each_order, real_order, whole_order
 from adjoint.typing import ArrayLike
 
 __all__ = [
@@ -210,15 +210,17 @@ def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) ->
     """Return the public function of an op whose order is an argument; an integer if ``whole``."""
     if whole:
 
-        def function(n: int, x: ArrayLike) -> Tensor:
-            return getattr(rec, op)(asarray(x), n=whole_order(name, n, 0 if "_" in name else None))
+        def function(n: Any, x: ArrayLike) -> Tensor:
+            return of_each_order(op, n, x, lambda n: whole_order(name, n, 0 if "_" in name else None))
 
     else:
 
-        def function(v: float, x: ArrayLike) -> Tensor:  # type: ignore[misc]
-            return getattr(rec, op)(asarray(x), n=real_order(name, v))
+        def function(v: Any, x: ArrayLike) -> Tensor:  # type: ignore[misc]
+            return of_each_order(op, v, x, lambda v: real_order(name, v))
 
-    order = _ORDER.format(name="n" if whole else "v", kind="int" if whole else "float")
+    order = _ORDER.format(
+        name="n" if whole else "v", kind="int or array of int" if whole else "float or array of float"
+    )
     return _named(function, name, _DOC.format(what=what, order=order, name=name, call="2, 1.0", value=value))
 
 

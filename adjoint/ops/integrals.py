@@ -14,7 +14,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
 from adjoint.ops.half import in_float32, wide
 from adjoint.ops.scipy_forward import from_scipy, of_order, real_arrays, special_module
-from adjoint.ops.special_order import whole_order
+from adjoint.ops.special_order import of_each_order, whole_order
 from adjoint.typing import ArrayLike
 
 __all__ = [
@@ -137,7 +137,7 @@ def expn(n: int, x: ArrayLike) -> Tensor:
     >>> round(ad.special.expn(2, 1.0).item(), 12)
     0.148495506776
     """
-    return rec.expn(asarray(x), n=whole_order("expn", n, 0))
+    return of_each_order("expn", n, x, lambda n: whole_order("expn", n, 0))
 
 
 def sici(x: ArrayLike) -> tuple[Tensor, Tensor]:

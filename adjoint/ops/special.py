@@ -15,7 +15,7 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
-from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.namespace import Namespace, Value
 from adjoint.core.tensor import Tensor
 from adjoint.ops import bessel, combinatorial, divergences, incomplete, integrals
 from adjoint.ops.bessel import *
@@ -27,7 +27,7 @@ from adjoint.ops.half import in_float32
 from adjoint.ops.incomplete import *
 from adjoint.ops.integrals import *
 from adjoint.ops.scipy_forward import from_scipy, real_arrays, special_module
-from adjoint.ops.special_order import whole_order
+from adjoint.ops.special_order import of_each_order, whole_order
 from adjoint.typing import Array, ArrayLike
 
 __all__ = [
@@ -341,7 +341,7 @@ def polygamma(n: int, x: ArrayLike) -> Tensor:
     >>> round(ad.special.polygamma(1, 1.0).item(), 12)  # π²/6
     1.644934066848
     """
-    return rec.polygamma(asarray(x), n=whole_order("polygamma", n, 0))
+    return of_each_order("polygamma", n, x, lambda n: whole_order("polygamma", n, 0))
 
 
 def multigammaln(x: ArrayLike, d: int) -> Tensor:

@@ -1,16 +1,19 @@
-"""Check the orders of special functions."""
+"""Orders of special functions: numbers, and arrays of them."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import asarray
+from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
 
-__all__ = ["real_order", "whole_order"]
+__all__ = ["of_each_order", "real_order", "whole_order"]
 
 
 def whole_order(op: str, n: Any, least: int | None = None) -> int:
@@ -25,10 +28,25 @@ def whole_order(op: str, n: Any, least: int | None = None) -> int:
 
 
 def real_order(op: str, v: Any) -> float:
-    """Return a real order, as an int if it is an integer; raise for tensors and arrays."""
-    if isinstance(v, Tensor) or np.ndim(v) or not isinstance(v, (int, float, np.integer, np.floating)):
+    """Return a real order, as an int if it is an integer; raise for tensors."""
+    if isinstance(v, Tensor) or not isinstance(v, (int, float, np.integer, np.floating)):
         raise InputError(
             f"{op}: the order must be a number, but is {v!r}.  adjoint has no derivative with respect to the "
             "order."
         )
     return int(v) if float(v).is_integer() else float(v)
+
+
+def of_each_order(op: str, orders: Any, x: Any, check: Callable[[Any], Any]) -> Tensor:
+    """Return an op of a number ``orders``; of an array of them, the op of each, broadcast with ``x``.
+
+    ``check`` returns a number as an order that the op accepts.
+    """
+    t = asarray(x)
+    if isinstance(orders, Tensor) or not isinstance(orders, (np.ndarray, list, tuple)):
+        return getattr(rec, op)(t, n=check(orders))
+    given = np.asarray(orders)
+    found = rec.broadcast_to(t * 0, shape=np.broadcast_shapes(given.shape, t.shape))
+    for n in np.unique(given):
+        found = rec.where(given == n, getattr(rec, op)(t, n=check(n)), found)
+    return found

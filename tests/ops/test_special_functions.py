@@ -13,6 +13,7 @@ from adjoint.ops import bessel, combinatorial, divergences, incomplete, integral
 from adjoint.ops.erf import _BLOCK, _FEW
 from adjoint.ops.erf import erf as plain_erf
 from adjoint.ops.scipy_forward import from_scipy
+from adjoint.testing import gradcheck
 
 mp = pytest.importorskip("mpmath")
 pytest.importorskip("scipy")
@@ -229,6 +230,18 @@ def test_scipys_own_functions_take_tensors():
         )
     assert scipy_special.xlogy(x, 2.0).requires_grad
     assert scipy_special.iv(2, x).requires_grad
+
+
+def test_arrays_of_orders():
+    x, orders = np.array([0.4, 1.7]), np.array([[0], [1], [3]])
+    scipy_special = pytest.importorskip("scipy.special")
+    for name in ("jv", "jn", "yn", "iv", "kv", "polygamma", "expn", "spherical_jn"):
+        ours, theirs = getattr(S, name), getattr(scipy_special, name)
+        np.testing.assert_allclose(ours(orders, x).numpy(), theirs(orders, x), rtol=1e-13, err_msg=name)
+        assert gradcheck(lambda x, f=ours: f(orders, x), [x]), name
+        assert ours([2], x[0]).shape == (1,)
+        assert ours(np.zeros((0, 1), int), x).shape == (0, 2)
+    np.testing.assert_allclose(S.jv([0.5, 2], x).numpy(), scipy_special.jv([0.5, 2], x), rtol=1e-13)
 
 
 # Mistakes --------------------------------------------------------------------------------------

@@ -220,6 +220,40 @@ def test_far_tails(name, method, args, exact):
             assert abs(g.item() - slope) <= 1e-10 * abs(slope) + 1e-300, (i, g.item(), mp.nstr(slope, 17))
 
 
+@pytest.mark.parametrize("name", [*CONTINUOUS, *DISCRETE])
+def test_every_method_in_vmap_and_compile(name):
+    """The numbers of trials are known there: they are not among the parameters."""
+    dist, (shapes, *_) = getattr(stats, name), DISCRETE[name] if name in DISCRETE else CONTINUOUS[name][0]
+    fixed = 1 if name in ("binom", "betabinom") else 0
+    if name in DISCRETE:
+        methods, x = ("logpmf", "pmf", "cdf", "sf"), np.array([0, 1])
+    else:
+        methods, x = (*METHODS,), dist.ppf(np.array([0.2, 0.7]), *shapes).numpy()
+
+    def total(p):
+        given = *shapes[:fixed], *(p[i] for i in range(len(shapes) - fixed)), p[-1]
+        return sum(getattr(dist, m)(x, *given).sum() for m in methods)
+
+    p = np.array([*shapes[fixed:], 0.0])
+    for f in (total, ad.grad(total)):
+        expected = np.asarray(f(ad.tensor(p)).detach())
+        np.testing.assert_allclose(ad.compile(f, backend="replay")(p), expected, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(ad.vmap(f)(np.stack([p, p]))[1], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_sums_of_betabinom_need_n():
+    f = ad.compile(lambda n: stats.betabinom.cdf(2, n, 1.2, 1.5))
+    with pytest.raises(InputError) as caught:
+        f(np.array([5, 6]))
+    assert str(caught.value) == (
+        "betabinom: inside ad.compile, sums of probabilities need the value of n.\n"
+        "  Use an n that is not an argument of the compiled function."
+    )
+    n = np.array([5, 6])
+    each = ad.vmap(lambda n: stats.betabinom.cdf(2, n, 1.2, 1.5))(n)
+    np.testing.assert_allclose(each, ss.betabinom.cdf(2, n, 1.2, 1.5), rtol=1e-12)
+
+
 def test_float32_vmap_jvp_and_compile():
     x = np.linspace(0.2, 3.0, 5)
 

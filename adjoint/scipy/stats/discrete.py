@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import array_of
+from adjoint.core.lifted import Unknown
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, Traced, held, unknown
+from adjoint.errors import InputError
 from adjoint.scipy.stats.base import INF, NAN, Distribution, quiet
 
 __all__ = ["bernoulli", "betabinom", "binom", "geom", "nbinom", "poisson"]
@@ -68,7 +70,7 @@ class Discrete(Distribution):
         left, right = k < self.low, rec.logical_or(k >= self._high(*shapes), k == INF)
         outside = rec.logical_or(left, right)
         value = getattr(self, f"_{method}")(rec.where(outside, self.low, k), *shapes)
-        invalid = sum((rec.isnan(s) * 1.0 for s in shapes), 0 * k)
+        invalid = sum((rec.isnan(s) * 1.0 for s in shapes if isinstance(s, Tensor)), 0 * k)
         value = rec.where(left, below, rec.where(right, above, value))
         return rec.where(invalid > 0, NAN, value)
 
@@ -182,29 +184,48 @@ class _Geom(Discrete):
 
 
 class _BetaBinom(Discrete):
-    def _valid(self, n: Any, a: Any, b: Any) -> list[Any]:
-        return [_count(n), rec.where(a > 0, a, NAN), rec.where(b > 0, b, NAN)]
+    """The parameters are followed by ``given``, a list of the n that was passed: sums need its value."""
 
-    def _high(self, n: Any, a: Any, b: Any) -> Any:
+    def _alike(self, values: list[Any]) -> list[Any]:
+        *found, loc = super()._alike(values)
+        return [*found, [values[1]], loc]
+
+    def _valid(self, n: Any, a: Any, b: Any, given: Any) -> list[Any]:
+        return [_count(n), rec.where(a > 0, a, NAN), rec.where(b > 0, b, NAN), given]
+
+    def _high(self, n: Any, a: Any, b: Any, given: Any) -> Any:
         return n
 
-    def _logpmf(self, k: Any, n: Any, a: Any, b: Any) -> Any:
+    def _logpmf(self, k: Any, n: Any, a: Any, b: Any, given: Any = None) -> Any:
         return _log_choose(n, k) + rec.betaln(k + a, n - k + b) - rec.betaln(a, b)
 
-    def _sum(self, k: Any, n: Any, a: Any, b: Any, upper: bool) -> Any:
+    def _sum(self, k: Any, n: Any, a: Any, b: Any, given: Any, upper: bool) -> Any:
         """Return the sum of the probabilities up to k, or above k (``upper``)."""
-        top = np.nan_to_num(array_of(n.detach())).max(initial=0)
+        top = _largest(*given)
+        if top is None:
+            raise InputError(
+                "betabinom: inside ad.compile, sums of probabilities need the value of n.\n"
+                "  Use an n that is not an argument of the compiled function."
+            )
         n, a, b, k = (v[..., None] for v in (n, a, b, k))
-        each = np.arange(int(top) + 1).astype(k.dtype)
+        each = np.arange(top + 1).astype(k.dtype)
         inside = rec.logical_and(each <= n, each > k if upper else each <= k)
         p = rec.exp(self._logpmf(rec.minimum(each, n), n, a, b))
         return rec.sum(rec.where(inside, p, 0.0), axis=(-1,), keepdims=False)
 
-    def _cdf(self, k: Any, n: Any, a: Any, b: Any) -> Any:
-        return self._sum(k, n, a, b, upper=False)
+    def _cdf(self, k: Any, n: Any, a: Any, b: Any, given: Any) -> Any:
+        return self._sum(k, n, a, b, given, upper=False)
 
-    def _sf(self, k: Any, n: Any, a: Any, b: Any) -> Any:
-        return self._sum(k, n, a, b, upper=True)
+    def _sf(self, k: Any, n: Any, a: Any, b: Any, given: Any) -> Any:
+        return self._sum(k, n, a, b, given, upper=True)
+
+
+def _largest(n: Any) -> int | None:
+    """Return the largest of some numbers; None if they are not known inside ``ad.compile``."""
+    if isinstance(n, Unknown) or unknown(n) is not None:
+        return None
+    values = held(n) if isinstance(n, Traced) else array_of(n)
+    return int(np.nan_to_num(values).max(initial=0))
 
 
 poisson = _Poisson("poisson", ("mu",))
