@@ -39,6 +39,8 @@ _WHY = {
     "forward": "in this direction the vectors of the equal values {i} and {j} rotate into each other, and forward mode "
     "cannot determine whether the function depends on that (reverse mode, ad.grad, can)",
     "forward zero": "in this direction the vectors of singular value {j}, which is 0, rotate by an undetermined angle",
+    "dependent": "its eigenvectors are linearly dependent (it cannot be diagonalised), so its eigenvalues have no "
+    "derivatives",
     "phase": "the function depends on the phase of vector {j}, which is arbitrary",
 }
 _FORWARD = {"equal": "forward", "zero": "forward zero"}

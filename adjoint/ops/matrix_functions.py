@@ -235,6 +235,9 @@ def _eig_rule(xp: Namespace, g: Value, out: Value, x: Value) -> Any:
     if n and (gw is not None or gv is not None):
         span = xp.max(xp.abs(w), axis=(-1,), keepdims=True)[..., None]
         gaps = xp.conj(apart(xp, w[..., None, :] - w[..., :, None], span))
+        least = xp.min(xp.svdvals(v), axis=(-1,), keepdims=True)[..., None]
+        one = least * 0 + 1
+        xp.gauge_quotient(one, least, one, one, op="eig", why="dependent", order=1)
         if gw is not None:
             middle = middle + xp.where(own, gw[..., None, :], 0)
             # equal values have no derivatives of their own

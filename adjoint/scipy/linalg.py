@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from adjoint.core.convert import array_of, asarray
+from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, NoGradientError, ShapeError
 from adjoint.ops import arrange
 from adjoint.ops import linalg as ours
 from adjoint.ops.arrange import kron
-from adjoint.ops.join import concat
+from adjoint.ops.join import concat, stack
 from adjoint.ops.matrices import adjoint_of
 from adjoint.ops.reduce import floating
 from adjoint.scipy.fallback import scipy_only
@@ -242,13 +242,20 @@ def lu_factor(a: Any) -> Any:
             "lu_factor: only one matrix is supported, not a batch.  Use ad.vmap or solve for several "
             "matrices."
         )
-    rows = array_of(p.detach()).argmax(0).tolist()  # the row of a that is moved to each row
-    order, pivots = list(range(len(rows))), []
-    for i, row in enumerate(rows):
-        k = order.index(row)
+    n = p.shape[-1]
+    rows = rec.argmax(p, axis=-2, keepdims=False)  # the row of a that is moved to each row
+    order, pivots = asarray(np.arange(n)), []
+    for i in range(n):
+        k = rec.argmax(rec.astype(order == rows[i], dtype=np.int64), axis=-1, keepdims=False)
         pivots.append(k)
-        order[i], order[k] = order[k], order[i]
-    return rec.tril(lower, k=-1) + upper, asarray(np.array(pivots, np.int64))
+        order = _exchanged(order, i, k)
+    return rec.tril(lower, k=-1) + upper, stack(pivots) if n else asarray(np.zeros(0, np.int64))
+
+
+def _exchanged(order: Any, i: int, k: Any) -> Any:
+    """Return an order with the elements ``i`` and ``k`` exchanged; ``k`` may be known only at the call."""
+    places = np.arange(order.shape[-1])
+    return rec.where(places == i, order[k], rec.where(places == k, order[i], order))
 
 
 @_like_scipy(
@@ -258,16 +265,17 @@ def lu_factor(a: Any) -> Any:
 def lu_solve(lu_and_piv: Any, b: Any, trans: int = 0) -> Any:
     """Solve a x = b, given the result of ``lu_factor`` of a."""
     factors, pivots = lu_and_piv
-    order = list(range(factors.shape[-1]))
-    for i, k in enumerate(array_of(pivots).tolist()):
-        order[i], order[k] = order[k], order[i]
+    n = factors.shape[-1]
+    order = asarray(np.arange(n))
+    for i in range(n):
+        order = _exchanged(order, i, asarray(pivots)[i])
     b = floating("lu_solve", b)
     if trans == 0:
-        first = ours.solve_triangular(factors, b[np.array(order)], lower=True, unit_diagonal=True)
+        first = ours.solve_triangular(factors, b[order], lower=True, unit_diagonal=True)
         return ours.solve_triangular(factors, first, lower=False)
     turned = rec.matrix_transpose(factors) if trans == 1 else adjoint_of(rec, factors)
     first = ours.solve_triangular(turned, b, lower=True)
-    return ours.solve_triangular(turned, first, lower=False, unit_diagonal=True)[np.argsort(order)]
+    return ours.solve_triangular(turned, first, lower=False, unit_diagonal=True)[order.argsort()]
 
 
 @_like_scipy(

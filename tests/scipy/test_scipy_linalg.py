@@ -118,6 +118,8 @@ def test_eigenvectors():
     assert gradcheck(lambda a: ad.real(L.eig(a)[1]) + ad.imag(L.eig(a)[1]), [A], rtol=1e-4)
     trace = lambda a: ad.real(L.eigvals(a).sum())
     np.testing.assert_allclose(ad.grad(trace)(np.eye(3)), np.eye(3))  # a sum of equal values is smooth
+    with pytest.raises(LinAlgError, match="its eigenvectors are linearly dependent"):
+        ad.grad(lambda a: (L.eigvals(a).real ** 2).sum())(np.array([[1.0, 1.0], [0.0, 1.0]]))
     with pytest.raises(LinAlgError, match="values 0 and 1 are equal"):
         ad.grad(lambda a: ad.real(L.eigvals(a)[0]))(np.eye(2))
     with pytest.raises(LinAlgError, match="values 0 and 1 are equal"):
@@ -133,7 +135,11 @@ def test_factors_solve():
     for trans in (0, 1):
         expected = sl.lu_solve(sl.lu_factor(A), X, trans)
         np.testing.assert_allclose(L.lu_solve(L.lu_factor(A), X, trans).numpy(), expected, rtol=1e-12)
-        assert gradcheck(lambda a, b, t=trans: L.lu_solve(L.lu_factor(a), b, t), [A, X], order=2, rtol=1e-4)
+        solve = lambda a, b, t=trans: L.lu_solve(L.lu_factor(a), b, t)
+        assert gradcheck(solve, [A, X], order=2, rtol=1e-4)
+        np.testing.assert_allclose(ad.compile(solve)(A, X), expected, rtol=1e-12)
+        batch = ad.vmap(solve)(np.stack([A, A[::-1]]), np.stack([X, X[::-1]]))
+        np.testing.assert_allclose(batch[0], expected, rtol=1e-12)
     for lower in (False, True):
         expected = sl.cho_solve(sl.cho_factor(S, lower), X)
         np.testing.assert_allclose(L.cho_solve(L.cho_factor(S, lower), X).numpy(), expected, rtol=1e-12)
