@@ -46,11 +46,11 @@ def product(level, a, b, c, epilogue=None, after=None, extra=(), cuts=None, thre
     )  # fmt: skip
     kernels = g.gemm(level, spec, epilogue, after)
     packed, scratch = memory(kernels.packed), memory(kernels.scratch * threads)
-    second = b
+    first, second = (b, a) if kernels.turned else (a, b)
     if kernels.pack is not None:
+        _run(kernels.pack, [second, packed], None, threads)
         second = packed
-        _run(kernels.pack, [b, packed], None, threads)
-    _run(kernels.main, [a, second, c, scratch, *extra], cuts, threads)
+    _run(kernels.main, [first, second, c, scratch, *extra], cuts, threads)
     return c
 
 
@@ -95,6 +95,8 @@ SIZES = [
     (13, 70, 40),
     (2, 50, 31),
     (29, 3, 128),
+    (16, 48, 21),
+    (48, 96, 40),
 ]
 
 
@@ -113,9 +115,26 @@ def test_every_layout(level, size, dtype):
 @pytest.mark.parametrize("left", [False, True])
 def test_large_products_are_packed_in_blocks(level, left, right):
     rng = np.random.default_rng(1)
-    a, b = laid_out(rng, (150, 256), np.float32, left), laid_out(rng, (256, 270), np.float32, right)
-    c = np.empty((150, 270), np.float32)
-    check(product(level, a, b, c), a, b, np.float32)
+    for m, n in ((150, 270), (40, 530)):
+        a, b = laid_out(rng, (m, 256), np.float32, left), laid_out(rng, (256, n), np.float32, right)
+        c = np.empty((m, n), np.float32)
+        check(product(level, a, b, c), a, b, np.float32)
+
+
+def test_small_inputs_of_large_layers_are_packed_instead_of_the_weights(level):
+    x, weight = np.ones((32, 50), np.float32), np.ones((64, 50), np.float32)
+
+    def kernels(m, n):
+        a, b = x[:m], weight[:n].T
+        spec = g.Product(x.dtype, m, n, 50, strides_of(a), strides_of(b), (n, 1))
+        return g.gemm(level, spec)
+
+    wide = level.lanes(np.float32) > 1
+    assert kernels(32, 64).turned == wide
+    assert not kernels(31, 64).turned
+    assert not kernels(32, 32).turned
+    if wide:
+        assert kernels(32, 64).packed == x.nbytes
 
 
 def test_batches_and_broadcasting(level):
@@ -136,7 +155,7 @@ def test_no_terms_and_no_elements(level):
     assert product(level, np.ones((2, 4)), np.ones((4, 0)), np.ones((2, 0))).shape == (2, 0)
 
 
-@pytest.mark.parametrize("shape", [(30, 37, 16), (2, 37, 64), (9, 1, 40)], ids=str)
+@pytest.mark.parametrize("shape", [(30, 37, 16), (2, 37, 64), (9, 1, 40), (32, 80, 16)], ids=str)
 @pytest.mark.parametrize("turned", [False, True])
 def test_epilogues_see_every_element_once(level, shape, turned):
     m, n, k = shape
@@ -200,10 +219,10 @@ def test_work_after_whole_rows(level):
 
 def test_cuts_and_threads_do_not_change_bits(level):
     rng = np.random.default_rng(6)
-    for left, right in itertools.product((False, True), repeat=2):
-        a, b = laid_out(rng, (100, 130), np.float32, left), laid_out(rng, (130, 150), np.float32, right)
-        whole = product(level, a, b, np.empty((100, 150), np.float32))
-        cut = product(level, a, b, np.empty((100, 150), np.float32), cuts=(0.13, 0.5, 0.71), threads=2)
+    for m, n, left, right in itertools.product((100, 64), (150, 160), (False, True), (False, True)):
+        a, b = laid_out(rng, (m, 130), np.float32, left), laid_out(rng, (130, n), np.float32, right)
+        whole = product(level, a, b, np.empty((m, n), np.float32))
+        cut = product(level, a, b, np.empty((m, n), np.float32), cuts=(0.13, 0.5, 0.71), threads=2)
         assert whole.tobytes() == cut.tobytes()
 
 

@@ -5,6 +5,9 @@ of A times a panel of B gives a *tile* of C, whose sums stay in registers during
 packed, by a kernel of its own, if its columns are not adjacent or if it is large.  A is packed in blocks of
 panels if its rows would evict each other from the cache.  Each element is summed in a fixed order, so the
 result does not depend on how the panels are divided among threads.
+
+If B would be packed and A is smaller, as in a layer of a net, the product is *turned*: Cᵀ = Bᵀ·Aᵀ, and A is
+packed instead.  Its tiles are transposed in registers before the epilogue.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adjoint.compiler.emit.pack import pack_panels
+from adjoint.compiler.emit.pack import pack_panels, square_text
 from adjoint.compiler.emit.text import Index, Value, Writer, element_of, size_of
 from adjoint.compiler.machine import Machine
 
@@ -29,7 +32,7 @@ After = Callable[[Writer, Index, Index, Index], None]
 # The slot numbers of the main kernel; an epilogue uses FREE and the following.
 A, B, C, SCRATCH, FREE = range(5)
 
-PACK_BYTES = 128 * 1024  # a larger B is packed
+PACK_BYTES = 256 * 1024  # a larger B is packed
 COLUMN_BYTES = 256 * 1024  # the part of B that is used for some rows of A before the next rows
 BLOCK_BYTES = 192 * 1024  # a block of A, which stays in the second-level cache for all columns of B
 
@@ -61,13 +64,15 @@ class Kernels(NamedTuple):
     """The kernels of a product; ``pack``, if there is one, runs first.
 
     ``pack`` reads B from slot 0 and writes ``packed`` bytes to slot 1, which is slot ``B`` of ``main``.
-    ``main`` needs ``scratch`` bytes per thread at the address in slot ``SCRATCH``.
+    ``main`` needs ``scratch`` bytes per thread at the address in slot ``SCRATCH``.  If ``turned``, A and B
+    change places: ``pack`` reads A, and slot ``A`` of ``main`` has the address of B.
     """
 
     pack: Kernel | None
     main: Kernel
     packed: int
     scratch: int
+    turned: bool = False
 
 
 class Tile(NamedTuple):
@@ -77,9 +82,14 @@ class Tile(NamedTuple):
     vectors: int
 
 
+def _most_rows(machine: Machine) -> int:
+    """Return the largest number of rows of a tile with two vectors that fits in the registers."""
+    return 8 if machine.registers == 32 else 6 if machine.width else 4
+
+
 def tile_of(machine: Machine, m: int, n: int, lanes: int) -> Tile:
     """Choose a tile for an (m, n) product that fits in the registers and is not larger than the product."""
-    most = 8 if machine.registers == 32 else 6 if machine.width else 4
+    most = _most_rows(machine)
     m, wide = max(1, m), max(1, -(-n // lanes))
     if m <= 3:  # few rows: use more columns
         return Tile(m, min(wide, 8 // m))
@@ -110,11 +120,17 @@ class _Gemm:
         self.element = element_of(product.dtype)
         self.size = size_of(self.element)
         self.lanes = machine.lanes(product.dtype)
-        self.tile = tile_of(machine, product.m, product.n, self.lanes)
+        self.turned = self._turning_pays()
+        if self.turned:
+            self.p = product._replace(m=product.n, n=product.m, a=product.b[::-1], b=product.a[::-1])
+        p = self.p
+        self.tile = tile_of(machine, p.m, p.n, self.lanes)
+        if self.turned:  # a panel has as many rows as a vector has lanes: some tiles above each other
+            rows = next(r for r in range(_most_rows(machine), 0, -1) if self.lanes % r == 0)
+            self.tile = self.tile._replace(rows=rows)
         self.columns = self.tile.vectors * self.lanes
         self.batches = int(np.prod(product.batch))
-        p = product
-        self.panels = max(1, -(-p.m // self.tile.rows))
+        self.panels = max(1, -(-p.m // (self.lanes if self.turned else self.tile.rows)))
         self.rows, self.larger = divmod(p.m, self.panels)  # the first ``larger`` panels have one row more
         self.by_dots = self._dots_pay()
         big = p.k * p.n * self.size > PACK_BYTES and p.m >= 2 * self.tile.rows
@@ -132,10 +148,18 @@ class _Gemm:
         along_a, along_b = p.a[1] == 1 or p.k == 1, p.b[0] == 1 or p.k == 1
         return self.lanes > 1 and along_a and along_b and (p.n == 1 or (p.m <= 3 and p.b[1] != 1)) and p.k > 1
 
+    def _turning_pays(self) -> bool:
+        """Return whether to compute Cᵀ: B is contiguous along k, A is smaller, and both are whole vectors."""
+        p, lanes = self.p, self.lanes
+        if p.batch or self.after is not None or lanes == 1 or p.k < 2 or p.c[1] != 1:
+            return False
+        whole = p.m % lanes == 0 and p.n % lanes == 0 and p.m > 0
+        return whole and p.a[1] == 1 and p.b[0] == 1 and p.b[1] != 1 and 2 * p.m <= p.n
+
     def _packing_a_pays(self) -> bool:
         """Return whether to pack A: its rows are far apart and used often."""
         p = self.p
-        if p.n < 4 * self.columns or p.k * self.size < 512 or p.m < 2 * self.tile.rows:
+        if self.turned or p.n < 16 * self.columns or p.k * self.size < 512 or p.m < 2 * self.tile.rows:
             return False
         return p.a[1] != 1 or p.a[0] * self.size % 1024 == 0
 
@@ -150,7 +174,7 @@ class _Gemm:
         An epilogue reads and writes them as whole rows, which the processor can prefetch.
         """
         p = self.p
-        if self.epilogue is None or not (p.c[1] == 1 or p.n == 1):
+        if self.epilogue is None or self.turned or not (p.c[1] == 1 or p.n == 1):
             return self.columns
         fitting = COLUMN_BYTES // max(1, p.k * self.size * self.columns)
         return min(max(fitting, 4), self.b_panels) * self.columns
@@ -171,7 +195,7 @@ class _Gemm:
         if p.m and p.n and self.batches:
             (self._by_panel if self.batches == 1 else self._by_batch)(w)
         length = (self.panels if self.batches == 1 else self.batches) if p.m and p.n else 0
-        return Kernels(pack, Kernel(w.kernel(), length), packed, scratch)
+        return Kernels(pack, Kernel(w.kernel(), length), packed, scratch, self.turned)
 
     def _pack_kernel(self) -> Kernel:
         w = Writer(self.machine)
@@ -300,9 +324,12 @@ class _Gemm:
                 ahead = w.times(t, self.columns)
                 column = w.plus(start, ahead)
                 at_b = w.at(b, self.element, w.times(column, p.k if self.packs_b else p.b[1]))
-                text = tile_text(self.machine, self.element, rows, columns, self.packs_b)
+                high = self.tile.rows if self.turned else rows
+                text = tile_text(self.machine, self.element, high, columns, self.packs_b)
                 numbers = [w.index_value(x) for x in (*a_strides, b_deep, step, p.k)]
-                w.use(text, at_a, at_b, w.at(out, self.element, ahead), *numbers)
+                for r in range(0, rows, high):
+                    from_a = w.at(at_a, self.element, r * a_strides[0])
+                    w.use(text, from_a, at_b, w.at(out, self.element, w.plus(ahead, r * step)), *numbers)
 
             full, rest = divmod(count, self.columns)
             if full == 1:
@@ -311,14 +338,29 @@ class _Gemm:
                 w.loop(0, full, 1, lambda t, _: tile(t, self.columns))
             if rest:
                 tile(full, rest)
-            self._finish(w, item, row, rows, start, count, out, step, c)
+            if self.turned:
+                self._turn(w, item, row, start, count, out, step, c)
+            else:
+                self._finish(w, item, row, rows, start, count, out, step, c)
 
         self._by_rows(w, first, end, one)
+
+    def _turn(
+        self, w: Writer, item: Index, row: Index, start: Index, count: int, source: Value, step: int, c: Value
+    ) -> None:
+        """Emit the transposition of ``count`` columns of a panel into C, then the epilogue there."""
+        lanes, stride = self.lanes, self.p.c[0]
+        to = w.at(c, self.element, w.plus(w.times(start, stride), row))
+        text = square_text(self.machine, self.element, lanes)
+        for k in range(0, count, lanes):
+            numbers = [w.index_value(x) for x in (step, stride, lanes, lanes)]
+            w.use(text, w.at(source, self.element, k), w.at(to, self.element, k * stride), *numbers)
+        self._finish(w, item, start, count, row, lanes, to, stride, c)
 
     def _target(self, w: Writer, c: Value, row: Index, column: Index) -> tuple[Value, int]:
         """Return where a tile is stored, and the stride of its rows: in C, or in memory on the stack."""
         p = self.p
-        if p.c[1] == 1 or p.n == 1:
+        if not self.turned and (p.c[1] == 1 or p.n == 1):
             return w.at(c, self.element, w.plus(w.times(row, p.c[0]), column)), p.c[0]
         if self.stack is None:
             self.stack = w.scratch(self.element, (self.rows + 1) * self.columns)

@@ -11,7 +11,7 @@ import functools
 from adjoint.compiler.emit.text import Index, Value, Writer
 from adjoint.compiler.machine import Machine
 
-__all__ = ["pack_panels", "transposed"]
+__all__ = ["pack_panels", "square_text", "transposed"]
 
 
 def pack_panels(
@@ -108,7 +108,7 @@ def _turned(
     """Copy a panel that is contiguous along k in the source, by transposing square blocks of vectors."""
     whole = depth // lanes * lanes
     rest = depth - whole
-    text, zero = _square_text(w.machine, element, lanes), w.const(0.0, element, lanes)
+    text, zero = square_text(w.machine, element, lanes), w.const(0.0, element, lanes)
     for first in range(0, stride, lanes):
         count = min(lanes, wide - first)
         if count <= 0:  # beyond the last column
@@ -135,7 +135,7 @@ def _store_at(w: Writer, x: Value, start: Value, stride: int, k: Value, _: list[
 
 
 @functools.cache
-def _square_text(machine: Machine, element: str, lanes: int) -> str:
+def square_text(machine: Machine, element: str, lanes: int) -> str:
     """Return the text of a function that transposes a square block.
 
     Its parameters are (source, target, row stride of the source, row stride of the target, n, count).  The

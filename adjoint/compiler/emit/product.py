@@ -37,6 +37,8 @@ def product_kernels(
     )
     epilogue = _Epilogue(machine, group, [x for x in stored if x is not home], home)
     made, depth = _product(machine, node, epilogue if len(group.nodes) > 1 else None)
+    if made.turned:
+        a, b = b, a
     wide = node.dtype.itemsize / 4
     work = 0.9 * math.prod(node.shape) * depth + 4.0 * node.size * len(group.nodes)
     kernels = []
@@ -46,7 +48,8 @@ def product_kernels(
         kernels.append(Kernel(made.pack.text, [at_b, packed], made.pack.length, 1, 5.0 * b.size * wide))
         at_b = packed
     space = -(-made.packed // 64) * 64
-    slots = [_slot(a), at_b, Slot(home, 0), Slot(None, space), *epilogue.slots_used]
+    scratch = Slot(None, space) if made.packed or made.scratch else Slot(home, 0)  # if not used: any address
+    slots = [_slot(a), at_b, Slot(home, 0), scratch, *epilogue.slots_used]
     kernels.append(Kernel(made.main.text, slots, made.main.length, 1, work * wide))
     return kernels, space + made.scratch * threads
 
