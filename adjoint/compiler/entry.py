@@ -259,6 +259,8 @@ class Entry:
     ----------
     records : list of Record
         The kernel calls, in order.
+    runs : list of int
+        The number of records of each run, as in ``pool.records``; None if each record is a run.
     given : list of Given
         The inputs.
     made : list of Made
@@ -293,6 +295,7 @@ class Entry:
         held: Any = None,
         writes: Sequence[tuple[Tensor, int]] = (),
         grads: Sequence[tuple[Tensor, int]] = (),
+        runs: Sequence[int] | None = None,
     ) -> None:
         tables, places = _tables(records)
         lists: list[Any] = []
@@ -325,7 +328,7 @@ class Entry:
             outs[k, :_SPARE] = id(dtype), len(m.shape), listed(m.shape), len(slots) // 2, listed(slots)
         words = np.zeros(_HEADER, np.int64).view(_Words)
         rec = pool.records(
-            [(r.function, t.ctypes.data, list(r.cuts)) for r, t in zip(records, tables, strict=True)]
+            [(r.function, t.ctypes.data, list(r.cuts)) for r, t in zip(records, tables, strict=True)], runs
         )
         release = nanoseconds > 20_000
         written, graded = (listed([x for t, k in each for x in (id(t), k, 0)]) for each in (writes, grads))

@@ -32,6 +32,7 @@ from adjoint.compiler.memory import Memory, stored_nodes
 from adjoint.compiler.program import Program
 from adjoint.compiler.recompute import recompute
 from adjoint.compiler.simplify import Graph, Node, View
+from adjoint.compiler.together import together
 from adjoint.config import held_across_fork
 
 __all__ = ["Native", "build"]
@@ -165,7 +166,9 @@ class Plan:
             rows.append((units.function(kernel.text), at, self.cuts[-1]))
             at += 8 * len(slots)
         self.functions = [r[0] for r in rows]
-        self.records = pool.records(rows)
+        bounds = [step[0] for step in self.steps if isinstance(step, tuple)]
+        self.runs = together(self.kernels, self.memory, self.stored, bounds)
+        self.records = pool.records(rows, self.runs)
         self.scale = NANOSECONDS * 16 / max(1, self.machine.lanes(np.float32))
         self.estimate = sum(k.cost for _, k in self.kernels) * self.scale
         self.helped = self.estimate > HELPED
@@ -263,7 +266,7 @@ class Native(Plan):
         return Entry(
             records=rows, given=given, made=made, arguments=arguments, nanoseconds=int(self.estimate),
             helpers=self.helpers(), checks=flags, held=(self.arena, self.graph, self.kernels), writes=writes,
-            grads=grads,
+            grads=grads, runs=self.runs,
         )  # fmt: skip
 
     def _entry_slot(self, s: Any) -> Any:

@@ -5,6 +5,9 @@ loop.  The caller takes chunks from the front and helpers take them from the bac
 chunks that a helper has already taken, so a helper that is late costs nothing.  The result is the same bit
 for bit, whichever thread runs a chunk.
 
+Consecutive records that do not depend on each other can form a *run*: threads take chunks of all of them, and
+the caller waits only once, at the end of the run.
+
 When other programs use the processors, the system may stop a helper in the middle of a chunk for some
 milliseconds, or run it on the processor of the caller.  After either, the caller works alone for a while.
 
@@ -19,6 +22,7 @@ import os
 import platform
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +33,9 @@ from adjoint.config import held_across_fork
 
 __all__ = ["MAX_CHUNKS", "RECORD", "addresses", "chunks_helped", "helpers", "records", "start", "trust"]
 
-RECORD = 4  # words of a record: function, arguments, number of chunks, address of the chunk bounds
+# Words of a record: function, arguments, number of chunks, address of the chunk bounds; the first record of a
+# run also has the number of records and of chunks of the run.
+RECORD = 6
 MAX_CHUNKS = 4096
 SPIN = 20_000  # rounds before a helper sleeps: about half a millisecond
 LATE = 20_000  # nanoseconds that a helper may take for its last chunk, beside twice what the caller takes
@@ -65,7 +71,22 @@ define internal i1 @left(i64 %ticket) {
   ret i1 %some
 }
 
-define internal void @chunk(ptr %record, i64 %k, i64 %thread) {
+; Run chunk %number of a run that starts with the record %first.
+define internal void @chunk(ptr %first, i64 %number, i64 %thread) {
+entry:
+  br label %find
+find:
+  %record = phi ptr [ %first, %entry ], [ %after, %next ]
+  %k = phi i64 [ %number, %entry ], [ %rest, %next ]
+  %at.own = getelementptr i64, ptr %record, i64 2
+  %own = load i64, ptr %at.own
+  %here = icmp slt i64 %k, %own
+  br i1 %here, label %found, label %next
+next:
+  %rest = sub i64 %k, %own
+  %after = getelementptr i64, ptr %record, i64 RECORD
+  br label %find
+found:
   %function = load ptr, ptr %record
   %at.args = getelementptr i64, ptr %record, i64 1
   %args = load ptr, ptr %at.args
@@ -124,7 +145,7 @@ define void @trust() {
   ret void
 }
 
-; Run a record with several chunks, together with the helpers.
+; Run records with several chunks, together with the helpers.
 define internal void @share(ptr %record, i64 %count, i64 %helpers) {
 entry:
   %rest = load atomic i64, ptr @until monotonic, align 8
@@ -197,7 +218,7 @@ end:
   ret void
 }
 
-; Run records in order.
+; Run records in order.  A run of which only some records are given is not shared as a whole.
 define void @run(ptr %records, i64 %count, i64 %wanted) {
 entry:
   %any = icmp sgt i64 %count, 0
@@ -213,10 +234,20 @@ ring:
   br label %record
 record:
   %i = phi i64 [ 0, %start ], [ 0, %ring ], [ %next, %after ]
-  %offset = mul i64 %i, 4
+  %offset = mul i64 %i, RECORD
   %at = getelementptr i64, ptr %records, i64 %offset
   %at.chunks = getelementptr i64, ptr %at, i64 2
-  %chunks = load i64, ptr %at.chunks
+  %own = load i64, ptr %at.chunks
+  %at.length = getelementptr i64, ptr %at, i64 4
+  %length = load i64, ptr %at.length
+  %at.all = getelementptr i64, ptr %at, i64 5
+  %all = load i64, ptr %at.all
+  %left = sub i64 %count, %i
+  %starts = icmp sgt i64 %length, 0
+  %complete = icmp sle i64 %length, %left
+  %whole = and i1 %starts, %complete
+  %chunks = select i1 %whole, i64 %all, i64 %own
+  %step = select i1 %whole, i64 %length, i64 1
   %one = icmp eq i64 %chunks, 1
   br i1 %one, label %single, label %several
 single:
@@ -229,7 +260,7 @@ shared:
   call void @share(ptr %at, i64 %chunks, i64 %helpers)
   br label %after
 after:
-  %next = add i64 %i, 1
+  %next = add i64 %i, %step
   %more = icmp slt i64 %next, %count
   br i1 %more, label %record, label %end
 end:
@@ -420,6 +451,7 @@ def _text() -> str:
         ("PAUSE", pause),
         ("YIELD", "%y = call i32 @sched_yield()" if threads else ""),
         ("FUTEX", str(_FUTEX.get(kind, 0))),
+        ("RECORD", str(RECORD)),
         ("SPIN", str(SPIN)),
         ("LATE", str(LATE)),
         ("CROWDED", str(CROWDED)),
@@ -483,15 +515,23 @@ def trust() -> None:
     _call("trust")
 
 
-def records(rows: list[tuple[int, int, list[int]]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def records(
+    rows: list[tuple[int, int, list[int]]], runs: Sequence[int] | None = None
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Pack kernel calls into one array of words: the records, then the chunk bounds of all of them.
 
-    ``rows`` has (address of the function, address of its arguments, chunk bounds).
+    ``rows`` has (address of the function, address of its arguments, chunk bounds).  ``runs`` has the number
+    of records of each run, in order; by default each record is a run.
     """
     words = np.zeros(RECORD * len(rows) + sum(len(cuts) for _, _, cuts in rows), np.int64)
     place = RECORD * len(rows)
     for i, (function, args, cuts) in enumerate(rows):
-        words[RECORD * i : RECORD * (i + 1)] = function, args, len(cuts) - 1, words.ctypes.data + 8 * place
+        words[RECORD * i : RECORD * i + 4] = function, args, len(cuts) - 1, words.ctypes.data + 8 * place
         words[place : place + len(cuts)] = cuts
         place += len(cuts)
+    first = 0
+    for length in [1] * len(rows) if runs is None else runs:
+        chunks = sum(len(cuts) - 1 for _, _, cuts in rows[first : first + length])
+        words[RECORD * first + 4 : RECORD * first + 6] = length, chunks
+        first += length
     return words

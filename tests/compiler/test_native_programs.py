@@ -11,7 +11,7 @@ from random_programs import arrays, program
 
 import adjoint as ad
 from adjoint import tree
-from adjoint.compiler import machine, native, recompute
+from adjoint.compiler import machine, native, pool, recompute
 
 pytest.importorskip("llvmlite")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -84,6 +84,64 @@ def test_random_programs_in_threads(seed: int, monkeypatch: pytest.MonkeyPatch) 
             assert a.numpy().tobytes() == b.numpy().tobytes()
 
 
+def backwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Reverse the order of the records in each run; return a list that collects the lengths of the runs."""
+    records, found = pool.records, []
+
+    def reverse(rows: list[Any], runs: Any = None) -> Any:
+        order: list[Any] = []
+        for n in [1] * len(rows) if runs is None else runs:
+            order += rows[len(order) : len(order) + n][::-1]
+            found.append(n)
+        assert len(order) == len(rows)
+        return records(order, runs)
+
+    monkeypatch.setattr(pool, "records", reverse)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(400, 430))
+def test_the_order_in_a_run_does_not_matter(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(seed)
+    given = arrays(rng, 4)
+    f = program(rng, 20)
+    wanted = tree.leaves(ad.compile(f, backend="native")(*map(ad.asarray, given)))
+    backwards(monkeypatch)
+    for a, b in zip(
+        tree.leaves(ad.compile(f, backend="native")(*map(ad.asarray, given))), wanted, strict=True
+    ):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def test_gradients_of_weights_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of the kernels in a run of a training step does not matter either."""
+    rng = np.random.default_rng(0)
+    x, weights = rng.normal(size=(32, 20)), [rng.normal(size=(20, 20)) / 5 for _ in range(4)]
+
+    def train() -> list[Any]:
+        params = [ad.tensor(w, requires_grad=True) for w in weights]
+        optimizer = ad.optim.Adam(params)
+
+        @ad.compile(backend="native")
+        def step(x: Any) -> Any:
+            y = x
+            for p in params:
+                y = ad.tanh(ad.nn.functional.linear(y, p)) + y.mean(axis=0)
+            loss = (y * y).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return [*(step(x).numpy() for _ in range(3)), *(p.detach().numpy() for p in params)]
+
+    wanted = train()
+    runs = backwards(monkeypatch)
+    for a, b in zip(train(), wanted, strict=True):
+        assert a.tobytes() == b.tobytes()
+    assert max(runs) > 1
+
+
 WIDTHS = (1, 3, 10, 16, 17, 33, 64, 100)
 
 
@@ -92,7 +150,7 @@ def layers(seed: int, dtype: str) -> Any:
     rng = np.random.default_rng(seed)
     widths = [int(rng.choice(WIDTHS)) for _ in range(3)]
     sizes = [*widths, widths[-1], widths[-1], int(rng.choice(WIDTHS))]
-    x = rng.normal(size=(int(rng.choice((1, 2, 5, 8, 31))), 2 * sizes[0])).astype(dtype)[:, ::2]
+    x = rng.normal(size=(int(rng.choice((1, 2, 5, 8, 31, 32))), 2 * sizes[0])).astype(dtype)[:, ::2]
     params = [(rng.normal(size=(m, n)) / m**0.5).astype(dtype) for m, n in itertools.pairwise(sizes)]
     if rng.random() < 0.5:
         params[3] = params[2]

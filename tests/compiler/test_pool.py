@@ -39,7 +39,7 @@ def counting() -> int:
 class Counting:
     """Records that count up an array, each with its own number and its own cuts."""
 
-    def __init__(self, size: int, cuts: list[list[int]]) -> None:
+    def __init__(self, size: int, cuts: list[list[int]], runs: list[int] | None = None) -> None:
         self.counts = np.zeros(size, np.int64)
         self.threads = np.full(size, -1)
         self.steps = np.arange(1, len(cuts) + 1)
@@ -49,7 +49,8 @@ class Counting:
         ]
         self.slots = np.array(slots, np.int64)
         function = counting()
-        self.words = pool.records([(function, self.slots[k].ctypes.data, c) for k, c in enumerate(cuts)])
+        rows = [(function, self.slots[k].ctypes.data, c) for k, c in enumerate(cuts)]
+        self.words = pool.records(rows, runs)
 
     def run(self, helpers: int, run: int | None = None) -> None:
         RUN(run or pool.addresses()["run"])(self.words.ctypes.data, len(self.steps), helpers)
@@ -82,6 +83,27 @@ def test_no_records_and_empty_chunks():
     RUN(pool.addresses()["run"])(0, 0, 1)
     work.run(pool.start(2))
     np.testing.assert_array_equal(work.counts, [1] * 5)
+
+
+@pytest.mark.parametrize("helpers", [0, 1, 3])
+def test_threads_share_the_chunks_of_a_run(helpers):
+    """The records of a run write different elements; those of the next run start after all of them."""
+    parts = [[0, 10, 30, 40], [40, 40, 41], [41], [41, 60, 100], [0, 50, 100], [0, 99], [99, 100]]
+    work = Counting(100, parts, [4, 1, 2])
+    helpers = pool.start(helpers + 1)
+    wanted = np.zeros(100, np.int64)
+    for _ in range(300):
+        work.run(helpers)
+        for step, cuts in zip(work.steps, parts, strict=True):
+            wanted[cuts[0] : cuts[-1]] = wanted[cuts[0] : cuts[-1]] * 3 + step
+    np.testing.assert_array_equal(work.counts, wanted)
+
+
+def test_one_record_of_a_run_can_run_alone():
+    work = Counting(6, [[0, 1, 2], [2, 3, 4], [4, 5, 6]], [3])
+    for k, step in enumerate(work.steps):
+        RUN(pool.addresses()["run"])(work.words.ctypes.data + 8 * pool.RECORD * k, 1, pool.start(2))
+        np.testing.assert_array_equal(work.counts[2 * k :], [step] * 2 + [0] * (4 - 2 * k))
 
 
 def python_record(kernel) -> tuple[Any, Any]:
