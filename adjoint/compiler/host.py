@@ -249,19 +249,25 @@ def _make_native_call(
                 write=write)  # fmt: skip
     owners: list[Any] = []
     given = [f"x{k}" for k in range(count)]
+    fixed = _fixed_numbers(program)
     for s in program.sources:
         if s.kind in ("argument", "tensor", "array") and not s.value.weak:
             owners.append(s.owner)
         else:
             owners.append(len(given))
-            given.append(_read(w, s.kind, s.owner))
+            inline = s.kind == "numbers" and s not in fixed and hasattr(s.owner, "text")
+            given.append(s.owner.text(w.name) if inline else _read(w, s.kind, s.owner))
     writes = _Writes(program, trace)
     if writes.twice() or (program.writes and writes.places != len(run.fresh)):
         return None
     native = run.entry_for(owners, writes.swapped, len(given), writes.graded)
+    containers: dict[str, str] = {}
     for k, (each, _) in enumerate(writes.cells):
-        w.add(f"c{k} = {_container(w, each.owner[0])}")
-        w.add(f"o{k} = {_read(w, 'cell', each.owner)}")
+        text = _container(w, each.owner[0])
+        if text not in containers:
+            containers[text] = f"c{k}"
+            w.add(f"c{k} = {text}")
+        w.add(f"o{k} = {containers[text]}[{w.name(each.owner[1])}]")
     before = {_read(w, "cell", each.owner): f"o{k}" for k, (each, _) in enumerate(writes.cells)}
     given = [before.get(text, text) for text in given]
     w.add(f"found = {w.name(native.call, 'entry')}({', '.join(given)})")
@@ -273,20 +279,22 @@ def _make_native_call(
         if undone:
             w.add("undo = []")
         w.add("try:")
-        for k, (each, at) in enumerate(writes.cells):
-            w.add(f"    c{k}[{w.name(each.owner[1])}] = found[{at}]")
+        owned = [each.owner for each, _ in writes.cells]
+        cells = [f"{containers[_container(w, held)]}[{w.name(key)}]" for held, key in owned]
+        for cell, (_, at) in zip(cells, writes.cells, strict=True):
+            w.add(f"    {cell} = found[{at}]")
         for each, at in writes.others:
             _write(w, each, at)
         w.add("except BaseException:")
         if undone:
             w.add("    take_back(undo)")
-        for k, (each, _) in enumerate(writes.cells):
-            w.add(f"    c{k}[{w.name(each.owner[1])}] = o{k}")
+        for k, cell in enumerate(cells):
+            w.add(f"    {cell} = o{k}")
         w.add(f"    exchange({w.name(writes.swapped)}, {w.name(writes.graded)}, found)")
         w.add("    raise")
     w.add("return found")
     made = w.function("call", given[:count])
-    w.fixed = {w.name(s.owner, "r"): s.owner.array for s in _fixed_numbers(program)}
+    w.fixed = {w.name(s.owner, "r"): s.owner.array for s in fixed}
     made.writer = w  # type: ignore[attr-defined]  # for ``make_direct``
     return made
 

@@ -250,8 +250,9 @@ class _Numbers:
         self.of, self.group, self.unit, self.i, self.ahead = optimizer.numbers, group, unit, i, ahead
         self.paths = [path for k, v in self.now().items() for path in _paths(v, (k,))]
         self.array = np.empty(len(self.paths))
+        self.pack = struct.Struct(f"{len(self.paths)}d").pack_into
         values = "".join([f", now{''.join([f'[{k!r}]' for k in path])}" for path in self.paths])
-        names = {"pack": struct.Struct(f"{len(self.paths)}d").pack_into, "out": self.array}
+        names = {"pack": self.pack, "out": self.array}
         self.store = eval(f"lambda now: pack(out, 0{values}) or out", names)
 
     def now(self, later: int = 0) -> dict[str, Any]:
@@ -261,6 +262,14 @@ class _Numbers:
 
     def __call__(self, later: int = 0) -> Any:
         return self.store(self.of({**self.group.hyper, "step": self.unit.steps[self.i] + self.ahead + later}))
+
+    def text(self, name: Callable[[Any], str]) -> str:
+        """Return a call as a Python expression; ``name`` returns a variable for an object."""
+        step = f"{name(self.unit)}.steps[{self.i}] + {self.ahead}"
+        now = f"now := {name(self.of)}({{**{name(self.group)}.hyper, 'step': {step}}})"
+        keys = ["".join([f"[{k!r}]" for k in path]) for path in self.paths]
+        values = ", ".join([f"({now}){keys[0]}", *(f"now{key}" for key in keys[1:])])
+        return f"{name(self.pack)}({name(self.array)}, 0, {values}) or {name(self.array)}"
 
     def rows(self, count: int) -> Any:
         """Return the numbers of the next ``count`` updates, one row each."""
