@@ -28,10 +28,10 @@ def explain(program: Native) -> str:
     """Describe a native program: one line per kernel and per NumPy call, in execution order."""
     taken = _times(program)
     rows: list[tuple[str, str, str]] = []
-    total = calls = k = 0
-    by_group: dict[int, list[Kernel]] = {}
-    for g, kernel in program.kernels:
-        by_group.setdefault(id(g), []).append(kernel)
+    total = calls = 0
+    by_group: dict[int, list[tuple[int, Kernel]]] = {}
+    for k, (g, kernel) in enumerate(program.kernels):
+        by_group.setdefault(id(g), []).append((k, kernel))
     for g in program.groups:
         if g.kind == "call":
             node = g.nodes[0]
@@ -39,13 +39,12 @@ def explain(program: Native) -> str:
             rows.append((_time(taken[node]), "", f"NumPy    {node.value.op.name}: {reason}"))
             calls += 1
             continue
-        for kernel in by_group.get(id(g), []):
+        for k, kernel in by_group.get(id(g), []):
             rows.append(_row(g, kernel, taken[k]))
             total += _bytes(kernel)
             if kernel.tables is not None:
                 body = kernel.tables.body.kernels
                 rows += [_row(inner, one, taken[k, j], "  ") for j, (inner, one) in enumerate(body)]
-            k += 1
     threads = f" in up to {program.threads} threads" if program.helped else ""
     times = [seconds for what, seconds in taken.items() if not isinstance(what, tuple)]
     whole = sum(times) if None not in times else None  # type: ignore[arg-type]  # no None is in it

@@ -132,8 +132,8 @@ class Memory:
         for k in range(len(self.groups)):
             for n in starts.get(k, ()):
                 spots = free.get(_bytes(n))
-                if spots:
-                    self.offset[n.id] = spots.pop()
+                if spots:  # the oldest: kernels that follow each other can then run at the same time
+                    self.offset[n.id] = spots.pop(0)
                 else:
                     self.offset[n.id] = self.size
                     self.size += _bytes(n)

@@ -39,6 +39,7 @@ __all__ = ["Native", "build"]
 
 CHUNK = 200_000.0  # simple operations per chunk of a loop
 HELPED = 100_000.0  # nanoseconds: shorter programs use no helper threads
+SPARE = 1 << 17  # bytes of workspace beyond the largest part, for kernels that run at the same time
 VIEWED = 1 << 16  # bytes of results from which on a view by NumPy is faster than a native copy
 NANOSECONDS = 0.02  # per simple operation, with 16 lanes
 
@@ -101,7 +102,7 @@ class Plan:
 
     def _make_kernels(self) -> None:
         """Make the kernels of all groups; NumPy calls divide them into ranges."""
-        self.space = 0
+        self.workspaces: list[tuple[int, list[Kernel]]] = []  # bytes, and the kernels that use them
         for g in self.groups:
             if g.kind == "call":
                 self.steps.append(g.nodes[0])
@@ -113,6 +114,29 @@ class Plan:
                 self.steps[-1] = last[0], len(self.kernels)
             else:
                 self.steps.append((before, len(self.kernels)))
+        self._place_workspaces()
+        self.runs: list[int] = []
+        for step in self.steps:
+            if isinstance(step, tuple):
+                part = self.kernels[slice(*step)]
+                runs = together(part, self.memory, self.stored)
+                self.kernels[slice(*step)] = [part[k] for run in runs for k in run]
+                self.runs += map(len, runs)
+
+    def _place_workspaces(self) -> None:
+        """Give kernels different parts of the workspace, so that they can run at the same time.
+
+        Beyond the size of the largest part plus ``SPARE`` bytes, parts are used again.
+        """
+        sizes = [size for size, _ in self.workspaces]
+        self.space = min(sum(sizes), max(sizes, default=0) + SPARE)
+        at = 0
+        for size, kernels in self.workspaces:
+            at = at if at + size <= self.space else 0
+            for k in kernels:
+                k.slots = [Slot(None, s.offset + at) if s.node is None else s for s in k.slots]
+                k.workspace = at, at + size
+            at += size
 
     def _kernels(self, g: Group) -> list[Kernel]:
         """Return the kernels of a group."""
@@ -120,7 +144,7 @@ class Plan:
         stored = [n for n in g.nodes if n.id in self.stored]
         if g.kind in ("loop", "conv_weight", *PRODUCTS):
             kernels, space = written(self.machine, g, stored, lambda: self._write(g, stored))
-            self.space = max(self.space, space)
+            self.workspaces.append((-(-space // 64) * 64, kernels))
             return kernels
         if g.kind == "scatter":
             return [scatter_kernel(self.machine, node)]
@@ -166,8 +190,6 @@ class Plan:
             rows.append((units.function(kernel.text), at, self.cuts[-1]))
             at += 8 * len(slots)
         self.functions = [r[0] for r in rows]
-        bounds = [step[0] for step in self.steps if isinstance(step, tuple)]
-        self.runs = together(self.kernels, self.memory, self.stored, bounds)
         self.records = pool.records(rows, self.runs)
         self.scale = NANOSECONDS * 16 / max(1, self.machine.lanes(np.float32))
         self.estimate = sum(k.cost for _, k in self.kernels) * self.scale

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from adjoint.compiler.emit.loop import Kernel
@@ -11,75 +11,70 @@ from adjoint.compiler.memory import Memory
 
 __all__ = ["together"]
 
-_MOST = 16  # kernels of a run; each is compared with all others
-
-
-class _Range(NamedTuple):
-    """Bytes ``low`` to ``high`` of the arena, or of the array of the node with the id ``array``."""
-
-    array: int | None
-    low: int
-    high: int
-
-    def meets(self, other: _Range) -> bool:
-        return self.array == other.array and self.low < other.high and other.low < self.high
+_MOST = 16  # kernels of a run
 
 
 class _Use(NamedTuple):
-    """The memory that a kernel writes, and all memory that it uses."""
+    """Bytes ``low`` to ``high`` of a buffer that a kernel of a run reads or writes.
 
-    group: Group
-    writes: list[_Range]
-    all: list[_Range]
-    workspace: bool
+    The buffer is a piece of the arena, by its offset there; the workspace; or the array of a node, by its id.
+    """
+
+    buffer: tuple[str, int]
+    low: int
+    high: int
+    writes: bool
+    run: int = 0
 
     def clashes(self, other: _Use) -> bool:
-        """Return whether one of two kernels must run before the other."""
-        if self.group is other.group or "repeat" in (self.group.kind, other.group.kind):
-            return True
-        if self.workspace and other.workspace:
-            return True
-        return _meet(self.writes, other.all) or _meet(other.writes, self.all)
+        """Return whether the kernels of two uses of one buffer must run one after the other."""
+        return (self.writes or other.writes) and self.low < other.high and other.low < self.high
 
 
-def _meet(some: Iterable[_Range], others: Sequence[_Range]) -> bool:
-    return any(x.meets(y) for x in some for y in others)
+def together(kernels: Sequence[tuple[Group, Kernel]], memory: Memory, stored: set[int]) -> list[list[int]]:
+    """Divide kernels into runs; threads may run the kernels of a run at the same time.
 
-
-def together(
-    kernels: Sequence[tuple[Group, Kernel]], memory: Memory, stored: set[int], bounds: Iterable[int]
-) -> list[int]:
-    """Divide kernels into runs that threads may run at the same time; return the length of each run.
-
-    ``stored`` are the ids of the nodes in memory.  A run does not continue past one of the ``bounds``, which
-    are kernel numbers.
+    Returns the numbers of the kernels of each run.  A kernel is in the run after the last one that it
+    depends on.  ``stored`` are the ids of the nodes in memory.
     """
-    ends = set(bounds)
-    found: list[int] = []
-    run: list[_Use] = []
+    runs: list[list[int]] = []
+    known: dict[tuple[str, int], list[_Use]] = {}  # by the buffer
+    last: Group | None = None
+    place = first = 0  # the run of the last kernel; the first run after the last loop
     for k, (group, kernel) in enumerate(kernels):
-        use = _use(group, kernel, memory, stored)
-        if k in ends or len(run) == _MOST or any(map(use.clashes, run)):
-            found.append(len(run))
-            run = []
-        run.append(use)
-    return [n for n in (*found, len(run)) if n]
+        uses = list(_uses(group, kernel, memory, stored))
+        earlier = [t.run + 1 for u in uses for t in known.get(u.buffer, ()) if u.clashes(t)]
+        place = max([first, *earlier, *([place + 1] if group is last else [])])
+        if group.kind == "repeat":  # it uses memory that is not in its slots
+            place = len(runs)
+            first = place + 1
+        while place < len(runs) and len(runs[place]) == _MOST:
+            place += 1
+        if place == len(runs):
+            runs.append([])
+        runs[place].append(k)
+        last = group
+        for u in uses:
+            _note(known.setdefault(u.buffer, []), u._replace(run=place))
+    return runs
 
 
-def _use(group: Group, kernel: Kernel, memory: Memory, stored: set[int]) -> _Use:
-    """Return the memory that a kernel uses."""
+def _note(uses: list[_Use], new: _Use) -> None:
+    """Add a use of a buffer; a write stands for the earlier uses of its bytes."""
+    if new.writes:
+        uses[:] = [u for u in uses if u.low < new.low or u.high > new.high]
+    uses.append(new)
+
+
+def _uses(group: Group, kernel: Kernel, memory: Memory, stored: set[int]) -> Iterator[_Use]:
+    """Yield the memory that a kernel uses."""
     made = {n.id for n in group.nodes if n.id in stored}
-    writes, used = [], []
-    for slot in kernel.slots:
-        if slot.node is None or slot.node.op in GIVEN:
+    for node in {s.node.id: s.node for s in kernel.slots if s.node is not None}.values():
+        if node.op in GIVEN:
             continue
-        base, offset = memory.place(slot.node)
-        size = slot.node.size * slot.node.dtype.itemsize
-        if base.id in memory.offset:
-            start = memory.offset[base.id] + offset
-            used.append(_Range(None, start, start + size))
-        else:
-            used.append(_Range(base.id, offset, offset + size))
-        if slot.node.id in made:
-            writes.append(used[-1])
-    return _Use(group, writes, used, any(s.node is None for s in kernel.slots))
+        base, start = memory.place(node)
+        spot = memory.offset.get(base.id)
+        buffer = ("array", base.id) if spot is None else ("arena", spot)
+        yield _Use(buffer, start, start + node.size * node.dtype.itemsize, node.id in made)
+    if any(slot.node is None for slot in kernel.slots):
+        yield _Use(("workspace", 0), *kernel.workspace, True)

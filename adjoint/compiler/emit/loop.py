@@ -40,10 +40,11 @@ class Kernel:
     """The text of a kernel, its slots, and the length of its outermost loop.
 
     The loop can be divided at multiples of ``unit``.  ``cost`` is the total work, in simple operations on one
-    element.  ``tables`` are those of a loop that runs records.
+    element.  ``tables`` are those of a loop that runs records.  ``workspace`` is the range of bytes of the
+    workspace that the kernel uses.
     """
 
-    __slots__ = ("cost", "length", "slots", "tables", "text", "unit")
+    __slots__ = ("cost", "length", "slots", "tables", "text", "unit", "workspace")
 
     def __init__(self, text: str, slots: list[Slot], length: int, unit: int, cost: float) -> None:
         self.text = text
@@ -52,6 +53,7 @@ class Kernel:
         self.unit = unit
         self.cost = cost
         self.tables: Any = None
+        self.workspace = 0, 0
 
 
 class Place:
