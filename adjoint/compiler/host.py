@@ -328,11 +328,13 @@ def make_direct(
     w = _Writer(ready=watch.ready, watch=watch, node=node, new=object.__new__, Tensor=Tensor)
     w.add("if not ready(*args): return NotImplemented")
     w.names |= {**native.names, "slow": lambda *_: NotImplemented}
-    if not watch.asks:
-        w.names |= {name: partial(itself, array) for name, array in native.fixed.items()}
     if count:
         w.add(f"{', '.join(f'x{k}' for k in range(count))}, = args")
-    w.lines += native.lines[:-1]  # without the return
+    lines = native.lines[:-1]  # without the return
+    for name, array in native.fixed.items() if not watch.asks else ():
+        w.names[name] = array
+        lines = [line.replace(f"{name}()", name) for line in lines]
+    w.lines += lines
     if recorder is not None:
         w.known = dict(native.known)
         w.lines += [f"    {line}" for line in recorder.lines(w.name)]
