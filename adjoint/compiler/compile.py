@@ -14,6 +14,7 @@ import numpy as np
 from adjoint import tree
 from adjoint.compiler.call import Call, Parameters
 from adjoint.compiler.check import Variables, run_both
+from adjoint.compiler.direct import Owner
 from adjoint.compiler.machine import binding
 from adjoint.compiler.reads import named_reads
 from adjoint.compiler.variant import Variant
@@ -91,7 +92,15 @@ def compile(
     return Compiled(as_function("compile", f), static, backend, limit, flush)
 
 
-class Compiled:
+class _Callable:
+    """An object with a ``__call__`` of its own, which is called without a method in between."""
+
+    __slots__ = ("__call__",)
+
+    __call__: Callable[..., Any]
+
+
+class Compiled(_Callable):
     """A compiled function, as returned by ``ad.compile``."""
 
     def __init__(
@@ -110,30 +119,36 @@ class Compiled:
         self._lock = threading.RLock()
         _everyone.add(self)
         self._warned = False
-        # runs the most recently used program; returns NotImplemented if something changed
-        self._direct: Callable[..., Any] | None = None
+        me = weakref.ref(self)  # no cycle: a compiled function is deleted with its last reference
+        self._owner = Owner(
+            lambda args, kwargs: me()._general(args, kwargs),  # type: ignore[union-attr]  # it is called
+            lambda error, args, kwargs: me()._explained(error, args, kwargs),  # type: ignore[union-attr]
+            lambda _: me()._enter(None),  # type: ignore[union-attr]
+            self._lock,
+        )
+        self._enter(None)
+
+    def _enter(self, direct: Callable[..., Any] | None) -> None:
+        """Make calls start with ``direct``, the direct function of a program, or with the general path."""
+        general = self._owner.general
+        self._direct = direct
+        self.__call__ = direct or (lambda *args, **kwargs: general(args, kwargs))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an instance, as a method does."""
         return self if instance is None else _Method(self, instance)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program for these arguments; trace the function first if there is none."""
+    def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program for any arguments; trace the function first if there is none."""
         try:
-            if (direct := self._direct) is not None and not kwargs:
-                with self._lock:
-                    found = direct(*args)
-                if found is not NotImplemented:
-                    return found
             return self._call(args, kwargs)
         except IndexError as error:
-            better = None if isinstance(error, AdjointError) else self._explained(args, kwargs)
+            better = self._explained(error, args, kwargs)
             if better is None:
                 raise
             raise better from None
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call in the general case: it did not match the program that can be called directly."""
         mode = compile_mode.get()
         if mode is False or self._inline():
             if mode is not False and special.count and (watcher := observer.get()) is not None:
@@ -142,9 +157,9 @@ class Compiled:
         found, plain = locked(self._lock, self._run, args, kwargs, mode)
         return returned(found) if plain and transform.get() is None else found
 
-    def _explained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+    def _explained(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
         """Return the error that eager code raises for an index out of range; None if there is none."""
-        if self._inline():
+        if isinstance(error, AdjointError) or self._inline():
             return None
         with self._lock:
             call = Call(args, kwargs, self._parameters)
@@ -156,11 +171,12 @@ class Compiled:
 
         In the mode "check" the function runs too, and is compared with the program.
         """
-        if self._variants and not kwargs and mode is True:
-            v = self._variants[0]
-            if len(args) == v.direct and v.fits(*args) and v.holds(*args):
-                self._direct = v.watched()
-                return v.run_direct(args), v.plain
+        if not kwargs and mode is True:
+            for n, v in enumerate(self._variants):
+                if len(args) == v.direct and v.fits(*args) and v.holds(*args):
+                    self._enter(None if n else v.make_direct(self._owner))
+                    self._variants.insert(0, self._variants.pop(n))
+                    return v.run_direct(args), v.plain
         call = Call(args, kwargs, self._parameters)
         if mode == "check":
             variables = Variables(named_reads(self._f, call.objects(self._parameters), []))
@@ -200,7 +216,8 @@ class Compiled:
 
     def _variant(self, call: Call) -> Variant:
         """Return the program for a call; trace the function if no program matches."""
-        variants, self._direct = self._variants, None
+        variants = self._variants
+        self._enter(None)
         for n, v in enumerate(variants):
             if v.key == call.key and v.holds(*call.moving):
                 if n:
@@ -288,7 +305,7 @@ class Compiled:
         """Delete all programs and the statistics."""
         with self._lock:
             self._variants.clear()
-            self._direct = None
+            self._enter(None)
             self._reasons.clear()
             self._warned = False
 

@@ -80,6 +80,7 @@ class Made(NamedTuple):
 # Number of 64-bit words in the header, in the row of an input, and in the row of an output; see ``Entry``.
 _HEADER, _GIVEN, _MADE = 17, 8, 8
 _SPARE = 5  # the word in the row of an output with the address of an array that the next call reuses
+RELEASING = 20_000  # nanoseconds: other threads run during a longer program
 RECYCLED = 1 << 16  # bytes: programs with at most as many bytes of outputs reuse the arrays they replaced
 
 
@@ -330,7 +331,7 @@ class Entry:
         rec = pool.records(
             [(r.function, t.ctypes.data, list(r.cuts)) for r, t in zip(records, tables, strict=True)], runs
         )
-        release = nanoseconds > 20_000
+        release = nanoseconds > RELEASING
         written, graded = (listed([x for t, k in each for x in (id(t), k, 0)]) for each in (writes, grads))
         size = sum(math.prod(m.shape) * np.dtype(m.dtype).itemsize for m in made)
         words[:] = (

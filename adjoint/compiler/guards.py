@@ -122,11 +122,11 @@ class ObjectGuard:
     def __init__(self, what: str, owner: Any) -> None:
         self.what = what
         self.owner = owner
-        self.attributes: dict[str, Any] = vars(owner)
         self.marks = _marks(owner)
         self._look()
 
     def _look(self) -> None:
+        self.attributes: dict[str, Any] = vars(self.owner)
         self.values = list(self.attributes.values())  # kept alive, so that no id is reused
         self.ids = [*map(id, self.values)]
         self.containers = [
@@ -137,7 +137,8 @@ class ObjectGuard:
 
     def holds(self) -> bool:
         """Return whether all attributes are unchanged; ids are compared first, because that is faster."""
-        if [*map(id, self.attributes.values())] != self.ids:
+        attributes = vars(self.owner)  # which may have been assigned
+        if attributes is not self.attributes or [*map(id, attributes.values())] != self.ids:
             if _marks(self.owner) != self.marks:
                 return False
             self._look()

@@ -1,4 +1,4 @@
-"""The Python part of a call, as two generated functions: one checks the guards; one reads, runs, writes."""
+"""The Python part of a call, as a generated function that reads the sources, runs the program and writes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adjoint.compiler.guards import Guard, itself, read_attributes
-from adjoint.compiler.replay import build
-from adjoint.compiler.trace import Held, hooks_of
-from adjoint.config import get_default_dtype, grad_mode, locked
-from adjoint.core.node import Node
+from adjoint.config import locked
 from adjoint.core.tensor import Tensor, committing, move_version, wrap
-from adjoint.grads.slots import sink
 
 if TYPE_CHECKING:
-    from adjoint.compiler.call import Wanted
-    from adjoint.compiler.joint import Recorder
     from adjoint.compiler.program import Instruction, Program, Source, Write
     from adjoint.compiler.trace import Trace
-    from adjoint.compiler.watch import Watch
 
-__all__ = ["make_call", "make_check", "make_direct", "make_fits", "write"]
+__all__ = ["Writer", "is_fresh", "make_call", "write"]
 
 
 Undo = list[tuple[Callable[..., None], Any, Any]]  # how to undo a write: a function and its arguments
@@ -51,23 +43,35 @@ def _put_grad(t: Tensor, grad: Any) -> None:
     t.grad = grad
 
 
-def set_grads(undo: Undo, tensors: list[Tensor], *values: Any) -> None:
-    """Set the gradients of several tensors."""
-    locked(committing, _set_grads, undo, tensors, values)
+def assign(
+    undo: Undo, written: list[Tensor], graded: list[Tensor], dropped: list[Tensor], *values: Any
+) -> None:
+    """Assign the arrays of tensors, the gradients of tensors, and None to the gradients of tensors.
+
+    ``values`` are the arrays, then the gradients.  Nothing is allocated between two assignments, so that no
+    finalizer sees, or changes, only some of them.
+    """
+    locked(committing, _assign, undo, written, graded, dropped, values)
 
 
-def _set_grads(undo: Undo, tensors: list[Tensor], values: Sequence[Any]) -> None:
-    for t, value in zip(tensors, values, strict=True):
-        extra = t._extra or t._need_extra()
-        undo.append((_put_grad, t, extra.grad))
-        extra.grad = wrap(value)
-
-
-def drop_grads(undo: Undo, tensors: list[Tensor]) -> None:
-    """Set the gradients of tensors to None."""
-    for t in tensors:
+def _assign(
+    undo: Undo, written: list[Tensor], graded: list[Tensor], dropped: list[Tensor], values: Sequence[Any]
+) -> None:
+    count = len(written)
+    extras = [t._extra or t._need_extra() for t in graded]
+    new: list[Any] = [wrap(v) for v in values[count:]]
+    for t in dropped:
         if t._extra is not None and t._extra.grad is not None:
-            set_grad(undo, t, None)
+            extras.append(t._extra)
+            new.append(None)
+            undo.append((_put_grad, t, t._extra.grad))
+    undo += [(_set_data, t, t._data) for t in written]
+    undo += [(_put_grad, t, e.grad) for t, e in zip(graded, extras, strict=False)]
+    for t, value in zip(written, values, strict=False):
+        t._data = value
+        move_version(t)
+    for e, grad in zip(extras, new, strict=True):
+        e.grad = grad
 
 
 def set_item(undo: Undo, container: Any, key: Any, value: Any) -> None:
@@ -85,7 +89,7 @@ def take_back(undo: Undo) -> None:
             function(a, b)
 
 
-class _Writer:
+class Writer:
     """Collects the lines of a generated function and the objects that they refer to."""
 
     def __init__(self, **names: Any) -> None:
@@ -115,85 +119,6 @@ class _Writer:
         return made
 
 
-def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[..., bool]:
-    """Return ``holds(*arguments)``, which returns whether all guards of a program hold.
-
-    ``count`` is the number of arguments.
-    """
-    w = _Writer(same=np.array_equal, hooks_of=hooks_of, Tensor=Tensor)
-    _check_tensors(w, trace)
-    positions = [h.argument for h in trace.held.values() if h.argument is not None]
-    if positions and trace.program.writes:  # an argument that is also a captured tensor needs another trace
-        ids = w.name(frozenset(id(h.tensor) for h in trace.held.values() if h.argument is None))
-        w.add(f"if {' or '.join(f'id(x{k}) in {ids}' for k in positions)}: return False")
-    _check_names(w, [g for g in guards if type(g) is Guard])
-    for g in guards:
-        if type(g) is not Guard:
-            w.add(f"if not {w.name(g.holds, 'g')}(): return False")
-    for array, copy in trace.fixed:
-        w.add(f"if not same({w.name(array)}, {w.name(copy)}): return False")
-    for function, part, found, _ in trace.decisions:
-        call = w.name(make_call(part, trace, build(part), count), "part")
-        given = ", ".join(f"x{k}" for k in range(count))
-        w.add(f"if {w.name(function)}({call}({given})[0]) != {w.name(found)}: return False")
-    w.add("return True")
-    return w.function("holds", [f"x{k}" for k in range(count)])
-
-
-def _check_names(w: _Writer, guards: Sequence[Guard]) -> None:
-    """Add the checks of variables; a guard is called only if the object is not the same as before."""
-    lines = []
-    for g in guards:
-        holds, value, seen = f"{w.name(g.holds, 'g')}()", _expression(w, g.read), w.name(g.seen)
-        if value == seen and not g.mutable:
-            continue  # an argument, which is part of the key
-        if value is not None and not g.mutable:
-            holds = f"({value} is {seen} or {holds})"
-        elif value is not None and g.ids is not None and isinstance(g.seen, (list, tuple)):
-            holds = f"((a := {value}) is {seen} and [*map(id, a)] == {w.name(g.ids)} or {holds})"
-        lines.append(f"    if not {holds}: return False")
-    if lines:
-        for line in ("try:", *lines, "except Exception: return False  # deleted"):
-            w.add(line)
-
-
-def _expression(w: _Writer, read: Any) -> str | None:
-    """Return an expression for the value that a guard reads; None if ``read`` must be called."""
-    if not isinstance(read, partial):
-        return None
-    if read.func is read_attributes:
-        inner = _expression(w, read.args[0])
-        return None if inner is None else ".".join([inner, *read.args[1]])
-    if read.func is itself:
-        return w.name(read.args[0])
-    if read.func is getattr:  # a closure variable
-        return f"{w.name(read.args[0])}.cell_contents"
-    space = getattr(read.func, "__self__", None)
-    return f"{w.name(space)}[{read.args[0]!r}]" if isinstance(space, dict) else None
-
-
-def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
-    """Return ``fits(*arguments)``, which returns whether the arguments match the key of a program."""
-    w = _Writer(Tensor=Tensor, grad_mode=grad_mode, dtype=get_default_dtype, sink=sink)
-    parts = []
-    tensors = []
-    for k, (kind, shape, dtype, node) in enumerate(specs):
-        data = f"x{k}._data" if kind is Tensor else f"x{k}"
-        parts.append(f"type(x{k}) is {w.name(kind, 'type')} and {data}.shape == {shape!r}")
-        parts.append(f"{data}.dtype is {w.name(dtype, 'd')}")
-        if kind is Tensor:
-            parts.append(
-                f"type(x{k}._node) is {w.name(Node, 'n')}"
-                if node is Node
-                else f"x{k}._node is {w.name(node)}"
-            )
-            tensors.append(f"x{k}")
-    parts += [f"{a} is not {b}" for n, a in enumerate(tensors) for b in tensors[:n]]
-    parts.append(f"(grad_mode.get(), dtype(), sink.get() is None) == {w.name(modes[:3])}")
-    w.add(f"return {' and '.join(parts)}")
-    return w.function("fits", [f"x{k}" for k in range(len(specs))])
-
-
 def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: int) -> Callable[..., Any]:
     """Return ``call(*arguments)``, which reads the sources, calls ``run``, writes, and returns the outputs.
 
@@ -213,19 +138,44 @@ def _make_python_call(
     program: Program, trace: Trace, run: Callable[..., Any], count: int
 ) -> Callable[..., Any]:
     """Return a ``call`` that reads and writes by Python."""
-    w = _Writer(
-        Tensor=Tensor, own=own, write=write, set_grad=set_grad, set_grads=set_grads,
-        drop_grads=drop_grads, set_item=set_item, take_back=take_back,
-    )  # fmt: skip
-    given = [_read(w, s.kind, s.owner) for s in program.sources]
-    for k, each in enumerate(given):
-        w.add(f"s{k} = {each}")
-    names = [f"s{k}" for k in range(len(given))]
-    w.add(f"found = {w.name(run, 'run')}({', '.join(names)})")
+    w = Writer()
+    add_call(w, program, trace, run)
+    w.add("return found")
+    made = w.function("call", [f"x{k}" for k in range(count)])
+    made.add_lines = partial(add_call, program=program, trace=trace, run=run)  # type: ignore[attr-defined]  # for ``direct``
+    return made
+
+
+def add_call(
+    w: Writer, program: Program, trace: Trace, run: Any, kinds: Sequence[type] | None = None
+) -> None:
+    """Add the lines that read the sources, call ``run`` and write; ``found`` has the outputs after that.
+
+    ``kinds`` are the types of the arguments, if they are known: arrays or tensors.  The lines of a short
+    program are repeated instead of a call of ``run``.
+    """
+    w.names |= {
+        "Tensor": Tensor, "own": own, "write": write, "set_grad": set_grad, "assign": assign,
+        "set_item": set_item, "take_back": take_back,
+    }  # fmt: skip
+    lines, used = getattr(run, "inline", (None, {}))
+    names = [f"v{s.value.id}" for s in program.sources]
+    for name, s in zip(names, program.sources, strict=True):
+        w.add(f"{name} = {_read(w, s.kind, s.owner, kinds)}")
+    if lines is None:
+        w.add(f"found = {w.name(run, 'run')}({', '.join(names)})")
+        made = []
+    else:
+        w.names |= used
+        w.lines += lines
+        made = [f"v{v.id}" for v in program.outputs()]
+        w.add(f"found = ({''.join(f'{name}, ' for name in made)})")
+        made = [name for name in made if name not in used]  # constants are global names
     shared = _shared(program, trace)
     if shared:
-        w.add(f"found = own(found, {w.name(shared)}, ({', '.join(names)}{',' if names else ''}))")
-    w.add(f"{' = '.join(names) or 's'} = None")  # a reference here would force a copy before each write
+        w.add(f"found = own(found, {w.name(shared)}, ({''.join(f'{name}, ' for name in names)}))")
+    # a reference here would force a copy before each write
+    w.add(f"{' = '.join(dict.fromkeys([*names, *made])) or 's'} = None")
     if program.writes:
         w.add("undo = []")
         w.add("try:")
@@ -233,8 +183,6 @@ def _make_python_call(
         w.add("except BaseException:")
         w.add("    take_back(undo)")
         w.add("    raise")
-    w.add("return found")
-    return w.function("call", [f"x{k}" for k in range(count)])
 
 
 def _make_native_call(
@@ -245,7 +193,7 @@ def _make_native_call(
         return None
     if any(s.kind == "draw" for s in program.sources):  # where Python must take over, it would draw again
         return None
-    w = _Writer(Tensor=Tensor, slow=slow, exchange=exchange, take_back=take_back, set_grad=set_grad,
+    w = Writer(Tensor=Tensor, slow=slow, exchange=exchange, take_back=take_back, set_grad=set_grad,
                 write=write)  # fmt: skip
     owners: list[Any] = []
     given = [f"x{k}" for k in range(count)]
@@ -311,41 +259,6 @@ def _fixed_numbers(program: Program) -> list[Source]:
     return [s for s in program.sources if s.value.id in used and s.owner.constant(used[s.value.id])]
 
 
-def make_direct(
-    execute: Callable[..., Any], count: int, watch: Watch, node: Any, recorder: Recorder | None
-) -> Callable[..., Any] | None:
-    """Return a function that checks the guards natively, runs the program, and returns one tensor.
-
-    It returns NotImplemented if something has changed.  ``node`` is the node of the result; a recorder makes
-    a new one at each call.  None is returned instead of a function if there is no native entry.  The lines of
-    ``execute``, which ``make_call`` made, are repeated here, because calling it would take longer than
-    running them.  While the native check watches the hyper-parameters, numbers that depend only on them are
-    not read again: a call after the last full check has read them.
-    """
-    native = getattr(execute, "writer", None)
-    if native is None:
-        return None
-    w = _Writer(ready=watch.ready, watch=watch, node=node, new=object.__new__, Tensor=Tensor)
-    w.add("if not ready(*args): return NotImplemented")
-    w.names |= {**native.names, "slow": lambda *_: NotImplemented}
-    if count:
-        w.add(f"{', '.join(f'x{k}' for k in range(count))}, = args")
-    lines = native.lines[:-1]  # without the return
-    for name, array in native.fixed.items() if not watch.asks else ():
-        w.names[name] = array
-        lines = [line.replace(f"{name}()", name) for line in lines]
-    w.lines += lines
-    if recorder is not None:
-        w.known = dict(native.known)
-        w.lines += [f"    {line}" for line in recorder.lines(w.name)]
-    for line in (
-        "watch.failures = 0", "watch.calls += 1", "t = new(Tensor)", "t._data = found[0]", "t._node = node",
-        "t._version = 0", "t._extra = None", "return t",
-    ):  # fmt: skip
-        w.add(line)
-    return w.function("direct", ["*args"])
-
-
 class _Writes:
     """The writes of a program with their positions in the outputs: by the native entry, and the others."""
 
@@ -387,30 +300,28 @@ def exchange(
         _put_grad(t, found[place])
 
 
-def _write_all(w: _Writer, program: Program) -> None:
+def _write_all(w: Writer, program: Program) -> None:
     """Generate the lines that write: first the writes that can be undone, then the updates of optimisers."""
     place = len(program.results)
-    dropped: list[Tensor] = []
-    owners: list[Tensor] = []
-    values: list[str] = []
+    owners: dict[str, list[Tensor]] = {"data": [], "grad": [], "none": []}
+    values: dict[str, list[str]] = {"data": [], "grad": []}
     calls = []
     for each in program.writes:
-        if each.kind == "grad" and not isinstance(each.owner, int):
+        if each.kind in values and not isinstance(each.owner, int):
             if each.values[0] is None:
-                dropped.append(each.owner)
+                owners["none"].append(each.owner)
             else:
-                owners.append(each.owner)
-                values.append(f"found[{place}]")
+                owners[each.kind].append(each.owner)
+                values[each.kind].append(f"found[{place}]")
                 place += 1
         elif each.kind == "call":
             calls.append((each, place))
             place += len(each.values)
         else:
             place = _write(w, each, place)
-    if owners:
-        w.add(f"    set_grads(undo, {w.name(owners)}, {', '.join(values)})")
-    if dropped:
-        w.add(f"    drop_grads(undo, {w.name(dropped)})")
+    if any(owners.values()):
+        given = [w.name(each) for each in owners.values()] + values["data"] + values["grad"]
+        w.add(f"    assign(undo, {', '.join(given)})")
     for each, at in calls:
         _write(w, each, at)
 
@@ -443,7 +354,7 @@ def _shared(program: Program, trace: Trace) -> list[int]:
         if s.kind not in _OWN and not (s.kind == "argument" and s.owner in tensors):
             users.add(s.value.id)
     for i in program.body:
-        if not _is_fresh(i):
+        if not is_fresh(i):
             # a view has the dtype of its base, or is a part of complex numbers
             kinds = {a.dtype for a in i.args if getattr(a, "id", None) in users}
             mixed = any(k.kind == "c" for k in kinds)
@@ -454,7 +365,7 @@ def _shared(program: Program, trace: Trace) -> list[int]:
 _OWN = ("tensor", "draw", "number")  # sources whose arrays no user can write to
 
 
-def _is_fresh(i: Instruction) -> bool:
+def is_fresh(i: Instruction) -> bool:
     """Return whether an instruction always returns new arrays."""
     forward = i.op.forward
     return (
@@ -462,38 +373,10 @@ def _is_fresh(i: Instruction) -> bool:
     )
 
 
-def _check_tensors(w: _Writer, trace: Trace) -> None:
-    """Generate the checks of captured tensors."""
-    for h in trace.held.values():
-        if h.argument is None:
-            t, symbol = w.name(h.tensor, "t"), h.symbol
-            w.add(f"a = {t}._data")
-            w.add(
-                f"if a.shape != {symbol.shape!r} or a.dtype is not {w.name(symbol.dtype, 'd')}"
-                f" or {_node_changed(w, t, h)}: return False"
-            )
-            if h.node is not None:
-                w.add(f"e = {t}._extra")
-                w.add(
-                    "if e is not None and (e.hooks is not None or e.post_hooks is not None)"
-                    f" and hooks_of({t}) != {w.name(h.hooks)}: return False"
-                )
-    for h in trace.grad_guards():
-        owner = w.name(h.tensor, "t") if h.argument is None else f"x{h.argument}"
-        w.add(f"e = {owner}._extra")
-        none = "e is None or e.grad is None"
-        w.add(f"if {f'not ({none})' if h.grad is None else none}: return False")
-    w.add("e = None")
-
-
-def _node_changed(w: _Writer, t: str, h: Held) -> str:
-    """Return an expression that is true if the node of a tensor has changed."""
-    if type(h.node) is Node:
-        return f"type({t}._node) is not {w.name(Node, 'n')}"
-    return f"{t}._node is not {w.name(h.node, 'n')}"
-
-
-def _read(w: _Writer, kind: str, owner: Any) -> str:
+def _read(w: Writer, kind: str, owner: Any, kinds: Sequence[type] | None = None) -> str:
+    """Return an expression for the value of a source; ``kinds`` are the types of the arguments."""
+    if kind == "argument" and kinds is not None:
+        return f"x{owner}._data" if kinds[owner] is Tensor else f"x{owner}"
     if kind == "argument":
         return f"x{owner}._data if isinstance(x{owner}, Tensor) else x{owner}"
     if kind == "tensor":
@@ -510,13 +393,13 @@ def _read(w: _Writer, kind: str, owner: Any) -> str:
     return f"{w.name(owner, 'r')}()"
 
 
-def _container(w: _Writer, container: Any) -> str:
+def _container(w: Writer, container: Any) -> str:
     """Return an expression for a list or a dictionary; see ``Trace.cell``."""
     owner, attribute = getattr(container, "held_by", (None, ""))
     return w.name(container) if owner is None else f"{w.name(owner)}.{attribute}"
 
 
-def _write(w: _Writer, each: Write, place: int) -> int:
+def _write(w: Writer, each: Write, place: int) -> int:
     """Add the lines of one write, whose values start at index ``place`` of the outputs.
 
     Return the index at which the values of the next write start.

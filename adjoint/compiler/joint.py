@@ -35,7 +35,7 @@ class Backward:
     results.
     """
 
-    __slots__ = ("captured", "flows", "fresh", "program", "residuals", "run", "wanted")
+    __slots__ = ("captured", "flows", "fresh", "program", "reads", "residuals", "run", "wanted")
 
     def __init__(
         self, trace: Trace, inputs: Sequence[Any], outs: Sequence[Tensor], build: Callable[[Program], Any]
@@ -68,6 +68,9 @@ class Backward:
         used = {a.id: a for i in self.program.body for a in i.args if isinstance(a, Symbolic)}
         used |= {v.id: v for v in values if v is not None}
         self.residuals = [v for k, v in used.items() if k not in made]
+        read = {v.id for v in (*self.residuals, *(s.value for s in fresh))}
+        # whether the backward reads this operand itself
+        self.reads = [id(t) in trace.held and trace.held[id(t)].symbol.id in read for t in operands]
         self.program.sources = [
             *(Source("argument", v, None) for v in (*self.residuals, *(s._data for s in seeds))),
             *fresh,
@@ -157,6 +160,8 @@ class Recorder:
         data = outs[0]._data if self.results == 1 else tuple([t._data for t in outs])
         # all values are kept, whichever gradients are wanted
         node = make_node(self.op, 0, tensors, values, {"fixed": fixed}, parents, data)
+        versions = [(t, t._version) for t, read in zip(tensors, self.back.reads, strict=False) if read]
+        node.versions = tuple([each for each in versions if type(each[0]._node) is not Node]) or None
         if self.results == 1:
             outs[0]._node = node
             return outs
@@ -177,10 +182,10 @@ class Recorder:
         nodes += [Node if type(t._node) is Node else t._node for t in self.back.captured]
         places += map(name, self.back.captured)
         parents, values, versions = [], [], []
-        for x, kind, node in zip(places, kinds, nodes, strict=True):
+        for x, kind, node, read in zip(places, kinds, nodes, self.back.reads, strict=True):
             parents.append(x if node is LEAF else f"{x}._node" if node is Node else "None")
             values.append(x if kind is np.ndarray else f"{x}._data")
-            if kind is Tensor and node is not Node:
+            if kind is Tensor and node is not Node and read:
                 versions.append(f"({x}, {x}._version),")
         values += [f"found[{k}]" for k in range(self.kept.start, self.kept.stop)]
         parents += ["None"] * len(self.nothing)
@@ -188,7 +193,7 @@ class Recorder:
         filled = {
             "op": name(self.op), "seq": f"{name(next_seq)}()", "parents": f"({', '.join(parents)},)",
             "args": f"({', '.join(values)},)", "versions": f"({' '.join(versions)})" if versions else "None",
-            "out": "None", "params": f"{{'fixed': {name(self.owner.fixed)}}}", "shape": repr(shape),
+            "out": "None", "params": name({"fixed": self.owner.fixed}), "shape": repr(shape),
             "dtype": name(dtype), "extra": "None",
         }  # fmt: skip
         return [f"node = {name(Node)}()", *(f"node.{slot} = {value}" for slot, value in filled.items())]

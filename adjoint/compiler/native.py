@@ -24,7 +24,7 @@ from adjoint.compiler.emit.move import place_kernels, scatter_kernel
 from adjoint.compiler.emit.product import conv_weight_kernels, product_kernels
 from adjoint.compiler.emit.repeat import driver_kernel
 from adjoint.compiler.emit.steps import small_kernel
-from adjoint.compiler.entry import Entry, Given, Made, Record, layout
+from adjoint.compiler.entry import RELEASING, Entry, Given, Made, Record, layout
 from adjoint.compiler.fuse import GIVEN, PRODUCTS, Group, fuse
 from adjoint.compiler.lower import Lowered, lower
 from adjoint.compiler.machine import machine
@@ -254,6 +254,10 @@ class Native(Plan):
         if all(n.op == "copy" for g in self.groups for n in g.nodes):
             return bool(self.kernels) and sum(v.node.size * v.dtype.itemsize for v in self.fresh) <= VIEWED
         return bool(self.kernels)
+
+    def is_atomic(self) -> bool:
+        """Return whether no other thread runs during a call."""
+        return self.entry is not None and self.estimate <= RELEASING
 
     def _make_entry(self) -> Entry | None:
         """Return the native entry, or None if the program has none (see ``entry_for``)."""

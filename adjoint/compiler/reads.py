@@ -26,6 +26,7 @@ _MOST = 100  # elements of a container that are visited
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
 _BINDERS = (staticmethod, classmethod, property, functools.cached_property)
+_BY_NAME = ("getattr", "attrgetter", "vars", "__dict__")  # read attributes whose names are strings
 _NOTHING = object()
 
 
@@ -204,6 +205,8 @@ def _loads(outer: types.CodeType) -> list[_Load]:
         instructions = [
             i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "NOP", "PUSH_NULL")
         ]
+        if any(i.argval in _BY_NAME for i in instructions):
+            found += [_Load("free", name, (name,)) for name in _strings(code.co_consts)]
         used = 0  # instructions before this one belong to a chain
         for n, i in enumerate(instructions):
             names = i.argval if isinstance(i.argval, tuple) else (i.argval,)  # two loads in one instruction
@@ -224,6 +227,15 @@ def _loads(outer: types.CodeType) -> list[_Load]:
             found += [_Load(kind, name, ()) for name in names[:-1]]
             found.append(_Load(kind, names[-1], tuple(chain)))
     return list(dict.fromkeys(found))
+
+
+def _strings(constants: tuple[Any, ...]) -> Iterator[str]:
+    """Yield the names of attributes among the constants of a function: "a" and "b" for "a.b"."""
+    for c in constants:
+        if isinstance(c, tuple):
+            yield from _strings(c)
+        elif isinstance(c, str):
+            yield from (name for name in c.split(".") if name.isidentifier())
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -20,6 +20,7 @@ __all__ = ["build", "forward_of"]
 
 _FLOATS = "fd"
 _FOLDED = 64  # elements: larger constants are computed at each call
+_INLINED = 32  # lines: the function that calls a longer program does not repeat its lines
 
 
 def build(program: Program) -> Callable[..., tuple[Any, ...]]:
@@ -130,11 +131,13 @@ class _Builder:
                 self._instruction(n, i, indent)
             self._drop(n, i, indent)
         found = ", ".join(f"v{o.id}" for o in self.outputs)
-        self.lines.append(f"    return ({found}{',' if found else ''})")
-        source = "\n".join([f"def run({given}):", *self.lines])
+        end = f"    return ({found}{',' if found else ''})"
+        source = "\n".join([f"def run({given}):", *self.lines, end])
         exec(compile(source, "<ad.compile>", "exec"), self.names)
         run: Callable[..., tuple[Any, ...]] = self.names["run"]
         run.__doc__ = source
+        if len(self.lines) <= _INLINED:
+            run.inline = self.lines, self.names  # type: ignore[attr-defined]  # for ``host``
         return run
 
     def _branch(self, n: int, i: Instruction, indent: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from adjoint import tree
 from adjoint.compiler import native, replay
 from adjoint.compiler.advances import Advances
 from adjoint.compiler.call import Call, Parameters, Wanted
+from adjoint.compiler.direct import Owner, make_check, make_direct, make_fits
 from adjoint.compiler.explain import explain
 from adjoint.compiler.guards import Guard, ObjectGuard
-from adjoint.compiler.host import make_call, make_check, make_direct, make_fits
+from adjoint.compiler.host import make_call
 from adjoint.compiler.joint import Backward, Recorder
 from adjoint.compiler.machine import has_llvm
 from adjoint.compiler.reads import named_reads
@@ -27,14 +29,13 @@ from adjoint.compiler.repeat import UnrollError
 from adjoint.compiler.symbolic import Number, Symbolic
 from adjoint.compiler.trace import Trace
 from adjoint.compiler.watch import Watch, possible
-from adjoint.config import grad_mode
+from adjoint.config import grad_mode, special, transform
 from adjoint.core.node import LEAF, Node
 from adjoint.core.record import node_of
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.user_code import warn
 from adjoint.engine.pull import release
 from adjoint.errors import GraphReleasedError
-from adjoint.transforms.arrays import returned
 from adjoint.transforms.calls import new_op
 from adjoint.transforms.inputs import name_of
 from adjoint.words import count
@@ -56,7 +57,7 @@ class Variant:
         self.name = name_of(f)
         self.backend = backend if backend != "auto" or has_llvm() else "replay"
         self.native: native.Native | None = None
-        self.run_single: dict[bool, Callable[..., Any] | None] = {}  # see ``watched``
+        self.directs: dict[Any, Callable[..., Any]] = {}  # see ``make_direct``
         self.build = functools.partial(native.build, flush=flush)
         self.key = call.key
         self.structure = call.structure
@@ -109,7 +110,7 @@ class Variant:
         self.fits = make_fits(self.specs, call.key[2])
         # whether the result is one tensor
         self.single = self.outs == [("value", 0)] and self.result.kind is tree.Structure.LEAF
-        self.watch = self._watch()
+        self.watch = None if self.native is None else self._watch()
         self.build_seconds = time.perf_counter() - start - self.trace_seconds
 
     def _go_native(self) -> None:
@@ -134,7 +135,7 @@ class Variant:
             return
         self.native = built
         self.execute = make_call(self.program, self.trace, built, len(self.moves))
-        self.run_single.clear()
+        self.directs.clear()
         if self.backend == "auto":
             self.watch = self._watch()
             self.build_seconds += time.perf_counter() - start
@@ -249,44 +250,41 @@ class Variant:
             t._node = self.spent[0]
         return t
 
-    def watched(self) -> Callable[..., Any] | None:
+    def make_direct(self, owner: Owner) -> Callable[..., Any] | None:
         """Return a function of the arguments that runs the program; call this after a check of all guards.
 
-        The function returns NotImplemented if the native check of the guards finds a change.  None is
-        returned if there is no native check.
+        The function passes the call to ``owner`` if something has changed.  None is returned if calls may not
+        skip the general path.
         """
-        watch = self.watch
-        if watch is None:
+        if self.waits or special.count:
             return None
-        watch.renew()
-        ready, plain = watch.ready, self.plain and watch.plain
-        if self.single and not plain:
-            if watch.asks not in self.run_single:
-                node = self.spent[0] if self.spent else None
-                self.run_single[watch.asks] = make_direct(
-                    self.execute, len(self.moves), watch, node, self.recorder
-                )
-            found = self.run_single[watch.asks]
-            if found is not None:
-                return found
+        watch = self.watch
+        if watch is not None:
+            watch.renew()
+            watch = watch if watch.is_on() else None
+        key = transform.get(), None if watch is None else watch.asks
+        if key not in self.directs:
+            self.directs[key] = make_direct(self, watch, owner)
+        return self.directs[key]
 
-        def run(*args: Any) -> Any:
-            if not ready(*args):
-                return NotImplemented
-            watch.failures = 0
-            found = self.run_direct(args)
-            return returned(found) if plain else found
+    def can_watch(self) -> bool:
+        """Return whether the guards can be checked natively."""
+        trace = self.trace
+        given = any(h.argument is not None for h in trace.grad_guards())
+        return self.direct >= 0 and not (trace.fixed or trace.decisions or given) and possible()
 
-        return run
+    def start_watch(self) -> None:
+        """Check the guards natively from now on: the program has run often."""
+        self.directs.clear()
+        with suppress(Exception):  # llvmlite cannot be imported
+            self.watch = self._watch()
 
     def _watch(self) -> Watch | None:
         """Return a new native check of the guards; None if they cannot be checked natively."""
         trace = self.trace
-        if self.native is None or self.direct < 0 or trace.fixed or trace.decisions or not possible():
+        if not self.can_watch():
             return None
         outside = [h for h in trace.held.values() if h.argument is None]
-        if any(h.argument is not None for h in trace.grad_guards()):
-            return None
         held = [(h.tensor, h.symbol.shape, h.symbol.dtype) for h in outside]
         return Watch(self.specs, held, [(h.tensor, h.grad is None) for h in trace.grad_guards()], self.guards)
 

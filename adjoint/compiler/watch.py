@@ -35,6 +35,7 @@ _DEEPEST = 4
 # (guards of optimisers have one: a schedule changes the rate at each step).  After twice as many, the native
 # check is given up.
 _TRIES = 3
+_MANAGED = 1 << 4  # the flag Py_TPFLAGS_MANAGED_DICT of a class
 _IN_USE = 16  # the word that is 1 while the rows that the words point to are read or written
 
 
@@ -157,8 +158,7 @@ class Watch:
     ) -> None:
         self.grads, self.guards, self.tensors = grads, guards, [t for t, _, _ in held]
         self.failures = 0
-        self.calls = 0  # of the program, after this check alone
-        self.plain = False  # whether no transform was active
+        self.calls = self.known = 0  # of the program, after this check alone: now, and at the last renewal
         self.asks = False
         self._fixed: list[Any] = []
         rows = [
@@ -196,9 +196,13 @@ class Watch:
         finally:
             self.words[_IN_USE] = 0
 
+    def is_on(self) -> bool:
+        """Return whether ``ready`` can return True."""
+        return bool(self.words[0] >= 0)
+
     def _record(self) -> None:
-        self.failures += 1
-        self.plain = transform.get() is None
+        self.failures = self.failures + 1 if self.calls == self.known else 1
+        self.known = self.calls
         self.asks |= self.failures > _TRIES
         if self.failures > 2 * _TRIES:
             return
@@ -306,6 +310,7 @@ class _Seen:
             self.items += [(id(value), id(k), 0) for k in value]
 
     def _object(self, g: ObjectGuard) -> None:
+        self._dictionary(g.owner, g.attributes)
         self.word(g.attributes, self.at.version)
         for inner in g.containers:
             self._value(inner.seen, 0)
@@ -341,10 +346,21 @@ class _Seen:
             or hasattr(getattr(type(owner), name, None), "__set__")
         ):
             raise _Unknown
+        self._dictionary(owner, space)
         if hasattr(owner, "named_parameters"):  # a module: one word for all of its attributes
             self.word(space, self.at.version)
         else:
             self._item(space, name)
+
+    def _dictionary(self, owner: Any, space: dict[str, Any]) -> None:
+        """Record the word of an object that refers to the dictionary of its attributes."""
+        kind = type(owner)
+        # the words before an object, for classes whose dictionaries CPython manages
+        offsets = range(-32, 0, 8) if kind.__flags__ & _MANAGED else (kind.__dictoffset__,)
+        found = [k for k in offsets if k and entry._words(id(owner) + k, 1)[0] == id(space)]
+        if len(found) != 1:
+            raise _Unknown
+        self.word(owner, found[0])
 
     def _item(self, space: dict[Any, Any], key: Any) -> None:
         """Record the identity of an item of a dictionary."""

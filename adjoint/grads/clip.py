@@ -224,7 +224,7 @@ def clip_grad_norm(target: Any, max_norm: float, p: float = 2.0, *, nonfinite: s
     _check_policy(nonfinite)
     places = _places("clip_grad_norm", target)
     clip = partial(_clip_norm, "clip_grad_norm", bound=bound, p=p, nonfinite=nonfinite)
-    return float(clip(places)) if _trace() is None else _clip_traced(clip, places)
+    return float(clip(places)) if _trace() is None else _clip_traced(clip, places, nonfinite == "raise")
 
 
 def _clip_norm(what: str, places: list[_Place], bound: float, p: float, nonfinite: str) -> float:
@@ -243,8 +243,13 @@ def _trace() -> Any:
     return tracing.get() if special.count else None
 
 
-def _clip_traced(clip: Callable[[list[_Place]], Any], places: list[_Place], kind: Any = np.float64) -> Any:
-    """Make the compiled function call ``clip`` at each call; return the symbol of its result."""
+def _clip_traced(
+    clip: Callable[[list[_Place]], Any], places: list[_Place], raises: bool, kind: Any = np.float64
+) -> Any:
+    """Make the compiled function call ``clip`` at each call; return the symbol of its result.
+
+    If ``clip`` raises for some gradients, it is called even if nothing uses its results.
+    """
     trace, labels = _trace(), [place.label for place in places]
     params = [place.param for place in places if place.param is not None]
     several = len(params) == len(places)
@@ -261,7 +266,7 @@ def _clip_traced(clip: Callable[[list[_Place]], Any], places: list[_Place], kind
 
     given = [place.grad for place in places]
     specs = [((), np.dtype(kind)), *((g.shape, g.dtype) for g in given)]
-    number, *clipped = trace.call("clip", run, [*given, *(params if several else ())], specs)
+    number, *clipped = trace.call("clip", run, [*given, *(params if several else ())], specs, not raises)
     for place, value in zip(places, clipped, strict=True):
         place.put(wrap(value))
     return number.as_number()
@@ -337,7 +342,8 @@ def clip_grad_norm_by_group(
             name: partial(_clip_norm, f"{what}: group {name!r}", bound=bounds[name], p=p, nonfinite=nonfinite)
             for name in found
         }
-        return {name: _clip_traced(clips[name], places) for name, places in found.items()}
+        raises = nonfinite == "raise"
+        return {name: _clip_traced(clips[name], places, raises) for name, places in found.items()}
     norms = {name: norm_parts((place.grad for place in places), p) for name, places in found.items()}
     for name, (norm, _) in norms.items():
         if not math.isfinite(norm) and nonfinite == "raise":
@@ -405,7 +411,7 @@ def clip_grad_value(target: Any, max_value: float) -> None:
     if _trace() is None:
         _clip_values(places, bound)
     else:
-        _clip_traced(partial(_clip_values, bound=bound), places)
+        _clip_traced(partial(_clip_values, bound=bound), places, raises=False)
 
 
 def _clip_values(places: list[_Place], bound: float) -> None:
@@ -472,7 +478,7 @@ def clip_grad_adaptive(params: Any, clipping: float = 0.01, *, eps: float = 1e-3
                 "Gradients store, not a dictionary of gradients."
             )
     clip = partial(_clip_units, factor=factor, floor=floor, axis=axis)
-    return int(clip(places)) if _trace() is None else _clip_traced(clip, places, np.int64)
+    return int(clip(places)) if _trace() is None else _clip_traced(clip, places, True, np.int64)
 
 
 def _clip_units(places: list[_Place], factor: float, floor: float, axis: int) -> int:

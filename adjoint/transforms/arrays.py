@@ -13,7 +13,7 @@ from adjoint.core.lifted import enclosing
 from adjoint.core.record import tracked
 from adjoint.core.tensor import Tensor, exclusive_count
 
-__all__ = ["arrays", "given_arrays", "outermost", "returned"]
+__all__ = ["arrays", "given_arrays", "outermost", "owned", "returned"]
 
 _EXCLUSIVE = exclusive_count()
 
@@ -62,6 +62,14 @@ def arrays(tensors: list[Any]) -> list[Any]:
     """Return tensors that are not part of a graph as arrays and NumPy scalars; empty the list."""
     held = [t._data for t in tensors]
     tensors.clear()  # now only ``held`` holds memory that nothing else needs
+    return owned(held)
+
+
+def owned(held: list[Any]) -> list[Any]:
+    """Replace the arrays in a list by scalars and by arrays that nothing else refers to; return the list.
+
+    Nothing but the list should refer to them, because then they are copied.
+    """
     for i in range(len(held)):
         data = held[i]
         if not data.ndim:

@@ -1,0 +1,300 @@
+"""The direct function of a program: a generated function that checks, runs and wraps the results of a call.
+
+A compiled function calls it first.  It handles calls that match the program that ran last, and passes all
+others to the general path of the compiled function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint import tree
+from adjoint.compiler.guards import Guard, itself, read_attributes
+from adjoint.compiler.host import Writer, is_fresh, make_call
+from adjoint.compiler.replay import build
+from adjoint.compiler.sources import Held, hooks_of
+from adjoint.config import get_default_dtype, special
+from adjoint.context import compile_mode, default_dtype, enclosing, grad_mode, sink, transform
+from adjoint.core.node import Node
+from adjoint.core.tensor import Tensor
+from adjoint.transforms.arrays import owned, returned
+
+if TYPE_CHECKING:
+    from adjoint.compiler.call import Wanted
+    from adjoint.compiler.trace import Trace
+    from adjoint.compiler.variant import Variant
+    from adjoint.compiler.watch import Watch
+
+__all__ = ["Owner", "make_check", "make_direct", "make_fits"]
+
+# Compared by identity.  The trace that runs is not among them: ``special.count`` is not 0 during a trace.
+_CONTEXTS = (compile_mode, enclosing, transform, grad_mode, default_dtype)
+_MISS = "return general(args, kwargs)"
+WATCHED = 1000  # calls that are checked by Python code, before the native check is loaded for NumPy programs
+
+
+class Owner(NamedTuple):
+    """What a direct function needs of its compiled function."""
+
+    general: Callable[[Any, Any], Any]  # runs a call, given its arguments and keyword arguments
+    explained: Callable[[Exception, Any, Any], Exception | None]  # of an IndexError: a better error, or None
+    leave: Callable[[Any], None]  # makes the next call take the general path
+    lock: Any
+
+
+def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., Any]:
+    """Return a function of the arguments that runs a program if its guards hold.
+
+    The guards are checked by ``watch``, or by Python code if that is None.  The lines of ``v.execute`` are
+    repeated here, because calling it would take longer than running them.  While the native check watches the
+    hyper-parameters, numbers that depend only on them are not read again: a call after the last full check
+    has read them.
+
+    A program that changes nothing runs without the lock, unless it is native code during which other threads
+    run.
+    """
+    w = Writer(**owner._asdict(), special=special, new=object.__new__, Tensor=Tensor, ndarray=ndarray,
+               asarray=np.asarray)  # fmt: skip
+    native = getattr(v.execute, "writer", None)
+    if native is not None:
+        w.names |= {**native.names, "slow": lambda *given: owner.general(given, {})}
+        w.known = dict(native.known)
+    given = "".join(f"x{k}, " for k in range(v.direct))
+    w.add(f"if kwargs or {f'len(args) != {v.direct}' if given else 'args'}: {_MISS}")
+    if given:
+        w.add(f"{given}= args")
+    if watch is not None:
+        w.add(f"if not {w.name(watch.ready, 'ready')}({given}): {_MISS}")
+    else:
+        _add_modes(w)
+        _add_fits(w, v.specs)
+        add_check(w, v.trace, v.guards, v.direct, _MISS)
+    w.add("try:")
+    start = len(w.lines)
+    if native is not None:
+        w.lines += native.lines[:-1]  # without the return
+        for name, array in native.fixed.items() if watch is not None and not watch.asks else ():
+            w.names[name] = array
+            w.lines[start:] = [line.replace(f"{name}()", name) for line in w.lines[start:]]
+    else:
+        v.execute.add_lines(w, kinds=[s.kind for s in v.specs])  # type: ignore[attr-defined]  # see ``make_call``
+    if watch is None and v.watch is None and v.calls < WATCHED and v.can_watch():
+        w.add(f"n = {w.name(v)}.calls = {w.name(v)}.calls + 1")
+        w.add(f"if n == {WATCHED}: leave({w.name(v.start_watch)}())")
+    else:
+        w.add(f"{w.name(v if watch is None else watch)}.calls += 1")
+    _add_results(w, v)
+    w.lines[start:] = [f"    {line}" for line in w.lines[start:]]
+    w.add("except IndexError as error:")
+    w.add("    better = explained(error, args, kwargs)")
+    w.add("    if better is None: raise")
+    w.add("    raise better from None")
+    if v.impure or not (v.native is None or v.native.is_atomic()):
+        w.lines = ["    with lock:", *(f"    {line}" for line in w.lines)]
+    return w.function("direct", ["*args", "**kwargs"])
+
+
+def _add_modes(w: Writer) -> None:
+    """Add the check that the modes of the library are those of now."""
+    parts = ["special.count"]
+    for variable in _CONTEXTS:
+        value = variable.get()
+        text = repr(value) if value is None or value is True or value is False else w.name(value)
+        parts.append(f"{w.name(variable.get, 'mode')}() is not {text}")
+    parts.append(f"{w.name(sink.get, 'mode')}() is {'not ' if sink.get() is None else ''}None")
+    w.add(f"if {' or '.join(parts)}: {_MISS}")
+
+
+def _add_fits(w: Writer, specs: Sequence[Wanted]) -> None:
+    parts = _fitting(w, specs)
+    if parts:
+        w.add(f"if not ({' and '.join(parts)}): {_MISS}")
+
+
+def _add_results(w: Writer, v: Variant) -> None:
+    """Add the lines that return the results, whose arrays are in ``found``."""
+    if v.plain and transform.get() is None:
+        if all(kind == "value" for kind, _ in v.outs):
+            w.add(f"held = [*found[:{v.count}]]")
+            w.add("found = None")
+            w.add(f"return {w.name(partial(_arrays, v.result))}(held)")
+        else:
+            w.add(f"return {w.name(returned)}({w.name(v.results)}(found, args))")
+        return
+    if v.recorder is not None and v.single:
+        w.lines += [f"    {line}" for line in v.recorder.lines(w.name)]
+    elif v.recorder is not None:
+        w.add(f"found = {w.name(v.recorder.record)}(args, found, {w.name(v.fixed)})")
+    made = []
+    for k, (kind, at) in enumerate(v.outs):
+        if kind in ("value", "number"):
+            made.append(_add_result(w, v, k, kind, at))
+        elif kind == "argument":
+            made.append(f"x{at}")
+        else:
+            made.append(w.name(at) + (".copy()" if kind == "copy" else ""))
+    w.add(f"return {_tree(w, v.result, made)}")
+
+
+def _add_result(w: Writer, v: Variant, k: int, kind: str, at: int) -> str:
+    """Add the lines that make result ``k`` of the function from array ``at``; return an expression for it."""
+    if v.recorder is not None and not v.single:  # ``record`` has made tensors
+        return f"found[{at}]" + (".item()" if kind == "number" else "")
+    if kind == "number":
+        return f"asarray(found[{at}]).item()"
+    node = "node" if v.recorder is not None else w.name(v.spent[at]) if v.spent else "None"
+    data = f"found[{at}]"
+    value = v.program.results[at].id
+    if v.native is None and all(value != o.id or not is_fresh(i) for i in v.program.body for o in i.outs):
+        w.add(f"a = {data}")
+        w.add("if type(a) is not ndarray: a = asarray(a)")  # a subclass of ndarray
+        data = "a"
+    for line in (
+        f"out{k} = new(Tensor)", f"out{k}._data = {data}", f"out{k}._node = {node}", f"out{k}._version = 0",
+        f"out{k}._extra = None",
+    ):  # fmt: skip
+        w.add(line)
+    return f"out{k}"
+
+
+def _tree(w: Writer, structure: tree.Structure, leaves: list[str]) -> str:
+    """Return an expression for a tree whose leaves are given as expressions."""
+    kinds = {c.kind for c in structure.children}
+    if structure.kind is tree.Structure.LEAF:
+        return leaves[0]
+    if structure.kind in (list, tuple) and kinds <= {tree.Structure.LEAF}:
+        text = "".join(f"{leaf}, " for leaf in leaves)
+        return f"[{text}]" if structure.kind is list else f"({text})"
+    return f"{w.name(tree.unflatten)}({w.name(structure)}, [{', '.join(leaves)}])"
+
+
+def _arrays(structure: tree.Structure, held: list[Any]) -> Any:
+    """Return a tree of arrays, given a list of its arrays, which is emptied."""
+    return tree.unflatten(structure, owned(held))
+
+
+def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[..., bool]:
+    """Return ``holds(*arguments)``, which returns whether all guards of a program hold.
+
+    ``count`` is the number of arguments.
+    """
+    w = Writer()
+    add_check(w, trace, guards, count, "return False")
+    w.add("return True")
+    return w.function("holds", [f"x{k}" for k in range(count)])
+
+
+def add_check(w: Writer, trace: Trace, guards: Sequence[Any], count: int, miss: str) -> None:
+    """Add the lines that check all guards; ``miss`` is the statement that runs if one does not hold."""
+    w.names |= {"same": np.array_equal, "hooks_of": hooks_of, "Tensor": Tensor}
+    _check_tensors(w, trace, miss)
+    positions = [h.argument for h in trace.held.values() if h.argument is not None]
+    if positions and trace.program.writes:  # an argument that is also a captured tensor needs another trace
+        ids = w.name(frozenset(id(h.tensor) for h in trace.held.values() if h.argument is None))
+        w.add(f"if {' or '.join(f'id(x{k}) in {ids}' for k in positions)}: {miss}")
+    _check_names(w, [g for g in guards if type(g) is Guard], miss)
+    for g in guards:
+        if type(g) is not Guard:
+            w.add(f"if not {w.name(g.holds, 'g')}(): {miss}")
+    for array, copy in trace.fixed:
+        w.add(f"if not same({w.name(array)}, {w.name(copy)}): {miss}")
+    for function, part, found, _ in trace.decisions:
+        call = w.name(make_call(part, trace, build(part), count), "part")
+        given = ", ".join(f"x{k}" for k in range(count))
+        w.add(f"if {w.name(function)}({call}({given})[0]) != {w.name(found)}: {miss}")
+    w.add("a = e = None")
+
+
+def _check_names(w: Writer, guards: Sequence[Guard], miss: str) -> None:
+    """Add the checks of variables; a guard is called only if the object is not the same as before."""
+    tests = []
+    for g in guards:
+        holds, value, seen = f"{w.name(g.holds, 'g')}()", _expression(w, g.read), w.name(g.seen)
+        if value == seen and not g.mutable:
+            continue  # an argument, which is part of the key
+        if value is not None and not g.mutable:
+            holds = f"({value} is {seen} or {holds})"
+        elif value is not None and g.ids is not None and isinstance(g.seen, (list, tuple)):
+            holds = f"((a := {value}) is {seen} and [*map(id, a)] == {w.name(g.ids)} or {holds})"
+        tests.append(holds)
+    if tests:
+        for line in ("try:", f"    e = {' and '.join(tests)}", "except Exception: e = False  # deleted"):
+            w.add(line)
+        w.add(f"if not e: {miss}")
+
+
+def _expression(w: Writer, read: Any) -> str | None:
+    """Return an expression for the value that a guard reads; None if ``read`` must be called."""
+    if not isinstance(read, partial):
+        return None
+    if read.func is read_attributes:
+        inner = _expression(w, read.args[0])
+        return None if inner is None else ".".join([inner, *read.args[1]])
+    if read.func is itself:
+        return w.name(read.args[0])
+    if read.func is getattr:  # a closure variable
+        return f"{w.name(read.args[0])}.cell_contents"
+    space = getattr(read.func, "__self__", None)
+    return f"{w.name(space)}[{read.args[0]!r}]" if isinstance(space, dict) else None
+
+
+def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
+    """Return ``fits(*arguments)``, which returns whether the arguments match the key of a program."""
+    w = Writer(grad_mode=grad_mode, dtype=get_default_dtype, sink=sink)
+    parts = _fitting(w, specs)
+    parts.append(f"(grad_mode.get(), dtype(), sink.get() is None) == {w.name(modes[:3])}")
+    w.add(f"return {' and '.join(parts)}")
+    return w.function("fits", [f"x{k}" for k in range(len(specs))])
+
+
+def _fitting(w: Writer, specs: Sequence[Wanted]) -> list[str]:
+    """Return conditions that hold if the arguments have the required types, shapes, dtypes and nodes."""
+    parts = []
+    tensors = []
+    for k, (kind, shape, dtype, node) in enumerate(specs):
+        data = f"x{k}._data" if kind is Tensor else f"x{k}"
+        parts.append(f"type(x{k}) is {w.name(kind, 'type')} and {data}.shape == {shape!r}")
+        parts.append(f"{data}.dtype is {w.name(dtype, 'd')}")
+        if kind is Tensor:
+            parts.append(
+                f"type(x{k}._node) is {w.name(Node, 'n')}"
+                if node is Node
+                else f"x{k}._node is {w.name(node)}"
+            )
+            tensors.append(f"x{k}")
+    return parts + [f"{a} is not {b}" for n, a in enumerate(tensors) for b in tensors[:n]]
+
+
+def _check_tensors(w: Writer, trace: Trace, miss: str) -> None:
+    """Generate the checks of captured tensors."""
+    for h in trace.held.values():
+        if h.argument is None:
+            t, symbol = w.name(h.tensor, "t"), h.symbol
+            w.add(f"a = {t}._data")
+            w.add(
+                f"if a.shape != {symbol.shape!r} or a.dtype is not {w.name(symbol.dtype, 'd')}"
+                f" or {_node_changed(w, t, h)}: {miss}"
+            )
+            if h.node is not None:
+                w.add(f"e = {t}._extra")
+                w.add(
+                    "if e is not None and (e.hooks is not None or e.post_hooks is not None)"
+                    f" and hooks_of({t}) != {w.name(h.hooks)}: {miss}"
+                )
+    for h in trace.grad_guards():
+        owner = w.name(h.tensor, "t") if h.argument is None else f"x{h.argument}"
+        w.add(f"e = {owner}._extra")
+        none = "e is None or e.grad is None"
+        w.add(f"if {f'not ({none})' if h.grad is None else none}: {miss}")
+
+
+def _node_changed(w: Writer, t: str, h: Held) -> str:
+    """Return an expression that is true if the node of a tensor has changed."""
+    if type(h.node) is Node:
+        return f"type({t}._node) is not {w.name(Node, 'n')}"
+    return f"{t}._node is not {w.name(h.node, 'n')}"

@@ -1,0 +1,163 @@
+"""The values that a program reads at each call: arguments, tensors, arrays, draws, elements of containers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint.compiler.program import Program, Source
+from adjoint.compiler.symbolic import Number, Symbolic
+from adjoint.core.tensor import Tensor
+from adjoint.errors import TransformError
+
+if TYPE_CHECKING:
+    from adjoint.compiler.trace import Trace
+
+__all__ = ["Held", "Sources", "hooks_of"]
+
+
+class Held:
+    """A tensor that a trace has captured, with its state before the trace."""
+
+    __slots__ = (
+        "argument", "data", "entry", "grad", "grad_known", "hooks", "kind", "node", "symbol", "tensor",
+        "version",
+    )  # fmt: skip
+
+    def __init__(self, t: Tensor, symbol: Symbolic, argument: int | None = None) -> None:
+        self.tensor = t
+        self.kind = type(t)
+        self.symbol = symbol
+        self.argument = argument  # its position, for the stand-in of an argument
+        self.data = t._data
+        self.version = t._version
+        self.node = t._node
+        self.grad = None if t._extra is None else t._extra.grad
+        self.entry: Symbolic | None = None  # the value of its .grad before the trace, if that was read
+        self.grad_known = False  # whether the trace has read or set its .grad
+        self.hooks = hooks_of(t)
+
+
+def hooks_of(t: Tensor) -> tuple[Any, ...]:
+    """Return the hooks of a leaf, for comparison."""
+    extra = t._extra
+    if extra is None:
+        return ()
+    lists = (extra.hooks, extra.post_hooks)
+    return tuple([tuple(found.snapshot()) if found is not None else () for found in lists if found])
+
+
+class Sources:
+    """The program of a trace, and where the values that it reads come from."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self.arguments = arguments  # of the present call
+        self.program = Program()
+        self.held: dict[int, Held] = {}  # by the id of the tensor, which is held
+        self.arrays: dict[int, tuple[Any, Symbolic]] = {}  # by the id of the array, which is held
+        self.cells: dict[tuple[int, Any], tuple[Any, Symbolic]] = {}  # by the id of the container and the key
+        self.containers: dict[int, tuple[Any, Any]] = {}  # by the id of their owner, which is held
+        self.drawn: list[Symbolic] = []
+        self.again: Iterator[Symbolic] | None = None  # earlier draws that are used again
+
+    def source(self, kind: str, shape: Sequence[int], dtype: Any, owner: Any) -> Symbolic:
+        """Return the symbol of a value that is passed to the program at each call.
+
+        ``kind`` and ``owner`` say where it is read from, as in ``Source``.
+        """
+        value = Symbolic(cast("Trace", self), tuple(shape), np.dtype(dtype))
+        self.program.sources.append(Source(kind, value, owner))
+        return value
+
+    def number(self, kind: str, owner: Any) -> Number:
+        """Return the symbol of a number that is passed to the program at each call; see ``source``."""
+        value = Number(cast("Trace", self))
+        self.program.sources.append(Source(kind, value, owner))
+        return value
+
+    def draw(self, make: Callable[[], Any], shape: Sequence[int], dtype: Any) -> Symbolic:
+        """Return the symbol of an array that ``make`` returns before each call."""
+        if self.again is not None:  # a checkpoint runs its function again
+            value = next(self.again)
+        else:
+            value = self.source("draw", shape, dtype, make)
+        self.drawn.append(value)
+        return value
+
+    def mark(self) -> tuple[int, list[tuple[Tensor, Any]]]:
+        """Return a mark for ``since``: the number of draws so far, and the values of all captured tensors."""
+        return len(self.drawn), [(h.tensor, h.tensor._data) for h in self.held.values()]
+
+    def since(self, mark: Any) -> tuple[list[Symbolic], list[tuple[Tensor, Any]]]:
+        """Return the draws since a mark, and the tensors written since, with their values at the mark."""
+        count, before = mark
+        known = {id(t): data for t, data in before}
+        values = [(h.tensor, known.get(id(h.tensor), h.symbol)) for h in self.held.values()]
+        return self.drawn[count:], [(t, data) for t, data in values if t._data is not data]
+
+    def drawing(self, drawn: list[Symbolic], function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function so that it gets the draws of an earlier call again."""
+        before = self.again
+        try:
+            self.again = iter(drawn)
+            return function(*args)
+        finally:
+            self.again = before
+
+    def array(self, array: ndarray[Any, Any]) -> Symbolic:
+        """Return the symbol of a NumPy array made outside of the trace; the array is read at each call."""
+        found = self.arrays.get(id(array))
+        if found is None:
+            found = self.arrays[id(array)] = array, self.source("array", array.shape, array.dtype, array)
+        return found[1]
+
+    def constant(self, array: ndarray[Any, Any]) -> Symbolic:
+        """Return the symbol of an array that was made inside the trace and never changes."""
+        symbol = self.source("array", array.shape, array.dtype, array)
+        symbol.known = array
+        return symbol
+
+    def cell(self, container: Any, key: Any) -> Symbolic:
+        """Return the symbol of an array that is an element of a list or a dictionary.
+
+        A container may have the attribute ``held_by``, a pair (object, attribute name).  The list or
+        dictionary is then read from that attribute at each call.
+        """
+        found = self.cells.get((id(container), key))
+        if found is None:
+            array = container[key]
+            symbol = self.source("cell", array.shape, array.dtype, (container, key))
+            found = self.cells[id(container), key] = container, symbol
+        return found[1]
+
+    def cells_of(self, owner: Any, make: Callable[[Any], Any]) -> Any:
+        """Return the container ``make(owner)``, the same one for each use in this trace."""
+        return self.containers.setdefault(id(owner), (make(owner), owner))[0]
+
+    def set_cell(self, container: Any, key: Any, value: Symbolic) -> None:
+        """Make the program assign an element of a list or a dictionary at each call."""
+        self.cell(container, key)
+        self.cells[id(container), key] = container, value
+
+    def present(self, source: Source) -> Any:
+        """Return the array or number of a source in the present call."""
+        kind, owner = source.kind, source.owner
+        if kind == "argument":
+            given = self.arguments[owner]
+            return given._data if isinstance(given, Tensor) else given
+        if kind == "argument grad":
+            return self.arguments[owner].grad._data
+        if kind in ("tensor", "grad"):
+            held = self.held[id(owner)]
+            return held.data if kind == "tensor" else held.grad._data  # type: ignore[union-attr]  # it was read
+        if kind == "cell":
+            return owner[0][owner[1]]
+        if kind == "draw":
+            raise TransformError(
+                "ad.compile: the function branches on random numbers, which differ at each call.\n"
+                "  Use ad.where(condition, a, b)."
+            )
+        return owner if kind == "array" else owner()
