@@ -57,20 +57,24 @@ def assign(
 def _assign(
     undo: Undo, written: list[Tensor], graded: list[Tensor], dropped: list[Tensor], values: Sequence[Any]
 ) -> None:
-    count = len(written)
     extras = [t._extra or t._need_extra() for t in graded]
-    new: list[Any] = [wrap(v) for v in values[count:]]
+    grads: list[Any] = [wrap(v) for v in values[len(written) :]]
     for t in dropped:
         if t._extra is not None and t._extra.grad is not None:
             extras.append(t._extra)
-            new.append(None)
-            undo.append((_put_grad, t, t._extra.grad))
-    undo += [(_set_data, t, t._data) for t in written]
-    undo += [(_put_grad, t, e.grad) for t, e in zip(graded, extras, strict=False)]
-    for t, value in zip(written, values, strict=False):
-        t._data = value
+            grads.append(None)
+    undo.append((_put_back, (written, [t._data for t in written]), (extras, [e.grad for e in extras])))
+    for t, data in zip(written, values, strict=False):
+        t._data = data
         move_version(t)
-    for e, grad in zip(extras, new, strict=True):
+    for e, grad in zip(extras, grads, strict=True):
+        e.grad = grad
+
+
+def _put_back(arrays: tuple[list[Tensor], list[Any]], grads: tuple[list[Any], list[Any]]) -> None:
+    for t, data in zip(*arrays, strict=True):
+        t._data = data
+    for e, grad in zip(*grads, strict=True):
         e.grad = grad
 
 
