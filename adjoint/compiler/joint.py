@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,6 +82,17 @@ class Backward:
         self.fresh = fresh
         self.build_with(build)
 
+    def owners(self, trace: Trace) -> list[int | Tensor | None]:
+        """Return the tensor that has each residual as its array; None if the program must return it.
+
+        The tensor is one from outside, or an argument, given by its position.
+        """
+        if trace.actions:  # they may write to tensors
+            return [None] * len(self.residuals)
+        unwritten = [h for h in trace.held.values() if h.tensor._data is h.symbol]
+        found = {h.symbol.id: h.tensor if h.argument is None else h.argument for h in unwritten}
+        return [found.get(v.id) for v in self.residuals]
+
     def build_with(self, build: Callable[[Program], Any]) -> None:
         """Build the program with ``replay.build`` or ``native.build``."""
         built, fresh = build(self.program), self.fresh
@@ -122,12 +134,13 @@ class Recorder:
     The node saves the arguments, the captured tensors, and the residuals that the backward reads.
     """
 
-    def __init__(self, owner: Variant, back: Backward) -> None:
+    def __init__(self, owner: Variant, back: Backward, residuals: Sequence[int | Tensor | None]) -> None:
+        """Record calls of ``owner``; ``residuals`` are the tensors of ``Backward.owners``."""
         self.owner = owner
         self.back = back
+        self.residuals = residuals
         self.results = owner.count
         self.count = len(owner.moves) + len(back.captured)
-        self.kept = slice(self.results, self.results + len(back.residuals))
         self.nothing = (None,) * len(back.residuals)
         self.blank = (None,) * (self.count + len(back.residuals))
         self.places = [
@@ -145,7 +158,9 @@ class Recorder:
 
         ``given`` are the traced arguments, ``fixed`` the others; ``found`` are the outputs of the program.
         """
-        kept = found[self.kept]
+        returned = iter(found[self.results :])
+        kept = [next(returned) if r is None else (given[r] if isinstance(r, int) else r)._data
+                for r in self.residuals]  # fmt: skip
         tensors = [t if isinstance(t, Tensor) else wrap(np.asarray(t)) for t in given]
         tensors += self.back.captured
         if special.count:
@@ -187,7 +202,10 @@ class Recorder:
             values.append(x if kind is np.ndarray else f"{x}._data")
             if kind is Tensor and node is not Node and read:
                 versions.append(f"({x}, {x}._version),")
-        values += [f"found[{k}]" for k in range(self.kept.start, self.kept.stop)]
+        returned = count(self.results)
+        for r in self.residuals:
+            tensor = f"x{r}" if isinstance(r, int) else name(r)
+            values.append(f"found[{next(returned)}]" if r is None else f"{tensor}._data")
         parents += ["None"] * len(self.nothing)
         (shape, dtype), *_ = self.specs
         filled = {

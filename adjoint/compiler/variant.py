@@ -65,6 +65,7 @@ class Variant:
         self.calls = 0
         self.copies: list[Any] = []
         self.backward: Backward | None = None
+        self.residuals: list[int | Tensor | None] = []  # see ``Backward.owners``
         self.spent: list[Node | None] = []  # nodes of results that were differentiated inside
         self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
         objects, values = call.objects(parameters), []  # type: ignore[var-annotated]  # anything
@@ -90,7 +91,7 @@ class Variant:
         self.guards += trace.guards
         self.impure = bool(self.program.writes) or any(s.kind == "draw" for s in self.program.sources)
         self.holds = make_check(trace, self.guards, len(self.moves))
-        self.recorder = None if self.backward is None else Recorder(self, self.backward)
+        self.recorder = None if self.backward is None else Recorder(self, self.backward, self.residuals)
         self.fixed = call.fixed()
         self.waits = self.backend == "auto"  # native code is built at the second call, or at the first
         # if there is a long loop
@@ -226,7 +227,9 @@ class Variant:
         if grad_mode.get() and any(type(o._node) is Node for o in tensors):
             try:
                 self.backward = Backward(trace, self.inputs, tensors, replay.build)
-                trace.program.results += self.backward.residuals
+                self.residuals = self.backward.owners(trace)
+                pairs = zip(self.backward.residuals, self.residuals, strict=True)
+                trace.program.results += [v for v, owner in pairs if owner is None]
             except GraphReleasedError:
                 leaves = [h.tensor for h in trace.held.values() if h.argument is None and h.node is LEAF]
                 self.spent = [
