@@ -295,3 +295,36 @@ def test_an_unused_clip_keeps_its_error(compiling: Any) -> None:
     with pytest.raises(ad.errors.NonFiniteError):
         compiled(ad.tensor([np.nan, 2.0]))
     assert compiled(ad.tensor([1.0, 2.0])).item() == 5.0
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, w: x + w,
+        lambda x, w: x * w,
+        lambda x, w: x.exp() - w,
+        lambda x, w: (x @ w).tanh(),
+        lambda x, w: x.reshape(4) * 2.0 + w.sum(),
+    ],
+)
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_write_before_the_backward_does_what_it_does_in_eager_mode(
+    f: Any, written: int, compiling: Any
+) -> None:
+    found = []
+    for run in (lambda x, w: f(x, w), compiling(lambda x, w: f(x, w))):
+        for _ in range(6):
+            x = ad.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+            w = ad.tensor([[0.5, 0.25], [0.125, 1.0]], requires_grad=True)
+            y = run(x, w)
+            with ad.no_grad():
+                [x, w, ad.zeros((2, 2))][written][0] = 7.0
+            try:
+                result: Any = [g.tolist() for g in ad.gradients(y.sum(), [x, w])]
+            except ad.errors.AdjointError as error:
+                result = type(error)
+        found.append(result)
+    if isinstance(found[0], type):
+        assert found[0] is found[1]
+    else:
+        np.testing.assert_allclose(found[1], found[0], rtol=1e-14)
