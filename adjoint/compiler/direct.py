@@ -122,7 +122,8 @@ def _add_results(w: Writer, v: Variant) -> None:
         if all(kind == "value" for kind, _ in v.outs):
             w.add(f"held = [*found[:{v.count}]]")
             w.add("found = None")
-            w.add(f"return {w.name(partial(_arrays, v.result))}(held)")
+            w.add(f"{w.name(owned)}(held)")
+            w.add(f"return {_tree(w, v.result, [f'held[{at}]' for _, at in v.outs])}")
         else:
             w.add(f"return {w.name(returned)}({w.name(v.results)}(found, args))")
         return
@@ -171,11 +172,6 @@ def _tree(w: Writer, structure: tree.Structure, leaves: list[str]) -> str:
         text = "".join(f"{leaf}, " for leaf in leaves)
         return f"[{text}]" if structure.kind is list else f"({text})"
     return f"{w.name(tree.unflatten)}({w.name(structure)}, [{', '.join(leaves)}])"
-
-
-def _arrays(structure: tree.Structure, held: list[Any]) -> Any:
-    """Return a tree of arrays, given a list of its arrays, which is emptied."""
-    return tree.unflatten(structure, owned(held))
 
 
 def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[..., bool]:
