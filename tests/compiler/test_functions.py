@@ -950,7 +950,7 @@ def test_arguments_with_and_without_a_history_have_their_own_programs(backend: s
 
 def test_what_a_call_keeps_is_released_by_its_backward() -> None:
     w = ad.tensor(np.ones(3), requires_grad=True)
-    f = ad.compile(lambda x: (ad.exp(x * w)).sum(), backend="replay")
+    f = ad.compile(lambda x: (ad.exp(x * w) * w).sum(), backend="replay")
     f(np.ones(3))
     loss = f(np.ones(3))
     assert loss._node.args is not None
