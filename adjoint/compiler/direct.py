@@ -55,8 +55,8 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
     hyper-parameters, numbers that depend only on them are not read again: a call after the last full check
     has read them.
 
-    A program that changes nothing runs without the lock, unless it is native code during which other threads
-    run.
+    A program that changes nothing runs without the lock, unless it has loops, which keep arrays of their own,
+    or is native code during which other threads run.
     """
     w = Writer(**owner._asdict(), special=special, new=object.__new__, Tensor=Tensor, ndarray=ndarray,
                asarray=np.asarray)  # fmt: skip
@@ -94,7 +94,7 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
     w.add("    better = explained(error, args, kwargs)")
     w.add("    if better is None: raise")
     w.add("    raise better from None")
-    if v.impure or not (v.native is None or v.native.is_atomic()):
+    if v.impure or v.trace.loops or not (v.native is None or v.native.is_atomic()):
         w.lines = ["    with lock:", *(f"    {line}" for line in w.lines)]
     return w.function("direct", ["*args", "**kwargs"])
 

@@ -356,8 +356,8 @@ class _Seen:
         """Record the word of an object that refers to the dictionary of its attributes."""
         kind = type(owner)
         # the words before an object, for classes whose dictionaries CPython manages
-        offsets = range(-32, 0, 8) if kind.__flags__ & _MANAGED else (kind.__dictoffset__,)
-        found = [k for k in offsets if k and entry._words(id(owner) + k, 1)[0] == id(space)]
+        offsets = range(-32, 0, 8) if kind.__flags__ & _MANAGED else (max(0, kind.__dictoffset__),)
+        found = [k for k in offsets if entry._words(id(owner) + k, 1)[0] == id(space)]
         if len(found) != 1:
             raise _Unknown
         self.word(owner, found[0])
