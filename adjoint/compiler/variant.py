@@ -111,7 +111,7 @@ class Variant:
         self.fits = make_fits(self.specs, call.key[2])
         # whether the result is one tensor
         self.single = self.outs == [("value", 0)] and self.result.kind is tree.Structure.LEAF
-        self.watch = None if self.native is None else self._watch()
+        self.watch: Watch | None = None if self.native is None else self._watch()
         self.build_seconds = time.perf_counter() - start - self.trace_seconds
 
     def _go_native(self) -> None:
