@@ -32,9 +32,10 @@ UFUNCS: dict[str, Any] = {
 } | {
     "abs": np.absolute, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erf": np.exp, "erfc": np.exp,
-    "power": np.power,
+    "power": np.power, "tanh_gap": np.tanh,
 }  # fmt: skip
-_FLOAT64, _INT64, _BOOL = np.dtype(np.float64), np.dtype(np.int64), np.dtype(bool)
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_INT64, _BOOL = np.dtype(np.int64), np.dtype(bool)
 _ON_BOOLS = {"add": "logical_or", "multiply": "logical_and", "maximum": "logical_or", "minimum":
 "logical_and", "bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor",
              "bitwise_invert": "logical_not", "not_equal": "logical_xor", "abs": "copy",
@@ -89,10 +90,10 @@ class Primitives:
 
     def apply(self, name: str, *args: Any, **params: Any) -> Any:
         """Add an op to the graph; its operands are views, arrays and numbers."""
-        if name in UFUNCS:
-            return self.ufunc(name, *args)
         if name in RULES:
             return RULES[name](self, *args, **params)
+        if name in UFUNCS:
+            return self.ufunc(name, *args)
         fused = OPS[name].fused
         if fused is None:
             raise NotNative(f"{name} has no native form")
@@ -206,7 +207,6 @@ RULES.update(
     rad2deg=lambda xp, x: _floats(x) * (180 / math.pi),
     gap_product=lambda xp, x, low, high: (high - x) * (x - low),
     atan_slope=lambda xp, x: 1 / (1 + x * x),
-    sech_squared=lambda xp, x, y: x * (4 * _bell(xp, xp.abs(y) * -2)),
     logistic_slope=lambda xp, x, y: x * _bell(xp, -xp.abs(y)),
     relu=lambda xp, x: xp.maximum(x, 0),
     leaky_relu=lambda xp, x, slope: (xp.maximum if slope <= 1 else xp.minimum)(x, slope * x),
@@ -224,6 +224,23 @@ RULES.update(
     log_expit=lambda xp, x: xp.minimum(_floats(x), 0) - xp.log1p(xp.exp(-xp.abs(x))),
     keep_zeros=lambda xp, g, live: xp.where(xp.logical_or(live, g == g), g, 0),
 )  # fmt: skip
+
+
+@rule("tanh")
+def _tanh(xp: Any, x: Any) -> Any:
+    """Return tanh(x); in float32 it shares the exponential with ``sech_squared``."""
+    y = xp.ufunc("tanh", x)
+    if y.dtype != _FLOAT32 or y.node.op != "tanh":  # in float64 it needs more digits than the gap has
+        return y
+    (x,) = y.node.args
+    return xp.graph.elementwise("tanh_from_gap", _FLOAT32, x, xp.tanh_gap(x))
+
+
+@rule("sech_squared")
+def _sech_squared(xp: Any, x: Any, y: Any) -> Any:
+    """Return x / cosh(y)² = x d (2 − d), where d = 1 − |tanh y| keeps its digits in the tails."""
+    d = xp.tanh_gap(y)
+    return x * (d * (2 - d))
 
 
 @rule("astype")

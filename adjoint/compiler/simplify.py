@@ -499,10 +499,11 @@ def _block(count: int, x: View, axis: int) -> int:
     """Return the block length for the reduction of a long axis; 1 if it is reduced without blocks."""
     if count < _LONG:
         return 1
-    for n in (4096, 2048, 1024, 3000, 2500, 2000, 1500, 1000, 1536, 512, 768):
-        if count % n == 0:
-            return n
-    return next((n for n in range(4096, 255, -1) if count % n == 0), 1)
+    for step in (64, 16, 1):  # if possible, whole vectors
+        found = [n for n in range(step, 4097, step) if count % n == 0 and n > 255]
+        if found:
+            return found[-1]
+    return 1
 
 
 def reshaped(shape: Shape, strides: tuple[int, ...], wanted: Shape) -> tuple[int, ...] | None:

@@ -20,9 +20,10 @@ NUMPY = {
     "atan2": np.arctan2, "atanh": np.arctanh, "cbrt": np.cbrt, "cos": np.cos, "cosh": np.cosh, "exp": np.exp,
     "exp2": np.exp2, "expm1": np.expm1, "hypot": np.hypot, "log": np.log, "log10": np.log10, "log1p": np.log1p,
     "log2": np.log2, "pow": np.power, "sin": np.sin, "sinh": np.sinh, "tan": np.tan, "tanh": np.tanh,
+    "tanh_gap": lambda x: 2 / (1 + np.exp(2 * np.abs(x))),
 }  # fmt: skip
 BINARY = ("atan2", "hypot", "pow")
-UNARY = [name for name in functions.FUNCTIONS if name not in BINARY]
+UNARY = [name for name in functions.FUNCTIONS if name not in (*BINARY, "tanh_from_gap")]  # part of tanh
 LONG = np.finfo(np.longdouble).nmant > 60  # Windows and ARM have no longer double
 
 SPECIAL = [

@@ -25,7 +25,7 @@ from adjoint.compiler.emit.text import Value, Writer, size_of
 
 __all__ = [
     "acosh", "asinh", "atanh", "cosh", "exp", "exp2", "expm1",
-    "log", "log1p", "log2", "log10", "pow", "sinh", "tanh",
+    "log", "log1p", "log2", "log10", "pow", "sinh", "tanh", "tanh_from_gap", "tanh_gap",
 ]  # fmt: skip
 
 INF, NAN = math.inf, math.nan
@@ -156,25 +156,35 @@ def expm1(w: Writer, x: Value, lean: bool = False) -> Value:
     return _unless_tiny(w, x, w.add(y, y))
 
 
-def _tanh32(w: Writer, x: Value) -> Value:
-    """Emit tanh of float32: 1 − 2 / (exp(2|x|) + 1), and a polynomial where that would cancel."""
+def tanh_gap(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit 1 − |tanh x| = 2q / (1 + q) with q = exp(−2|x|)."""
+    a = w.neg(w.abs(x))
+    a = w.add(a, a)
+    if x.element == "double":
+        q = exp(w, a, lean)
+    else:
+        low = w.like(x, -120.0)  # q is 0 there
+        a = w.select(w.compare("ogt", low, a), low, a)
+        k, n = nearest(w, a, math.log2(math.e))
+        first, second = LN2["float"]
+        r = w.fma(k, -second, w.fma(k, -first, a))
+        c = w.fma(polynomial(w, r, EXP32), w.mul(r, r), r)
+        q = _scaled(w, w.add(c, 1.0), Exponential(k, n, r, c), False)
+    return w.div(w.add(q, q), w.add(q, 1.0))
+
+
+def tanh_from_gap(w: Writer, x: Value, gap: Value) -> Value:
+    """Emit tanh of float32 from ``tanh_gap(x)``, and by a polynomial where that would cancel."""
     a = w.abs(x)
-    top = w.like(x, 10.0)
-    held = w.select(w.compare("olt", top, a), top, a)
-    k, n = nearest(w, held, 2.0 * math.log2(math.e))
-    r = w.fma(k, -0.5 * math.log(2.0), held)  # exp(2|x|) = 2ⁿ exp(2r)
-    e = w.fma(polynomial(w, r, [c * 2.0 ** (6 - i) for i, c in enumerate(EXP32)]), w.mul(r, r), w.add(r, r))
-    s = power_of_two(w, n, "float")
-    large = w.sub(1.0, w.div(w.like(x, 2.0), w.fma(e, s, w.add(s, 1.0))))
     z = w.mul(a, a)
     small = w.fma(w.mul(z, polynomial(w, z, TANH32)), a, a)
-    return _signed(w, x, w.select(w.compare("olt", a, 0.625), small, large))
+    return _signed(w, x, w.select(w.compare("olt", a, 0.625), small, w.sub(1.0, gap)))
 
 
 def tanh(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit tanh(x) = t / (t + 2) with t = exp(2|x|) − 1."""
+    """Emit tanh(x) = t / (t + 2) with t = exp(2|x|) − 1; in float32, from ``tanh_gap(x)``."""
     if x.element == "float":
-        return _tanh32(w, x)
+        return tanh_from_gap(w, x, tanh_gap(w, x))
     a = w.abs(x)
     a = w.select(w.compare("ogt", a, 20.0), w.like(x, 20.0), a)
     high, low = _half_expm1_parts(w, w.add(a, a), lean)

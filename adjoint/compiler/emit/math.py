@@ -39,10 +39,12 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "sinh": explog.sinh,
     "tan": trig.tan,
     "tanh": explog.tanh,
+    "tanh_from_gap": explog.tanh_from_gap,
+    "tanh_gap": explog.tanh_gap,
 }
 
 # Functions with a float32 version.
-OWN32 = frozenset(("exp", "exp2", "expm1", "log", "tanh"))
+OWN32 = frozenset(("exp", "exp2", "expm1", "log", "tanh", "tanh_from_gap", "tanh_gap"))
 
 
 def emit(w: Writer, name: str, *values: Value) -> Value:
