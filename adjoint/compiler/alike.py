@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.emit.loop import Kernel, Slot
+from adjoint.compiler.emit.kernel import Kernel, Slot
 from adjoint.compiler.fuse import Group
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node, View
@@ -21,7 +21,7 @@ __all__ = ["written"]
 
 Made = tuple[list[Kernel], int]  # kernels, and the number of bytes of workspace that they need
 _LIMIT = 2000  # groups
-# key: the form of a group; value: (text, slots, length, unit, cost) of each kernel, and bytes of workspace
+# key: the form of a group; value: the attributes of each kernel, and bytes of workspace
 _known: dict[Any, tuple[list[tuple[Any, ...]], int]] = {}
 
 
@@ -37,17 +37,17 @@ def written(machine: Machine, group: Group, stored: Sequence[Node], write: Calla
     if found is None:
         kernels, space = write()
         numbers = {place: k for k, place in enumerate(form.places)}
-        rows = [(k.text, [_number(numbers, s) for s in k.slots], k.length, k.unit, k.cost) for k in kernels]
+        rows = [
+            (k.text, [_number(numbers, s) for s in k.slots], k.length, k.unit, k.cost, k.chunks)
+            for k in kernels
+        ]
         if len(_known) >= _LIMIT:
             _known.clear()
         _known[key] = rows, space
         return kernels, space
     rows, space = found
     places = [(form.nodes[i], offset) for i, offset in form.places]
-    return [
-        Kernel(text, [_slot(places, s) for s in slots], length, unit, cost)
-        for text, slots, length, unit, cost in rows
-    ], space
+    return [Kernel(text, [_slot(places, s) for s in slots], *rest) for text, slots, *rest in rows], space
 
 
 def _number(numbers: dict[tuple[int, int], int], slot: Slot) -> tuple[bool, int]:

@@ -12,7 +12,7 @@ from adjoint.compiler.fuse import Group
 from adjoint.words import count
 
 if TYPE_CHECKING:
-    from adjoint.compiler.emit.loop import Kernel
+    from adjoint.compiler.emit.kernel import Kernel
     from adjoint.compiler.native import Native
 
 __all__ = ["explain"]

@@ -23,7 +23,9 @@ FULL, KEPT = "full", "kept"
 GIVEN = frozenset(("source", "number", "constant"))
 PRODUCTS = frozenset(("matmul", "conv", "conv_input"))  # elementwise nodes join their groups
 ALONE = PRODUCTS | {"conv_weight", "place", "scatter", "call", "repeat"}  # they start a group of their own
-_MOST = 64  # nodes in one kernel
+CHEAP = frozenset(("add", "subtract", "multiply", "negative", "abs", "maximum", "minimum", "copy"))
+MOST = 64  # nodes in one kernel
+_AGAIN, _ARRAYS = 4, 2  # at most, for a value that is computed again: nodes, and arrays that they read
 EARLY = -1 << 40  # first order number of the groups that depend on inputs only
 
 
@@ -44,6 +46,7 @@ class Group:
         self.axis = axis
         self.reads: set[int] = set()  # ids of the nodes that it reads
         self.numbers: set[int] = set()  # ids of one-element nodes that every kernel computes for itself
+        self.chunks = 0  # of the outermost loop, if there are partial sums; 0: any number
         self.flat = True  # whether all operands are whole arrays or numbers: the domain can then be reshaped
 
     @property
@@ -140,7 +143,7 @@ class _Fusion:
                 continue
             if all(a.node.op in GIVEN or a.node.id in self.numbers for a in n.args):
                 size[n.id] = 1 + sum(size.get(a.node.id, 0) for a in n.args)
-                if size[n.id] <= _MOST // 2:
+                if size[n.id] <= MOST // 2:
                     self.numbers.add(n.id)
 
     def _alone(self, n: Node) -> None:
@@ -231,7 +234,7 @@ class _Fusion:
         """
         if g.kind in PRODUCTS:
             return self._fits_product(g, n)
-        if g.kind != "loop" or len(g.nodes) >= _MOST:
+        if g.kind != "loop" or len(g.nodes) >= MOST:
             return None
         if n.op == "reduce":
             return self._fits_reduce(g, n)
@@ -246,12 +249,12 @@ class _Fusion:
 
     def _fits_product(self, g: Group, n: Node) -> str | None:
         """Return FULL if a node is elementwise and can join the group of a matrix product; None if not."""
-        if n.op in ("reduce", "gather") or n.size != math.prod(g.domain) or len(g.nodes) >= _MOST // 2:
+        if n.op in ("reduce", "gather") or n.size != math.prod(g.domain) or len(g.nodes) >= MOST // 2:
             return None
         for a in n.args:
             if over(a, g.domain) is None:
                 return None
-            if self.group.get(a.node.id) is g and not self._reads(g, a, g.domain):
+            if self.group.get(a.node.id) is g and not reads_in_place(g, a, g.domain):
                 return None
         return FULL
 
@@ -268,23 +271,11 @@ class _Fusion:
             elif any(over(a, domain) is None for a in _operands(n)):
                 return False
         for a in _operands(n):
-            if self.group.get(a.node.id) is g and not self._reads(g, a, domain):
+            if self.group.get(a.node.id) is g and not reads_in_place(g, a, domain):
                 return False
         g.domain = domain
         g.flat = g.flat and simple
         return True
-
-    def _reads(self, g: Group, a: View, domain: Shape) -> bool:
-        """Return whether an operand from the same group is read only at the element where it is computed."""
-        strides = over(a, domain)
-        if strides is None or a.offset:
-            return False
-        if g.level[a.node.id] == FULL:
-            return strides == row_major(domain) and a.size == a.node.size
-        assert g.axis is not None
-        kept = list(row_major(g.kept))
-        kept.insert(g.axis, 0)
-        return strides == tuple(kept)
 
     def _fits_kept(self, g: Group, n: Node) -> bool:
         """Return whether a node with one value per element of the reduced domain can join a group."""
@@ -333,10 +324,24 @@ class _Fusion:
         return all(over(a, domain) is not None for n in g.nodes for a in _operands(n))
 
 
+def reads_in_place(g: Group, a: View, domain: Shape) -> bool:
+    """Return whether an operand from the same group is read only at the element where it is computed."""
+    strides = over(a, domain)
+    if strides is None or a.offset:
+        return False
+    if g.level[a.node.id] == FULL:
+        return strides == row_major(domain) and a.size == a.node.size
+    assert g.axis is not None
+    kept = list(row_major(g.kept))
+    kept.insert(g.axis, 0)
+    return strides == tuple(kept)
+
+
 def stages(g: Group) -> tuple[dict[int, int], set[int]]:
     """Number the loops of a group, and find the values that must be saved for a later loop.
 
-    A value that depends on a reduction is computed in a later loop than the operand of that reduction.
+    A value that depends on a reduction is computed in a later loop than the operand of that reduction.  A
+    later loop computes a cheap value again: that takes less time than to write it and to read it.
     """
     stage: dict[int, int] = {}
     for n in g.nodes:
@@ -350,8 +355,32 @@ def stages(g: Group) -> tuple[dict[int, int], set[int]]:
         for a in n.args:
             inside = a.node.id in stage and g.level[a.node.id] == FULL
             if inside and stage[a.node.id] < now:
-                saved.add(a.node.id)
+                saved |= _needed_again(g, a.node)
     return stage, saved
+
+
+def _needed_again(g: Group, node: Node) -> set[int]:
+    """Return the ids of the values from which a later loop computes a value: its own if it is not cheap."""
+    again: set[int] = set()
+    arrays: set[int] = set()  # the nodes whose arrays it would read
+    saved: set[int] = set()
+    todo = [node]
+    while todo:
+        n = todo.pop()
+        if n.id in again:
+            continue
+        if n.op not in CHEAP:
+            saved.add(n.id)
+            continue
+        again.add(n.id)
+        for a in n.args:
+            level = g.level.get(a.node.id)
+            if level == FULL:
+                todo.append(a.node)
+            elif level is None and any(a.strides):
+                arrays.add(a.node.id)
+    cheap = len(again) <= _AGAIN and len(saved) <= 1 and len(arrays | saved) <= _ARRAYS
+    return saved if cheap else {node.id}
 
 
 def _operands(n: Node) -> tuple[View, ...]:

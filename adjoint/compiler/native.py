@@ -19,7 +19,9 @@ import numpy as np
 
 from adjoint.compiler import pool, replay, units
 from adjoint.compiler.alike import written
-from adjoint.compiler.emit.loop import Kernel, Slot, loop_kernel
+from adjoint.compiler.column_sums import sum_columns_in_rows
+from adjoint.compiler.emit.kernel import Kernel, Slot
+from adjoint.compiler.emit.loop import loop_kernel
 from adjoint.compiler.emit.move import place_kernels, scatter_kernel
 from adjoint.compiler.emit.product import conv_weight_kernels, product_kernels
 from adjoint.compiler.emit.repeat import driver_kernel
@@ -30,7 +32,6 @@ from adjoint.compiler.lower import Lowered, lower
 from adjoint.compiler.machine import machine
 from adjoint.compiler.memory import Memory, stored_nodes
 from adjoint.compiler.program import Program
-from adjoint.compiler.recompute import recompute
 from adjoint.compiler.simplify import Graph, Node, View
 from adjoint.compiler.together import together
 from adjoint.config import held_across_fork
@@ -66,7 +67,8 @@ class Plan:
         impure = [n for n in graph.nodes if n.op == "call" and not n.value.op.pure]
         wanted = [r.node for r in (*self.results, *flags)]
         roots = [*wanted, *impure]
-        self.groups: list[Group] = recompute(graph, fuse(graph, roots), roots)
+        self.groups: list[Group] = fuse(graph, roots)
+        sum_columns_in_rows(graph, self.groups)
         computed = {n.id for g in self.groups for n in g.nodes}
         self.fresh = list(
             {v.node.id: v for v in self.results if v.node.id in computed and v.node.op != "part"}.values()
@@ -459,6 +461,7 @@ def _cuts(kernel: Kernel, threads: int) -> list[int]:
     """Return the bounds of the chunks of a kernel's outermost loop; threads claim chunks one by one."""
     pieces = kernel.length // kernel.unit
     count = min(pieces, int(kernel.cost / CHUNK), 64) if threads > 1 else 1
+    count = kernel.chunks or count
     if count < 2:
         return [0, kernel.length]
     return [pieces * k // count * kernel.unit for k in range(count)] + [kernel.length]

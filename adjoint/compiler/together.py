@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from adjoint.compiler.emit.loop import Kernel
+from adjoint.compiler.emit.kernel import Kernel
 from adjoint.compiler.fuse import GIVEN, Group
 from adjoint.compiler.memory import Memory
 

@@ -1,10 +1,12 @@
-"""Emit elementwise primitives as LLVM instructions on vectors.
+"""Emit elementwise primitives, and the operations of reductions, as LLVM instructions on vectors.
 
 Results equal those of NumPy, also for NaN, infinities, signed zeros and integer division by 0.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,9 @@ import numpy as np
 from adjoint.compiler.emit.math import FUNCTIONS
 from adjoint.compiler.emit.math import emit as emit_math
 from adjoint.compiler.emit.text import Value, Writer, element_of
+from adjoint.compiler.simplify import Node
 
-__all__ = ["apply"]
+__all__ = ["apply", "combine", "neutral"]
 
 _ORDER = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"}
 _ROUND = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "rint": "rint"}
@@ -184,3 +187,32 @@ def _divided_integers(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Val
         quotient = w.select(turn, w.sub(quotient, 1), quotient)
         rest = w.select(turn, w.add(rest, b), rest)
     return w.select(none, w.like(a, 0), quotient if op == "floor_divide" else rest)
+
+
+# Reductions ---------------------------------------------------------------------------------------
+
+_COMBINED: dict[str, Callable[[Writer, Any, Value, Value], Value]] = {
+    "sum": lambda w, _, a, b: w.add(a, b),
+    "prod": lambda w, _, a, b: w.mul(a, b),
+    "max": lambda w, d, a, b: w.bits("or", a, b) if d.kind == "b" else extreme(w, "maximum", d, a, b),
+    "min": lambda w, d, a, b: w.bits("and", a, b) if d.kind == "b" else extreme(w, "minimum", d, a, b),
+}
+
+
+def combine(w: Writer, n: Node, a: Value, b: Value) -> Value:
+    """Emit the combination of two values by the operation of the reduction ``n``."""
+    return _COMBINED[n.params[0]](w, n.dtype, a, b)
+
+
+def neutral(n: Node) -> Any:
+    """Return the neutral element of a reduction."""
+    op, dtype = n.params[0], n.dtype
+    if op == "sum":
+        return -0.0 if dtype.kind == "f" else 0
+    if op == "prod":
+        return 1
+    if dtype.kind == "b":
+        return op == "min"
+    if dtype.kind == "f":
+        return -math.inf if op == "max" else math.inf
+    return int(np.iinfo(dtype).min if op == "max" else np.iinfo(dtype).max)

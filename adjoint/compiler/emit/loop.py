@@ -9,68 +9,22 @@ before a reduction and needed after it is kept in scratch memory, or read back i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.emit.elementwise import apply, extreme
+from adjoint.compiler.emit.elementwise import apply, combine, neutral
+from adjoint.compiler.emit.kernel import Kernel, Slot
+from adjoint.compiler.emit.nest import LIGHT, Nest, Place, weight
 from adjoint.compiler.emit.text import Index, Value, Writer, element_of
-from adjoint.compiler.fuse import FULL, KEPT, PRODUCTS, Group, over, stages
+from adjoint.compiler.fuse import FULL, KEPT, Group
 from adjoint.compiler.machine import Machine
-from adjoint.compiler.simplify import Node, View, row_major
+from adjoint.compiler.simplify import Node
 
-__all__ = ["Kernel", "Lane", "Loop", "Place", "Slot", "combine", "loop_kernel", "neutral", "weight"]
+__all__ = ["Lane", "Loop", "loop_kernel"]
 
 _UNROLLED = 4  # vectors: shorter rows are unrolled
-_COSTLY = {"divide": 8, "sqrt": 10}  # cost in simple operations; functions such as exp cost 16
-
-
-class Slot(NamedTuple):
-    """An address that a kernel reads from its table: an offset in bytes in a node's memory or the workspace.
-
-    ``node`` is None for the workspace.
-    """
-
-    node: Node | None
-    offset: int
-
-
-class Kernel:
-    """The text of a kernel, its slots, and the length of its outermost loop.
-
-    The loop can be divided at multiples of ``unit``.  ``cost`` is the total work, in simple operations on one
-    element.  ``tables`` are those of a loop that runs records.  ``workspace`` is the range of bytes of the
-    workspace that the kernel uses.
-    """
-
-    __slots__ = ("cost", "length", "slots", "tables", "text", "unit", "workspace")
-
-    def __init__(self, text: str, slots: list[Slot], length: int, unit: int, cost: float) -> None:
-        self.text = text
-        self.slots = slots
-        self.length = length
-        self.unit = unit
-        self.cost = cost
-        self.tables: Any = None
-        self.workspace = 0, 0
-
-
-class Place:
-    """Where the elements of a node are in memory: a base node, strides along the domain, and an offset."""
-
-    __slots__ = ("base", "element", "offset", "strides")
-
-    def __init__(self, base: Node, strides: tuple[int, ...], offset: int) -> None:
-        self.base = base
-        self.strides = strides
-        self.offset = offset
-        self.element = element_of(base.dtype)
-
-    @property
-    def key(self) -> Any:
-        """A tuple that is equal for equal places."""
-        return self.base.id, self.strides, self.offset
 
 
 def loop_kernel(
@@ -87,133 +41,51 @@ def loop_kernel(
 class Lane:
     """One vector of the loops: its position, and the values that have been computed for it."""
 
-    __slots__ = ("at", "count", "known", "lanes", "mask", "row")
+    __slots__ = ("at", "common", "count", "known", "lanes", "mask", "row", "spot")
 
-    def __init__(self, at: Index, lanes: int, mask: Value | None, count: int, row: Index = 0) -> None:
+    def __init__(
+        self, at: Index, lanes: int, mask: Value | None, count: int, row: Index = 0, spot: int = 0
+    ) -> None:
         self.at = at  # the position along the vector axis
         self.row = row  # the position along the reduced axis, if that is another axis
+        self.spot = spot  # the number of the item, or of the block of columns, among those processed together
         self.lanes = lanes
         self.mask = mask
         self.count = count  # the number of lanes inside the array
         self.known: dict[Any, Value] = {}
+        self.common = self.known  # values that are the same for all items processed together
+
+    def moved(self, row: Index = 0, spot: int = 0) -> Lane:
+        """Return a vector at the same position along the vector axis."""
+        found = Lane(self.at, self.lanes, self.mask, self.count, row, spot)
+        found.common = self.common
+        return found
 
 
-class Loop:
+class Loop(Nest):
     """Generates the kernel of one group."""
 
     def __init__(
         self, machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place]
     ) -> None:
-        self.machine = machine
-        self.group = group
+        super().__init__(machine, group, stored, places)
         self.w = Writer(machine)
-        self.inside = {n.id: n for n in group.nodes}
-        self.stored = {n.id for n in stored}
         self.slots_used: list[Slot] = []
         self.slots: dict[tuple[int, int], int] = {}
-        self.access: dict[tuple[int, int], Place] = {}  # by the id of a node and the index of its operand
-        self.target: dict[int, Place] = {}
-        self._find_places(places)
-        self._find_stages()
-        self._find_axes()
-        self.vector = self._lanes()
         self.offsets: dict[Any, Index] = {}
         self.hoisted: dict[Any, Value] = {}
         self.kept: dict[Any, Value] = {}
         self.scratch: dict[int, Value] = {}
         self.numbers: dict[int, Value] = {}  # one-element nodes that are computed at the start
         self.once: dict[Any, Value] = {}  # numbers that are loaded at the start
-
-    # Analysis ----------------------------------------------------------------------------------------
-
-    def _find_places(self, places: dict[int, Place]) -> None:
-        """Find the strides along the whole domain of every operand from memory and every stored node."""
-        g = self.group
-        for n in g.nodes:
-            full = n.op == "reduce" or g.level[n.id] == FULL
-            for k, a in enumerate(n.args if n.op not in PRODUCTS else ()):
-                if a.node.id in self.inside or a.node.id in g.numbers or (n.op == "gather" and k == 1):
-                    continue
-                view = self._plain(n, a)
-                strides = over(view, g.domain if full else g.kept)
-                assert strides is not None
-                self.access[n.id, k] = Place(a.node, strides if full else self._spread(strides), a.offset)
-            if n.id in self.stored:
-                if n.id in places:
-                    self.target[n.id] = places[n.id]
-                elif n.op != "reduce" and g.level[n.id] == FULL:
-                    self.target[n.id] = Place(n, row_major(g.domain), 0)
-                else:
-                    self.target[n.id] = Place(n, self._spread(row_major(g.kept)), 0)
-
-    def _plain(self, n: Node, a: View) -> View:
-        """Return the operand of a reduction with its axes in the order of the domain."""
-        if n.op != "reduce":
-            return a
-        axis, last = n.params[1], len(a.shape) - 1
-        return a.graph.permute(a, [*range(axis), last, *range(axis, last)])
-
-    def _spread(self, strides: tuple[int, ...]) -> tuple[int, ...]:
-        """Insert a stride of 0 for the reduced axis."""
-        axis = self.group.axis
-        return strides if axis is None else (*strides[:axis], 0, *strides[axis:])
-
-    def _find_axes(self) -> None:
-        """Merge axes of the domain where all strides allow it, and choose the vector axis."""
-        g = self.group
-        places = [*self.access.values(), *self.target.values()]
-        axes: list[list[int]] = []  # axes of the domain that are merged into one
-        for k, n in enumerate(g.domain):
-            if n == 1 and k != g.axis:
-                continue
-            if axes and k != g.axis and axes[-1][-1] != g.axis:
-                last = axes[-1][-1]
-                if all(p.strides[last] == p.strides[k] * n for p in places):
-                    axes[-1].append(k)
-                    continue
-            axes.append([k])
-        self.reduced = next((i for i, run in enumerate(axes) if run[-1] == g.axis), None)
-        if not axes:
-            axes = [[]]
-        self.lengths = [math.prod(g.domain[k] for k in run) for run in axes]
-        for p in places:
-            p.strides = tuple([p.strides[run[-1]] if run else 0 for run in axes])
-        self.across = self._vector_axis(places)
-        self.outer = [i for i in range(len(axes)) if i not in (self.across, self.reduced)]
-        self.columns = self.reduced is not None and self.reduced != self.across
-
-    def _vector_axis(self, places: Sequence[Place]) -> int:
-        """Return the axis along which most arrays are contiguous; if several, the last of them."""
-        if self.saved and self.group.axis == len(self.group.domain) - 1:
-            return len(self.lengths) - 1  # a row of saved values fits on the stack
-        best, score = len(self.lengths) - 1, -1
-        for i in reversed(range(len(self.lengths))):
-            found = sum(p.strides[i] == 1 for p in places) if self.lengths[i] > 3 else 0
-            if found > score:
-                best, score = i, found
-        return best
-
-    def _find_stages(self) -> None:
-        self.stage, self.saved = stages(self.group)
-        self.stages = max(self.stage.values(), default=0) + 1
-
-    def _lanes(self) -> int:
-        """Return the number of lanes of a vector, from the widest floating-point dtype of the group."""
-        dtypes = [n.dtype for n in self.group.nodes] + [p.base.dtype for p in self.access.values()]
-        floats = [d for d in dtypes if d.kind == "f"] or dtypes
-        self.widest = np.float64 if any(d.itemsize == 8 for d in floats) else np.float32
-        wide = self.machine.lanes(self.widest)
-        length = self.lengths[self.across]
-        while wide > 1 and wide // 2 >= length:
-            wide //= 2
-        return wide
+        self.together = 1  # items that are processed together
 
     # The kernel --------------------------------------------------------------------------------------
 
     def kernel(self) -> Kernel:
         """Generate the kernel."""
         w, length = self.w, self.lengths[self.across]
-        heavy = any(n.op not in _LIGHT for n in self.group.nodes)
+        heavy = any(n.op not in LIGHT and self._is_full(n) for n in self.group.nodes)
         self.unroll = 1 if heavy else 4 if self.reduced is not None else 2
         self.flat = self.reduced is None and not self.outer
         items = math.prod(self.lengths[i] for i in self.outer)
@@ -229,14 +101,16 @@ class Loop:
             items *= blocks
             w.loop(w.low, w.high, 1, lambda i, _: self._columns(i, blocks))
         else:
-            w.loop(w.low, w.high, 1, lambda i, _: self._row(i))
+            unit = self.together = self._rows_together(items, heavy)
+            self._clear_partial_sums()
+            w.loop(w.low, w.high, unit, lambda i, _: self._rows(i))
         work = sum(
             weight(n) * (math.prod(self.group.domain) if self._is_full(n) else n.size)
             for n in self.group.nodes
         )
         work += 2.0 * math.prod(self.group.domain) * (len(self.access) + len(self.target))
         wide = self.machine.lanes(np.float32) / self.machine.lanes(self.widest)
-        return Kernel(w.kernel(), self.slots_used, items, unit, work * wide)
+        return Kernel(w.kernel(), self.slots_used, items, unit, work * wide, self.group.chunks)
 
     def _load_numbers(self) -> None:
         """Load or compute, at the start, the operands that are one number for the whole kernel."""
@@ -278,12 +152,8 @@ class Loop:
         found = None if place is None else self.once.get(place.key)
         return None if found is None else self.w.splat(found, lanes)
 
-    def _is_full(self, n: Node) -> bool:
-        """Return whether a node is computed for every element of the domain."""
-        return n.op == "reduce" or self.group.level[n.id] == FULL
-
-    def _start(self, indices: Sequence[Index]) -> None:
-        """Start an item of the outermost loop: discard the values computed for the previous item."""
+    def _start(self, *indices: Sequence[Index]) -> None:
+        """Start items of the outermost loop: discard the values computed for the previous items."""
         self.offsets, self.hoisted, self.kept = {}, {}, {}
         self.indices = indices
 
@@ -299,14 +169,15 @@ class Loop:
                 found.append(index)
         return found[::-1]
 
-    def _offset(self, place: Place) -> Index:
-        """Return the offset, in elements, at which the elements of a place start in the current item."""
-        found = self.offsets.get(place.key)
+    def _offset(self, place: Place, spot: int) -> Index:
+        """Return the offset, in elements, at which the elements of a place start in an item."""
+        key = place.key, spot
+        found = self.offsets.get(key)
         if found is None:
             found = 0
-            for i, index in zip(self.outer, self.indices, strict=False):
+            for i, index in zip(self.outer, self.indices[spot], strict=False):
                 found = self.w.plus(found, self.w.times(index, place.strides[i]))
-            self.offsets[place.key] = found
+            self.offsets[key] = found
         return found
 
     def slot(self, node: Node, offset: int = 0) -> Value:
@@ -345,55 +216,82 @@ class Loop:
         w, v = self.w, self.vector
         self._stage(0, [Lane(w.plus(j, k * v), v, None, v) for k in range(self.unroll)], {})
 
-    def _rest(self, low: int, high: int, row: Index = 0) -> list[Lane]:
+    def _rest(self, low: int, high: int) -> list[Lane]:
         """Return vectors that cover the positions ``low`` to ``high``."""
         pieces = self.w.pieces(high - low, self.vector)
-        return [
-            Lane(low + p.offset, p.lanes, p.mask, min(p.lanes, high - low - p.offset), row) for p in pieces
-        ]
+        return [Lane(low + p.offset, p.lanes, p.mask, min(p.lanes, high - low - p.offset)) for p in pieces]
 
-    def _row(self, item: Index) -> None:
-        """Emit one item whose vector axis is the reduced axis, or that has no reductions."""
-        n, v = self.lengths[self.across], self.vector
-        self._start(self._decode(item))
-        self._hoist([Lane(0, 1, None, 1)])
-        step = v * self.unroll
-        whole = n // step * step if n > _UNROLLED * v else 0
-        rest = self._rest(whole, n)
-        if whole:
-            self._make_scratch(n)
+    def _rows_together(self, items: int, heavy: bool) -> int:
+        """Return how many items with the vector axis as their reduced axis are processed together.
+
+        If a later loop needs the sum of a row, the processor computes with another row while it waits.
+        """
+        waits = sum(map(self._busy, range(self.stages))) > 1
+        return 2 if waits and items % 2 == 0 and (self.machine.registers >= 32 or not heavy) else 1
+
+    def _rows(self, item: Index) -> None:
+        """Emit items whose vector axis is the reduced axis, or that have no reductions."""
+        w, n, v = self.w, self.lengths[self.across], self.vector
+        self._start(*[self._decode(w.plus(item, k)) for k in range(self.together)])
+        items = [Lane(0, 1, None, 1, 0, k) for k in range(self.together)]
+        self._hoist(items)
+        looped = n > _UNROLLED * v
+        if looped:
+            self._make_scratch(n * self.together)
+        rest = self._beside(self._rest(0, n))
         for t in range(self.stages):
-            self._kept_nodes(t, None)
+            for lane in items:
+                self._kept_nodes(t, lane)
             if not self._busy(t):
                 continue
-            sums = self._accumulators(t)
-            totals: dict[int, list[Value]] = {k: [] for k in sums}
-            if whole:
-                self._row_loop(t, whole, totals)
-            for lane in rest:
-                if whole:
-                    lane.known = {}
-                for k, value in self._stage(t, [lane], {}).items():
-                    totals[k].append(value[0])
-            for k, parts in totals.items():
-                self.kept[k, None] = self._fold(self.inside[k], parts)
-        self._kept_nodes(self.stages, None)
+            totals: dict[Any, list[Value]] = {
+                (k, i): [] for k in self._accumulators(t) for i in range(len(items))
+            }
+            if looped:
+                rest = self._row_loop(t, totals)
+            for lanes in rest:
+                for k, values in self._stage(t, lanes, {}).items():
+                    for i, value in enumerate(values):
+                        totals[k, i].append(value)
+            for (k, i), parts in totals.items():
+                self.kept[k, i] = self._fold(self.inside[k], parts)
+        for lane in items:
+            self._kept_nodes(self.stages, lane)
 
-    def _row_loop(self, t: int, whole: int, totals: dict[int, list[Value]]) -> None:
-        """Emit the loop over the full vectors of a row at stage ``t``; add its results to ``totals``."""
-        w, v = self.w, self.vector
-        keys = list(totals)
-        start = [self._neutral(self.inside[k], v) for k in keys for _ in range(self.unroll)]
+    def _beside(self, lanes: Sequence[Lane]) -> list[list[Lane]]:
+        """Return, for each position, the vectors of all items that are processed together."""
+        return [[lane.moved(spot=k) for k in range(self.together)] for lane in lanes]
+
+    def _row_loop(self, t: int, totals: dict[Any, list[Value]]) -> list[list[Lane]]:
+        """Emit the loop over the full vectors of rows at stage ``t``; add its results to ``totals``.
+
+        Return the vectors that are left.
+        """
+        w, n, v = self.w, self.lengths[self.across], self.vector
+        count = self._vectors_at_once(t)
+        keys = self._accumulators(t)
+        size = count * self.together
+        start = [self._neutral(self.inside[k], v) for k in keys for _ in range(size)]
 
         def body(j: Value, carried: list[Value]) -> Sequence[Value]:
-            lanes = [Lane(w.plus(j, u * v), v, None, v) for u in range(self.unroll)]
-            given = {k: carried[i * self.unroll : (i + 1) * self.unroll] for i, k in enumerate(keys)}
-            made = self._stage(t, lanes, given)
+            lanes = self._beside([Lane(w.plus(j, u * v), v, None, v) for u in range(count)])
+            given = {k: carried[i * size : (i + 1) * size] for i, k in enumerate(keys)}
+            made = self._stage(t, [lane for each in lanes for lane in each], given)
             return [x for k in keys for x in made[k]]
 
-        found = w.loop(0, whole, v * self.unroll, body, start)
+        whole = n // (v * count) * (v * count)
+        found = w.loop(0, whole, v * count, body, start)
         for i, k in enumerate(keys):
-            totals[k] += found[i * self.unroll : (i + 1) * self.unroll]
+            for j, value in enumerate(found[i * size : (i + 1) * size]):
+                totals[k, j % self.together].append(value)
+        return self._beside(self._rest(whole, n))
+
+    def _vectors_at_once(self, t: int) -> int:
+        """Return how many vectors of a row loop ``t`` processes in one iteration."""
+        now = [n for n in self.group.nodes if self._is_full(n) and self.stage[n.id] - (n.op == "reduce") == t]
+        if all(n.op in LIGHT for n in now):
+            return 4 // self.together if self.reduced is not None else 2
+        return 2 // self.together if self.machine.registers >= 32 and self.reduced is not None else 1
 
     def _columns(self, item: Value, blocks: int) -> None:
         """Emit one block of columns: each column is a lane, and the loop goes along the reduced axis."""
@@ -417,17 +315,15 @@ class Loop:
         assert self.reduced is not None
         length = self.lengths[self.reduced]
         self._start(self._decode(outer))
-        spots = [Lane(w.plus(start, p[0]), *p[1:]) for p in pieces]
+        spots = [Lane(w.plus(start, p[0]), *p[1:], 0, k) for k, p in enumerate(pieces)]
         self._hoist(spots)
         unrolled = length <= _UNROLLED
         if not unrolled:
             self._make_scratch(length * self.vector * self.unroll)
-        grid = [
-            [Lane(s.at, s.lanes, s.mask, s.count, r) for s in spots] for r in range(length if unrolled else 0)
-        ]
+        grid = [[s.moved(r, s.spot) for s in spots] for r in range(length if unrolled else 0)]
         for t in range(self.stages):
-            for k in range(len(spots)):
-                self._kept_nodes(t, k, spots)
+            for s in spots:
+                self._kept_nodes(t, s)
             if not self._busy(t):
                 continue
             keys = list(self._accumulators(t))
@@ -435,7 +331,7 @@ class Loop:
 
             def body(r: Index, carried: list[Value], t: int = t, keys: list[int] = keys) -> Sequence[Value]:
                 # r is an int if unrolled
-                lanes = grid[r] if unrolled else [Lane(s.at, s.lanes, s.mask, s.count, r) for s in spots]  # type: ignore[index]
+                lanes = grid[r] if unrolled else [s.moved(r, s.spot) for s in spots]  # type: ignore[index]
                 given = {k: carried[i * len(spots) : (i + 1) * len(spots)] for i, k in enumerate(keys)}
                 made = self._stage(t, lanes, given)
                 return [x for k in keys for x in made[k]]
@@ -448,8 +344,36 @@ class Loop:
             for i, k in enumerate(keys):
                 for j in range(len(spots)):
                     self.kept[k, j] = totals[i * len(spots) + j]
-        for k in range(len(spots)):
-            self._kept_nodes(self.stages, k, spots)
+        for s in spots:
+            self._kept_nodes(self.stages, s)
+
+    # Partial sums ------------------------------------------------------------------------------------
+
+    def _clear_partial_sums(self) -> None:
+        """Store the neutral element in the partial sums of the chunk."""
+        n, v = self.lengths[self.across], self.vector
+        for p in self.group.nodes:
+            if p.op == "partial":
+                whole = n // v * v
+                self.w.loop(0, whole, v, lambda j, _, p=p: self._clear(p, Lane(j, v, None, v)))
+                for lane in self._rest(whole, n):
+                    self._clear(p, lane)
+
+    def _clear(self, n: Node, lane: Lane) -> None:
+        self.w.store(self._neutral(n, lane.lanes), self._partial_sum_at(n, lane), lane.mask)
+
+    def _add_to_partial_sum(self, n: Node, t: int, lanes: Sequence[Lane]) -> None:
+        """Emit the addition of vectors at one position to the partial sums of the chunk."""
+        w, first = self.w, lanes[0]
+        at = self._partial_sum_at(n, first)
+        found = w.load(at, element_of(n.dtype), first.lanes, first.mask)
+        for lane in lanes:
+            found = combine(w, n, found, self._operand(n, 0, lane, t))
+        w.store(found, at, first.mask)
+
+    def _partial_sum_at(self, n: Node, lane: Lane) -> Value:
+        w = self.w
+        return w.at(self.slot(n), element_of(n.dtype), w.plus(w.times(w.chunk, n.shape[1]), lane.at))
 
     # The body of a loop ------------------------------------------------------------------------------
 
@@ -476,6 +400,9 @@ class Loop:
             if n.id in keys:
                 parts = [self._operand(n, 0, lane, t) for lane in lanes]
                 made[n.id] = [self._added(n, sums.get(n.id), i, x, lanes[i]) for i, x in enumerate(parts)]
+            elif n.op == "partial" and self.stage[n.id] == t:
+                for k in range(0, len(lanes), self.together):
+                    self._add_to_partial_sum(n, t, lanes[k : k + self.together])
             elif self._is_made(n, t):
                 for lane in lanes:
                     value = self._value(n, lane, t)
@@ -512,7 +439,7 @@ class Loop:
         """Return the value of a node of the group in one vector; emit it if needed."""
         found = lane.known.get(n.id)
         if found is None:
-            if n.id in self.saved and self.stage[n.id] < t:
+            if self.stage[n.id] < t and (n.id in self.saved or n.id in self.stored):
                 found = self._load_saved(n, lane)
             else:
                 found = self._compute(n, lane, [self._operand(n, k, lane, t) for k in range(_count(n))])
@@ -555,22 +482,18 @@ class Loop:
         if fixed is not None:
             return fixed
         place = self.access[n.id, k]
-        found = self.hoisted.get((place.key, self._spot(lane)))
+        found = self.hoisted.get((place.key, lane.spot))
         if found is not None:
             return self.w.splat(found, lane.lanes) if found.lanes == 1 else found
         memo = ("load", place.key)
-        if memo not in lane.known:
-            lane.known[memo] = self._load(place, lane)
-        return lane.known[memo]
-
-    def _spot(self, lane: Lane) -> Any:
-        """Return a key for the block of columns that a vector is in; None if the kernel processes rows."""
-        return str(lane.at) if self.columns else None
+        known = lane.known if self.columns or any(place.strides[i] for i in self.outer) else lane.common
+        if memo not in known:
+            known[memo] = self._load(place, lane)
+        return known[memo]
 
     def _kept_value(self, inner: Node, lane: Lane) -> Value:
-        if self.columns:
-            return self.kept[inner.id, self._columns_of[str(lane.at)]]
-        return self.w.splat(self.kept[inner.id, None], lane.lanes)
+        found = self.kept[inner.id, lane.spot]
+        return found if self.columns else self.w.splat(found, lane.lanes)
 
     # Values per item ---------------------------------------------------------------------------------
 
@@ -578,7 +501,6 @@ class Loop:
         """Load the operands that do not change inside the loops of an item."""
         fixed = self.reduced if self.columns else self.across
         assert fixed is not None  # a loop over columns reduces an axis
-        self._columns_of = {str(s.at): k for k, s in enumerate(spots)} if self.columns else {}
         for (n, k), place in self.access.items():
             node = self.inside[n]
             if not self._is_full(node) or node.args[k].scalar() is not None or place.key in self.once:
@@ -586,31 +508,29 @@ class Loop:
             if place.strides[fixed]:
                 continue
             for s in spots:
-                key = place.key, self._spot(s)
+                key = place.key, s.spot
                 if key not in self.hoisted:
-                    lane = s if self.columns else Lane(0, 1, None, 1)
+                    lane = s if self.columns else Lane(0, 1, None, 1, 0, s.spot)
                     self.hoisted[key] = self._load(place, lane)
 
-    def _kept_nodes(self, t: int, spot: int | None, spots: Sequence[Lane] = ()) -> None:
+    def _kept_nodes(self, t: int, lane: Lane) -> None:
         """Emit the nodes of stage ``t`` that have one value per reduced row, before loop ``t``.
 
-        ``spot`` is the number of a block of columns in ``spots``; None if rows are processed.
+        ``lane`` is a block of columns, or one element of a row.
         """
-        lane = Lane(0, 1, None, 1) if spot is None else spots[spot]
         for n in self.group.nodes:
             if self.group.level[n.id] != KEPT or self.stage[n.id] != t:
                 continue
             if n.op != "reduce":
-                self.kept[n.id, spot] = self._compute(
-                    n, lane, [self._kept_operand(n, k, lane, spot) for k in range(_count(n))]
-                )
+                values = [self._kept_operand(n, k, lane) for k in range(_count(n))]
+                self.kept[n.id, lane.spot] = self._compute(n, lane, values)
             if n.id in self.stored:
-                self._store(self.target[n.id], self.kept[n.id, spot], lane)
+                self._store(self.target[n.id], self.kept[n.id, lane.spot], lane)
 
-    def _kept_operand(self, n: Node, k: int, lane: Lane, spot: int | None) -> Value:
+    def _kept_operand(self, n: Node, k: int, lane: Lane) -> Value:
         a = n.args[k]
         if a.node.id in self.inside:
-            return self.kept[a.node.id, spot]
+            return self.kept[a.node.id, lane.spot]
         fixed = self._fixed(n, k, lane.lanes)
         return self._load(self.access[n.id, k], lane) if fixed is None else fixed
 
@@ -618,7 +538,10 @@ class Loop:
 
     def _address(self, place: Place, lane: Lane) -> Value:
         w = self.w
-        at = w.plus(self._offset(place), w.times(lane.at, place.strides[self.across]))
+        at = w.plus(
+            self._offset(place, 0 if self.columns else lane.spot),
+            w.times(lane.at, place.strides[self.across]),
+        )
         if self.columns:
             assert self.reduced is not None  # a loop over columns reduces an axis
             at = w.plus(at, w.times(lane.row, place.strides[self.reduced]))
@@ -655,9 +578,10 @@ class Loop:
     def _scratch_at(self, n: Node, lane: Lane) -> Value:
         w, element = self.w, element_of(n.dtype)
         if not self.columns:
-            return w.at(self.scratch[n.id], element, lane.at)
+            first = lane.spot * self.lengths[self.across]
+            return w.at(self.scratch[n.id], element, w.plus(lane.at, first))
         # the rows of the block are stored one after the other
-        first = self._columns_of[str(lane.at)] * self.vector
+        first = lane.spot * self.vector
         return w.at(self.scratch[n.id], element, w.plus(w.times(lane.row, self.vector * self.unroll), first))
 
     def _load_saved(self, n: Node, lane: Lane) -> Value:
@@ -666,42 +590,6 @@ class Loop:
         return self.w.load(self._scratch_at(n, lane), element_of(n.dtype), lane.lanes, lane.mask)
 
 
-_LIGHT = frozenset(
-    """add subtract multiply negative abs maximum minimum where copy astype equal not_equal less less_equal
-    greater greater_equal logical_and logical_or logical_not reduce""".split()
-)
-_COMBINED: dict[str, Callable[[Writer, Any, Value, Value], Value]] = {
-    "sum": lambda w, _, a, b: w.add(a, b),
-    "prod": lambda w, _, a, b: w.mul(a, b),
-    "max": lambda w, d, a, b: w.bits("or", a, b) if d.kind == "b" else extreme(w, "maximum", d, a, b),
-    "min": lambda w, d, a, b: w.bits("and", a, b) if d.kind == "b" else extreme(w, "minimum", d, a, b),
-}
-
-
-def combine(w: Writer, n: Node, a: Value, b: Value) -> Value:
-    """Emit the combination of two values by the operation of the reduction ``n``."""
-    return _COMBINED[n.params[0]](w, n.dtype, a, b)
-
-
-def neutral(n: Node) -> Any:
-    """Return the neutral element of a reduction."""
-    op, dtype = n.params[0], n.dtype
-    if op == "sum":
-        return -0.0 if dtype.kind == "f" else 0
-    if op == "prod":
-        return 1
-    if dtype.kind == "b":
-        return op == "min"
-    if dtype.kind == "f":
-        return -math.inf if op == "max" else math.inf
-    return int(np.iinfo(dtype).min if op == "max" else np.iinfo(dtype).max)
-
-
 def _count(n: Node) -> int:
     """Return the number of operands that are read element by element."""
     return 1 if n.op == "gather" else len(n.args)
-
-
-def weight(n: Node) -> float:
-    """Return the cost of a node per element, in simple operations."""
-    return 1.0 if n.op in _LIGHT else _COSTLY.get(n.op, 16)

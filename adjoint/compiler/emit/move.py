@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from adjoint.compiler.emit.loop import Kernel, Place, Slot, loop_kernel
+from adjoint.compiler.emit.kernel import Kernel, Slot
+from adjoint.compiler.emit.loop import loop_kernel
+from adjoint.compiler.emit.nest import Place
 from adjoint.compiler.emit.text import Value, Writer, element_of
 from adjoint.compiler.fuse import FULL, Group
 from adjoint.compiler.machine import Machine

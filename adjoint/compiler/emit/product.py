@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from adjoint.compiler.emit import conv, gemm
-from adjoint.compiler.emit.loop import Kernel, Lane, Loop, Slot
+from adjoint.compiler.emit.kernel import Kernel, Slot
+from adjoint.compiler.emit.loop import Lane, Loop
 from adjoint.compiler.emit.math import FUNCTIONS
 from adjoint.compiler.emit.text import Index, Value, Writer
 from adjoint.compiler.fuse import Group

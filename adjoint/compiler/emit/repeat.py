@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint.compiler import pool
-from adjoint.compiler.emit.loop import Kernel, Slot
+from adjoint.compiler.emit.kernel import Kernel, Slot
 from adjoint.compiler.emit.text import Value, Writer
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.emit.elementwise import apply
-from adjoint.compiler.emit.loop import Kernel, Slot, combine, neutral, weight
+from adjoint.compiler.emit.elementwise import apply, combine, neutral
+from adjoint.compiler.emit.kernel import Kernel, Slot
+from adjoint.compiler.emit.nest import weight
 from adjoint.compiler.emit.repeat import copy_bytes, operand_slots, same_bytes
 from adjoint.compiler.emit.text import Value, Writer, element_of
 from adjoint.compiler.fuse import needed
