@@ -47,7 +47,10 @@ def written(machine: Machine, group: Group, stored: Sequence[Node], write: Calla
         return kernels, space
     rows, space = found
     places = [(form.nodes[i], offset) for i, offset in form.places]
-    return [Kernel(text, [_slot(places, s) for s in slots], *rest) for text, slots, *rest in rows], space
+    return [
+        Kernel(text, [_slot(places, s) for s in slots], length, unit, cost, chunks)
+        for text, slots, length, unit, cost, chunks in rows
+    ], space
 
 
 def _number(numbers: dict[tuple[int, int], int], slot: Slot) -> tuple[bool, int]:

@@ -13,7 +13,8 @@ from native import run
 
 from adjoint.compiler import machine
 from adjoint.compiler.emit import math as functions
-from adjoint.compiler.emit.text import Writer, element_of
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import element_of
 
 NUMPY = {
     "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan,

@@ -10,7 +10,8 @@ pytest.importorskip("llvmlite")
 from native import padded, run
 
 from adjoint.compiler import machine
-from adjoint.compiler.emit.text import Value, Writer, element_of
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Value, element_of
 from adjoint.errors import ArgumentError
 
 

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adjoint.compiler.emit.gemm import Epilogue, Kernel, Kernels, tile_text
-from adjoint.compiler.emit.text import Index, Value, Writer, element_of, size_of
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Index, Value, element_of, size_of
 from adjoint.compiler.machine import Machine
 
 __all__ = ["Conv", "Weights", "conv", "conv_input", "conv_weight"]

@@ -13,7 +13,8 @@ import numpy as np
 
 from adjoint.compiler.emit.math import FUNCTIONS
 from adjoint.compiler.emit.math import emit as emit_math
-from adjoint.compiler.emit.text import Value, Writer, element_of
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Value, element_of
 from adjoint.compiler.simplify import Node
 
 __all__ = ["apply", "combine", "neutral"]

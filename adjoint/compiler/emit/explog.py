@@ -21,7 +21,8 @@ from adjoint.compiler.emit.floats import (
     two_product,
     two_sum,
 )
-from adjoint.compiler.emit.text import Value, Writer, size_of
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Value, size_of
 
 __all__ = [
     "acosh", "asinh", "atanh", "cosh", "exp", "exp2", "expm1",

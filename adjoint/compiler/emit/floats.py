@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from adjoint.compiler.emit.text import Value, Writer
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Value
 
 __all__ = [
     "exponent_and_mantissa",

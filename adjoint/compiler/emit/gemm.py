@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adjoint.compiler.emit.pack import pack_panels, square_text
-from adjoint.compiler.emit.text import Index, Value, Writer, element_of, size_of
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Index, Value, element_of, size_of
 from adjoint.compiler.machine import Machine
 
 __all__ = ["Epilogue", "Kernel", "Kernels", "Product", "gemm", "tile_of"]

@@ -17,7 +17,8 @@ import numpy as np
 from adjoint.compiler.emit.elementwise import apply, combine, neutral
 from adjoint.compiler.emit.kernel import Kernel, Slot
 from adjoint.compiler.emit.nest import LIGHT, Nest, Place, weight
-from adjoint.compiler.emit.text import Index, Value, Writer, element_of
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Index, Value, element_of
 from adjoint.compiler.fuse import FULL, KEPT, Group
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node
@@ -203,7 +204,7 @@ class Loop(Nest):
         """
         w, n, v = self.w, self.lengths[self.across], self.vector
         step = v * self.unroll
-        self._hoist([Lane(0, v, None, v)])
+        self._hoist([Lane(0, 1, None, 1)])
         whole = n // step * step
         if whole:
             end = w.least(w.high, whole)
@@ -315,7 +316,10 @@ class Loop(Nest):
         assert self.reduced is not None
         length = self.lengths[self.reduced]
         self._start(self._decode(outer))
-        spots = [Lane(w.plus(start, p[0]), *p[1:], 0, k) for k, p in enumerate(pieces)]
+        spots = [
+            Lane(w.plus(start, at), lanes, mask, count, 0, k)
+            for k, (at, lanes, mask, count) in enumerate(pieces)
+        ]
         self._hoist(spots)
         unrolled = length <= _UNROLLED
         if not unrolled:
@@ -351,16 +355,18 @@ class Loop(Nest):
 
     def _clear_partial_sums(self) -> None:
         """Store the neutral element in the partial sums of the chunk."""
-        n, v = self.lengths[self.across], self.vector
-        for p in self.group.nodes:
-            if p.op == "partial":
-                whole = n // v * v
-                self.w.loop(0, whole, v, lambda j, _, p=p: self._clear(p, Lane(j, v, None, v)))
-                for lane in self._rest(whole, n):
-                    self._clear(p, lane)
+        w, n, v = self.w, self.lengths[self.across], self.vector
+        sums = [n for n in self.group.nodes if n.op == "partial"]
 
-    def _clear(self, n: Node, lane: Lane) -> None:
-        self.w.store(self._neutral(n, lane.lanes), self._partial_sum_at(n, lane), lane.mask)
+        def clear(lane: Lane) -> None:
+            for p in sums:
+                w.store(self._neutral(p, lane.lanes), self._partial_sum_at(p, lane), lane.mask)
+
+        if sums:
+            whole = n // v * v
+            w.loop(0, whole, v, lambda j, _: clear(Lane(j, v, None, v)))
+            for lane in self._rest(whole, n):
+                clear(lane)
 
     def _add_to_partial_sum(self, n: Node, t: int, lanes: Sequence[Lane]) -> None:
         """Emit the addition of vectors at one position to the partial sums of the chunk."""
@@ -510,8 +516,7 @@ class Loop(Nest):
             for s in spots:
                 key = place.key, s.spot
                 if key not in self.hoisted:
-                    lane = s if self.columns else Lane(0, 1, None, 1, 0, s.spot)
-                    self.hoisted[key] = self._load(place, lane)
+                    self.hoisted[key] = self._load(place, s)
 
     def _kept_nodes(self, t: int, lane: Lane) -> None:
         """Emit the nodes of stage ``t`` that have one value per reduced row, before loop ``t``.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from adjoint.compiler.emit import explog, special, trig
-from adjoint.compiler.emit.text import Value, Writer
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Value
 
 __all__ = ["FUNCTIONS", "emit"]
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from adjoint.compiler.emit.kernel import Kernel, Slot
 from adjoint.compiler.emit.loop import loop_kernel
 from adjoint.compiler.emit.nest import Place
-from adjoint.compiler.emit.text import Value, Writer, element_of
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Value, element_of
 from adjoint.compiler.fuse import FULL, Group
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Graph, Node, View, row_major

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.emit.text import element_of
+from adjoint.compiler.emit.values import element_of
 from adjoint.compiler.fuse import FULL, PRODUCTS, Group, over, stages
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node, View, row_major

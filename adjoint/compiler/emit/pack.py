@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 
-from adjoint.compiler.emit.text import Index, Value, Writer
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Index, Value
 from adjoint.compiler.machine import Machine
 
 __all__ = ["pack_panels", "square_text", "transposed"]

@@ -15,7 +15,8 @@ from adjoint.compiler.emit import conv, gemm
 from adjoint.compiler.emit.kernel import Kernel, Slot
 from adjoint.compiler.emit.loop import Lane, Loop
 from adjoint.compiler.emit.math import FUNCTIONS
-from adjoint.compiler.emit.text import Index, Value, Writer
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Index, Value
 from adjoint.compiler.fuse import Group
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node, View

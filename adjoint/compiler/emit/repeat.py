@@ -15,7 +15,8 @@ import numpy as np
 
 from adjoint.compiler import pool
 from adjoint.compiler.emit.kernel import Kernel, Slot
-from adjoint.compiler.emit.text import Value, Writer
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Value
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node
 from adjoint.compiler.steps import Steps

@@ -13,7 +13,8 @@ from adjoint.compiler.emit.floats import (
     two_product,
     two_sum,
 )
-from adjoint.compiler.emit.text import Value, Writer
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Value
 
 __all__ = ["cbrt", "erf", "erfc", "hypot"]
 

@@ -17,7 +17,8 @@ from adjoint.compiler.emit.elementwise import apply, combine, neutral
 from adjoint.compiler.emit.kernel import Kernel, Slot
 from adjoint.compiler.emit.nest import weight
 from adjoint.compiler.emit.repeat import copy_bytes, operand_slots, same_bytes
-from adjoint.compiler.emit.text import Value, Writer, element_of
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Value, element_of
 from adjoint.compiler.fuse import needed
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node, View

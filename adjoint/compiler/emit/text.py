@@ -8,65 +8,25 @@ loop.  A *unit* is a text that is compiled on its own; a *lane* is one element o
 from __future__ import annotations
 
 import hashlib
-import math
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from adjoint.compiler.emit.mode import flushing
+from adjoint.compiler.emit.values import (
+    FLOATING,
+    Index,
+    Value,
+    literal,
+    parameter,
+    size_of,
+    stored_as,
+)
 from adjoint.compiler.machine import Machine
 
-__all__ = ["Index", "Piece", "Value", "Writer", "element_of", "size_of"]
+__all__ = ["Piece", "Writer"]
 
-_ELEMENTS = {
-    "float32": "float", "float64": "double", "bool": "i1",
-    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
-    "uint8": "i8", "uint16": "i16", "uint32": "i32", "uint64": "i64",
-}  # fmt: skip
-_BY_DTYPE = {np.dtype(name): element for name, element in _ELEMENTS.items()}
-_SIZES = {"float": 4, "double": 8, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "ptr": 8}
-_SUFFIX = {"float": "f32", "double": "f64"}
-_FLOATING = ("float", "double")
 PARAMETERS = (("ptr", "args"), ("i64", "lo"), ("i64", "hi"), ("i64", "chunk"), ("i64", "thread"))
-
-
-def element_of(dtype: Any) -> str:
-    """Return the LLVM type of a NumPy dtype: a boolean is ``i1`` in registers and a byte in memory."""
-    return _BY_DTYPE[np.dtype(dtype)]
-
-
-def size_of(element: str) -> int:
-    """Return the size of an element in memory, in bytes."""
-    return _SIZES[element]
-
-
-class Value(NamedTuple):
-    """A variable or a literal of LLVM IR, with its element type and number of lanes."""
-
-    text: str
-    element: str
-    lanes: int = 1
-
-    @property
-    def type(self) -> str:
-        """The type as LLVM writes it."""
-        return self.element if self.lanes == 1 else f"<{self.lanes} x {self.element}>"
-
-    @property
-    def typed(self) -> str:
-        """The type and the text, separated by a space."""
-        return f"{self.type} {self.text}"
-
-    @property
-    def floating(self) -> bool:
-        """Whether the element type is float or double."""
-        return self.element in _FLOATING
-
-
-Index = int | Value
 
 
 class Piece(NamedTuple):
@@ -126,8 +86,7 @@ class Writer:
     def intrinsic(self, name: str, *args: Value) -> Value:
         """Emit a call of an LLVM intrinsic that is overloaded on the type of its first argument."""
         a = args[0]
-        kind = _SUFFIX.get(a.element, a.element)
-        full = f"llvm.{name}.{f'v{a.lanes}' if a.lanes > 1 else ''}{kind}"
+        full = f"llvm.{name}.{a.mangled}"
         self.declare(f"{a.type} @{full}({', '.join(x.type for x in args)})")
         return self.call(full, a.element, a.lanes, *args)
 
@@ -135,7 +94,7 @@ class Writer:
 
     def const(self, number: Any, element: str, lanes: int = 1) -> Value:
         """Return a literal, the same in all lanes."""
-        text = _literal(number, element)
+        text = literal(number, element)
         if lanes > 1:
             text = f"<{', '.join([f'{element} {text}'] * lanes)}>"
         return Value(text, element, lanes)
@@ -147,7 +106,7 @@ class Writer:
     def constants(self, numbers: Sequence[Any], element: str) -> Value:
         """Return a vector literal with the given numbers as its lanes."""
         return Value(
-            f"<{', '.join(f'{element} {_literal(x, element)}' for x in numbers)}>", element, len(numbers)
+            f"<{', '.join(f'{element} {literal(x, element)}' for x in numbers)}>", element, len(numbers)
         )
 
     def index_value(self, i: Index) -> Value:
@@ -241,15 +200,15 @@ class Writer:
         if element == "i1":
             return self.compare("une" if a.floating else "ne", a, 0)
         signed = signed and a.element != "i1"
-        if a.floating and element in _FLOATING:
+        if a.floating and element in FLOATING:
             name = "fpext" if element == "double" else "fptrunc"
         elif a.floating:
             name = "fptosi" if signed else "fptoui"
-        elif element in _FLOATING:
+        elif element in FLOATING:
             name = "sitofp" if signed else "uitofp"
-        elif _SIZES[element] < _SIZES[a.element]:
+        elif size_of(element) < size_of(a.element):
             name = "trunc"
-        elif a.element != "i1" and _SIZES[element] == _SIZES[a.element]:
+        elif a.element != "i1" and size_of(element) == size_of(a.element):
             return Value(a.text, element, a.lanes)
         else:
             name = "sext" if signed else "zext"
@@ -325,14 +284,14 @@ class Writer:
     def scratch(self, element: str, count: int) -> Value:
         """Return the address of memory on the stack, aligned to 64 bytes."""
         name = self._fresh("%stack")
-        self._entry.append(f"  {name} = alloca [{count} x {_memory(element)}], align 64")
+        self._entry.append(f"  {name} = alloca [{count} x {stored_as(element)}], align 64")
         return Value(name, "ptr")
 
     def at(self, pointer: Value, element: str, offset: Index) -> Value:
         """Emit the address ``offset`` elements after ``pointer``."""
         if isinstance(offset, int) and offset == 0:
             return pointer
-        text = f"getelementptr {_memory(element)}, {pointer.typed}, {self.index_value(offset).typed}"
+        text = f"getelementptr {stored_as(element)}, {pointer.typed}, {self.index_value(offset).typed}"
         return self.emit(text, "ptr")
 
     def load(self, pointer: Value, element: str, lanes: int = 1, mask: Value | None = None) -> Value:
@@ -341,21 +300,21 @@ class Writer:
             return self.compare("ne", self.load(pointer, "i8", lanes, mask), 0)
         made = Value("", element, lanes)
         if mask is None:
-            return self.emit(f"load {made.type}, {pointer.typed}, align {_SIZES[element]}", element, lanes)
-        full = f"llvm.masked.load.{_suffix(made)}.p0"
+            return self.emit(f"load {made.type}, {pointer.typed}, align {size_of(element)}", element, lanes)
+        full = f"llvm.masked.load.{made.mangled}.p0"
         self.declare(f"{made.type} @{full}(ptr, i32, {mask.type}, {made.type})")
-        args = f"{pointer.typed}, i32 {_SIZES[element]}, {mask.typed}, {made.type} zeroinitializer"
+        args = f"{pointer.typed}, i32 {size_of(element)}, {mask.typed}, {made.type} zeroinitializer"
         return self.emit(f"call {made.type} @{full}({args})", element, lanes)
 
     def store(self, value: Value, pointer: Value, mask: Value | None = None) -> None:
         """Emit a store; the memory of masked-out lanes is not written."""
         if value.element == "i1":
             value = self.convert(value, "i8", signed=False)
-        size = _SIZES[value.element]
+        size = size_of(value.element)
         if mask is None:
             self.line(f"store {value.typed}, {pointer.typed}, align {size}")
             return
-        full = f"llvm.masked.store.{_suffix(value)}.p0"
+        full = f"llvm.masked.store.{value.mangled}.p0"
         self.declare(f"void @{full}({value.type}, ptr, i32, {mask.type})")
         self.line(f"call void @{full}({value.typed}, {pointer.typed}, i32 {size}, {mask.typed})")
 
@@ -522,7 +481,7 @@ class Writer:
             return
         self.unit.definitions[name] = ""  # first, because a function may call itself
         inner = Writer(self.machine, self.unit)
-        result = body(inner, [_parameter(t, n) for t, n in parameters])
+        result = body(inner, [parameter(t, n) for t, n in parameters])
         inner.line("ret void" if result is None else f"ret {result.typed}")
         given = ", ".join(f"{t} %{n}" for t, n in parameters)
         made = Value("", element, lanes).type
@@ -594,37 +553,3 @@ def share(text: str) -> str:
     name = f"unit_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
     SHARED[name] = text
     return name
-
-
-def _memory(element: str) -> str:
-    """Return the element type in memory: a boolean is a byte."""
-    return "i8" if element == "i1" else element
-
-
-def _suffix(value: Value) -> str:
-    kind = _SUFFIX.get(value.element, value.element)
-    return f"v{value.lanes}{kind}"
-
-
-def _parameter(type_text: str, name: str) -> Value:
-    if type_text.startswith("<"):
-        count, element = type_text[1:-1].split(" x ")
-        return Value(f"%{name}", element, int(count))
-    return Value(f"%{name}", type_text.split()[0])
-
-
-def _literal(number: Any, element: str) -> str:
-    """Return a number in the syntax of LLVM; floats are written as their bits."""
-    if element in _FLOATING:
-        number = float(number)
-        if element == "float":  # LLVM writes a float32 as the float64 with the same value
-            try:
-                number = struct.unpack("<f", struct.pack("<f", number))[0]
-            except OverflowError:
-                number = math.copysign(math.inf, number)
-        return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
-    if element == "i1":
-        return "true" if number else "false"
-    bits = int(element[1:])
-    wrapped = (int(number) + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
-    return str(wrapped)

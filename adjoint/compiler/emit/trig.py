@@ -8,7 +8,8 @@ from typing import NamedTuple
 from adjoint.compiler.emit.coefficients import ASIN32, ASIN64, ATAN32, ATAN64, COS32, COS64, SIN32, SIN64
 from adjoint.compiler.emit.explog import INF, _signed, _unless_tiny
 from adjoint.compiler.emit.floats import nearest, polynomial, sign_bit_of, two_product
-from adjoint.compiler.emit.text import Value, Writer
+from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.values import Value
 
 __all__ = ["acos", "asin", "atan", "atan2", "cos", "sin", "tan"]
 
