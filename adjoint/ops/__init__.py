@@ -83,7 +83,7 @@ _PUBLIC = {name: getattr(module, name) for module in reversed(MODULES) for name 
 
 
 def function(name: str) -> Any:
-    """Return the public function of this name: one defined in a module, or else the op itself."""
+    """Return the public function ``name``: one defined in a module of ops, or else the op itself."""
     return _PUBLIC[name] if name in _PUBLIC else getattr(rec, name, None)
 
 
@@ -97,7 +97,10 @@ explain_class(index.At)
 
 
 def _comparison(method: str) -> None:
-    """Make ``==`` and ``!=`` with None or a string return False and True, as Python does by default."""
+    """Make the comparison ``method`` (``__eq__`` or ``__ne__``) of tensors accept None and strings.
+
+    A tensor is then unequal to them, as Python's own objects are.
+    """
     compare_values = getattr(Tensor, method)
 
     def compare_any(self: Tensor, other: Any) -> Any:

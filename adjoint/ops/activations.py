@@ -1,7 +1,7 @@
 """Activation functions and elementwise losses, one op each.
 
-At a corner, the gradient is that of the side that PyTorch takes, as the description of the op says.  The
-formulas keep their accuracy in both tails.
+At a corner, the gradient is that of one side, the same one as in PyTorch; the description of each op says
+which.  The formulas stay accurate for large positive and large negative arguments.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ define("hardtanh", in_float32(lambda x, low, high: np.clip(x, low, high)),
 
 
 def _elu_slope(xp: Namespace, x: Value, alpha: float) -> Any:
-    """Return α exp(x), which is accurate also for very negative x, where y + α is not."""
+    """Return α exp(x), the derivative of ELU for x < 0.
+
+    It is accurate also for very negative x, unlike y + α, where y is the value of ELU.
+    """
     e = xp.exp(xp.minimum(x, 0))
     return e if alpha == 1 else xp.where(x > 0, 1, alpha * e)
 
@@ -54,10 +57,11 @@ define("elu", in_float32(_elu, raw),
 
 
 def _softplus_rest(xp: Namespace, x: Value) -> Any:
-    """Return log(1 + exp(-|x|)).
+    """Return log(1 + exp(-|x|)), so that softplus(x) = max(x, 0) + this.
 
-    For many elements it is log u + (e - (u - 1)) / u with u = 1 + e, where the second term is the rounding
-    error of u.  This is as accurate as NumPy's log1p, and log is vectorised where log1p is not.
+    For 2000 elements or more it is log u + (e - (u - 1)) / u with e = exp(-|x|) and u = 1 + e, where the
+    second term corrects the rounding error of u.  This is as accurate as NumPy's log1p and faster, because
+    log is vectorised.
     """
     e = xp.exp(-xp.abs(real_only(x)))
     if x.size < 2000:
@@ -82,7 +86,10 @@ define("normal_gate", in_float32(normal_distribution),
 
 
 def _mish_gate(xp: Namespace, x: Value) -> Any:
-    """Return tanh(softplus(x)) = n (n + 2) / (n (n + 2) + 2) with n = exp(x); for x > 0 in terms of 1/n."""
+    """Return tanh(softplus(x)) without overflow.
+
+    It is n (n + 2) / (n (n + 2) + 2) with n = exp(x); for x > 0 the same fraction is written with 1/n.
+    """
     e = xp.exp(-xp.abs(real_only(x)))
     top = xp.where(x > 0, 1 + 2 * e, e * (e + 2))
     return top / (top + xp.where(x > 0, 2 * e * e, 2))
@@ -103,8 +110,9 @@ _FLAT = 1e4  # beyond this the gate is 0 or 1 in every dtype, and x³ does not o
 
 
 def _in_blocks(work: Callable[..., None], outputs: int, *arrays: Array) -> list[Any]:
-    """Fill new arrays by ``work(*inputs, *outputs)``, block by block.
+    """Return ``outputs`` new arrays that are filled by ``work(*inputs, *outputs)``.
 
+    ``work`` is called on one slice of all arrays after another; the slices fit into the processor's cache.
     Half precision is computed in float32.
     """
     if len(arrays) > 1:
@@ -147,7 +155,10 @@ def _gelu_slope_block(x: Array, y: Array, gate: Array, out: Array) -> None:
 
 
 def _gelu_power(xp: Namespace, y: Value, factor: float) -> Any:
-    """Return a + factor y², with y limited to where the gate is not constant."""
+    """Return a + factor y², for the derivatives of the gate of GELU.
+
+    y is limited to the range outside of which the gate is constant, so that y² does not overflow.
+    """
     return _A + factor * xp.square(xp.clip(y, -_FLAT, _FLAT))
 
 
@@ -187,7 +198,10 @@ define("huber", in_float32(_huber, raw),
 
 
 def _bce_logits(xp: Namespace, x: Value, t: Value) -> Any:
-    """Return t softplus(-x) + (1-t) softplus(x); both terms share one logarithm."""
+    """Return the binary cross-entropy t softplus(-x) + (1-t) softplus(x) of logits x and targets t.
+
+    Both terms use the same logarithm.
+    """
     return _softplus_rest(xp, x) + t * xp.maximum(-x, 0) + (1 - t) * xp.maximum(x, 0)
 
 

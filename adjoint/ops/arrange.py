@@ -43,7 +43,7 @@ def _diagonal(x: Array, offset: int) -> Any:
 
 
 def _undiagonal(x: Array, offset: int, shape: Shape) -> Any:
-    """Return zeros with ``x`` on a diagonal of the last two axes, whose lengths are ``shape``."""
+    """Return matrices of zeros with ``x`` on the diagonal ``offset``; ``shape`` is their rows and columns."""
     out = np.zeros((*x.shape[:-1], *shape), x.dtype)
     n = np.arange(x.shape[-1])
     out[..., n + max(-offset, 0), n + max(offset, 0)] = x
@@ -51,7 +51,7 @@ def _undiagonal(x: Array, offset: int, shape: Shape) -> Any:
 
 
 def _windows(x: Array, size: int, axis: int) -> Any:
-    """Return all windows of ``size`` neighbours along ``axis``, in a new last axis, as a view."""
+    """Return a view of all windows of ``size`` neighbours along ``axis``; the new last axis is the window."""
     x = np.asarray(x)
     shape, step = list(x.shape), x.strides[axis]
     shape[axis] -= size - 1
@@ -59,7 +59,11 @@ def _windows(x: Array, size: int, axis: int) -> Any:
 
 
 def _overlap_add(x: Any, axis: int, length: int) -> Any:
-    """Add windows at their positions; ``axis`` is an axis of the result, which has one axis less."""
+    """Add overlapping windows at their positions: the adjoint of ``_windows``.
+
+    The last axis of ``x`` is the window.  ``axis`` is the axis of the result along which the windows lie, and
+    ``length`` its length.
+    """
     count, size = x.shape[axis - 1], x.shape[-1]
     shape = list(x.shape[:-1])
     shape[axis] = length

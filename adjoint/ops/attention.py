@@ -1,9 +1,9 @@
 """Attention, softmax(q kᵀ · scale, masked) v, over the last two axes.
 
-The op ``attention_weights`` computes all but the last product and saves its weights, one for each pair of
-query and key.  The op ``attention`` does not save them: its derivative rule computes them again from its
-second output, the logarithm of each row's sum.  All arguments have the same number of axes and the same
-dtype.  The number 0 means no mask.
+The op ``attention_weights`` returns the softmax: one weight for each pair of query and key.  The op
+``attention`` returns the product with v.  It does not save the weights: its derivative rule computes them
+again from its second output, the logarithm of each row's sum.  All arguments have the same number of axes and
+the same dtype.  The number 0 instead of an array means that there is no mask.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__: list[str] = []
 
 
 def _scores(xp: Namespace, q: Value, k: Value, m: Value, scale: float, causal: bool) -> Any:
-    """Return q kᵀ · scale as a new array, with -inf at masked positions."""
+    """Return q kᵀ · scale as a new array, with -inf where ``m`` (the mask) or ``causal`` excludes a key."""
     s = xp.matmul(q * scale, xp.matrix_transpose(k))
     if type(m) is not int:
         s = xp.where(m, s, -math.inf) if m.dtype == bool else s + m
@@ -37,7 +37,10 @@ def _scores(xp: Namespace, q: Value, k: Value, m: Value, scale: float, causal: b
 
 
 def _exponentials(q: Any, k: Any, m: Any, scale: float, causal: bool) -> tuple[Any, Any, Any, Any]:
-    """Return exp(scores - top), their row sums, the maximum of each row, and which rows are fully masked."""
+    """Return exp(scores - top), the row sums, ``top``, and which rows are fully masked.
+
+    ``top`` is the maximum of each row of the scores q kᵀ · scale, and ``m`` the mask.
+    """
     s = _scores(raw, real_only(q), k, m, scale, causal)
     top = np.maximum.reduce(s, axis=-1, keepdims=True)
     dead = None if type(m) is int else top == -math.inf
@@ -52,7 +55,10 @@ def _exponentials(q: Any, k: Any, m: Any, scale: float, causal: bool) -> tuple[A
 
 
 def _column_of_ones(x: Array) -> Any:
-    """Return a column of ones: a product with it sums the last axis, six times faster for short rows."""
+    """Return a column of ones as long as the last axis of ``x``.
+
+    A matrix product with it sums short rows six times faster than ``np.sum``.
+    """
     return np.ones((x.shape[-1], 1), x.dtype)
 
 
@@ -89,7 +95,7 @@ def _as_float32(xp: Namespace, a: Value) -> Any:
 
 
 def _times(p: Array, v: Array, like: Array) -> Any:
-    """Return p v in the memory order of q, so that heads are joined again without a copy."""
+    """Return the product p v in the memory order of ``like`` (q), so that joining the heads needs no copy."""
     lead = np.broadcast_shapes(p.shape[:-2], v.shape[:-2])
     return np.matmul(p, v, out=np.empty_like(like, shape=(*lead, p.shape[-2], v.shape[-1]), subok=False))
 
@@ -97,7 +103,10 @@ def _times(p: Array, v: Array, like: Array) -> Any:
 def _to_scores(
     xp: Namespace, ds: Value, q: Value, k: Value, wanted: Sequence[bool], scale: float
 ) -> tuple[Any, Any]:
-    """Return the gradients of q and k from the gradient ``ds`` of the scores."""
+    """Return the gradients of q and k from ``ds``, the gradient of the scores q kᵀ · scale.
+
+    ``wanted`` says which of the two are needed; the other one is None.
+    """
     dq = dk = None
     if wanted[0]:
         dq = xp.matmul(ds, k)
@@ -119,7 +128,10 @@ def _attention_weights_rule(
     scale: float,
     causal: bool,
 ) -> list[Any]:
-    """Return the gradients by ds = p (g - Σ g p), dq = ds k, dk = dsᵀ q."""
+    """Return the gradients of q, k and the mask m from ``g``, the gradient of the weights p.
+
+    The formulas are ds = p (g - Σ g p), dq = ds k, dk = dsᵀ q, up to the factor ``scale``.
+    """
     ds = g - xp.matmul(g * p, _column_of_ones(p))
     ds *= p
     return [*_to_scores(xp, ds, q, k, wanted, scale), ds]
@@ -137,7 +149,11 @@ def _attention_rule(
     scale: float,
     causal: bool,
 ) -> list[Any]:
-    """Return the gradients: as for the weights with dp = g vᵀ, where Σ dp p = Σ g o; and dv = pᵀ g."""
+    """Return the gradients of q, k, v and the mask m from ``g``, the gradient of the output o.
+
+    They are those of ``_attention_weights_rule`` for the gradient dp = g vᵀ of the weights, where Σ dp p = Σ
+    g o, and dv = pᵀ g.
+    """
     g, g_total = g
     o, log_total = out
     if q.dtype.itemsize == 2:

@@ -36,7 +36,11 @@ def _solve_banded(x: Array, y: Array, lower: int, upper: int) -> Any:
 
 
 def _transposed(xp: Namespace, x: Any, lower: int, upper: int) -> Any:
-    """Return the diagonals of the transposed matrix; elements outside of the matrix are arbitrary."""
+    """Return the diagonals of the transposed matrix, in the layout of ``scipy.linalg.solve_banded``.
+
+    ``lower`` and ``upper`` are the numbers of diagonals of ``x`` below and above the main one.  Elements of
+    the layout that are outside of the matrix are arbitrary.
+    """
     rows = [
         xp.roll(x[..., lower + upper - r, :], shift=(lower - r,), axis=(-1,))
         for r in range(lower + upper + 1)

@@ -77,7 +77,10 @@ def _bessel(name: str, n: float, x: Any) -> Any:
 
 
 def _from_zero(name: str, n: float, x: Any) -> Any:
-    """Return SciPy's Bessel function; near 0, where SciPy is inaccurate, two terms of the power series."""
+    """Return SciPy's Bessel function ``name`` of order n, and near 0 two terms of its power series.
+
+    SciPy is inaccurate there.
+    """
     special = special_module(name)
     faster = _FASTER.get(f"{name}{abs(n)}")  # I₋ₙ = Iₙ
     if faster:
@@ -99,10 +102,11 @@ def _from_zero(name: str, n: float, x: Any) -> Any:
 
 
 def _ive_derivative(x: Any, n: float, order: int) -> Any:
-    """Return a derivative of exp(-|x|) Iₙ(x); at 0 the mean of the one-sided derivatives.
+    """Return the derivative of exp(-|x|) Iₙ(x) of this order; at 0 the mean of the one-sided derivatives.
 
-    (D - 1)ᵐ Iₙ with 2 D Iₙ = Iₙ₋₁ + Iₙ₊₁ is 2⁻ᵐ times a central difference of order 2m in n, which cancels
-    for large x: there the asymptotic series is differentiated, exp(-x) Iₙ(x) = Σₖ aₖ x^(-k-1/2) / √(2π).
+    For x > 0 it is exp(-x) (D - 1)ᵐ Iₙ with the derivative D and m = ``order``.  As 2 D Iₙ = Iₙ₋₁ + Iₙ₊₁,
+    this is 2⁻ᵐ times a central difference of order 2m in n.  It cancels for large x: there the asymptotic
+    series exp(-x) Iₙ(x) = Σₖ aₖ x^(-k-1/2) / √(2π) is differentiated.
     """
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
@@ -141,7 +145,7 @@ define("kve_derivative", in_float32(lambda x, n, order: _kve_derivative(x, n, or
 
 
 def _kve_derivative(x: Any, n: float, order: int) -> Any:
-    """Return a derivative of exp(x) Kₙ(x): central differences in n, or the asymptotic series, as for Iₙ."""
+    """Return the derivative of order ``order`` of exp(x) Kₙ(x), by the two methods of ``_ive_derivative``."""
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
@@ -207,7 +211,11 @@ _ORDER = """{name} : {kind}
 
 
 def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) -> Callable[..., Tensor]:
-    """Return the public function of an op whose order is an argument; an integer if ``whole``."""
+    """Return the public function ``name(order, x)`` that calls the op named ``op``.
+
+    The order must be an integer if ``whole``.  The other arguments are for its docstring: ``what`` describes
+    the function, and ``value`` is the result of its example.
+    """
     if whole:
 
         def function(n: Any, x: ArrayLike) -> Tensor:
@@ -225,7 +233,10 @@ def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) ->
 
 
 def _of_fixed_order(name: str, op: str, n: int, what: str, value: str) -> Callable[..., Tensor]:
-    """Return the public function of an op for one order."""
+    """Return the public function ``name(x)`` that calls the op named ``op`` with the order n.
+
+    ``what`` describes the function in its docstring, and ``value`` is the result of its example.
+    """
 
     def function(x: ArrayLike) -> Tensor:
         return getattr(rec, op)(asarray(x), n=n)

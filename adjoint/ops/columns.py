@@ -21,9 +21,10 @@ __all__ = ["fold", "unfold"]
 def _geometry(
     op: str, size: Shape, kernel_size: Any, dilation: Any, padding: Any, stride: Any
 ) -> tuple[Shape, Shape, Any]:
-    """Return the kernel, the padding, and the position of each kernel element of each window.
+    """Return the kernel size, the padding, and the position of each kernel element of each window.
 
-    The positions count the elements of the padded image.  They have the shape (kernel elements, windows).
+    The positions are indices into the flattened padded image, of shape (kernel elements, windows).  ``size``
+    is the size of the image; ``op`` is the name of the caller, for errors.
     """
     nd = len(size)
     kernel, step = numbers(op, "kernel_size", kernel_size, nd, 1), numbers(op, "stride", stride, nd, 1)

@@ -35,12 +35,12 @@ _BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 13
 
 
 def _times(p: list[Any], q: list[Any]) -> list[Any]:
-    """Return the product of two Taylor polynomials, without higher terms."""
+    """Return the product of two Taylor polynomials (lists of coefficients), truncated to the same degree."""
     return [sum(p[i] * q[k - i] for i in range(k + 1)) for k in range(len(p))]
 
 
 def _power(base: Any, s: Any, order: int) -> list[Any]:
-    """Return the Taylor polynomial of base^(-s)."""
+    """Return the coefficients of the Taylor polynomial of base^(-s) in s, up to degree ``order``."""
     log = -np.log(base)
     size = base**-s
     return [size * log**i / math.factorial(i) for i in range(order + 1)]

@@ -57,7 +57,10 @@ __all__ = [
 
 
 def _steps(name: str, forward: Callable[..., Any], arity: int, **facts: Any) -> Callable[..., Any]:
-    """Define an op that is piecewise constant, so that its result does not require grad."""
+    """Define a piecewise constant op with ``arity`` arguments; its result does not require grad.
+
+    ``facts`` are further arguments of ``define``.
+    """
     return define(name, forward, *(None,) * arity, reason="it is piecewise constant", **facts)
 
 

@@ -54,7 +54,10 @@ def _diagonal(x: Array, labels: str) -> Array:
 
 
 def _gather(labels: str, keep: str) -> tuple[Step | None, str]:
-    """Return a step that takes diagonals and sums the axes whose label is not in ``keep``, and its labels."""
+    """Return a step that takes diagonals and sums the axes whose label is not in ``keep``.
+
+    Also return the labels of its result.  The step is None if there is nothing to do.
+    """
     unique = _unique(labels)
     kept = "".join(label for label in unique if label in keep)
     axes = tuple(i for i, label in enumerate(unique) if label not in keep)
@@ -70,7 +73,10 @@ def _gather(labels: str, keep: str) -> tuple[Step | None, str]:
 
 
 def _scatter(labels: str, output: str, sizes: dict[str, int]) -> Step | None:
-    """Return a step that orders the axes as ``output``, broadcasts along new labels and fills diagonals."""
+    """Return a step that orders the axes as ``output``, broadcasts along new labels and fills diagonals.
+
+    ``sizes`` has the length of each label.  The step is None if there is nothing to do.
+    """
     unique = _unique(output)
     if labels == unique == output:
         return None
@@ -117,7 +123,10 @@ def _relabel(x: Array, labels: str, output: str, extra: Extra) -> Array:
 
 
 def _arranged(labels: str, groups: Sequence[Sequence[str]], sizes: dict[str, int]) -> Step:
-    """Return a step that permutes the axes into ``groups`` and merges each group but the first."""
+    """Return a step that permutes the axes into ``groups`` of labels and merges each group but the first.
+
+    ``sizes`` has the length of each label.
+    """
     order = [label for group in groups for label in group]
     axes = tuple(labels.index(label) for label in order)
     ordered = axes == tuple(range(len(labels)))
@@ -139,7 +148,10 @@ def _blas_ready(x: Array) -> Array:
 
 
 def _contraction(a: str, b: str, output: str, sizes: dict[str, int]) -> tuple[Callable[..., Any], str]:
-    """Return a step that multiplies two arrays with unique labels, and the labels of its result."""
+    """Return a step that multiplies arrays with labels ``a`` and ``b``, and the labels of its result.
+
+    No label occurs twice in one array.  Labels that are not in ``output`` are summed.
+    """
     batch = [label for label in output if label in a and label in b]
     summed = [label for label in a if label in b and label not in output]
     if not summed:
@@ -168,7 +180,7 @@ def _contraction(a: str, b: str, output: str, sizes: dict[str, int]) -> tuple[Ca
 def _matrix(
     labels: str, batch: list[str], rows: list[str], columns: list[str], sizes: dict[str, int]
 ) -> Step:
-    """Return a step that makes a stack of matrices, rows × columns.
+    """Return a step that makes a stack of matrices: the axes ``batch``, merged ``rows``, merged ``columns``.
 
     If the columns come first in memory, the matrices are transposed views.
     """
@@ -187,7 +199,10 @@ def _dots(x: Array, y: Array) -> Array:
 
 
 def _outer(a: str, b: str, output: str) -> tuple[Callable[..., Any], str]:
-    """Return a step that multiplies two arrays without a sum, and the labels of its result."""
+    """Return a step that multiplies arrays with labels ``a`` and ``b`` without a sum.
+
+    Also return the labels of its result.
+    """
     labels = "".join(label for label in _unique(output) if label in a or label in b)
     keys, orders = [], []
     for own in (a, b):
@@ -226,7 +241,10 @@ def _einsum(x: Array, y: Array, left: str, right: str, output: str, extra: Extra
 
 
 def _missing(labels: str, shape: Shape, *others: str) -> Extra:
-    """Return the lengths of the labels that no other operand has; the gradient is repeated along them."""
+    """Return the lengths of the labels of an operand that no other operand and not the output has.
+
+    The forward sums over these axes, so the gradient is repeated along them.
+    """
     known = "".join(others)
     return tuple({a: n for a, n in zip(labels, shape, strict=True) if a not in known}.items())
 
@@ -250,7 +268,7 @@ def _relabel_rule(xp: Namespace, g: Value, y: Value, x: Value, labels: str, outp
 
 
 def _labelled(labels: str, shape: Shape, output: str, extra: Extra) -> dict[str, int] | None:
-    """Return the length of each label; None if labels and lengths do not match."""
+    """Return the length of each label, those of ``extra`` included; None if labels and shape do not match."""
     if len(labels) != len(shape):
         return None
     sizes = dict(zip(labels, shape, strict=True))
@@ -396,7 +414,10 @@ def einsum_path(*operands: Any, optimize: Any = "greedy", einsum_call: bool = Fa
 
 
 def _separated(operands: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:
-    """Separate subscripts from operands; interleaved lists of numbers become tuples of labels."""
+    """Return the subscripts of ``einsum`` as a string, and the operands.
+
+    The arguments may also be operands and lists of numbers in turn, which are converted.
+    """
     if not operands:
         raise InputError('einsum: expected subscripts and operands, as in einsum("ij,jk->ik", x, y).')
     first = operands[0]
@@ -443,7 +464,10 @@ Program = tuple[tuple[tuple[int, Shape], ...], tuple[tuple[tuple[int, ...], dict
 
 @lru_cache(maxsize=1024)
 def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Array) -> Program:
-    """Return the operands to reshape first, then the steps: which operands, and with which labels."""
+    """Return the plan of an einsum: the operands to reshape first, then the steps.
+
+    Each step names the operands that it contracts, and their labels.
+    """
     inputs, output = _parsed(subscripts, shapes)
     sizes = _sizes(subscripts, inputs, shapes)
     reshapes = []
@@ -471,7 +495,10 @@ def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Array) -> Pro
 
 
 def _is_matmul(a: str, b: str, output: str) -> bool:
-    """Return whether a contraction is a plain matrix product, which is recorded faster."""
+    """Return whether contracting labels ``a`` and ``b`` to ``output`` is a matrix product.
+
+    ``matmul`` is then called, which takes less time to record.
+    """
     if not len(a) == len(b) == len(output) > 1 or len({*a, *b}) != len(a) + 1:
         return False
     return a[:-2] == b[:-2] == output[:-2] and a[-1] == b[-2] and output[-2:] == a[-2] + b[-1]
@@ -524,7 +551,10 @@ def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]
 
 
 def _ellipsis_width(subscripts: str, term: str, i: int, shape: Shape) -> int | None:
-    """Return how many axes the ellipsis of an operand replaces; None if it has no ellipsis."""
+    """Return how many axes the ellipsis in ``term`` replaces; None if there is no ellipsis.
+
+    ``term`` is the part of the subscripts for operand number ``i``, which has this shape.
+    """
     named = len(term.replace("...", ""))
     if "..." in term:
         if named <= len(shape):
@@ -563,7 +593,10 @@ def _sizes(subscripts: str, inputs: list[str], shapes: tuple[Shape, ...]) -> dic
 def _path(
     inputs: list[str], output: str, sizes: dict[str, int], optimize: Array
 ) -> Sequence[tuple[int, ...]]:
-    """Return which operands to contract in each step: a pair, or a single operand."""
+    """Return which operands to contract in each step: a pair, or a single operand.
+
+    ``optimize`` is the argument of ``np.einsum_path``.
+    """
     if len(inputs) < 3:
         return [tuple(range(len(inputs)))]
     labels = _unique("".join(inputs))
@@ -582,7 +615,11 @@ def _path(
 
 
 def _in_pairs(path: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[int, ...]]:
-    """Split steps with three or more operands into pairs; the result of a step becomes the last operand."""
+    """Split the steps of a path with three or more operands into pairs.
+
+    ``count`` is the number of operands.  As in ``np.einsum_path``, the result of each step becomes the last
+    operand.
+    """
     pairs: list[tuple[int, ...]] = []
     for step in path:
         chosen = sorted(step)

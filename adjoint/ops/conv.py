@@ -60,12 +60,15 @@ def _batch_first(x: Array) -> Any:
 
 
 def _image(x: Array, padding: Pairs) -> Any:
-    """Return images as (C, *padded space, N); half precision becomes float32."""
+    """Return images (N, C, *space) as padded images (C, *space, N); half precision becomes float32."""
     return padded(np.ascontiguousarray(_batch_last(wide(x))), (*padding, (0, 0)))
 
 
 def _columns(image: Array, kernel: Shape, stride: Shape, dilation: Shape, count: Shape, groups: int) -> Any:
-    """Return the windows of an image as matrices (groups, C / groups · kernel, windows·N)."""
+    """Return the windows of a padded image as matrices (groups, C / groups · kernel, windows·N).
+
+    ``count`` is the number of windows along each axis.
+    """
     c, n = image.shape[0], image.shape[-1]
     rows, width = c // groups * math.prod(kernel), n * math.prod(count)
     if not width or not rows:
@@ -81,7 +84,10 @@ def _columns(image: Array, kernel: Shape, stride: Shape, dilation: Shape, count:
 
 
 def _blocks(count: Shape, column: int) -> list[tuple[int, int]]:
-    """Divide the windows into blocks of rows, so that the columns of a block (``column`` bytes each) fit."""
+    """Divide the windows into blocks of rows that fit into the cache; return pairs (first, last + 1).
+
+    ``count`` is the number of windows along each axis, ``column`` the number of bytes of one window.
+    """
     rows = count[0]
     step = max(1, _BLOCK // max(1, column * math.prod(count[1:])))
     return [(a, min(a + step, rows)) for a in range(0, rows, step)] or [(0, 0)]
@@ -147,7 +153,7 @@ def _conv_weight(
 
 
 def _fits(x: Shape, w: Shape, g: Shape, groups: int, **at: Any) -> bool:
-    """Return whether the shapes of images, kernels and outputs match."""
+    """Return whether the shapes of images x, kernels w and outputs g belong to the same convolution."""
     return (
         len(x) == len(w) == len(g)
         and x[:2] == (g[0], w[1] * groups)
@@ -174,7 +180,10 @@ def _conv_weight_shape(x: Array, g: Array, kernel: Shape, groups: int, **at: Any
 
 
 def _conv_batch(op: Op, size: int, /, x: Batched, w: Batched, groups: int, **params: Any) -> Any:
-    """Merge the batch axis with the images; if the kernels differ, with the channel groups."""
+    """Apply a convolution op inside ``vmap``: merge the batch axis with that of the images.
+
+    If the kernels have a batch axis, it is merged with the channel groups.
+    """
     if not size:
         return empty_batch(op, (x, w), {**params, "groups": groups})
     if not w.batched:
@@ -230,7 +239,7 @@ def _padding(op: str, padding: Any, nd: int, kernel: Shape, stride: Shape, dilat
 
 
 def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> tuple[Tensor, int]:
-    """Return the kernels and the number of groups, after checking them against the images ``x``."""
+    """Return the kernels as a tensor and the number of groups, checked against the images ``x``."""
     w = asarray(weight)
     try:
         groups = operator.index(groups)
@@ -261,7 +270,7 @@ def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> 
 
 
 def _with_bias(op: str, y: Tensor, bias: Array, alone: bool) -> Tensor:
-    """Add a bias, and remove the batch axis if it was added (``alone``)."""
+    """Return ``y`` plus the bias; ``alone`` says that the input had no batch axis, which is then removed."""
     if bias is not None:
         b = asarray(bias)
         if b.shape != (y.shape[1],):

@@ -520,7 +520,11 @@ def geomspace(
 
 
 def _ends_dtype(start: Any, stop: Any, dtype: Any) -> np.dtype[Any]:
-    """Return the dtype of the numbers between two ends."""
+    """Return the dtype of the result of ``linspace`` and similar functions.
+
+    It is ``dtype`` if given, otherwise that of ``start`` and ``stop`` if they are float arrays, otherwise the
+    default.
+    """
     if dtype is not None:
         return checked_dtype(dtype)
     ends = [v.dtype for v in (start, stop) if isinstance(v, (Tensor, np.ndarray)) and differentiable(v.dtype)]

@@ -57,7 +57,7 @@ def _eigh_rule(xp: Namespace, g: Value, out: Value, x: Value, lower: bool) -> An
 
 
 def _gaps(xp: Namespace, w: Value) -> tuple[Any, Any]:
-    """Return the differences w_j - w_i of the eigenvalues, and the largest absolute value."""
+    """Return the differences w_j - w_i of the eigenvalues, and the largest absolute eigenvalue."""
     return w[..., None, :] - w[..., :, None], xp.max(xp.abs(w), axis=(-1,), keepdims=True)[..., None]
 
 
@@ -74,7 +74,11 @@ def _eigh_jvp(xp: Namespace, t: Value, out: Value, x: Value, lower: bool) -> Any
 
 
 def _turned(xp: Namespace, inner: Value, gaps: Value, span: Value, op: str) -> Any:
-    """Return the tangent of the vectors as a combination of the vectors; it does not change their phases."""
+    """Return the tangent of the eigenvectors as coefficients of the eigenvectors.
+
+    It is ``inner``, the tangent of the matrix in this basis, divided by ``gaps``.  Its diagonal is 0, so that
+    the phases of the vectors do not change.
+    """
     coupled = xp.where(np.eye(inner.shape[-1], dtype=bool), 0, inner)
     size = largest(xp, inner)
     return xp.gauge_quotient(coupled, apart(xp, gaps, span), size, span, op=op, why="forward", order=1)
@@ -134,9 +138,9 @@ def _svd(x: Array, full_matrices: bool) -> tuple[Any, Any, Any]:
 
 
 def _without_null_space(xp: Namespace, g: Value, u: Value, k: int, op: str) -> tuple[Any, Any]:
-    """Return the gradient of the first k vectors, and these vectors.
+    """Return the gradient of the first k columns of ``u``, and these columns.
 
-    The part of the gradient that comes from the other vectors is added.
+    The other columns span the rest of the space; their gradient is expressed by that of the first k.
     """
     if u.shape[-1] == k:
         return g, u
@@ -228,7 +232,10 @@ def _svd_jvp(xp: Namespace, t: Value, out: Value, x: Value, full_matrices: bool)
 
 
 def _with_null_space(xp: Namespace, d: Value, u: Value, k: int) -> Any:
-    """Return the tangents of all vectors; the vectors after the first k stay orthogonal to them."""
+    """Return the tangents of all columns of ``u``; ``d`` has those of the first k.
+
+    The other columns stay orthogonal to the first k.
+    """
     if u.shape[-1] == k:
         return d
     rest = xp.matmul(u[..., :, :k], xp.matmul(adjoint_of(xp, d), u[..., :, k:]))
@@ -536,7 +543,10 @@ def svd(
 
 
 def _svd_of_hermitian(x: Tensor, vectors: bool) -> SVDResult | Tensor:
-    """Return eigenvalues sorted by absolute value, with their signs moved into Vh, as NumPy does."""
+    """Return the singular values of a Hermitian matrix from its eigenvalues; with ``vectors`` also U and Vh.
+
+    As in NumPy, the signs of the eigenvalues are moved into Vh.
+    """
     if not vectors:
         s = rec.sort(rec.abs(rec.eigvalsh(x, lower=True)), axis=-1, descending=False, stable=False)
         return rec.flip(s, axis=(-1,))

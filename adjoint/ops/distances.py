@@ -82,7 +82,7 @@ def rows(op: str, x: Any) -> Tensor:
 
 
 def power_sum(away: Tensor, p: float) -> Tensor:
-    """Return the p-norm of differences along the last axis; its derivative at zero is 0."""
+    """Return the p-norm of the differences ``away`` along the last axis; its derivative at zero is 0."""
     size = rec.abs(away)
     if p == 1:
         return sum(size, axis=-1)

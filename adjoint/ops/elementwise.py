@@ -121,7 +121,7 @@ _NUMBERS = (int, float, complex)
 
 
 def _pow_dx(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
-    """Return y x^(y-1); the derivative of x^0 = 1 is 0, also at x = 0, inf and NaN."""
+    """Return g y x^(y-1), the gradient of x for z = x^y; it is 0 if y is 0, also at x = 0, inf and NaN."""
     if isinstance(y, _NUMBERS):  # the value of a literal exponent is known
         if y == 0:
             return xp.zeros_like(g)
@@ -134,7 +134,7 @@ def _pow_dx(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
 
 
 def _pow_dy(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
-    """Return x^y log x, and 0 for 0^y with y ≥ 0, where 0 · -inf would be NaN."""
+    """Return g x^y log x, the gradient of y for z = x^y; 0 if x = 0 ≤ y, where 0 · -inf would be NaN."""
     complex_result = z.dtype.kind == "c"
     if isinstance(x, _NUMBERS) and x != 0:
         logarithm = cmath.log(x)
@@ -167,7 +167,7 @@ def _cosine(x: Array, y: Array) -> Any:
 
 
 def _radius(xp: Namespace, x: Value, y: Value) -> Any:
-    """Return hypot(x, y), and inf at the origin, so that a quotient by it is 0 there, to every order."""
+    """Return hypot(x, y), but inf at the origin: quotients by it, and their derivatives, are 0 there."""
     r = xp.hypot(x, y)
     return xp.where(r == 0, math.inf, r)
 
@@ -306,9 +306,9 @@ def _sech_squared(x: Array, y: Array) -> Any:
 
 @in_float32
 def _other_sech_squared(x: Array, y: Array) -> Any:
-    """Return x / cosh(y)².
+    """Return x / cosh(y)² without overflow.
 
-    For complex y with a large real part cosh overflows; there it is 4 x q / (1 + q)² with q = exp(±2y).
+    For complex y with a large real part, where cosh overflows, it is 4 x q / (1 + q)² with q = exp(±2y).
     """
     if y.dtype.kind != "c":
         return x / np.square(np.cosh(y))
@@ -357,7 +357,7 @@ atanh = define("atanh", np.arctanh, lambda xp, g, y, x: g / _one_minus_square(xp
 
 
 def _sinc_derivative(x: Array, order: int) -> Any:
-    """Return the derivative of sinc: πⁿ f⁽ⁿ⁾(πx) with f(t) = sin(t)/t = ∫₀¹ cos(ut) du.
+    """Return the derivative of sinc of order n: πⁿ f⁽ⁿ⁾(πx) with f(t) = sin(t)/t = ∫₀¹ cos(ut) du.
 
     For small t: f⁽ⁿ⁾(t) = Σₖ (-1)ᵏ t²ᵏ⁻ⁿ / ((2k+1) (2k-n)!).  For large t: t f⁽ⁿ⁾ = sin⁽ⁿ⁾(t) - n f⁽ⁿ⁻¹⁾,
     which is stable for t > n.

@@ -59,7 +59,7 @@ _DUAL = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 
 
 def resized(xp: Namespace, x: Value, axes: Shape, shape: Shape) -> Any:
-    """Truncate or pad ``axes`` at the end to their lengths in ``shape``."""
+    """Truncate or pad with zeros each of ``axes``, at its end, to its length in ``shape``."""
     key = [slice(None)] * len(x.shape)
     widths = [(0, 0)] * len(key)
     for a in axes:
@@ -86,7 +86,11 @@ def _fftn_rule(
 
 
 def _interior(n: int, weight: float, axis: int, dtype: Any) -> Any:
-    """Return the weights of a half spectrum: 1 for its ends, which have no mirror image, else ``weight``."""
+    """Return the weights of the n // 2 + 1 elements of a half spectrum along ``axis``.
+
+    It is 1 for the first element, and for the last one if n is even, which have no mirror image; else
+    ``weight``.
+    """
     w = np.full(n // 2 + 1, weight, dtype)
     w[0] = 1
     if n % 2 == 0:
@@ -143,7 +147,10 @@ def _checked_axes(op: str, x: Tensor, s: Any, axes: Any) -> Shape:
 
 
 def _checked_lengths(op: str, x: Tensor, s: Any, axes: Shape, last: int | None = None) -> Shape:
-    """Return the length of the transform along each axis; None and -1 mean that of the input."""
+    """Return the length of the transform along each of ``axes``; None and -1 in ``s`` mean that of the input.
+
+    ``last``, if given, replaces the length of the input along the last axis.
+    """
     given = [None] * len(axes) if s is None else list(s) if isinstance(s, (tuple, list)) else None
     if given is None or len(given) != len(axes):
         raise ArgumentError(f"{op}: s must have {len(axes)} lengths, one per axis, but is {s!r}.")

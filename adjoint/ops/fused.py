@@ -36,7 +36,10 @@ def _softmax(xp: Namespace, x: Value, axis: int) -> Any:
 
 
 def _softmax_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any:
-    """Return y (g - Σ g y); the Jacobian is symmetric, so forward mode uses the same formula."""
+    """Return y (g - Σ g y), the gradient of softmax.
+
+    The Jacobian is symmetric, so forward mode uses the same formula.
+    """
     gy = g * y
     return gy - y * xp.sum(gy, axis=(axis,), keepdims=True)
 
@@ -60,7 +63,7 @@ define("log_softmax", in_float32(_log_softmax, raw),
 
 
 def _chosen(t: Array, x: Array) -> Any:
-    """Return a mask with the shape of ``x`` that is True at the class of each row."""
+    """Return a mask with the shape of ``x`` that is True at the class ``t`` of each row."""
     return t[..., None] == np.arange(x.shape[-1])
 
 
@@ -84,7 +87,7 @@ define("softmax_nll", in_float32(_softmax_nll, raw), _softmax_nll_rule, None, sa
 
 
 def _flat(xp: Namespace, x: Value) -> Any:
-    """Merge all axes but the last, so that one large product replaces many."""
+    """Merge all axes but the last, so that one large matrix product replaces many small ones."""
     return xp.reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1])) if x.ndim > 2 else x
 
 
@@ -207,7 +210,7 @@ def _standardize(xp: Namespace, x: Value, axis: Shape, eps: float) -> Any:
 def _standardize_rule(
     xp: Namespace, g: Value, out: Value, x: Value, wanted: Sequence[bool], axis: Shape, eps: float
 ) -> list[Any]:
-    """Return (g - mean g - z mean(g z)) / σ, where z is the output and σ = √(var + eps)."""
+    """Return the gradient (g - mean g - z mean(g z)) / σ, where z is the output and σ = √(var + eps)."""
     gz, gmean, gvar = g
     z, _, var = out
     sigma = xp.sqrt(var + eps)
@@ -258,7 +261,7 @@ define("rms_standardize", in_float32(_rms_standardize, raw), joint=_rms_standard
 
 
 def _normal(xp: Namespace, x: Value, eps: float) -> tuple[Any, Any]:
-    """Return the standardized values z and 1 / σ."""
+    """Return the standardized values z = (x - mean) / σ and 1 / σ, with σ = √(var + eps), over the last axis."""
     z = x - xp.mean(real_only(x), axis=(-1,), keepdims=True)
     scale = 1 / xp.sqrt(_mean_product(xp, z, z, (-1,)) + eps)
     z *= scale
@@ -277,7 +280,11 @@ def _layer_norm(xp: Namespace, x: Value, w: Value, b: Value, eps: float) -> Any:
 def _layer_norm_rule(
     xp: Namespace, g: Value, y: Value, x: Value, w: Value, b: Value, wanted: Sequence[bool], eps: float
 ) -> list[Any]:
-    """Return (h - mean h - z mean(h z)) / σ with h = g w; both means are matrix products with w."""
+    """Return the gradients of x, the weight w and the bias b of a layer norm, those that are ``wanted``.
+
+    That of x is (h - mean h - z mean(h z)) / σ with h = g w and the standardized values z; both means are
+    computed as matrix products with w.
+    """
     z, scale = _normal(xp, x, eps)
     gz = g * z
     dx = None

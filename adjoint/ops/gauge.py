@@ -56,8 +56,9 @@ _FLOOR = (
 def _gauge_quotient(x: Array, y: Array, size: Any, span: Array, op: str, why: str, order: int) -> Any:
     """Return x / y; where y is 0 up to rounding errors, check that x is 0, too, and return 0.
 
-    y is compared with ``span`` and x with ``size``.  ``order`` is the order of the derivative: with each
-    order, an error in x grows by the factor span / y.
+    y counts as 0 compared with ``span``, and x compared with ``size``.  ``order`` is the order of the
+    derivative: with each order, an error in x grows by the factor span / y.  ``op`` and ``why`` select the
+    text of the error.
     """
     eps = np.finfo(x.dtype).eps
     rounding = eps * x.shape[-1]
@@ -153,7 +154,10 @@ def _quotient_jvp(
 
 
 def _gauge_quotient_batch(op: Op, size: int, /, x: Batched, *scales: Array, **params: Any) -> Any:
-    """Apply the op elementwise over the batch axis; the last two arguments do not affect the shape."""
+    """Apply ``gauge_quotient`` elementwise inside ``vmap``.
+
+    ``scales`` (its arguments size and span) do not affect the shape of the result.
+    """
     return elementwise(op, size, Batched(x.level, size, full_batch(x, size), True), *scales, **params)
 
 
@@ -168,9 +172,10 @@ def skew(xp: Namespace, x: Value) -> Any:
 
 
 def turns(xp: Namespace, inner: Value, gaps: Value, size: Value, span: Value, op: str) -> Any:
-    """Return the derivative of the vectors as a combination of the vectors: a skew-Hermitian matrix.
+    """Return the derivative of eigenvectors as coefficients of the eigenvectors: a skew-Hermitian matrix.
 
-    It is the skew part of ``inner`` divided by ``gaps``, the differences of the values.
+    It is the skew-Hermitian part of ``inner`` divided by ``gaps``, the differences of the eigenvalues.
+    ``size`` and ``span`` are the sizes to compare both with, as in ``gauge_quotient``.
     """
     n = inner.shape[-1]
     own = np.eye(n, dtype=bool)
@@ -188,9 +193,10 @@ def apart(xp: Namespace, gaps: Value, span: Value) -> Any:
 
 
 def refuse_mixed(xp: Namespace, inner: Value, g: Value, gaps: Value, span: Value, op: str) -> None:
-    """Raise if a function uses both equal values and their vectors.
+    """Raise if the gradient depends on equal eigenvalues and also on their eigenvectors.
 
-    A function such as h(w) vvᵀ needs h', which is not known here.
+    ``g`` is the gradient of the eigenvalues, and ``inner`` that of the eigenvectors in their own basis.  A
+    function such as h(w) vvᵀ needs h' there, which is not known here.
     """
     n = inner.shape[-1]
     symmetric = xp.abs(inner + adjoint_of(xp, inner))

@@ -33,9 +33,10 @@ def _scatter_extreme(x: Array, i: Array, v: Array, axis: int, largest: bool) -> 
 def _shares(
     xp: Namespace, g: Value, y: Value, x: Value, i: Value, v: Value, axis: int
 ) -> tuple[Any, Any, Any]:
-    """Return where x and v equal the extreme, and the gradient that each of these elements gets.
+    """Return masks of the elements of x and v that equal the extreme y, and the gradient of each of them.
 
-    Elements that tie share the gradient equally.  NaN counts as extreme.
+    v is scattered into x at ``i`` along ``axis``.  Equal elements share the gradient g.  NaN counts as
+    extreme.
     """
     at_x = xp.logical_or(x == y, x != x)
     at_v = xp.logical_or(v == xp.take_along_axis(y, i, axis=axis), v != v)
@@ -141,7 +142,7 @@ def _along(shape: tuple[int, ...], axis: int, length: int) -> tuple[int, ...]:
 
 
 def _fitting(op: str, x: Tensor, i: Tensor, v: Tensor, axis: int) -> Tensor:
-    """Return the part of ``src`` that the index covers; raise if shapes do not match."""
+    """Return the part of ``v`` (``src``) that the index ``i`` covers; raise if the shapes do not match."""
     fits = i.ndim == x.ndim == v.ndim and all(
         n <= m and (n <= k or a == axis)
         for a, n, k, m in zip(range(-i.ndim, 0), i.shape, x.shape, v.shape, strict=True)
@@ -156,7 +157,11 @@ def _fitting(op: str, x: Tensor, i: Tensor, v: Tensor, axis: int) -> Tensor:
 
 
 def _into(name: str, x: Tensor, i: Tensor, v: Tensor, axis: int, include_self: bool) -> Tensor:
-    """Reduce into ``x``, whose shape equals that of the index except along ``axis``."""
+    """Reduce the elements of ``v`` into ``x`` at the positions ``i`` along ``axis``.
+
+    ``name`` is 'sum', 'mean', 'prod', 'amax' or 'amin'.  All shapes are equal except along ``axis``.  Unless
+    ``include_self``, elements of ``x`` that get a value do not take part.
+    """
     length, dtype = x.shape[axis], x.dtype
     if name == "prod":
         return _product(x, i, v, axis, include_self)
@@ -176,7 +181,7 @@ def _into(name: str, x: Tensor, i: Tensor, v: Tensor, axis: int, include_self: b
 
 
 def _neutral(name: str, dtype: Any) -> Any:
-    """Return the value that a reduction starts from."""
+    """Return the value that the reduction ``name`` starts from, such as 0 for 'sum'."""
     value = _NEUTRAL[name]
     if differentiable(dtype) or not math.isinf(value):
         return value
@@ -184,10 +189,10 @@ def _neutral(name: str, dtype: Any) -> Any:
 
 
 def _product(x: Tensor, i: Tensor, v: Tensor, axis: int, include_self: bool) -> Tensor:
-    """Return the product of each group, by a parallel prefix product over the sorted elements.
+    """Return the product of the elements of ``v`` with the same index ``i``, as ``_into`` for 'prod'.
 
-    In each round the distance between the factors doubles.  Nothing is divided, so derivatives of every order
-    are exact at zeros.
+    It is a parallel prefix product over the sorted elements: in each round the distance between the factors
+    doubles.  Nothing is divided, so derivatives of every order are exact at zeros.
     """
     length = x.shape[axis]
     i = rec.where(i < 0, i + length, i)

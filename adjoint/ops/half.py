@@ -37,7 +37,7 @@ def widened(xp: Namespace, x: Value) -> Any:
 
 
 def rounded(y: Any, *arrays: Any) -> Any:
-    """Round a result to half precision if all arguments have half precision."""
+    """Round ``y`` to the half precision of ``arrays`` if all of them, the arguments, have half precision."""
     dtype = np.result_type(*arrays)
     return y.astype(dtype, copy=False) if dtype.itemsize == 2 and y.dtype.kind not in "biu" else y
 

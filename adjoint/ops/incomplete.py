@@ -34,7 +34,7 @@ def _gamma_density(xp: Any, a: Any, x: Any) -> Any:
 
 
 def _gamma_change(xp: Any, a: Any, x: Any, order: int) -> Any:
-    """Return the derivative of the gamma density in a."""
+    """Return the derivative of the gamma density at x, of order ``order`` in its shape parameter a."""
     log_x = xp.log(xp.where(xp.logical_or(x == 0, x == np.inf), 1, x))  # the density is 0 there, or infinite
     cumulant = lambda i, _: log_x - xp.digamma(a) if i == 1 else -xp.polygamma(a, n=i - 1)
     return _gamma_density(xp, a, x) * bell(cumulant, order)
@@ -46,7 +46,7 @@ def _beta_density(xp: Any, a: Any, b: Any, x: Any) -> Any:
 
 
 def _beta_change(xp: Any, a: Any, b: Any, x: Any, m: int, n: int) -> Any:
-    """Return the derivative of the beta density, of order m in a and n in b."""
+    """Return the derivative of the beta density at x, of order m in a and n in b."""
     inside = xp.where(xp.logical_or(x == 0, x == 1), 0.5, x)
     log_x, log_rest = xp.log(inside), xp.log1p(-inside)
 
@@ -131,12 +131,12 @@ def _student_density(xp: Any, df: Any, t: Any) -> Any:
 
 
 def _student_beta(xp: Any, df: Any, t: Any) -> Any:
-    """Return z = df / (df + t²), the argument of the incomplete beta function; it is below 1."""
+    """Return z = df / (df + t²), the argument of the incomplete beta function, limited to below 1."""
     return xp.minimum(df / (df + t * t), 1 - 1e-16)
 
 
 def _student_slope(xp: Any, g: Any, y: Any, df: Any, t: Any) -> Any:
-    """Return the second derivative in df."""
+    """Return -g times the second derivative in df of Student's distribution function at t."""
     z = _student_beta(xp, df, t)
     change = xp.square(t / (df + t * t)) * _beta_change(xp, 0.5 * df, 0.5, z, 1, 0)
     tail = 0.5 * xp.betainc_derivative(0.5 * df, 0.5, z, m=2, n=0) + change
@@ -145,14 +145,14 @@ def _student_slope(xp: Any, g: Any, y: Any, df: Any, t: Any) -> Any:
 
 
 def _student_log_slope(xp: Any, df: Any, t: Any) -> Any:
-    """Return the derivative in df of the logarithm of the density."""
+    """Return the derivative in df of the logarithm of Student's density at t."""
     square = t * t / df
     gap = -0.5 * xp.polygamma_gap(0.5 * df, 0.5, n=0) - 0.5 / df
     return gap - 0.5 * xp.log1p(square) + 0.5 * (1 + 1 / df) * square / (1 + square)
 
 
 def _stdtr_derivative(df: Any, t: Any) -> Any:
-    """Return the derivative of Student's distribution function in df.
+    """Return the derivative in df, the degrees of freedom, of Student's distribution function at t.
 
     It has two parts: through the incomplete beta function at z = df / (df + t²), and through t/√df.
     """
@@ -183,7 +183,7 @@ stdtrit = define("stdtrit", from_scipy("stdtrit"),
 
 
 def _poisson_quantile(u: Any, lam: Any) -> Any:
-    """Return the smallest k whose distribution function Q(k + 1, lam) is at least u."""
+    """Return the smallest k at which the Poisson distribution function with mean ``lam`` is at least u."""
     u, lam = real_arrays(u, lam)
     special = special_module("pdtrik")
     with np.errstate(all="ignore"):

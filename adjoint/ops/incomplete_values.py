@@ -106,7 +106,7 @@ def _polygamma(n: int, a: Any) -> Any:
 
 
 def _by_chunks(function: Callable[..., Any], *arrays: Any) -> Any:
-    """Make a function of vectors accept arrays of any shape; it is called on some elements at a time."""
+    """Apply a function of vectors to arrays of any shape, some elements at a time to limit the memory."""
     arrays = np.broadcast_arrays(*arrays)
     dtype = np.result_type(*arrays)
     dtype = dtype if dtype.kind == "f" else np.dtype(np.float64)
@@ -119,7 +119,10 @@ def _by_chunks(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def _falls(h: Callable[[Any], Any], slope: Callable[[Any], Any], start: Any, steps: int = 16) -> Any:
-    """Return where a concave function ``h`` falls to -45, by Newton's method from ``start``, on the right."""
+    """Return a point at which the concave function ``h`` has fallen to about -45, to the right of ``start``.
+
+    ``slope`` is the derivative of ``h``; Newton's method is iterated ``steps`` times.
+    """
     s = start
     for _ in range(steps):
         below = h(s) + _FALL
@@ -166,7 +169,10 @@ def _gamma_series(a: Any, x: Any, order: int) -> Any:
 
 
 def _gamma_integral(a: Any, x: Any, order: int, upper: bool) -> Any:
-    """Integrate from x along s = ±log(t/x), for x > 1."""
+    """Return the derivative of P(a, x) in a by an integral from x along s = ±log(t/x), for x > 1.
+
+    ``upper`` says in which direction: to infinity, or to 0.
+    """
     sign = 1.0 if upper else -1.0
     h = lambda s: sign * a * s - x * np.expm1(sign * s)
     slope = lambda s: sign * (a - x * np.exp(sign * s))
@@ -211,7 +217,10 @@ def _betainc_vector(a: Any, b: Any, x: Any, m: int, n: int) -> Any:
 
 
 def _beta_part(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
-    """Return the derivative left of the mean: first derivatives by the series where it converges fast."""
+    """Return the derivative of I(a, b, x) for x left of the mean; ``rest`` is 1 - x.
+
+    First derivatives are computed by the series where it converges fast, all others by the integral.
+    """
     if m + n > 1:
         return _beta_integral(a, b, x, rest, m, n)
     log_gamma = special_module("betainc").gammaln
@@ -228,9 +237,10 @@ _TERMS = 60
 
 
 def _beta_series(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
-    """xᵃ (1 - x)ᵇ / (a B(a, b)) · Σₖ xᵏ (a + b)ₖ / (a + 1)ₖ, of positive terms, differentiated in a or in b.
+    """Return the derivative of I(a, b, x) by its series, for (m, n) = (1, 0) or (0, 1); ``rest`` is 1 - x.
 
-    The derivative of the logarithm of a term has one sign for all k, so that the sum does not cancel.
+    The series is xᵃ (1 - x)ᵇ / (a B(a, b)) · Σₖ xᵏ (a + b)ₖ / (a + 1)ₖ.  Its terms are positive, and the
+    derivatives of their logarithms have one sign for all k, so that the sum does not cancel.
     """
     if m:
         slope = np.where(x < 0.5, np.log(x), np.log1p(-rest)) - _gap(a + 1, b - 1)
@@ -247,7 +257,10 @@ def _beta_series(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
 
 
 def _beta_integral(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
-    """Integrate from x to 0, for x left of the mean, over s, the decrease of the logit; ``rest`` is 1 - x."""
+    """Return the derivative of I(a, b, x) by an integral from x to 0, for x left of the mean.
+
+    The variable s is the decrease of log(t / (1 - t)); ``rest`` is 1 - x.
+    """
     log_x = np.where(x < 0.5, np.log(x), np.log1p(-rest))
     log_rest = np.where(rest < 0.5, np.log(rest), np.log1p(-x))
 

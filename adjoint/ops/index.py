@@ -39,8 +39,8 @@ CanonicalKey = tuple[Any, ...]
 def canonical_key(shape: Shape, key: Any, check: bool = True) -> CanonicalKey:
     """Check an index against a shape; return it as a tuple of slices, ints, arrays, None and one Ellipsis.
 
-    Boolean masks become the positions of their true elements.  With ``check=False`` NumPy checks the range of
-    the integers, which is a third faster.
+    Boolean masks become the positions of their true elements.  With ``check=False`` the range of the integers
+    is not checked, which is a third faster: NumPy checks it later.
     """
     plain = _plain_key(shape, key if type(key) is tuple else (key,))
     if plain is not None:
@@ -112,7 +112,7 @@ def _plain_key(shape: Shape, key: tuple[Any, ...]) -> CanonicalKey | None:
 
 
 def _consumes(k: Any) -> int:
-    """Return how many axes of the tensor an item of an index uses."""
+    """Return how many axes of the tensor the item ``k`` of an index uses."""
     if k is None or k is Ellipsis or type(k) is bool:
         return 0
     return k.ndim if isinstance(k, np.ndarray) and k.dtype == bool else 1
@@ -198,7 +198,7 @@ def _index_set(x: Array, v: Array, key: CanonicalKey) -> Any:
 
 
 def _front(key: tuple[Any, ...]) -> int:
-    """Count the axes that NumPy puts before the batch axis when it indexes with ``(:, *key)``.
+    """Count the axes that NumPy puts before the batch axis when it indexes an array with ``(:, *key)``.
 
     If index arrays are not adjacent, NumPy puts their axes before all others.
     """
@@ -341,7 +341,7 @@ def _check_fits(x: Tensor, key: CanonicalKey, value: Any) -> None:
 
 
 def _set_traced(x: Tensor, key: Any, value: Any) -> None:
-    """Assign inside a trace: replace the value of the tensor by a copy with the elements assigned."""
+    """Assign ``x[key] = value`` inside a trace: ``x`` gets a new value, a copy with the elements assigned."""
     refuse_write(x)
     refuse_view(x)
     if _has_traced(key):
@@ -360,9 +360,9 @@ def _set_traced(x: Tensor, key: Any, value: Any) -> None:
 
 
 def _has_traced(key: Any) -> bool:
-    """Return whether an index contains values of a transform.
+    """Return whether an index contains tensors that a transform traces.
 
-    Inside ``ad.compile``, tensors made outside count, too.
+    Inside ``ad.compile``, tensors that were made outside of it count, too.
     """
     if special.count and tracing.get() is not None:
         note_reading(*(key if type(key) is tuple else (key,)))
@@ -396,7 +396,10 @@ def _index_traced(x: Tensor, key: Any) -> Tensor:
 
 
 def _traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
-    """Convert an index of the first axes that contains traced integers to an index of rows."""
+    """Return ``x`` and an index such that ``x[key]`` is the rows of this tensor at this index.
+
+    ``key`` indexes the first axes and contains traced integers.
+    """
     items = list(key) if type(key) is tuple else [key]
     items = items[:-1] if items[-1] is Ellipsis else items
     if len(items) > x.ndim or not all(isinstance(k, (int, np.ndarray, Tensor)) for k in items):
@@ -411,7 +414,8 @@ def _traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
 def _merged_rows(x: Tensor, items: list[Any], first: int) -> tuple[Tensor, Tensor]:
     """Return the tensor with the axes of integers merged into the axis ``first``, and the positions there.
 
-    A position out of range stays out of range, so that the op that uses it raises.
+    ``items`` are the items of the key, one per axis.  A position that is out of range in its own axis is out
+    of range in the merged axis, so that the op that uses it raises.
     """
     lengths = x.shape[first : first + len(items)]
     count = math.prod(lengths)
@@ -608,7 +612,7 @@ class At:
         return self._key
 
     def _spread(self, value: Any) -> Tensor:
-        """Broadcast a value to the shape of the selected elements, with the dtype of the tensor."""
+        """Broadcast a value to the shape of the selected elements, in the dtype of the tensor."""
         return self._fitted(
             value, raw.index(np.broadcast_to(np.int8(0), self._x.shape), key=self._checked()).shape
         )
@@ -645,7 +649,7 @@ class At:
 
 
 def _rounds(flat: Array) -> list[Any]:
-    """Split positions into groups without repeats: the first occurrences, the second ones, and so on."""
+    """Split flat positions into groups without repeats: all first occurrences, all second ones, and so on."""
     order = np.argsort(flat, kind="stable")
     sorted_flat = flat[order]
     starts = np.flatnonzero(np.r_[True, sorted_flat[1:] != sorted_flat[:-1]]) if flat.size else flat

@@ -55,7 +55,7 @@ dawsn = define("dawsn", from_scipy("dawsn"), lambda xp, g, y, x: g * xp.dawsn_de
 
 
 def _dawsn_derivative(x: Any, order: int) -> Any:
-    """Return a derivative of Dawson's integral, by D⁽ⁿ⁺¹⁾ = -2 (x D⁽ⁿ⁾ + n D⁽ⁿ⁻¹⁾).
+    """Return the derivative of Dawson's integral of this order, by D⁽ⁿ⁺¹⁾ = -2 (x D⁽ⁿ⁾ + n D⁽ⁿ⁻¹⁾).
 
     This cancels for large x; there the asymptotic series is differentiated.
     """

@@ -42,7 +42,7 @@ __all__ = [
 
 
 def _along(axis: int, at: Any) -> tuple[Any, ...]:
-    """Return the index that applies ``at`` to one axis, counted from the end."""
+    """Return an index that applies ``at`` to ``axis``, a negative number, and selects all of the others."""
     return (Ellipsis, at, *(slice(None),) * (-axis - 1))
 
 
@@ -135,7 +135,7 @@ define("split", _split_forward, _split_rule, kind="linear", params=("cuts", "axi
 
 @functools.cache
 def _with_outputs(name: str, count: int) -> Any:
-    """Return the eager function of an op, for another number of outputs."""
+    """Return the eager function of a copy of the op ``name`` that has ``count`` outputs."""
     op = dataclasses.replace(OPS[name], outputs=count)
     op.eager = eager_of(op)
     return op.eager
@@ -251,7 +251,7 @@ def stack(xs: ArrayLike, axis: int = 0) -> Tensor:
 
 
 def _raised(x: Tensor, ndim: int) -> Tensor:
-    """Add axes of length 1, as NumPy's ``atleast`` functions do, until there are ``ndim``."""
+    """Return ``x`` with axes of length 1 added until it has ``ndim``, as NumPy's ``atleast`` functions do."""
     if x.ndim >= ndim:
         return x
     shape: tuple[int, ...] = (1,) * (ndim - x.ndim) + x.shape

@@ -64,7 +64,7 @@ define("pinv", _pinv, _pinv_rule, saves="yx", kind="general", params=("rtol",), 
 
 
 def _above(s: Array, rtol: Any) -> Any:
-    """Return which singular values are above the tolerance."""
+    """Return a mask of the singular values ``s`` that are above ``rtol`` times the largest one."""
     return s > np.asarray(rtol)[..., None] * s[..., :1]
 
 
@@ -176,7 +176,10 @@ define("truncated", _truncated, _truncated_rule, saves="x", kind="general", para
 
 
 def tolerance(op: str, name: str, x: Tensor, value: ArrayLike) -> Any:
-    """Check a tolerance; return it as a number, or as an array with one number for each matrix."""
+    """Check the tolerance ``value``; return it as a number, or as an array with one number for each matrix.
+
+    ``op`` and ``name`` are the names of the function and of the argument, for errors.
+    """
     limits = array_of(without_gradient(op, name, value))
     if limits.dtype.kind not in "iuf" or broadcast_shapes(op, x.shape[:-2], limits.shape) != x.shape[:-2]:
         raise InputError(f"{op}: {name} must be a number, or one number per matrix, but got {value!r}.")

@@ -34,8 +34,8 @@ __all__ = [
 def flat_lead(*arrays: tuple[Array, int]) -> tuple[tuple[int, ...], list[Any]]:
     """Broadcast the leading axes of arrays and merge them into one axis.
 
-    Each argument is an array and its number of own (not leading) axes.  Return the common leading shape and
-    the reshaped arrays.
+    Each argument is a pair: an array, and the number of its last axes that are not leading.  Return the
+    common leading shape and the reshaped arrays.
     """
     lead = np.broadcast_shapes(*(a.shape[: a.ndim - own] for a, own in arrays))
     flat = []
@@ -91,7 +91,8 @@ _LAPACK = frozenset(map(np.dtype, ("float32", "float64", "complex64", "complex12
 def matrix_shape(found: Callable[..., Result], *, square: bool = True) -> Callable[..., Result | None]:
     """Return a shape rule that calls ``found(x, lead, rows, columns, **params)`` for a matrix ``x``.
 
-    ``lead`` is the shape before the last two axes.
+    ``lead`` is the shape before the last two axes.  The rule returns None if ``x`` is not a matrix of floats,
+    or not square if it must be ``square``.
     """
 
     def rule(x: Any, **params: Any) -> Result | None:
@@ -128,7 +129,7 @@ def _is_hermitian(x: Array) -> Any:
 
 
 def of_triangle(xp: Namespace, g: Value, x: Value, lower: bool) -> Any:
-    """Return the gradient of ``x``, of which only one triangle is read.
+    """Return the gradient of ``x`` for a function that reads only its lower or upper triangle.
 
     ``g`` is the Hermitian gradient of the whole matrix.  The gradient of a Hermitian ``x`` is ``g``; for any
     other ``x``, the gradient of the triangle that is not read is 0.
@@ -159,7 +160,10 @@ define("mirror", lambda x: mirror(raw, x, True), _mirror_rule, saves="x", kind="
 
 
 def blame(op: str, x: Any, fails: Callable[[Any], Any], what: str, cure: str) -> LinAlgError:
-    """Return an error that names the first matrix of a batch for which ``fails`` raises."""
+    """Return an error that names the first matrix of a batch for which ``fails`` raises.
+
+    ``what`` says what is wrong with it, and ``cure`` what to do.
+    """
     for index in np.ndindex(x.shape[:-2]):
         try:
             fails(x[index])

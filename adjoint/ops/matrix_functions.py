@@ -30,7 +30,7 @@ def _scipy_linalg(name: str) -> Any:
 
 
 def _each(function: Callable[..., Any], *arrays: Array) -> Any:
-    """Make a function of one matrix accept stacks of matrices."""
+    """Apply a function of one matrix to each matrix of stacks of matrices, and stack the results."""
     lead = np.broadcast_shapes(*(a.shape[:-2] for a in arrays))
     flat = [np.broadcast_to(a, (*lead, *a.shape[-2:])).reshape(-1, *a.shape[-2:]) for a in arrays]
     results = [function(*each) for each in zip(*flat, strict=True)]
@@ -79,7 +79,7 @@ def _expm(x: Array) -> Any:
 
 
 def _by_scipy(name: str) -> Callable[..., Any]:
-    """Return a forward function that calls SciPy's function of a matrix.
+    """Return a forward function that calls ``scipy.linalg``'s function ``name`` of a matrix.
 
     It raises if the result of a real matrix is not real.
     """
@@ -116,14 +116,20 @@ def _function_dtype(x: Any) -> Any:
 
 
 def _function_shape(x: Any) -> Result | None:
-    """Return the shape of the result, without calling the function: on a matrix of ones it would fail."""
+    """Return the shape and dtype of the result, without calling the function.
+
+    To call it on a matrix of ones, as the general shape rule does, would fail.
+    """
     if len(x.shape) < 2 or x.shape[-1] != x.shape[-2]:
         return None
     return ((x.shape, _function_dtype(x)),)
 
 
 def _frechet(name: str) -> Callable[..., Any]:
-    """Return the derivative rule: f([[xᵀ, g], [0, xᵀ]]) has the gradient in its upper right block."""
+    """Return the derivative rule of the matrix function f = ``name``.
+
+    f([[xᵀ, g], [0, xᵀ]]) has the gradient of x in its upper right block.
+    """
 
     def rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
         n = x.shape[-1]

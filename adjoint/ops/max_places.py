@@ -44,9 +44,10 @@ class MaxPool(NamedTuple):
 
 
 def _table(windows: list[list[list[int]]], size: Shape) -> Any:
-    """Return the positions of the elements of each window, one row per window; -1 if a window is shorter.
+    """Return the flat positions of the elements of each window, one row per window.
 
-    ``windows`` has, for each axis, the positions of each window along it.
+    Rows of shorter windows are filled with -1.  ``windows`` has, for each axis, the positions of each window
+    along it; ``size`` is the size of the image.
     """
     position, inside = np.zeros((1, 1), np.intp), np.ones((1, 1), bool)
     for along, n in zip(windows, size, strict=True):
@@ -60,7 +61,10 @@ def _table(windows: list[list[list[int]]], size: Shape) -> Any:
 
 
 def _maxima(op: str, x: Tensor, nd: int, windows: list[list[list[int]]]) -> MaxPool:
-    """Return the maximum of each window, differentiable, and the position of its first occurrence."""
+    """Return the maximum of each window, differentiable, and the position of its first occurrence.
+
+    ``windows`` is as in ``_table``, over the last ``nd`` axes of ``x``.
+    """
     if x.dtype.kind in "cb":
         raise DTypeError(
             f"{op}: x must be real numbers, but has dtype {x.dtype}, for which a maximum is not defined."

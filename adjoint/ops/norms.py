@@ -43,7 +43,7 @@ def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
 def _rescaled(a: Any, ord: float, axis: Shape, keepdims: bool, found: Any, extreme: Any) -> Any:
     """Return the norms ``found``, computed again on scaled elements where ``extreme`` is true.
 
-    ``extreme`` marks norms whose powers overflow or underflow.
+    ``a`` are the absolute values.  ``extreme`` marks norms whose powers overflow or underflow.
     """
     scale = (
         np.max(a, axis=axis, keepdims=True, initial=0)
@@ -135,7 +135,10 @@ def _norm_over(op: str, x: Tensor, ord: Any, axes: Shape, keepdims: bool) -> Ten
 
 
 def _extreme(op: str, x: Tensor, ord: float, axes: Shape, keepdims: bool) -> Tensor:
-    """Return the maximum for a positive order (0 if there are no elements), else the minimum."""
+    """Return the maximum of ``x`` over ``axes`` if ``ord`` is positive, else the minimum.
+
+    The maximum of no elements is 0.
+    """
     if not any(x.shape[a] == 0 for a in axes):
         return (rec.max if ord > 0 else rec.min)(x, axis=axes, keepdims=keepdims)
     if ord < 0:

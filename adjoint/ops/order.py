@@ -313,7 +313,7 @@ def sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
 def quantile_places(q: Any, n: Any, method: str) -> tuple[Any, Any, Any]:
     """Return the indices of the two neighbours of each quantile ``q`` of n sorted elements, and a weight.
 
-    The weight is that of the upper neighbour.
+    The weight is that of the upper neighbour.  ``method`` is NumPy's name of the interpolation.
     """
     if method in _CONTINUOUS:
         a, b = _CONTINUOUS[method]
@@ -416,7 +416,7 @@ def percentile(
 
 
 def check_levels(op: str, q: Any, method: str) -> Any:
-    """Return the levels of quantiles as an array; raise if the levels or the method are not valid."""
+    """Return the levels ``q`` of quantiles as an array; raise if the levels or the method are not valid."""
     if method not in _CONTINUOUS and method not in _DISCRETE:
         raise ArgumentError(
             f"{op}: method must be one of {', '.join((*_CONTINUOUS, *_DISCRETE))}, not {method!r}."

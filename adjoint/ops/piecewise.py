@@ -137,7 +137,10 @@ fmod = define("fmod", np.fmod,
 
 
 def _winner(xp: Namespace, g: Value, loses: Value, ties: Value) -> Any:
-    """Return g for the selected argument, half of g for equal arguments, and 0 where ``loses`` is true."""
+    """Return g where the argument is selected, half of g where the arguments are equal (``ties``), else 0.
+
+    ``loses`` is true where the other argument is selected.
+    """
     return xp.where(ties, 0.5 * g, xp.where(loses, 0, g))
 
 
@@ -145,7 +148,7 @@ _BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
 def _where(c: Any, x: Any, y: Any) -> Any:
-    """Select as ``np.where``; large float arrays are selected by bit operations, 4 to 8 times faster."""
+    """Return ``np.where(c, x, y)``; for large float arrays by bit operations, 4 to 8 times faster."""
     if type(c) is np.ndarray and c.size > 500 and c.dtype == bool:
         dtype = x.dtype if type(x) is np.ndarray else getattr(y, "dtype", None)
         bits = _BITS.get(dtype)
@@ -167,7 +170,10 @@ def _where(c: Any, x: Any, y: Any) -> Any:
 
 
 def _beside(number: float, other: Array) -> Any:
-    """Return a number; as bfloat16 if ``other`` is a bfloat16 array, because NumPy would return float64."""
+    """Return ``number`` for arithmetic with ``other``; as bfloat16 if ``other`` is a bfloat16 array.
+
+    NumPy would otherwise return float64.
+    """
     return (
         np.asarray(number, other.dtype) if type(other) is np.ndarray and other.dtype.kind == "V" else number
     )
@@ -399,7 +405,7 @@ def reflected_divmod(y: Any, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def whole_part(name: str) -> Callable[[Tensor], int]:
-    """Return the implementation of ``math.floor`` or a similar function for tensors with one element."""
+    """Return ``math.floor``, ``math.ceil`` or ``math.trunc`` (``name``) for tensors with one element."""
 
     def convert(x: Tensor) -> int:
         if x.size != 1:

@@ -84,10 +84,10 @@ def _max_pool(x: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: 
 def _hits(
     x: Array, y: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> tuple[list[Any], Any]:
-    """Return masks and a count of ties for the gradient of max pooling.
+    """Return a mask for each offset in the kernel, and the number of equal maxima of each window.
 
-    The mask of an offset in the kernel is true for windows whose maximum is at this offset.  The count is the
-    number of equal maxima of each window.
+    The mask is true for the windows whose maximum is at this offset.  ``x`` is the input and ``y`` the
+    maxima.
     """
     image = padded(x, padding, lowest(x.dtype))
     places = list(spots(kernel, stride, dilation, y.shape[-len(kernel) :]))
@@ -161,7 +161,10 @@ def pool_geometry(
     dilation: Any,
     ceil_mode: bool,
 ) -> dict[str, Any]:
-    """Return the checked parameters of the pooling ops."""
+    """Return the parameters of the pooling ops (kernel, stride, padding, dilation) as tuples, after checks.
+
+    ``nd`` is the number of space axes; ``op`` is the name of the caller, for errors.
+    """
     kernel = numbers(op, "kernel_size", kernel_size, nd, 1)
     stride = kernel if stride is None else numbers(op, "stride", stride, nd, 1)
     widths, dilation = numbers(op, "padding", padding, nd, 0), numbers(op, "dilation", dilation, nd, 1)
@@ -227,9 +230,10 @@ def _average(
 def _divisors(
     size: Shape, dtype: Any, include_pad: bool, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> Any:
-    """Return the number of elements that each window averages.
+    """Return the number by which the sum of each window is divided.
 
-    With ``include_pad`` padding counts; elements added by ceil_mode never count.
+    With ``include_pad`` padding counts; elements added by ceil_mode never count.  ``size`` is the size of the
+    image.
     """
     if all(pair == (0, 0) for pair in padding):
         return np.array(math.prod(kernel), dtype)
@@ -517,7 +521,7 @@ def _averages(n: int, m: int, dtype: Any) -> Any:
 
 
 def adaptive_sizes(op: str, nd: int, x: Tensor, output_size: Any) -> Shape:
-    """Return the size of the output of adaptive pooling; raise if the images are empty."""
+    """Return the size of the output of adaptive pooling over ``nd`` axes; raise if the images are empty."""
     given = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * nd
     filled = tuple(n if m is None else m for m, n in zip(given, x.shape[-nd:], strict=False))
     sizes = numbers(op, "output_size", filled if len(given) == nd else tuple(given), nd, 1)

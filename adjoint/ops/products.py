@@ -182,7 +182,10 @@ def _explain_matmul(x: Tensor, y: Tensor) -> None:
 
 
 def contract(op: str, x: Tensor, y: Tensor, x_axes: Sequence[int], y_axes: Sequence[int]) -> Tensor:
-    """Multiply and sum over pairs of axes; the other axes of ``x`` come first, then those of ``y``."""
+    """Return the sum of x y over the pairs of axes ``x_axes``, ``y_axes``.
+
+    The other axes of ``x`` come first in the result, then those of ``y``.
+    """
     for a, b in zip(x_axes, y_axes, strict=True):
         if x.shape[a] != y.shape[b]:
             raise ShapeError(
@@ -674,7 +677,10 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
 
 
 def _best_splits(sizes: list[int]) -> dict[tuple[int, int], int]:
-    """Return the cheapest split of each part of the chain, by dynamic programming."""
+    """Return the cheapest split of each part (i, j) of a chain of matrix products, by dynamic programming.
+
+    ``sizes`` are the rows of the first matrix and the columns of all matrices.
+    """
     n = len(sizes) - 1
     cost = {(i, i): 0 for i in range(n)}
     split = {}

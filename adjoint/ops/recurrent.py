@@ -38,7 +38,10 @@ __all__: list[str] = []
 
 
 def _widened(*arrays: Any) -> tuple[tuple[Any, ...], Any, Any]:
-    """Return arrays in the dtype of the computation, that dtype, and the dtype of the results."""
+    """Return the arrays in the dtype of the computation, this dtype, and the dtype of the results.
+
+    Half precision is computed in float32.
+    """
     given = np.result_type(*(a for a in arrays if type(a) is not int))
     arrays = tuple(a if type(a) is int else wide(a) for a in arrays)
     dtype = np.result_type(*(a for a in arrays if type(a) is not int))
@@ -50,12 +53,12 @@ def _narrowed(dtype: Any, *arrays: Array) -> tuple[Any, ...]:
 
 
 def _steps(a: Any, axis: int = -3) -> list[Any]:
-    """Return a list with a view of each step, which is faster than indexing in the loop."""
+    """Return a list with a view of each step along ``axis``, which is faster than indexing in the loop."""
     return list(np.moveaxis(a, axis, 0) if a.ndim + axis else a)
 
 
 def _steps_or_none(a: Any, length: int) -> list[Any]:
-    """Return views of each step, or None for each if ``a`` is the number 0."""
+    """Return a list with a view of each step; with None for each if ``a`` is the number 0 (absent)."""
     return [None] * length if type(a) is int else _steps(a)
 
 
@@ -76,10 +79,10 @@ def _blocks(w: Array, order: Sequence[int], negative: int) -> Any:
 
 
 def _sigmoid_inputs(p: Any, b: Any, count: int, order: Sequence[int], parts: Any) -> None:
-    """Write -(p + b) of some blocks of columns into the first parts.
+    """Write -(p + b) of the blocks of columns ``order`` into the first arrays of ``parts``.
 
-    It computes whole rows first and then copies them, which takes two thirds of the time of arithmetic on
-    rows of one block.
+    ``count`` is the number of blocks.  Whole rows are computed first and then copied, which takes two thirds
+    of the time of arithmetic on one block of columns at a time.
     """
     negated = np.negative(p) if type(b) is int else np.subtract(-b[..., None, None, :], p)
     blocks = _parts(negated, count)
@@ -88,12 +91,12 @@ def _sigmoid_inputs(p: Any, b: Any, count: int, order: Sequence[int], parts: Any
 
 
 def _bias(b: Any, block: int, n: int, dtype: Any) -> Any:
-    """Return one block of a bias, in a shape that can be added to a step; 0 if there is none."""
+    """Return block number ``block`` of a bias (n elements) for adding to a step; 0 if there is no bias."""
     return np.zeros((), dtype) if type(b) is int else b[..., None, None, block * n : (block + 1) * n]
 
 
 def _parts(p: Array, count: int) -> Any:
-    """Return (…, batch, count·n) as a view of shape (…, count, batch, n)."""
+    """Return ``count`` blocks of columns (…, batch, count·n) as a view of shape (…, count, batch, n)."""
     return p.reshape(*p.shape[:-1], count, p.shape[-1] // count).swapaxes(-2, -3)
 
 
@@ -139,7 +142,7 @@ def _columns(a: Array, j: int, n: int) -> Any:
 
 
 def _plus(a: Any, b: Any) -> Any:
-    """Return the sum of two gradients; the number 0 means that there is none."""
+    """Return the sum of two gradients, each of which may be the number 0 (absent)."""
     return b if type(a) is int else a if type(b) is int else a + b
 
 
@@ -151,10 +154,10 @@ def _of_linear_recurrence(
     d: Value,
     h: Value,
 ) -> list[Any]:
-    """Return the gradients of a push or a pull: ``linear`` (its linear arguments), then those of k and w.
+    """Return the gradients of the arguments of a push or a pull, in order; None for those not ``wanted``.
 
-    The gradients of k and w are products of one pushed and one pulled value, so both rules share this
-    function.
+    ``linear`` are the gradients of the arguments that it is linear in, and ``coefficients()`` is that of k.
+    That of w is the sum over the steps of dᵀ times the previous h, for a push and for a pull.
     """
     return [
         *(each if wants else None for each, wants in zip(linear, wanted, strict=False)),
@@ -171,13 +174,16 @@ def _given(g: Any) -> list[Any]:
 
 
 def _floats(*args: Any) -> Any:
-    """Return the dtype of the results; None if the arguments are not all real floats."""
+    """Return the dtype of the results of a recurrent op; None if its arguments are not all real floats."""
     dtypes = [a.dtype for a in args if type(a) is not int]
     return None if any(d.kind in "biuc" for d in dtypes) else np.result_type(*dtypes)
 
 
 def _sequence_shape(gates: int, parts: int) -> Callable[..., Result | None]:
-    """Return the shape rule of a sequence op with ``gates`` blocks of columns and ``parts`` saved parts."""
+    """Return the shape rule of a sequence op whose inputs have ``gates`` blocks of columns.
+
+    ``parts`` is the number of arrays that the op saves for its derivative at each step.
+    """
 
     def rule(p: Any, w: Any, b: Any, *states: Any) -> Result | None:
         dtype = _floats(p, w, b, *states)
@@ -201,7 +207,8 @@ def _linear_shape(
 ) -> Callable[..., Result | None]:
     """Return the shape rule of a push or a pull.
 
-    ``inputs`` and ``outputs`` are the numbers of blocks of columns of each input and output.
+    The numbers of blocks are ``gates`` in the weights, ``parts`` in the coefficients k, and those listed in
+    ``inputs`` and ``outputs`` in each input and output.
     """
 
     def rule(*args: Any) -> Result | None:
@@ -220,7 +227,10 @@ def _linear_shape(
 
 
 def _recurrent_batch(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
-    """Merge the batch axis with that of the sequences, unless the weights differ."""
+    """Apply a recurrent op inside ``vmap``: merge the batch axis with that of the sequences.
+
+    If the weights have a batch axis, too, the op runs on a stack of weights instead.
+    """
     if not size:
         return empty_batch(op, args, params)
     named = list(zip(op.arg_names, args, strict=True))
@@ -385,9 +395,10 @@ def _lstm_push(x: Array, y: Array, k: Array, w: Array) -> Any:
 
 
 def _lstm_pull(gh: Array, gc: Array, ga: Array, k: Array, w: Array) -> Any:
-    """Return the gradients d of the gates and b of the cells.
+    """Return the gradients d of the gates and b of the cells of an LSTM, computed backwards in time.
 
-    With e the gradient of h: e = gh + d⁺w,  b = gc + r e + f⁺b⁺,  d = ga + (kᵢ b, k_f b, kᵤ b, kₒ e).
+    ``gh``, ``gc`` and ``ga`` are the gradients of the hidden states, the cells and the gates.  With e the
+    gradient of h: e = gh + d⁺w,  b = gc + r e + f⁺b⁺,  d = ga + (kᵢ b, k_f b, kᵤ b, kₒ e).
     """
     (gh, gc, ga, k, w), dtype, given = _widened(gh, gc, ga, k, w)
     lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
@@ -427,7 +438,11 @@ def _lstm_pull(gh: Array, gc: Array, ga: Array, k: Array, w: Array) -> Any:
 def _lstm_coefficients(
     xp: Namespace, gh: Value, d: Value, b: Value, h: Value, c: Value, a: Value, w: Value
 ) -> Any:
-    """Return the gradient of k: each coefficient multiplies a pushed and a pulled value."""
+    """Return the gradient of the coefficients k of an LSTM's linear recurrence.
+
+    k multiplies values that are propagated forwards (h, c, a) and backwards (gh, d, b), so its gradient is
+    their product.
+    """
     n = w.shape[-1]
     e = _plus(gh, xp.matmul(_after(xp, d), _over(w)))
     i, f, u, o = (_columns(a, j, n) for j in range(4))
@@ -581,9 +596,10 @@ def _gru_push(x: Array, y: Array, k: Array, w: Array) -> Any:
 
 
 def _gru_pull(gh: Array, ga: Array, k: Array, w: Array) -> Any:
-    """Return the gradients d of the gates and e of h.
+    """Return the gradients d of the gates and e of the hidden states of a GRU, computed backwards in time.
 
-    e = gh + z⁺e⁺ + d⁺w,  d = ga + (kᵣ e, k_z e, kₘ e).
+    ``gh`` and ``ga`` are the gradients of the hidden states and the gates: e = gh + z⁺e⁺ + d⁺w,  d = ga + (kᵣ
+    e, k_z e, kₘ e).
     """
     (gh, ga, k, w), dtype, given = _widened(gh, ga, k, w)
     lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
@@ -612,7 +628,11 @@ def _gru_pull(gh: Array, ga: Array, k: Array, w: Array) -> Any:
 
 
 def _gru_coefficients(xp: Namespace, e: Value, h: Value, a: Value) -> Any:
-    """Return the gradient of k: products of pushed and pulled values."""
+    """Return the gradient of the coefficients k of a GRU's linear recurrence.
+
+    k multiplies values that are propagated forwards (h, a) and backwards (e), so its gradient is their
+    product.
+    """
     n = e.shape[-1]
     r, z, m = (_columns(a, j, n) for j in range(3))
     return xp.stack(r * e, z * e, m * e, _earlier(xp, h) * e, axis=-3)

@@ -60,7 +60,7 @@ def reduced_count(shape: Shape, axis: Shape) -> int:
 
 
 def kept(xp: Namespace, g: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
-    """Return ``g`` with the reduced axes inserted again with length 1."""
+    """Return ``g``, the gradient of a reduction of ``x``, with the reduced axes inserted with length 1."""
     if keepdims or not axis:
         return g
     shape = list(x.shape)
@@ -119,7 +119,7 @@ def _var_forward(x: Array, axis: Shape, correction: float, keepdims: bool) -> An
 
 
 def _squares(x: Array, n: int, axis: Shape, keepdims: bool) -> Any:
-    """Return Σ |x - mean|², which is real for complex numbers, too."""
+    """Return Σ |x - mean|² over ``axis``, along which there are n elements; it is real for complex x, too."""
     away = x - _add_reduce(x, axis=axis, keepdims=True) / n
     square = away.real**2 + away.imag**2 if x.dtype.kind == "c" else away * away
     return _add_reduce(square, axis=axis, keepdims=keepdims)
@@ -141,7 +141,7 @@ def _var_rule(
 def _std_rule(
     xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, correction: float, keepdims: bool
 ) -> Any:
-    """Return (x - mean) / (n σ), and 0 where σ is 0 (a subgradient)."""
+    """Return g (x - mean) / (n σ), with n minus ``correction`` for n, and 0 where the deviation σ is 0."""
     x, g, y = widened(xp, x), widened(xp, g), widened(xp, y)
     sigma = kept(xp, y, x, axis, keepdims)
     corner = sigma == 0
@@ -164,10 +164,10 @@ def _logsumexp(xp: Namespace, x: Value, axis: Shape, keepdims: bool) -> Any:
 
 
 def _shares(xp: Namespace, x: Value, axis: Shape) -> Any:
-    """Return exp(x - m) / Σ exp(x - m): the softmax.
+    """Return exp(x - m) / Σ exp(x - m) with m = max x: the softmax.
 
-    It is 0 in a row of -inf; where m is +inf, the infinite elements share.  exp(x - logsumexp(x)) would be
-    inaccurate for large x.
+    It is 0 in a row of -inf; where m is +inf, the infinite elements get equal shares.  exp(x - logsumexp(x))
+    would be inaccurate for large x.
     """
     top = xp.max(x, axis=axis, keepdims=True)
     e = xp.exp(xp.where(x == top, 0, x - xp.where(xp.isinf(top), 0, top)))
@@ -186,7 +186,10 @@ def _shares_of_arrays(x: Array, axis: Shape) -> Any:
 
 
 def _shares_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape) -> Any:
-    """Return y (g - Σ g y); the Jacobian is symmetric, so forward mode uses the same formula."""
+    """Return y (g - Σ g y), the gradient of softmax.
+
+    The Jacobian is symmetric, so forward mode uses the same formula.
+    """
     gy = g * y
     return gy - y * xp.sum(gy, axis=axis, keepdims=True)
 
@@ -881,7 +884,7 @@ def argmin(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor
 
 
 def _without_nan(op: str, x: Any, fill: float, dtype: Any = None) -> tuple[Tensor, Tensor | None]:
-    """Replace NaNs by ``fill``; return the tensor and the mask of NaNs, which is None for integers."""
+    """Return ``x`` with NaNs replaced by ``fill``, and the mask of NaNs, which is None for integers."""
     x = typed(op, x, dtype)
     if x.dtype.kind in "iub":
         return x, None

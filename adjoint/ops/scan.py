@@ -29,7 +29,10 @@ __all__ = [
 
 
 def _sums_ahead(xp: Namespace, g: Value, ahead: Value) -> Any:
-    """Return the solution of S_i = g_i + a_i S_{i+1} along the last axis, in log₂(n) doubling steps."""
+    """Return the solution S of S_i = g_i + a_i S_{i+1} along the last axis, in log₂(n) doubling steps.
+
+    ``ahead`` are the factors a_i.
+    """
     front, step = ((0, 0),) * (len(g.shape) - 1), 1
     while step < g.shape[-1]:
         g = g + ahead * xp.pad(g[..., step:], widths=(*front, (0, step)), value=0)
@@ -39,7 +42,7 @@ def _sums_ahead(xp: Namespace, g: Value, ahead: Value) -> Any:
 
 
 def _cumprod_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any:
-    """Return dx_i = (Π_{k<i} x_k) S_i with S_i = g_i + x_{i+1} S_{i+1}."""
+    """Return the gradient of cumprod, dx_i = (Π_{k<i} x_k) S_i with S_i = g_i + x_{i+1} S_{i+1}."""
     if x.shape[axis] < 2:
         return g
     x, g = (xp.moveaxis(widened(xp, a), source=axis, destination=-1) for a in (x, g))
@@ -50,14 +53,20 @@ def _cumprod_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any
 
 
 def _argcummax(x: Array, axis: int, largest: bool) -> Any:
-    """Return the index of the maximum (or minimum) so far; the last one of equal elements or NaNs."""
+    """Return the index of the maximum so far along ``axis``, or of the minimum unless ``largest``.
+
+    It is the last one of equal elements or NaNs.
+    """
     running = (np.maximum if largest else np.minimum).accumulate(x, axis=axis)
     place = np.arange(x.shape[axis]).reshape(-1, *(1,) * (-axis - 1))
     return np.maximum.accumulate(np.where((x == running) | (x != x), place, 0), axis=axis)
 
 
 def _logcumsumexp_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any:
-    """Return dx_i = exp(x_i - y_i) S_i with S_i = g_i + exp(y_i - y_{i+1}) S_{i+1}; no factor exceeds 1."""
+    """Return the gradient of logcumsumexp, dx_i = exp(x_i - y_i) S_i.
+
+    Here S_i = g_i + exp(y_i - y_{i+1}) S_{i+1}.  No factor exceeds 1.
+    """
     own = xp.exp(xp.where(x == y, 0, x - y))  # equal infinities, too
     if x.shape[axis] < 2:
         return g * own
@@ -388,7 +397,10 @@ def diff(
 
 
 def _end(x: Tensor, end: Any, axis: int) -> Tensor | None:
-    """Return the elements that ``diff`` joins to ``x``; a number becomes a slice of length 1."""
+    """Return the argument ``prepend`` or ``append`` of ``diff`` as a tensor to join to ``x``; None if None.
+
+    A number becomes a slice of length 1.
+    """
     if end is None:
         return None
     end = weak_tensor(end, x.dtype)

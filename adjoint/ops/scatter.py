@@ -34,9 +34,9 @@ def as_index(xp: Namespace, i: Value) -> Any:
 
 
 def add_few(values: Any, key: tuple[Any, ...], shape: Shape) -> Any:
-    """Return zeros of ``shape`` with ``values`` added at a key, or None if ``add_flat`` is faster.
+    """Return zeros of ``shape`` with ``values`` added at index ``key``; None if ``add_flat`` is faster.
 
-    Up to about 256 elements this takes 2 µs instead of 14, because no positions are computed.
+    Up to about 256 elements this takes 2 µs instead of 14, because no flat positions are computed.
     """
     if values.size > 256 or values.dtype.itemsize == 2:
         return None
@@ -93,7 +93,7 @@ def along_positions(index: Any, length: int, axis: int) -> Any:
 
 
 def check_range(op: str, shape: Shape, axis: int, values: Any) -> None:
-    """Raise with the first index that is out of range."""
+    """Raise an error that names the first index in ``values`` that is out of range for this axis."""
     n = shape[axis]
     wrong = values[(values < -n) | (values >= n)]
     if wrong.size:

@@ -15,7 +15,10 @@ __all__ = ["from_scipy", "of_order", "real_arrays", "scipy_function", "special_m
 
 
 def from_scipy(name: str) -> Callable[..., Any]:
-    """Return a forward function that calls SciPy's function; SciPy is imported at the first call."""
+    """Return a forward function that calls ``scipy.special``'s function ``name``.
+
+    SciPy is imported at the first call.
+    """
     found: list[Callable[..., Any]] = []
 
     def forward(*args: Any) -> Any:
@@ -40,7 +43,7 @@ def real_arrays(*args: Any) -> Any:
 
 
 def special_module(name: str) -> Any:
-    """Return ``scipy.special``; raise if SciPy is missing."""
+    """Return the module ``scipy.special``; if SciPy is missing, raise an error that names the function."""
     try:
         import scipy.special
     except ImportError:
@@ -49,7 +52,7 @@ def special_module(name: str) -> Any:
 
 
 def scipy_function(part: str, name: str) -> Any:
-    """Return a function of a module of SciPy; raise if SciPy is missing."""
+    """Return the function ``name`` of ``scipy.<part>``; raise if SciPy is missing."""
     try:
         return getattr(importlib.import_module(f"scipy.{part}"), name)
     except ImportError:
@@ -57,7 +60,7 @@ def scipy_function(part: str, name: str) -> Any:
 
 
 def of_order(name: str) -> Callable[..., Any]:
-    """Return a forward function that calls SciPy's function of parameters and one array.
+    """Return a forward function that calls ``scipy.special``'s function ``name`` of parameters and one array.
 
     The result has the dtype of the array.
     """

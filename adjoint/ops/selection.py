@@ -52,7 +52,10 @@ __all__ = [
 
 
 def _untake(g: Array, i: Array, axis: int, length: int) -> Any:
-    """Add the rows of ``g`` into zeros at rows ``i`` of an axis; values at repeated rows are summed."""
+    """Return zeros with the rows of ``g`` added at the positions ``i`` of an axis; repeated rows are summed.
+
+    ``length`` is the length of the axis ``axis`` of the result.  This is the adjoint of ``take``.
+    """
     at = g.ndim - i.ndim + axis + 1  # where the axes of the index start in g
     lead, rest = g.shape[:at], g.shape[at + i.ndim :]
     shape = (*lead, length, *rest)
@@ -64,7 +67,7 @@ def _untake(g: Array, i: Array, axis: int, length: int) -> Any:
 
 
 def _untake_rows(g: Array, i: Array, axis: int, length: int) -> SparseRows:
-    """Return the rows of ``g`` as the sparse gradient of a table whose first axis is ``axis``."""
+    """Return the same as ``_untake`` as sparse rows: the gradient of a table whose first axis is ``axis``."""
     shape = (length, *g.shape[i.ndim :])
     rows = from_start(i, length).reshape(-1)
     return SparseRows(rows, g.reshape(rows.size, *shape[1:]), shape)
@@ -97,7 +100,7 @@ def _put_along_axis(x: Array, i: Array, v: Array, axis: int) -> Any:
 
 
 def _put_dv(xp: Namespace, g: Value, out: Value, x: Value, i: Value, v: Value, axis: int) -> Any:
-    """Return the gradient of the values; 0 for a value that a later value at the same position replaced."""
+    """Return the gradient of the values ``v``; 0 for a value that a later one at its position replaced."""
     order = np.broadcast_to(np.arange(i.shape[axis]).reshape(-1, *(1,) * (-axis - 1)), i.shape)
     blank = np.zeros(x.shape, np.intp)
     last = xp.take_along_axis(xp.put_along_axis(blank, i, order, axis=axis), i, axis=axis)
@@ -127,9 +130,10 @@ def _take_batch(op: Op, size: int, /, x: Any, i: Any, axis: int, sparse_grad: bo
 
 
 def _flat_rows(i: Batched, size: int, n: int) -> Any:
-    """Return row numbers in an array in which the rows of all batch elements form one axis.
+    """Return the indices ``i`` as row numbers of an array that joins the rows of all batch elements.
 
-    An index that is out of range in its batch element becomes out of range for the whole axis.
+    There are ``size`` batch elements with n rows each.  An index that is out of range in its batch element
+    becomes out of range for the whole axis.
     """
     start = np.arange(size).reshape(size, *(1,) * i.ndim) * n
     row = as_index(held, i.value)
@@ -266,7 +270,7 @@ def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) 
 
 
 def _aligned(op: str, x: Tensor, i: Tensor, axis: int) -> Shape:
-    """Return the shape that the other axes broadcast to, with 1 at ``axis``."""
+    """Return the shape that the axes of ``x`` and the index ``i`` broadcast to, with 1 at ``axis``."""
     if i.ndim != x.ndim:
         raise ShapeError(
             f"{op}: the index and the tensor must have the same number of axes, but have shapes {i.shape} "

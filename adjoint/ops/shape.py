@@ -219,7 +219,7 @@ def reshape_method(
 
 
 def _filled(op: str, x: Tensor, wanted: Shape) -> Shape:
-    """Replace a length of -1, and check that the number of elements matches."""
+    """Return the shape ``wanted`` with the length -1 replaced; raise if ``x`` has not as many elements."""
     known = 1
     for n in wanted:
         known *= 1 if n == -1 else n

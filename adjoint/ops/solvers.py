@@ -86,7 +86,7 @@ def _solve_triangular(x: Array, y: Array, lower: bool, unit: bool) -> Any:
 
 
 def _back_substituted(x: Array, y: Array) -> Any:
-    """Solve an upper triangular system by recursive halving, down to blocks that are solved by LU."""
+    """Solve x z = y for upper triangular matrices x by recursive halving, down to blocks solved by LU."""
     n = x.shape[-1]
     if n <= 64:
         return np.linalg.solve(x, y)
@@ -129,7 +129,7 @@ _SMALL = (
 
 
 def _cofactor(x: Array) -> Any:
-    """Return the derivative of the determinant, det(x) x⁻ᵀ; by singular values if x is nearly singular."""
+    """Return det(x) x⁻ᵀ, the derivative of the determinant; by singular values if x is nearly singular."""
     if not x.size:
         return np.ones_like(x)
     n = x.shape[-1]
@@ -225,7 +225,10 @@ def inv(x: ArrayLike) -> Tensor:
 
 
 def _equations(op: str, x: Any, y: Any) -> tuple[Tensor, Tensor, bool]:
-    """Check both sides; as in NumPy 2, the right-hand side is a vector only if it has one axis."""
+    """Return the matrix and the right-hand side as tensors, and whether the right-hand side is a vector.
+
+    As in NumPy 2, it is a vector only if it has one axis.
+    """
     x, y = square(op, x), lapack_floats(op, y)
     if not y.ndim:
         raise ShapeError(f"{op}: the right-hand side must be a vector or matrices, but is 0-d.")
@@ -245,7 +248,10 @@ def _equations(op: str, x: Any, y: Any) -> tuple[Tensor, Tensor, bool]:
 
 
 def _solved(function: Any, x: Tensor, y: Tensor, vector: bool, **params: Any) -> Tensor:
-    """Solve equations by ``function(x, y)``; a single matrix is factorised once for all right-hand sides."""
+    """Return ``function(x, y)``, the solution of linear equations; ``vector`` says that y is a vector.
+
+    A single matrix is factorised once for all right-hand sides.
+    """
     if x.ndim == 2 and y.ndim > 2:
         n, *rest = y.shape[-2], *y.shape[:-2], y.shape[-1]
         columns = rec.moveaxis(y, source=-2, destination=-y.ndim)

@@ -25,7 +25,7 @@ __all__ = ["Operator", "Pattern"]
 
 
 class Operator:
-    """A constant matrix or linear operator of SciPy."""
+    """A constant matrix or linear operator of SciPy, with the methods of ``Pattern``."""
 
     def __init__(self, held: Any) -> None:
         self.held, self.shape, self.dtype, self.count = held, tuple(held.shape), np.dtype(held.dtype), 0
@@ -38,15 +38,15 @@ class Operator:
         return other
 
     def matrix(self, data: Array) -> Any:
-        """Return the operator."""
+        """Return SciPy's matrix or operator; ``data`` is not used."""
         return self.held
 
     def reordered(self, xp: Namespace, data: Any) -> Any:
-        """Return the elements of the transposed matrix: an operator has none."""
+        """Return ``data`` unchanged: the elements of an operator have no derivatives."""
         return data
 
     def pulled(self, xp: Namespace, u: Any, z: Any, data: Any) -> Any:
-        """Return the gradient of the elements: an operator has none."""
+        """Return zeros: the elements of an operator have no derivatives."""
         return data * 0
 
 
@@ -74,16 +74,16 @@ class Pattern:
         return scipy_function("sparse", "csc_array")((data, (self.rows, self.cols)), shape=self.shape)
 
     def reordered(self, xp: Namespace, data: Any) -> Any:
-        """Return the elements in the order of the transposed matrix."""
+        """Return the elements ``data`` in the order of the transposed matrix."""
         return data[..., self.order]
 
     def pulled(self, xp: Namespace, u: Any, z: Any, data: Any) -> Any:
-        """Return the gradient of the elements: -u zᵀ at their positions."""
+        """Return the gradient of the elements, -u zᵀ at their positions."""
         return -xp.sum(u[..., self.rows, :] * z[..., self.cols, :], axis=(-1,), keepdims=False)
 
 
 def _columns(x: Array) -> Any:
-    """Return a stack of columns as the columns of one matrix."""
+    """Return a stack of columns (…, n, k) as the columns of one matrix with n rows."""
     return np.moveaxis(x, -2, 0).reshape(x.shape[-2], -1)
 
 

@@ -95,7 +95,7 @@ ndtri = define("ndtri", from_scipy("ndtri"), lambda xp, g, y, x: g * (xp.exp(0.5
 
 
 def _mills(xp: Namespace, x: Value) -> Any:
-    """Return φ(x)/Φ(x).
+    """Return φ(x)/Φ(x), the density of the normal distribution divided by its distribution function.
 
     For x < 0 it is √(2/π) / erfcx(-x/√2), and for very negative x it is -x - 1/x + 2/x³.  Each form is used
     where the others, or their derivatives, underflow or overflow.
@@ -118,7 +118,7 @@ erfcx = define("erfcx", from_scipy("erfcx"), lambda xp, g, y, x: g * xp.erfcx_de
 
 
 def _erfcx_derivative(x: Array, order: int) -> Any:
-    """Return the derivative of erfcx: (-2)ⁿ n! yₙ(x) with yₙ = exp(x²) iⁿerfc(x).
+    """Return the derivative of erfcx of order n: (-2)ⁿ n! yₙ(x) with yₙ = exp(x²) iⁿerfc(x).
 
     The recurrence 2n yₙ = yₙ₋₂ - 2x yₙ₋₁ starts from y₋₁ = 2/√π, y₀ = erfcx.  Upwards it cancels for large x
     (2x erfcx - 2/√π loses all digits at 1e8); there it is run downwards and scaled to y₋₁ (Miller's
@@ -186,7 +186,7 @@ def _gap(xp: Namespace, x: Value, y: Value) -> Any:
 
 
 def _polygamma(x: Array, n: int) -> Any:
-    """Return (-1)ⁿ⁺¹ n! ζ(n + 1, x); for x < 0 by reflection, (-1)ⁿ ψₙ(1 - x) - π dⁿcot(πx)/dxⁿ."""
+    """Return ψₙ(x) = (-1)ⁿ⁺¹ n! ζ(n + 1, x); for x < 0 by reflection, (-1)ⁿ ψₙ(1 - x) - π dⁿcot(πx)/dxⁿ."""
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
@@ -243,7 +243,7 @@ def _polygamma_gap(x: Array, y: Array, n: int) -> Any:
         return -np.expm1(-power * np.log1p(b / x)) * x**-power
 
     def in_front(values: Any) -> Any:
-        """Return values with their axis before the axes of x, for the terms of the sum."""
+        """Return ``values`` with a new axis 0 before the axes of x, along which the terms are summed."""
         return np.asarray(values, np.float64).reshape(-1, *(1,) * a.ndim)
 
     with np.errstate(over="ignore", under="ignore"):
@@ -291,7 +291,7 @@ def _share(xp: Namespace, x: Value, y: Value) -> Any:
 
 
 def _log_unless(xp: Namespace, x: Value, y: Value) -> Any:
-    """Return log(y), and 0 where x is 0 and y is not positive, because x log(y) is 0 there."""
+    """Return log(y), but 0 where x is 0 and y is not positive, because x log(y) is 0 there."""
     flat = xp.logical_and(x == 0, y <= 0)
     return xp.where(flat, 0, xp.log(xp.where(flat, 1, y)))
 

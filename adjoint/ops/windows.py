@@ -33,9 +33,9 @@ def counts(size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: 
 
 
 def spots(kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> Iterator[tuple[Any, ...]]:
-    """Yield, for each offset in the kernel, the index that selects the element at this offset of every window.
+    """Yield, for each offset in the kernel, the index that selects its element in every window.
 
-    It is an index into the padded image.
+    It is an index into the padded image; ``count`` is the number of windows along each axis.
     """
     axes = [
         [slice(d * i, d * i + s * (n - 1) + 1, s) for i in range(k)]
@@ -46,12 +46,12 @@ def spots(kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> Iterat
 
 
 def blank(like: Any, *shape: int) -> Any:
-    """Return zeros with the memory order of ``like``; mixed orders are 3 times as slow."""
+    """Return zeros of shape ``shape`` with the memory order of ``like``; mixed orders are 3 times as slow."""
     return np.zeros_like(like, shape=shape, subok=False)
 
 
 def padded(x: Any, padding: Pairs, value: Any = 0) -> Any:
-    """Pad the last axes with ``value``; a negative ``after`` is ignored, because no window reads there."""
+    """Pad the last axes of ``x`` with ``value``; a negative width after is ignored: no window reads there."""
     if all(lo <= 0 and hi <= 0 for lo, hi in padding):
         return x
     lead, size = x.shape[: -len(padding)], x.shape[-len(padding) :]
@@ -71,7 +71,10 @@ def inner_part(size: Shape, padding: Pairs) -> tuple[Any, ...]:
 
 
 def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
-    """Return a tuple with one number per axis, from one number for all axes or one for each axis."""
+    """Return the argument ``name`` as a tuple with one number per axis, from one number or one for each axis.
+
+    Each must be at least ``least``; ``nd`` is the number of axes.
+    """
     try:
         items = (
             tuple(map(operator.index, value))
@@ -94,7 +97,10 @@ def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
 
 
 def images(op: str, x: Any, nd: int, lead: int = 2) -> tuple[Tensor, bool]:
-    """Return images with a batch axis, and whether the batch axis was added."""
+    """Return images with a batch axis, and whether the batch axis was added.
+
+    ``nd`` is the number of space axes, ``lead`` that of the axes before them.
+    """
     x = asarray(x)
     if x.ndim not in (nd + lead - 1, nd + lead):
         names = ", ".join(("length",) if nd == 1 else ("depth", "height", "width")[-nd:])
