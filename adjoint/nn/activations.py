@@ -353,7 +353,7 @@ def glu(x: ArrayLike, axis: int = -1) -> Tensor:
 
 
 class _Activation(FunctionModule):
-    """Base class of functions of one tensor."""
+    """Base class of activation modules, which apply a function to one tensor."""
 
     def forward(self, x: ArrayLike) -> Tensor:
         """Apply the function.
@@ -671,5 +671,5 @@ class PReLU(Module):
         return prelu(x, self.weight)
 
     def extra_repr(self) -> str:
-        """Return the number of slopes."""
+        """Return the number of slopes, for the module's repr."""
         return f"{self.weight.size}"

@@ -18,7 +18,7 @@ __all__ = ["classes", "floats", "lengths", "sizes"]
 
 
 def sizes(layer: str, low: int = 1, **given: Any) -> None:
-    """Raise unless each named size is an integer of at least ``low``."""
+    """Raise unless each size (keywords) is an integer of at least ``low``; ``layer`` is for the message."""
     for name, value in given.items():
         if whole_number(layer, name, value) < low:
             raise ArgumentError(f"{layer}: {name} must be at least {low}, but is {value}.")
@@ -34,7 +34,10 @@ def floats(op: str, x: Any) -> Tensor:
 
 
 def lengths(layer: str, name: str, value: Any, count: int | None = None, low: int = 1) -> tuple[int, ...]:
-    """Return integers of at least ``low``: one value repeated ``count`` times, or one per axis."""
+    """Return the argument ``name`` as integers of at least ``low``: one value repeated, or one per axis.
+
+    ``count`` is the number of axes.  With ``count=None`` the number of axes is that of the value.
+    """
     several = isinstance(value, (tuple, list)) or getattr(value, "ndim", 0) == 1
     given = tuple(value) if several else (value,) * (count or 1)
     if not given or (count is not None and len(given) != count):
@@ -82,5 +85,8 @@ def classes(
 
 
 def unusual(options: dict[str, tuple[Any, Any]]) -> str:
-    """Return the options that differ from their defaults; ``options`` maps names to (value, default)."""
+    """Return the options that differ from their defaults as text, for a repr.
+
+    ``options`` maps names to (value, default).
+    """
     return "".join(f", {name}={value}" for name, (value, usual) in options.items() if value != usual)

@@ -110,7 +110,10 @@ def scaled_dot_product_attention(
 
 
 def _aligned(a: Any, dtype: Any, ndim: int) -> Any:
-    """Convert to ``dtype``, except for a boolean mask, and add axes of length 1 in front."""
+    """Return ``a`` in ``dtype`` with ``ndim`` axes: axes of length 1 are added in front.
+
+    A boolean mask keeps its dtype.  The number 0, for no mask, is returned unchanged.
+    """
     if type(a) is int:
         return a
     if a.dtype != dtype and a.dtype != bool:
@@ -119,7 +122,7 @@ def _aligned(a: Any, dtype: Any, ndim: int) -> Any:
 
 
 def _scale(op: str, scale: Any, q: Tensor) -> Any:
-    """Return the factor of the scores, a number or a tensor that broadcasts to the query."""
+    """Return the factor of the scores q kᵀ: a number, or a tensor that broadcasts to the query ``q``."""
     if scale is None:
         return 1 / math.sqrt(max(q.shape[-1], 1))
     if not isinstance(scale, Tensor):
@@ -272,12 +275,15 @@ class MultiHeadAttention(Module):
         return split.swapaxes(-3, -2)
 
     def extra_repr(self) -> str:
-        """Return the numbers of features and heads."""
+        """Return the numbers of features and heads, for the module's repr."""
         return f"{self.embed_dim}, heads={self.num_heads}"
 
 
 def _unambiguous(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Raise if a mask has only some of the leading axes: (batch, …) could be read as (heads, …)."""
+    """Return the mask; raise if it could be read in two ways.
+
+    A mask with some, but not all, of the leading axes of the query ``q`` could mean the batch or the heads.
+    """
     batch, queries, keys = q.shape[0], q.shape[-2], k.shape[-2]
     if q.ndim == 4 and mask.shape == (batch, keys) and batch not in (1, queries):
         raise ShapeError(

@@ -240,7 +240,7 @@ class _ChannelNorm(Module):
     def _update(self, mean: Tensor, var: Tensor, count: int, share: float) -> None:
         """Move the running statistics towards those of a batch by the fraction ``share``.
 
-        The running variance is the unbiased variance.
+        ``count`` is the number of elements per channel.  The running variance is the unbiased variance.
         """
         unbiased = var.detach() * (count / max(count - 1, 1))
         with no_grad():
@@ -260,12 +260,12 @@ class _ChannelNorm(Module):
             )
 
     def extra_repr(self) -> str:
-        """Return the number of channels."""
+        """Return the number of channels, for the module's repr."""
         return f"{self.num_features}"
 
 
 class _BatchNorm(_ChannelNorm):
-    """Base class: normalise each channel over the batch, in evaluation by running statistics."""
+    """Base class: normalise each channel over the batch, or in evaluation mode by the running statistics."""
 
     axes: ClassVar[dict[int, str]] = {}  # the accepted numbers of axes, and their names
 

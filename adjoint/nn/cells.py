@@ -98,7 +98,7 @@ class _Cell(Module):
         return x
 
     def _state(self, x: Tensor, given: Any) -> Tensor:
-        """Return a state that matches the input; zeros if none is given."""
+        """Return the state ``given`` as a tensor that matches the input ``x``; zeros if it is None."""
         shape = (*x.shape[:-1], self.hidden_size)
         if given is None:
             return zeros(shape, dtype=self.weight_hh.dtype)
@@ -118,7 +118,7 @@ class _Cell(Module):
         return from_input, linear(hidden, self.weight_hh, self.bias_hh)
 
     def extra_repr(self) -> str:
-        """Return the sizes."""
+        """Return the sizes, for the module's repr."""
         return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias_ih is not None else ", bias=False")
 
 

@@ -99,7 +99,12 @@ def _weighted(
     w: Tensor | None,
     reduction: str,
 ) -> Tensor:
-    """Weight the rows by class, drop the ignored ones, and average over the remaining weights."""
+    """Return the loss, with each row weighted by its class and the ignored rows dropped.
+
+    ``t`` are the classes, ``keep`` is the mask of rows to keep (None: all), ``w`` the weights of the classes,
+    and ``smooth`` the term of label smoothing that is added to each row.  The mean is over the weights of the
+    kept rows.
+    """
     row = (
         None if w is None else rec.index(w, key=(t._data, Ellipsis)) if type(t._data) is np.ndarray else w[t]
     )
@@ -188,7 +193,7 @@ def cross_entropy(
 def _soft_cross_entropy(
     op: str, x: Tensor, t: Tensor, weight: Any, reduction: str, smoothing: float
 ) -> Tensor:
-    """Return the cross entropy with probabilities, -Σ t log softmax(x); its mean is over the rows."""
+    """Return -Σ t log softmax(x), the cross entropy with target probabilities t; the mean is over rows."""
     if x.shape != t.shape or not x.ndim:
         raise ShapeError(
             f"{op}: a float target is read as probabilities and must have the prediction's shape {x.shape}, "

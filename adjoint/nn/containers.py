@@ -32,7 +32,7 @@ class _Numbered(Module):
         self.extend(items)
 
     def _checked(self, item: Any) -> Any:
-        """Return an item as it is stored; raise if it has the wrong type."""
+        """Return the item to store; raise if ``item`` has the wrong type."""
         return item
 
     def append(self, item: Any) -> None:
@@ -63,7 +63,7 @@ class _Numbered(Module):
             self.append(item)
 
     def _slice(self, items: list[Any]) -> Module:
-        """Return a container of the same kind for a slice."""
+        """Return a container of the same kind with ``items``, for a slice of this one."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -87,13 +87,13 @@ class _Numbered(Module):
 
 
 class _Keyed(Module):
-    """Base class: items are attributes; their keys are the attribute names, which are parts of paths."""
+    """Base class of dictionaries: the items are attributes, and the keys are the names of the attributes."""
 
     def __init__(self, items: Any = None) -> None:
         self.update(items or {})
 
     def _checked(self, item: Any) -> Any:
-        """Return an item as it is stored; raise if it has the wrong type."""
+        """Return the item to store; raise if ``item`` has the wrong type."""
         raise NotImplementedError
 
     def keys(self) -> list[str]:

@@ -64,7 +64,7 @@ class _Convolution(Module):
         self.bias = Parameter(init.uniform((out_channels,), bound, rng=rng, dtype=dtype)) if bias else None
 
     def extra_repr(self) -> str:
-        """Return channels, kernel, stride and padding, and the options that differ from their defaults."""
+        """Return channels, kernel, stride, padding and the options that are not the defaults, for repr."""
         kernel = tuple(self.weight.shape[2:])
         options = {
             "output_padding": (getattr(self, "output_padding", 0), 0),
@@ -174,7 +174,7 @@ class _ConvTranspose(_Convolution):
         return y
 
     def _extra(self, x: Tensor, output_size: Any) -> tuple[int, ...]:
-        """Return the output padding that leads to ``output_size``."""
+        """Return the output padding that gives an output of size ``output_size``; raise if there is none."""
         layer, nd = type(self).__name__, self.ndim
         wanted = lengths(layer, "output_size", output_size, nd)
         stride = lengths(layer, "stride", self.stride, nd)

@@ -65,7 +65,10 @@ def dropout(
 def _dropped(
     op: str, x: Tensor, space: int, p: float, training: bool, rng: init.AnyGenerator | None
 ) -> Tensor:
-    """Drop elements; each slice along the last ``space`` axes is dropped as a whole."""
+    """Return ``x`` with random elements set to 0 and the others scaled by 1 / (1 - p).
+
+    Each slice along the last ``space`` axes is kept or set to 0 as a whole.
+    """
     p = number(op, "p", p)
     if not 0 <= p <= 1:
         raise ArgumentError(f"{op}: p must be a probability from 0 to 1, but is {p}.")
@@ -77,7 +80,7 @@ def _dropped(
 
 
 def _channels(op: str, x: Any, names: str) -> Tensor:
-    """Return an input of the shape (N, C, {names}) or (C, {names}) as a tensor.
+    """Return an input of shape (N, C, …) or (C, …) as a tensor; ``names`` are its space axes, such as "H, W".
 
     (C, H, W) is not accepted: PyTorch reads three axes as (N, C, L).
     """
@@ -239,7 +242,7 @@ class Dropout(Module):
         return self.function(x, self.p, training=self.training, rng=self.rng)
 
     def extra_repr(self) -> str:
-        """Return the probability."""
+        """Return the probability, for the module's repr."""
         return f"{self.p}"
 
 

@@ -115,7 +115,7 @@ def one_hot(indices: ArrayLike, num_classes: int | None = None, dtype: DTypeLike
 def _table(
     layer: str, num_embeddings: int, embedding_dim: int, padding_idx: int | None, *, rng: init.Rng, dtype: Any
 ) -> Tensor:
-    """Return the initial rows of a table; the row ``padding_idx`` is 0."""
+    """Return random initial weights of an embedding; the row ``padding_idx`` is 0."""
     table = init.normal((num_embeddings, embedding_dim), rng=rng, dtype=dtype)
     if padding_idx is None:
         return table
@@ -185,7 +185,7 @@ class Embedding(Module):
         return embedding(indices, self.weight, self.padding_idx, sparse=self.sparse)
 
     def extra_repr(self) -> str:
-        """Return the size of the table, and the options that differ from their defaults."""
+        """Return the size of the table and the options that are not the defaults, for the module's repr."""
         rest = {"padding_idx": (self.padding_idx, None), "sparse": (self.sparse, False)}
         return f"{self.num_embeddings}, {self.embedding_dim}" + unusual(rest)
 
@@ -272,7 +272,10 @@ def embedding_bag(
 
 
 def _bags(indices: Tensor, offsets: Any, include_last_offset: bool) -> tuple[Any, int]:
-    """Return, for each index, the number of the bag that contains it; and the number of bags."""
+    """Return, for each index, the number of the bag that contains it; and the number of bags.
+
+    ``offsets`` are the positions at which bags start.  With ``include_last_offset`` the last one is the end.
+    """
     if indices.ndim == 2 and offsets is None:
         return np.repeat(np.arange(indices.shape[0]), indices.shape[1]), indices.shape[0]
     if indices.ndim != 1 or offsets is None:
@@ -383,6 +386,6 @@ class EmbeddingBag(Module):
         )
 
     def extra_repr(self) -> str:
-        """Return the size of the table, the mode, and the options that differ from their defaults."""
+        """Return the size of the table, the mode and the options that are not the defaults, for the repr."""
         rest = {"padding_idx": (self.padding_idx, None), "sparse": (self.sparse, False)}
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode}" + unusual(rest)

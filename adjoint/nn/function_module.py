@@ -25,7 +25,7 @@ class FunctionModule(Module):
         self.options = {}
 
     def extra_repr(self) -> str:
-        """Return the options that differ from the defaults, as keyword arguments."""
+        """Return the options that are not the defaults as keyword arguments, for the module's repr."""
         parameters = inspect.signature(self.function).parameters
         changed = {k: v for k, v in self.options.items() if repr(v) != repr(parameters[k].default)}
         return ", ".join(f"{name}={value}" for name, value in changed.items())

@@ -97,7 +97,10 @@ def grid_sample(
 
 
 def _terms(at: Tensor, n: int, mode: str, padding: str, aligned: bool) -> list[tuple[Tensor, Tensor]]:
-    """Return (positions, weights) of the elements along one axis that contribute at the points ``at``."""
+    """Return (positions, weights) of the elements along one axis that contribute at the points ``at``.
+
+    n is the length of the axis.  ``aligned`` is the option align_corners.
+    """
     if mode != "bicubic":
         at = _inside(at, n, padding, aligned)
     low = rec.round(at, decimals=0) if mode == "nearest" else rec.floor(at)
@@ -116,7 +119,10 @@ def _terms(at: Tensor, n: int, mode: str, padding: str, aligned: bool) -> list[t
 
 
 def _inside(at: Tensor, n: int, padding: str, aligned: bool) -> Tensor:
-    """Return the points ``at`` moved inside an axis of length ``n``; unchanged if the padding is zeros."""
+    """Return the points ``at`` moved inside an axis of length ``n``, as the padding mode says.
+
+    They are unchanged if the padding is zeros.  ``aligned`` is the option align_corners.
+    """
     if padding == "reflection":
         low, span = (0.0, n - 1.0) if aligned else (-0.5, float(n))
         if not span:

@@ -226,7 +226,10 @@ def _lengths(op: str, given: Any, size: int) -> Tensor:
 
 
 def _label_rows(op: str, targets: Any, lengths: Tensor, size: int) -> Tensor:
-    """Return the labels ``targets`` as a matrix with one row for each of the ``size`` sequences."""
+    """Return the labels ``targets`` as a matrix with one row for each of the ``size`` sequences.
+
+    If the targets are one vector of all labels, it is divided by ``lengths``.
+    """
     t = asarray(targets)
     if t.dtype.kind not in "iu" and t.size:
         raise DTypeError(f"{op}: labels must be integers, but have dtype {t.dtype}.")
@@ -252,7 +255,7 @@ def _label_rows(op: str, targets: Any, lengths: Tensor, size: int) -> Tensor:
 
 
 def _before(count: int, lengths: Tensor) -> Tensor:
-    """Return a mask with one row per sequence, True at positions below the length of the sequence."""
+    """Return a mask of ``count`` columns, one row per sequence: True before the length of the sequence."""
     return rec.less(wrap(np.arange(count)), rec.reshape(lengths, shape=(lengths.size, 1)))
 
 
@@ -268,10 +271,11 @@ def _check_lengths(op: str, name: str, lengths: Array, most: int) -> None:
 
 
 def _log_likelihood(x: Tensor, labels: Tensor, times: Tensor, lengths: Tensor, blank: int) -> Tensor:
-    """Return the logarithm of the sum over all alignments, by the forward recursion.
+    """Return the log-likelihood of the labels for CTC: the sum over all alignments, by the forward recursion.
 
-    The states are the labels with blanks between and around them.  A path stays, goes to the next state, or
-    skips a blank between two different labels.
+    ``x`` has log-probabilities (time, sequence, class); ``times`` and ``lengths`` are the numbers of times
+    and labels of each sequence.  The states are the labels with blanks between and around them.  A path
+    stays, goes to the next state, or skips a blank between two different labels.
     """
     steps, size, _ = x.shape
     between = wrap(np.full((size, labels.shape[1]), blank))

@@ -136,7 +136,7 @@ class Linear(Module):
         return y
 
     def extra_repr(self) -> str:
-        """Return the numbers of features."""
+        """Return the numbers of input and output features, for the module's repr."""
         return f"{self.in_features}, {self.out_features}" + ("" if self.bias is not None else ", bias=False")
 
 
@@ -197,7 +197,7 @@ class Flatten(Module):
         return x.reshape(*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :])
 
     def extra_repr(self) -> str:
-        """Return the axes, unless they are the defaults."""
+        """Return the axes unless they are the defaults, for the module's repr."""
         return unusual({"start_dim": (self.start_dim, 1), "end_dim": (self.end_dim, -1)}).removeprefix(", ")
 
 
@@ -250,7 +250,7 @@ class Unflatten(Module):
         return x.reshape(*x.shape[:at], *size, *x.shape[at + 1 :])
 
     def extra_repr(self) -> str:
-        """Return the axis and the lengths."""
+        """Return the axis and the lengths, for the module's repr."""
         return f"{self.axis}, {self.unflattened_size}"
 
 
@@ -404,6 +404,6 @@ class Bilinear(Module):
         return y
 
     def extra_repr(self) -> str:
-        """Return the numbers of features."""
+        """Return the numbers of input and output features, for the module's repr."""
         out, in1, in2 = self.weight.shape
         return f"{in1}, {in2}, {out}" + ("" if self.bias is not None else ", bias=False")

@@ -34,10 +34,11 @@ Reductions = list[tuple[Tensor, float | None]]
 
 @contextmanager
 def noting_reductions(found: Reductions | None) -> Iterator[None]:
-    """Context manager: append the results and shares of the loss functions called inside to ``found``.
+    """Return a context manager that appends the results of loss functions called inside to ``found``.
 
-    The share of a mean is the total weight of its rows divided by the number of rows.  It is 1 unless rows
-    are ignored or weighted.  The share of a sum is None.  With ``found=None`` nothing is appended.
+    Each result is appended with its share.  The share of a mean is the total weight of its rows divided by
+    the number of rows: it is 1 unless rows are ignored or weighted.  The share of a sum is None.  With
+    ``found=None`` nothing is appended.
     """
     before = _reductions.get()
     _reductions.set(found)
@@ -53,7 +54,7 @@ def is_noting() -> bool:
 
 
 def noted(loss: Tensor, share: float | None = 1.0) -> Tensor:
-    """Append a reduced loss and its share to the list of ``noting_reductions``; return the loss."""
+    """Append a loss and its share to the list given to ``noting_reductions``, if any; return the loss."""
     found = _reductions.get()
     if found is not None:
         found.append((loss, share))
@@ -76,7 +77,7 @@ def reduced(op: str, loss: Tensor, reduction: str) -> Tensor:
 
 
 def check_reduction(op: str, reduction: Any) -> None:
-    """Raise if a reduction is unknown."""
+    """Raise if ``reduction`` is not 'mean', 'sum' or 'none'."""
     if reduction not in ("mean", "sum", "none"):
         raise ArgumentError(f"{op}: reduction must be 'mean', 'sum' or 'none', not {reduction!r}.")
 

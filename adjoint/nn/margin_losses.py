@@ -310,7 +310,7 @@ def _triplet(
 
 
 class _Triple(LossModule):
-    """Base class of losses of three tensors."""
+    """Base class of modules for losses of three tensors."""
 
     def forward(self, first: ArrayLike, second: ArrayLike, third: ArrayLike) -> Tensor:  # type: ignore[override]  # one more
         """Return the loss.

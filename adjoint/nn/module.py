@@ -65,7 +65,7 @@ class Unmatched(NamedTuple):
 
 
 class _Forward(Protocol[P, R_co]):
-    """For type checkers: a module is called with the arguments of its ``forward``, and returns its result."""
+    """For type checkers: calling a module takes the arguments of ``forward`` and returns its result."""
 
     _forward_hooks: Any
 
@@ -116,7 +116,10 @@ class Module:
         object.__setattr__(self, name, value)
 
     def _instead(self, name: str, value: Any) -> Any:
-        """Return the value to store if it is not a tensor; an array for a buffer becomes a tensor."""
+        """Return what to store for the attribute ``name`` if its value is not a tensor.
+
+        An array for a buffer becomes a tensor.  Anything but a module raises for the name of a parameter.
+        """
         parameters, buffers = self._names("_parameters"), self._names("_buffers")
         if isinstance(value, Module):
             parameters.pop(name, None)
@@ -140,7 +143,10 @@ class Module:
         object.__delattr__(self, name)
 
     def _names(self, kind: str) -> dict[str, None]:
-        """Return the names of the module's own parameters or buffers, in the order of assignment."""
+        """Return the names of the module's own parameters or buffers, in the order of assignment.
+
+        ``kind`` is "_parameters" or "_buffers".
+        """
         names: dict[str, None] = self.__dict__.setdefault(kind, {})
         return names
 
@@ -199,7 +205,7 @@ class Module:
             raise
 
     def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``forward`` and the hooks while a trace or an observer records the call."""
+        """Call ``forward`` and the hooks; record the call in the active trace and pass it to the observer."""
         if (trace := tracing.get()) is not None:
             trace.modules[id(self)] = self
         if (watcher := observer.get()) is not None:
@@ -447,7 +453,7 @@ class Module:
         return {path: value.numpy(copy=True) for path, value in self._everything().items()}
 
     def _everything(self) -> dict[str, Tensor]:
-        """Return all parameters, then all buffers, under each of their paths."""
+        """Return all parameters, then all buffers, by path; a shared tensor under each of its paths."""
         modules = list(self._all_paths())
         return {
             f"{path}.{name}" if path else name: value
@@ -565,7 +571,7 @@ class Module:
 
 
 def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
-    """Return advice if the names in a state differ from those of the module by a prefix only."""
+    """Return advice if the missing and the extra names of a state differ by a prefix only, else ""."""
     for wanted, found in ((missing, extra), (extra, missing)):
         name = str(next(iter(found), ""))
         for prefix in (name[: i + 1] for i, c in enumerate(name) if c == "."):
@@ -581,7 +587,7 @@ def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
 
 
 def _add_path(error: AdjointError, module: Any) -> None:
-    """Add the path of the module in which an error occurred to its message."""
+    """Append to an error's message the module in which it occurred, and the path of the innermost module."""
     inner: tuple[Module, str] | None = getattr(error, "_module", None)
     path = ""
     if inner is not None:

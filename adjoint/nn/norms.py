@@ -26,7 +26,7 @@ def widened_half(x: Tensor) -> Tensor:
 
 
 def like_input(y: Tensor, x: Tensor) -> Tensor:
-    """Return ``y`` in the dtype of ``x`` if that is half precision."""
+    """Return ``y`` in the dtype of ``x`` if ``x`` has half precision, otherwise unchanged."""
     return y if y.dtype == x.dtype or x.dtype.itemsize != 2 else rec.astype(y, dtype=x.dtype)
 
 
@@ -42,7 +42,7 @@ def affine_map(op: str, z: Tensor, weight: Any, bias: Any, shape: tuple[int, ...
 
 
 def _of_shape(op: str, name: str, p: Any, shape: tuple[int, ...]) -> Tensor | None:
-    """Return a parameter of a norm as a tensor, after checking its shape."""
+    """Return the weight or bias ``p`` of a norm as a tensor, or None; raise if its shape is different."""
     if p is None:
         return None
     p = asarray(p)
@@ -260,7 +260,7 @@ class LayerNorm(Module):
         return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        """Return the normalised shape."""
+        """Return the normalised shape, for the module's repr."""
         return f"{self.normalized_shape}"
 
 
@@ -307,7 +307,7 @@ class RMSNorm(Module):
         return rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
-        """Return the normalised shape."""
+        """Return the normalised shape, for the module's repr."""
         return f"{self.normalized_shape}"
 
 
@@ -376,7 +376,7 @@ class GroupNorm(Module):
         return group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        """Return the numbers of groups and channels."""
+        """Return the numbers of groups and channels, for the module's repr."""
         return f"{self.num_groups}, {self.num_channels}" + (
             "" if self.weight is not None else ", affine=False"
         )

@@ -56,7 +56,7 @@ class _Pool(Module):
         return self.function(x, self.kernel_size, self.stride, self.padding)
 
     def extra_repr(self) -> str:
-        """Return the window, and stride and padding unless they are the defaults."""
+        """Return the window, and stride and padding unless they are the defaults, for the module's repr."""
         return f"{self.kernel_size}" + unusual({"stride": (self.stride, None), "padding": (self.padding, 0)})
 
 
@@ -142,7 +142,7 @@ class _AdaptivePool(Module):
         return self.function(x, self.output_size)
 
     def extra_repr(self) -> str:
-        """Return the output size."""
+        """Return the output size, for the module's repr."""
         return f"{self.output_size}"
 
 

@@ -84,7 +84,7 @@ class _Recurrent(Module):
                 setattr(self, f"{name}_{run}", value)
 
     def _ways(self) -> tuple[str, ...]:
-        """Return the suffixes of PyTorch's weight names: forward, and backward."""
+        """Return the suffixes of PyTorch's weight names, one per direction."""
         return ("", "_reverse") if self.bidirectional else ("",)
 
     def _weights(self, run: int) -> tuple[Any, ...]:
@@ -92,7 +92,10 @@ class _Recurrent(Module):
         return tuple(getattr(self, f"{name}_{self.runs[run]}") for name in names)
 
     def _through(self, x: Tensor, cell: Callable[[Tensor, int], Tensor]) -> Tensor:
-        """Run all layers; ``cell(x, run)`` runs one layer in one direction over (length, batch, features)."""
+        """Return the output of all layers for ``x``, which is (length, batch, features).
+
+        ``cell(x, run)`` runs one layer in one direction, which are numbered by ``run``.
+        """
         ways = len(self._ways())
         for run in range(0, len(self.runs), ways):
             if run and self.dropout:
@@ -121,7 +124,10 @@ class _Recurrent(Module):
         return (_exchanged(x) if self.batch_first else x), False
 
     def _start(self, x: Tensor, single: bool, given: Any) -> list[Tensor]:
-        """Return the initial state of each layer and direction, (batch, hidden)."""
+        """Return the initial state (batch, hidden) of each layer and direction, from ``given`` or zeros.
+
+        ``single`` says that the input is one sequence without a batch axis.
+        """
         batch, count = x.shape[1], len(self.runs)
         if given is None:
             return [zeros((batch, self.hidden_size), dtype=x.dtype) for _ in range(count)]
@@ -139,13 +145,13 @@ class _Recurrent(Module):
         return [given[i, None] if single else given[i] for i in range(count)]
 
     def _outputs(self, x: Tensor, single: bool) -> Tensor:
-        """Return the outputs of all steps in the layout of the input."""
+        """Return the outputs of all steps in the layout of the input; ``single`` is as for ``_start``."""
         if single:
             return x[:, 0]
         return _exchanged(x) if self.batch_first else x
 
     def extra_repr(self) -> str:
-        """Return the sizes, and the options that differ from their defaults."""
+        """Return the sizes and the options that are not the defaults, for the module's repr."""
         options = "" if self.batch_first else ", batch_first=False"
         options += f", dropout={self.dropout}" if self.dropout else ""
         options += ", bidirectional=True" if self.bidirectional else ""

@@ -97,7 +97,10 @@ def interpolate(
 
 
 def _targets(space: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[tuple[int, ...], list[float]]:
-    """Return the new lengths, and the distance in the input between neighbouring elements of the result."""
+    """Return the new lengths, and the distance in the input between neighbouring elements of the result.
+
+    ``space`` are the old lengths.
+    """
     nd = len(space)
     if (size is None) == (scale_factor is None):
         raise ArgumentError("interpolate: pass exactly one of size= and scale_factor=.")
@@ -124,7 +127,8 @@ def _targets(space: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[tupl
 def _along(x: Tensor, axis: int, m: int, step: float, mode: str, aligned: bool) -> Tensor:
     """Interpolate ``x`` to length ``m`` along one axis, as a weighted sum of gathered elements.
 
-    ``step`` is the distance in ``x`` between neighbouring elements of the result.
+    ``step`` is the distance in ``x`` between neighbouring elements of the result; ``aligned`` is
+    align_corners.
     """
     n, i = x.shape[axis], np.arange(m)
     if mode.startswith("nearest"):
@@ -147,7 +151,10 @@ def _along(x: Tensor, axis: int, m: int, step: float, mode: str, aligned: bool) 
 
 
 def cubic_weights(t: Any, a: float = -0.75) -> dict[int, Any]:
-    """Return the weights of the four neighbours (Keys' kernel with PyTorch's constant)."""
+    """Return the weights of the four neighbours of a point, by their offset, for cubic interpolation.
+
+    ``t`` is the distance to the lower neighbour, ``a`` the constant of Keys' kernel (PyTorch's by default).
+    """
 
     def near(d: Any) -> Any:
         return ((a + 2) * d - (a + 3)) * d * d + 1
@@ -288,7 +295,7 @@ class Upsample(Module):
         return interpolate(x, self.size, self.scale_factor, self.mode, self.align_corners)
 
     def extra_repr(self) -> str:
-        """Return the size or the factor, and the mode."""
+        """Return the size or the factor, and the mode, for the module's repr."""
         options = {
             "size": (self.size, None),
             "scale_factor": (self.scale_factor, None),
@@ -333,7 +340,7 @@ class PixelShuffle(Module):
         return pixel_shuffle(x, self.upscale_factor)
 
     def extra_repr(self) -> str:
-        """Return the factor."""
+        """Return the factor, for the module's repr."""
         return f"{self.upscale_factor}"
 
 
@@ -372,7 +379,7 @@ class PixelUnshuffle(Module):
         return pixel_unshuffle(x, self.downscale_factor)
 
     def extra_repr(self) -> str:
-        """Return the divisor."""
+        """Return the divisor, for the module's repr."""
         return f"{self.downscale_factor}"
 
 
@@ -420,7 +427,7 @@ class Unfold(Module):
         return unfold(x, **self.options)
 
     def extra_repr(self) -> str:
-        """Return the options."""
+        """Return the options, for the module's repr."""
         return ", ".join(f"{name}={value}" for name, value in self.options.items())
 
 

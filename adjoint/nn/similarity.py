@@ -19,7 +19,7 @@ __all__ = ["cosine_similarity", "normalize", "pairwise_distance"]
 
 
 def _length(x: Tensor, axes: tuple[int, ...], least: float, p: float = 2.0) -> Tensor:
-    """Return the p-norm along axes, but at least ``least``, so that the gradient at 0 is finite."""
+    """Return the p-norm of ``x`` along axes, but at least ``least``, so that the gradient at 0 is finite."""
     return rec.maximum(rec.vector_norm(x, ord=p, axis=axes, keepdims=True), least)
 
 

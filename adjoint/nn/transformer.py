@@ -68,7 +68,10 @@ class _Layer(Module):
     norm3: LayerNorm
 
     def _add(self, x: Any, norm: LayerNorm, part: Any) -> Tensor:
-        """Return ``x + part(x)``; the norm is applied to the argument of ``part``, or to the sum."""
+        """Return ``x + part(x)`` with a norm.
+
+        The norm is applied to the argument of ``part`` if ``norm_first`` is set, otherwise to the sum.
+        """
         if self.norm_first:
             found: Tensor = x + part(norm(x))
             return found
@@ -209,7 +212,10 @@ class TransformerDecoderLayer(_Layer):
 
 
 def _copies(owner: str, layer: Any, num_layers: int, kind: type[Module]) -> ModuleList:
-    """Return ``num_layers`` copies of a layer with equal parameters, which share its random generators."""
+    """Return ``num_layers`` copies of a layer with equal parameters, which share its random generators.
+
+    ``owner`` is the name of the caller, for errors; the layer must be of type ``kind``.
+    """
     if not isinstance(layer, kind):
         raise InputError(f"{owner}: the layer must be {words.a(kind.__name__)}, not {layer!r}.")
     sizes(owner, num_layers=num_layers)

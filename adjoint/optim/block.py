@@ -16,10 +16,10 @@ __all__ = ["Block"]
 
 
 class Block:
-    """The memory of several tensors of one dtype in one flat array.
+    """The data of several tensors of one dtype in one flat array.
 
-    The tensors' data become views of the flat array.  ``open`` returns that array for writing, under the
-    rules of ``writable``: versions are incremented, and memory that other objects use (a detached tensor, a
+    The tensors' data become views of the flat array.  ``open`` returns that array for writing.  As for every
+    write, the tensors' versions are incremented, and memory that other objects use (a detached tensor, a
     NumPy view, a graph) is copied first.
     """
 
@@ -35,7 +35,7 @@ class Block:
         self._gather()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild a copy from the copied tensors, because pickling separates views from the flat array."""
+        """Return how to rebuild a copy from the tensors: pickling separates views from the flat array."""
         return Block, (self.tensors,)
 
     def _gather(self) -> None:

@@ -88,14 +88,17 @@ class SGD(Optimizer):
             raise ArgumentError("SGD: nesterov=True needs momentum above 0 and dampening=0.")
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """Return the velocity, or nothing without momentum; with dampening, NaN marks the first step."""
+        """Return the velocity, or nothing without momentum.
+
+        With dampening the velocity is NaN, which marks the first step.
+        """
         if not hyper["momentum"]:
             return {}
         return {"velocity": np.full_like(p, np.nan if hyper["dampening"] else 0.0)}
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Return the parameter after a step along the gradient or the velocity, and the new velocity."""
+        """Return ``p`` after a step along the gradient ``g`` or the velocity, and the new velocity."""
         if hyper["weight_decay"]:
             g = g + hyper["weight_decay"] * p
         if not hyper["momentum"]:
@@ -170,16 +173,17 @@ class Adam(Optimizer):
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """Return zero moments, and with AMSGrad the largest second moment so far."""
+        """Return zero arrays: both moments, and with AMSGrad the largest second moment so far."""
         state = super().init_one(p, hyper)
         if hyper["amsgrad"]:
             state["v_max"] = np.zeros_like(p)
         return state
 
     def numbers(self, hyper: Hyper) -> Hyper:
-        """Return the rate and ε, including the bias corrections of both moments.
+        """Return ``hyper`` with the rate and ε changed to include the bias corrections of both moments.
 
-        lr m̂ / (√v̂ + ε) = lr c/(1-β₁ᵗ) · m / (√v + ε c), with c = √(1-β₂ᵗ).  This saves two passes.
+        lr m̂ / (√v̂ + ε) = lr c/(1-β₁ᵗ) · m / (√v + ε c), with c = √(1-β₂ᵗ).  This saves two passes over the
+        arrays.
         """
         (b1, b2), t = hyper["betas"], hyper["step"]
         c = math.sqrt(1 - b2**t) if type(t) is int else (1 - b2**t) ** 0.5  # a tensor in ``Pure``
@@ -187,7 +191,7 @@ class Adam(Optimizer):
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Return the parameter after a step by the ratio of the bias-corrected moments, and the moments."""
+        """Return ``p`` after a step by the ratio of the bias-corrected moments, and the new moments."""
         lr, (b1, b2) = hyper["lr"], hyper["betas"]
         if hyper["weight_decay"]:
             if self.decoupled:
@@ -255,7 +259,7 @@ _products: dict[tuple[float, float, int], float] = {}  # cached, so that the nex
 
 
 def _mu_product(b1: float, decay: float, t: int) -> float:
-    """Return Π_{n≤t} b1 (1 - 0.96^(n·decay) / 2)."""
+    """Return Π_{n≤t} b1 (1 - 0.96^(n·decay) / 2), the product of the momenta of t steps of NAdam."""
     product = _products.get((b1, decay, t))
     if product is None:
         before = _products.get((b1, decay, t - 1))
@@ -329,9 +333,9 @@ class NAdam(Optimizer):
         )
 
     def numbers(self, hyper: Hyper) -> Hyper:
-        """Return the factors of the gradient and of the moment.
+        """Return ``hyper`` with the factors of the gradient and of the first moment in step t.
 
-        μ_t = β₁ (1 - 0.96^(t·decay) / 2); the product of all μ corrects the moment.
+        They follow from the momentum μ_t = β₁ (1 - 0.96^(t·decay) / 2) and the product of all μ so far.
         """
         lr, (b1, b2), t, decay = hyper["lr"], hyper["betas"], hyper["step"], hyper["momentum_decay"]
         now, following = (b1 * (1.0 - 0.5 * 0.96 ** (n * decay)) for n in (t, t + 1))
@@ -345,7 +349,10 @@ class NAdam(Optimizer):
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Return the parameter after a step along gradient and moment, scaled by the root mean square."""
+        """Return ``p`` after a step along gradient and first moment, and the new moments.
+
+        The step is divided by the root of the second moment.
+        """
         b1, b2 = hyper["betas"]
         if hyper["weight_decay"]:
             g = g + hyper["weight_decay"] * p
@@ -420,13 +427,13 @@ class RMSprop(Optimizer):
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """Return the mean square, the mean if centred, and the velocity with momentum."""
+        """Return zero arrays: the mean square, the mean if ``centered``, and the velocity with momentum."""
         wanted = ["v"] + ["mean"] * bool(hyper["centered"]) + ["velocity"] * bool(hyper["momentum"])
         return {name: np.zeros_like(p) for name in wanted}
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Return ``p - lr g / (√v + ε)``, with ``v = α v + (1 - α) g²``."""
+        """Return ``p - lr g / (√v + ε)`` and the new state, with ``v = α v + (1 - α) g²``."""
         lr, alpha = hyper["lr"], hyper["alpha"]
         if hyper["weight_decay"]:
             g = g + hyper["weight_decay"] * p
@@ -499,16 +506,16 @@ class Adagrad(Optimizer):
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """Return the sum of squares, which starts at ``initial``."""
+        """Return the sum of squared gradients, which starts at the hyper-parameter ``initial``."""
         return {"total": np.full_like(p, hyper["initial"])}
 
     def numbers(self, hyper: Hyper) -> Hyper:
-        """Return the rate of this step, ``lr / (1 + (t - 1) * lr_decay)``."""
+        """Return ``hyper`` with the rate of step t, ``lr / (1 + (t - 1) * lr_decay)``."""
         return {**hyper, "rate": hyper["lr"] / (1 + (hyper["step"] - 1) * hyper["lr_decay"])}
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Return ``p - rate g / (√Σg² + ε)``."""
+        """Return ``p - rate g / (√Σg² + ε)`` and the new sum of squares."""
         if hyper["weight_decay"]:
             g = g + hyper["weight_decay"] * p
         total = state["total"] + g * g

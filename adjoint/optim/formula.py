@@ -28,7 +28,7 @@ class InPlaceForm(NamedTuple):
 
 
 def in_place(apply_one: Any) -> Any:
-    """Mark a formula from which the in-place form may be generated.
+    """Mark the method ``apply_one`` of an optimiser: its in-place form may be generated.
 
     Such a formula uses only ``+ - * /`` and functions of ``xp``.  Its only branches test whether a
     hyper-parameter is 0.  It reads no other values that change.
@@ -41,7 +41,10 @@ _UNKNOWN: tuple[tuple[str, ...], Callable[[Any], Any], dict[Any, InPlaceForm]] =
 
 
 def form_of(optimizer: Any, slots: Any, hyper: dict[str, Any]) -> InPlaceForm | None:
-    """Return the in-place form of an optimiser's formula; None if it is not marked with ``in_place``."""
+    """Return the in-place form of an optimiser's formula; None if it is not marked with ``in_place``.
+
+    ``slots`` are the names of the state arrays.
+    """
     kind = type(optimizer)
     forms = getattr(kind.apply_one, "forms", None)
     if forms is None:
@@ -70,7 +73,7 @@ def _operators(name: str, sign: str) -> tuple[Callable[[Any, Any], Any], Callabl
 
 
 class _Symbol:
-    """A symbolic value of a formula; its operators record the computation."""
+    """A symbolic value of a formula; its operators record the computation in a ``_Trace``."""
 
     def __init__(self, trace: _Trace, text: str, name: str = "") -> None:
         self.trace = trace
@@ -115,7 +118,10 @@ class _Trace:
         return lambda *operands: self.emit(name, "", *operands)
 
     def emit(self, name: str, sign: str, *operands: Any) -> Any:
-        """Record one operation, on arrays or on numbers alone."""
+        """Record one operation, on arrays or on numbers alone; return its symbolic result.
+
+        ``name`` is NumPy's name of the operation; ``sign`` is its Python operator, for numbers.
+        """
         if not any(isinstance(x, _Array) for x in operands):
             left, right = [x.text if isinstance(x, _Number) else repr(x) for x in operands]
             return _Number(self, f"({left} {sign} {right})")
@@ -131,7 +137,10 @@ class _Trace:
         return self.scalars.setdefault(text, f"n{len(self.scalars)}")
 
     def finish(self, p: _Array, state: dict[str, _Array]) -> InPlaceForm:
-        """Return the generated functions, which run the recorded steps and write the results."""
+        """Return the generated functions, which run the recorded steps and write the results.
+
+        ``p`` and ``state`` are the symbolic results of the formula.
+        """
         outputs = {"p": p.text, **{f"state_{name}": value.text for name, value in state.items()}}
         lines, count = _allocate(self.steps, outputs, self.functions)
         head = [f"state_{name} = state[{name!r}]" for name in state]
@@ -152,10 +161,11 @@ class _Trace:
 def _allocate(
     steps: list[tuple[str, list[str], str]], outputs: dict[str, str], functions: dict[str, Any]
 ) -> tuple[list[str], int]:
-    """Choose the output array of each step; return the lines and the number of scratch arrays.
+    """Choose the array that each step writes to; return the lines of code and the number of scratch arrays.
 
-    A new value is written into the array that it replaces, if the old value is no longer needed.  All other
-    values are written into an array whose value is no longer needed.
+    ``outputs`` maps a result to the array that it replaces.  A result is written into that array as soon as
+    the old value is no longer needed.  All other values are written into an array whose value is no longer
+    needed.
     """
     last = {
         x: i for i, (_, operands, _) in enumerate(steps) for x in operands

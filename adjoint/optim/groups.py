@@ -28,7 +28,8 @@ SMALL = 16_384  # elements: parameters up to this size share one flat array
 class Group:
     """Parameters that share hyper-parameters.
 
-    Small parameters of one dtype share a block of memory; a large parameter is separate.
+    Small parameters of one dtype are stored and updated together, in one ``Unit``.  A large parameter is a
+    unit by itself.
     """
 
     def __init__(
@@ -64,14 +65,14 @@ class Group:
         return self._unit_of[id(p)].state_of(p, copy)
 
     def steps_of(self, p: Tensor) -> int:
-        """Return the number of updates of a parameter."""
+        """Return how often a parameter was updated."""
         unit = self._unit_of[id(p)]
         return unit.steps[unit.position(p)]
 
     def take_over(
         self, optimizer: Optimizer, data: Callable[[Tensor], Any] = operator.attrgetter("_data")
     ) -> None:
-        """Adapt the state to changed hyper-parameters, for example a momentum that was 0 before.
+        """Add or drop state arrays after a change of hyper-parameters, such as a momentum that was 0.
 
         ``data`` returns the array of a parameter.
         """
@@ -98,8 +99,8 @@ class Unit:
     ) -> list[Update]:
         """Increment the step counts of parameters with a gradient; return the updates to write.
 
-        Nothing is written here, so that an error changes no parameter.  ``scatters`` gets functions to call
-        after all updates.
+        Nothing is written here, so that an error changes no parameter.  Functions that the caller must call
+        after all updates are appended to ``scatters``.
         """
         present = [g is not None for g in grads]
         if not any(present):
@@ -126,7 +127,10 @@ class Unit:
     def _updates_in_parts(
         self, flat: Array, grads: list[Any], state: State, hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> list[Update]:
-        """Return the updates of a block with missing or sparse gradients, or with unequal step counts."""
+        """Return the updates of a block with missing or sparse gradients, or with unequal step counts.
+
+        ``flat`` is the block's array; the other arguments are as for ``updates``.
+        """
         assert self.block is not None
         assert self.grad is not None
         found: list[Update] = []
@@ -146,7 +150,10 @@ class Unit:
         return found
 
     def _spans(self, present: list[bool]) -> Iterator[tuple[slice, int]]:
-        """Yield the longest slices of the flat array that have gradients and equal step counts."""
+        """Yield the longest slices of the flat array whose parameters have gradients and equal step counts.
+
+        ``present`` says which parameters have a gradient.  Each slice comes with the step count.
+        """
         assert self.block is not None
         runs: list[list[int]] = []  # start, stop, step
         for has, s, step in zip(present, self.block.slices, self.steps, strict=True):
@@ -181,7 +188,10 @@ class Unit:
         return self.state
 
     def fitted_state(self, optimizer: Optimizer, hyper: Hyper, data: Callable[[Tensor], Any]) -> State | None:
-        """Return the state with exactly the arrays that the hyper-parameters need: add or drop arrays."""
+        """Return the state with exactly the arrays that the hyper-parameters need; None if there is none yet.
+
+        ``data`` returns the array of a parameter.
+        """
         if self.state is None:
             return None
         fresh = self.kept(self.initial_state(optimizer, hyper, data))
@@ -190,7 +200,10 @@ class Unit:
     def initial_state(
         self, optimizer: Optimizer, hyper: Hyper, data: Callable[[Tensor], Any] = operator.attrgetter("_data")
     ) -> State:
-        """Return the state before the first update, for all parameters of the unit."""
+        """Return the state arrays before the first update, for all parameters of the unit.
+
+        ``data`` returns the array of a parameter.
+        """
         flat = np.concatenate([data(p) for p in self.params], None)
         return _initial(optimizer, flat, hyper)
 
@@ -199,7 +212,7 @@ class Unit:
         return state
 
     def take_back(self, steps: list[int]) -> None:
-        """Restore step counts and versions after an update that was not written."""
+        """Restore the step counts to ``steps``, and the versions, after an update that was not written."""
         self.steps = steps
         for p in self.params:
             p._version -= 1
@@ -225,7 +238,7 @@ def _initial(optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:
 
 
 def in_parts(update: Update) -> Update:
-    """Return an update in which complex numbers are viewed as pairs of real numbers, as in PyTorch."""
+    """Return an update in which complex arrays are viewed as real arrays of pairs, as in PyTorch."""
     p, g, state, hyper = update
     if p.dtype.kind != "c":
         return update
@@ -238,7 +251,10 @@ def _parts(flat: Array) -> Array:
 
 
 def _rows(data: Array, grad: Any, state: State, hyper: Hyper, scatters: list[Callable[[], None]]) -> Update:
-    """Return the update of the rows of a sparse gradient, on copies that ``scatters`` write back."""
+    """Return the update of the rows of a sparse gradient, on copies of the rows of ``data`` and ``state``.
+
+    A function that writes the copies back is appended to ``scatters``.
+    """
     rows = grad.rows
     piece = data[rows]
     part = {k: v[rows] for k, v in state.items()}
@@ -255,7 +271,10 @@ def _rows(data: Array, grad: Any, state: State, hyper: Hyper, scatters: list[Cal
 
 
 class _SparseError(Exception):
-    """Raised internally if a block has a sparse gradient; the block is then updated in parts."""
+    """Raised internally if a gradient is sparse.
+
+    The parameters of the block are then updated one by one.
+    """
 
 
 def _whole(g: Any) -> Array:
@@ -265,7 +284,7 @@ def _whole(g: Any) -> Array:
 
 
 def fitted(grad: Any, p: Tensor) -> Any:
-    """Return a dense gradient as an array with the shape and dtype of ``p``; a sparse one unchanged."""
+    """Return the gradient of ``p`` as an array with its shape and dtype; a sparse gradient unchanged."""
     rows = getattr(grad, "rows", None)
     g = grad if rows is not None else grad._data if type(grad) is Tensor else np.asarray(grad)
     if g.shape != p.shape:

@@ -204,7 +204,7 @@ class LBFGS:
         return loss
 
     def _direction(self, g: Any) -> Any:
-        """Return -H g by the two-loop recursion over the stored pairs."""
+        """Return -H g by the two-loop recursion; H approximates the inverse Hessian from the stored pairs."""
         q = -g
         alphas = []
         for s, y, rho in reversed(self.pairs):
@@ -257,7 +257,7 @@ def _count(p: Tensor) -> int:
 
 
 def _like(grad: Any, p: Tensor) -> Any:
-    """Return a gradient as complex if its parameter is complex."""
+    """Return the gradient of ``p`` as complex numbers if ``p`` is complex."""
     return grad.astype(complex) if p.dtype.kind == "c" else grad
 
 
@@ -283,10 +283,12 @@ def strong_wolfe(
     c2: float = 0.9,
     limit: int = 25,
 ) -> tuple[float, float, Any]:
-    """Find a step t along d with sufficient decrease and curvature.
+    """Find a step length t along the direction ``d`` with sufficient decrease and curvature.
 
-    The conditions are loss(t) ≤ loss + c1·t·slope and |slope(t)| ≤ c2·|slope| (Nocedal and Wright, 3.5 and
-    3.6).  Like minFunc and PyTorch, the search tries the minimum of the cubic through the last two points.
+    Return t, the loss and the gradient there.  ``loss``, ``g`` and ``slope`` are the loss, the gradient and
+    the derivative along ``d`` at ``x``.  The conditions are loss(t) ≤ loss + c1·t·slope and |slope(t)| ≤
+    c2·|slope| (Nocedal and Wright, 3.5 and 3.6).  Like minFunc and PyTorch, the search tries the minimum of
+    the cubic through the last two points, at most ``limit`` times.
     """
     before: Point = (0.0, loss, slope, g)
     for i in range(limit):
@@ -321,9 +323,10 @@ def _zoom(
     c2: float,
     limit: int,
 ) -> tuple[float, float, Any]:
-    """Shrink a bracket until a point satisfies both Wolfe conditions; return that point.
+    """Shrink the bracket ``ends`` until a point satisfies both Wolfe conditions; return that point.
 
-    If no such point is found, return the end of the bracket with the lower loss.
+    If no such point is found, return the end of the bracket with the lower loss.  The other arguments are as
+    for ``strong_wolfe``.
     """
     length = float(np.abs(d).max(initial=0.0))
     near = False  # whether the last point was near an end of the bracket
@@ -352,13 +355,19 @@ def _zoom(
 
 
 def _lower(ends: list[Point]) -> int:
-    """Return the index of the lower end of a bracket; an end that is not finite is never lower."""
+    """Return the index (0 or 1) of the end of a bracket with the lower loss.
+
+    A loss that is not finite is never lower.
+    """
     first, second = (loss if math.isfinite(loss) else math.inf for _, loss, _, _ in ends)
     return 0 if first <= second else 1
 
 
 def _cubic(p: Point, q: Point, low: float, high: float) -> float:
-    """Return the minimum of the cubic through two points with their slopes, from ``low`` to ``high``."""
+    """Return the position from ``low`` to ``high`` at which a cubic is minimal.
+
+    The cubic has the values and slopes of the points ``p`` and ``q``.
+    """
     p, q = (p, q) if p[0] <= q[0] else (q, p)
     d1 = p[2] + q[2] - 3 * (p[1] - q[1]) / (p[0] - q[0])
     square = d1 * d1 - p[2] * q[2]

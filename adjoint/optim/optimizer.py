@@ -285,7 +285,7 @@ class Optimizer:
         self.check(hyper)
 
     def _relate(self, added: Group) -> None:
-        """Set the ratio of a new group's learning rate to the optimiser's learning rate."""
+        """Store the ratio of the learning rate of a new group to ``self.lr``, which the group keeps later."""
         lead = self._lead()
         rate = lead.hyper["lr"] or lead.given  # given: if all rates are 0 for a time
         if rate:
@@ -392,7 +392,7 @@ class Optimizer:
             raise
 
     def update_units(self, grads: list[list[Any]]) -> None:
-        """Update parameters from gradients in the order of the units; None for parameters without one."""
+        """Update parameters; ``grads`` has one list per unit, with None for parameters without a gradient."""
         groups = self.groups
         written = [group for group in groups if group.hyper != group.checked]
         for group in written:
@@ -426,7 +426,10 @@ class Optimizer:
             grad_mode.set(before)
 
     def _refuse_misfits(self, gradient: Callable[[Tensor], Any]) -> None:
-        """Raise for the first gradient that does not match its parameter."""
+        """Raise for the first gradient that does not match its parameter.
+
+        ``gradient`` returns the gradient of a parameter.
+        """
         for i, p in enumerate(self.params):
             if (g := gradient(p)) is None:
                 continue
@@ -550,7 +553,10 @@ def _found(grads: Mapping[Any, Any], p: Tensor) -> Any:
 
 
 def parameter_list(kind: str, params: Any) -> list[Any]:
-    """Return parameters, or groups of them, as a list; raise for a module or a single tensor."""
+    """Return parameters, or groups of them, as a list; raise for a module or a single tensor.
+
+    ``kind`` is the name of the optimiser, for errors.
+    """
     if callable(getattr(params, "parameters", None)):
         empty = (
             ""

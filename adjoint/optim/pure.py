@@ -139,7 +139,10 @@ class Pure:
         )
 
     def _one(self, p: Tensor, g: Tensor, slots: dict[str, Any], hyper: dict[str, Any]) -> tuple[Tensor, Any]:
-        """Return one parameter and its state after an update."""
+        """Return the parameter ``p`` and its state after an update by the gradient ``g``.
+
+        ``slots`` is the state, ``hyper`` the hyper-parameters.
+        """
         if g.shape != p.shape:
             raise ShapeError(f"update: a parameter has shape {p.shape}, but its gradient {g.shape}.")
         g = g if g.dtype == p.dtype else rec.astype(g, dtype=p.dtype)

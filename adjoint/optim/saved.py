@@ -21,7 +21,11 @@ Read = tuple[dict[str, Any], float, list[tuple[dict[str, Any] | None, list[int]]
 
 
 def read_state(optimizer: Optimizer, state: Any) -> tuple[list[Read], int]:
-    """Return (hyper-parameters, ratio, states and steps of the units) of each group, and the step count."""
+    """Return what each group restores from a saved ``state``, and the step count.
+
+    For each group: its hyper-parameters, the ratio of its learning rate to the optimiser's, and for each unit
+    its state arrays and step counts.
+    """
     kind = type(optimizer).__name__
     if not isinstance(state, Mapping):
         raise ArgumentError(f"{kind}: the state must be a dictionary, not {words.a(type(state).__name__)}.")
@@ -64,7 +68,10 @@ def _group(optimizer: Optimizer, group: Group, saved: Any, ratio: Any, states: A
 def _arrays(
     optimizer: Optimizer, unit: Unit, hyper: dict[str, Any], saved: list[tuple[int, Any]]
 ) -> dict[str, Any] | None:
-    """Return the saved state of a unit as flat arrays; None if none of its parameters has a state yet."""
+    """Return the saved state of a unit as flat arrays; None if none of its parameters has a state yet.
+
+    ``saved`` has the number and the saved state of each parameter.
+    """
     if not any(s for _, s in saved):
         return None
     found = unit.initial_state(optimizer, hyper)

@@ -453,7 +453,7 @@ class _Chain:
         return self._parts[i](step - self._starts[i])
 
     def report(self, metric: float, step: int | None = None) -> float:
-        """Report a metric to the schedule that applies after this step; return the rate."""
+        """Report a metric to the schedule that applies after this step; return the new rate."""
         if step is None:
             raise ArgumentError("report: a sequence of schedules needs the step: report(metric, step).")
         i = self._followed(step)
@@ -462,14 +462,14 @@ class _Chain:
         return self(step)
 
     def report_from(self, logs: Mapping[str, float], step: int) -> float:
-        """Report the monitored number among the numbers of an epoch."""
+        """Report the monitored metric among ``logs``, the metrics of an epoch by name; return the rate."""
         i = self._followed(step)
         if hasattr(self._parts[i], "report_from"):
             self._parts[i].report_from(logs, step - self._starts[i])
         return self(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the parts that have one, by index."""
+        """Return the states of those schedules that have one, by index."""
         return {str(i): p.state_dict() for i, p in enumerate(self._parts) if hasattr(p, "state_dict")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ __all__ = ["ShardedUnit", "check_ranks"]
 
 
 def check_ranks(kind: str, shard: Any) -> None:
-    """Raise if ``shard`` is not a group of ranks."""
+    """Raise if ``shard`` is not a group of ranks; ``kind`` is the name of the optimiser."""
     if not isinstance(shard, Ranks):
         raise InputError(f"{kind}: shard must be a distributed.Group, not {words.a(type(shard).__name__)}.")
 
@@ -46,7 +46,11 @@ class ShardedUnit(Unit):
     def updates(
         self, optimizer: Optimizer, grads: list[Any], hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> list[Update]:
-        """Return the updates of this rank's slice; after the updates all ranks exchange their slices."""
+        """Return the updates of this rank's slice.
+
+        A function that exchanges the slices of all ranks is appended to ``scatters``, to be called after the
+        updates.
+        """
         if all(g is None for g in grads):
             return []
         pairs = zip(grads, self.params, strict=True)
@@ -73,7 +77,10 @@ class ShardedUnit(Unit):
     def _update_of(
         self, flat: Array, p: Tensor, g: Any, state: State, hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> list[Update]:
-        """Return the update of the part of one parameter that is in this rank's slice."""
+        """Return the update of the part of parameter ``p`` that is in this rank's slice, at most one.
+
+        ``flat`` and ``state`` are the arrays of this slice; ``g`` is the gradient of ``p``.
+        """
         s, own = self.slice_of(p), self.own
         low, high = max(s.start, own.start), min(s.stop, own.stop)
         if low >= high:

@@ -27,7 +27,10 @@ __all__ = ["trace_update"]
 
 
 def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], Any]) -> None:
-    """Add an update of all parameters with a gradient to the traced program."""
+    """Add an update of all parameters with a gradient to the program that ``trace`` records.
+
+    ``gradient`` returns the gradient of a parameter.
+    """
     optimizer._refuse_misfits(gradient)
     found = [(p, g) for p in optimizer.params if (g := gradient(p)) is not None]
     for p, _ in found:
@@ -52,7 +55,10 @@ def _counts(optimizer: Optimizer) -> int:
 
 
 def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
-    """Return the objects that contain the groups and hyper-parameters, to be watched for changes."""
+    """Return the places where the optimiser stores groups and hyper-parameters.
+
+    ``ad.compile`` compares them before each call, and traces the function again if they changed.
+    """
     groups = optimizer.groups
     parts: list[tuple[Any, ...]] = [("item", vars(optimizer), "groups"), ("whole", groups)]
     for g in groups:
@@ -61,7 +67,7 @@ def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
 
 
 def _parts_of_unit(group: Group, unit: Unit) -> list[tuple[Any, ...]]:
-    """Return the objects that contain the state and the step counts of a unit, to be watched for changes.
+    """Return the places where a unit stores its state and step counts, which ``ad.compile`` compares.
 
     The list of counts is changed in place only if all counts are incremented together; see ``_count``.
     """
@@ -72,7 +78,7 @@ def _parts_of_unit(group: Group, unit: Unit) -> list[tuple[Any, ...]]:
 
 
 class _HostUpdate:
-    """An update that the optimiser itself makes at the end of a call, from the computed gradients."""
+    """An update that the optimiser makes in Python at the end of a compiled call, from its gradients."""
 
     __slots__ = ("optimizer", "places", "position", "units")
 
@@ -93,7 +99,7 @@ class _HostUpdate:
 
 
 class _Checked:
-    """A guard that raises if hyper-parameters were set to invalid values, before anything is written."""
+    """A guard of a compiled function: raise if hyper-parameters are invalid, before anything is written."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -107,16 +113,19 @@ class _Checked:
         return True
 
     def watch(self) -> list[tuple[Any, ...]]:
-        """Return the objects to watch for changes."""
+        """Return the places whose change makes this guard run again."""
         return _parts_of_groups(self.optimizer)
 
     def reason(self) -> str:
-        """Return a description of what changed."""
+        """Return what changed, for the report why the function is traced again."""
         return f"{self.what} changed"
 
 
 class _Update:
-    """One update in a trace; ``settle`` makes its formula part of the program."""
+    """An update of an optimiser in a trace.
+
+    ``settle`` makes its formula part of the program; otherwise it is made in Python after the program.
+    """
 
     def __init__(self, trace: Any, optimizer: Optimizer, grads: dict[int, Any]) -> None:
         self.trace = trace
@@ -126,7 +135,7 @@ class _Update:
         self.waiting: list[tuple[Tensor, Any, Any]] = []  # parameters, with their values before and after
 
     def settle(self) -> None:
-        """Compute the update in the program, because something reads its results."""
+        """Add the formula of the update to the program, because something reads its results."""
         trace, optimizer = self.trace, self.optimizer
         for p, before, _ in self.waiting:
             p._data = before
@@ -184,7 +193,11 @@ class _Update:
             trace.set_cell(cells, k, value)
 
     def _numbers(self, group: Group, unit: Unit, i: int, ahead: int) -> dict[str, Any]:
-        """Return the hyper-parameters as numbers that are read at each call; zeros and flags are constant."""
+        """Return the hyper-parameters of parameter ``i`` of a unit as symbols that are read at each call.
+
+        Zeros and flags are constants of the program.  ``ahead`` is the number of this update within the call;
+        it is added to the step count.
+        """
         values = _Numbers(self.optimizer, group, unit, i, ahead)
         now, paths = values.now(), values.paths
         symbols = iter(self.trace.numbers(values, len(paths)))
@@ -200,7 +213,10 @@ class _Update:
     def _part(
         self, unit: Unit, p: Tensor, cells: _Slots, hyper: dict[str, Any]
     ) -> tuple[slice, dict[str, Any]]:
-        """Add the update of one parameter to the trace; return its slice in the flat arrays and new state."""
+        """Add the update of parameter ``p`` to the trace; return its slice of the flat arrays and new state.
+
+        ``cells`` gives access to the state arrays of the unit, ``hyper`` has the symbols of the numbers.
+        """
         trace, state = self.trace, unit.state
         assert state is not None
         at = unit.slice_of(p)
@@ -217,7 +233,10 @@ class _Update:
 
 
 class _Slots:
-    """Access to the state arrays of a unit by name; the dictionary is looked up at each call."""
+    """Access to the state arrays of a unit by name.
+
+    ``unit.state`` is looked up at each access, because it may be replaced between calls.
+    """
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
@@ -233,7 +252,7 @@ class _Slots:
 
 
 def _paths(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the paths of the numbers in a hyper-parameter, except for zeros and flags."""
+    """Return the keys and indices that lead to each number in a hyper-parameter; zeros and flags excepted."""
     if isinstance(value, tuple):
         return [found for n, v in enumerate(value) for found in _paths(v, (*path, n))]
     moves = isinstance(value, (int, float)) and not isinstance(value, bool) and value
@@ -241,9 +260,9 @@ def _paths(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 class _Numbers:
-    """The numbers of an update, as an array.
+    """The hyper-parameters of an update, as an array that a program reads.
 
-    Each call returns the same array with new values, because a program only reads it.
+    Each call returns the same array with new values.
     """
 
     def __init__(self, optimizer: Optimizer, group: Group, unit: Unit, i: int, ahead: int) -> None:
@@ -256,7 +275,7 @@ class _Numbers:
         self.store = eval(f"lambda now: pack(out, 0{values}) or out", names)
 
     def now(self, later: int = 0) -> dict[str, Any]:
-        """Return the numbers of this update, or of the update ``later`` steps after it."""
+        """Return the hyper-parameters of this update, or of the update ``later`` steps after it."""
         step = self.unit.steps[self.i] + self.ahead + later
         return self.of({**self.group.hyper, "step": step})
 
@@ -272,13 +291,13 @@ class _Numbers:
         return f"{name(self.pack)}({name(self.array)}, 0, {values}) or {name(self.array)}"
 
     def rows(self, count: int) -> Any:
-        """Return the numbers of the next ``count`` updates, one row each."""
+        """Return the hyper-parameters of the next ``count`` updates, one row each."""
         return np.array([self(later).copy() for later in range(count)])
 
     def constant(self, used: set[int]) -> bool:
-        """Return whether the used numbers change only if the hyper-parameters change.
+        """Return whether the numbers at the indices ``used`` change only if the hyper-parameters change.
 
-        ``used`` has the indices of these numbers in the array; -1 stands for all numbers.
+        The index -1 means all numbers.
         """
         given = {**self.group.hyper, "step": 1}
         return self.of(given) is given and not any(k < 0 or self.paths[k] == ("step",) for k in used)

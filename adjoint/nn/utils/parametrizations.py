@@ -45,7 +45,7 @@ class _WeightNorm(Module):
         return (v * v).sum(others, keepdims=True).sqrt()
 
     def forward(self) -> Tensor:
-        """Return the weight."""
+        """Return the weight computed from ``original0`` and ``original1``."""
         return self.original1 * (self.original0 / self._norm(self.original1))
 
 
@@ -57,13 +57,16 @@ class _SpectralNorm(Module):
         setattr(self, "0", _Singular(weight.detach(), axis, n_power_iterations, eps, rng))
 
     def forward(self) -> Tensor:
-        """Return the weight."""
+        """Return the weight divided by its largest singular value."""
         found: Tensor = getattr(self, "0")(self.original)
         return found
 
 
 class _Singular(Module):
-    """Estimates of the singular vectors of the largest singular value, refined by each call in training."""
+    """Estimates of the two singular vectors of the largest singular value.
+
+    Each call in training mode refines them.
+    """
 
     _u: Tensor
     _v: Tensor
@@ -84,7 +87,7 @@ class _Singular(Module):
         return v / max(float(np.linalg.norm(v)), self.eps)
 
     def _iterate(self, matrix: Any, times: int) -> None:
-        """Run ``times`` steps of the power method on a matrix."""
+        """Refine the estimates by ``times`` steps of the power method on a matrix."""
         u, v = writable(self._u), writable(self._v)
         for _ in range(times):
             u[...] = self._unit(matrix @ v)
@@ -101,7 +104,7 @@ class _Singular(Module):
 
 
 def _parametrize(module: Module, name: str, made: Module) -> None:
-    """Replace the parameter ``name`` by a property that returns ``made()``."""
+    """Replace the parameter ``name`` of a module by a property that returns ``made()``."""
     kind = type(module)
 
     def __setattr__(self: Module, attribute: str, value: Any) -> None:  # noqa: N807  a method of the class below
