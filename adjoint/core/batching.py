@@ -28,7 +28,7 @@ __all__ = [
 
 
 def ranked(a: Any, ndim: int) -> Any:
-    """Return the value of an argument; insert axes of length 1 so that each element has ``ndim`` axes."""
+    """Return the value of an argument; axes of length 1 are inserted so that each element has ``ndim``."""
     if type(a) is not Batched:
         return a
     if not a.batched or len(a.shape) == ndim:
@@ -85,7 +85,7 @@ def empty_batch(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 
 
 def elementwise(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
-    """Align the axes from the end; values that are the same for all elements broadcast."""
+    """Batch rule of elementwise ops: align the axes from the end; values without a batch axis broadcast."""
     ndim = 0
     for a in args:
         if type(a) is Batched and len(a.shape) > ndim:
@@ -94,12 +94,15 @@ def elementwise(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
 
 
 def leading(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
-    """Run the same op on the whole batch: for ops that accept any number of leading axes."""
+    """Batch rule of ops that accept any number of leading axes: run the op once on the whole batch."""
     return compute(op, tuple(full_batch(a, size) if isinstance(a, Batched) else a for a in args), params)
 
 
 def fused(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
-    """Evaluate the steps of a fused op one by one; half precision is computed in float32 and rounded once."""
+    """Batch rule of fused ops: evaluate the steps one by one.
+
+    Half precision is computed in float32 and rounded once.
+    """
     assert op.fused is not None
     dtypes = [a.dtype for a in args if isinstance(a, Batched) and differentiable(a.dtype)]
     if all(d.itemsize != 2 for d in dtypes):
@@ -110,7 +113,7 @@ def fused(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
 
 
 def _widened(a: Any) -> Any:
-    """Return half precision as float32, anything else as it is."""
+    """Return half precision as float32, anything else unchanged."""
     half = isinstance(a, Batched) and a.dtype.itemsize == 2 and a.dtype.kind not in "iu"
     return dyn.astype(a, dtype=np.dtype(np.float32)) if half else a
 

@@ -173,7 +173,10 @@ def _number_dtype(number: Any, dtype: Any) -> np.dtype[Any]:
 
 
 def made(t: Tensor, data: Any = None) -> Tensor:
-    """Return a new tensor with a copy of an array; inside ``ad.compile`` it becomes a traced value."""
+    """Return the new tensor ``t``; inside ``ad.compile`` it becomes a traced value.
+
+    ``data`` is the array that it was copied from, if any.
+    """
     trace = tracing.get() if special.count else None
     return t if trace is None else trace.made(t, data)
 
@@ -288,7 +291,10 @@ _NUMBERS = frozenset((float, int, bool, complex))
 
 
 def _all_numbers(value: Any, depth: int = 0) -> bool:
-    """Return whether a nested list contains only Python numbers; each innermost list is checked in C."""
+    """Return whether a nested list contains only Python numbers; each innermost list is checked in C.
+
+    ``depth`` is the level of the list, counted from the outermost one.
+    """
     kinds = set(map(type, value))
     if kinds <= _NUMBERS:
         return True
@@ -300,7 +306,10 @@ _DEEPEST = 64  # the axes an array of NumPy can have
 
 
 def _unwrap_nested(value: Any, depth: int = 0) -> Any:
-    """Replace tensors inside nested lists by their arrays; raise for tensors that are part of a graph."""
+    """Replace tensors inside nested lists by their arrays; raise for tensors that are part of a graph.
+
+    ``depth`` is the level of the list, counted from the outermost one.
+    """
     if isinstance(value, (list, tuple)):
         if depth > _DEEPEST:
             raise ShapeError(
@@ -315,7 +324,10 @@ def _unwrap_nested(value: Any, depth: int = 0) -> Any:
 
 
 def _has_history(value: Any, depth: int = 0) -> bool:
-    """Return whether a nested list contains tensors that are part of a graph or of a transform."""
+    """Return whether a nested list contains tensors that are part of a graph or of a transform.
+
+    ``depth`` is the level of the list, counted from the outermost one.
+    """
     if isinstance(value, (list, tuple)):
         return depth <= _DEEPEST and any(_has_history(v, depth + 1) for v in value)
     if isinstance(value, Tensor):
@@ -337,7 +349,7 @@ def _is_traced(value: Any, depth: int = 0) -> bool:
 
 
 def _shared_dtype(value: Any) -> np.dtype[Any]:
-    """Return the dtype of a nested list by NumPy's promotion; Python numbers are weak."""
+    """Return the dtype of a nested list by NumPy's promotion rules, in which Python numbers are weak."""
     found: list[Any] = []
 
     def visit(v: Any) -> None:

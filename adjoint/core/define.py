@@ -159,7 +159,10 @@ def define(
 
 
 def _methods(name: str, method: bool | str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the methods of an op; raise if tensors have one of them already."""
+    """Return the names of the tensor methods of the op ``name``; raise if tensors have one of them already.
+
+    ``method`` is the argument of ``define``: True for the op's own name, or names.
+    """
     names = (name,) if method is True else (method,) if isinstance(method, str) else tuple(method or ())
     for each in names:
         if any(each in vars(cls) for cls in Tensor.__mro__ if cls is not object):
@@ -173,7 +176,7 @@ def _methods(name: str, method: bool | str | Sequence[str]) -> tuple[str, ...]:
 def _batch_rule(
     name: str, kind: str, fused: Any, batch: Callable[..., Any] | str | None
 ) -> Callable[..., Any] | None:
-    """Return the batch rule of an op: the given one, or the default of its kind."""
+    """Return the batch rule of the op ``name``: the given one, or the default for its kind."""
     if batch is None:
         batch = "elementwise" if kind == "elementwise" else "fused" if fused else None
     if isinstance(batch, str) and batch not in BATCH_RULES:

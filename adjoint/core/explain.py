@@ -39,7 +39,10 @@ def describe(op: Op, args: tuple[Any, ...]) -> str:
 
 
 def check_finite(op: Op, args: tuple[Any, ...], outputs: tuple[Any, ...], phase: str) -> None:
-    """Raise, under detect_anomaly, if an output has a NaN or an infinity."""
+    """Raise, under ``detect_anomaly``, if an output of an op has a NaN or an infinity.
+
+    ``phase`` is "forward" or "backward", for the message.
+    """
     for data in outputs:
         if type(data) is ndarray and differentiable(data.dtype) and not np.isfinite(data).all():
             what = "NaN" if np.isnan(data).any() else "inf"
@@ -62,7 +65,7 @@ def _raised_by_user(error: Exception) -> bool:
 
 
 def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exception) -> Exception:
-    """Return an adjoint error in place of a NumPy error, with the op, the shapes and a solution."""
+    """Return an adjoint error to raise instead of NumPy's ``error``, with op, shapes and a solution."""
     if isinstance(error, AdjointError) or not isinstance(
         error, (ValueError, TypeError, IndexError, OverflowError)
     ):

@@ -88,7 +88,8 @@ def infer(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Result:
 def _key(op: Op, args: tuple[Any, ...], params: dict[str, Any], alike: bool) -> Any:
     """Return the cache key of a call; None if a parameter cannot be hashed.
 
-    The dtypes of an elementwise op do not depend on shapes, and no result depends on the value of a float.
+    The dtypes of an elementwise op (``alike``) do not depend on shapes, and no result depends on the value of
+    a float.
     """
     parts: list[Any] = [op]
     for a in args:

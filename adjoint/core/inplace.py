@@ -146,7 +146,7 @@ _TEMPORARY = _count_temporary()
 
 
 def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
-    """Replace the value of ``t`` by ``t + y``; record this if ``t`` or ``y`` is part of a graph."""
+    """Replace the value of ``t`` by ``t + y`` (or another operation); record it if one is in a graph."""
     recording = _recording()
     if recording and (t._node is LEAF or is_watched(t)):
         refuse_leaf()
@@ -168,7 +168,7 @@ def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
 
 
 def _move_retained(t: Tensor, before: Node) -> None:
-    """Move ``retain_grad`` from the old value of a tensor to the new one."""
+    """Move ``retain_grad`` from ``before``, the node of the old value of a tensor, to that of the new one."""
     extra = before.extra
     if extra is not None and extra.retain is not None and extra.retain() is t:
         extra.retain = None
@@ -176,7 +176,10 @@ def _move_retained(t: Tensor, before: Node) -> None:
 
 
 def _lift(assignment: Augmented, t: Tensor, y: Tensor) -> None:
-    """Make ``t`` a value of the transform that ``y`` belongs to; ``ad.compile`` writes leaves too."""
+    """Make ``t`` a value of the transform that ``y`` belongs to.
+
+    A leaf is accepted only inside ``ad.compile``.
+    """
     if type(t._node) is Node or (t._node is LEAF and not isinstance(y._data, Unknown)):
         raise InPlaceError(
             f"x {assignment.sign} y: x is part of a graph outside {y._data.transform}, so it cannot change.\n"

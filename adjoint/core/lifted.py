@@ -43,7 +43,7 @@ next_level: Callable[[], int] = count(1).__next__
 
 
 def refuse_tracing(what: str, cure: str) -> None:
-    """Raise inside ``ad.compile``, where ``what`` cannot be used.
+    """Raise inside ``ad.compile``, where ``what`` cannot be used; ``cure`` says what to write instead.
 
     Call this only if ``special.count`` is not 0.
     """
@@ -61,7 +61,7 @@ def made_by_host(make: Callable[[], Any], shape: tuple[int, ...], dtype: Any) ->
 
 
 def run_at(value: Any, function: Callable[..., T], *args: Any) -> T:
-    """Call a function at the level of a value, even if the transform of that level has ended."""
+    """Call a function inside the transform that ``value`` belongs to, even if that transform has ended."""
     if not isinstance(value, Lifted):
         return within(enclosing, None, function, *args)
     top = value.marker()
@@ -112,7 +112,7 @@ class Lifted(Shaped):
 
         @abstractmethod
         def marker(self) -> Lifted:
-            """Return the value of the context variable ``enclosing`` while a transform of this level runs."""
+            """Return the value of the context variable ``enclosing`` while this transform runs."""
 
         @abstractmethod
         def release(self) -> list[Any]:
@@ -173,7 +173,7 @@ class Unknown(Lifted):
 
         @abstractmethod
         def add_into(self, total: Any, key: Any) -> Any:
-            """Return ``total`` with this gradient added at an index."""
+            """Return ``total`` with this gradient added at the index ``key``."""
 
         @abstractmethod
         def any_nan(self, values: Any) -> Any:
@@ -181,7 +181,7 @@ class Unknown(Lifted):
 
         @abstractmethod
         def unless(self, condition: Any, other: Any) -> Any:
-            """Return this value, or ``other`` in calls where a condition is true."""
+            """Return this value, or ``other`` in calls where ``condition`` is true."""
 
 
 def level_of(value: Any) -> int:
@@ -190,7 +190,7 @@ def level_of(value: Any) -> int:
 
 
 def running(level: int) -> Lifted:
-    """Return the value of the context variable ``enclosing`` for the running transform of a level."""
+    """Return the value of the context variable ``enclosing`` for the running transform of this level."""
     top = enclosing.get()
     while top is not None and top.level != level:
         top = top.outer

@@ -33,7 +33,10 @@ COMPOSED = """
 
 
 def install(cls: type, op: Op, function: Callable[..., Any], *, operators_only: bool = False) -> None:
-    """Give ``cls`` the operators and methods of an op, with ``function`` as their body."""
+    """Give the class ``cls`` the operators and methods of an op, with ``function`` as their body.
+
+    With ``operators_only``, only the operators.
+    """
     for name in op.methods:
         if name in REFLECTED:
             setattr(cls, name, _reflected(function))
@@ -55,7 +58,7 @@ def _reflected(function: Any) -> Callable[[Any, Any], Any]:
 
 
 class Updates(Protocol):
-    """For type checkers: ``x.at``, whose class is ``At`` in ``ops/index.py``."""
+    """For type checkers: the type of ``x.at``; at run time it is ``At`` in ``ops/index.py``."""
 
     def __getitem__(self, key: Any) -> Updates: ...
     def get(self) -> Tensor: ...

@@ -41,7 +41,7 @@ class Namespace:
 
 
 class _Recorded(Namespace):
-    """For type checkers: recorded ops return tensors."""
+    """For type checkers: the type of ``rec``, whose ops return tensors."""
 
     if TYPE_CHECKING:
 

@@ -70,7 +70,7 @@ class Op:
         self.differentiable = self.joint is not None or any(r is not None for r in self.rules)
 
     def smooth(self, i: int) -> bool:
-        """Return whether a gradient flows to argument ``i``."""
+        """Return whether the op has a derivative rule for argument ``i``."""
         return self.joint is not None or (i < len(self.rules) and self.rules[i] is not None)
 
     def keeps(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:

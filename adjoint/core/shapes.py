@@ -112,7 +112,7 @@ def checked_shape(what: str, shape: Any) -> Shape:
 
 
 def whole_number(op: str, name: str, value: Any) -> int:
-    """Return an argument as an int; raise with its name if it is not one."""
+    """Return the argument ``name`` of ``op`` as an int; raise if it is not an integer."""
     try:
         return operator.index(value)
     except TypeError:
@@ -127,7 +127,7 @@ def whole_from(least: int, what: str, value: Any) -> int:
 
 
 def without_gradient(op: str, name: str, value: Any) -> Any:
-    """Return an argument to which no gradient flows; raise for a tensor that requires grad."""
+    """Return the argument ``name`` of ``op``; raise if it is a tensor that requires grad."""
     recorded = getattr(value, "requires_grad", False)
     if (recorded or is_watched(value)) and grad_mode.get():
         raise NoGradientError(
@@ -139,7 +139,7 @@ def without_gradient(op: str, name: str, value: Any) -> Any:
 
 
 def number(op: str, name: str, value: Any) -> float:
-    """Return an argument to which no gradient flows as a float; raise with its name if that fails."""
+    """Return the argument ``name`` of ``op`` as a float; raise if it is not a number or requires grad."""
     if type(value) is float:
         return value
     axes: Any = getattr(without_gradient(op, name, value), "ndim", 0)

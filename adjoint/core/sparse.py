@@ -125,7 +125,7 @@ class SparseRows:
 
 
 def _added(a: Any, b: Any, out: Any = None, dtype: Any = None) -> Any:
-    """Return the sum of two arrays, of which one or both are sparse."""
+    """Return the sum of two arrays, at least one of them sparse; ``out`` and ``dtype`` are as in NumPy."""
     if isinstance(a, SparseRows) and isinstance(b, SparseRows) and out is None:
         return a.plus(b, dtype)
     dense, sparse = (b, a) if isinstance(a, SparseRows) else (a, b)

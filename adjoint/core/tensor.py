@@ -72,7 +72,10 @@ committing = held_across_fork(threading.RLock())
 
 
 class _Clock:
-    """A counter of the writes to constants.  The version of a constant is the number of its last write."""
+    """A counter of the writes to tensors that do not require grad.
+
+    The version of such a tensor is the number of its last write.
+    """
 
     __slots__ = ("now",)
 
@@ -610,7 +613,10 @@ _CURE = "Compute with ad functions there; ad.where replaces a condition on value
 
 
 def concrete(t: Tensor, what: str, cure: str = _CURE) -> ndarray[Any, Any]:
-    """Return the values of ``t``, which ``what`` needs; raise inside a transform that hides them."""
+    """Return the array of ``t``; raise inside a transform that hides the values.
+
+    ``what`` is the operation that needs them, and ``cure`` what to write instead.
+    """
     if special.count:
         note_reading(t)
         if (watcher := observer.get()) is not None:

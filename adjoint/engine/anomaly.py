@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _AnomalyMode(ContextMode[bool]):
-    """The mode that checks every result and disables NumPy's warnings about them."""
+    """The context manager of ``detect_anomaly``: each op checks its result instead of NumPy's warnings."""
 
     _variable = record.anomaly
 

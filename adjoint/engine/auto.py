@@ -132,7 +132,7 @@ def _elements(value: Any) -> int:
 
 
 def _size(shape: Iterable[Any]) -> int:
-    """Return the number of elements; the sum over all outputs if there are several."""
+    """Return the number of elements of a shape; the sum over all outputs if there are several shapes."""
     try:
         return prod(shape)
     except TypeError:

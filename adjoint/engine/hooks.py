@@ -16,7 +16,10 @@ __all__ = ["run_hooks", "run_node_extra"]
 
 
 def run_hooks(hooks: HookList, g: Any, xp: Namespace, what: str) -> Any:
-    """Call each hook with the gradient ``g``; return ``g``, or the gradient that a hook returned instead."""
+    """Call each hook with the gradient ``g``; return ``g``, or the gradient that a hook returned instead.
+
+    ``what`` names the tensor in errors.
+    """
     for hook in hooks.snapshot():
         t = as_gradient_tensor(g)
         result = hook(t) if enclosing.get() is None else run_at(t._data, hook, t)
@@ -50,7 +53,10 @@ def _checked(hook: Callable[..., Any], result: Any, g: Any, xp: Namespace, what:
 
 
 def run_node_extra(node: Node, g: Any, xp: Namespace, retained: list[tuple[Tensor, Any]]) -> Any:
-    """Run the hooks of an intermediate tensor, and store its gradient for ``retain_grad``."""
+    """Run the hooks of the tensor that ``node`` made; return its gradient, or the one a hook returned.
+
+    If ``retain_grad`` was called, append the tensor and its gradient to ``retained``.
+    """
     extra = node.extra
     assert extra is not None
     if extra.hooks is not None:

@@ -84,7 +84,7 @@ class _Inbox:
         self.busy = False
 
     def available(self) -> list[Any]:
-        """Take the contributions that follow the sum without a gap."""
+        """Remove and return the waiting contributions that are next in the order of the sum."""
         batch: list[Any] = []
         while self.taken in self.waiting:
             gp = self.waiting.pop(self.taken)
@@ -156,7 +156,10 @@ class _Crew:
         self.settle()
 
     def help(self, me: int, ended: threading.Lock) -> None:
-        """Process nodes in a helper thread, and pass an error to the caller; release ``ended`` at the end."""
+        """Process nodes as helper thread number ``me``, and pass an error to the caller.
+
+        The lock ``ended`` is released at the end.
+        """
         try:
             self.work(me)
         except BaseException as error:
@@ -165,7 +168,7 @@ class _Crew:
             ended.release()
 
     def fail(self, error: BaseException, me: int = 0) -> None:
-        """Record an error and stop all workers after their current node."""
+        """Record an error of worker ``me``, and stop all workers after their current node."""
         with self.lock:
             self.errors.append(error)
             self.stopped = True
@@ -232,7 +235,7 @@ class _Crew:
             index = self.process(me, index)
 
     def next_node(self, me: int) -> int:
-        """Return the next node to process; wait for one if there is none; -1 at the end."""
+        """Return the index of the next node to process; wait if none is ready; -1 at the end of the run."""
         while True:
             with self.lock:
                 if me in self.sleepers:
@@ -248,7 +251,7 @@ class _Crew:
                 self.look_after_helpers()
 
     def take(self, me: int, own: int) -> int:
-        """Choose a ready node, or -1 if there is none.  The caller holds the lock.
+        """Return the index of a ready node for worker ``me``, or -1.  The caller holds the lock.
 
         ``own`` is a node that this thread has just made ready; its gradient is still in the cache.
         """
@@ -379,7 +382,10 @@ class _Crew:
                 contribute(self.run, key, gp)
 
     def finish(self, me: int, index: int, complete: list[_Inbox]) -> int:
-        """Mark node ``index`` as done; return one of the nodes ``complete`` and offer the others."""
+        """Mark node ``index`` as done; return one of the nodes that are ``complete`` now, or -1.
+
+        The others are offered to other workers.
+        """
         with self.lock:
             self.left -= 1
             self.finished[index] = 1
@@ -412,7 +418,10 @@ class _Crew:
         return own
 
     def start(self, me: int) -> None:
-        """Start a helper, in the caller's context.  If none can be started, the other workers do the work."""
+        """Start helper thread number ``me``, in the caller's context.
+
+        If none can be started, the other workers do the work.
+        """
         target = self.context.copy().run
         start_helper(target, (self.help, me), _name(me), self.departed[me], self.refuse)
 

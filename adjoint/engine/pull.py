@@ -296,7 +296,7 @@ def _check_versions(node: Node) -> None:
 
 
 def add(run: Run, parent: Any, gp: Any, zeros: Zeros | None = None) -> None:
-    """Add the contribution ``gp``, with its ``zeros``, to the gradient of ``parent``.
+    """Add the contribution ``gp``, with its ``zeros``, to the gradient of ``parent``, a node or leaf.
 
     The first contribution is stored without a copy, the second makes a new array (``owned``), and later ones
     are added in place to that array.  An array that the engine did not make is never written to.  Half
@@ -361,9 +361,10 @@ def _is_basic(key: tuple[Any, ...]) -> bool:
 
 
 def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) -> bool:
-    """Add the gradient of an index op, or of one of several outputs, in place.
+    """Add the gradient of an index op, or of one of several outputs, in place to that of the parent.
 
-    Return False if this is not possible, and the rule must be called.
+    Return False if this is not possible, and the rule must be called.  In a parallel run the contribution is
+    stored in ``kept``.
     """
     if node.op is PICK:
         g = cleaned(run.xp, g, zeros)
@@ -382,7 +383,7 @@ def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) ->
 
 
 def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> None:
-    """Add a gradient at its index in place, so that the cost depends only on the selected elements."""
+    """Add ``g`` in place at the index of an index op; the cost depends only on the selected elements."""
     if node.op is PICK:
         _add_output(run, parent, node.params["index"], g, zeros)
         return
@@ -477,7 +478,10 @@ def modified(node: Node, t: Tensor) -> ModifiedError:
 
 
 def overwritten(name: str, t: Tensor, where: str = "") -> ModifiedError:
-    """Return the error for a value that was overwritten although the backward of an op needs it."""
+    """Return the error for a tensor ``t`` that was overwritten although the backward of op ``name`` needs it.
+
+    ``where`` is the line that recorded the op, if known.
+    """
     return ModifiedError(
         f"the backward of {name!r} needs the values that a tensor of shape {t.shape} and {t.dtype} had in "
         "the forward, but the tensor was written to since.\n"

@@ -95,7 +95,10 @@ def _push_all(
 
 
 def _unless_nan(xp: Namespace, tangents: list[Any], kept: list[Any]) -> list[Any]:
-    """Return ``kept``; inside ``ad.compile``, return ``tangents`` in calls where they contain no NaN."""
+    """Return the corrected tangents ``kept``.
+
+    Inside ``ad.compile``, return ``tangents`` in calls where they contain no NaN.
+    """
     known = [u for t in tangents if (u := unknown(t)) is not None]
     if not known:
         return kept
@@ -225,7 +228,7 @@ def _by_kind(node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, 
 
 
 def _moved(op: Op, i: int, tangent: Any, value: Any) -> Any:
-    """Return the tangent of argument ``i`` of a linear op, or zeros of its shape."""
+    """Return the tangent of argument ``i`` of a linear op; if it is None, zeros like ``value``."""
     if tangent is not None:
         return tangent
     if not op.smooth(i):
@@ -257,10 +260,10 @@ def _elementwise(node: Node, tangents: list[Any], xp: Namespace, values: tuple[A
 
 
 def _real_linear(node: Node, i: int, t: Any, xp: Namespace, values: Any, out: Any) -> Any:
-    """Return the tangent of an elementwise op that is not holomorphic, from its gradient.
+    """Return the tangent of an elementwise op that is not holomorphic.
 
-    The derivative is linear over the real numbers only; with <u, v> = Re(ū v) the part of the tangent
-    along a unit u of the output is <vjp(u), t>.
+    ``t`` is the tangent of argument ``i``.  The derivative is linear over the real numbers only; with <u, v>
+    = Re(ū v) the part of the tangent along a unit u of the output is <vjp(u), t>.
     """
     one = np.ones(node.shape, node.dtype)
     term = xp.real(xp.conj(call_rule(node.op, i, xp, one, out, values, node.params)) * t)

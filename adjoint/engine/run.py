@@ -73,7 +73,7 @@ class Run:
         return g, zeros
 
     def total(self, leaf: Tensor, g: Any) -> Any:
-        """Return the complete gradient of a leaf, cleaned and in the dtype of the leaf, after its hooks."""
+        """Return the complete gradient of a leaf: in its dtype, without NaNs at zeros, after its hooks."""
         if self.zeros:
             g = cleaned(self.xp, g, self.zeros.pop(leaf, None))
         if leaf in self.wide:

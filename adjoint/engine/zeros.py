@@ -62,7 +62,7 @@ class Zeros:
         self.stained = stained
 
     def stain(self) -> Zeros:
-        """Return the same zeros, marked as possibly NaN because a rule was applied."""
+        """Return the same zeros, with ``stained`` set because a rule was applied to the gradient."""
         if self.stained:
             return self
         found = Zeros((self,), None, True)
@@ -70,7 +70,10 @@ class Zeros:
         return found
 
     def live(self) -> Live:
-        """Return where a gradient may flow; computed without recursion, because chains are long."""
+        """Return a mask of the elements at which a gradient may flow.
+
+        It is computed without recursion, because chains of zeros are long.
+        """
         todo = [self]
         while todo:
             z = todo[-1]
@@ -86,7 +89,7 @@ class Zeros:
         return self._live
 
     def _find(self, lives: list[Live]) -> Live:
-        """Compute where a gradient may flow: at elements where it may flow in any of the sources."""
+        """Return the mask of the elements at which a gradient may flow in any of the sources ``lives``."""
         found = lives[0]
         for live in lives[1:]:
             if found is None or live is None:
@@ -97,7 +100,7 @@ class Zeros:
 
 
 class _Reduced(Zeros):
-    """The zeros of a gradient that was broadcast, or summed, to another shape."""
+    """The zeros of a gradient that was broadcast, or summed, to a different shape."""
 
     __slots__ = ("shape",)
     shape: tuple[int, ...]
@@ -210,7 +213,7 @@ def _each(value: Any) -> tuple[Any, ...]:
 
 
 class Masked:
-    """A contribution to a gradient, with its zeros."""
+    """A contribution to a gradient, together with its ``Zeros``."""
 
     __slots__ = ("g", "zeros")
 
@@ -281,7 +284,7 @@ def same(a: Zeros | None, b: Zeros | None) -> bool:
 
 
 def cleaned(xp: Namespace, g: Value, zeros: Zeros | None) -> Any:
-    """Return a gradient with NaNs at marked elements replaced by 0.
+    """Return a gradient with NaNs at the elements that ``zeros`` marks replaced by 0.
 
     A recorded gradient is always cleaned: its derivative may be infinite where the gradient is not.
     """
@@ -311,7 +314,10 @@ def _cleaned_later(xp: Namespace, g: Value, zeros: Zeros) -> Any:
 
 
 def may_have_nan(g: Any) -> bool:
-    """Return whether an array may have a NaN: the dot product with itself is NaN if an element is."""
+    """Return whether an array may have a NaN.
+
+    If an element is NaN, the dot product of the array with itself is NaN, too.
+    """
     data = held(g)
     if not isinstance(data, (np.ndarray, np.generic)) or data.dtype.kind not in "fc":
         return True  # a dtype that NumPy does not know, such as bfloat16

@@ -58,7 +58,7 @@ def runner_for(workers: int | str | None) -> Callable[[Plan, Run], None]:
 
 @lru_cache(maxsize=16)
 def _one(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return the seed of a scalar backward; it is cached and read-only."""
+    """Return the gradient 1 that a backward from a scalar starts with; it is cached and read-only."""
     one = np.ones((), dtype)
     one.flags.writeable = False
     return one
@@ -204,9 +204,9 @@ def backward_into_leaves(
 def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: Sink | None) -> bool:
     """Run a backward without options from the scalar loss ``root``; return False if that is not possible.
 
-    ``target`` is the destination of gradients other than ``.grad``, or None.
-
-    It skips the checks of the general case, which take a sixth of the time for a small network.
+    ``early`` handles leaves that are finished during the backward, and ``target`` is the destination of
+    gradients other than ``.grad``; both may be None.  This skips the checks of the general case, which take a
+    sixth of the time for a small network.
     """
     node, data = root._node, root._data
     if (
@@ -240,7 +240,7 @@ def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: 
 
 
 def _hooked(leaves: Iterable[Tensor]) -> bool:
-    """Return whether a leaf has hooks; the hook of an intermediate tensor may have added one."""
+    """Return whether one of the leaves has hooks; hooks of intermediate tensors may have added them."""
     for leaf in leaves:
         extra = leaf._extra
         if extra is not None and extra.hooks is not None:
@@ -307,7 +307,7 @@ def _differentiable_inputs(inputs: Any) -> list[Tensor]:
 
 
 def _captured(run: Run, tensors: Iterable[Tensor]) -> dict[Tensor, Any]:
-    """Return the gradients of these tensors; tensors without a gradient are left out."""
+    """Return the gradients that ``run`` computed of these tensors; tensors without one are left out."""
     found = {t: run.captured.get(key_of(t)) for t in tensors}
     return {t: g for t, g in found.items() if g is not None}
 

@@ -46,7 +46,7 @@ FINITE = 1 << 17
 
 
 def chunks(*arrays: Array, written: int = 0, size: int = CHUNK) -> Iterator[tuple[Array, ...]]:
-    """Yield matching 1-d pieces of arrays of equal shape; the first ``written`` may be written to."""
+    """Yield matching 1-d pieces of arrays of equal shape; the first ``written`` arrays may be written to."""
     if all(a.flags.c_contiguous for a in arrays):
         flat = [a.reshape(-1) for a in arrays]
         for start in range(0, flat[0].size, size):

@@ -23,7 +23,7 @@ __all__ = ["GradScaler", "scale_clock"]
 
 
 class _Clock:
-    """A counter of the changes of all scales in this process."""
+    """A counter that is incremented when the scale of any scaler in this process changes."""
 
     __slots__ = ("now",)
 
@@ -35,7 +35,7 @@ scale_clock = _Clock()
 
 
 def _mark_scaled(times: int = 1) -> None:
-    """Mark the open micro-batch as scaled, so that an update without the scaler is an error.
+    """Mark the open micro-batch of an accumulator as scaled: an update without the scaler is then an error.
 
     A compiled loop passes how many ``times`` its body does this.
     """
@@ -103,7 +103,7 @@ class GradScaler:
         return self._scale if self.enabled else 1.0
 
     def scale_at(self, moment: int | None) -> float | None:
-        """Return the scale at the time ``moment`` of the scale clock; None if that is no longer stored."""
+        """Return the scale when the counter of changes was ``moment``; None if it is no longer stored."""
         if not self.enabled:
             return 1.0
         if moment is None or not self._past or moment >= self._past[-1][0]:
@@ -113,7 +113,7 @@ class GradScaler:
         return next(scale for until, scale in self._past if moment < until)
 
     def scale_during(self, first: int | None, last: int | None) -> float:
-        """Return the scale from ``first`` to ``last`` on the scale clock; raise if it changed in between."""
+        """Return the scale between two values of the counter of changes; raise if it changed in between."""
         scale, later = self.scale_at(first), self.scale_at(last)
         if scale is None or scale != later:
             raise AccumulationError(

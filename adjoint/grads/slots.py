@@ -51,7 +51,7 @@ def commit(gradients: dict[Tensor, Any]) -> None:
 
 
 def _changes(gradients: dict[Tensor, Any]) -> list[tuple[Any, Any, Any]]:
-    """Return the slots with their old and new gradients."""
+    """Return, for each gradient, the object that contains ``.grad``, the old gradient and the new one."""
     changes = []
     for t in list(gradients):
         g = gradients.pop(t)

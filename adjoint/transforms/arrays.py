@@ -59,7 +59,10 @@ def returned(result: Any) -> Any:
 
 
 def arrays(tensors: list[Any]) -> list[Any]:
-    """Return tensors that are not part of a graph as arrays and NumPy scalars; empty the list."""
+    """Return tensors as arrays and NumPy scalars, and empty the list; the tensors must not be in a graph.
+
+    The list is emptied because an array that a tensor still refers to must be copied.
+    """
     held = [t._data for t in tensors]
     tensors.clear()  # now only ``held`` holds memory that nothing else needs
     return owned(held)

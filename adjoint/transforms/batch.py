@@ -82,7 +82,10 @@ def vmap(
 
 
 def _fronted(where: list[Place], leaves: list[Any], axes: list[Any]) -> tuple[list[Any], int]:
-    """Return the leaves with their batch axes in front, and the length of the batch."""
+    """Return the leaves with their batch axes, which ``axes`` names, in front, and the length of the batch.
+
+    ``where`` has the position of each leaf in the arguments, for errors.
+    """
     found: list[Any] = []
     sizes: dict[Place, int] = {}
     for place, leaf, axis in zip(where, leaves, axes, strict=True):
@@ -125,9 +128,9 @@ def _moved(t: Any, source: int, destination: int) -> Any:
 def over_units(
     f: Callable[[Tensor], Any], like: Tensor, out_axes: int = 0, chunk_size: int | None = None
 ) -> Any:
-    """Apply ``f`` at once to all unit vectors, which have the shape of ``like`` and one element that is 1.
+    """Apply ``f`` under ``vmap`` to all unit vectors: tensors like ``like`` with one element 1, else 0.
 
-    Ops that can avoid a product with the identity do so.
+    Ops that can avoid a product with the identity matrix do so.
     """
     n = like.size
     units = wrap(np.eye(n, dtype=like.dtype).reshape(n, *like.shape))
@@ -156,7 +159,11 @@ def _run(batch: _Batch, out_axes: Any, unit: bool = False) -> Any:
 
 
 def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Structure]:
-    """Run the function in a new ``vmap``; return each result, and whether it has a batch axis."""
+    """Run the function in a new ``vmap``; return the results and their structure.
+
+    Each result comes with whether it has a batch axis.  ``unit`` says that the batch consists of all unit
+    vectors.
+    """
     f, structure, leaves, axes, size, kwargs = batch
     level = next_level()
     mode = grad_mode.get()
@@ -196,7 +203,10 @@ def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Struc
 
 
 def _placed(result: tuple[Any, bool], axis: Any, size: int) -> Tensor:
-    """Return a result with its batch axis at the requested position."""
+    """Return a result with its batch axis at position ``axis``.
+
+    ``result`` is a tensor and whether it has a batch axis; if not, it is repeated ``size`` times.
+    """
     value, batched = result
     t = value
     if not isinstance(value, Tensor):

@@ -111,14 +111,18 @@ def wants_gradient(t: Tensor) -> bool:
 
 
 def _cut(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the same values, disconnected from the graph of this level but not from outer graphs."""
+    """Return the same values, disconnected from the graph of this transform but not from outer graphs."""
     if special.count:
         note_reading(*tensors)
     return [wrap(t._data) for t in tensors]  # all of them: a tape watches tensors, not values
 
 
 def _checked_run(rule: Rule, results: list[Tensor], top: Lifted | None) -> list[Tensor]:
-    """Raise if results depend on tensors that are not arguments, whose gradients would be lost."""
+    """Return the results; raise if they depend on tensors that are not arguments.
+
+    The gradients of such tensors would be lost.  ``top`` is a value of the innermost transform among the
+    arguments, or None.
+    """
     level = 0 if top is None else top.level
     if any(t._node is not None for t in results):
         raise TransformError(
@@ -175,7 +179,7 @@ class SplitTree:
         self.at = [k for k, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
 
     def take(self) -> list[Tensor]:
-        """Remove and return the tensors."""
+        """Remove the tensors from the tree and return them."""
         found = [self.leaves[k] for k in self.at]
         for k in self.at:
             self.leaves[k] = None
@@ -206,7 +210,7 @@ def specs_of(outputs: list[Tensor]) -> list[tuple[Any, Any]]:
 
 
 def _evaluated(rule: Rule) -> Op:
-    """Return an op that runs a call under the enclosing transform, for each element of the batch."""
+    """Return an op for a call inside ``vmap``: it runs the call at the level outside, on the whole batch."""
     op = new_op(rule.name, (), False, 1)
 
     def outside(*values: Any) -> Any:
@@ -235,7 +239,7 @@ def _evaluated(rule: Rule) -> Op:
 
 
 class _Mapped(Rule):
-    """A rule for batches: each of its methods runs under ``vmap``."""
+    """The rule of a call inside ``vmap``, for use outside of it: each of its methods runs under ``vmap``."""
 
     def __init__(self, rule: Rule, axes: list[Any]) -> None:
         self.rule = rule
@@ -388,7 +392,10 @@ class Derivative:
         return tuple(pushed) if len(self.specs) > 1 else pushed[0]
 
     def _run(self, recording: bool, top: Any, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of the rule at the level of ``top``; the call is recorded if ``recording``."""
+        """Call a method of the rule inside the transform that the value ``top`` belongs to.
+
+        The call is recorded if ``recording``.
+        """
         if not recording:
             return run_at(top, function, *args)
         return within(transform, f"the rule of {self.rule.name}", run_at, top, function, *args)

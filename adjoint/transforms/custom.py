@@ -116,7 +116,7 @@ class _StraightThrough(Rule):
 
 
 class _Arguments(SplitTree):
-    """The arguments of one call: the non-differentiable ones, and the others without their tensors."""
+    """The arguments of one call: the non-differentiable ones, and the others with their tensors taken out."""
 
     def __init__(self, f: Any, args: tuple[Any, ...], fixed: Sequence[int]) -> None:
         self.f = f
@@ -215,7 +215,7 @@ class _Custom(ABC):
 
 
 class _CustomRule(Rule):
-    """One call of a function with a custom derivative."""
+    """Base class of the rules of one call of a function with a custom derivative."""
 
     structure: tree.Structure  # of the result
 
@@ -407,7 +407,7 @@ class _JvpRule(_CustomRule, ForwardRule):
         return pushed
 
     def _directions(self, tangents: list[Tensor]) -> tuple[Any, ...]:
-        """Return tangents with the structure of the arguments; arrays and numbers have zero tangents."""
+        """Return ``tangents`` in the structure of the arguments; arrays and numbers have zero tangents."""
         leaves: list[Any] = [None if v is None else np.zeros_like(_number(v)) for v in self.args.leaves]
         for k, t in zip(self.args.at, tangents, strict=True):
             leaves[k] = t
@@ -416,7 +416,10 @@ class _JvpRule(_CustomRule, ForwardRule):
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Transpose: the tangent is linear in the tangents t, so its gradient is d/dt <g, jvp(t)>."""
+        """Return the gradients by transposing the user's jvp.
+
+        The jvp is linear in the tangents t, so the gradient of an argument is d/dt <g, jvp(t)>.
+        """
         since = next_seq()
         history = any(t is not None and t._node is not None for t in (*residuals, *grads))
         before = grad_mode.get()

@@ -17,7 +17,7 @@ __all__ = ["FlatTree", "joined_flat"]
 
 
 class FlatTree:
-    """Layout of the real tensors of a tree in one vector, of their common dtype or a given one."""
+    """The layout of the real tensors of a tree in one vector, whose dtype is given or their common dtype."""
 
     def __init__(self, name: str, x0: Any, dtype: Any = None) -> None:
         leaves, self.structure = tree.flatten(x0)
@@ -50,7 +50,7 @@ class FlatTree:
 
 
 def joined_flat(leaves: Sequence[Tensor], dtype: Any) -> Tensor:
-    """Return the elements of several tensors as one vector."""
+    """Return the elements of several tensors as one vector of dtype ``dtype``."""
     flat = [rec.reshape(t, shape=(t.size,)) if t.ndim != 1 else t for t in leaves]
     flat = [rec.astype(t, dtype=dtype) if t.dtype != dtype else t for t in flat]
     return flat[0] if len(flat) == 1 else rec.concat(*flat, axis=-1)

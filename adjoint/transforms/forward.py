@@ -131,9 +131,9 @@ def linearize(f: Callable[..., Any], *primals: Tree) -> tuple[Any, Callable[...,
 def directions(
     transform: str, run: Recorded, structures: Sequence[tree.Structure], tangents: Sequence[Any]
 ) -> list[Tensor]:
-    """Return the leaves of the tangents, after checking them against the inputs of a run.
+    """Return the leaves of the tangents, after checking them against the inputs of a recorded run.
 
-    ``structures`` are the structures of the arguments.
+    ``transform`` is the name of the caller, for errors; ``structures`` are the structures of the arguments.
     """
     inputs = iter(run.inputs)
     found = []
@@ -146,9 +146,9 @@ def directions(
 
 
 def push_along(run: Recorded, tangents: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return the tangents of a run's outputs; zero if they depend on no input.
+    """Return the tangents of the outputs of a recorded run, given those of its inputs (None means zero).
 
-    A tangent of None means zero.
+    The tangent of an output that depends on no input is zero.
     """
     create = grad_mode.get() and (run.outer or any(t is not None and tracked(t) for t in tangents))
     pushed = push_forward(run.outputs, run.inputs, tangents, create_graph=create, since=run.since)

@@ -243,7 +243,7 @@ class _Problem:
         self.known = not special.count or tracing.get() is None  # whether conditions can be read
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Run the function on a vector."""
+        """Return the function's value at the vector ``x``, as a vector."""
         result = self.f(self.flat.unflatten(x), *self.args)
         what = f"{self.name}: the result of {name_of(self.f)}"
         found = tree.flatten_like(self.flat.structure, result, what)
@@ -258,7 +258,10 @@ class _Problem:
         return self.flat.flatten(found)
 
     def size_of(self, step: int, t: Tensor) -> float:
-        """Return the largest absolute value; raise if it is not finite."""
+        """Return the largest absolute value of ``t``; raise if it is not finite.
+
+        ``step`` is the number of the iteration, for the error.
+        """
         size = _largest(t)
         if not np.isfinite(size):
             raise ConvergenceError(
@@ -291,7 +294,10 @@ class _Problem:
     def line_search(
         self, x: Tensor, d: Tensor, residual: Tensor, limit: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Move along a direction; halve the step, per batch element, while the residual does not decrease."""
+        """Return a point along the direction ``d`` from ``x`` with its residual, and the step.
+
+        The step is halved, for each batch element separately, while the residual does not decrease.
+        """
         size: Any = _length(residual)
         scale: Any = 1.0
         for _ in range(30):
@@ -310,7 +316,7 @@ class _Problem:
     def line_search_traced(
         self, x: Tensor, d: Tensor, residual: Tensor, limit: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Move along a direction, as ``line_search`` does, with a bounded loop."""
+        """Do what ``line_search`` does, inside ``ad.compile``, where the loop must have a bound."""
         size = _length(residual)
 
         def shorter(scale: Tensor) -> Tensor:
@@ -326,9 +332,9 @@ class _Problem:
         return x + step, self(x + step), step
 
     def loop(self, unsolved: Any, step: Any, first: Any, max_steps: int, how: str) -> Any:
-        """Repeat ``step`` from ``first`` while ``unsolved``; the program raises after ``max_steps`` steps.
+        """Repeat ``step`` from ``first`` while ``unsolved`` is true, inside ``ad.compile``.
 
-        ``how`` describes the failure in the message.
+        The compiled program raises after ``max_steps`` steps; ``how`` describes the failure in the message.
         """
         going, state = bounded_loop(self.name, unsolved, step, unsolved(first), first, max_steps)
 
@@ -347,7 +353,7 @@ class _Problem:
         return state
 
     def solved(self, x: Tensor, equation: Vector) -> Any:
-        """Return the solution as a tree, connected to the tensors that the equation depends on."""
+        """Return the solution ``x`` as a tree, connected to the tensors that the equation depends on."""
         return self.flat.unflatten(joined_solution(self.name, equation, x))
 
 
@@ -365,7 +371,7 @@ def _largest(t: Tensor) -> float:
 
 
 def _is_small(step: Tensor, x: Tensor, limit: float) -> Any:
-    """Return whether a step is at most ``tol`` · max(1, |x|); inside ``vmap`` for each element separately."""
+    """Return whether a step is at most ``limit`` · max(1, |x|); inside ``vmap``, for each element."""
     if not step.size:
         return True
     if _is_lifted(step) or _is_lifted(x):
@@ -389,7 +395,10 @@ def _length(t: Tensor) -> Any:
 
 
 def joined_solution(name: str, equation: Vector, x: Tensor) -> Tensor:
-    """Return the root x of an equation as a function of the tensors that the equation depends on."""
+    """Return the root x of an equation, connected to the graph of the tensors that the equation depends on.
+
+    ``name`` is the name of the caller, for errors.
+    """
     if not grad_mode.get():
         return x
     since = next_seq()
@@ -416,7 +425,10 @@ def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
 
 
 def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor, like: Batched) -> Tensor:
-    """Connect a solution inside ``vmap`` to the graphs of outer tensors, as one solution for the batch."""
+    """Connect a solution inside ``vmap`` to the graphs of tensors outside, as one solution for the batch.
+
+    ``like`` is a value of this ``vmap``.  ``rerun`` repeats the equation with the same random numbers.
+    """
     batch = _Batch(equation, jacobian, like)
     whole = batch.held(x)
     since = next_seq()
@@ -434,9 +446,9 @@ def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor,
 
 
 def _at_level_of(residual: Tensor, x: Tensor) -> Tensor:
-    """Return x as a value of the transform that its residual belongs to.
+    """Return x as a value of the transform that ``residual`` belongs to.
 
-    This is needed only if x0 is already a solution.
+    This is needed only if the initial guess is already a solution.
     """
     return at_level(x, residual._data) if isinstance(residual._data, Lifted) else x
 
@@ -481,7 +493,7 @@ def _is_lifted(t: Tensor) -> bool:
 
 
 def _has_outer_history(data: Any) -> bool:
-    """Return whether values inside ``vmap`` depend on outside tensors that require grad."""
+    """Return whether values inside ``vmap`` depend on tensors outside of it that require grad."""
     while isinstance(data, Batched):
         data = data.value
         if isinstance(data, Tensor):
@@ -508,13 +520,19 @@ class _Solution:
         )
 
     def _residual(self, x: Tensor) -> Tensor:
-        """Run the equation, recorded, at the level of the solution, even if another ``vmap`` is running."""
+        """Return the value of the equation at ``x``, recorded, inside the transform of the solution.
+
+        This holds even if another ``vmap`` is running.
+        """
         residual = within(grad_mode, True, run_at, self.level, self.equation, x)
         self._compare(x, residual._data)
         return residual
 
     def _compare(self, x: Tensor, now: Any) -> None:
-        """Raise if the equation has a different solution than when it was solved."""
+        """Raise if the equation has a different solution than when it was solved.
+
+        ``now`` is the value of the equation at ``x``.
+        """
         before = self.residual
         if not isinstance(before, np.ndarray) or not isinstance(now, np.ndarray):
             return  # inside vmap
@@ -574,7 +592,7 @@ class _Solution:
         return product
 
     def _solved(self, x: Tensor, b: Tensor, product: Vector, recording: bool, transposed: bool) -> Tensor:
-        """Return v with J v = -b, or Jᵀ v = -b; ``product`` multiplies by the matrix."""
+        """Return v with J v = -b, or Jᵀ v = -b if ``transposed``; ``product`` multiplies by that matrix."""
         try:
             if self.batch is not None or _is_lifted(x) or _is_lifted(b):
                 # ordinary ops keep the histories of surrounding vmaps
@@ -611,7 +629,11 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def gmres(product: Callable[[Any], Any], b: Any, name: str, restart: int = 60, cycles: int = 100) -> Any:
-    """Solve A x = b by GMRES with restarts, from products with A; Arnoldi by modified Gram-Schmidt."""
+    """Solve A x = b by GMRES from products with A, with a restart after ``restart`` steps.
+
+    ``cycles`` limits the restarts.  ``name`` is the name of the caller, for errors.  The basis is made by
+    modified Gram-Schmidt.
+    """
     limit = float(np.finfo(b.dtype).eps) ** 0.75 * float(np.linalg.norm(b))
     x = np.zeros_like(b)
     residual = b

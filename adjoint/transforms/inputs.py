@@ -67,7 +67,10 @@ def name_of(f: Any) -> str:
 
 
 def one_of_argnums(transform: str, argnums: Any, argnum: Any) -> Any:
-    """Return the positions given as ``argnum`` or ``argnums``; raise if both are given."""
+    """Return the positions given as ``argnum`` or ``argnums``; raise if both are given.
+
+    ``transform`` is the name of the caller, for errors.
+    """
     if argnum is None:
         return argnums
     if argnums != 0:
@@ -176,7 +179,7 @@ def stand_in(x: Tensor) -> Tensor:
 
 
 def _alias(x: Tensor) -> Tensor:
-    """Return another tensor at the same node, which augmented assignment in the function may change."""
+    """Return another tensor with the node of ``x``: an augmented assignment to it does not change ``x``."""
     alias = wrap(x._data)
     alias._node = x._node
     return alias
@@ -244,7 +247,7 @@ class Recorded:
         return tree.unflatten(self.structure, values)
 
     def value(self, t: Any) -> Any:
-        """Return a result for the caller, disconnected from the graph of this run."""
+        """Return the tensor ``t``, a result of this run, disconnected from the graph of the run."""
         if not isinstance(t, Tensor):
             return t
         if not self.mode:

@@ -305,7 +305,10 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
 
 def _chosen(flag: Tensor, a: Any, b: Any) -> Any:
-    """Return ``a`` where a condition is true, else ``b``; for two Python numbers, a number of the trace."""
+    """Return ``a`` where ``flag`` is true, else ``b``.
+
+    For two Python numbers the result is a number traced by ``ad.compile``.
+    """
     numbers = isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS) and not isinstance(a, np.generic)
     if numbers and isinstance(flag._data, Unknown) and a.__class__ is b.__class__:
         return flag._data.choose(a, b)
@@ -342,7 +345,7 @@ def run_scan(body: Body, carry: Any, count: int, reverse: bool, checkpoint: bool
 
 
 class Body:
-    """The body of a loop, the rows of the loop, and the structure, shapes and dtypes of the carry.
+    """The body of a loop, with the rows it runs over and the structure, shapes and dtypes of its carry.
 
     ``lower`` is the first number of a ``fori_loop``; ``rows`` are the leaves of ``xs`` of a ``scan``.
     """
@@ -366,7 +369,7 @@ class Body:
         self.weak: set[int] = set()  # leaves of the carry that were Python numbers, until the first step
 
     def start(self, init: Tree) -> Any:
-        """Return the first carry as tensors."""
+        """Return ``init`` as the first carry, a tree of tensors."""
         leaves, self.structure = tree.flatten(init)
         floats = [r.dtype for r in self.rows if r.dtype.kind in "fc"]
         dtype = np.result_type(*floats) if floats else get_default_dtype()
@@ -426,14 +429,17 @@ class Body:
         return new, found[1]
 
     def _settle(self, new: Any) -> bool:
-        """Set the dtypes of Python numbers from the first step; return False if the step must be repeated."""
+        """Set the dtypes of Python numbers in the carry from ``new``, the carry after the first step.
+
+        Return False if the step must be repeated with these dtypes.
+        """
         before = self.specs
         self.specs = [(shape, t.dtype) for (shape, _), t in zip(before, tree.leaves(new), strict=True)]
         self.weak = set()
         return self.specs == before
 
     def cast(self, carry: Any) -> Any:
-        """Return a carry cast to its final dtypes."""
+        """Return a carry cast to the dtypes that ``_settle`` found."""
         leaves = tree.leaves(carry)
         found = [
             t if t.dtype == dtype else astype(t, dtype)
@@ -442,7 +448,7 @@ class Body:
         return tree.unflatten(self.structure, found)
 
     def run(self, carry: Any, rows: list[Tensor], first: int, count: int, reverse: bool) -> tuple[Any, Any]:
-        """Run some steps; return the carry and the stacked results."""
+        """Run ``count`` steps from step ``first``; return the carry and the stacked results."""
         carry = self.cast(carry)
         each = [unstack(r) for r in rows]
         ys: list[Any] = []
@@ -456,7 +462,7 @@ class Body:
         return carry, self.stacked(_order(ys, reverse)) if ys else None
 
     def stacked(self, ys: Sequence[Any]) -> Any:
-        """Return a tree with the results of all steps in its leaves."""
+        """Return the results ``ys`` of all steps as one tree; the first axis of each leaf is the step."""
         first, structure = tree.flatten(ys[0])
         columns: list[list[Any]] = [[] for _ in first]
         for n, y in enumerate(ys):
@@ -495,7 +501,10 @@ def _tensor(name: str, init: Any, k: int, leaf: Any) -> Tensor:
 
 
 def _check_same(name: str, f: str, other: str, a: Any, b: Any, function: Any) -> None:
-    """Raise if ``b``, the result of ``f``, differs from ``a``, that of ``other``, in structure or shape."""
+    """Raise if ``b``, the result of ``f``, differs from ``a``, that of ``other``, in structure or shape.
+
+    ``name`` and ``function`` are the names of the loop and of its argument, for errors.
+    """
     left, right = tree.structure(a), tree.structure(b)
     if left != right:
         raise InputError(
@@ -586,7 +595,10 @@ def _flag(name: str, value: Any) -> Any:
 
 
 def _any(going: Any, limit: int | None, steps: int) -> bool:
-    """Return whether a loop continues: the condition is true for any element of the batch, or is unknown."""
+    """Return whether a loop continues: ``going`` is true for an element of the batch, or is not known.
+
+    If it is not known, the loop ends after ``limit`` steps, and a ``limit`` of None raises.
+    """
     if isinstance(going, bool):
         return going
     if unknown(going) is None:
@@ -614,28 +626,28 @@ def _refuse_true(limit: int | None) -> Callable[[Any], None]:
 
 
 class _ForwardOnly(ForwardRule):
-    """The identity; a backward through it raises."""
+    """The identity, as a rule with forward mode only: a backward through it raises."""
 
     name = "while_loop"
 
     def argument(self, i: int) -> str:
-        """Return the name of a value."""
+        """Return the name of value ``i`` for messages."""
         return f"leaf {i}"
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return the values."""
+        """Return ``tensors``."""
         return tensors
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Return the values."""
+        """Return ``tensors``; the backward needs nothing."""
         return tensors, [], None
 
     def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
-        """Return the tangents."""
+        """Return ``tangents``."""
         return tangents
 
     def backward(self, *_: Any) -> Never:
-        """Raise."""
+        """Raise: a ``while_loop`` without a bound has no reverse mode."""
         raise NoGradientError(
             "while_loop: reverse mode needs a bound on the number of steps.\n"
             "  Pass limit=, the largest number of steps; or use ad.fori_loop, ad.jvp, or ad.fixed_point and "

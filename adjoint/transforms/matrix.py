@@ -207,7 +207,10 @@ def _matrix(
 
 
 def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: bool | None) -> bool:
-    """Return whether to compute by rows; raise for a complex derivative that is not one complex matrix."""
+    """Return whether to compute the Jacobian by rows (reverse mode).
+
+    ``reverse`` is the user's choice or None.  Raise for a complex derivative that is not one complex matrix.
+    """
     complex_in = any(x.dtype.kind == "c" for x in run.inputs)
     complex_out = any(y.dtype.kind == "c" for y in run.outputs)
     if complex_in and not holomorphic:
@@ -230,7 +233,10 @@ def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: b
 
 
 def _rows(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
-    """Return, for each output, the derivatives with respect to each input; pull all rows back at once."""
+    """Return the derivatives of each output in each input, computed by one batched backward.
+
+    The batch has all rows of the identity matrix.
+    """
     found = []
     for i, out in enumerate(run.outputs):
 
@@ -247,7 +253,10 @@ def _rows(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
 
 
 def _each(function: Callable[[Tensor], Any], t: Tensor, chunk_size: int | None, out_axes: int = 0) -> Any:
-    """Apply a linear function to all unit vectors like ``t``; without a batch axis if there is only one."""
+    """Apply a linear function to all unit vectors with the shape of ``t``.
+
+    If ``t`` has one element, there is no batch axis.
+    """
     if t.size == 1:
         return function(wrap(np.ones(t.shape, t.dtype)))
     return over_units(function, t, out_axes, chunk_size)
@@ -258,7 +267,10 @@ def _shaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _columns(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
-    """Return, for each output, the derivatives with respect to each input; push all columns at once."""
+    """Return the derivatives of each output in each input, computed by one batched forward mode.
+
+    The batch has all columns of the identity matrix.
+    """
     found: list[list[Tensor]] = [[] for _ in run.outputs]
     for j, x in enumerate(run.inputs):
 
@@ -367,7 +379,7 @@ def hvp(f: Callable[..., Any], primals: Tree, tangents: Tree) -> Tree:
 
 
 class _Along:
-    """The derivative of ``f`` as a function of primals and tangents; it has the name of ``f``."""
+    """The directional derivative of ``f``, as a function of primals and tangents, under the name of ``f``."""
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self.f = f

@@ -320,7 +320,10 @@ class _Call:
 
 
 def _kept(t: Tensor) -> Tensor:
-    """Return a tensor with the current values and graph of ``t``; a leaf is returned unchanged."""
+    """Return a tensor with the current values and graph of ``t``, which later writes to ``t`` do not change.
+
+    A leaf is returned unchanged.
+    """
     if t._node is LEAF or (t._node is None and wants_gradient(t)):
         return t
     kept = wrap(t._data)
@@ -329,7 +332,10 @@ def _kept(t: Tensor) -> Tensor:
 
 
 def _recorded(call: _Checkpointed, outputs: list[Any], since: int) -> list[Any]:
-    """Record a call at one level; return the outputs connected to the new node at that level."""
+    """Record a checkpointed call at one level; return the outputs, connected to the new node.
+
+    Nodes with a number of at least ``since`` belong to the run of the call.
+    """
     parts = {i: _part(out, call.level)[0] for i, out in enumerate(outputs) if isinstance(out, Tensor)}
     moving = {i: t for i, t in parts.items() if level_of(t._data) == call.level and _is_new(t, since)}
     op, operands = call.op(moving, since)
@@ -409,7 +415,10 @@ class _Checkpointed:
         self.debug = debug
 
     def op(self, moving: dict[int, Tensor], since: int) -> tuple[Op, tuple[Tensor, ...]]:
-        """Return the op and the operands of the node that records the outputs ``moving``."""
+        """Return the op and the operands of the node that records the outputs ``moving`` (by index).
+
+        ``since`` is the sequence number of the first node of the call.
+        """
         roots = list(moving.values())
         self.places = list(moving)
         self.specs = [(t.shape, t.dtype) for t in roots]
@@ -445,7 +454,10 @@ class _Checkpointed:
     def _has_captured(
         self, found: list[Any], wanted: Sequence[bool], roots: list[Tensor], since: int
     ) -> bool:
-        """Return whether the second run depends on everything that the first run captured."""
+        """Return whether the second run depends on every outside tensor that the first run depended on.
+
+        ``found`` are the gradients of these tensors, of which ``wanted`` are needed.
+        """
         n = len(self.parents)
         if all(g is not None or not want for g, want in zip(found[n:], wanted[n:], strict=True)):
             return True
@@ -481,7 +493,10 @@ class _Checkpointed:
         return roots, since
 
     def _input(self, value: Any, parent: Any, batches: list[tuple[int, int, bool]], lifted: bool) -> Tensor:
-        """Return an argument for the second run, connected to its graph and inside its original batches."""
+        """Return an argument for the second run, inside the ``vmap`` batches that it was in.
+
+        It is connected to the node ``parent``.
+        """
         t: Tensor = value if isinstance(value, Tensor) else joined(value, parent)
         if lifted:
             held = t._data.value
@@ -489,7 +504,10 @@ class _Checkpointed:
         return _inside(t, batches, parent is not None or t._node is not None)
 
     def _compare(self, i: int, data: Any) -> None:
-        """Raise if a result differs from that of the first run: any bit with ``debug``, else a sample."""
+        """Raise if ``data``, result ``i``, differs from that of the first run.
+
+        With ``debug`` all bits are compared, otherwise a sample of the elements.
+        """
         before = self.values[i]
         if not isinstance(before, np.ndarray) or not isinstance(data, np.ndarray):
             return  # inside vmap
@@ -526,7 +544,7 @@ def _once(keys: list[Any]) -> list[Any]:
 
 
 def standing(key: Any) -> Tensor:
-    """Return a placeholder tensor at a node or leaf of the graph; its values are not used."""
+    """Return a placeholder tensor at ``key``, a node or leaf of the graph; its values are not used."""
     if not isinstance(key, Node):
         return key
     t = wrap(np.broadcast_to(np.zeros((), key.dtype), key.shape))

@@ -151,7 +151,10 @@ class Rerun:
             return function(*args, **kwargs)
 
     def _check(self, start: int, set_back: set[int], t: Tensor) -> None:
-        """Raise if a constant was written to between the first run and this one, which began at ``start``."""
+        """Raise if the constant ``t`` was written to since the first run; this run began at ``start``.
+
+        ``set_back`` has the ids of tensors whose values were restored, which are not checked.
+        """
         if t._node is None and self.clock < t._version <= start and id(t) not in set_back:
             raise overwritten(self.name, t)
 
@@ -199,7 +202,10 @@ def _place(entries: Iterable[tuple[Tensor, Any, Any, Any]]) -> None:
 
 
 class _Watching:
-    """Watch constants as a tape does, while a function that ran inside a tape runs again."""
+    """A tape that watches the constants of a function while the function runs again.
+
+    The tape that the function ran inside has ended then.
+    """
 
     __slots__ = ("constants",)
 
@@ -248,7 +254,7 @@ class Generators:
 
     @classmethod
     def drawn_by(cls, functions: Iterable[Any]) -> Generators:
-        """Return the random generators that the variables of functions refer to."""
+        """Return the random generators that the variables of functions refer to, with their states."""
         return cls(list(_generators_of(functions, ())), {})
 
     def read(self) -> list[Any]:
@@ -280,7 +286,7 @@ def _global_bits() -> Any:
 
 
 def _bits(owner: Any) -> Any:
-    """Return the object that contains the state of a NumPy or adjoint generator."""
+    """Return the object that contains the state of ``owner``, a NumPy or adjoint generator."""
     if isinstance(owner, np.random.BitGenerator):
         return owner
     if isinstance(owner, np.random.RandomState):

@@ -242,9 +242,9 @@ def check_one_number(transform: str, f: Any, run: Recorded) -> None:
 
 
 def pull_back(run: Recorded, cotangents: Sequence[Tensor | None], *, retain: bool) -> list[Tensor]:
-    """Return the gradients of a run's inputs; zero if no output depends on them.
+    """Return the gradients of the inputs of a recorded run, given those of its outputs (None means zero).
 
-    A cotangent of None means zero.
+    The gradient of an input that no output depends on is zero.  The graph is kept if ``retain``.
     """
     create = grad_mode.get() and (run.outer or any(c is not None and tracked(c) for c in cotangents))
     both = zip(run.outputs, cotangents, strict=True)
