@@ -156,7 +156,7 @@ class ContextMode(Generic[T]):
         return f"<{type(self).__name__.strip('_')}: {self._value!r}>"
 
     def _present(self) -> Any:
-        """Return the current value, for ``_restore``."""
+        """Return the current value of the mode, for ``_restore``."""
         return self._variable.get()
 
     def _apply(self) -> None:
@@ -371,7 +371,7 @@ class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads a
         self._apply()
 
     def _not_at_once(self) -> None:
-        """Undo the effect of the call once, because it is used as a context manager or a decorator."""
+        """Undo the effect of the call, because it is used as a context manager or a decorator."""
         if self._before is not None:
             grad_mode.set(self._before)
             self._before = None

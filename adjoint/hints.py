@@ -460,7 +460,7 @@ def _explain_module(module: ModuleType) -> None:
 
 
 def explain_class(cls: type) -> None:
-    """Add hints to a class: to its constructor, methods with renamed keywords and missing attributes."""
+    """Add hints to a class: for its constructor, for methods with renamed keywords and missing attributes."""
     if cls in _explained:
         return
     _explained.add(cls)
@@ -473,7 +473,7 @@ def explain_class(cls: type) -> None:
 
 
 def _is_renamed(value: Any) -> bool:
-    """Return whether a value is a function whose parameters have other names in other libraries."""
+    """Return whether a value is a function with a parameter that has a different name in other libraries."""
     if not isinstance(value, FunctionType):
         return False
     if value.__module__ == "adjoint.transforms.loops":  # JAX's functions have more parameters

@@ -100,7 +100,7 @@ def _check_order(function: Any, given: list[Any], order: int) -> None:
 
 
 def _said(value: Any) -> Any:
-    """Describe the result of the function."""
+    """Return the result of the function as text."""
     if isinstance(value, Tensor):
         return value.item() if value.size == 1 else f"a tensor of shape {value.shape}"
     if isinstance(value, (list, tuple)):

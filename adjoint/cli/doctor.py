@@ -70,14 +70,14 @@ def _threads() -> str:
 
 
 def _gradients() -> str:
-    """Compute a gradient; return whether it is correct, as text."""
+    """Compute a gradient; return a text that says whether it is correct."""
     x = ad.tensor([1.0, 2.0], requires_grad=True)
     (x**3).sum().backward()
     return "work" if x.grad is not None and x.grad.tolist() == [3.0, 12.0] else "WRONG"
 
 
 def _compiler() -> str:
-    """Compile a function; return whether it works, as text."""
+    """Compile a function; return a text that says whether the compiler works."""
     try:
         found = ad.compile(lambda x: (x * x).sum())(np.arange(4.0))
     except Exception as error:  # a broken installation is what this command must be able to report

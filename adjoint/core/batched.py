@@ -150,7 +150,7 @@ def settled(value: Any) -> Any:
 
 
 class HeldOps(Namespace):
-    """The ops on the contents of Batched objects: arrays, values of outer transforms, outer tensors."""
+    """The namespace of ops on what ``Batched`` objects contain: arrays, or outer values and tensors."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         op = OPS.get(name)

@@ -328,11 +328,17 @@ class Group:
         return -(-count // self.size) * self.size
 
     def start_sum(self, flat: Array, what: str) -> Job:
-        """Start to sum a contiguous vector of padded length in place; return a job for ``wait``."""
+        """Start to sum a contiguous vector, of a length that ``padded`` returned, in place; return its job.
+
+        ``what`` names the call in messages.
+        """
         return self.submit(what, lambda: self._sum(flat, what))
 
     def submit(self, what: str, work: Callable[[], Any]) -> Job:
-        """Pass a collective operation to the thread of the group; return a job for ``wait``."""
+        """Pass a collective operation to the thread of the group; return a job for ``wait``.
+
+        ``what`` names the call in messages, ``work`` is the operation.
+        """
         if self.broken is not None:
             raise RankError(self.broken)
         if self._jobs is None:
@@ -379,13 +385,13 @@ class Group:
         """Copy an array from ``root``."""
 
     def _collect(self, flat: Array, bounds: Sequence[tuple[int, int]], what: str) -> None:
-        """Copy to all ranks the part of a vector that each rank provides; ``bounds`` has the parts."""
+        """Copy to all ranks the part of a vector that each rank has; ``bounds`` has (start, stop) by rank."""
 
     def _announce(self, why: str) -> None:
-        """Tell the other ranks that this one has failed."""
+        """Tell the other ranks that this one has failed; ``why`` is the text of the error."""
 
     def _abort(self, why: str) -> None:
-        """Stop all ranks."""
+        """Stop all ranks; ``why`` is printed."""
         raise StallError(why)
 
 

@@ -192,7 +192,10 @@ class MPIGroup(Group):
             time.sleep(1e-3)
 
     def _listen(self, what: str) -> None:
-        """Read a message; raise if another rank has failed, or has left the program."""
+        """Read messages of other ranks; raise if one has failed, or has left the program.
+
+        ``what`` is the call in which this rank waits.
+        """
         if self._bell.iprobe():
             kind, rank, text = self._bell.recv()
             if kind == "where":

@@ -25,7 +25,7 @@ _LEFT = object()  # what a rank exchanges when its work has ended
 
 
 class _Board:
-    """The memory through which the ranks of a simulation exchange values."""
+    """The memory through which the threads of a simulation exchange values."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
@@ -34,7 +34,7 @@ class _Board:
 
 
 class _ThreadGroup(Group):
-    """The group of a rank that is a thread."""
+    """The group as seen by one rank of a simulation, which is a thread."""
 
     def __init__(self, rank: int, size: int, timeout: float, board: _Board) -> None:
         super().__init__(rank, size, timeout)

@@ -83,7 +83,10 @@ def _finding(kind: str, sentence: str, names: Iterable[str] = (), place: Place |
 def findings_of(
     watch: Watch, roots: Sequence[Any], names: Names, optimizers: Sequence[Optimizer]
 ) -> list[Finding]:
-    """Return the problems of a watched step."""
+    """Return the problems of a watched step, as sentences.
+
+    ``roots`` are the tensors from which backward was called, and ``names`` has the parameters.
+    """
     case = WatchedStep(watch, roots, names)
     found = case.not_finite()
     held = {id(p) for o in optimizers for p in o.params}
@@ -98,7 +101,7 @@ def findings_of(
 
 
 class WatchedStep:
-    """A watched step, its graph and its data flow."""
+    """A watched step with its graph and its data flow: the ops, and which tensors they read and made."""
 
     def __init__(self, watch: Watch, roots: Sequence[Any], names: Names) -> None:
         self.watch = watch
@@ -119,7 +122,7 @@ class WatchedStep:
         }  # by the number of the node
 
     def _leaves(self) -> set[int]:
-        """Return the leaves that the graphs of the roots reach."""
+        """Return the ids of the leaves that the graphs of the roots reach."""
         order, seen = list(self.start), set(self.start)
         found = {id(r) for r in self.roots if isinstance(r, Tensor) and r._node is LEAF}
         for node in order:
@@ -135,7 +138,7 @@ class WatchedStep:
         return {id(t) for f in self.flows for t in f.inputs} | {id(t) for t, _, _ in self.watch.escapes}
 
     def _toward_root(self) -> set[int]:
-        """Return the tensors from which data flows to a root."""
+        """Return the ids of the tensors from which data flows to a root."""
         found = set(self.root_ids)
         for flow in reversed(self.flows):
             if any(id(t) in found for t in flow.outputs):
@@ -143,7 +146,7 @@ class WatchedStep:
         return found
 
     def _from(self, t: Tensor) -> set[int]:
-        """Return the tensors to which data flows from ``t``."""
+        """Return the ids of the tensors to which data flows from ``t``."""
         found = {id(t)}
         for flow in self.flows:
             if any(id(i) in found for i in flow.inputs):
@@ -151,7 +154,7 @@ class WatchedStep:
         return found
 
     def at(self, flow: Flow) -> str:
-        """Return text with the op of a flow, its module and its line."""
+        """Return text that says which op a flow is, in which module and at which line."""
         _, dot, path = self.watch.module_path(flow.scope).partition(".")
         kind = type(self.watch.scopes[flow.scope].module).__name__ if dot else ""
         return f"{flow.name!r}{f' in {path} ({kind})' if dot else ''} at {shown_place(flow.place)}"
@@ -206,7 +209,10 @@ class WatchedStep:
         return "unused", why, flow.place
 
     def _cut(self, p: Tensor) -> tuple[str, str, Place] | None:
-        """Return the first place where the path from a parameter to the root leaves the graph."""
+        """Return the first place where the path from a parameter to the root leaves the graph, or None.
+
+        The result is the kind of cause, a sentence about it, and the line.
+        """
         mine = {id(p)}
         for flow in self.flows:
             if not any(id(t) in mine for t in flow.inputs):
@@ -235,7 +241,7 @@ class WatchedStep:
         return f"{self.at(flow)} stops the gradient: {reason}."
 
     def held_results(self) -> list[Finding]:
-        """Report variables that should be leaves, but are results of ops that ran before the step."""
+        """Report variables that are used like parameters but are results of ops that ran before the step."""
         first = min((f.outputs[0]._node.seq for f in self.flows if _recorded(f)), default=0)
         used = {id(t) for f in self.flows for t in f.inputs}
         found = []
@@ -255,7 +261,7 @@ class WatchedStep:
     # The optimiser -----------------------------------------------------------------------------
 
     def updates(self, optimizers: Sequence[Optimizer]) -> list[Finding]:
-        """Compare the parameters with those of the optimisers."""
+        """Report differences between the parameters of the step and those of the optimisers."""
         if not optimizers:
             return []
         held = {id(p): p for o in optimizers for p in o.params}
@@ -459,7 +465,7 @@ class WatchedStep:
         return found
 
     def _factors(self) -> dict[tuple[str, Place], list[float]]:
-        """Return the factors by which nodes change the norm of the gradient, by op and line."""
+        """Return the factors by which backward steps change the norm of the gradient, by op and line."""
         found: dict[tuple[str, Place], list[float]] = defaultdict(list)
         for step in self.watch.pulled:
             flow = self.flow_of.get(step.seq)
@@ -507,7 +513,10 @@ class WatchedStep:
         )
 
     def activations(self, told: set[int]) -> list[Finding]:
-        """Report ReLUs whose outputs are mostly zero, and saturated sigmoids, on the path to the loss."""
+        """Report ReLUs with mostly zero outputs, and saturated sigmoids, on the path to the loss.
+
+        ``told`` has the ids of flows that were reported before.
+        """
         found: dict[Any, Finding] = {}
         for flow in self.flows:
             share = flow.stats.get("off", 0.0)
@@ -546,7 +555,7 @@ def _log(factors: list[float]) -> float:
 
 
 def _agreeing(names: list[str]) -> dict[str, str]:
-    """Return the words of a sentence that depend on whether there are one or several names."""
+    """Return the words that depend on whether there are one or several names, such as "is" and "are"."""
     return {"get": "gets", "it": "it"} if len(names) == 1 else {"get": "get", "it": "them"}
 
 

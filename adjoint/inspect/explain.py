@@ -152,7 +152,7 @@ class Explanation:
         return f"<Explanation: {count(len(self.findings), 'finding')}>\n{self}"
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call the function, differentiate its result, and restore gradients, buffers and generators."""
+        """Call the function and differentiate its result, then restore gradients, buffers and generators."""
         run = function._on_tensors if isinstance(function, Compiled) else function
         variables = of_function(function, args, kwargs)
         generators = Generators.of([function], [*args, *kwargs.values()])

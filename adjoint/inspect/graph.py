@@ -21,7 +21,7 @@ LIMIT = 24  # children of a group
 
 @dataclass
 class Box:
-    """One op, or a leaf that it reads."""
+    """One op of a graph, or a leaf that an op reads."""
 
     name: str
     shape: str
@@ -172,7 +172,7 @@ class Graph:
         return -1 - at
 
     def _label(self, child: int, end: int) -> str:
-        """Return the name of a child; for a folded group, the name of its first or last child."""
+        """Return the name of a child; for a folded group, that of its first (``end`` 0) or last child (1)."""
         if child >= 0:
             return self.boxes[child].name
         group = self.groups[-1 - child]
@@ -197,7 +197,7 @@ class Graph:
         self._move(children, g)
 
     def _measure(self) -> None:
-        """Set the mean gradient norm of each group, and the strips of folded groups."""
+        """Set the mean gradient norm of each group, and the values that the strip of a folded group shows."""
         sums = [[0.0, 0] for _ in self.groups]
         for box in self.boxes:
             if box.leaf or not box.norm or not math.isfinite(box.norm):
@@ -218,7 +218,10 @@ class Graph:
 def graph_of(
     roots: Iterable[Any], names: Mapping[int, str] | None = None, watch: Watch | None = None
 ) -> Graph:
-    """Return the graph that computes some nodes; ``names`` maps ids of leaves to names."""
+    """Return the graph that computes the nodes ``roots``; ``names`` maps ids of leaves to names.
+
+    ``watch`` has the measurements of the step, if it was watched.
+    """
     order, seen = [], set()
     for root in roots:
         if type(root) is Node and root not in seen:

@@ -70,7 +70,7 @@ def laid_out(graph: Graph) -> Picture:
 
 
 def _visible(graph: Graph) -> dict[int, int]:
-    """Return the box that shows each op: the op itself, or -1 - group for a folded group."""
+    """Return, for each op, the box that shows it: the number of the op, or -1 - group for a folded group."""
     opened = {0}
     queue, shown = [0], len(graph.groups[0].children)
     for g in queue:
@@ -133,7 +133,10 @@ def _edges(graph: Graph, visible: dict[int, int]) -> list[tuple[int, int]]:
 
 
 def _layers(order: list[int], edges: list[tuple[int, int]]) -> dict[int, int]:
-    """Return the longest path to each box; edges against the order are left out."""
+    """Return the layer of each box: the length of the longest path to it.
+
+    Edges against ``order`` are left out.
+    """
     place = {v: k for k, v in enumerate(order)}
     into: dict[int, list[int]] = defaultdict(list)
     for a, b in edges:
@@ -146,7 +149,7 @@ def _layers(order: list[int], edges: list[tuple[int, int]]) -> dict[int, int]:
 
 
 def _untangle(rows: dict[int, list[int]], edges: list[tuple[int, int]]) -> None:
-    """Sort each layer by the mean position of its neighbours, a few times down and up."""
+    """Sort each layer (row) by the mean position of the neighbours, a few times down and up."""
     near: dict[int, list[int]] = defaultdict(list)
     for a, b in edges:
         near[a].append(b)

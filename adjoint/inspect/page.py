@@ -70,7 +70,10 @@ def short_number(value: float | None, digits: int = 4) -> float | None:
 
 
 def columns(graph: Graph, note: str) -> dict[str, Any]:
-    """Return a graph as plain data for a page: columns of numbers, and one list of texts."""
+    """Return a graph as plain data for a page: columns of numbers, and one list of texts.
+
+    ``note`` is a text to show below the graph.
+    """
     known: dict[str, int] = {}
 
     def text(value: str) -> int:

@@ -365,7 +365,10 @@ def cost_of_observing() -> Cost:
 
 
 def _instructions(note: str) -> str:
-    """Return the ops of a compiled program with their counts, or the first line of a native program."""
+    """Return the ops of a compiled program with their counts, or the first line of a native program.
+
+    ``note`` is the text of the program.
+    """
     counts = Counter(re.findall(r"= (\w+)\(", note)).most_common()
     shown = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in counts[:8])
     return (shown or note.partition("\n")[0]) + (" …" if len(counts) > 8 else "")
@@ -390,7 +393,10 @@ def holders_of(memory: Memory) -> list[tuple[str, int]]:
 
 
 def rows_of(events: Iterable[Event], by: str, module_path: Callable[[int], str]) -> list[Row]:
-    """Return the sums of events by op, line or module, the slowest first."""
+    """Return the sums of events, grouped ``by`` "op", "line" or "module", the slowest first.
+
+    ``module_path`` returns the path of a module call, given its number.
+    """
     rows: dict[str, Row] = {}
     calls: dict[str, list[int]] = {}
     for event in events:

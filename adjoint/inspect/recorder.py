@@ -48,7 +48,7 @@ class Captured:
         self.graph: Graph = graph_of(roots[:1], labels, watch)
 
     def take_times(self, watch: Watch) -> None:
-        """Use the events of a watch, and its memory unless the watch kept all tensors alive."""
+        """Use the events of ``watch``, and its memory unless the watch kept all tensors alive."""
         self.events = watch.events
         self.paths = [watch.module_path(s.index) for s in watch.scopes]
         self.kinds = [type(s.module).__name__ for s in watch.scopes]
@@ -234,7 +234,7 @@ class Recorder(Callback):
     def _arm(self, trainer: Trainer) -> None:
         """Start to watch the next step if it is one of the steps to be watched.
 
-        The first watched step keeps its tensors; the following steps are watched only for their times.
+        The first watched step keeps its tensors; of the following ones only the times are recorded.
         """
         if self._timed:
             self._timed -= 1
@@ -312,7 +312,7 @@ class Recorder(Callback):
             self._thin()
 
     def _measure_update(self, named: Mapping[str, Tensor]) -> None:
-        """Compare the weights with those before the update."""
+        """Record how much the update changed each parameter."""
         if not self._before or not self.ratios:
             return
         found: list[float | None] = []

@@ -145,7 +145,10 @@ def _numbers(recorder: Recorder) -> dict[str, list[float | None]]:
 
 
 def _stride(length: int, width: int) -> int:
-    """Return the step between the columns to show, so that a table has at most ``CELLS`` cells."""
+    """Return the step between the columns to show, so that a table has at most ``CELLS`` cells.
+
+    ``length`` and ``width`` are the numbers of all columns and of rows.
+    """
     return max(1, -(-length * max(1, width) // CELLS))
 
 
@@ -222,7 +225,7 @@ def _rows(captured: Captured) -> dict[str, list[list[Any]]]:
 
 
 def _timeline(captured: Captured) -> dict[str, Any]:
-    """Return the events with their modules; times start at the first event."""
+    """Return the events of a watched step with their modules; times start at the first event."""
     events = sorted(captured.events, key=lambda e: e.start)
     if len(events) > EVENTS:
         slowest = sorted(range(len(events)), key=lambda i: events[i].start - events[i].stop)[:EVENTS]
@@ -245,7 +248,7 @@ def _timeline(captured: Captured) -> dict[str, Any]:
 
 
 def _memory(captured: Captured) -> dict[str, Any] | None:
-    """Return the bytes of arrays during the step, and which ops made those that existed at the peak."""
+    """Return the bytes of arrays over time in a watched step, and the ops that made those at the peak."""
     memory = captured.memory
     if memory is None or not memory.curve:
         return None
@@ -265,7 +268,7 @@ def _memory(captured: Captured) -> dict[str, Any] | None:
 
 
 def _chain(captured: Captured, scope: int) -> list[str]:
-    """Return the names of the modules around an event, the outermost first."""
+    """Return the names of the modules around an event with this ``scope``, the outermost first."""
     found: list[str] = []
     while scope >= 0:
         parent = captured.parents[scope]

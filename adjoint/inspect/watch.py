@@ -53,7 +53,7 @@ class Event:
 
     @property
     def seconds(self) -> float:
-        """Return the duration of this event, without the events inside it."""
+        """Return the duration of this event without that of the events inside it."""
         return max(0.0, self.stop - self.start - self.inner)
 
 
@@ -90,7 +90,7 @@ class Flow:
 
 
 class _Stack(threading.local):
-    """The open events and module calls of a thread."""
+    """The events and module calls of one thread that have begun and not ended."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -129,7 +129,7 @@ class Watch(Observer):
         self._inside: dict[int, dict[int, str]] = {}  # by module: the paths of the modules inside
 
     def _now(self) -> float:
-        """Return the time on a clock that stops while the observer works."""
+        """Return the time on a clock that stops while the observer itself works."""
         return perf_counter() - self.overhead
 
     def _moment(self, now: float) -> float:
@@ -226,7 +226,7 @@ class Watch(Observer):
         self.overhead += perf_counter() - now
 
     def _closed(self, name: str, phase: str, now: float) -> Event:
-        """Close and return the open event of this name; delete events inside it that raised."""
+        """End and return the open event with this name; delete events inside it, which raised."""
         stack = self._stack.events
         at = next((k for k in range(len(stack) - 1, -1, -1) if stack[k].name == name), -1)
         if at >= 0 and stack[at].phase == phase:
@@ -242,7 +242,7 @@ class Watch(Observer):
         return event
 
     def _settle(self, event: Event) -> None:
-        """Subtract the cost of observing from an event, at most half of its time, and from outer events."""
+        """Subtract the cost of observing from an event and the events around it, at most half of its time."""
         inside = min(self.cost, event.seconds / 2)
         event.stop -= inside
         self.overhead += inside
@@ -413,7 +413,7 @@ class Memory:
             return self._now
 
     def add(self, array: Any, event: Event) -> int:
-        """Add an array that owns its memory; return its bytes, or 0 if it is a view or known."""
+        """Add an array that an op made in ``event``; return its bytes, or 0 if it is a view or known."""
         if type(array) is not ndarray or array.base is not None:
             return 0
         key, size = id(array), int(array.nbytes)
@@ -555,7 +555,10 @@ def saved_arrays(node: Node) -> list[ndarray[Any, Any]]:
 
 
 def _contents(function: Any, args: tuple[Any, ...], kwargs: Any) -> str:
-    """Return the kernels or instructions of a compiled function as text; "" if they are not available."""
+    """Return the kernels or instructions that a compiled function runs for these arguments, as text.
+
+    The text is "" if they are not available.
+    """
     with suppress(Exception):
         kernels = str(function.explain(*args, **kwargs))
         return kernels if " kernel" in kernels else str(function.program(*args, **kwargs))

@@ -66,7 +66,7 @@ def _piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> T
 
 
 def _piece(f: Any, x: Tensor, condition: Tensor, args: Any, kw: Any) -> Any:
-    """Return a piece of ``piecewise``.
+    """Return the values of one function of ``piecewise`` for all elements of ``x``.
 
     Where the condition is false, ``f`` is called with an element for which it is true, if there is one.
     """

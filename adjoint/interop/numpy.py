@@ -121,7 +121,10 @@ class Form:
         return self.ours(*head, **self._named(named, self.theirs.parameters))
 
     def _named(self, given: dict[str, Any], theirs: Any) -> dict[str, Any]:
-        """Translate NumPy's parameter names, and drop parameters that have no effect."""
+        """Translate NumPy's parameter names, and drop parameters that have no effect.
+
+        ``given`` are the arguments by NumPy's names, ``theirs`` is NumPy's signature.
+        """
         found = {}
         for name, value in given.items():
             ours = _RENAMED.get(name, name)

@@ -131,7 +131,7 @@ def _nanvar(
 
 
 def _moment(x: Tensor, axis: Any, ddof: float, keepdims: bool, root: bool = False) -> Tensor:
-    """Return the variance or standard deviation without NaNs.
+    """Return the variance, or the standard deviation if ``root``, ignoring NaNs.
 
     Half precision is computed in float32, because squares overflow.
     """
@@ -282,7 +282,10 @@ def _gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> A
 
 
 def _slope(f: Tensor, h: Any, axis: int, edge_order: int) -> Tensor:
-    """Differentiate along one axis: central differences inside, one-sided ones at the edges."""
+    """Return the derivative along one axis: central differences inside, one-sided ones at the edges.
+
+    ``h`` is the distance of the samples, or an array of distances.
+    """
     f = our("moveaxis")(f, axis, -1)
     n = f.shape[-1]
     if n < edge_order + 1:

@@ -102,7 +102,7 @@ class _ExportTrace(Trace):
     """A trace that replaces fused ops without an ONNX form by the ops of their forward."""
 
     def emit(self, op: Any, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-        """Add an instruction, or those of the fused forward."""
+        """Add an instruction for the op, or the instructions of its forward if it is a fused op."""
         if op.name not in EMITTERS and not getattr(op, "call", False):
             if op.fused is None:
                 raise InputError(f"onnx: the op {op.name!r} has no ONNX form.  Write the model without it.")
@@ -151,7 +151,10 @@ class _Graph:
         self._outputs(results, outputs)
 
     def _sources(self, model: Any, arrays: list[Any], names: Any) -> None:
-        """Name the inputs, and store the tensors and arrays that the program reads."""
+        """Name the inputs, and store the tensors and arrays that the program reads.
+
+        ``names`` are the names of the inputs, ``arrays`` the example inputs.
+        """
         parameters = {}
         if isinstance(model, Module):
             parameters = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
@@ -241,7 +244,7 @@ def _kind(dtype: Any) -> int:
 
 
 def _names(what: str, given: Sequence[str] | None, count: int) -> list[str]:
-    """Return the names of the inputs or outputs."""
+    """Return the names of the inputs or outputs: those ``given``, or ``what`` with numbers."""
     if given is None:
         return [f"{what}_{k}" for k in range(count)]
     if isinstance(given, str) or len(given) != count:
@@ -527,15 +530,16 @@ def _attention_weights(g: _Graph, i: Instruction, args: list[str]) -> str:
 
 
 def _permuted(array: Any, order: Sequence[int]) -> Any:
-    """Return an array with its blocks of gates in another order."""
+    """Return an array whose blocks of gates along the first axis are in the given order."""
     blocks = np.split(array, len(order))
     return np.concatenate([blocks[k] for k in order])
 
 
 def _recurrent(g: _Graph, i: Instruction, args: list[str], kind: str, order: Sequence[int]) -> list[str]:
-    """Add an ONNX node for an LSTM or GRU whose input is already multiplied by the input weights.
+    """Add an ONNX node ``kind`` (LSTM or GRU) whose input is already multiplied by the input weights.
 
-    The input weights of the node are therefore the identity matrix.
+    The input weights of the node are therefore the identity matrix.  ``order`` is the order of the gates in
+    ONNX.
     """
     n = i.args[1].shape[1]
     dtype = i.outs[0].dtype

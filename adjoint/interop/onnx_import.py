@@ -127,7 +127,7 @@ class OnnxModule(Module):
 
 
 def _numbers(value: Any) -> list[int]:
-    """Return an array of integers that the file contains as a list."""
+    """Return an array of integers that is stored in the file, such as a shape, as a list."""
     if isinstance(value, Tensor):
         raise InputError("onnx: shapes and axes that the model computes are not supported.")
     return [int(v) for v in np.atleast_1d(value)]
@@ -265,7 +265,10 @@ def _scatter(x: Any, indices: Any, updates: Any, *, reduction: bytes = b"none") 
 
 
 def _direct(pairs: str) -> dict[str, Callable[..., Any]]:
-    """Return a dictionary from ONNX node types to functions that call one op with the same arguments."""
+    """Return a dictionary from ONNX node types to functions that call one op with the same arguments.
+
+    ``pairs`` is text such as "Add:add Mul:multiply", with the names of the node types and of the ops.
+    """
     split = [pair.split(":") for pair in pairs.split()]
     return {kind: (lambda *xs, name=name: getattr(rec, name)(*xs)) for kind, name in split}
 

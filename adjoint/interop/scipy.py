@@ -195,7 +195,7 @@ def _refuse_derivatives(name: str, options: dict[str, Any], *names: str) -> None
 
 
 def methods_of(name: str, method: str | None) -> list[str]:
-    """Return which methods of ``_Vectors`` a solver uses."""
+    """Return the names of the methods of ``_Vectors`` that the solver ``name`` calls with this ``method``."""
     chosen = method.lower() if isinstance(method, str) else ""
     if name != "minimize":
         return ["values"] + ["jacobian"] * (name == "least_squares" or chosen in ("hybr", "lm"))
@@ -246,7 +246,7 @@ class _Vectors:
         return self.flat.unflatten(tensor(np.asarray(x, np.float64)))
 
     def scalar(self, x: Any) -> Tensor:
-        """Call the function with its further arguments."""
+        """Return the result of the function for the flat array ``x``, as a tensor with one element."""
         return self.f(x, *self.args)
 
     def value(self, x: Any) -> float:
@@ -317,7 +317,7 @@ class _Vectors:
         return self.several(self.f, self.args)[1](x)
 
     def restored(self, result: Any) -> Any:
-        """Return SciPy's result with the solution as a tree."""
+        """Return SciPy's result with ``x`` as a tree, and SciPy's flat solution as ``x_flat``."""
         result.x_flat = result.x
         result.x = self.tree_of(result.x)
         return result
@@ -339,7 +339,10 @@ def _renamed(f: Callable[..., Any], original: Any) -> Callable[..., Any]:
 
 
 def _constraints(given: _Vectors, constraints: Any) -> Any:
-    """Add exact Jacobians to constraints that are dictionaries."""
+    """Return the constraints with exact Jacobians added to those that are dictionaries.
+
+    ``given`` has the layout of the unknowns.
+    """
     if isinstance(constraints, (list, tuple)):
         return [_constraints(given, c) for c in constraints]
     if not isinstance(constraints, dict):

@@ -30,7 +30,7 @@ class Ufunc:
         self.__doc__, self.__module__ = ufunc.__doc__, "numpy"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return tensors, also for arrays."""
+        """Return the ufunc's result as tensors, also if the arguments are arrays."""
         if kwargs or len(args) != self._ufunc.nin:
             return self._ufunc(asarray(args[0]), *args[1:], **kwargs)
         return self._eager(*args)
@@ -77,7 +77,7 @@ def _converted(value: Any) -> Any:
 
 
 def tensor_function(theirs: Any, ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Return adjoint's function with NumPy's parameters, name and documentation."""
+    """Return the function ``ours`` with the parameters, name and documentation of NumPy's ``theirs``."""
     form = interop.numpy.Form(theirs, ours)
 
     @functools.wraps(theirs)
@@ -103,7 +103,10 @@ def _number(found: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 def numpy_only(
     theirs: Any, path: str = "np", instead: str = "It has no derivative in adjoint."
 ) -> Callable[..., Any]:
-    """Return NumPy's function for the values of tensors; it raises for tensors that require grad."""
+    """Return NumPy's function for the values of tensors; it raises for tensors that require grad.
+
+    ``path`` is its name in the error, ``instead`` says what to use.
+    """
     name = f"{path}.{getattr(theirs, '__name__', '')}"
 
     @functools.wraps(theirs)

@@ -75,7 +75,7 @@ def _fromfunction(
 
 
 def _made(theirs: Any) -> Callable[..., Any]:
-    """Return NumPy's function; arrays among its results become tensors."""
+    """Return a function that calls NumPy's ``theirs``; arrays among its results become tensors."""
     plain = numpy_only(theirs)
 
     @functools.wraps(theirs)

@@ -44,7 +44,10 @@ class Joiner:
 
 
 def _directive(text: str, facts: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return axis, least number of axes and place from a text such as "0,2,1"."""
+    """Return axis, least number of axes and position from a text such as "0,2,1".
+
+    ``facts`` has the defaults.
+    """
     try:
         given = [int(part) for part in text.split(",")]
     except ValueError:

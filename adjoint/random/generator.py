@@ -83,7 +83,10 @@ class Generator(Gammas, Discrete):
             made_by_host(lambda: self._start(seeds if seeded else np.random.SeedSequence()), (0,), np.float64)
 
     def _start(self, seeds: np.random.SeedSequence) -> np.ndarray[Any, Any]:
-        """Start the stream of some seeds; return an empty array, because ``made_by_host`` needs an array."""
+        """Start the stream of random numbers for some seeds.
+
+        Return an empty array, because ``made_by_host``, which calls this, needs an array.
+        """
         self._seeds = seeds
         self._numpy = np.random.Generator(np.random.Philox(seeds))
         return np.empty(0)

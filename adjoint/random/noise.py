@@ -40,7 +40,7 @@ class Noise:
         return draw_dtype(op, np.result_type(*given) if dtype is None and given else dtype)
 
     def _noise(self, op: str, kind: str, size: Any, dtype: Any, *params: Any) -> tuple[Any, ...]:
-        """Draw noise with the common shape and dtype of the parameters.
+        """Draw noise of a ``kind`` with the common shape and dtype of the parameters.
 
         Return the dtype, the noise and the parameters.  Half precision is computed in float32, and rounded
         once at the end.
@@ -76,7 +76,10 @@ def elements_at(x: Tensor, drawn: Any, axis: int) -> Tensor:
 
 
 def below(y: Tensor, low: Any, high: Any) -> Tensor:
-    """Return a uniform draw in half precision; numbers that were rounded up to ``high`` are decreased."""
+    """Return the uniform draw ``y`` in half precision, with numbers equal to ``high`` decreased.
+
+    Rounding to half precision may have increased them to ``high``, which a draw never equals.
+    """
     low, high = (rec.astype(asarray(bound), dtype=y.dtype).detach() for bound in (low, high))
     last = rec.nextafter(high, low)
     hit = rec.logical_and(rec.equal(y, high), rec.not_equal(low, high))
@@ -115,7 +118,10 @@ def as_float(op: str, t: Tensor) -> Tensor:
 
 
 def check_values(op: str, value: Any, holds: Callable[[Any], Any], what: str) -> None:
-    """Raise if the values of a parameter are out of range; inside a transform they are not known."""
+    """Raise if ``holds`` is false for values of a parameter; ``what`` says in the message what must hold.
+
+    Inside a transform the values are not known, and nothing is checked.
+    """
 
     def look(data: np.ndarray[Any, Any]) -> None:
         bad = data[~holds(data)]

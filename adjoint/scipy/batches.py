@@ -72,7 +72,10 @@ def batch_of(op: str, f: Callable[..., Any], *given: Any) -> Batch | None:
 def solve_each(
     op: str, solve: Callable[[Any, Any], Any], f: Callable[..., Any], x0: Any, method: str | None = None
 ) -> Any:
-    """Return ``solve(f, x0)``; inside ``vmap``, the ``x_flat`` of the result has a row for each element."""
+    """Return ``solve(f, x0)``; inside ``vmap``, the ``x_flat`` of the result has a row for each element.
+
+    ``op`` is the name of the caller, for errors, and ``method`` the name of SciPy's method.
+    """
     if special.count and (trace := tracing.get()) is not None:
         return _on_host(op, trace, solve, f, x0, methods_of(op, method))
     start = tree.map(asarray, x0) if enclosing.get() is not None else x0
@@ -91,7 +94,10 @@ def solve_each(
 
 
 def _on_host(op: str, trace: Any, solve: Any, f: Callable[..., Any], x0: Any, names: list[str]) -> Any:
-    """Return the result of a solver inside ``ad.compile``, which runs at each call; ``x_flat`` is traced."""
+    """Return the result of a solver inside ``ad.compile``: SciPy runs at each call, and ``x_flat`` is traced.
+
+    ``names`` are the methods of ``_Vectors`` that the solver calls.
+    """
     flat = FlatTree(op, x0, np.float64)
     start = flat.flatten([t.detach() for t in flat.first])
     vector = start.shape, start.dtype

@@ -12,7 +12,7 @@ __all__ = ["scipy_method", "scipy_module", "scipy_only"]
 
 
 def scipy_module(part: str) -> Any:
-    """Return a module of SciPy; raise if SciPy is missing."""
+    """Return the module ``scipy.<part>``; raise if SciPy is missing."""
     try:
         return importlib.import_module(f"scipy.{part}")
     except ImportError:
@@ -20,7 +20,7 @@ def scipy_module(part: str) -> Any:
 
 
 def scipy_only(part: str, name: str) -> Any:
-    """Return a name of a SciPy module; a function accepts only tensors that do not require grad."""
+    """Return the attribute ``name`` of ``scipy.<part>``; functions raise for tensors that require grad."""
     if name.startswith("_"):  # asked for by the import system
         raise AttributeError(f"module 'adjoint.scipy.{part}' has no attribute {name!r}")
     found = getattr(scipy_module(part), name, None)
@@ -50,6 +50,6 @@ class _Distribution:
 
 
 def scipy_method(distribution: str, name: str) -> Any:
-    """Return a method of a SciPy distribution; it accepts tensors that do not require grad."""
+    """Return the method ``name`` of a SciPy distribution; it accepts tensors that do not require grad."""
     found = getattr(getattr(scipy_module("stats"), distribution), name)
     return numpy_only(found, f"scipy.stats.{distribution}") if callable(found) else found

@@ -99,7 +99,11 @@ Examples
 def _like_scipy(
     example: str, shown: str, result: str = "As SciPy's.", returns: str = "Tensor"
 ) -> Callable[..., Any]:
-    """Decorator: accept and ignore SciPy's parameters about memory and checks, and write the docstring."""
+    """Return a decorator that lets a function accept and ignore SciPy's parameters about memory and checks.
+
+    It also completes the docstring: ``example`` is a call with the result ``shown``, and ``returns`` and
+    ``result`` are the type and the description of what the function returns.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__
@@ -357,7 +361,7 @@ def _without_derivative(name: str, why: str, instead: str) -> Callable[..., Any]
 
 
 def refuse(name: str, why: str, instead: str) -> NoReturn:
-    """Raise an error for a function without a derivative."""
+    """Raise the error of a function without a derivative: ``why`` is the reason, ``instead`` the remedy."""
     raise NoGradientError(f"{name}: {why}, so it has no derivative.\n  {instead}")
 
 

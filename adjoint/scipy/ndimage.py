@@ -61,7 +61,7 @@ def _image(op: str, x: Any, output: Any) -> Tensor:
 
 
 def _bordered(op: str, x: Tensor, before: int, after: int, mode: str, cval: float) -> Tensor:
-    """Extend the last axis by a border of ``before`` and ``after`` elements."""
+    """Extend the last axis by ``before`` and ``after`` elements; ``mode`` and ``cval`` give their values."""
     if mode not in _BORDERS:
         raise ArgumentError(f"{op}: mode must be one of {', '.join(_BORDERS)}, not {mode!r}.")
     if _BORDERS[mode] == "constant":
@@ -186,7 +186,10 @@ def convolve1d(
 
 
 def _gaussian(sigma: Tensor, order: int, radius: int) -> Tensor:
-    """Return the filter weights of a derivative of the Gaussian; gradients flow to ``sigma``."""
+    """Return filter weights: the derivative of this order of a Gaussian, at -radius … radius.
+
+    Gradients flow to ``sigma``.
+    """
     x = np.arange(-radius, radius + 1.0).astype(sigma.dtype)
     square = sigma * sigma
     phi = rec.exp(-0.5 / square * x**2)
@@ -346,7 +349,7 @@ def gaussian_filter(
 
 
 def _each(name: str, value: Any, count: int) -> list[Any]:
-    """Return a list with the parameter for each axis."""
+    """Return the parameter ``name`` as a list for ``count`` axes, from one value or one per axis."""
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim:
         items = [value[i] for i in range(value.shape[0])]
     elif isinstance(value, (list, tuple)):
@@ -506,7 +509,10 @@ def map_coordinates(
 
 
 def _gathered(x: Tensor, at: Tensor, order: int, mode: str, cval: float, border: int) -> Tensor:
-    """Return the sum of the elements around each point, with the weights of the splines."""
+    """Return the values of the spline of degree ``order`` with coefficients ``x`` at the points ``at``.
+
+    Beyond the image the mode (and ``cval``) applies; ``border`` is the width of a border added before.
+    """
     outside: Any = None
     places, weights = [], []
     for k in range(x.ndim):

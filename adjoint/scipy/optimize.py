@@ -114,7 +114,7 @@ def _joined(
 
 
 def _at_bounds(x: Any, bounds: Any) -> Any:
-    """Return which unknowns are at a bound."""
+    """Return a mask of the unknowns ``x`` that are at one of their bounds."""
     if bounds is None:
         return np.zeros(x.shape, bool)
     if hasattr(bounds, "lb"):
@@ -549,7 +549,10 @@ def _count(f: Callable[..., Any]) -> int:
 
 
 def _whitened(sigma: Any, y: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that divides residuals by their standard deviations."""
+    """Return a function that divides residuals by their standard deviations ``sigma``.
+
+    If ``sigma`` is a covariance matrix, it multiplies by the inverse of its Cholesky factor.
+    """
     if sigma is None:
         return lambda r: r
     s = floating("curve_fit", sigma)

@@ -52,7 +52,10 @@ class Problem:
         return rec.reshape(y, shape=x.shape)
 
     def solution(self, x: Any, equation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return SciPy's solution, connected to the tensors that the function uses."""
+        """Return SciPy's solution ``x``, connected to the tensors that the function uses.
+
+        ``equation`` is zero at the solution; by default it is the function itself.
+        """
         values = x if isinstance(x, Tensor) else np.asarray(x)
 
         def residual(v: Tensor) -> Tensor:
@@ -75,12 +78,12 @@ def plain_start(x: Any) -> Any:
 
 
 def scipy_function(name: str) -> Any:
-    """Return a function of ``scipy.optimize``."""
+    """Return the function ``name`` of ``scipy.optimize``; raise if SciPy is missing."""
     return getattr(scipy_module("optimize"), name)
 
 
 def _numbers(f: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a function of arrays as one for SciPy: its result is a number or an array of its own."""
+    """Return ``f`` for SciPy: its result is a Python number, or an array that SciPy may write into."""
 
     def numbers(x: Any, *_: Any) -> Any:
         (y,) = f(np.asarray(x, float))
@@ -90,7 +93,7 @@ def _numbers(f: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def _plain(f: Callable[[Tensor], Any]) -> Callable[..., Any]:
-    """Return a function of tensors as one for SciPy."""
+    """Return ``f``, a function of tensors, as a function of arrays for SciPy."""
 
     def numbers(x: Any, *_: Any) -> Any:
         with no_grad():
@@ -128,7 +131,7 @@ def _converged(report: Any) -> Any:
 
 
 def _solved_each(op: str, run: Callable[..., Any], functions: Any, starts: Any, refused: str) -> Any:
-    """Return ``solved`` outside of ``ad.compile``; inside ``ad.vmap``, call SciPy for each element."""
+    """Do what ``solved`` does outside of ``ad.compile``; inside ``ad.vmap``, call SciPy for each element."""
     batch = None
     if enclosing.get() is not None:
         given = [floating(op, x) for x in reversed(starts) if x is not None] or [asarray(1.0)]

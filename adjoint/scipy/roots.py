@@ -498,7 +498,10 @@ def minimize_scalar(
 
 
 def _traced_minimum(function: Problem, x: Tensor, ends: Any, near: Tensor) -> Tensor:
-    """Return a minimum inside ``ad.compile`` or ``ad.vmap``; one at an end does not move."""
+    """Return a minimum inside ``ad.compile`` or ``ad.vmap``; one at an end of the interval is a constant.
+
+    ``x`` is SciPy's solution.  It is at one of the ``ends`` if its distance is at most ``near``.
+    """
     slope = grad(lambda v: floating("minimize_scalar", function(v)))
 
     def free(v: Tensor) -> Tensor:

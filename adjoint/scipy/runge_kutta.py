@@ -46,7 +46,7 @@ class Method(NamedTuple):
 
 @functools.cache
 def method_of(name: str) -> Method:
-    """Return the coefficients of a SciPy method."""
+    """Return the coefficients of the SciPy method ``name``."""
     solver = getattr(scipy_module("integrate"), name)
     if name == "Radau":
         return _radau(scipy_module("integrate._ivp.radau").P)
@@ -76,7 +76,10 @@ def _radau(p: Array) -> Method:
 
 
 def _dop853(d: Array, b: Array, s: int) -> Array:
-    """Return the weights ``w`` of DOP853: SciPy's nested form of the polynomial, multiplied out."""
+    """Return the weights ``w`` of DOP853: SciPy's nested form ``d`` of the polynomial, multiplied out.
+
+    ``b`` are the weights of a step, and ``s`` is the number of its stages.
+    """
     one = np.polynomial.Polynomial
     x, rest = one([0.0, 1.0]), one([1.0, -1.0])
     products = [
@@ -104,7 +107,7 @@ def _dop853(d: Array, b: Array, s: int) -> Array:
 def transfer(m: Method, h: Array, jac: Array) -> Any:
     """Return ∂k/∂y for all stages, of shape (steps, stages, n, n).
 
-    ``jac`` has the Jacobians of the right-hand side at the stages.
+    ``h`` are the lengths of the steps, ``jac`` the Jacobians of the right-hand side at the stages.
     """
     steps, stages, n, _ = jac.shape
     size = h[:, None, None]

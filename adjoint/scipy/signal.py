@@ -301,7 +301,10 @@ def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayL
 
 
 def _moving(x: Tensor, factors: Tensor) -> Tensor:
-    """Return Σ factors[k] x[n-k], for len(factors) - 1 times beyond the end of x, too."""
+    """Return y[n] = Σ factors[k] x[n-k] along the last axis.
+
+    The result has len(factors) - 1 elements more than x.
+    """
     order = factors.shape[0] - 1
     total: Any = None
     for k in range(order + 1):
@@ -314,7 +317,10 @@ def _moving(x: Tensor, factors: Tensor) -> Tensor:
 
 
 def _window(op: str, window: Any, nperseg: int | None, length: int) -> tuple[Tensor, int]:
-    """Return the window as a tensor, and its length."""
+    """Return the window as a tensor, and its length; ``window`` is a name with parameters, or values.
+
+    ``length`` is that of the signal, which limits ``nperseg``.
+    """
     if isinstance(window, (str, tuple)):
         size = min(256, length) if nperseg is None else nperseg
         return asarray(scipy_module("signal").get_window(window, size)), size

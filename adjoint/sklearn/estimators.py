@@ -113,7 +113,11 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
     def _validated(
         self, X: Any, y: Any, sample_weight: Any, *, first: bool, classes: Any = None
     ) -> tuple[Any, Any, Any]:
-        """Return inputs, targets and weights as arrays, without samples of weight 0."""
+        """Return inputs, targets and weights as arrays, without samples of weight 0.
+
+        ``first`` says that this is the first call of ``fit`` or ``partial_fit``; ``classes`` are all classes,
+        or None.
+        """
         self._check_options()
         X, y = validate_data(self, X, y, reset=first, dtype=_FLOATS, **self._target_checks)
         weight = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
@@ -191,7 +195,7 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         return (losses * weight).sum() / weight.sum()
 
     def _raw(self, X: Any) -> Any:
-        """Return the outputs of the network."""
+        """Return the outputs of the network for ``X``, before they become predictions."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=_FLOATS)
         dtype = next(p.dtype for p in self.module_.parameters())
@@ -211,14 +215,14 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
 
     @abstractmethod
     def _encode(self, y: Any, dtype: Any, first: bool, classes: Any) -> Any:
-        """Return the targets in the form that the loss expects."""
+        """Return the targets in the form that the loss expects; the arguments are as in ``_validated``."""
 
     @abstractmethod
     def _outputs(self) -> int:
         """Return the number of outputs of the network."""
 
     def _split(self, target: Any) -> dict[str, Any]:
-        """Return options for splitting the samples into training and validation."""
+        """Return keyword arguments of ``train_test_split``, which splits off the validation samples."""
         return {}
 
     def _shaped(self, prediction: Tensor, target: Any) -> Tensor:

@@ -27,7 +27,7 @@ _STEPS = {"central": 1e-6, "complex": 1e-20}
 
 @dataclass(frozen=True)
 class _How:
-    """How derivatives are approximated and compared."""
+    """Settings: how derivatives are approximated, and with which tolerances they are compared."""
 
     method: str
     eps: float
@@ -41,7 +41,7 @@ class _How:
         return "the complex step" if self.method == "complex" else "central differences"
 
     def wrong(self, analytic: Array, numeric: Array) -> Array:
-        """Return where two derivatives differ by more than the tolerance; NaN differs from everything."""
+        """Return a mask of elements that differ by more than the tolerance; NaN differs from everything."""
         with np.errstate(invalid="ignore"):
             close = np.abs(analytic - numeric) <= self.atol + self.rtol * np.abs(numeric)
         return ~close
@@ -323,7 +323,7 @@ def _coordinates(a: Any) -> Array:
 
 
 def _moved(args: Sequence[Any], k: int, step: Array, how: _How) -> list[Any]:
-    """Return the arguments, as constants, with coordinates ``step`` added to argument ``k``."""
+    """Return the arguments, as constants, with ``step`` added to the elements of argument ``k``."""
     moved = [a.detach() if isinstance(a, Tensor) else a for a in args]
     if how.method == "complex":
         moved = [

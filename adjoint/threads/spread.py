@@ -96,7 +96,7 @@ def pieces(size: int, length: int) -> list[slice]:
 
 
 def scratch(size: int, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
-    """Return an array of this thread, which is valid until the next call in the same thread."""
+    """Return an uninitialised array of this thread, which is valid until the next call in the same thread."""
     wanted = size * dtype.itemsize
     memory = getattr(_local, "memory", None)
     if memory is None or memory.size < wanted:
@@ -128,7 +128,8 @@ def spread_in_turn(
 ) -> None:
     """Run two passes, the second after the first; skip the second if ``unless()`` is true.
 
-    This equals two calls of ``spread``, but wakes the helpers only once.
+    Each pass is a function and its parts, as in ``spread``.  This equals two calls of ``spread``, but wakes
+    the helpers only once.
     """
     if threads < 2 or _pool.forked:
         spread(*first, 1)
@@ -274,7 +275,7 @@ class _Job:
 
 
 def _soon_empty(marks: set[int]) -> bool:
-    """Spin briefly until the set is empty; return whether it is."""
+    """Wait actively for a short time until the set ``marks`` is empty; return whether it is."""
     for _ in range(_LOOKS):
         if not marks:
             return True
@@ -337,7 +338,7 @@ _pool = _Pool()
 
 
 def _lose_helpers() -> None:
-    """Use no helpers in a forked child, because it is likely one of many processes."""
+    """Use no helpers in a forked child, which is likely one of many processes."""
     global _pool
     _pool = _Pool(forked=True)
 

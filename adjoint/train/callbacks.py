@@ -144,14 +144,14 @@ class Callback:
 
 
 class _Monitor(Callback):
-    """Base class: track the best value of one logged number."""
+    """Base class of callbacks that track the best value of one logged metric."""
 
     def __init__(self, monitor: str, mode: str, delta: float = 0.0) -> None:
         self.monitor, self.sign, self.delta = monitor, sign_of(mode), delta
         self.best = math.inf  # times the sign, so that the lowest is the best
 
     def better(self, logs: Mapping[str, float]) -> bool:
-        """Return whether the number is finite and better than all earlier ones; store it if so."""
+        """Return whether the monitored metric is finite and better than all before; store it if so."""
         if self.monitor not in logs:
             raise ArgumentError(
                 f"{type(self).__name__}: {self.monitor!r} is not logged.  Monitor one of "
@@ -164,7 +164,7 @@ class _Monitor(Callback):
         return True
 
     def identity(self) -> dict[str, Any]:
-        """Return the name of the number and the mode."""
+        """Return the name of the metric and the mode, by which a checkpoint recognises this callback."""
         return {"monitor": self.monitor, "sign": self.sign, "delta": self.delta}
 
     def state_dict(self) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class BestCheckpoint(_Monitor):
         return self.checkpoints.best()
 
     def identity(self) -> dict[str, Any]:
-        """Return the name of the number, the mode and the directory."""
+        """Return the metric, the mode and the directory, by which a checkpoint recognises this callback."""
         return {**super().identity(), "path": os.path.realpath(self.checkpoints.directory)}
 
     def on_resume(self, trainer: Trainer) -> None:
@@ -333,11 +333,11 @@ class Log(Callback, ABC):
             os.replace(self.path, f"{os.fspath(self.path)}.old")
 
     def identity(self) -> dict[str, Any]:
-        """Return the path and the interval."""
+        """Return the path and the interval, by which a checkpoint recognises this callback."""
         return {"path": os.path.realpath(self.path), "every": self.every}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the size of the file."""
+        """Return the size of the file, so that a resumed run can remove later lines."""
         path = Path(self.path)
         return {"size": path.stat().st_size if path.exists() else 0}
 
@@ -391,7 +391,7 @@ class CSVLog(Log):
         file.flush()
 
     def _header(self, row: dict[str, float]) -> list[str] | None:
-        """Return the columns of an existing file; raise if they do not match."""
+        """Return the columns of an existing file, or None; raise if they do not match those of ``row``."""
         with open(self.path, newline="") as file:
             columns = next(csv.reader(file), None)
         other = [] if columns is None else [name for name in row if name not in columns]
@@ -484,7 +484,7 @@ class GradientFlow(Callback):
             self.history.append((step, norms))
 
     def identity(self) -> dict[str, Any]:
-        """Return the interval."""
+        """Return the interval, by which a checkpoint recognises this callback."""
         return {"every": self.every}
 
     def dead(self, threshold: float = 1e-12) -> list[str]:

@@ -221,14 +221,14 @@ class Checkpoints:
 
 
 def sign_of(mode: str) -> int:
-    """Return 1 for "min" and -1 for "max"; the best score has the lowest product with this sign."""
+    """Return 1 for the mode "min" and -1 for "max": the best score is the one with the lowest sign·score."""
     if mode not in ("min", "max"):
         raise ArgumentError(f"mode must be 'min' or 'max', not {mode!r}.")
     return 1 if mode == "min" else -1
 
 
 def _score(path: Path) -> tuple[float, str | None] | None:
-    """Return the score of a checkpoint and the name of the monitored number; None if it has no score."""
+    """Return the score of a checkpoint and the name of the monitored metric; None if it has no score."""
     try:
         meta = _meta(path)
     except FileError:  # a damaged checkpoint has no score

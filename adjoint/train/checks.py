@@ -106,7 +106,7 @@ def check_arguments(trainer: Trainer) -> None:
 
 
 def check_parameters(trainer: Trainer) -> None:
-    """Raise if parameters are not registered, or if the optimiser lacks some or has others."""
+    """Raise if the model has unregistered parameters, or if the optimiser has different parameters."""
     unseen = unseen_parameters(trainer.model)
     if unseen:
         raise InputError(
@@ -137,7 +137,10 @@ def check_parameters(trainer: Trainer) -> None:
 
 
 def _refuse_class(name: str, value: Any, base: type, arguments: str = "…") -> None:
-    """Raise if a class was given instead of an instance."""
+    """Raise if a class was given instead of an instance of ``base``.
+
+    ``name`` is the name of the argument, and ``arguments`` those of the example in the message.
+    """
     if isinstance(value, type) and issubclass(value, base):
         raise InputError(
             f"Trainer: {name} is the class {value.__name__}.  Pass an instance: "
@@ -164,7 +167,10 @@ def _check_hooks(callback: Callback) -> None:
 
 
 def check_monitors(followers: Iterable[Any], numbers: Collection[str]) -> None:
-    """Raise if a callback or schedule monitors a validation number, but there is no validation."""
+    """Raise if a callback or schedule monitors a validation metric, but there is no validation.
+
+    ``followers`` are the callbacks and schedules, ``numbers`` the names that are logged.
+    """
     for follower in followers:
         name = getattr(follower, "monitor", None)
         if name in numbers:
@@ -175,7 +181,10 @@ def check_monitors(followers: Iterable[Any], numbers: Collection[str]) -> None:
 
 
 def check_batches(where: str, loader: Any, pairs: bool) -> None:
-    """Raise if a loader is not iterable, or contains arrays instead of pairs."""
+    """Raise if a loader is not iterable, or yields arrays although the loss needs pairs.
+
+    ``where`` is the name of the argument, for errors; ``pairs`` says that (inputs, targets) are needed.
+    """
     if not isinstance(loader, Iterable):
         raise InputError(f"{where}: a loader must be iterable, not {words.a(type(loader).__name__)}.")
     parts = loader if isinstance(loader, (tuple, list)) else [loader]

@@ -21,8 +21,9 @@ _LENGTHS = 64  # shapes of batches that are remembered, such as lengths of padde
 class CompiledLoss:
     """Compute the loss of a batch and its gradients in one compiled program.
 
-    Batches with as many examples as the first one run as native code.  Others, such as a short last batch,
-    and padded sequences run by replay, because a second native build does not pay off for a few batches.
+    Batches with as many examples as the first one run as native code.  Other batches, such as a short last
+    batch, and padded sequences run without native code, because building it does not pay off for a few
+    batches.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -51,7 +52,10 @@ class CompiledLoss:
         self.replay = compile(loss_and_backward, backend="replay", limit=_LENGTHS)
 
     def __call__(self, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
-        """Add the gradients of a batch; return its loss, the numbers to log, and its weight."""
+        """Add the gradients of a batch; return its loss, the metrics to log, and its weight.
+
+        ``pieces`` is the number of pieces that the batch of this step is divided into.
+        """
         whole = self.trainer.loss
         weights = whole.weights_now() if isinstance(whole, ComposedLoss) else None
         rows = examples_in(batch)
@@ -67,5 +71,5 @@ class CompiledLoss:
 
 
 def _counts(share: Any) -> bool:
-    """Return whether the rows of a loss have a weight that is not 0; True if it is not known in the trace."""
+    """Return whether a loss has rows with a weight that is not 0; True if this is not known in the trace."""
     return isinstance(share, Tensor) or share != 0

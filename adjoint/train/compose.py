@@ -233,7 +233,10 @@ class ComposedLoss(Module):
 
 
 def _of_model(function: Callable[..., Any], model: Any) -> Any:
-    """Call a term that depends only on the model; its reductions do not affect the weight of a batch."""
+    """Call a term that depends only on the model.
+
+    Means that the term computes do not affect the weight of a batch.
+    """
     with noting_reductions(None):
         return function(model)
 
@@ -250,7 +253,10 @@ class TermNorms:
         self._weight = 0.0
 
     def add(self, loss: ComposedLoss, weight: float = 1.0) -> None:
-        """Add the gradients of the last forward; keep the graph for the backward of the total loss."""
+        """Add the gradients of the terms in the last forward, multiplied by the weight of the piece.
+
+        The graph is kept for the backward of the total loss.
+        """
         self._weight += weight
         for name, value in loss._last.items():
             sums = self._sums.setdefault(name, [None] * len(self._params))

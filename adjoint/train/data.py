@@ -171,7 +171,7 @@ Cut = Callable[[Callable[[Any], Any], Any], Share]
 
 
 def _share(group: Group, pieces: int, make: Callable[[Any], Any], chosen: Any) -> Share:
-    """Return this rank's share of a batch, which is divided into ``pieces``.
+    """Return this rank's share of a batch, which is divided into ``pieces`` over all ranks.
 
     ``chosen`` are the indices or samples of the batch; ``make`` makes a batch from some of them.
     """
@@ -380,7 +380,8 @@ class DataLoader:
     ) -> Iterator[Any]:
         """Yield the batches with the numbers ``which``; for a stream, skip the first ``which`` batches.
 
-        ``cut`` is applied to each batch, if it is not None.
+        ``cut`` is applied to each batch, if it is not None.  ``before`` has batches that were prepared for an
+        interrupted iteration.
         """
         if isinstance(which, int):
             yield from self._stream(which, before, cut)

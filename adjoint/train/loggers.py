@@ -18,7 +18,7 @@ __all__ = ["MLflowLog", "TensorBoardLog", "WandbLog"]
 
 
 class _Tracker(Callback, ABC):
-    """Base class: call ``_send`` with the numbers of each epoch or step, and the number of the step."""
+    """Base class: call ``_send`` with the metrics of each epoch or step, and the number of the step."""
 
     def __init__(self, every: str = "epoch") -> None:
         if every not in ("epoch", "step"):
@@ -26,23 +26,23 @@ class _Tracker(Callback, ABC):
         self.every = every
 
     def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Send the numbers of a step if ``every`` is "step"."""
+        """Send the metrics of a step if ``every`` is "step"."""
         if self.every == "step" and self.writes:
             self._send({k: float(v) for k, v in logs.items()}, trainer.step)
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Send the numbers of an epoch; only those of the validation if ``every`` is "step"."""
+        """Send the metrics of an epoch; only those of the validation if ``every`` is "step"."""
         if self.writes and (self.every == "epoch" or any(k.startswith("val_") for k in logs)):
             new = logs if self.every == "epoch" else {k: v for k, v in logs.items() if k.startswith("val_")}
             self._send({k: float(v) for k, v in new.items()}, trainer.step)
 
     def identity(self) -> dict[str, Any]:
-        """Return the interval."""
+        """Return the interval, by which a checkpoint recognises this callback."""
         return {"every": self.every}
 
     @abstractmethod
     def _send(self, numbers: dict[str, float], step: int) -> None:
-        """Send numbers of one step."""
+        """Send the metrics ``numbers`` of one step."""
 
 
 class TensorBoardLog(_Tracker):
@@ -78,7 +78,7 @@ class TensorBoardLog(_Tracker):
         self._event, self._summary, self._open = event_pb2.Event, summary_pb2.Summary, EventFileWriter
 
     def identity(self) -> dict[str, Any]:
-        """Return the directory and the interval."""
+        """Return the directory and the interval, by which a checkpoint recognises this callback."""
         return {"path": os.path.realpath(self.directory), **super().identity()}
 
     def on_end(self, trainer: Trainer) -> None:

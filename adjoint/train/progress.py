@@ -58,7 +58,10 @@ class Progress:
             self._bar.update(self._task, description=f"epoch {epoch + 1}/{self._epochs}", completed=behind)
 
     def step(self, logs: Mapping[str, float], weight: float, unit: str) -> None:
-        """Show the numbers of a step, and count its weight in the given unit."""
+        """Show the metrics of a step, and add its weight (such as 64 examples) to the throughput.
+
+        ``unit`` is the noun of the weight.
+        """
         if self._bar is not None:
             self._recent.append((time.perf_counter(), weight))
             self._bar.update(
@@ -80,7 +83,7 @@ class Progress:
             )
 
     def stopped(self, step: int, reason: str, resumable: bool) -> None:
-        """Print a line with the reason why training ended early, and whether it can be resumed."""
+        """Print why training ended early at a step, and whether it can be resumed."""
         if self._bar is not None:
             more = "; its checkpoint is written, and fit(resume=True) continues from it" if resumable else ""
             self._bar.console.print(f"{reason} after step {step}{more}", highlight=False, markup=False)
@@ -93,7 +96,7 @@ class Progress:
 
 
 def numbers_line(logs: Mapping[str, float]) -> str:
-    """Return names and numbers in one line."""
+    """Return the names and values of metrics in one line."""
     return "  ".join(f"{name} {value:.4g}" for name, value in logs.items())
 
 

@@ -52,7 +52,7 @@ def size_and_rank(group: Any) -> tuple[int, int]:
 
 
 class RankLoop:
-    """The part of a trainer that depends on its group."""
+    """The part of a trainer that is different with ``group=``: steps and validation over several ranks."""
 
     def __init__(self, trainer: Trainer, group: Group) -> None:
         self.trainer, self.group = trainer, group
@@ -92,7 +92,7 @@ class RankLoop:
         return loader.cut(self.group, self.trainer.pieces) if isinstance(loader, DataLoader) else loader
 
     def step(self, batch: Any) -> tuple[Numbers, Numbers, float]:
-        """Make an update from a batch; return the means, the gradient norms of terms, and the weight."""
+        """Make an update from a batch; return the mean metrics, gradient norms of terms, and the weight."""
         trainer, acc = self.trainer, self.trainer.accumulator
         part = batch if isinstance(batch, Share) else self._cut(batch)
         norms = _RankNorms(trainer, self.group) if trainer._term_norms() else None
@@ -135,7 +135,10 @@ class RankLoop:
         return Share(rows, found)
 
     def _add(self, part: Share, facts: Facts, norms: _RankNorms | None) -> None:
-        """Add the gradients of the pieces in ``part``, this rank's share of a batch."""
+        """Add the gradients of the pieces in ``part``, this rank's share of a batch.
+
+        The metrics are added to ``facts``, the gradients of terms to ``norms``.
+        """
         trainer, acc = self.trainer, self.trainer.accumulator
         with self._keyed_draws() as key:
             for k, (number, piece) in enumerate(part.pieces):
@@ -158,7 +161,7 @@ class RankLoop:
                 facts.numbers.append((weight, {"loss": loss.item(), **numbers}))
 
     def _means(self) -> Numbers:
-        """Return the means over the pieces of all ranks; sums are exact, so their order does not matter."""
+        """Return the means over the pieces of all ranks, which do not depend on the order of the pieces."""
         heard: list[Facts] = self.ranks.heard
         rows = [each.rows for each in heard]
         if len(set(rows)) > 1:
@@ -193,13 +196,16 @@ class RankLoop:
         self.trainer.stopped = next((reason for reason in asked if reason is not None), None)
 
     def agree_to_stop(self, where: str) -> None:
-        """Stop on all ranks if one of them asks for it."""
+        """Stop on all ranks if one of them asks for it; ``where`` names this call in errors."""
         self._hear(self.group.gather(self.asked, where))
 
     # Validation and checkpoints --------------------------------------------------------------------
 
     def evaluated(self, loader: Iterable[Any], until_stopped: bool) -> Numbers | None:
-        """Return the mean of each metric over a loader; None if stopped.  Batches are divided among ranks."""
+        """Return the mean of each metric over a loader, whose batches are divided among the ranks.
+
+        Return None if ``until_stopped`` is True and training was stopped.
+        """
         trainer, rank, size = self.trainer, self.group.rank, self.group.size
         self.average_buffers()
         found: list[tuple[int, float, Numbers]] = []
@@ -271,7 +277,10 @@ class _RankNorms(TermNorms):
 
 
 def _mean(pairs: list[tuple[float, float]]) -> float:
-    """Return Σ weight·value / Σ weight, exactly rounded if finite; values of weight 0 are ignored."""
+    """Return Σ weight·value / Σ weight of pairs (value, weight), exactly rounded if finite.
+
+    Values with weight 0 are ignored.
+    """
     pairs = [(w, x) for w, x in pairs if w]
     if not pairs:
         return math.nan
@@ -295,7 +304,7 @@ def _buffers(trainer: Trainer) -> list[tuple[str, Tensor]]:
 
 
 def _generators(trainer: Trainer) -> list[Generator]:
-    """Return the generators of all modules; raise for generators of NumPy, which have no keys."""
+    """Return the generators of all modules; raise for NumPy's generators, whose draws cannot be keyed."""
     found: dict[int, Generator] = {}
     for path, module in _modules(trainer):
         for name, value in vars(module).items():

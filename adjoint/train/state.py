@@ -22,7 +22,7 @@ __all__ = ["matched", "of", "restore", "resume", "state_of"]
 
 
 def of(trainer: Trainer) -> dict[str, Any]:
-    """Return the state of a trainer without the values of the model, which are stored separately."""
+    """Return the state of a training run, without the values of the model, which are stored separately."""
     return {
         "step": trainer.step,
         "epoch": trainer.epoch,
@@ -153,7 +153,7 @@ def _refuse_other_freezing(trainer: Trainer, state: Mapping[str, Any]) -> None:
 
 
 def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:
-    """Return the names that identify a callback: class, identity, and path relative to the checkpoints."""
+    """Return what identifies a callback: class, identity, and path relative to the checkpoints."""
     identity = callback.identity()
     if trainer.checkpoints is None or "path" not in identity:
         beside = None

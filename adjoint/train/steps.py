@@ -21,7 +21,7 @@ Step = tuple[dict[str, float], dict[str, float], float]  # numbers, norms of gra
 
 
 def whole_step(trainer: Trainer, batch: Any) -> Step:
-    """Make an update from a whole batch; return numbers to log, gradient norms of terms, and the weight."""
+    """Make an update from a whole batch; return the metrics, the gradient norms of terms, and the weight."""
     params = list(trainer.named_parameters(frozen=True).values())
     norms = trainer._term_norms()
     drop(params)
@@ -46,7 +46,7 @@ def whole_step(trainer: Trainer, batch: Any) -> Step:
 
 
 def step_in_pieces(trainer: Trainer, batch: Any) -> Step:
-    """Make an update from the pieces of a batch; return means, gradient norms of terms, and the weight."""
+    """Make an update from the pieces of a batch; return mean metrics, gradient norms of terms and weight."""
     averages, total = Averages(), 0.0
     norms = trainer._term_norms()
     acc = trainer.accumulator

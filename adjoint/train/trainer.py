@@ -229,7 +229,7 @@ class Trainer:
         return named if frozen else {k: p for k, p in named.items() if p.requires_grad}
 
     def _check_names(self) -> None:
-        """Raise if two numbers would be logged under one name."""
+        """Raise if two metrics would be logged under one name."""
         means = ["loss", *self.metrics, *self._term_names()]
         names = [*RESERVED, *self.metrics, *self._term_names(), *(f"val_{name}" for name in means)]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -356,7 +356,7 @@ class Trainer:
         return loader if left or not skip else itertools.islice(loader, skip, None)
 
     def place(self) -> Any:
-        """Return the state of the loader after the last completed step."""
+        """Return the state of the data loader after the last completed step."""
         if not isinstance(self._loader, DataLoader):
             return states.state_of(self._loader)
         state, steps = self._began
@@ -499,7 +499,7 @@ class Trainer:
         return found
 
     def _evaluated(self, loader: Iterable[Any], until_stopped: bool = False) -> dict[str, float] | None:
-        """Return the means over a loader; None if ``until_stopped`` is True and training was stopped."""
+        """Return the mean metrics over a loader; None if ``until_stopped`` and training was stopped."""
         averages = Averages()
         enough = False
         if self._ranks is not None:

@@ -37,7 +37,10 @@ RESERVED = ("loss", "lr", "grad_norm", "seconds", "epoch", "step")  # names in t
 
 
 def loss_of(trainer: Trainer, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
-    """Return the loss of a batch or of one of its ``pieces``, the other numbers to log, and the weight."""
+    """Return the loss of a batch, the other metrics to log, and the weight of the batch.
+
+    ``pieces`` is the number of pieces that the batch of this step is divided into.
+    """
     return finished(trainer, batch, *computed(trainer, batch), pieces)
 
 
@@ -46,7 +49,7 @@ def computed(
 ) -> tuple[Any, Mapping[str, Any], Reductions]:
     """Return the loss of a batch, the other values to log, and the loss functions that were called.
 
-    ``loss_function`` is called instead of a composed loss of the trainer.
+    ``loss_function``, if given, is called instead of the loss of the trainer.
     """
     numbers: dict[str, Any] = {}
     found: Reductions = []
@@ -69,9 +72,10 @@ def computed(
 def finished(
     trainer: Trainer, batch: Any, loss: Any, numbers: Mapping[str, Any], found: Reductions, pieces: int
 ) -> tuple[Tensor, dict[str, float], float]:
-    """Check the results of a batch; return the loss, the numbers to log and the weight.
+    """Check the results of a batch; return the loss, the metrics to log and the weight.
 
-    ``found`` lists the loss functions that were called; ``pieces`` is the number of pieces of the batch.
+    ``numbers`` are further values to log, ``found`` lists the loss functions that were called, and ``pieces``
+    is the number of pieces of the batch.
     """
     if not isinstance(loss, Tensor):
         raise InputError(
@@ -194,13 +198,13 @@ def examples_in(batch: Any) -> int:
 
 
 class Averages:
-    """Weighted means of named numbers."""
+    """Weighted means of named metrics."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}  # name: Σ weight·value, Σ weight
 
     def add(self, numbers: Mapping[str, float], weight: float) -> None:
-        """Add one value for each name, all with this weight; values with weight 0 are ignored, even NaN."""
+        """Add a value for each name, all with this weight; with weight 0 they are ignored, even NaN."""
         for name, value in numbers.items():
             sums = self._sums.setdefault(name, [0.0, 0.0])
             if weight:

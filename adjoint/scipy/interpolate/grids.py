@@ -199,7 +199,7 @@ class RegularGridInterpolator:
         return y
 
     def _at(self, cells: Sequence[Tensor]) -> Tensor:
-        """Return the values at grid points, given by their indices along each axis."""
+        """Return the values at the grid points with the indices ``cells``, one tensor of indices per axis."""
         nd, shape = len(self.grid), self.values.shape
         flat: Any = 0
         for k in range(nd):
@@ -230,7 +230,7 @@ def _method(method: str) -> str:
 
 
 def _places(xi: Any, nd: int) -> Tensor:
-    """Return points with their coordinates in the last axis."""
+    """Return points with their nd coordinates in the last axis, from such an array or a tuple of arrays."""
     if isinstance(xi, tuple):
         parts = [floating("interpn", p) for p in xi]
         shape = np.broadcast_shapes(*(p.shape for p in parts))

@@ -24,7 +24,10 @@ __all__ = ["CubicHermiteSpline", "CubicSpline", "PPoly", "PchipInterpolator", "m
 
 
 def increasing(op: str, x: Any, least: int = 2) -> Tensor:
-    """Return the data points as a vector of floats; raise if they do not increase."""
+    """Return the data points as a vector of floats; raise if they do not increase or are too few.
+
+    ``least`` is the smallest number of points.
+    """
     x = floating(op, x)
     if x.ndim != 1 or x.shape[0] < least:
         raise ShapeError(f"{op}: x must be a vector of at least {least} numbers, but has shape {x.shape}.")
@@ -163,7 +166,7 @@ def _differentiated(c: Tensor, nu: int) -> Tensor:
 
 
 def _data(op: str, x: Any, y: Any, axis: int) -> tuple[Tensor, Tensor, int]:
-    """Return the points, the values with the interpolation axis first, and this axis."""
+    """Return the points, the values with the interpolation axis first, and the index of this axis."""
     x, y = increasing(op, x), floating(op, y)
     where = canonical_axis(op, axis, y.ndim) % y.ndim
     y = moveaxis(y, where, 0)
@@ -387,7 +390,8 @@ def _monotone(x: Tensor, y: Tensor) -> Tensor:
 def _edge(h0: Tensor, h1: Tensor, m0: Tensor, m1: Tensor) -> Tensor:
     """Return the slope at an end by the three-point formula, limited so that no new extremum appears.
 
-    ``h0`` and ``h1`` are the lengths of the first two intervals, ``m0`` and ``m1`` the slopes of the data.
+    ``h0`` and ``h1`` are the lengths of the first two intervals, ``m0`` and ``m1`` the slopes of the data
+    there.
     """
     d = ((2 * h0 + h1) * m0 - h0 * m1) / (h0 + h1)
     other = rec.sign(d) != rec.sign(m0)

@@ -29,7 +29,7 @@ def __dir__() -> list[str]:
 
 
 def _split(op: str, a: Any) -> tuple[Any, Any]:
-    """Return the elements of a matrix and their positions; a constant matrix has no elements."""
+    """Return the elements of a matrix and their positions; for a constant, no elements and the operator."""
     if isinstance(a, SparseArray):
         return a.data, a.pattern
     if hasattr(a, "tocoo") or hasattr(a, "matvec"):

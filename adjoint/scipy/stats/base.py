@@ -66,7 +66,7 @@ class Distribution:
         self.__doc__ = f"The distribution ``scipy.stats.{name}`` on tensors."
 
     def arguments(self, method: str, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the argument and all parameters as tensors of one dtype."""
+        """Return the argument ``x`` and all parameters as tensors of one dtype; ``method`` is for errors."""
         names = (*self.shapes, *self.last)
         if len(args) > len(names):
             raise InputError(
@@ -229,7 +229,10 @@ class Continuous(Distribution):
         return rec.exp(self.logpdf(x, *args, **kwargs))
 
     def _between(self, method: str, x: Any, args: Any, kwargs: Any, below: float, above: float) -> Tensor:
-        """Return a function of the standard form; below and above the support it has constant values."""
+        """Return the method of the standard distribution at ``x``.
+
+        Outside of the support it has the values ``below`` and ``above``.
+        """
         y, shapes, _, _ = self._standard(method, x, args, kwargs)
         low, high = self._support(*shapes)
         # infinities are outside of every support

@@ -400,7 +400,10 @@ class _Gumbel(Continuous):
 
 
 class _TruncNorm(Continuous):
-    """The normal distribution truncated to [a, b]; its mass is computed in the nearer tail."""
+    """The normal distribution truncated to [a, b].
+
+    Its mass is computed in the nearer tail, so that it does not cancel.
+    """
 
     def _valid(self, a: Any, b: Any) -> list[Any]:
         ordered = a < b

@@ -61,7 +61,10 @@ class _Density(Multivariate):
 
 
 def _located(op: str, x: Any, loc: Any, shape: Any) -> tuple[Tensor, Tensor, tuple[int, ...], int]:
-    """Return the deviations as columns, the Cholesky factor, the shape of the result, and the dimension."""
+    """Return the deviations x - loc as columns, a Cholesky factor, the result's shape, and the dimension.
+
+    The factor is that of ``shape``, the covariance or scale matrix.
+    """
     matrix = floating(op, 1.0 if shape is None else shape)
     centre = None if loc is None else floating(op, loc)
     dim = matrix.shape[0] if matrix.ndim else 1 if centre is None or not centre.ndim else centre.shape[0]
@@ -85,7 +88,10 @@ def _located(op: str, x: Any, loc: Any, shape: Any) -> tuple[Tensor, Tensor, tup
 
 
 def _distance(columns: Tensor, factor: Tensor, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return the squared Mahalanobis distances and the logarithm of the determinant."""
+    """Return the squared Mahalanobis distances of ``columns``, and the logarithm of the determinant.
+
+    ``factor`` is the Cholesky factor, ``lead`` the shape of the result.
+    """
     z = solve_triangular(factor, columns, lower=True)
     squares = rec.reshape(sum(z * z, axis=0), shape=lead)
     return squares, 2 * sum(rec.log(diagonal(factor)))

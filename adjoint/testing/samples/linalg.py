@@ -57,7 +57,7 @@ def _hermitian(*shape: int) -> Any:
 
 
 def _filled(*shape: int, lower: bool = True) -> Any:
-    """Return Hermitian matrices with numbers added to one triangle, so that they are not Hermitian."""
+    """Return Hermitian matrices with numbers added to one triangle (the lower one if ``lower``)."""
     other = array(*shape, seed=5)
     return _hermitian(*shape) + (np.triu(other, 1) if lower else np.tril(other, -1))
 
