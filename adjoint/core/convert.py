@@ -67,7 +67,7 @@ def tensor(data: ArrayLike, *, dtype: DTypeLike | None = None, requires_grad: bo
             [3, 4]], dtype=int64)
     """
     if isinstance(data, Tensor):
-        check_conversion(data, "a new leaf", "Use x itself or x.clone(), which keep the history.")
+        check_conversion(data, "a new leaf", "Use x itself or x.clone(), which keep the graph.")
     elif special.count and tracing.get() is not None and _is_traced(data):
         data = asarray(data, dtype=dtype)
     if type(data) is Traced and data._data.numbers() is None:

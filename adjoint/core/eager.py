@@ -75,7 +75,7 @@ out._extra = None
 # Choose what is saved, which depends on the gradients that are wanted: x * 2 does not save x.
 CHOOSE = """
 saves = saved[{wanted}]
-if saves is None:  # an argument without a rule has a history
+if saves is None:  # only an argument without a rule is part of a graph
     out._node = node_of_smooth(op, ({arguments},), NO_PARAMS, data)
     return out
 """

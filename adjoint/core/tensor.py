@@ -123,7 +123,7 @@ class Tensor(Methods):
     _node: Any  # None: constant; LEAF: a leaf that requires grad; a Node: made by that op
     _version: int  # incremented by each write
     _extra: _Extra | None
-    # Set only on views without history: a weak reference to the viewed tensor, and its _source.
+    # Set only on views that are not part of a graph: a weak reference to the viewed tensor, and its _source.
     _source: tuple[weakref.ref[Tensor], Any]
 
     def __new__(cls, *_: object, **__: object) -> Tensor:

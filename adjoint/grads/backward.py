@@ -438,7 +438,7 @@ def gradients(
     retain_graph : bool, optional
         Whether saved values are kept, for a second backward.  The default is ``create_graph``.
     create_graph : bool
-        Whether the results have history and can be differentiated again.
+        Whether the results are recorded and can be differentiated again.
     allow_unused : bool
         Whether the gradient of an input that no output depends on is None instead of an error.
     workers : int or "auto", optional

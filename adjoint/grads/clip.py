@@ -38,7 +38,7 @@ class _Place:
 
     def __init__(self, label: str, grad: Any, param: Tensor | None, put: Callable[[Any], None]) -> None:
         if transform.get() is not None and isinstance(grad, Tensor):
-            # the factor of the clipping has no history
+            # the factor of the clipping is a constant
             check_conversion(
                 grad,
                 "a clipped gradient",

@@ -595,7 +595,7 @@ class _Solution:
         """Return v with J v = -b, or Jᵀ v = -b if ``transposed``; ``product`` multiplies by that matrix."""
         try:
             if self.batch is not None or _is_lifted(x) or _is_lifted(b):
-                # ordinary ops keep the histories of surrounding vmaps
+                # ordinary ops stay connected to graphs outside of surrounding vmaps
                 return _solve_each(self._matrix(x, recording, transposed), -b)
             v = within(grad_mode, False, self._solved_plainly, x.detach(), b.detach(), product, transposed)
         except np.linalg.LinAlgError as error:

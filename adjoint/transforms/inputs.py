@@ -251,7 +251,7 @@ class Recorded:
         if not isinstance(t, Tensor):
             return t
         if not self.mode:
-            return t.detach()  # from all histories, including those of outer levels
+            return t.detach()  # from all graphs, including those of outer levels
         return t if t._node is None or self.reaches_outside([t]) else wrap(t._data)
 
 
@@ -348,7 +348,7 @@ def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
                     f"{transform}: {place} is {words.a(kind_of(leaf))}, not a tensor, an array or a number.\n"
                     "  Return it beside the result with has_aux=True."
                 )
-            # conversions to numbers never drop a history silently, so a number is a constant
+            # conversions to numbers never drop a graph silently, so a number is a constant
             leaf = leaves[i] = tensor(float(leaf) if isinstance(leaf, int) else leaf)
         if not differentiable(leaf.dtype):
             raise DTypeError(

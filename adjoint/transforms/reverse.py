@@ -210,7 +210,7 @@ def _value_and_grad(
         value, found = root._data.copy() if root.shape else root._data[()], arrays(found)
     else:
         value = run.value(root)
-        if run.plain:  # aux may have a history
+        if run.plain:  # aux may be part of a graph
             value, aux, found = returned((value, aux, found))
     grads = iter(found)
     packed = [tree.unflatten(s, [next(grads) for _ in range(s.count)]) for s in structures]
