@@ -272,8 +272,8 @@ def _gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> A
         spacing *= len(axes)
     if len(spacing) != len(axes):
         raise ArgumentError(
-            f"np.gradient: {words.count(len(spacing), 'spacing')} for "
-            f"{words.count(len(axes), 'axis', 'axes')}."
+            f"np.gradient: there must be one spacing, or one per axis, but there are {len(spacing)} spacings "
+            f"for {words.count(len(axes), 'axis', 'axes')}."
         )
     if edge_order not in (1, 2):
         raise ArgumentError(f"np.gradient: edge_order must be 1 or 2, not {edge_order!r}.")
@@ -293,7 +293,9 @@ def _slope(f: Tensor, h: Any, axis: int, edge_order: int) -> Tensor:
     h = weak_tensor(h, f.dtype)
     steps = rec.broadcast_to(h, shape=(n - 1,)) if h.ndim == 0 else our("diff")(h)
     if steps.shape != (n - 1,):
-        raise ShapeError(f"np.gradient: {h.shape[0]} coordinates for an axis of length {n}.")
+        raise ShapeError(
+            f"np.gradient: there must be {n} coordinates, one per element of the axis, but got {h.shape[0]}."
+        )
     rise = our("diff")(f) / steps  # the slope of each step
     left, right = steps[:-1], steps[1:]
     inside = (right * rise[..., :-1] + left * rise[..., 1:]) / (left + right)

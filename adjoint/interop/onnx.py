@@ -418,7 +418,7 @@ def _einsum(g: _Graph, i: Instruction, args: list[str]) -> str:
     letters = dict.fromkeys("".join(texts))
     names = dict(zip(letters, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", strict=False))
     if i.params.get("extra"):
-        raise InputError("onnx: this einsum has no ONNX form.")
+        raise InputError("onnx: this einsum has no ONNX form.  Write it with matmul and transpose.")
     left, right, output = ("".join(names[c] for c in text) for text in texts)
     return g.node("Einsum", *args, equation=f"{left},{right}->{output}")
 

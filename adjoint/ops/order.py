@@ -422,10 +422,10 @@ def check_levels(op: str, q: Any, method: str) -> Any:
             f"{op}: method must be one of {', '.join((*_CONTINUOUS, *_DISCRETE))}, not {method!r}."
         )
     levels = array_of(without_gradient(op, "q", q)).astype(np.float64)
-    if not np.all((levels >= 0) & (levels <= 1)):
-        raise ArgumentError(
-            f"{op}: each value of q must be between 0 and {100 if op.endswith('percentile') else 1}."
-        )
+    wrong = levels[~((levels >= 0) & (levels <= 1))]
+    if wrong.size:
+        top = 100 if op.endswith("percentile") else 1
+        raise ArgumentError(f"{op}: each value of q must be from 0 to {top}, but one is {wrong[0] * top:g}.")
     return levels
 
 

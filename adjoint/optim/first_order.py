@@ -85,7 +85,10 @@ class SGD(Optimizer):
         """Raise if a hyper-parameter is out of range, or Nesterov momentum is used without momentum."""
         super().check(hyper)
         if hyper["nesterov"] and (not hyper["momentum"] or hyper["dampening"]):
-            raise ArgumentError("SGD: nesterov=True needs momentum above 0 and dampening=0.")
+            raise ArgumentError(
+                "SGD: nesterov=True requires a momentum above 0 and dampening=0, but momentum is "
+                f"{hyper['momentum']!r} and dampening is {hyper['dampening']!r}."
+            )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
         """Return the velocity, or nothing without momentum.

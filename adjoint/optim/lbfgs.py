@@ -94,7 +94,9 @@ class LBFGS:
     def lr(self, value: float) -> None:
         number_between("LBFGS: lr", value, 0.0)
         if value == 0:
-            raise ArgumentError("LBFGS: lr must be positive, because the line search begins with it.")
+            raise ArgumentError(
+                "LBFGS: lr must be positive, but is 0: it is the first step length of the line search."
+            )
         self._lr = float(value)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -264,7 +264,10 @@ class DataLoader:
 
     def _count(self) -> int:
         if not self.sized:
-            raise InputError("DataLoader: the number of batches of an iterable is not known in advance.")
+            raise InputError(
+                "DataLoader: an iterable has no len(), because the number of its batches is not known.\n"
+                "  Pass arrays or a list to use len()."
+            )
         return len(self.data if self.columns is None else next(iter(self.columns.values())))
 
     def __iter__(self) -> Iterator[Any]:

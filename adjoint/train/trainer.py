@@ -234,7 +234,10 @@ class Trainer:
         names = [*RESERVED, *self.metrics, *self._term_names(), *(f"val_{name}" for name in means)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ArgumentError(f"Trainer: several logged numbers are named {', '.join(map(repr, twice))}.")
+            raise ArgumentError(
+                f"Trainer: several logged numbers are named {', '.join(map(repr, twice))}.\n"
+                "  Rename the metrics or the terms of the loss."
+            )
 
     def _term_names(self) -> list[str]:
         """Return the names that a composed loss logs: its terms, and the gradient norms of its terms."""

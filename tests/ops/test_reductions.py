@@ -307,8 +307,8 @@ MISTAKES = [
     (ShapeError, lambda: ad.average(np.ones((2, 3)), axis=0, weights=np.ones(3)),
      "average: the weights must have the shape of x, (2, 3), or that of its axis 0, but have shape (3,).\n"
      "  Pass one weight per element, or one per element along axis=."),
-    (ArgumentError, lambda: ad.quantile([1.0], 2), "quantile: each value of q must be between 0 and 1."),
-    (ArgumentError, lambda: ad.percentile([1.0], 101), "percentile: each value of q must be between 0 and 100."),
+    (ArgumentError, lambda: ad.quantile([1.0], 2), "quantile: each value of q must be from 0 to 1, but one is 2."),
+    (ArgumentError, lambda: ad.percentile([1.0], 101), "percentile: each value of q must be from 0 to 100, but one is 101."),
     (ArgumentError, lambda: ad.quantile([1.0], 0.5, method="best"),
      "quantile: method must be one of linear, hazen, weibull, median_unbiased, normal_unbiased, "
      "interpolated_inverted_cdf, lower, higher, midpoint, nearest, not 'best'."),
