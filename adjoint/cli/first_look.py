@@ -56,7 +56,7 @@ def first_look() -> str:
 
 
 def _differences(f: Callable[[Any], Any], leaf: Any, step: float = 1e-6) -> Any:
-    """Return the derivative by central differences, one element at a time."""
+    """Return the derivative of ``f`` by central differences, moving one element of ``leaf`` at a time."""
     out = np.empty(leaf.shape)
     for index in np.ndindex(leaf.shape):
         shift = np.zeros(leaf.shape)

@@ -38,7 +38,7 @@ def ranked(a: Any, ndim: int) -> Any:
 
 
 def full_batch(a: Any, size: int) -> Any:
-    """Return the value of an argument with the batch axis in front; repeat it if it has no batch axis."""
+    """Return the value of argument ``a`` with a batch axis of ``size`` elements in front."""
     if not isinstance(a, Batched):
         return np.broadcast_to(a, (size,))
     return a.value if a.batched else held.broadcast_to(a.value, shape=(size, *a.shape))

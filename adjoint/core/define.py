@@ -195,7 +195,7 @@ def _checked_names(
 ) -> tuple[tuple[str, ...], str]:
     """Return the names that the rules use for the arguments and for the output.
 
-    Raises if a value passed to ``define`` is invalid.
+    The arguments are those of ``define``; raise if one is invalid.
     """
     if kind not in KINDS:
         raise ArgumentError(f"define {name!r}: kind must be one of {', '.join(KINDS)}, not {kind!r}.")
@@ -244,7 +244,10 @@ def _dynamic(op: Op) -> Callable[..., Any]:
 def _names(
     name: str, rules: tuple[RuleFunction | None, ...], joint: RuleFunction | None, arity: int | None
 ) -> tuple[tuple[str, ...], str]:
-    """Return the names of the arguments and the output, taken from the parameters of the first rule."""
+    """Return the names of the arguments and the output, taken from the parameters of the first rule.
+
+    ``joint`` is the rule for all arguments, if there is one, and ``arity`` the number of arguments, if given.
+    """
     count = 1 if arity is None else arity
     unnamed = tuple("xyzw"[:count]), "out"
     first = joint or next((r for r in rules if r is not None), None)

@@ -196,7 +196,7 @@ def _explain(assignment: Augmented, t: Tensor, y: Any, error: Exception) -> Neve
 
 
 def _check_fits(assignment: Augmented, t: Tensor, found: Tensor) -> None:
-    """Raise if the result of ``t + y`` has a different shape or cannot be cast to the dtype of ``t``."""
+    """Raise if ``found``, the result of ``t + y``, cannot be stored in ``t``: by its shape or its dtype."""
     if found.shape != t.shape:
         raise ShapeError(
             f"x {assignment.sign} y: the result has shape {found.shape}, but x has shape {t.shape}.\n"

@@ -193,7 +193,10 @@ def node_of(
 def node_of_smooth(
     op: Op, args: tuple[Any, ...], params: dict[str, Any], data: Any, values: Sequence[Any] | None = None
 ) -> Node | None:
-    """Record one operation if an argument that has a derivative rule is part of a graph; else return None."""
+    """Record one operation if an argument that has a derivative rule is part of a graph; else return None.
+
+    ``data`` is the output, and ``values`` are as in ``node_of``.
+    """
     parents = parents_of(op, args)
     return None if parents is None else node_of(op, args, params, parents, data, values)
 

@@ -141,7 +141,8 @@ def _give(
 ) -> None:
     """Add ``gp``, the result of the rule for argument ``i``, to the gradient of ``parent``, or to ``kept``.
 
-    With ``fits``, the shape and dtype of ``gp`` are those of the parent.
+    ``zeros`` are the zeros of ``g``, the gradient of the node.  With ``fits``, the shape and dtype of ``gp``
+    are those of the parent.
     """
     op, xp = node.op, run.xp
     own: Zeros | None = None
@@ -213,7 +214,8 @@ def pull_joint(
 ) -> list[Any]:
     """Return the gradients that the joint rule of a node returns; None for parents that need none.
 
-    A joint rule computes the gradients of all arguments.  ``values`` and ``out`` are what the node saved.
+    A joint rule computes the gradients of all arguments.  ``values`` and ``out`` are what the node saved,
+    ``zeros`` are the zeros of ``g``, and ``needed`` the nodes and leaves that need a gradient.
     """
     op = node.op
     parents = node.parents
@@ -383,7 +385,10 @@ def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) ->
 
 
 def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> None:
-    """Add ``g`` in place at the index of an index op; the cost depends only on the selected elements."""
+    """Add ``g`` in place to the gradient of ``parent``, at the index that the index op ``node`` reads.
+
+    The cost depends only on the selected elements.
+    """
     if node.op is PICK:
         _add_output(run, parent, node.params["index"], g, zeros)
         return
@@ -418,7 +423,7 @@ def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> No
 
 
 def contribute(run: Run, parent: Any, gp: Any) -> None:
-    """Add a contribution that ``pull`` has stored in ``kept``, in a parallel run."""
+    """Add ``gp``, a contribution that ``pull`` has stored in ``kept``, to ``parent``, in a parallel run."""
     if type(gp) is Masked:
         add(run, parent, gp.g, gp.zeros)
     elif type(gp) is Placed:
@@ -434,7 +439,7 @@ def narrowed_gradient(xp: Namespace, g: Value, key: Value, wide: set[Any]) -> An
 
 
 def _add_output(run: Run, parent: Any, index: int, g: Any, zeros: Zeros | None) -> None:
-    """Add the gradient of one output to the gradients of the node that has all outputs.
+    """Add the gradient of output ``index`` to the gradients of ``parent``, the node of all outputs.
 
     The gradient must have no NaN at marked zeros (see ``engine/zeros.py``).
     """

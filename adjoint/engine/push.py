@@ -280,7 +280,10 @@ def _apply(op: Op, xp: Namespace, args: Sequence[Any], params: dict[str, Any]) -
 
 
 def _transposed(node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, ...], out: Any) -> Any:
-    """Return the tangent computed from the rules, which are linear in g: J t = d/dg <vjp(g), t>."""
+    """Return the tangent computed from the rules, which are linear in g: J t = d/dg <vjp(g), t>.
+
+    ``values`` and ``out`` are the arguments and the output of the node's op.
+    """
     op = node.op
     several = op.outputs > 1
     values = tuple(map(_tensor, values))
@@ -318,7 +321,8 @@ def _rules_of_leaf(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Evaluate the rules of a node with ``leaves`` as gradients, recorded.
 
-    Return the results that depend on the leaves, and the tangents of the same arguments.
+    ``values`` and ``out`` are the arguments and the output of the op.  Return the results that depend on the
+    leaves, and the tangents of the same arguments.
     """
     op = node.op
     # conj(rule(conj(g))) is the gradient of a holomorphic op; rules of several outputs do it themselves

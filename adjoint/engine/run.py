@@ -138,8 +138,9 @@ def differentiate(
     """Run backward from ``roots`` with the gradients ``seeds``, tensors of the same shapes and dtypes.
 
     Returns the run and the leaves with their gradients; nothing else has changed.  ``targets`` and, without
-    them, ``watched`` may have nodes; their gradients are in the run's ``captured``. With ``chosen`` the
-    caller chose the seeds: their zeros count as zeros by selection.
+    them, ``watched`` may have nodes; their gradients are in the run's ``captured``.  With ``chosen`` the
+    caller chose the seeds: their zeros count as zeros by selection.  ``events``, ``only`` and ``since`` are
+    as in ``make_plan``, ``retain`` and ``on_ready`` as in ``Run``, and ``runner`` runs the plan.
     """
     if special.count and tracing.get() is not None:
         _refuse_outside(roots)

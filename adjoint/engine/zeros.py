@@ -276,7 +276,7 @@ def meet(a: Zeros | None, b: Zeros | None) -> Zeros | None:
 
 
 def same(a: Zeros | None, b: Zeros | None) -> bool:
-    """Return whether two gradients have the same zeros; then NaNs need be replaced only in their sum."""
+    """Return whether two gradients have the same zeros: NaNs then need to be replaced only in their sum."""
     return a is b or (a is not None and b is not None and (a.origin or a) is (b.origin or b))
 
 

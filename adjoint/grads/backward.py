@@ -387,7 +387,8 @@ def backward_on(
     """Run a backward from ``root`` with the gradient ``seed``, and return the gradients in a store.
 
     ``only`` limits the backward to the nodes with these sequence numbers.  ``watched`` are tensors with nodes
-    whose gradients are stored as well if there are no ``inputs``.
+    whose gradients are stored as well if there are no ``inputs``.  The other arguments are as in
+    ``ad.backward``.
     """
     targets = None if inputs is None else several_tensors("inputs", inputs)
     early = _Early(on_leaf_ready, False)

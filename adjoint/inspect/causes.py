@@ -83,7 +83,7 @@ def _finding(kind: str, sentence: str, names: Iterable[str] = (), place: Place |
 def findings_of(
     watch: Watch, roots: Sequence[Any], names: Names, optimizers: Sequence[Optimizer]
 ) -> list[Finding]:
-    """Return the problems of a watched step, as sentences.
+    """Return the problems of the step that ``watch`` has recorded, as sentences.
 
     ``roots`` are the tensors from which backward was called, and ``names`` has the parameters.
     """

@@ -203,7 +203,7 @@ class Watch(Observer):
     def end(
         self, op: Any, operands: tuple[Any, ...], params: dict[str, Any], results: tuple[Any, ...]
     ) -> None:
-        """Record the op.
+        """Record an op with its operands and results.
 
         An op whose start was not seen, such as a call of a custom rule, takes no time.
         """
@@ -260,7 +260,10 @@ class Watch(Observer):
         self.flows.append(flow)
 
     def left(self, t: Any, view: Any, how: str) -> None:
-        """Record that values of ``t`` leave the graph by ``detach()`` (a flow) or as numbers (an escape)."""
+        """Record that values of ``t`` leave the graph: by ``detach()`` as the tensor ``view``, or as numbers.
+
+        If they leave as numbers, ``view`` is None, and ``how`` names the conversion.
+        """
         if not self.values:
             return
         if view is None:

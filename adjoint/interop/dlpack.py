@@ -33,7 +33,10 @@ def dlpack(
     dl_device: tuple[Any, int] | None = None,
     copy: bool | None = None,
 ) -> Any:
-    """Return the values as a DLPack capsule for another library."""
+    """Return the values as a DLPack capsule for another library: the method ``__dlpack__``.
+
+    The arguments are those of the DLPack protocol.
+    """
     check_conversion(self, "a DLPack capsule", "The other library does not record what it does with it.")
     if stream is not None:
         raise InputError("__dlpack__: the cpu has no streams, so stream must be None.")

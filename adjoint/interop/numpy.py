@@ -186,7 +186,10 @@ def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: A
 
 
 def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Call the function of adjoint with the name of NumPy's function."""
+    """Call the function of adjoint with the name of NumPy's function ``func``.
+
+    This is the method ``__array_function__`` of tensors.
+    """
     if func is np.atleast_1d:
         _check_filter(sys._getframe(1), args)
     form = _forms.get(func)

@@ -238,7 +238,7 @@ class _ChannelNorm(Module):
         return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
     def _update(self, mean: Tensor, var: Tensor, count: int, share: float) -> None:
-        """Move the running statistics towards those of a batch by the fraction ``share``.
+        """Move the running statistics towards the mean and variance of a batch by the fraction ``share``.
 
         ``count`` is the number of elements per channel.  The running variance is the unbiased variance.
         """

@@ -193,7 +193,11 @@ def cross_entropy(
 def _soft_cross_entropy(
     op: str, x: Tensor, t: Tensor, weight: Any, reduction: str, smoothing: float
 ) -> Tensor:
-    """Return -Σ t log softmax(x), the cross entropy with target probabilities t; the mean is over rows."""
+    """Return -Σ t log softmax(x), the cross entropy with target probabilities t.
+
+    ``weight`` are the weights of the classes, and ``smoothing`` is the label smoothing.  The mean is over the
+    rows.
+    """
     if x.shape != t.shape or not x.ndim:
         raise ShapeError(
             f"{op}: a float target is read as probabilities and must have the prediction's shape {x.shape}, "

@@ -115,7 +115,10 @@ def one_hot(indices: ArrayLike, num_classes: int | None = None, dtype: DTypeLike
 def _table(
     layer: str, num_embeddings: int, embedding_dim: int, padding_idx: int | None, *, rng: init.Rng, dtype: Any
 ) -> Tensor:
-    """Return random initial weights of an embedding; the row ``padding_idx`` is 0."""
+    """Return random initial weights of shape (num_embeddings, embedding_dim); row ``padding_idx`` is 0.
+
+    ``layer`` is the name of the caller, for errors.
+    """
     table = init.normal((num_embeddings, embedding_dim), rng=rng, dtype=dtype)
     if padding_idx is None:
         return table

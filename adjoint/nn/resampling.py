@@ -99,7 +99,7 @@ def interpolate(
 def _targets(space: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[tuple[int, ...], list[float]]:
     """Return the new lengths, and the distance in the input between neighbouring elements of the result.
 
-    ``space`` are the old lengths.
+    ``space`` are the old lengths.  Either ``size``, the new lengths, or ``scale_factor`` is given.
     """
     nd = len(space)
     if (size is None) == (scale_factor is None):

@@ -130,7 +130,8 @@ def _attention_weights_rule(
 ) -> list[Any]:
     """Return the gradients of q, k and the mask m from ``g``, the gradient of the weights p.
 
-    The formulas are ds = p (g - Σ g p), dq = ds k, dk = dsᵀ q, up to the factor ``scale``.
+    The formulas are ds = p (g - Σ g p), dq = ds k, dk = dsᵀ q, up to the factor ``scale``.  ``wanted`` says
+    which gradients are needed.
     """
     ds = g - xp.matmul(g * p, _column_of_ones(p))
     ds *= p
@@ -152,7 +153,7 @@ def _attention_rule(
     """Return the gradients of q, k, v and the mask m from ``g``, the gradient of the output o.
 
     They are those of ``_attention_weights_rule`` for the gradient dp = g vᵀ of the weights, where Σ dp p = Σ
-    g o, and dv = pᵀ g.
+    g o, and dv = pᵀ g.  ``wanted`` says which gradients are needed.
     """
     g, g_total = g
     o, log_total = out

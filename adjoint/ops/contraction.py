@@ -182,7 +182,8 @@ def _matrix(
 ) -> Step:
     """Return a step that makes a stack of matrices: the axes ``batch``, merged ``rows``, merged ``columns``.
 
-    If the columns come first in memory, the matrices are transposed views.
+    ``labels`` are those of the array, and ``sizes`` has their lengths.  If the columns come first in memory,
+    the matrices are transposed views.
     """
     if rows and columns and labels.index(columns[0]) < labels.index(rows[0]):
         step = _arranged(labels, (batch, columns, rows), sizes)
@@ -466,7 +467,7 @@ Program = tuple[tuple[tuple[int, Shape], ...], tuple[tuple[tuple[int, ...], dict
 def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Array) -> Program:
     """Return the plan of an einsum: the operands to reshape first, then the steps.
 
-    Each step names the operands that it contracts, and their labels.
+    Each step names the operands that it contracts, and their labels.  ``optimize`` is the argument of einsum.
     """
     inputs, output = _parsed(subscripts, shapes)
     sizes = _sizes(subscripts, inputs, shapes)
@@ -505,7 +506,10 @@ def _is_matmul(a: str, b: str, output: str) -> bool:
 
 
 def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]:
-    """Return the labels of each operand and of the output, one character per axis, without ellipses."""
+    """Return the labels of each operand and of the output of an einsum, one character per axis.
+
+    Ellipses in the subscripts are replaced by labels, given the shapes of the operands.
+    """
     text = subscripts.replace(" ", "")
     front, arrow, back = text.partition("->")
     terms = front.split(",")
@@ -570,7 +574,10 @@ def _ellipsis_width(subscripts: str, term: str, i: int, shape: Shape) -> int | N
 
 
 def _sizes(subscripts: str, inputs: list[str], shapes: tuple[Shape, ...]) -> dict[str, int]:
-    """Return the length of each label; raise if operands disagree."""
+    """Return the length of each label in ``inputs``, the labels of the operands; raise if operands disagree.
+
+    ``subscripts`` is the user's text, for errors.
+    """
     sizes: dict[str, int] = {}
     seen: dict[str, int] = {}
     for i, (labels, shape) in enumerate(zip(inputs, shapes, strict=True)):
@@ -595,7 +602,8 @@ def _path(
 ) -> Sequence[tuple[int, ...]]:
     """Return which operands to contract in each step: a pair, or a single operand.
 
-    ``optimize`` is the argument of ``np.einsum_path``.
+    ``inputs`` and ``output`` are labels, ``sizes`` their lengths, and ``optimize`` is as in
+    ``np.einsum_path``.
     """
     if len(inputs) < 3:
         return [tuple(range(len(inputs)))]

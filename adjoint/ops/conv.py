@@ -239,7 +239,10 @@ def _padding(op: str, padding: Any, nd: int, kernel: Shape, stride: Shape, dilat
 
 
 def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> tuple[Tensor, int]:
-    """Return the kernels as a tensor and the number of groups, checked against the images ``x``."""
+    """Return the kernels as a tensor and the number of groups, checked against the images ``x``.
+
+    ``transposed`` says that they are the kernels of a transposed convolution.
+    """
     w = asarray(weight)
     try:
         groups = operator.index(groups)

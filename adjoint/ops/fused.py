@@ -210,7 +210,10 @@ def _standardize(xp: Namespace, x: Value, axis: Shape, eps: float) -> Any:
 def _standardize_rule(
     xp: Namespace, g: Value, out: Value, x: Value, wanted: Sequence[bool], axis: Shape, eps: float
 ) -> list[Any]:
-    """Return the gradient (g - mean g - z mean(g z)) / σ, where z is the output and σ = √(var + eps)."""
+    """Return the gradient of x for a standardisation, whose outputs are z, the mean and the variance.
+
+    Its part from the gradient g of z is (g - mean g - z mean(g z)) / σ, with σ = √(var + eps).
+    """
     gz, gmean, gvar = g
     z, _, var = out
     sigma = xp.sqrt(var + eps)

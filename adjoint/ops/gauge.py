@@ -195,8 +195,9 @@ def apart(xp: Namespace, gaps: Value, span: Value) -> Any:
 def refuse_mixed(xp: Namespace, inner: Value, g: Value, gaps: Value, span: Value, op: str) -> None:
     """Raise if the gradient depends on equal eigenvalues and also on their eigenvectors.
 
-    ``g`` is the gradient of the eigenvalues, and ``inner`` that of the eigenvectors in their own basis.  A
-    function such as h(w) vvᵀ needs h' there, which is not known here.
+    ``g`` is the gradient of the eigenvalues, and ``inner`` that of the eigenvectors in their own basis.
+    ``gaps`` are the differences of the eigenvalues, and ``span`` is the largest one.  A function such as h(w)
+    vvᵀ needs h' there, which is not known here.
     """
     n = inner.shape[-1]
     symmetric = xp.abs(inner + adjoint_of(xp, inner))

@@ -78,7 +78,10 @@ class Pattern:
         return data[..., self.order]
 
     def pulled(self, xp: Namespace, u: Any, z: Any, data: Any) -> Any:
-        """Return the gradient of the elements, -u zᵀ at their positions."""
+        """Return the gradient of the elements of A in A z = y: -u zᵀ at their positions.
+
+        u is the solution of Aᵀ u = g.
+        """
         return -xp.sum(u[..., self.rows, :] * z[..., self.cols, :], axis=(-1,), keepdims=False)
 
 

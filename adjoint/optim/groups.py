@@ -99,8 +99,9 @@ class Unit:
     ) -> list[Update]:
         """Increment the step counts of parameters with a gradient; return the updates to write.
 
-        Nothing is written here, so that an error changes no parameter.  Functions that the caller must call
-        after all updates are appended to ``scatters``.
+        ``grads`` has a gradient or None for each parameter.  Nothing is written here, so that an error
+        changes no parameter.  Functions that the caller must call after all updates are appended to
+        ``scatters``.
         """
         present = [g is not None for g in grads]
         if not any(present):

@@ -46,7 +46,7 @@ class ShardedUnit(Unit):
     def updates(
         self, optimizer: Optimizer, grads: list[Any], hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> list[Update]:
-        """Return the updates of this rank's slice.
+        """Return the updates of this rank's slice; ``grads`` has a gradient or None for each parameter.
 
         A function that exchanges the slices of all ranks is appended to ``scatters``, to be called after the
         updates.

@@ -94,9 +94,9 @@ def solve_each(
 
 
 def _on_host(op: str, trace: Any, solve: Any, f: Callable[..., Any], x0: Any, names: list[str]) -> Any:
-    """Return the result of a solver inside ``ad.compile``: SciPy runs at each call, and ``x_flat`` is traced.
+    """Return the result of ``solve(f, x0)`` inside ``ad.compile``: SciPy runs at each call.
 
-    ``names`` are the methods of ``_Vectors`` that the solver calls.
+    ``x_flat`` of the result is traced.  ``names`` are the methods of ``_Vectors`` that the solver calls.
     """
     flat = FlatTree(op, x0, np.float64)
     start = flat.flatten([t.detach() for t in flat.first])

@@ -157,7 +157,10 @@ def _refuse_report(op: str, refused: str) -> None:
 
 
 def as_vector(op: str, x0: Any, full_output: bool) -> Any:
-    """Return a start as a vector: plain numbers, or a tensor inside ``ad.compile`` and ``ad.vmap``."""
+    """Return the start ``x0`` as a vector: plain numbers, or a tensor inside ``ad.compile`` and ``ad.vmap``.
+
+    Raise if ``full_output`` is set there.
+    """
     _refuse_report(op, REPORT * full_output)
     start = asarray(x0).detach()
     if not isinstance(start, Traced):

@@ -123,7 +123,10 @@ def transfer(m: Method, h: Array, jac: Array) -> Any:
 
 
 def _blocks(m: Method, h: Array, jac: Array) -> Any:
-    """Return the matrix of the equations for implicit stages, 1 - h a_ij J_i."""
+    """Return the matrix of the equations for the stages of an implicit method ``m``: 1 - h a_ij J_i.
+
+    ``jac`` has the Jacobians J_i of the right-hand side at the stages.
+    """
     steps, stages, n, _ = jac.shape
     inner = -h[:, None, None, None, None] * np.einsum("ij,siab->siajb", m.a, jac)
     return inner.reshape(steps, stages * n, stages * n) + np.eye(stages * n)
@@ -132,11 +135,12 @@ def _blocks(m: Method, h: Array, jac: Array) -> Any:
 def pulled_steps(
     m: Method, h: Array, k: Array, jac: Array, gy: Array, gk: Array | None
 ) -> tuple[Any, Any, Any]:
-    """Propagate gradients of the states (``gy``) and stages (``gk``) back through all steps.
+    """Propagate gradients of the states (``gy``) and stages (``gk``) back through all steps of a method.
 
-    Return the gradients of the initial state, of the values of the right-hand side at the stages (steps,
-    stages, n), and of the step lengths.  The gradient of a step length does not include its effect on the
-    times of the stages.
+    ``h`` are the lengths of the steps, ``k`` the stages and ``jac`` the Jacobians of the right-hand side
+    there.  Return the gradients of the initial state, of the values of the right-hand side at the stages
+    (steps, stages, n), and of the step lengths.  The gradient of a step length does not include its effect on
+    the times of the stages.
     """
     steps, stages, n, _ = jac.shape
     along = transfer(m, h, jac)

@@ -164,7 +164,10 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         return nn.Sequential(*layers[:-1])
 
     def _run(self, X: Any, target: Any, weight: Any, epochs: int, rng: Any, held_out: Any) -> None:
-        """Train for a number of epochs; ``held_out`` are the data for validation, or None."""
+        """Train for a number of epochs on inputs ``X`` with targets and sample weights.
+
+        ``held_out`` are the data for validation, or None, and ``rng`` draws the order of the samples.
+        """
         loader = train.DataLoader(
             (X, target, weight), min(self.batch_size, len(X)), shuffle=True, seed=int(rng.randint(2**31))
         )

@@ -345,7 +345,10 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def _differences(expected: Any, got: Any, where: str) -> Any:
-    """Yield a line for each place where two states differ in structure, shape or dtype."""
+    """Yield a line for each place where ``got`` differs from ``expected`` in structure, shape or dtype.
+
+    ``where`` is the path of the place.
+    """
     here = where or "the state"
     if isinstance(expected, (Tensor, np.ndarray)):
         if not isinstance(got, (Tensor, np.ndarray)):

@@ -41,7 +41,10 @@ class _How:
         return "the complex step" if self.method == "complex" else "central differences"
 
     def wrong(self, analytic: Array, numeric: Array) -> Array:
-        """Return a mask of elements that differ by more than the tolerance; NaN differs from everything."""
+        """Return a mask of the elements of two derivatives that differ by more than the tolerance.
+
+        NaN differs from everything.
+        """
         with np.errstate(invalid="ignore"):
             close = np.abs(analytic - numeric) <= self.atol + self.rtol * np.abs(numeric)
         return ~close
@@ -175,7 +178,10 @@ def gradgradcheck(
 
 
 def _run(f: Function, args: list[Any], how: _How, first: int, count: int, raise_exception: bool) -> bool:
-    """Check ``count`` orders; ``f`` is the derivative of order ``first`` of the user's function."""
+    """Check ``count`` orders of derivatives; return whether all are correct, or raise.
+
+    ``f`` is the derivative of order ``first`` of the user's function.
+    """
     if count < 1:
         raise ArgumentError(f"gradcheck: order must be at least 1, but is {count}.")
     try:
@@ -266,7 +272,11 @@ def _outputs(f: Function, args: Sequence[Any]) -> list[Tensor]:
 def _gradient_function(
     f: Function, args: list[Any], grad_outputs: Any, seed: int
 ) -> tuple[Function, list[Any]]:
-    """Return the gradient of ``f`` as a function of its arguments and of the gradients of its outputs."""
+    """Return the gradient of ``f`` as a function of its arguments and of the gradients of its outputs.
+
+    Also return the arguments to call it with.  ``grad_outputs`` are the gradients, or None for random ones
+    from ``seed``.
+    """
     count = len(args)
     wanted = [i for i, a in enumerate(args) if _checked(a)]
     if grad_outputs is None:
@@ -305,7 +315,7 @@ def _gradient_function(
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], is_complex: bool) -> Array:
-    """Return random numbers of both signs, not near zero: a small factor would hide a wrong element."""
+    """Return random numbers of both signs, not near zero, where a wrong element would not be noticed."""
     real = rng.uniform(0.5, 1.5, shape) * rng.choice([-1.0, 1.0], shape)
     return np.asarray(real + 1j * _random(rng, shape, False) if is_complex else real)
 
@@ -340,7 +350,7 @@ def _moved(args: Sequence[Any], k: int, step: Array, how: _How) -> list[Any]:
 
 
 def _difference(f: Function, args: Sequence[Any], k: int, direction: Array, how: _How) -> list[Array]:
-    """Return the derivative of each output along ``direction`` in argument ``k``."""
+    """Return the derivative of each output of ``f`` along ``direction`` in argument ``k``, by differences."""
     step = how.eps * direction
     with no_grad():
         if how.method == "complex":
@@ -422,9 +432,10 @@ def _check_elements(
     how: _How,
     level: int,
 ) -> None:
-    """Compare whole Jacobians, one per output and input.
+    """Compare whole Jacobians with finite differences, one per output and input.
 
-    ``places`` are the positions of ``leaves`` in ``args``; ``level`` is the order of the derivative.
+    ``places`` are the positions of ``leaves`` in ``args``; ``how`` has the settings, and ``level`` is the
+    order of the derivative.
     """
     rows = [_coordinates(y.numpy()).size for y in outputs]
     analytic = [
@@ -452,7 +463,10 @@ def _check_directions(
     how: _How,
     level: int,
 ) -> None:
-    """Compare random combinations of the elements of the Jacobians; see ``_check_elements``."""
+    """Compare random combinations of the elements of the Jacobians with finite differences.
+
+    The arguments are those of ``_check_elements``.
+    """
     rng = np.random.default_rng(how.seed)
     for n in range(how.directions or 0):
         seeds = [_random(rng, (_coordinates(y.numpy()).size,), False) for y in outputs]

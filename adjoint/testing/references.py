@@ -120,7 +120,11 @@ def _overlap_add(x: Any, axis: int, length: int) -> Any:
 
 
 def _products(operands: Any, labels: Any, output: str, extra: Any) -> Any:
-    """Sum the products of the operands over all values of all labels, one product at a time, as einsum."""
+    """Return an einsum: the sum of the products of the operands over all values of all labels, one by one.
+
+    ``labels`` are those of the operands, ``output`` those of the result, and ``extra`` has the lengths of
+    labels that no operand has.
+    """
     sizes = dict(extra)
     for x, names in zip(operands, labels, strict=True):
         sizes |= dict(zip(names, x.shape, strict=True))

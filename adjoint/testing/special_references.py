@@ -16,7 +16,7 @@ _nodes = functools.cache(np.polynomial.legendre.leggauss)
 
 
 def _integral(f: Callable[[Any], Any], low: float, high: float, nodes: int) -> Any:
-    """Integrate ``f``, which puts the nodes into a new last axis."""
+    """Return the integral of ``f`` from ``low`` to ``high``; ``f`` gets the nodes in a new last axis."""
     t, w = _nodes(nodes)
     half = (high - low) / 2
     return (f(half * t + (high + low) / 2) * w * half).sum(-1)

@@ -81,9 +81,9 @@ def _newest(trainer: Trainer) -> tuple[Any, Any] | None:
 
 
 def restore(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Restore a saved state; each part checks its own state.
+    """Restore the values of the model and the other saved state of a run; each part checks its own state.
 
-    Callbacks without a saved state are not changed.
+    ``loader`` is the data loader of the resumed run.  Callbacks without a saved state are not changed.
     """
     _refuse_other_loader(loader, state)
     trainer.model.load_state_dict(model)

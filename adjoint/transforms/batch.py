@@ -130,7 +130,8 @@ def over_units(
 ) -> Any:
     """Apply ``f`` under ``vmap`` to all unit vectors: tensors like ``like`` with one element 1, else 0.
 
-    Ops that can avoid a product with the identity matrix do so.
+    ``chunk_size`` limits how many are processed at once.  Ops that can avoid a product with the identity
+    matrix do so.
     """
     n = like.size
     units = wrap(np.eye(n, dtype=like.dtype).reshape(n, *like.shape))

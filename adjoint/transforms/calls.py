@@ -194,7 +194,7 @@ class SplitTree:
 
 
 def zeros_for(grads: list[Tensor | None], specs: list[tuple[Any, Any]]) -> list[Tensor]:
-    """Return gradients in which None is replaced by zeros of the output's shape and dtype."""
+    """Return ``grads`` with None replaced by zeros; ``specs`` has the shape and dtype of each output."""
     return [
         wrap(np.zeros(shape, dtype)) if g is None else g
         for g, (shape, dtype) in zip(grads, specs, strict=True)
@@ -274,7 +274,10 @@ class _Mapped(Rule):
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Return the gradients for the batch; for an argument without a batch axis, their sum."""
+        """Return the gradients for the batch; for an argument without a batch axis, their sum.
+
+        The arguments are those of ``Rule.backward``.
+        """
         places, other = rest
         axes = [0 if at is None else self.axes[at] for at in places]
 
@@ -365,7 +368,11 @@ class Derivative:
         self.rerun = False
 
     def pull(self, xp: Namespace, g: Any, out: Any, *values: Any, wanted: Sequence[bool]) -> list[Any]:
-        """Return the gradients of the arguments: the joint rule of the node."""
+        """Return the gradients of the arguments of the call: the joint rule of the node.
+
+        ``g`` and ``out`` are the gradients of the outputs and the outputs; ``wanted`` says which gradients
+        are needed.
+        """
         recording = xp is rec
         n = self.count
         grads = [self._gradient(each, recording) for each in (g if len(self.specs) > 1 else (g,))]
@@ -379,7 +386,10 @@ class Derivative:
         return [*pulled, *(None,) * (len(values) - n)]
 
     def push(self, rule: ForwardRule, xp: Namespace, tangents: Any, out: Any, *values: Any) -> Any:
-        """Return the tangents of the outputs: the forward mode of the node."""
+        """Return the tangents of the outputs of the call: the forward mode of the node.
+
+        ``tangents`` are those of the arguments, and ``values`` are the arguments.
+        """
         given = tangents if isinstance(tangents, tuple) else (tangents,)
         inputs = [_as_operand(v) for v in values[: self.count]]
         directions = [

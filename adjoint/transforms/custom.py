@@ -416,7 +416,7 @@ class _JvpRule(_CustomRule, ForwardRule):
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Return the gradients by transposing the user's jvp.
+        """Return the gradients by transposing the user's jvp; the arguments are those of ``Rule.backward``.
 
         The jvp is linear in the tangents t, so the gradient of an argument is d/dt <g, jvp(t)>.
         """

@@ -296,7 +296,8 @@ class _Problem:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return a point along the direction ``d`` from ``x`` with its residual, and the step.
 
-        The step is halved, for each batch element separately, while the residual does not decrease.
+        The step is halved, for each batch element separately, while the norm of the residual does not
+        decrease.  A step of at most ``limit``, relative to x, is accepted.
         """
         size: Any = _length(residual)
         scale: Any = 1.0
@@ -547,7 +548,10 @@ class _Solution:
             )
 
     def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
-        """Solve (∂F/∂x)ᵀ u = -g and pull u through F: the joint rule of the node."""
+        """Solve (∂F/∂x)ᵀ u = -g, and propagate u through F to its dependencies: the joint rule of the node.
+
+        ``wanted`` says which gradients are needed.
+        """
         x, seed, recording = _as_tensor(out), _as_tensor(g), xp is rec
 
         def product(u: Tensor) -> Tensor:

@@ -81,7 +81,10 @@ def one_of_argnums(transform: str, argnums: Any, argnum: Any) -> Any:
 
 
 def check_argnums(transform: str, argnums: Any, count: int) -> tuple[int, ...]:
-    """Return the positions that ``argnums`` names as a tuple of indices from 0."""
+    """Return the positions that ``argnums`` names as a tuple of indices from 0.
+
+    ``transform`` is the name of the caller, for errors, and ``count`` the number of positional arguments.
+    """
     several = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
     found = []
     for n in several:
@@ -107,7 +110,7 @@ def check_argnums(transform: str, argnums: Any, count: int) -> tuple[int, ...]:
 
 
 def argument_name(f: Any, position: int) -> str:
-    """Return the name of a positional argument, for messages."""
+    """Return the name of the parameter of ``f`` at a position, for messages."""
     try:
         names = [
             p.name
@@ -142,7 +145,8 @@ def as_input(
 ) -> Tensor:
     """Return a leaf of an argument as a tensor that can be differentiated; raise otherwise.
 
-    The last three arguments are those of ``Place``, which names the leaf in messages.
+    ``transform`` is the name of the caller.  The last three arguments are those of ``Place``, which names the
+    leaf in messages.
     """
     if isinstance(leaf, Tensor):
         found = leaf

@@ -207,9 +207,10 @@ def _matrix(
 
 
 def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: bool | None) -> bool:
-    """Return whether to compute the Jacobian by rows (reverse mode).
+    """Return whether to compute the Jacobian of ``f`` by rows (reverse mode).
 
-    ``reverse`` is the user's choice or None.  Raise for a complex derivative that is not one complex matrix.
+    ``run`` is the recorded run of ``f``, and ``reverse`` the user's choice or None.  Raise for a complex
+    derivative that is not one complex matrix.
     """
     complex_in = any(x.dtype.kind == "c" for x in run.inputs)
     complex_out = any(y.dtype.kind == "c" for y in run.outputs)
@@ -233,9 +234,9 @@ def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: b
 
 
 def _rows(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
-    """Return the derivatives of each output in each input, computed by one batched backward.
+    """Return the derivatives of each output of a run in each input, computed by one batched backward.
 
-    The batch has all rows of the identity matrix.
+    The batch has all rows of the identity matrix, in chunks of ``chunk_size``.
     """
     found = []
     for i, out in enumerate(run.outputs):
@@ -267,9 +268,9 @@ def _shaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _columns(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
-    """Return the derivatives of each output in each input, computed by one batched forward mode.
+    """Return the derivatives of each output of a run in each input, by one batched forward mode.
 
-    The batch has all columns of the identity matrix.
+    The batch has all columns of the identity matrix, in chunks of ``chunk_size``.
     """
     found: list[list[Tensor]] = [[] for _ in run.outputs]
     for j, x in enumerate(run.inputs):

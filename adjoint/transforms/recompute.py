@@ -370,11 +370,11 @@ def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
 def pull_record(
     xp: Namespace, roots: Sequence[Tensor], seeds: Sequence[Any], keys: list[Any], wanted: Value, since: int
 ) -> list[Any] | None:
-    """Propagate gradients through the nodes with numbers from ``since``, to the nodes and leaves ``keys``.
+    """Propagate the gradients ``seeds`` of ``roots`` through the nodes with numbers from ``since``.
 
-    The run stops at earlier nodes: their hooks and graphs belong to the surrounding run.  Return, for each
-    key, a gradient (with its mask of zeros if it has one) or None; return None if the ops depend on anything
-    else.
+    The run stops at earlier nodes: their hooks and graphs belong to the surrounding run.  Return, for each of
+    the nodes and leaves ``keys``, a gradient (with its mask of zeros if it has one) or None; return None if
+    the ops depend on anything else.
     """
     pairs = [(r, s) for r, s in zip(roots, seeds, strict=True) if s is not None]
     pulled = [k for k, w in zip(keys, wanted, strict=True) if w and k is not None]
@@ -440,7 +440,10 @@ class _Checkpointed:
         return op, (*operands, *captured)
 
     def pull(self, xp: Namespace, g: Any, out: Any, *values: Any, wanted: Sequence[bool]) -> list[Any]:
-        """Run the function again and pull the gradients through it: the joint rule of the node."""
+        """Run the function again and propagate gradients through it: the joint rule of the node.
+
+        ``g`` are the gradients of the outputs; ``wanted`` says which gradients are needed.
+        """
         roots, since = self._again(values)
         seeds = g if len(self.specs) > 1 else (g,)
         found = pull_record(xp, roots, seeds, self.keys, wanted, since)

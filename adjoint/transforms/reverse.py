@@ -134,7 +134,7 @@ def elementwise_grad(
 def gradient_function(
     transform: str, f: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool
 ) -> Callable[..., Any]:
-    """Return the function that ``grad`` returns; ``transform`` is its name in messages."""
+    """Return the function that ``grad`` of ``f`` returns; ``transform`` is its name in messages."""
     as_function(transform, f)
 
     @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
@@ -218,7 +218,7 @@ def _value_and_grad(
 
 
 def check_one_number(transform: str, f: Any, run: Recorded) -> None:
-    """Raise unless the result of a run is one real number."""
+    """Raise unless the result of ``run``, a recorded run of ``f``, is one real number."""
     if len(run.outputs) != 1:
         raise ShapeError(
             f"{transform}: {name_of(f)} returned {words.count(len(run.outputs), 'tensor')}, "

@@ -306,6 +306,7 @@ def _end(condition: Any, dx: Tensor, y: Tensor, slope: Tensor, x: Tensor, last: 
     """Return the diagonal element, its neighbour and the right-hand side of the equation at an end.
 
     The end is the last point if ``last``, else the first; ``condition`` is a result of ``_conditions``.
+    ``dx`` are the lengths of the intervals and ``slope`` the slopes of the data.
     """
     k, step = (-1, -2) if last else (0, 1)
     if condition == "not-a-knot":
