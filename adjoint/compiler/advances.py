@@ -1,6 +1,6 @@
-"""What a trace must not advance: generators of random numbers, and iterators.
+"""Detect that a function advances random generators or iterators while it is traced.
 
-A program would use the same draw, or the same item, at each call.
+A compiled program would use the same draw, or the same item, at each call.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Advances:
 
 
 def _found(value: Any, depth: int) -> Iterator[Any]:
-    """Yield the generators and iterators in a value, its elements and its attributes."""
+    """Yield the generators and iterators in a value, its elements and its attributes, up to a depth."""
     if isinstance(value, (types.BuiltinFunctionType, types.MethodType)):  # rng.normal
         value = value.__self__
     if isinstance(value, _PLAIN) or depth > _DEEPEST:
@@ -87,7 +87,10 @@ def _found(value: Any, depth: int) -> Iterator[Any]:
 
 
 def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None]:
-    """Return how to read the state of a generator or an iterator, and how to set it."""
+    """Return two functions that read and set the state of a generator or an iterator.
+
+    The second one is None for an iterator, whose state cannot be set.
+    """
     if isinstance(value, random.Random):
         return value.getstate, value.setstate
     if isinstance(value, np.random.RandomState):
@@ -120,7 +123,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _frozen(state: Any) -> Any:
-    """Return a state in a form that can be compared."""
+    """Return the state of a generator in a form that can be compared, without arrays."""
     if isinstance(state, np.ndarray):
         return state.tobytes()
     if isinstance(state, dict):

@@ -93,7 +93,7 @@ class Parameters:
 
 
 class Wanted(NamedTuple):
-    """The required type, shape, dtype and node of an argument."""
+    """The type, shape, dtype and graph node that an argument must have to match a program."""
 
     kind: type
     shape: tuple[int, ...]
@@ -191,7 +191,7 @@ class Call:
         return leaf
 
     def difference(self, had: Any, parameters: Parameters) -> str:
-        """Return how the key of this call differs from the key of the last program."""
+        """Return how the key of this call differs from ``had``, the key of the last program, as text."""
         structure, signature, modes = self.key
         if had[0] != structure:
             return _changed_structure(had[0], structure, parameters)
@@ -227,7 +227,7 @@ def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Par
 
 
 def _said(part: Any, paths: list[str]) -> str:
-    """Describe the part of a key that belongs to one argument."""
+    """Return text that describes the part of a key that belongs to one argument."""
     if part is float:
         return "a float"
     if not isinstance(part[0], tuple):

@@ -56,14 +56,17 @@ def run_both(variant: Variant, call: Call, variables: Variables, function: Calla
 
 
 def _leave(found: Any) -> None:
-    """Copy the arrays of returned tensors without a graph, so that restoring the state cannot change them."""
+    """Copy the arrays of returned tensors without a graph, so that restoring state cannot change them."""
     for leaf in tree.leaves(found):
         if isinstance(leaf, Tensor) and leaf._node is None and type(leaf._data) is np.ndarray:
             leaf._data = leaf._data.copy()
 
 
 class Variables:
-    """The values of plain variables.  They are restored after a trace, so the function changes them once."""
+    """The values of the plain variables that a function reads, before it is traced.
+
+    They are restored after the trace, so that a function which changes them changes them once per call.
+    """
 
     def __init__(self, reads: dict[str, Callable[[], Any]]) -> None:
         self.values = [(read, read()) for read in reads.values()]
@@ -72,7 +75,7 @@ class Variables:
             self._keep(value, 0)
 
     def _keep(self, value: Any, depth: int) -> None:
-        """Copy a container and the containers inside it."""
+        """Copy a container and the containers inside it, up to a depth, to restore them later."""
         if isinstance(value, CONTAINERS) and depth < DEEPEST:
             if not isinstance(value, (tuple, frozenset)):
                 self.contents[id(value)] = value, copy(value)
@@ -91,7 +94,7 @@ class Variables:
 
 
 class _State:
-    """The state that a program reads or writes: tensors, cells, optimisers and generators."""
+    """The state that a program reads or writes: tensors, items of containers, optimisers and generators."""
 
     def __init__(self, variant: Variant, call: Call) -> None:
         held = [h.tensor for h in variant.trace.held.values() if h.argument is None]

@@ -53,7 +53,7 @@ RULES: dict[str, Callable[..., Any]] = {}
 
 
 def rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: register a function as the lowering rule of the named ops."""
+    """Return a decorator that registers a function as the lowering rule of the named ops."""
 
     def enter(f: Callable[..., Any]) -> Callable[..., Any]:
         RULES.update((n, f) for n in names)
@@ -64,7 +64,10 @@ def rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @functools.cache
 def _resolved(name: str, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the dtypes to which a primitive casts its operands, then the dtype of its result."""
+    """Return the dtypes to which the primitive ``name`` casts its operands, then the dtype of its result.
+
+    ``kinds`` has the dtype of each operand, or the type of a Python number.
+    """
     try:
         found = UFUNCS[name].resolve_dtypes((*kinds, None))
     except TypeError:
@@ -170,7 +173,7 @@ _LN2, _LN10 = math.log(2.0), math.log(10.0)
 
 
 def _filled(number: float) -> Callable[[Any, View], View]:
-    """Return a rule that fills an array like ``x`` with a number."""
+    """Return a lowering rule that fills an array like ``x`` with a number."""
     return lambda xp, x: xp.graph.broadcast(xp.graph.constant(np.asarray(number, x.dtype)), x.shape)
 
 
@@ -182,7 +185,7 @@ def _floats(x: View) -> View:
 
 
 def _bell(xp: Any, y: Any) -> Any:
-    """Return q / (1 + q)² with q = exp(y), y <= 0.
+    """Return q / (1 + q)² with q = exp(y) for y <= 0: a quarter of sech² of y/2.
 
     In float32 this takes a fifth of the time of cosh.
     """
@@ -466,7 +469,7 @@ def _argmin(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def _place_of(xp: Any, op: str, x: View, axis: Any, keepdims: bool) -> View:
-    """Return the first index of the maximum or minimum, or of the first NaN if there is one."""
+    """Return the index of the first maximum or minimum (``op``), or of the first NaN if there is one."""
     axes = list(range(x.ndim)) if axis is None else _axes(x, axis)
     if len(axes) != 1:
         x = xp.flat(x) if len(axes) == x.ndim else x
@@ -574,7 +577,10 @@ def _attention(xp: Any, q: Any, k: Any, v: Any, m: Any, scale: float, causal: bo
 
 
 def _exponentials(xp: Any, q: Any, k: Any, m: Any, scale: float, causal: bool) -> Sequence[Any]:
-    """Return exp(s - max s) of the attention scores s, its row sums, max s, and the fully masked rows."""
+    """Return exp(s - max s) of the attention scores s, the row sums, max s, and the fully masked rows.
+
+    The scores are s = q kᵀ · scale, masked by ``m`` and ``causal``.
+    """
     s = xp.matmul(q * scale, xp.matrix_transpose(k))
     if type(m) is not int:
         s = xp.where(m, s, -math.inf) if m.dtype == _BOOL else s + m

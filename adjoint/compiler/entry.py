@@ -71,7 +71,7 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """An output of the entry: an array that is allocated at each call."""
+    """An array that the entry allocates at each call for an output: its dtype and shape."""
 
     dtype: Any
     shape: tuple[int, ...]
@@ -98,14 +98,14 @@ def layout() -> Layout | None:
 
 
 def _words(address: int, count: int) -> list[int]:
-    """Return ``count`` 64-bit words at an address."""
+    """Return the ``count`` 64-bit words in memory at an address."""
     return list((ctypes.c_int64 * count).from_address(address))
 
 
 def _place(object_: Any, size: int, value: int) -> int:
     """Return the offset in bytes of the one word of an object that equals ``value``.
 
-    Raises AssertionError if there is none or more than one.
+    ``size`` is the number of bytes to search.  Raises AssertionError if there is none or more than one.
     """
     words = _words(id(object_), size // 8)
     assert words.count(value) == 1
@@ -158,7 +158,7 @@ def _references() -> int:
 
 
 def _holder() -> int:
-    """Return the offset of the owner thread's number in a lock."""
+    """Return the offset, in a lock, of the number of the thread that holds the lock."""
     lock: Any = threading.RLock()
     size = type(lock).__basicsize__
     with lock:
@@ -238,7 +238,7 @@ def _built_in(address: int, owner: Any, name: bytes = b"entry") -> Any:
 
 
 class _Words(np.ndarray[Any, np.dtype[np.int64]]):
-    """The words that an entry reads; ``held`` keeps alive the objects that they point to."""
+    """The 64-bit words that an entry reads; ``held`` keeps alive the objects that they point to."""
 
     held: Any
     spare: Any = ()  # addresses of arrays that are kept for the next call; 0: none

@@ -58,7 +58,7 @@ def explain(program: Native) -> str:
 def _row(g: Group, kernel: Kernel, seconds: float | None, indent: str = "") -> tuple[str, str, str]:
     """Return the cells of a table row: the time of a kernel, its bytes, and its kind, domain and ops.
 
-    The domain of a loop is its number of iterations.
+    The domain of a loop is its number of iterations.  The last cell is indented by ``indent``.
     """
     domain = list(g.domain) if g.kind != "repeat" else [kernel.length]
     what = f"{indent}{_KINDS[g.kind]:8} {domain!s:16} {_ops(g)}"
@@ -100,7 +100,7 @@ def _times(program: Native) -> dict[Any, float | None]:
 
 
 def _stand_in(rng: np.random.Generator, value: Any) -> Any:
-    """Return a random input with the shape and dtype of a value."""
+    """Return a random array or number with the shape and dtype of a value."""
     if value.weak:
         return 0.5
     if value.dtype.kind in "fc":

@@ -174,7 +174,7 @@ def is_library(function: Any) -> bool:
 
 
 def itself(value: Any) -> Any:
-    """Return the value itself; used as the read of an argument."""
+    """Return ``value``: the read function of a guard on an argument."""
     return value
 
 

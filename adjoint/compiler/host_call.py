@@ -110,7 +110,7 @@ def _outside(run: Callable[..., Any], *args: Any) -> Any:
 
 
 def _plain(data: Any) -> Any:
-    """Return a value without the graphs of outer levels."""
+    """Return ``data`` without the graphs of tensors outside of a ``vmap``."""
     if isinstance(data, Batched):
         inner = data.value._data if isinstance(data.value, Tensor) else data.value
         return Batched(data.level, data.size_, _plain(inner), data.batched)
@@ -118,7 +118,10 @@ def _plain(data: Any) -> Any:
 
 
 def _host_op(name: str, host: Callable[..., Any], specs: Specs) -> Op:
-    """Return an op that adds the instruction; on a batch, it calls the host for each element."""
+    """Return an op that adds a call of ``host`` to the program; on a batch, one call for each element.
+
+    ``specs`` are the shapes and dtypes of the results.
+    """
     op = new_op(name, (), False, len(specs))
 
     def forward(*values: Any) -> Any:

@@ -116,7 +116,7 @@ def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def _read(source: Source) -> Any:
-    """Return the current value of a source."""
+    """Return the current value of a source, from where the program reads it."""
     kind, owner = source.kind, source.owner
     if kind == "tensor":
         return owner._data
@@ -221,7 +221,8 @@ class Recorder:
     ) -> list[Any]:
         """Return the gradients of the values that the node saved: the joint derivative rule of the node.
 
-        ``fixed`` are the arguments of the call that are not traced.
+        ``g`` are the gradients of the results, ``wanted`` says which gradients are needed, and ``fixed`` are
+        the arguments of the call that are not traced.
         """
         n, back = self.count, self.back
         if xp is raw and self.results == 1 and type(g) is np.ndarray:
@@ -234,7 +235,7 @@ class Recorder:
         return call.pull(xp, g, out, *values, wanted=wanted)
 
     def _placed(self, found: Sequence[Any]) -> list[Any]:
-        """Return a list with the gradient of each parent of the node; None for parents without one."""
+        """Return the gradients ``found`` as a list with one entry, a gradient or None, per parent."""
         pulled = list(self.blank)
         for k, g in zip(self.places, found, strict=True):
             pulled[k] = g
@@ -276,7 +277,10 @@ class Joint(Rule):
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Run the program of the backward, or differentiate the function itself."""
+        """Run the program of the backward, or differentiate the function itself.
+
+        The arguments are those of ``Rule.backward``.
+        """
         seen = [*residuals, *(g for g in grads if g is not None)]
         if rest is None or any(type(t) is Traced or t._node is not None for t in seen):
             return self._recorded(residuals, grads, wanted)
@@ -302,7 +306,10 @@ class Joint(Rule):
     def _recorded(
         self, residuals: list[Tensor], grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Return gradients that are themselves recorded, by differentiating the function."""
+        """Return gradients that are themselves recorded, by differentiating the function.
+
+        The arguments are those of ``Rule.backward``.
+        """
         # forward mode differentiates with respect to the gradients only: the arguments have no graph then
         given = [
             joined_copy(t, None) if w and t._node is None and i < len(self.owner.moves) else t

@@ -80,9 +80,10 @@ def trace_scan(
 
 
 class Loop(ForwardRule):
-    """One loop, with its derivatives.
+    """One loop of a trace, with its derivatives.
 
-    Values inside a ``vmap`` around the loop are operands like others.  The rule then runs on batches.
+    Values inside a ``vmap`` around the loop are operands like others.  The derivative rule then runs on
+    batches.
     """
 
     name = "scan"
@@ -156,7 +157,7 @@ class Loop(ForwardRule):
         return self.outer.decide(function, stacked)
 
     def _row(self, k: int) -> Tensor:
-        """Return the array with all rows of input ``k``; for a ``fori_loop`` the array of step numbers."""
+        """Return the tensor with all rows of input ``k``; for a ``fori_loop`` that of the step numbers."""
         if k < len(self.body.rows):
             return self.body.rows[k]
         first = self.body.lower
@@ -271,7 +272,10 @@ class Loop(ForwardRule):
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Run the steps of the backward, from the last to the first."""
+        """Run the steps of the backward, from the last to the first.
+
+        The arguments are those of ``Rule.backward``.
+        """
         if self.backward_of is None:
             return [None] * len(wanted)
         seen = [*residuals, *(g for g in grads if g is not None)]
@@ -292,7 +296,7 @@ class Loop(ForwardRule):
         return pushed(self, tensors, tangents)
 
     def target(self, k: int) -> Symbolic | None:
-        """Return the gradient of operand ``k`` in one step; None if there is none."""
+        """Return the gradient of operand ``k`` as a value of the program of one backward step, or None."""
         back = self.backward_of
         assert back is not None
         place: int | None = k
@@ -365,7 +369,10 @@ class _Backwards:
     def _add_seeds(
         self, seeds: list[Symbolic], operands: list[Tensor], grads: Sequence[Tensor | None]
     ) -> None:
-        """Add the incoming gradients: those of the carry are carried, those of stacked results are rows."""
+        """Add the incoming gradients: those of the carry are carried, those of stacked results are rows.
+
+        ``seeds`` are their values in the program of one step, ``grads`` the gradients in the outer trace.
+        """
         loop, given = self.loop, iter(seeds)
         self.zeros: list[Source] = []
         specs = [(t.shape, t.dtype) for t in operands[: loop.carries]]
@@ -400,7 +407,7 @@ class _Backwards:
 
 
 def _moves(t: Tensor) -> bool:
-    """Return whether a tensor is part of a graph, in the trace or outside a ``vmap`` around the loop."""
+    """Return whether a tensor is part of a graph: in the trace, or outside of a ``vmap`` around the loop."""
     return tracked(t) or has_outer_history(t)
 
 

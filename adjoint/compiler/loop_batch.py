@@ -64,7 +64,7 @@ def _whole(value: Batched, size: int) -> Any:
 
 
 def _mapped(steps: Repeat, size: int, flags: Sequence[bool]) -> tuple[Repeat, list[Any]]:
-    """Return a loop over the whole batch, and the arrays that it reads in addition to its operands.
+    """Return the loop ``steps`` for a batch of ``size`` elements, and the arrays that it reads in addition.
 
     ``flags`` says which operands have a batch axis.
     """
@@ -130,7 +130,10 @@ class _Mapping:
 
 
 def _same_places(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """Batch rule of an elementwise function."""
+    """Batch rule of an elementwise function that the host computes.
+
+    Like all rules here, it gets the length of the batch, the arguments and the parameters.
+    """
     ndim = max(len(a.shape) for a in args)
     values = []
     for a in args:

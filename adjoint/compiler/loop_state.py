@@ -91,7 +91,7 @@ class State:
         return calls and not read and not earlier and all(n == 1 for n in counts)
 
     def _source(self, write: Write) -> Source:
-        """Return the source that reads the value before an iteration writes it."""
+        """Return the source of the program that reads what ``write`` assigns, before an iteration."""
         owner = write.owner
         if write.kind == "grad":  # the old gradient is not read
             value = write.values[0]

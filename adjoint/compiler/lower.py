@@ -54,7 +54,7 @@ class _Lowering:
         self.reasons: dict[int, str] = {}
 
     def source(self, k: int, source: Any) -> None:
-        """Add an input of the program to the graph; a known value becomes a constant."""
+        """Add input ``k`` of the program to the graph; a known value becomes a constant."""
         value = source.value
         if value.weak:
             self.known[value.id] = self.graph.number(k)
@@ -156,7 +156,7 @@ class _Lowering:
         return repeat(self.graph, steps, args)
 
     def _number(self, name: str, args: tuple[Any, ...], i: Instruction) -> View:
-        """Return arithmetic on Python floats as primitives, if Python could not raise an error there."""
+        """Return arithmetic on Python floats as primitives, unless Python could raise an error there."""
         safe = name in _NUMBERS or (name == "truediv" and _is_nonzero(i.args[1]))
         if not safe:
             raise NotNative("numbers are computed in Python")

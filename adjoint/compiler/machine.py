@@ -154,7 +154,7 @@ def _cores() -> int:
 
 @contextmanager
 def using(name: str) -> Iterator[Machine]:
-    """Context manager: compile kernels for the named level; ``available`` lists the names."""
+    """Return a context manager that compiles kernels for the level ``name``, one of ``available()``."""
     found = _machine(name)
     token = cpu_level.set(name)
     try:

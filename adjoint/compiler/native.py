@@ -333,7 +333,7 @@ class Native(Plan):
             self.running = False
 
     def _run_steps(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Run all steps; return the outputs."""
+        """Run all kernels and calls of NumPy in order; return the outputs."""
         values, run = self._prepare(given), _runner()
         helpers = self.helpers()
         for step in self.steps:
@@ -414,7 +414,10 @@ class Native(Plan):
                 self.table[slot] = x.ctypes.data + offset
 
     def _value(self, v: View, values: dict[Any, Any], given: Sequence[Any]) -> Any:
-        """Return the value of a view as an array or a Python float."""
+        """Return the value of the view ``v`` as an array or a Python float.
+
+        ``values`` has the arrays by node, ``given`` the sources of the program.
+        """
         node = v.node
         if node.op == "number":
             return given[node.params]
@@ -468,13 +471,13 @@ def _cuts(kernel: Kernel, threads: int) -> list[int]:
 
 
 def _plain(a: Any) -> Any:
-    """Return the array itself if it is contiguous, otherwise a contiguous copy."""
+    """Return the array ``a`` itself if it is contiguous, otherwise a contiguous copy."""
     a = np.asarray(a)  # it may be a Python number
     return a if a.flags.c_contiguous and a.flags.aligned else np.array(a, order="C")
 
 
 def _strided(base: Any, v: View) -> Any:
-    """Return a read-only NumPy view of a contiguous array."""
+    """Return the view ``v`` of the contiguous array ``base`` as a read-only NumPy view."""
     flat, size = base.reshape(-1), v.dtype.itemsize
     return np.lib.stride_tricks.as_strided(
         flat[v.offset :], v.shape, tuple([s * size for s in v.strides]), writeable=False
@@ -482,7 +485,7 @@ def _strided(base: Any, v: View) -> Any:
 
 
 def _typed(i: Any, args: Sequence[Any]) -> list[Any]:
-    """Return the arguments of an elementwise op; weak numbers become arrays of the dtype of the others."""
+    """Return the arguments of an elementwise op; Python numbers become arrays of the others' dtype."""
     dtypes = [a.dtype for a in args if hasattr(a, "dtype")]
     dtype = np.result_type(*dtypes) if dtypes else None
     if dtype is None or dtype.char not in "fd":

@@ -475,7 +475,7 @@ def addresses() -> dict[str, int]:
 
 
 def _forget() -> None:
-    """Reset the pool in a forked child."""
+    """Reset the pool in a forked child, where the helper threads do not exist."""
     global _helpers
     _helpers = 0
     _call("forget")
@@ -511,7 +511,10 @@ def chunks_helped() -> int:
 
 
 def trust() -> None:
-    """Let helper threads take part again at once, after they were left out because one was late."""
+    """Let helper threads take part again at once.
+
+    They are left out for a while after one of them was late.
+    """
     _call("trust")
 
 

@@ -166,7 +166,11 @@ class _Walk:
     def _visit(
         self, what: str, owner: Any, read: Callable[[], Any], depth: int, depths: dict[int, int]
     ) -> None:
-        """Add those attributes of a user's object, and of the objects in it, whose names are free names."""
+        """Add those attributes of a user's object, and of the objects in it, whose names are free names.
+
+        ``what`` and ``read`` are the name of the object ``owner`` and how to read it; ``depths`` has the
+        objects that were visited.
+        """
         if depth >= depths.get(id(owner), DEEPEST) or isinstance(owner, (*_FUNCTIONS, *_SKIPPED)):
             return
         depths[id(owner)] = depth
@@ -190,7 +194,7 @@ class _Walk:
 
 
 class _Load(NamedTuple):
-    """A variable that code loads, and the attributes that are read from it at once."""
+    """A variable that a code object loads, and the chain of attributes that is read from it."""
 
     kind: str  # "global", "cell", "local", or "free" for a value that has no name
     name: str
@@ -256,7 +260,7 @@ def _defaults(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _functions(f: Any, *local: Any) -> Iterator[Any]:
-    """Yield the Python functions that a callable runs, each with the object it is bound to, and ``local``."""
+    """Yield the Python functions that calling ``f`` runs, with the object each is bound to, and ``local``."""
     while f is not None:
         if isinstance(f, functools.partial):
             f = f.func
@@ -301,7 +305,7 @@ def _methods(cls: type, bound: Any, names: set[str]) -> Iterator[tuple[Any, Any,
 
 
 def _attributes(owner: Any) -> set[str]:
-    """Return the names of the data attributes of an object and of its user's classes."""
+    """Return the names of the data attributes of an object and of those of its classes that users wrote."""
     found = set(getattr(owner, "__dict__", ()))
     for c in type(owner).__mro__:
         if not is_library(c) and c.__module__ != "builtins":

@@ -18,7 +18,7 @@ _INT64 = np.dtype(np.int64)
 
 
 def _below(x: View, k: int) -> Any:
-    """Return the mask of the elements on and below diagonal ``k``."""
+    """Return a mask of the elements of the last two axes that are on or below diagonal ``k``."""
     return np.tri(x.shape[-2], x.shape[-1], k, dtype=bool)
 
 
@@ -316,7 +316,10 @@ def _put_along_axis(xp: Any, x: Any, i: Any, v: Any, axis: int) -> Any:
 
 
 def _distinct(xp: Any, x: View, labels: str, kept: str) -> tuple[View, str]:
-    """Take the diagonal of repeated labels, and sum over labels that are not in ``kept``."""
+    """Return ``x`` with each label once, and its labels: repeated ones become diagonals.
+
+    Labels that are not in ``kept`` are summed.  A label is a letter for an axis, as in einsum.
+    """
     unique = "".join(dict.fromkeys(labels))
     if unique != labels:
         size = dict(zip(labels, x.shape, strict=True))
@@ -329,9 +332,10 @@ def _distinct(xp: Any, x: View, labels: str, kept: str) -> tuple[View, str]:
 
 
 def _spread_labels(xp: Any, z: View, labels: str, output: str, size: dict[str, int]) -> View:
-    """Permute the axes into the order of ``output``, and broadcast along new labels.
+    """Return ``z`` with its axes in the order of ``output``, broadcast along new labels.
 
-    For a label that ``output`` repeats, write the values to the diagonal.
+    ``size`` has the length of each label.  For a label that ``output`` repeats, the values are written to the
+    diagonal.
     """
     unique = "".join(dict.fromkeys(output))
     z = xp.graph.permute(z, [labels.index(c) for c in unique if c in labels])

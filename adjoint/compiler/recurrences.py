@@ -166,7 +166,8 @@ def _given(
 ) -> tuple[Callable[[list[View]], list[Any]], list[View]]:
     """Return a function that selects the gradients of a step from its row, and the rows, step axis first.
 
-    A gradient that is a Python number has no row.
+    ``gradients`` are those of the results; one that is a Python number (0) has no row.  ``k`` are the
+    coefficients.
     """
     if not k.size:
         raise NotNative("a sequence of no steps has no native form")

@@ -57,7 +57,7 @@ class Repeat:
         self._run: Callable[..., tuple[Any, ...]] | None = None
 
     def _makes_one(self) -> bool:
-        """Return whether the loop is compiled as a whole."""
+        """Return whether the loop is compiled as a whole, and not only its body."""
         return self.whole and self._build is not replay.build
 
     def _in_one(self) -> Program:
@@ -110,7 +110,7 @@ class Repeat:
 
 
 def _tail(rows: Sequence[Any]) -> int:
-    """Return the smallest index such that, in each array, all rows from this index to the end are equal."""
+    """Return the smallest index from which on all rows are equal, in each of the arrays."""
     first = 0
     for r in rows:
         flat = np.ascontiguousarray(r).reshape(len(r), -1).view(np.uint8)

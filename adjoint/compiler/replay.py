@@ -173,7 +173,7 @@ class _Builder:
         return f"{f}({', '.join(args)})"
 
     def _is_own(self, value: Symbolic) -> bool:
-        """Return whether the program made an array to add into, and no other instruction uses it."""
+        """Return whether ``value`` is an array that the program made for sums, and only the sum uses it."""
         maker = self.makers.get(value.id)
         sums = maker is not None and (maker.op is ADD_INTO or maker.op.name == "unindex")
         return sums and self.uses[value.id] == 1 and value.id not in self.kept

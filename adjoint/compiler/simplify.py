@@ -476,7 +476,7 @@ def _piece(x: View) -> View:
 
 
 def _ends(shape: Shape, strides: tuple[int, ...], offset: int) -> tuple[int, int]:
-    """Return the positions of the first and the last element of a view in memory."""
+    """Return the positions in memory of the first and the last element of a view, in elements."""
     low = high = offset
     for n, s in zip(shape, strides, strict=True):
         if s > 0:
@@ -487,7 +487,7 @@ def _ends(shape: Shape, strides: tuple[int, ...], offset: int) -> tuple[int, int
 
 
 def _narrowed(x: View, shape: Shape) -> View:
-    """Return a view of the first element along each axis that has length 1 in ``shape``."""
+    """Return the first element of ``x`` along each axis that has length 1 in ``shape``, as a view."""
     strides = tuple([0 if n == 1 else s for n, s in zip(shape, x.strides, strict=True)])
     return View(x.graph, x.node, shape, strides, x.offset)
 
@@ -496,7 +496,10 @@ _LONG = 1 << 14  # elements: longer axes are reduced in blocks
 
 
 def _block(count: int, x: View, axis: int) -> int:
-    """Return the block length for the reduction of a long axis; 1 if it is reduced without blocks."""
+    """Return the length of the blocks in which a long axis of ``count`` elements is reduced.
+
+    It is 1 if the axis is reduced without blocks.
+    """
     if count < _LONG:
         return 1
     for step in (64, 16, 1):  # if possible, whole vectors
@@ -552,7 +555,7 @@ def reshaped(shape: Shape, strides: tuple[int, ...], wanted: Shape) -> tuple[int
 
 
 def _algebra(op: str, dtype: Any, args: tuple[View, ...]) -> View | None:
-    """Return an existing view that equals the result bit for bit, or None."""
+    """Return an operand that equals the result of ``op`` bit for bit, such as x for x · 1, or None."""
     if op == "astype":
         return args[0] if args[0].dtype == dtype else None
     if op == "where":
@@ -579,7 +582,7 @@ def _algebra(op: str, dtype: Any, args: tuple[View, ...]) -> View | None:
 
 
 def _fold(ufunc: Any) -> Callable[..., Any]:
-    """Return a function that applies a ufunc to numbers and casts the result."""
+    """Return a function that applies a ufunc to constants and casts the result to a dtype."""
     return lambda *numbers, dtype: np.asarray(ufunc(*numbers)).astype(dtype)
 
 

@@ -72,7 +72,7 @@ def _turn_factors(graph: Graph, body: Graph, given: list[View], first: int) -> N
     """Copy transposed right operands of matrix products to row-major order once, before the loop.
 
     Only operands that all iterations read are copied: ``given[first:]``.  The copies are appended to
-    ``given``.
+    ``given``, and ``body`` is changed to read them.
     """
     known: dict[Any, View] = {}
     for n in list(body.nodes):

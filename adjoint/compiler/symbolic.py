@@ -55,7 +55,7 @@ class Symbolic(Unknown):
         return self
 
     def adopt(self, leaf: Any) -> None:
-        """Replace the array of a tensor by a symbol, until the end of the trace."""
+        """Replace the array of the tensor ``leaf`` by a symbol, until the end of the trace."""
         self.trace.capture(leaf)
 
     def marker(self) -> Root:
@@ -125,7 +125,7 @@ class Symbolic(Unknown):
         return self.trace.call_host(_ANY_NAN, tuple(values), [((), np.dtype(bool))])[0]
 
     def unless(self, condition: Any, other: Any) -> Symbolic:
-        """Return this value, or ``other`` if a symbolic condition is true."""
+        """Return this value, or ``other`` in calls where a symbolic condition is true."""
         return self.trace.call_host(_OTHER, (condition, self, other), [(self.shape, self.dtype)])[0]
 
     def _refuse(self, *_: Any) -> Never:

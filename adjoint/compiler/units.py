@@ -96,7 +96,10 @@ def library(text: str, exports: tuple[str, ...], imports: dict[str, int]) -> dic
 def _linked(
     text: str, key: str, here: Machine, exports: tuple[str, ...], imports: dict[str, int], effort: int = 2
 ) -> dict[str, int]:
-    """Load a unit from disk, or compile it and write it to disk; return the addresses of ``exports``."""
+    """Load a unit from disk, or compile it and write it to disk; return the addresses of ``exports``.
+
+    ``key`` is its key in the cache, ``here`` the processor; the other arguments are as for ``library``.
+    """
     directory = cache_directory()
     found = None if directory is None else _read(directory, key)
     if found is not None:
@@ -222,7 +225,7 @@ def _digest(key: str, code: bytes) -> bytes:
 
 
 def _write(directory: Path, key: str, code: bytes) -> None:
-    """Write a cache file atomically; disk errors are ignored.
+    """Write object code to the cache atomically, as the file of ``key``; disk errors are ignored.
 
     Unlike ``storage.atomic`` this does not wait for the disk: a file that was cut off by a crash fails the
     digest check.

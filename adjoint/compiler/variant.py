@@ -326,7 +326,7 @@ class Variant:
         return tree.unflatten(self.result, outs)
 
     def eager(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """Call the original function; return those of its results that the program computes."""
+        """Call the original function; return those of its results that the program computes, as tensors."""
         args, kwargs = tree.unflatten(self.structure, leaves)
         found = zip(tree.flatten(self.f(*args, **kwargs))[0], self.outs, strict=True)
         computed = [o for o, (kind, _) in found if kind in ("value", "number")]
@@ -357,7 +357,7 @@ class Variant:
         return "the shape, dtype, requires_grad, hooks or .grad of a tensor that it reads changed"
 
     def stats(self) -> dict[str, Any]:
-        """Return the entry of the program in ``Compiled.stats``."""
+        """Return the entry of this program in the result of ``Compiled.stats``."""
         tensors = sum(h.argument is None for h in self.trace.held.values())
         return {
             "instructions": len(self.program.live()),
@@ -377,9 +377,9 @@ def _modules(structure: tree.Structure) -> Iterator[Any]:
 
 
 def _spent(name: str, out: Tensor, leaves: list[Tensor]) -> Node:
-    """Return a released node for a result that the function differentiated itself.
+    """Return a released node for ``out``, a result that the function differentiated itself.
 
-    A second backward from this result then raises, as in eager mode.
+    A second backward from this result then raises, as in eager mode.  ``leaves`` are the parents of the node.
     """
     like = np.broadcast_to(np.zeros((), out.dtype), out.shape)
     op = new_op(name, (True,) * (1 + len(leaves)), False, 1)

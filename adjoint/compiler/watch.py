@@ -248,7 +248,7 @@ class _Seen:
         self.objects: list[Any] = []
 
     def word(self, owner: Any, offset: int) -> None:
-        """Record the word at an offset of an object."""
+        """Record the 64-bit word in memory at an offset of an object."""
         address = id(owner) + offset
         self.objects.append(owner)
         self.equal.append((address, entry._words(address, 1)[0]))
@@ -297,7 +297,10 @@ class _Seen:
             self.asked.append(g.holds)
 
     def _part(self, kind: str, value: Any, key: Any = None) -> None:
-        """Record a whole container ("whole"), the identity of one dictionary item ("item"), or the keys."""
+        """Record a part of a container, which ``kind`` names.
+
+        It is the whole container ("whole"), the identity of one dictionary item ("item"), or the keys.
+        """
         if kind == "whole":
             self._value(value, 0)
             return
@@ -321,7 +324,10 @@ class _Seen:
             self._value(g.read(), 0)
 
     def _variable(self, read: Any) -> None:
-        """Record what tells whether a variable, or one of the attributes in its chain, was assigned."""
+        """Record the places that change if a variable, or an attribute in its chain, is assigned.
+
+        ``read`` is the function of ``named_reads`` that reads the variable.
+        """
         if isinstance(read, functools.partial) and read.func is read_attributes:
             inner, chain = read.args
             self._variable(inner)

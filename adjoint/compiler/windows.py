@@ -41,7 +41,10 @@ def _windowed(xp: Any, image: View, kernel: Shape, stride: Shape, dilation: Shap
 def _added(
     xp: Any, parts: View, size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> View:
-    """Add windows (…, *count, *kernel) where they overlap; the adjoint of taking windows of an image."""
+    """Add windows (…, *count, *kernel) where they overlap; the adjoint of taking windows of an image.
+
+    ``size`` is the size of the image.
+    """
     nd = len(kernel)
     lead, count = parts.shape[: -2 * nd], parts.shape[-2 * nd : -nd]
     full = whole(size, padding)
@@ -99,7 +102,10 @@ def _is_direct(
 
 
 def _direct(xp: Any, op: str, a: View, b: View, spec: tuple[Any, ...], shape: Shape) -> View:
-    """Add a convolution node; ``spec`` has the fields of ``emit.conv.Conv`` after the dtype."""
+    """Add a convolution node; ``spec`` has the fields of ``emit.conv.Conv`` after the dtype.
+
+    ``op`` is the kind of node, ``a`` and ``b`` are its operands, and ``shape`` is that of the result.
+    """
     return xp.graph.node(op, (xp.graph.copied(a), xp.graph.copied(b)), spec, shape, a.dtype)
 
 
@@ -170,7 +176,10 @@ _MANY = 64  # larger windows are not unrolled
 def _slices(
     xp: Any, x: View, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape, value: Any
 ) -> list[View]:
-    """Return, for each offset in the kernel, the view of the elements at this offset of all windows."""
+    """Return, for each offset in the kernel, the view of the elements at this offset of all windows.
+
+    The image is padded with ``value``.
+    """
     count = counts(x.shape[-len(kernel) :], kernel, stride, padding, dilation)
     if 0 in count or math.prod(kernel) > _MANY:
         raise NotNative("an empty or very large window has no native form")
@@ -212,10 +221,11 @@ def _max_pool(xp: Any, x: Any, **at: Any) -> Any:
 
 
 def _hits(xp: Any, x: View, y: View, at: dict[str, Any]) -> tuple[list[View], View]:
-    """Return masks and a count of ties for the gradient of max pooling.
+    """Return masks and a count of ties for the gradient of max pooling of ``x``, whose maxima are ``y``.
 
     There is one mask for each offset in the window: it is true where the element at this offset is the
-    maximum of the window, which ``y`` has.  The count is the number of maxima of each window.
+    maximum of the window.  The count is the number of maxima of each window.  ``at`` has the parameters of
+    the windows.
     """
     parts = _slices(xp, x, value=_lowest(x.dtype), **at)
     hits = [xp.logical_or(part == y, part != part) for part in parts]

@@ -128,7 +128,10 @@ class _Planes(NamedTuple):
 
     @staticmethod
     def _kept(first: int, spread: int, count: int, room: int) -> tuple[int, int]:
-        """Return the range of indices along an image axis whose numbers lie inside the planes."""
+        """Return the range of the ``count`` indices whose position lies from 0 to below ``room``.
+
+        Index i has the position ``first`` + i · ``spread``.
+        """
         kept = [i for i in range(count) if 0 <= first + i * spread < room]
         return (kept[0], kept[-1] + 1) if kept else (0, 0)
 
@@ -167,7 +170,7 @@ def _planes_of(spec: Conv, element: str) -> _Planes:
 
 
 class _Work(NamedTuple):
-    """A sum over channels and kernel offsets, for each window and output channel."""
+    """The sizes of a convolution as a sum over channels and kernel offsets, per window and output channel."""
 
     machine: Machine
     planes: _Planes
@@ -210,8 +213,9 @@ def _own_planes(w: Writer, work: _Work, image: Index, around: Value | None = Non
 def _correlation(work: _Work, epilogue: Epilogue | None, images: int, exact: bool = False) -> Kernel:
     """Return the kernel of one product per image; slot KERNELS has a matrix (outputs, k).
 
-    With ``exact`` the padding is marked by a special NaN, and products with it are left out if the matrix has
-    an infinity or NaN.  If the matrix is finite, padding with zeros is faster and gives the same result.
+    ``epilogue`` emits the nodes that are fused into it, and ``images`` is the number of images.  With
+    ``exact`` the padding is marked by a special NaN, and products with it are left out if the matrix has an
+    infinity or NaN.  If the matrix is finite, padding with zeros is faster and gives the same result.
     """
     w = Writer(work.machine)
     element, lanes, depth = work.element, work.lanes, len(work.offsets)
@@ -281,7 +285,7 @@ def _all_finite(w: Writer, work: _Work, start: Value, count: int) -> Value:
 
 
 def _missing(w: Writer, element: str) -> Value:
-    """Return the NaN that marks padding; no computation returns a NaN with these bits."""
+    """Return the NaN that marks padding in planes; no computation returns a NaN with these bits."""
     kind, bits = ("i32", 0x7FC0DEAD) if element == "float" else ("i64", 0x7FF8DEAD0000DEAD)
     return w.bitcast(w.const(bits, kind), element)
 
@@ -329,8 +333,8 @@ def _finish(
 ) -> None:
     """Emit the epilogue of a tile: the fused nodes, applied to each number of the tile.
 
-    The tile has ``rows`` output channels, from ``low``, and ``n`` windows, from ``place``.  Its address is
-    ``to``.
+    The tile belongs to image number ``image`` and has ``rows`` output channels, from ``low``, and ``n``
+    windows, from ``place``.  Its address is ``to``.
     """
     step = math.prod(work.windows)
 
@@ -361,9 +365,10 @@ def conv(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kern
 
 
 def conv_input(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kernels:
-    """Return the kernels of the gradient of the images; slot IMAGES has the gradient of the result.
+    """Return the kernels of the gradient of the images of the convolution ``spec``.
 
-    This is a convolution with rotated kernels, of planes whose numbers are ``stride`` apart.
+    Slot IMAGES has the gradient of the result.  This is a convolution with rotated kernels, of planes whose
+    numbers are ``stride`` apart.  ``epilogue`` emits nodes that are fused into it.
     """
     element = element_of(spec.dtype)
     reach = [d * (k - 1) for d, k in zip(spec.dilation, spec.kernel, strict=True)]
@@ -475,10 +480,10 @@ def _weight_panel(
 
 @functools.cache
 def _weight_tile(machine: Machine, element: str, rows: int, columns: int, wide: int) -> str:
-    """Return the text of a function that adds to one tile of sums.
+    """Return the text of a function that adds to one tile of ``rows`` × ``columns`` sums.
 
     Its parameters are (g, planes, offsets, sums, output stride of g, row stride of the planes, output stride
-    of the sums, number of rows).
+    of the sums, number of rows).  ``wide`` is the number of windows in a row.
     """
     w = Writer(machine)
     lanes = machine.lanes(np.float32 if element == "float" else np.float64)

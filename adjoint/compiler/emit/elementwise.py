@@ -56,7 +56,10 @@ def apply(w: Writer, op: str, given: Any, made: Any, *x: Value) -> Value:
 
 
 def cast(w: Writer, x: Value, given: Any, made: Any) -> Value:
-    """Emit a conversion between dtypes; a float outside of the int64 range gives the value that x86 gives."""
+    """Emit a conversion of ``x`` from the dtype ``given`` to the dtype ``made``.
+
+    A float outside of the int64 range gives the value that x86 gives.
+    """
     element = element_of(made)
     if given.kind == "f" and made.kind in "iu":
         wide = _to_int64(w, x)
@@ -77,7 +80,7 @@ def _to_int64(w: Writer, x: Value) -> Value:
 
 
 def extreme(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
-    """Emit the larger or smaller of two values.
+    """Emit the larger or smaller of two values; ``op`` is "maximum", "minimum", "fmax" or "fmin".
 
     ``maximum`` is NaN if either operand is NaN, ``fmax`` only if both are.  If both are equal, the result is
     the second one, as in NumPy.
@@ -125,7 +128,7 @@ def _bits_of(x: Value) -> str:
 
 
 def _divided(w: Writer, op: str, a: Value, b: Value) -> Value:
-    """Emit Python's ``%`` or ``//`` of floats; the remainder has the sign of the divisor."""
+    """Emit Python's ``a % b`` or ``a // b`` of floats; the remainder has the sign of the divisor."""
     rest = w.op("frem", a, b)
     nonzero = w.compare("une", rest, 0)
     across = w.compare("slt", w.bits("xor", w.bitcast(rest, _bits_of(a)), w.bitcast(b, _bits_of(b))), 0)

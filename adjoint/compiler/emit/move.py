@@ -39,7 +39,7 @@ def place_kernels(
 
 
 def _tiled(where: Sequence[tuple[Shape, tuple[int, ...], int]], size: int) -> bool:
-    """Return whether the contiguous pieces cover an array completely."""
+    """Return whether the contiguous ones of the pieces ``where`` cover an array of ``size`` elements."""
     spans = [(o, o + math.prod(s)) for s, t, o in where if t == row_major(s)]
     end = 0
     for low, high in sorted(spans):

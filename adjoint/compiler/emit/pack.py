@@ -47,7 +47,10 @@ def _rows(
     w: Writer, element: str, lanes: int, start: Value, out: Value,
     wide: int, stride: int, depth: int, along: int, deep: int,
 ) -> None:  # fmt: skip
-    """Copy a panel whose numbers at each step are adjacent in the source, vector by vector."""
+    """Copy a panel whose numbers at each step are adjacent in the source, vector by vector.
+
+    The arguments are those of ``pack_panels``; ``wide`` is the number of rows or columns of this panel.
+    """
     if along != 1 and wide > 1:
         _one_by_one(w, element, start, out, wide, stride, depth, along, deep)
         return
@@ -63,7 +66,7 @@ def _rows(
 
 
 def _zeros(w: Writer, element: str, lanes: int, to: Value, wide: int, stride: int) -> None:
-    """Store zeros after the numbers of one step."""
+    """Emit zeros after the ``wide`` numbers of one step, up to ``stride``."""
     covered = max((p.offset + p.lanes for p in w.pieces(wide, lanes)), default=0)
     for offset, n, mask in w.pieces(max(0, stride - covered), lanes):
         w.store(w.const(0.0, element, n), w.at(to, element, covered + offset), mask)
@@ -80,7 +83,10 @@ def _one_by_one(
     along: int,
     deep: int,
 ) -> None:
-    """Copy a panel number by number."""
+    """Copy a panel number by number.
+
+    The arguments are those of ``pack_panels``; ``wide`` is the number of rows or columns of this panel.
+    """
 
     def row(k: Value, _: list[Value]) -> None:
         at, to = w.at(start, element, w.times(k, deep)), w.at(out, element, w.times(k, stride))
@@ -106,7 +112,10 @@ def _turned(
     depth: int,
     along: int,
 ) -> None:
-    """Copy a panel that is contiguous along k in the source, by transposing square blocks of vectors."""
+    """Copy a panel that is contiguous along k in the source, by transposing square blocks of vectors.
+
+    The arguments are those of ``pack_panels``; ``wide`` is the number of rows or columns of this panel.
+    """
     whole = depth // lanes * lanes
     rest = depth - whole
     text, zero = square_text(w.machine, element, lanes), w.const(0.0, element, lanes)

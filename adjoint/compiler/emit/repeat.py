@@ -31,7 +31,7 @@ _LINE = 64  # bytes
 
 
 class _Words(np.ndarray[Any, np.dtype[np.int64]]):
-    """The words that a kernel reads; ``held`` keeps alive the objects that they point to."""
+    """A list of 64-bit words that a kernel reads; ``held`` keeps alive the objects that they point to."""
 
     held: Any
 
@@ -123,7 +123,10 @@ class _Tables:
                 self.pairs.append((size, *pair))
 
     def _operand(self, address: int, k: int, node: Node, offset: int) -> None:
-        """Record how the address of an operand changes."""
+        """Record how the address of operand ``k`` of the loop changes from iteration to iteration.
+
+        ``address`` is where the body's kernels read it, ``offset`` a distance in bytes.
+        """
         steps = self.steps
         if k < steps.carries:
             even, odd = self.buffers[k]
@@ -136,7 +139,10 @@ class _Tables:
         self._move(address, k + 2, offset, stride)
 
     def _result(self, address: int, k: int, offset: int) -> None:
-        """Record how the address of a result changes."""
+        """Record how the address of result ``k`` of the loop changes from iteration to iteration.
+
+        The arguments are as for ``_operand``.
+        """
         if k < self.steps.carries:
             even, odd = self.buffers[k]
             self.swaps.append((address, odd + offset, even + offset))
@@ -168,12 +174,12 @@ class _Tables:
         self.moves.append((address, argument, *self._way(offset, stride)))
 
     def rewind(self) -> None:
-        """Set the rows back to those of the last iteration, after the kernel has run."""
+        """Set the addresses of the rows back to those of the last iteration, after the kernel has run."""
         for entry, _, _, stride in self.moves:
             ctypes.c_int64.from_address(entry).value -= stride
 
     def words(self) -> _Words:
-        """Return the words."""
+        """Return the words that the kernel reads."""
         body, long = self.body, self.body.estimate > _LONG
         checks = [(c.ctypes.data,) for c in body.checks]
         lists: list[Any] = [

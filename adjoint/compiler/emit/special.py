@@ -50,7 +50,7 @@ def _large_erfc(w: Writer, a: Value, lean: bool) -> Value:
 
 
 def erf(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit the error function."""
+    """Emit code for the error function."""
     a = w.abs(x)
     small = w.compare("olt", a, 1.0)
     low = _small_erf(w, w.select(small, a, w.like(a, 0.0)), lean)
@@ -61,7 +61,7 @@ def erf(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def erfc(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit 1 − erf(x), accurate also where the result is small."""
+    """Emit code for 1 − erf(x), accurate also where the result is small."""
     a = w.abs(x)
     small = w.compare("olt", a, 0.5)
     low = _signed(w, x, _small_erf(w, w.select(small, a, w.like(a, 0.0)), lean))
@@ -81,7 +81,7 @@ CUBE_ROOT = (
 
 
 def cbrt(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit the cube root: a polynomial fit between 1 and 8, then two iterations of Halley's method."""
+    """Emit code for the cube root: a polynomial fit between 1 and 8, then two steps of Halley's method."""
     scaled, shift = _normal(w, w.abs(x), lean)
     n, m = exponent_and_mantissa(w, scaled)
     # move m to the range 1 … 2, so that m times a power of two is in the range 1 … 8
@@ -104,7 +104,7 @@ def cbrt(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def hypot(w: Writer, x: Value, y: Value, lean: bool = False) -> Value:
-    """Emit √(x² + y²) without overflow."""
+    """Emit code for √(x² + y²) without overflow."""
     a, b = w.abs(x), w.abs(y)
     if lean:
         length = w.sqrt(w.fma(a, a, w.mul(b, b)))

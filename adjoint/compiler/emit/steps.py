@@ -219,7 +219,7 @@ class _Small:
         return [values[i] for i in places]
 
     def _enter(self, n: Node) -> None:
-        """Emit the elements of a node."""
+        """Emit the elements of a node and store them for the nodes that read it."""
         if n.op not in ("constant", "number", "source"):
             make = getattr(self, f"_{n.op}", None)
             self.values[n.id] = self._elementwise(n) if make is None else make(n)
@@ -283,7 +283,7 @@ class _Small:
 
 
 class _Lazy:
-    """The elements of a row; each is loaded when it is first used."""
+    """The elements of one row of an operand; each is loaded when it is first used."""
 
     def __init__(self, w: Writer, base: Value, n: Node) -> None:
         self.w, self.base, self.element = w, base, element_of(n.dtype)

@@ -116,7 +116,7 @@ class Writer:
     # Arithmetic ---------------------------------------------------------------------------------
 
     def op(self, name: str, a: Value, b: Value) -> Value:
-        """Emit an instruction on two values of the same type."""
+        """Emit the LLVM instruction ``name`` on two values of the same type."""
         return self.emit(f"{name} {a.typed}, {b.text}", a.element, a.lanes)
 
     def _pair(self, a: Any, b: Any) -> tuple[Value, Value]:
@@ -144,7 +144,7 @@ class Writer:
         return self._arithmetic("mul", a, b)
 
     def div(self, a: Any, b: Any) -> Value:
-        """Emit the quotient of floats."""
+        """Emit ``a / b`` of floats."""
         x, y = self._pair(a, b)
         return self.op("fdiv", x, y)
 
@@ -169,7 +169,10 @@ class Writer:
         return self.intrinsic("sqrt", a)
 
     def compare(self, predicate: str, a: Any, b: Any) -> Value:
-        """Emit a comparison: ``olt``, ``oeq``, ``uno`` for floats; ``slt``, ``ult``, ``eq`` for integers."""
+        """Emit a comparison by an LLVM predicate.
+
+        It is ``olt``, ``oeq``, ``uno``, … for floats, and ``slt``, ``ult``, ``eq``, … for integers.
+        """
         x, y = self._pair(a, b)
         return self.emit(f"{'fcmp' if x.floating else 'icmp'} {predicate} {x.typed}, {y.text}", "i1", x.lanes)
 
@@ -179,7 +182,7 @@ class Writer:
         return self.emit(f"select {mask.typed}, {x.typed}, {y.typed}", x.element, x.lanes)
 
     def bits(self, name: str, a: Any, b: Any) -> Value:
-        """Emit ``and``, ``or``, ``xor``, ``shl``, ``lshr`` or ``ashr``."""
+        """Emit an operation on bits: ``and``, ``or``, ``xor``, ``shl``, ``lshr`` or ``ashr``."""
         x, y = self._pair(a, b)
         return self.op(name, x, y)
 
@@ -527,7 +530,7 @@ class Writer:
 
     @property
     def chunk(self) -> Value:
-        """The number of the chunk; partial results are stored per chunk."""
+        """The number of the chunk of the outermost loop that runs; partial results are stored per chunk."""
         return Value("%chunk", "i64")
 
     @property

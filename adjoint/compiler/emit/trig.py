@@ -66,7 +66,7 @@ def _sin_cos(w: Writer, angle: Angle, lean: bool) -> SinCos:
 
 
 def _with_sign(w: Writer, y: Value, n: Value) -> Value:
-    """Change the sign of y where the second bit of n is set."""
+    """Return y with its sign changed where the second bit of n is set: after two quarter turns."""
     return w.bitcast(
         w.bits("xor", w.bitcast(y, "i64"), sign_bit_of(w, w.bits("and", n, 2), 1, y.element)), "double"
     )
@@ -97,7 +97,7 @@ def _or_by_library(w: Writer, name: str, x: Value, y: Value) -> Value:
 
 
 def sin(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit sin(x)."""
+    """Emit code for sin(x)."""
     angle = _reduced(w, x, lean)
     both = _sin_cos(w, angle, lean)
     odd = w.compare("ne", w.bits("and", angle.n, 1), 0)
@@ -106,7 +106,7 @@ def sin(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def cos(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit cos(x)."""
+    """Emit code for cos(x)."""
     angle = _reduced(w, x, lean)
     both = _sin_cos(w, angle, lean)
     odd = w.compare("ne", w.bits("and", angle.n, 1), 0)
@@ -115,7 +115,7 @@ def cos(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def tan(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit tan(x) = sin/cos, or −cos/sin after an odd number of quarter turns."""
+    """Emit code for tan(x) = sin/cos, or −cos/sin after an odd number of quarter turns."""
     angle = _reduced(w, x, lean)
     both = _sin_cos(w, angle, lean)
     odd = w.compare("ne", w.bits("and", angle.n, 1), 0)
@@ -153,14 +153,14 @@ def _atan_of_ratio(w: Writer, top: Value, low: Value, lean: bool) -> Value:
 
 
 def atan(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit atan(x)."""
+    """Emit code for atan(x)."""
     a = w.abs(x)
     a = w.select(w.compare("ogt", a, 1e20), w.like(a, 1e20), a)
     return _unless_tiny(w, x, _signed(w, x, _atan_of_ratio(w, a, w.like(a, 1.0), lean)))
 
 
 def atan2(w: Writer, y: Value, x: Value, lean: bool = False) -> Value:
-    """Emit the angle of the point (x, y)."""
+    """Emit code for the angle of the point (x, y)."""
     a, b = w.abs(y), w.abs(x)
     if not lean:
         a, b = _moderate(w, a, b)
@@ -183,7 +183,7 @@ def atan2(w: Writer, y: Value, x: Value, lean: bool = False) -> Value:
 
 
 def _moderate(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """Scale both numbers so that sums and quotients neither overflow nor lose subnormal bits."""
+    """Return a and b scaled so that sums and quotients neither overflow nor lose subnormal bits."""
     larger = w.select(w.compare("ogt", a, b), a, b)
     scale = w.select(w.compare("ogt", larger, 1e290), w.like(a, 2.0**-100), w.like(a, 1.0))
     scale = w.select(w.compare("olt", larger, 1e-200), w.like(a, 2.0**300), scale)
@@ -217,7 +217,7 @@ def _arcsine(w: Writer, x: Value, lean: bool) -> Arcsine:
 
 
 def asin(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit asin(x) = π/2 − 2 asin(√((1 − x)/2)) above ½."""
+    """Emit code for asin(x) = π/2 − 2 asin(√((1 − x)/2)) above ½."""
     part = _arcsine(w, x, lean)
     twice = w.add(part.s, part.s)
     small_terms = w.add(part.tail, part.rest)
@@ -227,7 +227,7 @@ def asin(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def acos(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit acos(x).
+    """Emit code for acos(x).
 
     It is 2 asin(√((1 − x)/2)) for x > ½, π − acos(−x) for x < −½, and π/2 − asin(x) between.
     """
