@@ -1,7 +1,7 @@
 """``python -m benchmarks.profile name …``: where adjoint's time goes in a case, and what its target needs.
 
-A step is taken apart without slowing it down. Its *phases* are timed by a stopwatch at the doors of
-backward and of the optimiser, a few calls in a whole step. Its *kernels* are the ops' own NumPy code,
+A step is taken apart without slowing it down. Its *phases* are timed by a stopwatch around the
+backward and the optimiser, a few calls in a whole step. Its *kernels* are the ops' own NumPy code,
 forwards and rules: in one step that is not timed, every call of a kernel on plain arrays is noted with its
 arguments; then the same calls are made again, one after another, with no recording and no engine around
 them, and that is timed. What a phase takes beyond its kernels is adjoint's own: recording in the forward;
@@ -40,7 +40,7 @@ from benchmarks.harness import Case, Numbers, Step, repeats_of, rest, set_thread
 from benchmarks.report import duration, table, title
 
 FORWARD, BACKWARD, OPTIMISER = "forward", "backward", "optimiser"
-DOORS = ("backward", "gradients", "differentiate", "backward_into_leaves")  # functions that start a backward
+STARTS = ("backward", "gradients", "differentiate", "backward_into_leaves")  # functions that start a backward
 DRIFT = 1.3  # by which a step may take longer or shorter in its profile than in the table
 SHOWN = 6  # kernels, the dearest first
 
@@ -120,7 +120,7 @@ def _plain(args: Sequence[Any]) -> bool:
 
 @contextmanager
 def phases(watch: Watch) -> Iterator[None]:
-    """Put the stopwatch at the doors of backward and of the optimisers."""
+    """Return a context manager that times backward and the methods of optimisers by the stopwatch."""
     undo: list[tuple[Any, str, Any]] = []
 
     def put(owner: Any, name: str, phase: str) -> None:
@@ -133,7 +133,7 @@ def phases(watch: Watch) -> Iterator[None]:
             if name in vars(kind):
                 put(kind, name, OPTIMISER)
     for module in [m for name, m in sys.modules.items() if name.split(".")[0] == "adjoint"]:
-        for name in DOORS:
+        for name in STARTS:
             if callable(vars(module).get(name)) and not isinstance(vars(module)[name], type(sys)):
                 put(module, name, BACKWARD)
     try:

@@ -129,7 +129,7 @@ def test_the_message_calls_an_argument_an_argument():
     assert str(info.value).startswith("an argument of shape () would become a Python float at ")
 
 
-def test_explicit_doors_stay_open():
+def test_explicit_conversions_are_allowed():
     x = ad.tensor(X, requires_grad=True)
     y = x * 2
     assert y.numpy().tolist() == y.tolist() == np.asarray(y.detach()).tolist() == [2.0, 4.0]

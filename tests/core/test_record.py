@@ -1,4 +1,4 @@
-"""Recording: every node passes the same door, whatever makes it."""
+"""Recording: every node is made by the same code, whatever records it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No front door leaves a reference cycle: the memory of a graph goes at once, without the garbage collector."""
+"""No function that differentiates or trains leaves a reference cycle: the memory of a graph goes at once, without the garbage collector."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from adjoint.nn import functional
 from adjoint.testing import gradcheck
 from adjoint.train import DataLoader, Trainer
 
-Door = Callable[[], Any]
-DOORS: dict[str, Door] = {}
+Entry = Callable[[], Any]
+ENTRIES: dict[str, Entry] = {}
 
 
-def door(f: Door) -> Door:
-    DOORS[f.__name__] = f
+def entry(f: Entry) -> Entry:
+    ENTRIES[f.__name__] = f
     return f
 
 
@@ -51,47 +51,47 @@ def loss_of(model: nn.Module) -> ad.Tensor:
 # Backward ------------------------------------------------------------------------------------
 
 
-@door
+@entry
 def serial() -> None:
     wide(leaf()).backward()
 
 
-@door
+@entry
 def parallel() -> None:
     wide(leaf()).backward(workers=2)
 
 
-@door
+@entry
 def parallel_with_events() -> None:
     wide(leaf()).backward(workers=2, on_leaf_ready=lambda *_: None)
 
 
-@door
+@entry
 def events() -> None:
     wide(leaf()).backward(on_leaf_ready=lambda *_: None)
 
 
-@door
+@entry
 def store() -> None:
     x = leaf()
     ad.backward(wide(x))[x]
 
 
-@door
+@entry
 def create_graph() -> None:
     x = leaf()
     (g,) = ad.gradients(wide(x), [x], create_graph=True)
     (g * g).sum().backward()
 
 
-@door
+@entry
 def several_outputs() -> None:
     x = leaf()
     w, v = ad.linalg.eigh(x.T @ x)
     (w.sum() + (v * v).sum()).backward()
 
 
-@door
+@entry
 def hooks() -> None:
     x = leaf()
     y = x * x
@@ -102,7 +102,7 @@ def hooks() -> None:
     y.sum().backward()
 
 
-@door
+@entry
 def a_backward_inside_a_hook() -> None:
     x = leaf()
     y = ad.sin(x)
@@ -110,7 +110,7 @@ def a_backward_inside_a_hook() -> None:
     (y * ad.cos(x)).sum().backward(workers=2)
 
 
-@door
+@entry
 def saved_tensors() -> None:
     x = leaf()
     with ad.saved_tensors_hooks(lambda t: t, lambda t: t):
@@ -118,13 +118,13 @@ def saved_tensors() -> None:
     y.backward()
 
 
-@door
+@entry
 def anomaly() -> None:
     with ad.detect_anomaly():
         wide(leaf()).backward()
 
 
-@door
+@entry
 def tape() -> None:
     x = leaf()
     with ad.Tape() as outer:
@@ -134,7 +134,7 @@ def tape() -> None:
     outer.gradients(z)[x]
 
 
-@door
+@entry
 def sparse_rows() -> None:
     layer = nn.Embedding(10, 3, sparse=True)
     layer(ad.tensor([1, 2])).sum().backward()
@@ -143,19 +143,19 @@ def sparse_rows() -> None:
 # Transforms ----------------------------------------------------------------------------------
 
 
-@door
+@entry
 def checkpoint() -> None:
     ad.checkpoint(wide, leaf()).backward()
 
 
-@door
+@entry
 def checkpoint_twice() -> None:
     x = leaf()
     (g,) = ad.gradients(ad.checkpoint(wide, x), [x], create_graph=True)
     g.sum().backward()
 
 
-@door
+@entry
 def reverse() -> None:
     ad.grad(wide)(np.ones(3))
     ad.value_and_grad(wide)(np.ones(3))
@@ -163,28 +163,28 @@ def reverse() -> None:
     ad.vjp(ad.sin, np.ones(3))[1](np.ones(3))
 
 
-@door
+@entry
 def forward() -> None:
     ad.jvp(wide, (np.ones(3),), (np.ones(3),))
     ad.linearize(wide, np.ones(3))[1](np.ones(3))
     ad.jvp(lambda x: functional.layer_norm(x, (4,)), (np.ones((3, 4)),), (np.ones((3, 4)),))
 
 
-@door
+@entry
 def matrices() -> None:
     ad.jacobian(ad.sin)(np.ones(3))
     ad.jacfwd(ad.sin)(np.ones(3))
     ad.hessian(wide)(np.ones(3))
 
 
-@door
+@entry
 def vmap() -> None:
     ad.vmap(ad.sin)(np.ones((3, 4)))
     ad.vmap(ad.grad(wide))(np.ones((3, 4)))
     ad.grad(lambda x: ad.vmap(wide)(x).sum())(np.ones((3, 4)))
 
 
-@door
+@entry
 def implicit() -> None:
     a = ad.tensor(2.0, requires_grad=True)
     ad.fixed_point(lambda y, a: (y + a / y) / 2, ad.tensor(1.0), a).backward()
@@ -203,12 +203,12 @@ class Sine(ad.Function):
         return g * ad.cos(x)
 
 
-@door
+@entry
 def function() -> None:
     Sine.apply(leaf()).sum().backward()
 
 
-@door
+@entry
 def checked_gradients() -> None:
     gradcheck(wide, [np.ones(3)])
 
@@ -216,7 +216,7 @@ def checked_gradients() -> None:
 # Training ------------------------------------------------------------------------------------
 
 
-def optimiser(kind: str) -> Door:
+def optimiser(kind: str) -> Entry:
     def train() -> None:
         model = net()
         opt = getattr(optim, kind)(model.parameters(), lr=0.01)
@@ -229,10 +229,10 @@ def optimiser(kind: str) -> Door:
 
 
 for kind in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "Lion"):
-    DOORS[kind] = optimiser(kind)
+    ENTRIES[kind] = optimiser(kind)
 
 
-@door
+@entry
 def lbfgs() -> None:
     model = net()
     opt = optim.LBFGS(model.parameters())
@@ -246,7 +246,7 @@ def lbfgs() -> None:
     opt.step(closure)
 
 
-@door
+@entry
 def averages() -> None:
     ema = optim.EMA(net().parameters())
     ema.update()
@@ -254,7 +254,7 @@ def averages() -> None:
         pass
 
 
-@door
+@entry
 def accumulator() -> None:
     model = net()
     acc = ad.GradientAccumulator(model.parameters(), accumulation_steps=2)
@@ -266,21 +266,21 @@ def accumulator() -> None:
         acc.apply(opt)
 
 
-@door
+@entry
 def clipping() -> None:
     x = leaf()
     wide(x).backward()
     ad.clip_grad_norm([x], 0.1)
 
 
-@door
+@entry
 def trainer() -> None:
     model = net()
     run = Trainer(model, nn.MSELoss(), optim.SGD(model.parameters(), lr=0.1), accumulate=2, clip=1.0)
     run.fit(DataLoader((np.ones((8, 4), "f"), np.ones((8, 3), "f")), batch_size=4), epochs=2)
 
 
-@door
+@entry
 def recurrent() -> None:
     nn.LSTM(4, 3, dtype=np.float64)(ad.ones((2, 3, 4)))[0].sum().backward()
 
@@ -326,7 +326,7 @@ def trainer_fails() -> Any:
     run.fit(DataLoader((np.ones((8, 4), "f"), np.ones((8, 3), "f")), batch_size=4), epochs=1)
 
 
-MISTAKES: list[Door] = [
+MISTAKES: list[Entry] = [
     lambda: hook_fails(1),
     lambda: hook_fails(2),
     released,
@@ -355,7 +355,7 @@ MISTAKES: list[Door] = [
 ]
 
 
-@door
+@entry
 def mistakes() -> None:
     for mistake in MISTAKES:
         try:
@@ -377,14 +377,14 @@ def of_adjoint(o: Any) -> bool:
     return str(module).split(".")[0] == "adjoint"
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_no_cycle_is_left(name: str) -> None:
-    DOORS[name]()  # what is made once and kept is made here
+    ENTRIES[name]()  # what is made once and kept is made here
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        DOORS[name]()
+        ENTRIES[name]()
         gc.collect()
         left = sorted({type(o).__name__ for o in gc.garbage if of_adjoint(o)})
     finally:

@@ -89,7 +89,7 @@ def test_create_graph_changes_no_bit(program):
 
 
 @given(DEEP)
-def test_three_front_doors_give_the_same_bits(program):
+def test_three_ways_to_differentiate_give_the_same_bits(program):
     one, two, three, four = (leaves_of(program) for _ in range(4))
     program.loss(ad, one).backward()
     store = ad.backward(program.loss(ad, two))

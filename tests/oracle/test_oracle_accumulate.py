@@ -1,4 +1,4 @@
-"""Accumulation against PyTorch: the same full batch, and gradients of its modules through the by-name door."""
+"""Accumulation against PyTorch: the same full batch, and gradients of its modules by name."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ def test_kernels_are_noted_and_everything_is_put_back() -> None:
     x = ad.tensor(np.linspace(0.1, 1.0, 4), requires_grad=True)
     optimizer = ad.optim.SGD([x], lr=0.1)
     before = {name: (op.forward, op.rules, op.joint) for name, op in OPS.items()}
-    doors = ad.Tensor.backward, ad.backward, ad.gradients, ad.optim.SGD.step
+    patched = ad.Tensor.backward, ad.backward, ad.gradients, ad.optim.SGD.step
 
     def step() -> None:
         optimizer.zero_grad()
@@ -342,7 +342,7 @@ def test_kernels_are_noted_and_everything_is_put_back() -> None:
     replay(calls)
     assert before == {name: (op.forward, op.rules, op.joint) for name, op in OPS.items()}
     assert raw.tanh is OPS["tanh"].forward
-    assert doors == (ad.Tensor.backward, ad.backward, ad.gradients, ad.optim.SGD.step)
+    assert patched == (ad.Tensor.backward, ad.backward, ad.gradients, ad.optim.SGD.step)
     x.grad = None
     ad.tanh(x).sum().backward()
     assert len(calls) == len(noted)

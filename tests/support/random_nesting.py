@@ -517,7 +517,7 @@ class Program:
             around = Around(any(s in TAPES for s in outside))
             self.actual = STEPS[step](self.actual, around)
             self.expected = reference(step, self.expected)
-        self.door = str(rng.choice(list(DOORS)))
+        self.way = str(rng.choice(list(WAYS)))
         self.x = rng.uniform(0.3, 0.9, 3) * rng.choice([-1.0, 1.0], 3)
         self.w = float(rng.uniform(0.6, 1.2))
 
@@ -527,9 +527,9 @@ class Program:
         value = number(self.expected(x, w))
         along = number(derivative(self.expected, x, w, V))
         by_w = number(derivative(self.expected, x, w, V * 0.0, 1.0))
-        found = DOORS[self.door](self.actual, self.x, self.w)
+        found = WAYS[self.way](self.actual, self.x, self.w)
         np.testing.assert_allclose(
-            found, (value, along, by_w), rtol=1e-7, atol=1e-7, err_msg=f"{self.name}, by {self.door}"
+            found, (value, along, by_w), rtol=1e-7, atol=1e-7, err_msg=f"{self.name}, by {self.way}"
         )
 
 
@@ -545,7 +545,7 @@ def _leaves(x: Any, w: Any) -> Any:
     return ad.tensor(x, requires_grad=True), ad.tensor(w, requires_grad=True)
 
 
-def _door_backward(f: F2, x: Any, w: Any) -> Any:
+def _by_backward(f: F2, x: Any, w: Any) -> Any:
     x, w = _leaves(x, w)
     y = ad.asarray(f(x, w))
     if y.requires_grad:
@@ -553,14 +553,14 @@ def _door_backward(f: F2, x: Any, w: Any) -> Any:
     return _found(y, x.grad, w.grad)
 
 
-def _door_gradients(f: F2, x: Any, w: Any) -> Any:
+def _by_gradients(f: F2, x: Any, w: Any) -> Any:
     x, w = _leaves(x, w)
     y = ad.asarray(f(x, w))
     gx, gw = ad.gradients(y, [x, w], allow_unused=True) if y.requires_grad else (None, None)
     return _found(y, gx, gw)
 
 
-def _door_tape(f: F2, x: Any, w: Any) -> Any:
+def _by_tape(f: F2, x: Any, w: Any) -> Any:
     x, w = ad.tensor(x), ad.tensor(w)
     with ad.Tape() as tape:
         tape.watch(x, w)
@@ -569,23 +569,23 @@ def _door_tape(f: F2, x: Any, w: Any) -> Any:
     return _found(y, grads.get(x), grads.get(w))
 
 
-def _door_grad(f: F2, x: Any, w: Any) -> Any:
+def _by_grad(f: F2, x: Any, w: Any) -> Any:
     y, (gx, gw) = ad.value_and_grad(f, (0, 1))(x, w)
     return _found(y, gx, gw)
 
 
-def _door_jvp(f: F2, x: Any, w: Any) -> Any:
+def _by_jvp(f: F2, x: Any, w: Any) -> Any:
     y, along = ad.jvp(f, (x, w), (V, 0.0))
     return float(y), float(along), float(ad.jvp(f, (x, w), (V * 0.0, 1.0))[1])
 
 
-def _door_vmap(f: F2, x: Any, w: Any) -> Any:
+def _by_vmap(f: F2, x: Any, w: Any) -> Any:
     xs, ws = np.stack([0.5 * x, x]), np.array([w, w])
     y, (gx, gw) = ad.vmap(ad.value_and_grad(f, (0, 1)))(xs, ws)
     return _found(y[1], gx[1], gw[1])
 
 
-def _door_leaf_and_vmap(f: F2, x: Any, w: Any) -> Any:
+def _by_leaf_and_vmap(f: F2, x: Any, w: Any) -> Any:
     x, w = _leaves(x, w)
     y = ad.asarray(ad.vmap(lambda s: f(x * s, w))(np.array([1.0, 0.5]))[0])
     if y.requires_grad:
@@ -593,13 +593,13 @@ def _door_leaf_and_vmap(f: F2, x: Any, w: Any) -> Any:
     return _found(y, x.grad, w.grad)
 
 
-DOORS: dict[str, Callable[[F2, Any, Any], Any]] = {
-    "backward": _door_backward,
-    "two workers": lambda f, x, w: ad.config.workers(2)(_door_backward)(f, x, w),
-    "gradients": _door_gradients,
-    "tape": _door_tape,
-    "grad": _door_grad,
-    "jvp": _door_jvp,
-    "vmap": _door_vmap,
-    "leaf_and_vmap": _door_leaf_and_vmap,
+WAYS: dict[str, Callable[[F2, Any, Any], Any]] = {
+    "backward": _by_backward,
+    "two workers": lambda f, x, w: ad.config.workers(2)(_by_backward)(f, x, w),
+    "gradients": _by_gradients,
+    "tape": _by_tape,
+    "grad": _by_grad,
+    "jvp": _by_jvp,
+    "vmap": _by_vmap,
+    "leaf_and_vmap": _by_leaf_and_vmap,
 }

@@ -170,14 +170,14 @@ def leaves_of(xs: Any) -> Any:
     return [x.detach().requires_grad_() for x in xs]
 
 
-def door_backward(f: Any, xs: Any) -> Any:
+def by_backward(f: Any, xs: Any) -> Any:
     leaves = leaves_of(xs)
     y = f(*leaves)
     y.backward(gradient=ones_like(y))
     return [x.grad for x in leaves]
 
 
-def door_tape(f: Any, xs: Any) -> Any:
+def by_tape(f: Any, xs: Any) -> Any:
     leaves = leaves_of(xs)
     with ad.Tape() as tape:
         y = f(*leaves)
@@ -186,13 +186,13 @@ def door_tape(f: Any, xs: Any) -> Any:
     return [found.get(x) for x in leaves]
 
 
-def door_gradients(f: Any, xs: Any) -> Any:
+def by_gradients(f: Any, xs: Any) -> Any:
     leaves = leaves_of(xs)
     y = f(*leaves)
     return ad.gradients(y, leaves, ones_like(y), allow_unused=True)
 
 
-def door_vjp(f: Any, xs: Any) -> Any:
+def by_vjp(f: Any, xs: Any) -> Any:
     y, pull = ad.vjp(f, *xs)
     return pull(ones_like(y))
 
@@ -203,12 +203,12 @@ def second(f: Any, xs: Any) -> Any:
     return ad.grad(slope, every)(*xs)
 
 
-DOORS: dict[str, Any] = {
+WAYS: dict[str, Any] = {
     "grad": lambda f, xs: ad.grad(lambda *xs: f(*xs).sum(), tuple(range(len(xs))))(*xs),
-    "vjp": door_vjp,
-    "backward": door_backward,
-    "tape": door_tape,
-    "gradients": door_gradients,
+    "vjp": by_vjp,
+    "backward": by_backward,
+    "tape": by_tape,
+    "gradients": by_gradients,
     "jvp": lambda f, xs: [ad.jvp(f, tuple(xs), tuple(map(ones_like, xs)))[1]],
     "jacrev": lambda f, xs: ad.jacrev(f, tuple(range(len(xs))))(*xs),
     "hvp": lambda f, xs: ad.hvp(lambda *xs: f(*xs).sum(), tuple(xs), tuple(map(ones_like, xs))),
@@ -216,9 +216,9 @@ DOORS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", JOINT, ids=str)
-def test_seeds_and_saved_values_of_different_levels(case: Case, door: str) -> None:
+def test_seeds_and_saved_values_of_different_levels(case: Case, way: str) -> None:
     moving = [i for i, a in enumerate(case.args) if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
 
     def f(*xs: Any) -> Any:
@@ -228,7 +228,7 @@ def test_seeds_and_saved_values_of_different_levels(case: Case, door: str) -> No
         return outputs(OPS[case.op].eager(*args, **case.params))[0]
 
     def found(*xs: Any) -> Any:
-        return tuple(ad.zeros(1) if g is None else g for g in DOORS[door](f, xs))
+        return tuple(ad.zeros(1) if g is None else g for g in WAYS[way](f, xs))
 
     for pattern in [dict.fromkeys(moving, 0), *({i: 0} for i in moving)]:
         rows = [ad.tensor(varied(case.args[i], 0, i) if i in pattern else case.args[i]) for i in moving]

@@ -1,4 +1,4 @@
-"""The doors by which memory enters and leaves: no write on one side is ever seen on the other."""
+"""Exchange of memory with other objects: no write on one side is ever seen on the other."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def write_array(world: World) -> None:
     world.expect(a, values)
 
 
-DOORS: dict[str, Callable[[World], None]] = {
+EXCHANGES: dict[str, Callable[[World], None]] = {
     "tensor": from_array_by(ad.tensor),
     "asarray": from_array_by(ad.asarray),
     "asarray of a view": from_array_by(lambda a: ad.asarray(read_only_view(a))),
@@ -294,12 +294,12 @@ WRITES = {"write a tensor": write_tensor, "write an array": write_array}
 
 
 def run(seed: int, directory: Path, steps: int = 12) -> None:
-    """Go through random doors with random writes in between; after each, look at everything."""
+    """Make random exchanges with random writes in between; after each, check everything."""
     world = World(seed, directory)
     world.keep(world.fresh())
     world.keep(ad.tensor(world.fresh()))
     for _ in range(steps):
-        table = WRITES if world.rng.random() < 0.5 else DOORS
+        table = WRITES if world.rng.random() < 0.5 else EXCHANGES
         name = list(table)[world.rng.integers(len(table))]
         world.done.append(name)
         table[name](world)
@@ -307,12 +307,12 @@ def run(seed: int, directory: Path, steps: int = 12) -> None:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_random_doors(block: int, tmp_path: Path) -> None:
+def test_random_exchanges(block: int, tmp_path: Path) -> None:
     for seed in range(100 * block, 100 * (block + 1)):
         run(seed, tmp_path)
 
 
 @pytest.mark.soak
-def test_random_doors_for_long(tmp_path: Path) -> None:
+def test_random_exchanges_for_long(tmp_path: Path) -> None:
     for seed in range(1000, 50_000):
         run(seed, tmp_path, steps=20)
