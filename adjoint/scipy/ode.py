@@ -176,7 +176,10 @@ def _further(op: str, args: Any) -> tuple[Any, ...]:
 
 
 def _right_hand_side(fun: Callable[..., Any], further: tuple[Any, ...]) -> Callable[[Any, Any], Tensor]:
-    """Return ``fun`` as a function of time and state whose results have the shape of the state."""
+    """Return ``fun`` as a function of time and state whose results have the shape of the state.
+
+    ``further`` are its further arguments.
+    """
 
     def f(t: Any, y: Any) -> Tensor:
         slope = asarray(fun(t, y, *further))

@@ -33,7 +33,7 @@ def _norm(x: Tensor) -> Tensor:
 
 
 class Steps(Rows):
-    """The attempted steps from one time to another, as rows of tensors."""
+    """The steps that were attempted from one time to another, as tensors with one row per attempt."""
 
     def __init__(
         self,

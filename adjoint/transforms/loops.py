@@ -230,11 +230,10 @@ def bounded_loop(
     val: Any,
     limit: int,
 ) -> tuple[Any, Any]:
-    """Run the body while a condition is true, at most ``limit`` times; return the last condition and value.
+    """Run ``body_fun`` while ``cond_fun`` is true, at most ``limit`` times.
 
-    ``going`` is the condition for the first value, ``val``.
-
-    This is a scan whose steps keep the value once the condition is false.
+    Return the last condition and value.  ``going`` is the condition for the first value, ``val``.  This is a
+    scan whose steps keep the value once the condition is false.
     """
 
     def step(state: Any, _: Any) -> Any:
@@ -247,11 +246,10 @@ def bounded_loop(
 
 
 def scan_until(name: str, step: Callable[[Any, Any], Any], init: Any, limit: int) -> tuple[Any, Any]:
-    """Run a scan whose steps change nothing once the first leaf of the carry is false.
+    """Run a scan of ``limit`` steps that change nothing once the first leaf of the carry is false.
 
-    Return the last carry and the stacked results.
-
-    Inside ``ad.compile``, later steps are not computed.
+    ``init`` is the first carry.  Return the last carry and the stacked results.  Inside ``ad.compile``,
+    later steps are not computed.
     """
     body = Body(name, step, structure=tree.structure(None))
     body.settles = body.flagged = True
@@ -448,7 +446,10 @@ class Body:
         return tree.unflatten(self.structure, found)
 
     def run(self, carry: Any, rows: list[Tensor], first: int, count: int, reverse: bool) -> tuple[Any, Any]:
-        """Run ``count`` steps from step ``first``; return the carry and the stacked results."""
+        """Run ``count`` steps from step ``first``; return the carry and the stacked results.
+
+        ``rows`` are the arrays that the steps read one row of, from the last one if ``reverse``.
+        """
         carry = self.cast(carry)
         each = [unstack(r) for r in rows]
         ys: list[Any] = []

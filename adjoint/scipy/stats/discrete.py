@@ -200,7 +200,10 @@ class _BetaBinom(Discrete):
         return _log_choose(n, k) + rec.betaln(k + a, n - k + b) - rec.betaln(a, b)
 
     def _sum(self, k: Any, n: Any, a: Any, b: Any, given: Any, upper: bool) -> Any:
-        """Return the sum of the probabilities up to k, or above k (``upper``)."""
+        """Return the sum of the probabilities up to k, or above k if ``upper``.
+
+        n, a and b are the parameters of the distribution.
+        """
         top = _largest(*given)
         if top is None:
             raise InputError(
