@@ -180,14 +180,25 @@ def _offset(kind: type, name: str) -> int:
 _NEW_FROM_DESCR = 94
 
 
+def with_offsets(text: str, where: Layout | None) -> str | None:
+    """Replace the names of members by their offsets; None if the offsets are not known."""
+    if where is None:
+        return None
+    for name, value in where._asdict().items():
+        text = text.replace(name.upper(), str(value))
+    return text
+
+
+@units.expect
+def _text() -> str | None:
+    return with_offsets(TEXT, layout())
+
+
 @functools.cache
 def _function() -> int:
     """Compile the entry and return its address."""
-    where = layout()
-    assert where is not None
-    text = TEXT
-    for name, value in where._asdict().items():
-        text = text.replace(name.upper(), str(value))
+    text = _text()
+    assert text is not None
     names = (
         "Py_IncRef", "Py_DecRef", "PyTuple_New", "PyTuple_SetItem", "PyFloat_AsDouble", "PyErr_Occurred",
         "PyErr_Clear", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_AsLongLong",

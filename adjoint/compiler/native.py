@@ -187,11 +187,11 @@ class Plan:
         self.sources = sorted({s[1] for _, s in self.moving if s[0] == "given"})
         rows, at = [], self.table.ctypes.data
         self.cuts = []
-        for (_, kernel), slots in zip(self.kernels, self.slots, strict=True):
+        self.functions = units.functions([kernel.text for _, kernel in self.kernels])
+        for (_, kernel), function, slots in zip(self.kernels, self.functions, self.slots, strict=True):
             self.cuts.append(_cuts(kernel, self.threads))
-            rows.append((units.function(kernel.text), at, self.cuts[-1]))
+            rows.append((function, at, self.cuts[-1]))
             at += 8 * len(slots)
-        self.functions = [r[0] for r in rows]
         self.records = pool.records(rows, self.runs)
         self.scale = NANOSECONDS * 16 / max(1, self.machine.lanes(np.float32))
         self.estimate = sum(k.cost for _, k in self.kernels) * self.scale

@@ -462,6 +462,9 @@ def _text() -> str:
     return text
 
 
+units.expect(_text)
+
+
 def addresses() -> dict[str, int]:
     """Return the addresses of the native functions of the pool, by name."""
     with _lock:

@@ -1,70 +1,79 @@
 """Compiled kernels, one *unit* per distinct text: found in memory, then on disk, else compiled by LLVM.
 
-The disk cache is a directory of object files with their digests.  It is used only if it belongs to the user
-and has mode 0700.  A file that is damaged, or that another user owns, is ignored and replaced.
-``ADJOINT_KERNEL_CACHE`` names another directory; ``0`` or ``off`` disables the cache.
+The missing units of a program are compiled together, and written to one file of the disk cache.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import os
 import re
-import stat
 import sys
-import tempfile
 import threading
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from adjoint.compiler.emit.text import SHARED
+from adjoint.compiler import disk
+from adjoint.compiler.disk import Image
+from adjoint.compiler.emit.text import SHARED, unit_name
+from adjoint.compiler.llvm import Job, compile_all, link
 from adjoint.compiler.machine import Machine, binding, machine
 from adjoint.config import held_across_fork
 
-__all__ = ["cache_directory", "clear_memory", "counts", "function", "library", "link"]
+__all__ = ["clear_memory", "counts", "expect", "function", "functions", "library"]
 
-MAGIC = b"adjoint kernel 1\n"
-SUFFIX = ".kernel"
+Source = TypeVar("Source", bound=Callable[[], str | None])
+
 USED = re.compile(r"@(unit_[0-9a-f]{32})\(")
-LIMIT = 8192  # files; the oldest half is removed when there are more
+PART = 20_000  # characters: longer texts are divided among threads
 
 _lock = held_across_fork(threading.RLock())
 _addresses: dict[str, int] = {}
+_images: dict[str, Image] = {}  # the image of each unit in ``_addresses``
 _salts: dict[Machine, bytes] = {}
-_pruned = False
-_names = 0
+_libraries: list[Callable[[], str | None]] = []
+_compiled: dict[str, bytes] = {}  # object code of libraries that are not loaded yet
 
 # How many units were found in memory, read from disk, or compiled.
 counts = {"memory": 0, "disk": 0, "compiled": 0}
 
 
 def function(text: str) -> int:
-    """Return the address of the function ``@kernel`` of a text; equal texts are compiled once."""
+    """Return the address of the function ``@kernel`` of a text."""
+    return functions([text])[0]
+
+
+def functions(texts: Sequence[str]) -> list[int]:
+    """Return the addresses of the functions ``@kernel`` of texts; equal texts are compiled once."""
     here = machine()
-    key = hashlib.sha256(_salt(here) + text.encode()).hexdigest()
     with _lock:
-        if key in _addresses:
-            counts["memory"] += 1
-        else:
-            _addresses[key] = _load_or_compile(text, key, here)
-        return _addresses[key]
+        wanted: dict[str, str] = {}  # name: text
+        names = []
+        for text in texts:
+            names.append(unit_name(text))
+            wanted |= {name: SHARED[name] for name in USED.findall(text)}
+            wanted[names[-1]] = text
+        keys = {name: _key(text, here) for name, text in wanted.items()}
+        missing = [name for name in wanted if keys[name] not in _addresses]
+        counts["memory"] += len(texts) - len(set(names).intersection(missing))
+        if missing:
+            _load_or_compile({name: wanted[name] for name in missing}, keys, here)
+        return [_addresses[keys[name]] for name in names]
 
 
 def clear_memory() -> None:
     """Clear the cache in memory, so that units are read from disk again; loaded code is not unloaded."""
     with _lock:
         _addresses.clear()
+        _images.clear()
 
 
-def _salt(here: Machine) -> bytes:
-    """Return the part of a cache key that is common to all units: versions, processor and features."""
+def _key(text: str, here: Machine) -> str:
+    """Return the key of a text: it depends on the versions, the processor and its features, too."""
     if here not in _salts:
         llvm = binding()
         version = sys.modules["adjoint"].__version__
-        parts = (
-            MAGIC,
+        parts: tuple[Any, ...] = (
+            disk.MAGIC,
             version,
             llvm.llvm_version_info,
             here.level,
@@ -73,12 +82,100 @@ def _salt(here: Machine) -> bytes:
             llvm.get_process_triple(),
         )
         _salts[here] = repr(parts).encode()
-    return _salts[here]
+    return hashlib.sha256(_salts[here] + text.encode()).hexdigest()
 
 
-def _load_or_compile(text: str, key: str, here: Machine) -> int:
-    imports = {name: function(SHARED[name]) for name in sorted(set(USED.findall(text)))}
-    return _linked(text, key, here, ("kernel",), imports)["kernel"]
+def _load_or_compile(texts: dict[str, str], keys: dict[str, str], here: Machine) -> None:
+    """Load units from disk; compile those that are not there, and write them to disk."""
+    directory = disk.cache_directory()
+    if directory is not None:
+        for name in texts:
+            if keys[name] not in _addresses:
+                _load(disk.read(directory, keys[name]), keys[name])
+    missing = {name: text for name, text in texts.items() if keys[name] not in _addresses}
+    counts["disk"] += len(texts) - len(missing)
+    if not missing:
+        return
+    jobs = _jobs(missing, here)
+    waiting = _waiting(here)
+    codes = compile_all([*jobs, *(Job({"library": text}, 1) for text in waiting.values())], here)
+    _compiled.update(zip(waiting, codes[len(jobs) :], strict=True))
+    images = []
+    for job, code in zip(jobs, codes, strict=False):
+        uses = {name for text in job.texts.values() for name in USED.findall(text)}
+        units = {name: keys[name] for name in job.texts}
+        images.append(Image(units, {name: keys[name] for name in sorted(uses)}, code))
+    for image in images:
+        _enter(image)
+    counts["compiled"] += len(missing)
+    if directory is not None:
+        old = {id(i): i for image in images for k in image.uses.values() if (i := _images[k]) not in images}
+        disk.write(directory, [*old.values(), *images], [keys[name] for name in missing])
+
+
+def _jobs(texts: dict[str, str], here: Machine) -> list[Job]:
+    """Divide texts into jobs of LLVM; the first has the units that the others call, if there are any."""
+    shared = {name: text for name, text in texts.items() if name in SHARED}
+    others = sorted(((len(text), name) for name, text in texts.items() if name not in SHARED), reverse=True)
+    count = max(1, min(here.cores, sum(n for n, _ in others) // PART))
+    parts: list[dict[str, str]] = [{} for _ in range(count)]
+    sizes = [0] * count
+    for n, name in others:
+        k = sizes.index(min(sizes))
+        parts[k][name] = texts[name]
+        sizes[k] += n
+    return [Job(part) for part in (shared, *parts) if part]
+
+
+def _load(images: Sequence[Image], key: str) -> None:
+    """Load the unit of a key from the images of a file, with the units that it uses."""
+    needed = {key}
+    found = []
+    for image in reversed(images):
+        if needed.intersection(image.units.values()):
+            found.append(image)
+            needed.update(image.uses.values())
+    for image in reversed(found):
+        try:
+            _enter(image)
+        except (RuntimeError, KeyError):
+            return  # the object file is of another machine: compile again
+
+
+def _enter(image: Image) -> None:
+    """Load an image into the process."""
+    if all(key in _addresses for key in image.units.values()):
+        return
+    found = link(image.code, tuple(image.units), {n: _addresses[key] for n, key in image.uses.items()})
+    for name, key in image.units.items():
+        _addresses.setdefault(key, found[name])
+        _images.setdefault(key, image)
+
+
+# Libraries -----------------------------------------------------------------------------------------
+
+
+def expect(text: Source) -> Source:
+    """Compile a library together with the first kernels, because programs need it too.
+
+    ``text()`` returns its text, or None if this system cannot use it.
+    """
+    _libraries.append(text)
+    return text
+
+
+def _waiting(here: Machine) -> dict[str, str]:
+    """Return the texts of the expected libraries that are neither loaded nor on disk, by key."""
+    directory = disk.cache_directory()
+    found = {}
+    for make in _libraries:
+        text = make()
+        if text is not None:
+            key = _key(text, here)
+            if directory is None or not disk.read(directory, key):
+                found[key] = text
+    _libraries.clear()
+    return found
 
 
 def library(text: str, exports: tuple[str, ...], imports: dict[str, int]) -> dict[str, int]:
@@ -87,171 +184,22 @@ def library(text: str, exports: tuple[str, ...], imports: dict[str, int]) -> dic
     ``imports`` has the addresses of the functions that the text calls, by name.
     """
     here = machine()
-    key = hashlib.sha256(_salt(here) + text.encode()).hexdigest()
     with _lock:
-        # level 1 takes a fifth less time than 2, and its code runs as fast: nothing here is arithmetic
-        return _linked(text, key, here, exports, imports, 1)
-
-
-def _linked(
-    text: str, key: str, here: Machine, exports: tuple[str, ...], imports: dict[str, int], effort: int = 2
-) -> dict[str, int]:
-    """Load a unit from disk, or compile it and write it to disk; return the addresses of ``exports``.
-
-    ``key`` is its key in the cache, ``here`` the processor; the other arguments are as for ``library``.
-    """
-    directory = cache_directory()
-    found = None if directory is None else _read(directory, key)
-    if found is not None:
-        with suppress(RuntimeError):  # the object file is of another machine: compile again
-            addresses = link(found, exports, imports)
+        key = _key(text, here)
+        directory = disk.cache_directory()
+        images = [] if directory is None or key in _compiled else disk.read(directory, key)
+        for image in images:
+            try:
+                addresses = link(image.code, exports, imports)
+            except RuntimeError:  # the object file is of another machine
+                continue
             counts["disk"] += 1
             return addresses
-    code = compile_text(text, here, effort)
-    addresses = link(code, exports, imports)
-    counts["compiled"] += 1
-    if directory is not None:
-        _write(directory, key, code)
-    return addresses
-
-
-# LLVM --------------------------------------------------------------------------------------------
-
-
-def compile_text(text: str, here: Machine, effort: int = 2) -> bytes:
-    """Return the object code of a unit; ``effort`` is LLVM's level of optimisation, from 0 to 3.
-
-    SROA is the only optimisation pass: the text already uses vector instructions.
-    """
-    llvm, target, passes = _tools(here, effort)
-    with _lock:
-        module = llvm.parse_assembly(text)
-        module.triple = llvm.get_process_triple()
-        module.data_layout = str(target.target_data)
-        manager = llvm.create_new_module_pass_manager()
-        manager.add_sroa_pass()
-        manager.run(module, passes)
-        return target.emit_object(module)
-
-
-@functools.cache
-def _tools(here: Machine, effort: int) -> tuple[Any, Any, Any]:
-    """Return llvmlite, a target machine and a pass builder, for the processor ``here``."""
-    llvm = binding()
-    target = _target(here, effort)
-    return llvm, target, llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=0))
-
-
-def _target(here: Machine, effort: int = 2) -> Any:
-    target = binding().Target.from_triple(binding().get_process_triple())
-    return target.create_target_machine(
-        cpu=here.cpu, features=here.features, opt=effort, reloc="pic", codemodel="default", jit=True
-    )
-
-
-@functools.cache
-def _jit() -> Any:
-    return binding().create_lljit_compiler(_target(machine()))
-
-
-def link(
-    code: bytes, exports: tuple[str, ...] = ("kernel",), imports: dict[str, int] | None = None
-) -> dict[str, int]:
-    """Load object code into the process and return the addresses of the functions ``exports``.
-
-    ``imports`` has the addresses of the functions that the code calls, by name.
-
-    The code is never unloaded, because programs and helper threads keep addresses.
-    """
-    global _names
-    with _lock:
-        _names += 1
-        builder = binding().JITLibraryBuilder().add_object_img(code).add_current_process()
-        for name, address in (imports or {}).items():
-            builder.import_symbol(name, address)
-        for name in exports:
-            builder.export_symbol(name)
-        tracker = builder.link(_jit(), f"unit{_names}")
-        found = {name: tracker[name] for name in exports}
-        tracker.detach()
-    return found
-
-
-# Disk --------------------------------------------------------------------------------------------
-
-
-def cache_directory() -> Path | None:
-    """Return the directory of the disk cache; None if the cache is disabled or not private to the user.
-
-    Systems without user ids have no disk cache, because the owner of a file cannot be checked.
-    """
-    setting = os.environ.get("ADJOINT_KERNEL_CACHE", "")
-    if setting.lower() in ("0", "off") or not hasattr(os, "geteuid"):
-        return None
-    try:
-        directory = Path(setting) if setting else _default_directory()
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = os.lstat(directory)
-    except (OSError, RuntimeError):  # RuntimeError: no home directory
-        return None
-    trusted = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-    return directory if trusted else None
-
-
-def _default_directory() -> Path:
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "adjoint" / "kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adjoint" / "kernels"
-
-
-def _read(directory: Path, key: str) -> bytes | None:
-    """Return the object code of a key; None if the file is missing, damaged or not owned by the user."""
-    try:
-        descriptor = os.open(directory / (key + SUFFIX), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    except OSError:
-        return None
-    with open(descriptor, "rb") as file, suppress(OSError):
-        found = os.fstat(descriptor)
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
-            head, digest, code = file.read(len(MAGIC)), file.read(32), file.read()
-            if head == MAGIC and digest == _digest(key, code):
-                return code
-    return None
-
-
-def _digest(key: str, code: bytes) -> bytes:
-    """Return the digest of a key and its code; a file that was renamed to another key does not match."""
-    return hashlib.sha256(key.encode() + code).digest()
-
-
-def _write(directory: Path, key: str, code: bytes) -> None:
-    """Write object code to the cache atomically, as the file of ``key``; disk errors are ignored.
-
-    Unlike ``storage.atomic`` this does not wait for the disk: a file that was cut off by a crash fails the
-    digest check.
-    """
-    with suppress(OSError):
-        _prune(directory)
-        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".new-")  # mode 0600
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(MAGIC + _digest(key, code) + code)
-            os.replace(temporary, directory / (key + SUFFIX))
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
-
-
-def _prune(directory: Path) -> None:
-    """Delete the oldest half of a cache with too many files; done at most once per process."""
-    global _pruned
-    if _pruned:
-        return
-    _pruned = True
-    with os.scandir(directory) as entries:
-        files = [(entry.stat().st_mtime, entry.path) for entry in entries]
-    if len(files) > LIMIT:
-        for _, path in sorted(files)[: len(files) // 2]:
-            with suppress(OSError):
-                os.unlink(path)
+        code = _compiled.pop(key, None)
+        if code is None:
+            # level 1 takes a fifth less time than 2, and its code runs as fast: nothing here is arithmetic
+            (code,) = compile_all([Job({"library": text}, 1)], here)
+        counts["compiled"] += 1
+        if directory is not None:
+            disk.write(directory, [Image(dict.fromkeys(exports, key), {}, code)], [key])
+        return link(code, exports, imports)

@@ -115,13 +115,15 @@ def _version_offset() -> int:
     return 8 * found
 
 
+@units.expect
+def _text() -> str | None:
+    return entry.with_offsets(TEXT, entry.layout() if possible() else None)
+
+
 @functools.cache
 def _function() -> int:
-    where = layout()
-    assert where is not None
-    text = TEXT
-    for name, value in where.base._asdict().items():
-        text = text.replace(name.upper(), str(value))
+    text = _text()
+    assert text is not None
     names = (
         "Py_DecRef", "Py_IncRef", "PyDict_GetItemWithError", "PyContextVar_Get", "PyObject_CallNoArgs",
         "PyErr_Occurred",

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("llvmlite")
 
-from adjoint.compiler import machine, pool, units
+from adjoint.compiler import llvm, machine, pool, units
 from adjoint.compiler.emit.text import Writer
 
 RUN = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)
@@ -136,9 +136,7 @@ def test_helpers_take_chunks():
 def test_the_caller_is_alone_after_a_helper_was_late(monkeypatch):
     monkeypatch.setattr(pool, "LONGEST", 1 << 60)  # nanoseconds: longer than this test
     text = pool._text().replace("internal ", "")  # a pool without helpers, whose parts can be called
-    found = units.link(
-        units.compile_text(text, machine.machine()), ("run", "judge", "trust", "busy", "until")
-    )
+    found = llvm.link(llvm.compile_text(text, machine.machine()), ("run", "judge", "trust", "busy", "until"))
     busy, until = (ctypes.c_int64.from_address(found[name]) for name in ("busy", "until"))
     offers: list[int] = []
     words, _held = python_record(lambda *_: offers.append(busy.value))
@@ -221,8 +219,8 @@ def test_signals_reach_the_main_thread_and_the_process_ends():
 def test_systems_without_threads_run_all_chunks(monkeypatch):
     monkeypatch.setattr(pool, "_has_threads", lambda: False)
     monkeypatch.setattr(pool.platform, "machine", lambda: "riscv64")
-    code = units.compile_text(pool._text(), machine.machine())
-    run = units.link(code, ("run", "start"))["run"]
+    code = llvm.compile_text(pool._text(), machine.machine())
+    run = llvm.link(code, ("run", "start"))["run"]
     work = Counting(40, some_cuts(40, 5))
     work.run(1, run)
     np.testing.assert_array_equal(work.counts, work.expected(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import subprocess
 import sys
@@ -15,8 +16,8 @@ pytest.importorskip("llvmlite")
 
 from native import run
 
-from adjoint.compiler import machine, units
-from adjoint.compiler.emit.text import Writer
+from adjoint.compiler import disk, llvm, machine, units
+from adjoint.compiler.emit.text import Value, Writer
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the disk cache needs user ids")
 
@@ -50,6 +51,28 @@ def source_of(text: str) -> str:
     return found
 
 
+def sources_of(texts: list[str]) -> dict[str, int]:
+    """Load kernels from an empty memory and tell how many came from where."""
+    before = dict(units.counts)
+    units.clear_memory()
+    units.functions(texts)
+    return {k: v - before[k] for k, v in units.counts.items() if v != before[k]}
+
+
+def calling(text: str) -> str:
+    """Return a kernel that calls a unit of its own."""
+    w = Writer(machine.machine())
+    w.use(text, w.slot(0))
+    return w.kernel()
+
+
+def storing(number: float) -> str:
+    """Return a unit that other units call."""
+    w = Writer(machine.machine())
+    w.store(w.const(number, "double"), Value("%to", "ptr"))
+    return w.shared(["ptr %to"])
+
+
 def only_file(cache: Path) -> Path:
     (path,) = cache.iterdir()
     return path
@@ -64,6 +87,61 @@ def test_memory_then_disk_then_llvm(cache):
     assert units.counts["memory"] == before + 2 and value_of(text) == 3.5
 
 
+def test_the_units_of_a_program_are_one_file_with_a_name_for_each(cache):
+    texts = [kernel(40.0 + k) for k in range(3)]
+    assert sources_of(texts) == {"compiled": 3}
+    assert len(list(cache.iterdir())) == 3 and len({path.stat().st_ino for path in cache.iterdir()}) == 1
+    assert sources_of(texts) == {"disk": 3}
+    assert [source_of(text) for text in texts] == ["disk"] * 3  # each is found alone
+    assert sources_of([kernel(50.0), *texts, texts[0]]) == {"memory": 1, "disk": 3, "compiled": 1}
+    assert [value_of(text) for text in texts] == [40.0, 41.0, 42.0]
+
+
+def test_a_kernel_is_stored_with_the_units_that_it_calls(cache):
+    used = storing(60.0)
+    first, second = calling(used), calling(used) + "; another text\n"
+    assert sources_of([first]) == {"compiled": 2}
+    before = set(cache.iterdir())
+    assert sources_of([second]) == {"compiled": 1, "disk": 1}
+    (path,) = set(cache.iterdir()) - before
+    for other in before:
+        other.unlink()
+    assert sources_of([second]) == {"disk": 2} and value_of(second) == 60.0
+    path.rename(cache / "elsewhere")
+    assert sources_of([second]) == {"compiled": 2} and value_of(second) == 60.0
+
+
+def test_without_hard_links_the_file_has_one_name(cache, monkeypatch):
+    def none(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", none)
+    texts = [kernel(70.0), kernel(71.0)]
+    assert sources_of(texts) == {"compiled": 2} and only_file(cache)
+    assert sources_of(texts) == {"disk": 2}
+    assert sources_of(texts[1:]) == {"compiled": 1}
+
+
+def test_jobs_of_several_threads_give_the_code_of_one(cache, monkeypatch):
+    here = machine.machine()
+    jobs = [llvm.Job({f"k{k}": kernel(float(k))}) for k in range(9)]
+    several = llvm.compile_all(jobs, here._replace(cores=4))
+    assert several == llvm.compile_all(jobs, here._replace(cores=1))
+    monkeypatch.setattr(llvm.threading.Thread, "start", no_thread)
+    assert several == llvm.compile_all(jobs, here._replace(cores=4))
+
+
+def no_thread(thread: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("cores", [1, 4])
+def test_an_error_of_one_job_is_raised(cores):
+    jobs = [llvm.Job({"k": kernel(1.0)}), llvm.Job({"k": "not LLVM IR"}), llvm.Job({"k": kernel(2.0)})]
+    with pytest.raises(RuntimeError, match="LLVM IR parsing error"):
+        llvm.compile_all(jobs, machine.machine()._replace(cores=cores))
+
+
 def test_the_directory_and_its_files_are_private(cache):
     value_of(kernel(1.0))
     assert cache.stat().st_mode & 0o777 == 0o700
@@ -75,7 +153,7 @@ def test_one_setting_switches_the_disk_off(cache, monkeypatch, setting):
     monkeypatch.setenv("ADJOINT_KERNEL_CACHE", setting)
     text = kernel(2.0)
     assert source_of(text) == "compiled" and source_of(text) == "compiled"
-    assert units.cache_directory() is None and not cache.exists()
+    assert disk.cache_directory() is None and not cache.exists()
 
 
 def test_bit_flips_and_truncation_are_found(cache):
@@ -84,7 +162,7 @@ def test_bit_flips_and_truncation_are_found(cache):
     path = only_file(cache)
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
-    damaged = [whole[:n] for n in (0, 5, len(units.MAGIC), len(units.MAGIC) + 32, len(whole) - 1)]
+    damaged = [whole[:n] for n in (0, 5, len(disk.MAGIC), len(disk.MAGIC) + 32, len(whole) - 1)]
     damaged.append(whole + b"\0")
     for bit in rng.integers(0, len(whole) * 8, 60):
         flipped = bytearray(whole)
@@ -92,7 +170,7 @@ def test_bit_flips_and_truncation_are_found(cache):
         damaged.append(bytes(flipped))
     for each in damaged:
         path.write_bytes(each)
-        assert units._read(cache, path.name.removesuffix(units.SUFFIX)) is None
+        assert disk.read(cache, path.name.removesuffix(disk.SUFFIX)) == []
     assert source_of(text) == "compiled" and value_of(text) == 4.25
     assert path.read_bytes() == whole  # rebuilt
     assert source_of(text) == "disk"
@@ -111,9 +189,11 @@ def test_code_with_a_right_digest_that_is_no_object_is_compiled_anew(cache):
     text = kernel(6.0)
     value_of(text)
     path = only_file(cache)
-    key, code = path.name.removesuffix(units.SUFFIX), b"not an object"
-    path.write_bytes(units.MAGIC + units._digest(key, code) + code)
-    assert source_of(text) == "compiled" and value_of(text) == 6.0
+    (image,) = disk.read(cache, path.name.removesuffix(disk.SUFFIX))
+    other = disk._packed([image._replace(code=b"not an object")])
+    for body in (other, b"", b"\3" + b"\0" * 7 + b"[5]", b"\5" + b"\0" * 7 + b"[[1, "):
+        path.write_bytes(disk.MAGIC + hashlib.sha256(body).digest() + body)
+        assert source_of(text) == "compiled" and value_of(text) == 6.0
 
 
 def test_another_owner_is_not_trusted(cache, monkeypatch):
@@ -121,8 +201,8 @@ def test_another_owner_is_not_trusted(cache, monkeypatch):
     value_of(text)
     path, me = only_file(cache), os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    assert units.cache_directory() is None  # the directory of another user
-    assert units._read(cache, path.name.removesuffix(units.SUFFIX)) is None  # and a file of theirs
+    assert disk.cache_directory() is None  # the directory of another user
+    assert disk.read(cache, path.name.removesuffix(disk.SUFFIX)) == []  # and a file of theirs
     assert source_of(text) == "compiled" and value_of(text) == 7.0
 
 
@@ -131,7 +211,7 @@ def test_a_directory_that_others_may_use_is_not_trusted(cache, mode):
     text = kernel(8.0)
     value_of(text)
     cache.chmod(mode)
-    assert units.cache_directory() is None and source_of(text) == "compiled"
+    assert disk.cache_directory() is None and source_of(text) == "compiled"
 
 
 def test_a_file_that_others_may_write_and_a_link_are_not_used(cache, tmp_path):
@@ -150,7 +230,7 @@ def test_a_file_that_others_may_write_and_a_link_are_not_used(cache, tmp_path):
 def test_a_link_in_place_of_the_directory_is_not_trusted(cache, tmp_path):
     (tmp_path / "other").mkdir(mode=0o700)
     cache.symlink_to(tmp_path / "other")
-    assert units.cache_directory() is None
+    assert disk.cache_directory() is None
 
 
 def test_a_full_disk_is_no_error_and_leaves_no_file(cache, monkeypatch):
@@ -161,21 +241,21 @@ def test_a_full_disk_is_no_error_and_leaves_no_file(cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         assert source_of(text) == "compiled" and list(cache.iterdir()) == []
-        patch.setattr(units.tempfile, "mkstemp", full)
+        patch.setattr(disk.tempfile, "mkstemp", full)
         assert source_of(text) == "compiled" and list(cache.iterdir()) == []
     assert value_of(text) == 10.0 and source_of(text) == "compiled" and source_of(text) == "disk"
 
 
 def test_an_unusable_path_is_no_error(cache, monkeypatch):
     cache.write_text("a file")
-    assert units.cache_directory() is None and value_of(kernel(11.0)) == 11.0
+    assert disk.cache_directory() is None and value_of(kernel(11.0)) == 11.0
 
 
 def test_the_oldest_files_are_removed_from_a_large_cache(cache, monkeypatch):
-    monkeypatch.setattr(units, "LIMIT", 3)
+    monkeypatch.setattr(disk, "LIMIT", 3)
     for k in range(5):
         value_of(kernel(20.0 + k))
-    monkeypatch.setattr(units, "_pruned", False)
+    monkeypatch.setattr(disk, "_pruned", False)
     value_of(kernel(30.0))
     assert len(list(cache.iterdir())) == 4
 

@@ -547,12 +547,17 @@ class _Unit:
         self.definitions: dict[str, str] = {}
 
 
-# Units that kernels call, by name; ``units.function`` compiles them with the kernel that calls them.
+# Units that kernels call, by name; ``units.functions`` compiles them with the kernels that call them.
 SHARED: dict[str, str] = {}
+
+
+def unit_name(text: str) -> str:
+    """Return the name of the function of a unit, by which other units call it."""
+    return f"unit_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def share(text: str) -> str:
     """Register a unit that kernels call; return its name."""
-    name = f"unit_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    name = unit_name(text)
     SHARED[name] = text
     return name

@@ -1,0 +1,137 @@
+"""The disk cache of compiled kernels.
+
+A file has the object code of one or more units, and a digest of its contents.  Each unit has a key.  The file
+has one name (a hard link) per key, so that it is found by any of them.  The cache is used only if its
+directory belongs to the user and has mode 0700.  A file that is damaged, or owned by another user, is ignored
+and replaced.  ``ADJOINT_KERNEL_CACHE`` names another directory; ``0`` or ``off`` disables the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["MAGIC", "Image", "cache_directory", "read", "write"]
+
+MAGIC = b"adjoint kernels 2\n"
+SUFFIX = ".kernel"
+LIMIT = 8192  # files; the oldest half is removed when there are more
+
+_pruned = False
+
+
+class Image(NamedTuple):
+    """Object code: the names and keys of the units in it, and of the units in other images that it uses."""
+
+    units: dict[str, str]
+    uses: dict[str, str]
+    code: bytes
+
+
+def cache_directory() -> Path | None:
+    """Return the directory of the disk cache; None if the cache is disabled or not private to the user.
+
+    Systems without user ids have no disk cache, because the owner of a file cannot be checked.
+    """
+    setting = os.environ.get("ADJOINT_KERNEL_CACHE", "")
+    if setting.lower() in ("0", "off") or not hasattr(os, "geteuid"):
+        return None
+    try:
+        directory = Path(setting) if setting else _default_directory()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = os.lstat(directory)
+    except (OSError, RuntimeError):  # RuntimeError: no home directory
+        return None
+    trusted = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return directory if trusted else None
+
+
+def _default_directory() -> Path:
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "adjoint" / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adjoint" / "kernels"
+
+
+def read(directory: Path, key: str) -> list[Image]:
+    """Return the images of the file with the unit of a key; each comes after those that it uses.
+
+    The list is empty if the file is missing, damaged, not owned by the user, or without that unit.
+    """
+    try:
+        descriptor = os.open(directory / (key + SUFFIX), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return []
+    with open(descriptor, "rb") as file, suppress(OSError, ValueError, TypeError, AttributeError):
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+            head, digest, body = file.read(len(MAGIC)), file.read(32), file.read()
+            if head == MAGIC and digest == hashlib.sha256(body).digest():
+                images = _unpacked(body)
+                if any(key in image.units.values() for image in images):
+                    return images
+    return []
+
+
+def write(directory: Path, images: Sequence[Image], keys: Iterable[str]) -> None:
+    """Write a file atomically under each of the keys; disk errors are ignored.
+
+    Unlike ``storage.atomic`` this does not wait for the disk: a file that was cut off by a crash fails the
+    digest check.
+    """
+    with suppress(OSError):
+        _prune(directory)
+        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".new-")  # mode 0600
+        try:
+            body = _packed(images)
+            with open(descriptor, "wb") as file:
+                file.write(MAGIC + hashlib.sha256(body).digest() + body)
+            first, *others = keys
+            for key in others:
+                try:
+                    os.link(temporary, f"{temporary}-link")
+                except OSError:
+                    break  # the file system has no hard links: the file gets only its first name
+                os.replace(f"{temporary}-link", directory / (key + SUFFIX))
+            os.replace(temporary, directory / (first + SUFFIX))
+        except BaseException:
+            for path in (temporary, f"{temporary}-link"):
+                with suppress(OSError):
+                    os.unlink(path)
+            raise
+
+
+def _packed(images: Sequence[Image]) -> bytes:
+    """Return images as bytes: the length of the list of their names, that list, and their code."""
+    names = json.dumps([(image.units, image.uses, len(image.code)) for image in images]).encode()
+    return b"".join([len(names).to_bytes(8, "little"), names, *(image.code for image in images)])
+
+
+def _unpacked(body: bytes) -> list[Image]:
+    at = 8 + int.from_bytes(body[:8], "little")
+    images = []
+    for units, uses, size in json.loads(body[8:at]):
+        images.append(Image(units, uses, body[at : at + size]))
+        at += size
+    return images
+
+
+def _prune(directory: Path) -> None:
+    """Delete the oldest half of a cache with too many files; done at most once per process."""
+    global _pruned
+    if _pruned:
+        return
+    _pruned = True
+    with os.scandir(directory) as entries:
+        files = [(entry.stat().st_mtime, entry.path) for entry in entries]
+    if len(files) > LIMIT:
+        for _, path in sorted(files)[: len(files) // 2]:
+            with suppress(OSError):
+                os.unlink(path)

@@ -1,0 +1,171 @@
+"""Compile LLVM IR to object code, in several threads at once, and load object code into the process."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from adjoint.compiler.machine import Machine, binding, machine
+from adjoint.config import held_across_fork
+
+__all__ = ["Job", "compile_all", "compile_text", "link"]
+
+_THREADS = 4  # at most
+
+_lock = held_across_fork(threading.RLock())
+_names = 0
+
+
+class Job(NamedTuple):
+    """Texts that are compiled together: in each, ``@kernel`` is renamed to the name of the text.
+
+    ``effort`` is LLVM's level of optimisation, from 0 to 3.
+    """
+
+    texts: dict[str, str]
+    effort: int = 2
+
+    @property
+    def size(self) -> int:
+        """The number of characters."""
+        return sum(map(len, self.texts.values()))
+
+
+def compile_text(text: str, here: Machine, effort: int = 2) -> bytes:
+    """Return the object code of a text; its functions keep their names."""
+    return compile_all([Job({"kernel": text}, effort)], here)[0]
+
+
+def compile_all(jobs: Sequence[Job], here: Machine) -> list[bytes]:
+    """Return the object code of each job; threads take the jobs one by one, the longest first."""
+    order = sorted(range(len(jobs)), key=lambda k: jobs[k].size)
+    found: dict[int, bytes | Exception] = {}
+
+    def work(worker: int) -> None:
+        with suppress(IndexError):  # no job is left
+            while True:
+                k = order.pop()
+                try:
+                    found[k] = _compiled(jobs[k], here, worker)
+                except Exception as error:
+                    found[k] = error
+
+    with _lock:
+        threads = [
+            threading.Thread(target=work, args=(k,), name="adjoint-llvm")
+            for k in range(1, min(here.cores, _THREADS, len(jobs)))
+        ]
+        started = []
+        try:
+            for t in threads:
+                with suppress(RuntimeError):  # no more threads: this one does the work
+                    t.start()
+                    started.append(t)
+            work(0)
+        finally:
+            order.clear()
+            for t in started:
+                t.join()
+    outs = []
+    for k in range(len(jobs)):
+        code = found[k]
+        if isinstance(code, Exception):
+            raise code
+        outs.append(code)
+    return outs
+
+
+def _compiled(job: Job, here: Machine, worker: int) -> bytes:
+    """Return the object code of a job.
+
+    SROA is the only optimisation pass: the texts already use vector instructions.
+    """
+    llvm, target, passes = _tools(here, job.effort, worker)
+    context = llvm.create_context()
+    modules = [
+        llvm.parse_assembly(text.replace("@kernel(", f"@{name}("), context)
+        for name, text in job.texts.items()
+    ]
+    module = modules[0]
+    for other in modules[1:]:
+        module.link_in(other)  # renames internal functions
+    module.triple = llvm.get_process_triple()
+    module.data_layout = str(target.target_data)
+    manager = llvm.create_new_module_pass_manager()
+    manager.add_sroa_pass()
+    manager.run(module, passes)
+    return _emitted(target, module)
+
+
+def _emitted(target: Any, module: Any) -> bytes:
+    """Return the object code of a module.
+
+    ``target.emit_object`` does the same, but holds the lock of llvmlite, so that threads would wait for each
+    other.  LLVM needs no lock for modules of different contexts.
+    """
+    ffi = binding().ffi
+    with ffi.OutputString() as error:
+        buffer = _emit_function()(target, module, 1, error)
+        if not buffer:
+            raise RuntimeError(str(error))
+    try:
+        start, size = ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer)
+        return ctypes.string_at(start, size)
+    finally:
+        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
+
+
+@functools.cache
+def _emit_function() -> Any:
+    """Return llvmlite's function ``LLVMPY_TargetMachineEmitToMemory`` without the lock around it."""
+    locked = binding().ffi.lib.LLVMPY_TargetMachineEmitToMemory
+    free = ctypes.CDLL(binding().ffi.lib._name).LLVMPY_TargetMachineEmitToMemory
+    free.argtypes, free.restype = locked.argtypes, locked.restype
+    return free
+
+
+@functools.cache
+def _tools(here: Machine, effort: int, worker: int) -> tuple[Any, Any, Any]:
+    """Return llvmlite, and a target machine and a pass builder for the processor ``here`` and one thread."""
+    llvm = binding()
+    target = _target(here, effort)
+    return llvm, target, llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=0))
+
+
+def _target(here: Machine, effort: int = 2) -> Any:
+    target = binding().Target.from_triple(binding().get_process_triple())
+    return target.create_target_machine(
+        cpu=here.cpu, features=here.features, opt=effort, reloc="pic", codemodel="default", jit=True
+    )
+
+
+@functools.cache
+def _jit() -> Any:
+    return binding().create_lljit_compiler(_target(machine()))
+
+
+def link(
+    code: bytes, exports: Sequence[str] = ("kernel",), imports: dict[str, int] | None = None
+) -> dict[str, int]:
+    """Load object code into the process and return the addresses of the functions ``exports``.
+
+    ``imports`` has the addresses of the functions that the code calls, by name.
+
+    The code is never unloaded, because programs and helper threads keep addresses.
+    """
+    global _names
+    with _lock:
+        _names += 1
+        builder = binding().JITLibraryBuilder().add_object_img(code).add_current_process()
+        for name, address in (imports or {}).items():
+            builder.import_symbol(name, address)
+        for name in exports:
+            builder.export_symbol(name)
+        tracker = builder.link(_jit(), f"unit{_names}")
+        found = {name: tracker[name] for name in exports}
+        tracker.detach()
+    return found
