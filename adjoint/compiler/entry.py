@@ -58,28 +58,42 @@ class Record(NamedTuple):
     cuts: Sequence[int]
 
 
+class Cell(NamedTuple):
+    """An array in a dictionary: which argument is the dictionary, and the key, a string."""
+
+    position: int
+    key: str
+
+
 class Given(NamedTuple):
     """An input of the entry: where it is read at each call, and its required dtype and shape.
 
-    ``owner`` is a tensor, an array, or the position of an argument that is one of them.  For a Python number
-    the shape is None; it is stored as float64, and its slot has the address of that float64.
+    ``owner`` is a tensor, an array, the position of an argument that is one of them, or a cell.  For a Python
+    number the shape is None; it is stored as float64, and its slot has the address of that float64.
     """
 
-    owner: int | Tensor | np.ndarray[Any, Any]
+    owner: int | Tensor | np.ndarray[Any, Any] | Cell
     dtype: Any
     shape: tuple[int, ...] | None
 
 
 class Made(NamedTuple):
-    """An array that the entry allocates at each call for an output: its dtype and shape."""
+    """An array that the entry allocates at each call for an output: its dtype and shape.
+
+    With ``reuses``, the index of an input, it has the memory of that input instead.  If something else refers
+    to the array of the input, the output is a new array; for a cell the call misses.
+    """
 
     dtype: Any
     shape: tuple[int, ...]
+    reuses: int | None = None
 
 
 # Number of 64-bit words in the header, in the row of an input, and in the row of an output; see ``Entry``.
-_HEADER, _GIVEN, _MADE = 17, 8, 8
+_HEADER, _GIVEN, _MADE = 19, 8, 8
 _SPARE = 5  # the word in the row of an output with the address of an array that the next call reuses
+_INPUT, _GRADED = 6, 7  # the words with the row of the input, or the tensor of the gradient, that it replaces
+_DONE = 18  # the word in the header that is 1 after a call that has written
 RELEASING = 20_000  # nanoseconds: other threads run during a longer program
 RECYCLED = 1 << 16  # bytes: programs with at most as many bytes of outputs reuse the arrays they replaced
 
@@ -202,12 +216,12 @@ def _function() -> int:
     names = (
         "Py_IncRef", "Py_DecRef", "PyTuple_New", "PyTuple_SetItem", "PyFloat_AsDouble", "PyErr_Occurred",
         "PyErr_Clear", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_AsLongLong",
-        "PyLong_FromLongLong", "PyType_GenericAlloc",
+        "PyLong_FromLongLong", "PyType_GenericAlloc", "PyDict_GetItemWithError",
     )  # fmt: skip
     imports = {n: _address(getattr(ctypes.pythonapi, n)) for n in names}
     imports |= {"ndarray": id(np.ndarray), "tensor": id(Tensor), "miss": id(NotImplemented)}
     imports |= {"none": id(None), "zero": id(0), "clock": id(clock), "committing": id(committing)}
-    imports |= {"float": id(float), "int": id(int), "float64": id(np.float64)}
+    imports |= {"float": id(float), "int": id(int), "float64": id(np.float64), "dict": id(dict)}
     imports |= {"new_array": _numpy_functions()[_NEW_FROM_DESCR], "run": pool.addresses()["run"]}
     return units.library(text, ("call",), imports)["call"]
 
@@ -293,6 +307,9 @@ class Entry:
     grads : list of tuple
         Pairs of a tensor and the index of an output.  The gradient of the tensor becomes a new tensor with
         this output as its array, and the returned tuple has the old gradient in its place.
+    sure : bool
+        Whether a call that has started to run always writes.  Then there are no checks, and outputs may have
+        the memory of inputs and of old gradients.
     """
 
     def __init__(
@@ -308,6 +325,7 @@ class Entry:
         writes: Sequence[tuple[Tensor, int]] = (),
         grads: Sequence[tuple[Tensor, int]] = (),
         runs: Sequence[int] | None = None,
+        sure: bool = False,
     ) -> None:
         tables, places = _tables(records)
         lists: list[Any] = []
@@ -328,6 +346,8 @@ class Entry:
                 rows[k] = 2, owner, 0, 0, 0, 0, number, 0
             else:
                 kind = 0 if isinstance(g.owner, int) else 1
+                if isinstance(g.owner, Cell):
+                    kind, owner = 3, listed((g.owner.position, id(g.owner.key)))
                 dtype = np.dtype(g.dtype)
                 lists.append(dtype)
                 shape = len(g.shape), listed(g.shape)
@@ -338,6 +358,10 @@ class Entry:
             dtype = np.dtype(m.dtype)
             lists.append(dtype)
             outs[k, :_SPARE] = id(dtype), len(m.shape), listed(m.shape), len(slots) // 2, listed(slots)
+            if m.reuses is not None:
+                outs[k, _INPUT] = rows[m.reuses].ctypes.data
+        for t, k in grads if sure else ():
+            outs[k, _GRADED] = id(t)
         words = np.zeros(_HEADER, np.int64).view(_Words)
         rec = pool.records(
             [(r.function, t.ctypes.data, list(r.cuts)) for r, t in zip(records, tables, strict=True)], runs
@@ -349,7 +373,7 @@ class Entry:
             0, arguments, len(given), rows.ctypes.data, len(made), outs.ctypes.data,
             len(records), rec.ctypes.data, helpers if release else 0, release, len(checks), listed(checks),
             len(writes), written, len(grads), graded,
-            size <= RECYCLED,
+            size <= RECYCLED, sure, 0,
         )  # fmt: skip
         words.held = (
             tables,
@@ -366,6 +390,10 @@ class Entry:
         words.spare = outs[:, _SPARE]
         self.words = words
         self.call = _built_in(_function(), words)
+
+    def is_done(self) -> bool:
+        """Return whether the last call has written."""
+        return bool(self.words[_DONE])
 
 
 def _tables(records: Sequence[Record]) -> tuple[list[Any], dict[tuple[str, int], list[int]]]:

@@ -12,12 +12,14 @@ TEXT = (
     + r"""
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
+declare ptr @PyDict_GetItemWithError(ptr, ptr)
 declare double @PyFloat_AsDouble(ptr)
 declare ptr @PyErr_Occurred()
 declare void @PyErr_Clear()
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare void @run(ptr, i64, i64)
+@dict = external global i8
 @float = external global i8
 @int = external global i8
 @float64 = external global i8
@@ -70,15 +72,28 @@ entry:
   %fixed = load ptr, ptr %at.owner
   %is.fixed = icmp eq i64 %kind, 1
   br i1 %is.fixed, label %have, label %argument
-argument:
-  %place = load i64, ptr %at.owner
+argument: ; the owner is a position or, for a cell, the address of a position and a key
+  %is.cell = icmp eq i64 %kind, 3
+  %at.place = select i1 %is.cell, ptr %fixed, ptr %at.owner
+  %place = load i64, ptr %at.place
   %at.arg = getelementptr ptr, ptr %args, i64 %place
   %arg = load ptr, ptr %at.arg
   br label %have
 have:
   %object = phi ptr [ %fixed, %entry ], [ %arg, %argument ]
-  %is.number = icmp eq i64 %kind, 2
-  br i1 %is.number, label %number, label %array
+  switch i64 %kind, label %array [ i64 2, label %number
+                                   i64 3, label %cell ]
+cell:
+  %at.dict = getelementptr i8, ptr %object, i64 KIND
+  %dict.kind = load ptr, ptr %at.dict
+  %is.dict = icmp eq ptr %dict.kind, @dict
+  br i1 %is.dict, label %get, label %no
+get:
+  %at.key = getelementptr i64, ptr %fixed, i64 1
+  %key = load ptr, ptr %at.key
+  %item = call ptr @PyDict_GetItemWithError(ptr %object, ptr %key) ; the key is a string: no Python code runs
+  %no.item = icmp eq ptr %item, null
+  br i1 %no.item, label %no, label %array
 number:
   %at.type = getelementptr i8, ptr %object, i64 KIND
   %type = load ptr, ptr %at.type
@@ -105,7 +120,8 @@ store:
   store double %value, ptr %to
   ret i1 true
 array:
-  %found = call ptr @array_of(ptr %object)
+  %holder = phi ptr [ %object, %have ], [ %item, %get ]
+  %found = call ptr @array_of(ptr %holder)
   %none = icmp eq ptr %found, null
   br i1 %none, label %no, label %check
 check:
@@ -184,15 +200,31 @@ no:
 }
 
 ; After the run: write, unless a check failed.  Return the result, @miss, or null if there is no memory.
+; If the program is sure, @promise has done everything that can fail before the run.
 define internal ptr @commit(ptr %w, ptr %result) {
 entry:
+  %at.sure = getelementptr i64, ptr %w, i64 17
+  %sure = load i64, ptr %at.sure
+  %is.sure = icmp ne i64 %sure, 0
+  br i1 %is.sure, label %wait, label %checks
+wait:
+  %free = call i1 @has_slots(ptr %w)
+  br i1 %free, label %keep, label %pass
+pass: ; another thread has been adding to a gradient since @promise: let it finish
+  %state = call ptr @PyEval_SaveThread()
+  call void @PyEval_RestoreThread(ptr %state)
+  br label %wait
+keep:
+  call void @put(ptr %w, ptr %result)
+  br label %finished
+checks:
   %w10 = getelementptr i64, ptr %w, i64 10
   %flags = load i64, ptr %w10
   %w11 = getelementptr i64, ptr %w, i64 11
   %flag.list = load ptr, ptr %w11
   br label %check
 check:
-  %f = phi i64 [ 0, %entry ], [ %f.next, %fine ]
+  %f = phi i64 [ 0, %checks ], [ %f.next, %fine ]
   %f.more = icmp slt i64 %f, %flags
   br i1 %f.more, label %flag, label %done
 flag:
@@ -208,8 +240,8 @@ done:
   %places = call i1 @has_slots(ptr %w)
   br i1 %places, label %values, label %missed
 values:
-  %written = call i1 @write(ptr %w, ptr %result)
-  br i1 %written, label %finished, label %failed
+  %numbered = call i1 @renumber(ptr %w)
+  br i1 %numbered, label %keep, label %failed
 finished:
   call void @set_gradients(ptr %w, ptr %result)
   ret ptr %result
@@ -217,6 +249,27 @@ missed:
   ret ptr @miss
 failed:
   ret ptr null
+}
+
+; Before a program that is sure runs, do everything that can fail.  Return null if nothing failed; @miss;
+; or the result if there is no memory.
+define internal ptr @promise(ptr %w, ptr %result) {
+  %at.sure = getelementptr i64, ptr %w, i64 17
+  %sure = load i64, ptr %at.sure
+  %is.sure = icmp ne i64 %sure, 0
+  br i1 %is.sure, label %look, label %good
+look:
+  %places = call i1 @has_slots(ptr %w)
+  br i1 %places, label %number, label %missed
+number:
+  %numbered = call i1 @renumber(ptr %w)
+  br i1 %numbered, label %good, label %failed
+good:
+  ret ptr null
+missed:
+  ret ptr @miss
+failed:
+  ret ptr %result
 }
 
 ; One call.  @make_result can run Python code: PyTuple_New and PyType_GenericAlloc may collect garbage, and a
@@ -228,7 +281,15 @@ define internal ptr @attempt(ptr %w, ptr %args) {
   br i1 %bad, label %no, label %inputs
 inputs:
   %ok = call i1 @read_all(ptr %w, ptr %args)
-  br i1 %ok, label %start, label %discard
+  br i1 %ok, label %outputs, label %discard
+outputs:
+  %refused = call ptr @reuse_all(ptr %w, ptr %result)
+  %taken = icmp eq ptr %refused, null
+  br i1 %taken, label %prepare, label %discard
+prepare:
+  %problem = call ptr @promise(ptr %w, ptr %result)
+  %sound = icmp eq ptr %problem, null
+  br i1 %sound, label %start, label %discard
 start:
   %w6 = getelementptr i64, ptr %w, i64 6
   %records = load i64, ptr %w6
@@ -257,10 +318,14 @@ end:
   %written = icmp eq ptr %found, %result
   br i1 %written, label %yes, label %discard
 discard:
-  %answer = phi ptr [ @miss, %inputs ], [ %found, %end ]
+  %answer = phi ptr [ @miss, %inputs ], [ %refused, %outputs ], [ %problem, %prepare ], [ %found, %end ]
   call void @discard(ptr %w, ptr %result)
-  ret ptr %answer
+  %error = icmp ne ptr %answer, @miss
+  %final = select i1 %error, ptr null, ptr @miss
+  ret ptr %final
 yes:
+  %at.done = getelementptr i64, ptr %w, i64 18
+  store i64 1, ptr %at.done
   ret ptr %result
 no:
   ret ptr null
@@ -280,6 +345,8 @@ entry:
   br i1 %go, label %begin, label %missed
 begin:
   store i64 1, ptr %w
+  %at.done = getelementptr i64, ptr %w, i64 18
+  store i64 0, ptr %at.done
   %found = call ptr @attempt(ptr %w, ptr %args)
   store i64 0, ptr %w
   %miss = icmp eq ptr %found, @miss

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint.compiler.entry import Cell, Entry
 from adjoint.config import locked
 from adjoint.core.tensor import Tensor, committing, move_version, wrap
 
@@ -199,20 +200,72 @@ def _make_native_call(
         return None
     w = Writer(Tensor=Tensor, slow=slow, exchange=exchange, take_back=take_back, set_grad=set_grad,
                 write=write)  # fmt: skip
+    writes = _Writes(program, trace)
+    if writes.twice() or (program.writes and writes.places != len(run.fresh)):
+        return None
+    reuses = writes.reuses(run)
     owners: list[Any] = []
     given = [f"x{k}" for k in range(count)]
     fixed = _fixed_numbers(program)
-    for s in program.sources:
+    for k, s in enumerate(program.sources):
         if s.kind in ("argument", "tensor", "array") and not s.value.weak:
             owners.append(s.owner)
+        elif s.kind == "cell" and reuses is not None and k in reuses.values():
+            text = _container(w, s.owner[0])
+            if text not in given:
+                given.append(text)
+            owners.append(Cell(given.index(text), s.owner[1]))
         else:
             owners.append(len(given))
             inline = s.kind == "numbers" and s not in fixed and hasattr(s.owner, "text")
             given.append(s.owner.text(w.name) if inline else _read(w, s.kind, s.owner))
-    writes = _Writes(program, trace)
-    if writes.twice() or (program.writes and writes.places != len(run.fresh)):
-        return None
-    native = run.entry_for(owners, writes.swapped, len(given), writes.graded)
+    native = run.entry_for(owners, writes.swapped, len(given), writes.graded, reuses)
+    if reuses is not None:
+        _add_sure_call(w, native, given, count, writes)
+    else:
+        _add_call(w, native, given, count, writes)
+    if not run.in_order:  # one array is several outputs, as the result of exp, which its backward reads
+        w.add(f"found = ({''.join(f'found[{k}], ' for k in run.order)})")
+    w.add("return found")
+    made = w.function("call", given[:count])
+    w.fixed = {w.name(s.owner, "r"): s.owner.array for s in fixed}
+    made.writer = w  # type: ignore[attr-defined]  # for ``make_direct``
+    return made
+
+
+def _add_sure_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes) -> None:
+    """Add the lines of a call that always writes once it has started to run.
+
+    Optimisers count their steps first, so that nothing is left to do in Python after the run.
+    """
+    counters = [(w.name(each.owner, "u"), f"b{k}") for k, (each, _) in enumerate(writes.others)]
+    given = list(given)
+    if counters:
+        for k, text in enumerate(given[count:], count):
+            if "(" in text:  # numbers that depend on the count
+                w.add(f"g{k} = {text}")
+                given[k] = f"g{k}"
+        back = []
+        for name, before in counters:
+            w.add(f"{before} = {name}.count()")
+            back.append(f"{name}.take_back({before})")
+        w.add(f"try: {'; '.join(f'{name}()' for name, _ in counters)}")
+        w.add(f"except BaseException: {'; '.join(back)}; raise")
+    call = f"found = {w.name(native.call, 'entry')}({', '.join(given)})"
+    missed = f"if found is NotImplemented: return slow({', '.join(given[:count])})"
+    if counters:
+        w.add(f"try: {call}")
+        w.add("except BaseException:")
+        w.add(f"    if not {w.name(native.is_done)}(): {'; '.join(back)}")
+        w.add("    raise")
+        missed = missed.replace("return", f"{'; '.join(back)}; return")
+    else:
+        w.add(call)
+    w.add(missed)
+
+
+def _add_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes) -> None:
+    """Add the lines of a call whose writes are taken back if a later one fails."""
     containers: dict[str, str] = {}
     for k, (each, _) in enumerate(writes.cells):
         text = _container(w, each.owner[0])
@@ -224,8 +277,6 @@ def _make_native_call(
     given = [before.get(text, text) for text in given]
     w.add(f"found = {w.name(native.call, 'entry')}({', '.join(given)})")
     w.add(f"if found is NotImplemented: return slow({', '.join(given[:count])})")
-    if not run.in_order:  # one array is several outputs, as the result of exp, which its backward reads
-        w.add(f"found = ({''.join(f'found[{k}], ' for k in run.order)})")
     if writes.cells or writes.others:
         undone = any(each.kind != "call" for each, _ in writes.others)
         if undone:
@@ -244,11 +295,6 @@ def _make_native_call(
             w.add(f"    {cell} = o{k}")
         w.add(f"    exchange({w.name(writes.swapped)}, {w.name(writes.graded)}, found)")
         w.add("    raise")
-    w.add("return found")
-    made = w.function("call", given[:count])
-    w.fixed = {w.name(s.owner, "r"): s.owner.array for s in fixed}
-    made.writer = w  # type: ignore[attr-defined]  # for ``make_direct``
-    return made
 
 
 def _fixed_numbers(program: Program) -> list[Source]:
@@ -285,6 +331,21 @@ class _Writes:
             elif each.kind != "grad" or each.values[0] is not None or id(each.owner) not in empty:
                 self.others.append((each, at))
         self.others.sort(key=lambda other: other[0].kind == "call")  # the updates of optimisers come last
+
+    def reuses(self, run: Any) -> dict[int, int] | None:
+        """Return which outputs get the memory of which source; None if Python has to write after the run.
+
+        Python writes nothing if all cells can be written in place, and no check can fail after the run.
+        """
+        counts = all(hasattr(each.owner, "take_back") for each, _ in self.others)
+        if run.checks or not counts or not (self.swapped or self.graded or self.cells):
+            return None
+        found: dict[int, int] = run.reuses
+        for each, at in self.cells:
+            container, key = each.owner
+            if at not in found or type(key) is not str or not hasattr(container, "held_by"):
+                return None
+        return found
 
     def twice(self) -> bool:
         """Return whether the array or the gradient of a tensor is written twice."""

@@ -18,8 +18,11 @@ _STACK = 1 << 15  # bytes: larger values are not kept on the stack
 _LINE = 64  # bytes; addresses in the arena are multiples of it
 
 
-def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node]) -> set[int]:
-    """Return the ids of the nodes whose values must be in memory, because other groups read them."""
+def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node], replacing: set[int]) -> set[int]:
+    """Return the ids of the nodes whose values must be in memory, because other groups read them.
+
+    ``replacing`` are the ids of nodes that may be written over an input of the program.
+    """
     where = {n.id: g for g in groups for n in g.nodes}
     found = {n.id for n in outputs}
     for g in groups:
@@ -31,9 +34,10 @@ def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node]) -> set[int]:
                     found.add(a.node.id)
         found |= _large(g)
     for g in groups:  # the product is computed in the memory of a result with the same dtype
-        first = g.nodes[0]
-        if g.kind in PRODUCTS and not any(n.id in found and n.dtype == first.dtype for n in g.nodes):
-            found.add(first.id)
+        if g.kind in PRODUCTS:
+            first, homes = g.nodes[0], [n for n in g.nodes if n.id in found and n.id not in replacing]
+            if not any(n.dtype == first.dtype for n in homes):
+                found.add(first.id)
     return found
 
 

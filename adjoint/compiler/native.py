@@ -32,6 +32,7 @@ from adjoint.compiler.lower import Lowered, lower
 from adjoint.compiler.machine import machine
 from adjoint.compiler.memory import Memory, stored_nodes
 from adjoint.compiler.program import Program
+from adjoint.compiler.reuse import Reuse
 from adjoint.compiler.simplify import Graph, Node, View
 from adjoint.compiler.together import together
 from adjoint.config import held_across_fork
@@ -53,11 +54,18 @@ def build(program: Program, flush: bool = False) -> Native:
 class Plan:
     """The kernels of a graph, its memory, and the tables of addresses that the kernels read.
 
-    With ``apart`` no two outputs share memory; the body of a loop needs this.
+    With ``apart`` no two outputs share memory; the body of a loop needs this.  ``replacing`` are pairs of an
+    output and the source that it replaces; ``reuses`` has those that can be written over the source.
     """
 
     def __init__(
-        self, graph: Graph, outputs: Sequence[View], sources: int, apart: bool = False, flush: bool = False
+        self,
+        graph: Graph,
+        outputs: Sequence[View],
+        sources: int,
+        apart: bool = False,
+        flush: bool = False,
+        replacing: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.graph = graph
         self.machine = machine()._replace(flush=flush)
@@ -73,8 +81,15 @@ class Plan:
         self.fresh = list(
             {v.node.id: v for v in self.results if v.node.id in computed and v.node.op != "part"}.values()
         )
-        self.stored = stored_nodes(self.groups, wanted)
+        replaced = [self.results[k].node for k, _ in replacing]
+        parts = [a.node for n in replaced if n.op == "place" for a in n.args]
+        self.stored = stored_nodes(self.groups, wanted, {n.id for n in (*replaced, *parts)})
         self.memory = Memory(self.groups, self.stored, [v.node for v in self.fresh], wanted)
+        self.reuse = Reuse(self.groups, self.memory, self.stored)
+        given = {n.params: n for n in graph.nodes if n.op == "source"}
+        self.reuses = {
+            k: s for k, s in replacing if s in given and self.reuse.accepts(self.results[k], given[s])
+        }
         self.kernels: list[tuple[Group, Kernel]] = []
         self.steps: list[Node | tuple[int, int]] = []  # a NumPy call, or a range of records
         self._make_kernels()
@@ -121,7 +136,7 @@ class Plan:
         for step in self.steps:
             if isinstance(step, tuple):
                 part = self.kernels[slice(*step)]
-                runs = together(part, self.memory, self.stored)
+                runs = together(part, self.memory, self.stored, self.reuse)
                 self.kernels[slice(*step)] = [part[k] for run in runs for k in run]
                 self.runs += map(len, runs)
 
@@ -246,7 +261,13 @@ class Native(Plan):
         self.lock = held_across_fork(threading.RLock())
         self.running = False  # whether Python code runs the program step by step
         self.lowered: Lowered = lower(program)
-        super().__init__(self.lowered.graph, self.lowered.outputs, len(program.sources), flush=flush)
+        super().__init__(
+            self.lowered.graph,
+            self.lowered.outputs,
+            len(program.sources),
+            flush=flush,
+            replacing=list(_replacing(program)),
+        )
         self.entry = self._make_entry()
         self.order = [] if self.entry is None else [self.made[v.node.id] for v in self.results]
         self.in_order = self.order == list(range(len(self.fresh)))
@@ -271,12 +292,14 @@ class Native(Plan):
         writes: Sequence[tuple[Any, int]],
         arguments: int,
         grads: Sequence[tuple[Any, int]] = (),
+        reuses: dict[int, int] | None = None,
     ) -> Entry | None:
         """Return a native entry, which reads inputs from ``owners`` and stores outputs in tensors.
 
         ``owners`` are as in ``Given``; ``writes`` and ``grads`` are pairs of a tensor and the index of the
-        output that becomes its array or its gradient; ``arguments`` is the number of arguments.  None if
-        the program calls NumPy, or has an output that no kernel makes.
+        output that becomes its array or its gradient; ``arguments`` is the number of arguments.  ``reuses``
+        maps outputs to the inputs whose memory they get; with it the entry is sure.  None if the program
+        calls NumPy, or has an output that no kernel makes.
         """
         whole = len(self.steps) == 1 and isinstance(self.steps[0], tuple)
         plain = all(v.node.id in self.made for v in self.results)
@@ -286,7 +309,7 @@ class Native(Plan):
         for k, s in enumerate(self.program.sources):
             value = s.value
             given.append(Given(owners[k], value.dtype, None if value.weak else tuple(value.shape)))
-        made = [Made(v.dtype, v.shape) for v in self.fresh]
+        made = [Made(v.dtype, v.shape, (reuses or {}).get(k)) for k, v in enumerate(self.fresh)]
         rows = []
         for function, slots, cuts in zip(self.functions, self.slots, self.cuts, strict=True):
             rows.append(Record(function, [self._entry_slot(s) for s in slots], cuts))
@@ -294,7 +317,7 @@ class Native(Plan):
         return Entry(
             records=rows, given=given, made=made, arguments=arguments, nanoseconds=int(self.estimate),
             helpers=self.helpers(), checks=flags, held=(self.arena, self.graph, self.kernels), writes=writes,
-            grads=grads, runs=self.runs,
+            grads=grads, runs=self.runs, sure=reuses is not None,
         )  # fmt: skip
 
     def _entry_slot(self, s: Any) -> Any:
@@ -445,6 +468,23 @@ class Native(Plan):
         if v.is_whole():
             return base if base.shape == v.shape else base.reshape(v.shape)
         return _strided(_plain(base), v)
+
+
+def _replacing(program: Program) -> Iterator[tuple[int, int]]:
+    """Yield pairs of an output and a source: arrays of tensors and of states, after and before a call."""
+    kinds = {"tensor": "data", "cell": "cell"}
+    known = {(kinds[s.kind], _key(s.owner)): k for k, s in enumerate(program.sources) if s.kind in kinds}
+    at = len(program.results)
+    for each in program.writes:
+        source = known.get((each.kind, _key(each.owner)))
+        if source is not None:
+            yield at, source
+        at += sum(v is not None for v in each.values)
+
+
+def _key(owner: Any) -> Any:
+    """Return a key of a tensor, or of a cell, which is a container and a key."""
+    return (id(owner[0]), owner[1]) if isinstance(owner, tuple) else id(owner)
 
 
 def _copied(v: View) -> View:

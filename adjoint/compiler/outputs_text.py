@@ -23,7 +23,14 @@ entry:
   %at.recycles = getelementptr i64, ptr %w, i64 16
   %recycles = load i64, ptr %at.recycles
   %on = icmp ne i64 %recycles, 0
-  br i1 %on, label %look, label %end
+  %w5 = getelementptr i64, ptr %w, i64 5
+  %rows = load ptr, ptr %w5
+  %offset = mul i64 %place, 8
+  %row = getelementptr i64, ptr %rows, i64 %offset
+  %reuses = call i1 @reuses(ptr %row)
+  %apart = xor i1 %reuses, true
+  %keeps = and i1 %on, %apart
+  br i1 %keeps, label %look, label %end
 look:
   %at.kind = getelementptr i8, ptr %array, i64 KIND
   %kind = load ptr, ptr %at.kind
@@ -33,10 +40,6 @@ look:
   br i1 %ok, label %put, label %end
 put:
   call void @Py_IncRef(ptr %array)
-  %w5 = getelementptr i64, ptr %w, i64 5
-  %rows = load ptr, ptr %w5
-  %offset = mul i64 %place, 8
-  %row = getelementptr i64, ptr %rows, i64 %offset
   %at.spare = getelementptr i64, ptr %row, i64 5
   store ptr %array, ptr %at.spare
   br label %end
@@ -51,6 +54,133 @@ define internal i1 @is_alone(ptr %object) {
   ret i1 %alone
 }
 
+; Whether an output may get the array of an input (word 6) or of the gradient that it replaces (word 7).
+define internal i1 @reuses(ptr %row) {
+  %at.input = getelementptr i64, ptr %row, i64 6
+  %input = load i64, ptr %at.input
+  %at.graded = getelementptr i64, ptr %row, i64 7
+  %graded = load i64, ptr %at.graded
+  %either = or i64 %input, %graded
+  %yes = icmp ne i64 %either, 0
+  ret i1 %yes
+}
+
+; Whether an output may be written into an array: there is one reference to it, and its memory is as wanted.
+define internal i1 @is_free(ptr %array, ptr %row) {
+  %alone = call i1 @is_alone(ptr %array)
+  %at.flags = getelementptr i8, ptr %array, i64 FLAGS
+  %flags = load i32, ptr %at.flags
+  %bits = and i32 %flags, 1285 ; contiguous, owns its memory, aligned, writable
+  %plain = icmp eq i32 %bits, 1285
+  %at.weak = getelementptr i8, ptr %array, i64 WEAK
+  %weak = load ptr, ptr %at.weak
+  %unwatched = icmp eq ptr %weak, null
+  %same = call i1 @matches(ptr %array, ptr %row)
+  %a = and i1 %alone, %plain
+  %b = and i1 %unwatched, %same
+  %ok = and i1 %a, %b
+  ret i1 %ok
+}
+
+; The array whose memory an output may get.  If there is none: @miss for a cell, else null.
+define internal ptr @reused(ptr %row) {
+entry:
+  %at.input = getelementptr i64, ptr %row, i64 6
+  %input = load ptr, ptr %at.input
+  %is.graded = icmp eq ptr %input, null
+  br i1 %is.graded, label %gradient, label %value
+value:
+  %at.held = getelementptr i64, ptr %input, i64 7
+  %array = load ptr, ptr %at.held
+  %free = call i1 @is_free(ptr %array, ptr %row)
+  %kind = load i64, ptr %input
+  %is.cell = icmp eq i64 %kind, 3
+  %other = select i1 %is.cell, ptr @miss, ptr null
+  %found.value = select i1 %free, ptr %array, ptr %other
+  ret ptr %found.value
+gradient:
+  %at.graded = getelementptr i64, ptr %row, i64 7
+  %graded = load ptr, ptr %at.graded
+  %at.extra = getelementptr i8, ptr %graded, i64 EXTRA
+  %extra = load ptr, ptr %at.extra
+  %is.none = icmp eq ptr %extra, @none
+  %unset = icmp eq ptr %extra, null
+  %missing = or i1 %is.none, %unset
+  br i1 %missing, label %no, label %look
+look:
+  %at.grad = getelementptr i8, ptr %extra, i64 GRAD
+  %old = load ptr, ptr %at.grad
+  %at.kind = getelementptr i8, ptr %old, i64 KIND
+  %old.kind = load ptr, ptr %at.kind
+  %is.tensor = icmp eq ptr %old.kind, @tensor
+  br i1 %is.tensor, label %open, label %no
+open:
+  %alone = call i1 @is_alone(ptr %old)
+  %old.array = call ptr @array_of(ptr %old)
+  %none = icmp eq ptr %old.array, null
+  %some = xor i1 %none, true
+  %take = and i1 %alone, %some
+  br i1 %take, label %last, label %no
+last:
+  %old.free = call i1 @is_free(ptr %old.array, ptr %row)
+  %found = select i1 %old.free, ptr %old.array, ptr null
+  ret ptr %found
+no:
+  ret ptr null
+}
+
+; Find the arrays of the outputs that may reuse one.  Return null; @miss; or the result if there is no memory.
+define internal ptr @reuse_all(ptr %w, ptr %result) {
+entry:
+  %w4 = getelementptr i64, ptr %w, i64 4
+  %count = load i64, ptr %w4
+  %w5 = getelementptr i64, ptr %w, i64 5
+  %rows = load ptr, ptr %w5
+  %items = getelementptr i8, ptr %result, i64 ITEMS
+  br label %output
+output:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %look, label %end
+look:
+  %k8 = mul i64 %k, 8
+  %row = getelementptr i64, ptr %rows, i64 %k8
+  %reuses = call i1 @reuses(ptr %row)
+  br i1 %reuses, label %find, label %next
+find:
+  %found = call ptr @reused(ptr %row)
+  %missed = icmp eq ptr %found, @miss
+  br i1 %missed, label %miss, label %known
+known:
+  %none = icmp eq ptr %found, null
+  br i1 %none, label %new, label %take
+take:
+  call void @Py_IncRef(ptr %found)
+  br label %put
+new:
+  %made = call ptr @new(ptr %row)
+  %bad = icmp eq ptr %made, null
+  br i1 %bad, label %failed, label %put
+put:
+  %array = phi ptr [ %found, %take ], [ %made, %new ]
+  %at.item = getelementptr ptr, ptr %items, i64 %k
+  store ptr %array, ptr %at.item
+  call void @Py_DecRef(ptr @none)
+  %at.data = getelementptr i8, ptr %array, i64 DATA
+  %address = load ptr, ptr %at.data
+  call void @fill(ptr %row, i64 3, ptr %address)
+  br label %next
+next:
+  %k.next = add i64 %k, 1
+  br label %output
+end:
+  ret ptr null
+miss:
+  ret ptr @miss
+failed:
+  ret ptr %result
+}
+
 ; The kept array of a row if nothing else refers to it and it has the right kind of memory, else a new array.
 define internal ptr @make(ptr %row) {
 entry:
@@ -60,18 +190,7 @@ entry:
   br i1 %none, label %new, label %kept
 kept:
   store ptr null, ptr %at.spare
-  %alone = call i1 @is_alone(ptr %spare)
-  %at.flags = getelementptr i8, ptr %spare, i64 FLAGS
-  %flags = load i32, ptr %at.flags
-  %bits = and i32 %flags, 1285 ; contiguous, owns its memory, aligned, writable
-  %plain = icmp eq i32 %bits, 1285
-  %at.weak = getelementptr i8, ptr %spare, i64 WEAK
-  %weak = load ptr, ptr %at.weak
-  %unwatched = icmp eq ptr %weak, null
-  %same = call i1 @matches(ptr %spare, ptr %row)
-  %a = and i1 %alone, %plain
-  %b = and i1 %unwatched, %same
-  %ok = and i1 %a, %b
+  %ok = call i1 @is_free(ptr %spare, ptr %row)
   br i1 %ok, label %reuse, label %drop
 reuse:
   ret ptr %spare
@@ -79,6 +198,12 @@ drop:
   call void @Py_DecRef(ptr %spare)
   br label %new
 new:
+  %made = call ptr @new(ptr %row)
+  ret ptr %made
+}
+
+; A new array for a row; null if there is no memory.
+define internal ptr @new(ptr %row) {
   %dtype = load ptr, ptr %row
   %o1 = getelementptr i64, ptr %row, i64 1
   %ndim = load i64, ptr %o1
@@ -223,9 +348,9 @@ end:
   ret void
 }
 
-; Exchange the arrays of tensors with those in the result, and increment the versions: a tensor without a
-; graph gets the next number of the clock.  Everything that can fail is done first.
-define internal i1 @write(ptr %w, ptr %result) {
+; Increment the versions of the tensors that are written: a tensor without a graph gets the next number of the
+; clock.  Return false, and change nothing, if there is no memory.
+define internal i1 @renumber(ptr %w) {
 entry:
   %at.count = getelementptr i64, ptr %w, i64 12
   %count = load i64, ptr %at.count
@@ -281,18 +406,8 @@ put:
   %j3 = mul i64 %j, 3
   %put.row = getelementptr i64, ptr %rows, i64 %j3
   %to = load ptr, ptr %put.row
-  %at.place = getelementptr i64, ptr %put.row, i64 1
-  %place = load i64, ptr %at.place
   %at.number = getelementptr i64, ptr %put.row, i64 2
   %new.version = load ptr, ptr %at.number
-  %items = getelementptr i8, ptr %result, i64 ITEMS
-  %at.item = getelementptr ptr, ptr %items, i64 %place
-  %new = load ptr, ptr %at.item
-  %at.data = getelementptr i8, ptr %to, i64 TENSOR
-  %old = load ptr, ptr %at.data
-  store ptr %new, ptr %at.data
-  call void @keep(ptr %w, i64 %place, ptr %old)
-  store ptr %old, ptr %at.item
   %at.old.version = getelementptr i8, ptr %to, i64 VERSION
   %old.version = load ptr, ptr %at.old.version
   store ptr %new.version, ptr %at.old.version
@@ -310,7 +425,39 @@ no:
   ret i1 false
 }
 
-; Make the result, its arrays and the tensors of the gradients; null if there is no memory.
+; Exchange the arrays of tensors with those in the result.
+define internal void @put(ptr %w, ptr %result) {
+entry:
+  %at.count = getelementptr i64, ptr %w, i64 12
+  %count = load i64, ptr %at.count
+  %at.rows = getelementptr i64, ptr %w, i64 13
+  %rows = load ptr, ptr %at.rows
+  %items = getelementptr i8, ptr %result, i64 ITEMS
+  br label %tensor
+tensor:
+  %j = phi i64 [ 0, %entry ], [ %j.next, %exchange ]
+  %more = icmp slt i64 %j, %count
+  br i1 %more, label %exchange, label %end
+exchange:
+  %j3 = mul i64 %j, 3
+  %row = getelementptr i64, ptr %rows, i64 %j3
+  %to = load ptr, ptr %row
+  %at.place = getelementptr i64, ptr %row, i64 1
+  %place = load i64, ptr %at.place
+  %at.item = getelementptr ptr, ptr %items, i64 %place
+  %new = load ptr, ptr %at.item
+  %at.data = getelementptr i8, ptr %to, i64 TENSOR
+  %old = load ptr, ptr %at.data
+  store ptr %new, ptr %at.data
+  call void @keep(ptr %w, i64 %place, ptr %old)
+  store ptr %old, ptr %at.item
+  %j.next = add i64 %j, 1
+  br label %tensor
+end:
+  ret void
+}
+
+; Make the result, its new arrays and the tensors of the gradients; null if there is no memory.
 define internal ptr @make_result(ptr %w) {
 entry:
   %w4 = getelementptr i64, ptr %w, i64 4
@@ -321,12 +468,19 @@ entry:
   %no.result = icmp eq ptr %result, null
   br i1 %no.result, label %no, label %out
 out:
-  %j = phi i64 [ 0, %entry ], [ %j.next, %made ]
+  %j = phi i64 [ 0, %entry ], [ %j.next, %next ]
   %out.more = icmp slt i64 %j, %outs
   br i1 %out.more, label %make, label %gradients
 make:
   %j8 = mul i64 %j, 8
   %out.row = getelementptr i64, ptr %out.rows, i64 %j8
+  %later = call i1 @reuses(ptr %out.row)
+  br i1 %later, label %leave, label %now
+leave: ; @reuse_all puts an array here
+  call void @Py_IncRef(ptr @none)
+  %l = call i32 @PyTuple_SetItem(ptr %result, i64 %j, ptr @none)
+  br label %next
+now:
   %new = call ptr @make(ptr %out.row)
   %bad = icmp eq ptr %new, null
   br i1 %bad, label %failed, label %made
@@ -335,6 +489,8 @@ made:
   %at.new = getelementptr i8, ptr %new, i64 DATA
   %address = load ptr, ptr %at.new
   call void @fill(ptr %out.row, i64 3, ptr %address)
+  br label %next
+next:
   %j.next = add i64 %j, 1
   br label %out
 gradients:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from adjoint.compiler.emit.kernel import Kernel
 from adjoint.compiler.fuse import GIVEN, Group
 from adjoint.compiler.memory import Memory
+from adjoint.compiler.reuse import Reuse
 
 __all__ = ["together"]
 
@@ -31,18 +32,21 @@ class _Use(NamedTuple):
         return (self.writes or other.writes) and self.low < other.high and other.low < self.high
 
 
-def together(kernels: Sequence[tuple[Group, Kernel]], memory: Memory, stored: set[int]) -> list[list[int]]:
+def together(
+    kernels: Sequence[tuple[Group, Kernel]], memory: Memory, stored: set[int], reuse: Reuse
+) -> list[list[int]]:
     """Divide kernels into runs; threads may run the kernels of a run at the same time.
 
     Returns the numbers of the kernels of each run.  A kernel is in the run after the last one that it
-    depends on.  ``stored`` are the ids of the nodes in memory.
+    depends on.  ``stored`` are the ids of the nodes in memory; ``reuse`` has the outputs that are written
+    over inputs.
     """
     runs: list[list[int]] = []
     known: dict[tuple[str, int], list[_Use]] = {}  # by the buffer
     last: Group | None = None
     place = first = 0  # the run of the last kernel; the first run after the last loop
     for k, (group, kernel) in enumerate(kernels):
-        uses = list(_uses(group, kernel, memory, stored))
+        uses = list(_uses(group, kernel, memory, stored, reuse))
         earlier = [t.run + 1 for u in uses for t in known.get(u.buffer, ()) if u.clashes(t)]
         place = max([first, *earlier, *([place + 1] if group is last else [])])
         if group.kind == "repeat":  # it uses memory that is not in its slots
@@ -66,14 +70,18 @@ def _note(uses: list[_Use], new: _Use) -> None:
     uses.append(new)
 
 
-def _uses(group: Group, kernel: Kernel, memory: Memory, stored: set[int]) -> Iterator[_Use]:
+def _uses(group: Group, kernel: Kernel, memory: Memory, stored: set[int], reuse: Reuse) -> Iterator[_Use]:
     """Yield the memory that a kernel uses."""
+    for source, first, last in reuse.spans(group):
+        size = source.dtype.itemsize
+        yield _Use(("array", source.id), first * size, (last + 1) * size, False)
     made = {n.id for n in group.nodes if n.id in stored}
     for node in {s.node.id: s.node for s in kernel.slots if s.node is not None}.values():
         if node.op in GIVEN:
             continue
         base, start = memory.place(node)
         spot = memory.offset.get(base.id)
+        base = reuse.sources.get(base.id, base)
         buffer = ("array", base.id) if spot is None else ("arena", spot)
         yield _Use(buffer, start, start + node.size * node.dtype.itemsize, node.id in made)
     if any(slot.node is None for slot in kernel.slots):

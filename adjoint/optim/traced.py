@@ -326,6 +326,15 @@ class _HostCount:
         self.optimizer = optimizer
         self.counted = counted
 
+    def count(self) -> int:
+        """Return the number of updates, for ``take_back``."""
+        return self.optimizer.step_count
+
+    def take_back(self, before: int) -> None:
+        """Decrement the counts if they were incremented since ``count`` returned ``before``."""
+        if self.optimizer.step_count != before:
+            self(before - self.optimizer.step_count)
+
     def __call__(self, times: int = 1) -> None:
         self.optimizer.step_count += times
         for unit, present in self.counted:

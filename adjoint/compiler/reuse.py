@@ -1,0 +1,170 @@
+"""Find outputs that kernels can compute in the memory of an input.
+
+An optimiser replaces a parameter by a function of its old value, element by element.  If every other kernel
+that reads the old value runs earlier, the new one can be written over it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from adjoint.compiler.fuse import FULL, Group, over, stages
+from adjoint.compiler.memory import Memory
+from adjoint.compiler.simplify import Node, View, row_major
+
+__all__ = ["Reuse"]
+
+
+class _Read(NamedTuple):
+    """A group reads elements ``low`` to ``high`` of an input; ``node`` is None if it does so at its start."""
+
+    low: int
+    high: int
+    group: int
+    node: Node | None
+    view: View
+
+
+class Reuse:
+    """The reads of all inputs and the writes of all outputs of a program."""
+
+    def __init__(self, groups: Sequence[Group], memory: Memory, stored: set[int]) -> None:
+        self.groups, self.memory, self.stored = groups, memory, stored
+        self.sources: dict[int, Node] = {}  # the input that an output is written over, by the output's node
+        self.replaced: set[int] = set()  # the ids of these inputs
+        self.made: dict[int, list[int]] = {}  # the groups that compute a node
+        self.reads: dict[int, list[_Read]] = {}  # by the node of the input
+        self.read_by: dict[int, list[View]] = {}  # by the id of the group
+        for k, g in enumerate(groups):
+            for n in g.nodes:
+                self.made.setdefault(n.id, []).append(k)
+                for a in _operands(n):
+                    self._read(k, n, a)
+
+    def _read(self, k: int, n: Node | None, a: View) -> None:
+        """Record that group ``k`` reads an operand; ``n`` is None if it is read once, at the start."""
+        if a.node.op == "source":
+            self.reads.setdefault(a.node.id, []).append(_Read(*_extent(a), k, n, a))
+            self.read_by.setdefault(id(self.groups[k]), []).append(a)
+        elif a.node.id in self.groups[k].numbers:
+            for inner in a.node.args:
+                self._read(k, None, inner)
+
+    def accepts(self, output: View, source: Node) -> bool:
+        """Return whether an output can have the memory of an input; if so, note the input in ``sources``."""
+        node = output.node
+        if node.dtype != source.dtype or output.shape != source.shape or not node.size:
+            return False
+        self.reads.get(source.id, []).sort(key=lambda read: read.low)
+        self.longest = max([read.high - read.low for read in self.reads.get(source.id, ())], default=0)
+        writes = list(self._writes(node))
+        if not writes or not all(self._is_safe(k, n, start, source) for k, n, start in writes):
+            return False
+        self.sources[node.id] = source
+        self.replaced.add(source.id)
+        return True
+
+    def spans(self, group: Group) -> Iterator[tuple[Node, int, int]]:
+        """Yield the first and the last element that a group reads of inputs that are written over."""
+        found = {(a.node.id, _extent(a)): a.node for a in self.read_by.get(id(group), ())}
+        for (key, span), node in found.items():
+            if key in self.replaced:
+                yield node, *span
+
+    def _writes(self, node: Node) -> Iterator[tuple[int, Node, int]]:
+        """Yield (group, node, position in the output) of all nodes in an output; none if it is not known."""
+        if node.op != "place":
+            parts = [(node, 0)]
+        elif _is_covered(node) and self.memory.pieces_in_place(node).issuperset(i for _, _, i in node.value):
+            parts = [(node.args[i].node, start) for start, _, i in node.value]
+        else:
+            return
+        for n, start in parts:
+            where = self.made.get(n.id, [])
+            if len(where) != 1 or self.groups[where[0]].kind not in ("loop", "matmul"):
+                yield -1, n, start
+            else:
+                yield where[0], n, start
+
+    def _is_safe(self, k: int, n: Node, start: int, source: Node) -> bool:
+        """Return whether group ``k`` can write ``n`` over an input, starting at its element ``start``."""
+        if k < 0 or n is self._home(self.groups[k]):
+            return False
+        reads = self.reads.get(source.id, [])
+        first = bisect_left(reads, start - self.longest, key=lambda read: read.low)
+        for read in itertools.takewhile(lambda read: read.low < start + n.size, reads[first:]):
+            if read.high < start or read.group < k:
+                continue
+            reader = read.node
+            if (
+                read.group > k
+                or reader is None
+                or not self._is_alike(self.groups[k], reader, read.view, n, start)
+            ):
+                return False
+        return self._comes_first(self.groups[k], n, source, start)
+
+    def _home(self, g: Group) -> Node | None:
+        """Return the node in whose memory a product is summed, before other nodes are computed from it."""
+        if g.kind != "matmul":
+            return None
+        first, stored = g.nodes[0], [n for n in g.nodes if n.id in self.stored]
+        return first if first in stored else next((n for n in stored if n.dtype == first.dtype), first)
+
+    def _is_alike(self, g: Group, reader: Node, a: View, n: Node, start: int) -> bool:
+        """Return whether ``reader`` reads of an input the element that ``n`` is written to."""
+        if reader.op in ("matmul", "reduce", "gather") or g.level[reader.id] != g.level[n.id]:
+            return False
+        full = g.level[n.id] == FULL
+        if full and g.axis is not None:
+            return False  # a later loop may read again what an earlier one has written
+        shape = g.domain if full else g.kept
+        return a.offset == start and over(a, shape) == row_major(shape)
+
+    def _comes_first(self, g: Group, n: Node, source: Node, start: int) -> bool:
+        """Return whether a kernel loads an element of the input before it writes ``n`` there.
+
+        An element is loaded when the first node that needs it is computed.
+        """
+        readers = [x for x in g.nodes if any(_overlaps(a, source, start, n.size) for a in x.args)]
+        if not readers:
+            return True
+        if g.level[n.id] != FULL:
+            stage = stages(g)[0]
+            order = {x.id: (stage[x.id], k) for k, x in enumerate(g.nodes)}
+            return all(order[x.id] <= order[n.id] for x in readers)
+        inside = {x.id: x for x in g.nodes}
+        todo, seen = [n], {n.id}
+        while todo:
+            x = todo.pop()
+            if x in readers:
+                return True
+            for a in x.args:
+                if a.node.id in inside and a.node.id not in seen:
+                    seen.add(a.node.id)
+                    todo.append(a.node)
+        return False
+
+
+def _is_covered(node: Node) -> bool:
+    """Return whether an array is assembled from pieces that do not overlap and cover all of it."""
+    return node.value is not None and sum(end - start for start, end, _ in node.value) == node.size
+
+
+def _operands(n: Node) -> list[View]:
+    """Return the operands that a node reads: not the array that is covered by pieces."""
+    return [n.args[i] for _, _, i in n.value] if n.op == "place" and _is_covered(n) else list(n.args)
+
+
+def _extent(a: View) -> tuple[int, int]:
+    """Return the first and the last element of a node that a view can read."""
+    spans = [s * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)]
+    return a.offset + sum(min(0, s) for s in spans), a.offset + sum(max(0, s) for s in spans)
+
+
+def _overlaps(a: View, source: Node, start: int, size: int) -> bool:
+    low, high = _extent(a)
+    return a.node is source and low < start + size and high >= start
