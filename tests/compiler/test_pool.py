@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -104,6 +105,28 @@ def test_one_record_of_a_run_can_run_alone():
     for k, step in enumerate(work.steps):
         RUN(pool.addresses()["run"])(work.words.ctypes.data + 8 * pool.RECORD * k, 1, pool.start(2))
         np.testing.assert_array_equal(work.counts[2 * k :], [step] * 2 + [0] * (4 - 2 * k))
+
+
+def processors_of_threads() -> list[set[int]]:
+    """Return the processors that each thread of this process may use."""
+    found = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found.append(os.sched_getaffinity(int(task)))
+    return found
+
+
+@threaded
+def test_helpers_leave_the_processor_of_the_caller():
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("this process may use only one processor")
+    test_helpers_take_chunks()  # a helper has started
+    for here in [*allowed, *allowed]:
+        pool._call("avoid", here)
+        assert allowed - {here} in processors_of_threads()
+    pool._call("avoid", 5000)  # no such processor
+    assert allowed - {here} in processors_of_threads() and os.sched_getaffinity(0) == allowed
 
 
 def python_record(kernel) -> tuple[Any, Any]:
