@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.core.convert import array_of, checked_dtype, resolved
+from adjoint.core.convert import array_of, checked_dtype, foreign_array, resolved
 from adjoint.core.shapes import number, number_between
 from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor, differentiable
@@ -55,11 +55,11 @@ def gradient_array(what: str, value: Any) -> Array | SparseRows:
         if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
             raise _is_parameter(what)
         data = array_of(value)
+    elif getattr(value, "is_sparse", False):
+        return _foreign_rows(what, value)
     else:
-        found = _foreign_array(what, value)
-        if type(found) is SparseRows:
-            return found
-        data = np.asarray(found)
+        _refuse_other_than_gradients(what, value)
+        data = foreign_array(f"{what}: ", value)
     if isinstance(value, (int, list, tuple)) and data.dtype.kind in "iu":
         data = data.astype(np.float64)  # literals such as [1, 2]
     if not differentiable(data.dtype):
@@ -76,7 +76,7 @@ def _is_parameter(what: str) -> InputError:
     )
 
 
-def _foreign_array(what: str, value: Any) -> Any:
+def _refuse_other_than_gradients(what: str, value: Any) -> None:
     if value is None:
         raise InputError(f"{what}: the gradient is None.  Leave this name out of the dictionary.")
     if isinstance(value, dict):
@@ -86,35 +86,11 @@ def _foreign_array(what: str, value: Any) -> Any:
         )
     if type(value).__name__ == "Parameter":  # PyTorch's class
         raise _is_parameter(what)
-    if getattr(value, "requires_grad", False) and hasattr(value, "detach"):
-        value = value.detach()
-    value = resolved(value)
-    if getattr(value, "is_sparse", False):
-        return _foreign_rows(what, value)
-    # NumPy reads neither bfloat16 nor PyTorch's complex32 through DLPack: such tensors are widened first
-    is_complex = getattr(value, "is_complex", None)
-    widened = getattr(value, "cfloat" if callable(is_complex) and is_complex() else "float", None)
-    ways: list[Any] = [np.from_dlpack] if hasattr(value, "__dlpack__") else []
-    ways += [np.asarray] + ([lambda _: np.from_dlpack(widened())] if callable(widened) else [])
-    reason: Exception | None = None
-    for way in ways:
-        try:
-            data = way(value)
-        except Exception as error:  # a dtype or a device that NumPy does not know; the next way may work
-            reason = reason or error
-        else:
-            if data.dtype != object:
-                return data
-    raise InputError(
-        f"{what}: cannot read a {type(value).__module__}.{type(value).__qualname__} as an array"
-        f"{f' ({reason})' if reason else ''}.\n"
-        "  Pass a NumPy array, an adjoint tensor, or a CPU array with DLPack or the buffer protocol."
-    )
 
 
 def _foreign_rows(what: str, value: Any) -> SparseRows:
     """Return the rows of a sparse tensor with one sparse axis, such as the gradient of an embedding."""
-    value = value.coalesce()
+    value = resolved(value).coalesce()
     indices, values = np.asarray(value.indices()), gradient_array(what, value.values())
     if indices.shape[0] != 1 or type(values) is not ndarray:
         raise InputError(

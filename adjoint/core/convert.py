@@ -28,6 +28,7 @@ __all__ = [
     "check_cast",
     "check_device",
     "checked_dtype",
+    "foreign_array",
     "made",
     "refuse_masked",
     "resolved",
@@ -406,6 +407,35 @@ def resolved(value: ArrayLike) -> Any:
         resolve = getattr(value, name, None)
         value = resolve() if callable(resolve) else value
     return value
+
+
+def foreign_array(what: str, value: Any) -> ndarray[Any, Any]:
+    """Return the values of an array of another library, without a copy where possible.
+
+    bfloat16 becomes float32.  No gradient flows back.  ``what`` is the start of the message.
+    """
+    if getattr(value, "requires_grad", False) and hasattr(value, "detach"):
+        value = value.detach()
+    value = resolved(value)
+    # NumPy reads neither bfloat16 nor PyTorch's complex32 through DLPack: such tensors are widened first
+    is_complex = getattr(value, "is_complex", None)
+    widened = getattr(value, "cfloat" if callable(is_complex) and is_complex() else "float", None)
+    ways: list[Any] = [np.from_dlpack] if hasattr(value, "__dlpack__") else []
+    ways += [np.asarray] + ([lambda _: np.from_dlpack(widened())] if callable(widened) else [])
+    reason: Exception | None = None
+    for way in ways:
+        try:
+            data: ndarray[Any, Any] = way(value)
+        except Exception as error:  # a dtype or a device that NumPy does not know; the next way may work
+            reason = reason or error
+        else:
+            if data.dtype != object:
+                return data
+    raise InputError(
+        f"{what}cannot read a {type(value).__module__}.{type(value).__qualname__} as an array"
+        f"{f' ({reason})' if reason else ''}.\n"
+        "  Pass a NumPy array, an adjoint tensor, or a CPU array with DLPack or the buffer protocol."
+    )
 
 
 def refuse_masked(value: ArrayLike) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import words
+from adjoint.core.convert import foreign_array
 from adjoint.core.tensor import Tensor
 
 __all__ = ["fitting"]
@@ -16,7 +17,7 @@ __all__ = ["fitting"]
 def fitting(value: Any, target: Any) -> ndarray[Any, Any] | str:
     """Return ``value`` in the dtype of ``target``, or a text that says why it cannot replace ``target``."""
     try:
-        array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+        array = value.numpy() if isinstance(value, Tensor) else foreign_array("", value)
     except Exception:  # any error of a foreign object means that it is not an array
         return f"is {words.a(type(value).__name__)}, not an array"
     wrong = []

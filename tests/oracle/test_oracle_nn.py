@@ -561,3 +561,10 @@ def test_a_state_of_pytorch_in_safetensors_loads_and_goes_back(tmp_path: Any) ->
         np.testing.assert_allclose(found.numpy(), expected.detach().numpy(), rtol=1e-4, atol=1e-5)
         ad.save(path, ours.state_dict())
         theirs.load_state_dict(files.load_file(path))
+
+
+def test_a_state_of_pytorch_tensors_is_loaded() -> None:
+    theirs, ours = torch.nn.Linear(3, 2), nn.Linear(3, 2)
+    for state in (theirs.state_dict(), dict(theirs.named_parameters()), theirs.bfloat16().state_dict()):
+        ours.load_state_dict(state)
+        np.testing.assert_array_equal(ours.weight.numpy(), state["weight"].detach().float().numpy())
