@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["MicroBatch", "named_params", "split_batch"]
 
 
-def named_params(params: Any) -> list[tuple[str, Tensor]]:
-    """Return parameters by name, from a dictionary, a module, pairs, or a list (names "0", "1", …)."""
+def named_params(params: Any) -> dict[str, Tensor]:
+    """Return parameters by name, from a dictionary, a module, pairs, or a list (names "0", "1", …).
+
+    A parameter that several layers share occurs once, under its first name.
+    """
     if isinstance(params, Tensor):
         params = [params]
     if hasattr(params, "named_parameters"):
@@ -62,7 +65,15 @@ def named_params(params: Any) -> list[tuple[str, Tensor]]:
             "GradientAccumulator: none of the parameters requires grad, so they have no gradients.\n"
             "  Unfreeze a module or a tensor with requires_grad_(True)."
         )
-    return found
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, t in found:
+        if id(t) not in seen:
+            if name in named:
+                raise ArgumentError(f"GradientAccumulator: two parameters have the same name, {name!r}.")
+            named[name] = t
+            seen.add(id(t))
+    return named
 
 
 class MicroBatch:

@@ -4,6 +4,8 @@ A *window* is the set of micro-batches of one update.  A rank adds its micro-bat
 pairs, and the group adds the ranks in the same way.  Parameters are sent in *buckets* of several small ones
 or one large one.  In each window, every rank sums the same buckets in the same order and then exchanges a
 ``Report`` with the other ranks.  A rank that failed does this too, so that all ranks learn about the error.
+
+``RankSums`` and ``RankBlock`` replace ``Sums`` and ``MicroBatch`` in an accumulator with ``group=``.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ import math
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy import ndarray
 
 from adjoint import words
+from adjoint.accumulate.blocks import MicroBatch
 from adjoint.accumulate.sums import WIDE, Buffer, Slot, Sums
 from adjoint.config import no_grad
 from adjoint.core.sparse import SparseRows
@@ -28,11 +31,10 @@ from adjoint.grads.norm import all_finite_unwarned
 
 if TYPE_CHECKING:
     from adjoint.accumulate.accumulator import GradientAccumulator
-    from adjoint.accumulate.doors import MicroBatch
-    from adjoint.accumulate.window import AccumulationConfig
+    from adjoint.accumulate.window import AccumulationConfig, Window
     from adjoint.distributed.group import Group, Job
 
-__all__ = ["RankSums", "Ranks", "check_same"]
+__all__ = ["RankBlock", "RankSums", "check_same"]
 
 Array = ndarray[Any, Any]
 
@@ -116,23 +118,70 @@ class Bucket(Buffer):
         self.waiting.clear()
 
 
-class RankSums(Sums):
-    """The sums over the micro-batches of this rank; after ``Ranks.reduce``, over those of all ranks."""
+@dataclass(slots=True)
+class Report:
+    """The data that a rank sends to the other ranks at the end of a window."""
 
-    def __init__(self, group: Group, active: set[str] | None = None) -> None:
+    window: int
+    weights: list[float]  # of its micro-batches
+    micro_batches: int
+    skipped: int
+    spoiled: bool
+    dense: int  # bit i: parameter i had a dense gradient
+    registered: int  # number of parameters
+    rows: dict[str, list[tuple[Array, Array]]]  # of sparse gradients
+    error: str | None
+    digests: list[int] | None  # of the parameters, every CHECK_EVERY windows
+    facts: Any  # of a trainer
+
+
+class RankSums(Sums):
+    """The sums over the micro-batches of this rank; after ``reduce``, over those of all ranks."""
+
+    def __init__(self, group: Any, config: AccumulationConfig) -> None:
         super().__init__()
-        self.group = group
-        self.active = set() if active is None else active  # names that had a dense gradient on any rank
+        if not (hasattr(group, "gather") and hasattr(group, "start_sum")):
+            raise InputError(
+                f"GradientAccumulator: group must be a distributed.Group, not "
+                f"{words.a(type(group).__name__)}.\n"
+                "  Pass group=distributed.world() for all ranks."
+            )
+        if config.compensated:
+            raise ArgumentError(
+                "GradientAccumulator: compensated=True cannot be used with group=, whose sums are pairwise."
+            )
+        self.group: Group = group
+        self.config = config
+        self.active: set[str] = set()  # names that had a dense gradient on any rank
+        self.windows = 0  # whose sums have left
         self.pieces = 0  # of this window
+        self.weights: list[float] = []  # of the pieces that are complete
         self.parts: dict[str, list[SparseRows]] = {}  # rows of sparse gradients, by piece
         self.sent = 0  # active buckets whose sum over the ranks has begun
         self.left = False  # that of all active buckets
-        self.early = False  # the sums of the last piece are sent while backward still runs
+        self.ahead = False  # the sums of the last piece are sent while backward still runs
         self.bad: list[str] = []  # names whose gradient in it is not finite
+        self.facts: Any = None  # what this rank tells the others in the next exchange
+        self.heard: list[Any] = []  # what all ranks told in the last one
+        self.last: bool | None = None  # whether the next piece is the last of the window; None: by its number
 
-    def empty(self) -> RankSums:
-        """Return an object of the same group without parameters."""
-        return RankSums(self.group, self.active)
+    def agree(self) -> None:
+        """Check that all ranks have the same parameters, and copy the values of rank 0 to all ranks."""
+        if not self.slots:
+            raise ArgumentError(
+                "GradientAccumulator: group= needs parameters: GradientAccumulator(params, group=group)."
+            )
+        check_same(self.group, "GradientAccumulator", self.params(), {"config": self.config})
+
+    def params(self) -> dict[str, Tensor]:
+        """Return the parameters by name."""
+        return {name: slot.param for name, slot in self.slots.items() if slot.param is not None}
+
+    def loaded(self, states: Mapping[str, Any], unit: Any = 1.0) -> Sums:
+        """Return these sums without gradients, because only empty windows are saved."""
+        super().loaded(states, unit)
+        self.reset()
+        return self
 
     def _lay_out(self, new: list[Any]) -> None:
         """Make buckets, starting with the last parameters, because backward reaches those first."""
@@ -154,9 +203,7 @@ class RankSums(Sums):
                 made.append((place, members))
                 del open_[slot.dtype]
         made += [(len(slots), members) for members, _ in open_.values()]
-        blocks = [Bucket(members, self.group) for _, members in sorted(made, key=lambda pair: pair[0])]
-        self._blocks += blocks
-        self._block_of.update((slot.name, block) for block in blocks for slot in block.slots)
+        self._blocks += [Bucket(members, self.group) for _, members in sorted(made, key=lambda pair: pair[0])]
 
     def buckets(self, *, active: bool) -> list[Bucket]:
         """Return the buckets that some rank has used, or if not ``active``, those that none has used."""
@@ -177,12 +224,13 @@ class RankSums(Sums):
 
     def add(self, arrays: Sequence[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
         """Add weight·gradient as the next piece; if some are not finite, only return their names."""
+        self._check_weight(weight or 0.0)
         pairs = [(slot, g) for slot, g in zip(self.slots.values(), arrays, strict=True) if g is not None]
         if check:
             bad = [slot.name for slot, g in pairs if not all_finite_unwarned(getattr(g, "values", g))]
             if self.bad or bad:
                 return self.bad + bad
-        if not self.early:
+        if not self.ahead:
             self.begin()
         with np.errstate(all="ignore"):
             for slot, g in pairs:
@@ -195,12 +243,12 @@ class RankSums(Sums):
             values = np.multiply(g.values, factor, dtype=slot.dtype)
             self.parts.setdefault(slot.name, []).append(g.mapped(values).coalesced())
         else:
-            bucket: Any = self._block_of[slot.name]
-            bucket.put_weighted(slot, g, factor)
+            slot.block.put_weighted(slot, g, factor)
             self.dense.add(slot.name)
 
     def send(self, rest: bool = True) -> None:
         """Start the sums over the ranks in the order of the buckets: of all, or only of complete buckets."""
+        self.windows += rest and not self.left
         self.left = self.left or rest
         buckets = self.buckets(active=True)
         while self.sent < len(buckets) and (rest or not buckets[self.sent].waiting):
@@ -209,8 +257,7 @@ class RankSums(Sums):
 
     def arrived(self, name: str) -> None:
         """Send the buckets that are complete after the last gradient of a parameter in this window."""
-        bucket: Any = self._block_of[name]
-        bucket.waiting.discard(name)
+        self.slots[name].block.waiting.discard(name)
         self.send(rest=False)
 
     def _send(self, bucket: Bucket) -> None:
@@ -250,161 +297,93 @@ class RankSums(Sums):
         for bucket in found:
             bucket.forget()
         self.pieces = self.sent = 0
-        self.early = self.left = False
-        self.bad = []
+        self.ahead = self.left = False
+        self.bad, self.weights, self.last = [], [], None
         self.parts.clear()
 
-
-@dataclass(slots=True)
-class Report:
-    """The data that a rank sends to the other ranks at the end of a window."""
-
-    window: int
-    weights: list[float]  # of its micro-batches
-    micro_batches: int
-    skipped: int
-    spoiled: bool
-    dense: int  # bit i: parameter i had a dense gradient
-    registered: int  # number of parameters
-    rows: dict[str, list[tuple[Array, Array]]]  # of sparse gradients
-    error: str | None
-    digests: list[int] | None  # of the parameters, every CHECK_EVERY windows
-    facts: Any  # of a trainer
-
-
-@dataclass(slots=True)
-class Ranks:
-    """The exchange of an accumulator with the accumulators of the other ranks."""
-
-    group: Group
-    params: Mapping[str, Tensor]
-    windows: int = 0  # whose sums have left
-    weights: list[float] = field(default_factory=list)
-    facts: Any = None  # what this rank tells the others in the next exchange
-    heard: list[Any] = field(default_factory=list)  # what all ranks told in the last one
-    last: bool | None = None  # whether the next piece is the last of the window; None: by its number
-
-    @classmethod
-    def of(cls, group: Any, params: dict[str, Tensor], config: AccumulationConfig) -> Ranks:
-        """Check that all ranks have the same parameters, and copy the values of rank 0 to all ranks."""
-        if not (hasattr(group, "gather") and hasattr(group, "start_sum")):
-            raise InputError(
-                f"GradientAccumulator: group must be a distributed.Group, not "
-                f"{words.a(type(group).__name__)}.\n"
-                "  Pass group=distributed.world() for all ranks."
-            )
-        if not params:
-            raise ArgumentError(
-                "GradientAccumulator: group= needs parameters: GradientAccumulator(params, group=group)."
-            )
-        if config.compensated:
-            raise ArgumentError(
-                "GradientAccumulator: compensated=True cannot be used with group=, whose sums are pairwise."
-            )
-        check_same(group, "GradientAccumulator", params, {"config": config})
-        return cls(group, params)
-
-    def begin(self, sums: Sums, weight: float) -> int:
-        """Check the weight of a micro-batch; return the number of earlier pieces."""
+    def _check_weight(self, weight: float) -> None:
         if weight and not 1.0 / WIDE <= weight <= WIDE:
             raise ArgumentError(
                 f"with group=, weights must be 0 or from 2^-64 to 2^64, not {weight:g}.  Nothing was added."
             )
-        assert isinstance(sums, RankSums)
-        return sums.pieces - sums.early
 
-    def end(self, sums: Sums, before: int, weight: float, full: bool) -> None:
+    def end_piece(self, weight: float, full: bool) -> None:
         """Count a micro-batch, even if it was skipped; after the last micro-batch, start the sums."""
-        assert isinstance(sums, RankSums)
-        if sums.pieces == before:
-            sums.begin()
+        if self.pieces == len(self.weights):  # nothing was added
+            self.begin()
         self.weights.append(weight)
         if full if self.last is None else self.last:
-            self.send(sums)
+            self.send()
 
-    def send(self, sums: RankSums) -> None:
-        """Start the sums of a window that were not started before."""
-        self.windows += not sums.left
-        sums.send()
-
-    def flush(self, sums: Sums, some: bool) -> bool:
+    def flush(self, some: bool) -> bool:
         """Close the window if any rank has micro-batches in it; return whether one has.
 
         ``some`` says whether this rank has micro-batches.
         """
-        assert isinstance(sums, RankSums)
-        self.send(sums)  # of some ranks they have left already, and all must make the same calls in one order
+        self.send()  # of some ranks they have left already, and all must make the same calls in one order
         found = any(self.group.gather(some, "flush"))
         if not found:
-            sums.reset()
+            self.reset()
         return found
 
-    def early(self, acc: GradientAccumulator, block: MicroBatch) -> Callable[[Tensor, Tensor], bool] | None:
+    def receiver(self, acc: GradientAccumulator, weight: float) -> Callable[[Tensor, Tensor], bool] | None:
         """Return a function that receives gradients during backward and sends complete buckets.
 
         None if buckets cannot be sent during backward: before the last micro-batch, if a micro-batch may
         still be skipped, or if the gradients are small.
         """
-        sums, window, config = acc._sums, acc._window, acc.config
-        assert isinstance(sums, RankSums)
+        window, config = acc._window, self.config
         last = window.micro_batches + 1 >= config.accumulation_steps if self.last is None else self.last
-        buckets = sums.buckets(active=True)
+        buckets = self.buckets(active=True)
         small = sum(b.size * b.slots[0].dtype.itemsize for b in buckets if b.slots[0].dtype) < FIRST
-        left_out = window.spoiled or (not block.weight and config.reduction == "mean")
+        left_out = window.spoiled or (not weight and config.reduction == "mean")
         if self.group.size == 1 or not last or small or left_out or config.nonfinite == "skip":
             return None
-        self.begin(sums, block.weight)  # checks the weight
-        sums.begin()
-        sums.early = True
+        factor = weight if config.reduction == "mean" else 1.0
+        self._check_weight(factor)
+        self.begin()
+        self.ahead = True
         for bucket in buckets:
             bucket.waiting = {slot.name for slot in bucket.slots}
-        factor = block.weight if config.reduction == "mean" else 1.0
         lock = threading.Lock()  # a parallel backward calls it from several threads
 
         def ready(leaf: Tensor, grad: Tensor) -> bool:
             name = acc._names.get(id(leaf))
             extra = leaf._extra
             hooked = extra is not None and extra.post_hooks is not None
-            if name not in sums.active or type(grad) is not Tensor or hooked:
+            if name not in self.active or type(grad) is not Tensor or hooked:
                 return False  # added at the end of the block
-            slot, g = sums.slots[name], np.asarray(grad._data)
+            slot, g = self.slots[name], np.asarray(grad._data)
             slot.fitting(g)
             bad = config.nonfinite != "allow" and not all_finite_unwarned(g)
             with lock, np.errstate(all="ignore"):
-                sums.bad += [name] * bad
-                sums.store(slot, g, factor)
-                sums.arrived(name)
+                self.bad += [name] * bad
+                self.store(slot, g, factor)
+                self.arrived(name)
             return True
 
         return ready
 
-    def clear(self) -> None:
-        """Clear the weights of the window."""
-        self.weights = []
-        self.last = None
-
-    def reduce(self, acc: GradientAccumulator, error: BaseException | None = None) -> None:
-        """Sum the window over the ranks; raise on all ranks if one rank had an error."""
-        sums, window = acc._sums, acc._window
-        assert isinstance(sums, RankSums)
-        self.send(sums)
+    def reduce(self, window: Window, counts: dict[str, int], error: BaseException | None = None) -> None:
+        """Sum a window and its counts over the ranks; raise on all ranks if one rank had an error."""
+        self.send()
         report = Report(
             self.windows, self.weights, window.micro_batches, window.skipped, window.spoiled,
-            sum(1 << slot.index for slot in sums.slots.values() if slot.name in sums.dense), len(sums.slots),
-            {name: [(p.rows, p.values) for p in parts] for name, parts in sums.parts.items()},
+            sum(1 << slot.index for slot in self.slots.values() if slot.name in self.dense), len(self.slots),
+            {name: [(p.rows, p.values) for p in parts] for name, parts in self.parts.items()},
             None if error is None else self.group.describe(error),
-            None if (self.windows - 1) % CHECK_EVERY else _digests(self.params), self.facts,
+            None if (self.windows - 1) % CHECK_EVERY else _digests(self.params()), self.facts,
         )  # fmt: skip
-        sums.wait(sums.buckets(active=True))
+        self.wait(self.buckets(active=True))
         reports: list[Report] = self.group.gather(report, "the exchange at the end of a window")
         self.heard = [each.facts for each in reports]
         self._refuse(reports, error)
-        used = {s.name for s in sums.slots.values() if any(each.dense >> s.index & 1 for each in reports)}
-        sums.wait(sums.send_late(used))
-        sums.join_rows([each.rows for each in reports])
-        sums.dense.update(used)
-        acc._counts["total_micro_batches"] += sum(r.micro_batches for r in reports) - window.micro_batches
-        acc._counts["skipped_micro_batches"] += sum(r.skipped for r in reports) - window.skipped
+        used = {s.name for s in self.slots.values() if any(each.dense >> s.index & 1 for each in reports)}
+        self.wait(self.send_late(used))
+        self.join_rows([each.rows for each in reports])
+        self.dense.update(used)
+        counts["total_micro_batches"] += sum(r.micro_batches for r in reports) - window.micro_batches
+        counts["skipped_micro_batches"] += sum(r.skipped for r in reports) - window.skipped
         window.weight = math.fsum(w for each in reports for w in each.weights)
         window.micro_batches = sum(each.micro_batches for each in reports)
         window.skipped = sum(each.skipped for each in reports)
@@ -422,19 +401,18 @@ class Ranks:
                 f"rank {rank} {why}{more}\n"
                 "  No rank has updated its parameters from this accumulation window."
             ) from error
-        for name in ("window", "registered"):
+        for name, what in (
+            ("window", "have finished different numbers of windows"),
+            ("registered", "train different numbers of parameters"),
+        ):
             found = [getattr(each, name) for each in reports]
             if len(set(found)) > 1:
-                what = (
-                    "have finished different numbers of windows"
-                    if name == "window"
-                    else "train different numbers of parameters"
-                )
                 raise AccumulationError(f"the ranks {what}: {found}.  All ranks must make the same calls.")
         first = reports[0].digests
         for rank, each in enumerate(reports):
             if first is not None and each.digests != first:
-                differ = [n for n, a, b in zip(self.params, first, each.digests or [], strict=True) if a != b]
+                pairs = zip(self.params(), first, each.digests or [], strict=True)
+                differ = [n for n, a, b in pairs if a != b]
                 raise RankError(
                     f"the parameters of rank {rank} differ from those of rank 0: {', '.join(differ[:4])}"
                     f"{', …' if len(differ) > 4 else ''} (window {self.windows}).\n"
@@ -447,11 +425,59 @@ class Ranks:
         if isinstance(error, RankError) or self.group.broken is not None:
             raise error
         try:
-            self.reduce(acc, error)
+            self.reduce(acc._window, acc._counts, error)
         finally:
             acc._window.micro_batches += 1  # the one that failed
             acc.drop()
         raise error  # not reached: ``reduce`` raises
+
+
+class RankBlock(MicroBatch):
+    """A micro-batch of an accumulator with ``group=``: an error ends the window on all ranks."""
+
+    __slots__ = ()
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Differentiate a loss; in the last micro-batch, send gradients while backward still runs.
+
+        Parameters
+        ----------
+        loss : Tensor
+            The loss.
+        **options : Any
+            Options of ``Tensor.backward``.
+        """
+        if self._sent:
+            raise AccumulationError(
+                "backward: the gradients of this window were already sent to the other ranks.\n  For several "
+                "losses in one block, call loss.backward() for each, or add the losses."
+            )
+        ready = None if self._pending else self._sums().receiver(self._accumulator, self.weight)
+        if ready is None:
+            loss.backward(**options)
+        else:
+            self._sent = True
+            loss.backward(on_leaf_ready=ready, **options)
+
+    def _end(self, pending: dict[str, Any], error: BaseException | None) -> None:
+        """End the block on this rank; an error in the block ends the window on all ranks."""
+        acc, sums = self._accumulator, self._sums()
+        if isinstance(error, Exception):
+            sums.fail(acc, error)
+        if error is not None:
+            return  # an interrupt
+        try:
+            if pending or (self._weight != 0.0 and not self._sent):
+                super()._end(pending, error)
+            else:  # all gradients were taken, or this rank has no examples
+                acc._add_block(pending, self)
+        except Exception as found:
+            sums.fail(acc, found)
+
+    def _sums(self) -> RankSums:
+        sums = self._accumulator._sums
+        assert isinstance(sums, RankSums)
+        return sums
 
 
 def check_same(group: Group, what: str, params: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

@@ -18,16 +18,12 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import words
-from adjoint.accumulate.foreign import (
-    checked_sum_dtype,
-    checked_weight,
-    gradient_array,
-    sum_dtype,
-)
-from adjoint.core.shapes import checked_shape, whole_from
-from adjoint.core.sparse import SparseRows
+from adjoint.accumulate.foreign import checked_sum_dtype, checked_weight, gradient_array, sum_dtype
+from adjoint.accumulate.window import check_like
+from adjoint.core.shapes import checked_shape
+from adjoint.core.sparse import SparseRows, sparse_gradient
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, DTypeError, NoGradientError, ShapeError, UnknownNameError
+from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError, UnknownNameError
 from adjoint.grads.norm import all_finite_unwarned, global_norm
 from adjoint.threads.spread import SHARED, pieces, scratch, spread, threads_for
 
@@ -71,13 +67,14 @@ def normalised(total: Any, divisor: float, factor: float, out: Array | None = No
 class Slot:
     """A registered parameter: its name, its shape, and the dtype and the position of its sum."""
 
-    def __init__(self, index: int, name: str, shape: Any, dtype: Any, param: Tensor | None) -> None:
-        self.index = index  # in the order of registration
+    def __init__(self, name: str, shape: Any, dtype: Any, param: Tensor | None = None) -> None:
+        self.index = 0  # in the order of registration
         self.name = name
         self.shape = checked_shape(name, shape)
         self.size = math.prod(self.shape)
         self.dtype = None if dtype is None else checked_sum_dtype(name, dtype)  # None: as the first gradient
         self.param = param  # None: gradients are given by name
+        self.block: Any = None  # the Buffer of its sum; None: no gradient has come yet
         self.place = 0  # among the slots of its block
         self.part = slice(0, 0)  # of its memory
 
@@ -86,12 +83,15 @@ class Slot:
         weak = isinstance(value, (int, float, list, tuple))
         return self.fitting(gradient_array(repr(self.name), value), weak)
 
-    def fitting(self, g: Array | SparseRows, weak: bool = False) -> Array | SparseRows:
-        """Return a gradient to add to this sum; raise if its shape or dtype is wrong."""
+    def fitting(self, g: Array | SparseRows, weak: bool = False, what: str = "") -> Array | SparseRows:
+        """Return a gradient to add to this sum; raise if its shape or dtype is wrong.
+
+        A ``weak`` gradient may be rounded.  ``what`` is the start of the message.
+        """
         if g.shape != self.shape:
             same = math.prod(g.shape) == self.size
             raise ShapeError(
-                f"{self.name}: expected a gradient of shape {self.shape}, but got {g.shape}"
+                f"{what}{self.name}: expected a gradient of shape {self.shape}, but got {g.shape}"
                 f"{', which has the same number of elements' if same else ''}."
             )
         if self.dtype is None or g.dtype == self.dtype or np.can_cast(g.dtype, self.dtype, "safe"):
@@ -99,7 +99,8 @@ class Slot:
         if weak and g.dtype.kind == self.dtype.kind:
             return g.astype(self.dtype)
         raise DTypeError(
-            f"{self.name}: a {g.dtype} gradient cannot be added to a {self.dtype} sum without rounding.\n"
+            f"{what}{self.name}: a {g.dtype} gradient cannot be added to a {self.dtype} sum without "
+            "rounding.\n"
             "  Cast the gradient, or pass a wider dtype= to the accumulator."
         )
 
@@ -117,7 +118,7 @@ class Buffer:
         self.pick: Any = itemgetter(*[slot.index for slot in slots])
         self.size = 0
         for i, slot in enumerate(slots):
-            slot.place, slot.part = i, slice(self.size, self.size + slot.size)
+            slot.block, slot.place, slot.part = self, i, slice(self.size, self.size + slot.size)
             self.size += slot.size
 
     def is_shared(self) -> bool:
@@ -170,14 +171,6 @@ class Buffer:
             else:
                 np.add(t, x, out=t)
 
-    def put(self, slot: Slot, sums: Any) -> None:
-        """Store the summed gradients of a parameter, with a second row for rounding errors if compensated."""
-        if self.fresh:
-            self.open()
-            self.arrays[0].fill(0)
-            self.fresh = False
-        self.arrays[0][:, slot.part] = np.reshape(sums, (self.depth, slot.size))
-
 
 def _compensated(s: Array, errors: Array, x: Array) -> Array:
     """Return s + x, and add the rounding error of this addition to ``errors`` (Neumaier)."""
@@ -220,17 +213,16 @@ class Sums:
         # weights are counted in this power of two, so that tiny ones do not vanish in float32
         self.unit = 1.0
         self._blocks: list[Buffer] = []
-        self._block_of: dict[str, Buffer] = {}
-        self._pending: list[Slot] = []  # slots without a block: no gradient has come yet
+        self._pending: list[Slot] = []  # slots without a block
         # names, dtypes and shapes of the last whole, dense micro-batch, which the next one is likely to have
         self._seen: tuple[list[str], list[Any], list[Any]] | None = None
 
-    def register(self, name: str, shape: Any, dtype: Any, param: Tensor | None = None) -> Slot:
-        """Add a parameter without gradients; return its slot.  ``param`` is its tensor, if there is one."""
-        self.slots[name] = slot = Slot(len(self.slots), name, shape, dtype, param)
+    def register(self, slot: Slot) -> None:
+        """Add a parameter without gradients."""
+        slot.index = len(self.slots)
+        self.slots[slot.name] = slot
         self._pending.append(slot)
         self._seen = None
-        return slot
 
     def reset(self) -> None:
         """Clear all sums; keep the memory."""
@@ -245,6 +237,10 @@ class Sums:
 
         The result is a tuple only if all are dense arrays.
         """
+        if not isinstance(gradients, Mapping):
+            raise InputError(
+                f"step: pass a dictionary of gradients by name, not {words.a(type(gradients).__name__)}."
+            )
         arrays = tuple(gradients.values())
         if set(map(type, arrays)) == {ndarray} and self._seen == _facts(gradients, arrays):
             return arrays
@@ -317,10 +313,8 @@ class Sums:
             small = slot.size <= SMALL
             room[slot.dtype] = start + slot.size * small
             groups.setdefault((slot.dtype, start // BLOCK) if small else slot, []).append(slot)
-        blocks = [Buffer(slots, self.depth) for slots in groups.values()]
-        self._blocks += blocks
-        self._block_of.update((slot.name, block) for block in blocks for slot in block.slots)
-        self._pending = [slot for slot in self._pending if slot.name not in self._block_of]
+        self._blocks += [Buffer(slots, self.depth) for slots in groups.values()]
+        self._pending = [slot for slot in self._pending if slot.block is None]
 
     def _choose_unit(self, weight: float, before: float) -> None:
         """Change the unit of weights if a weight is WIDE times larger, or the first WIDE times smaller."""
@@ -340,10 +334,9 @@ class Sums:
             rows, sums = self.rows[name]
             found = SparseRows(rows, _corrected(sums), slot.shape, unique=True)
         if name in self.dense:
-            block = self._block_of[name]
-            dense = block.arrays[slot.place + 1]
+            dense = slot.block.arrays[slot.place + 1]
             if self.depth == 2:
-                dense = _corrected(block.arrays[0][:, slot.part]).reshape(slot.shape)
+                dense = _corrected(slot.block.arrays[0][:, slot.part]).reshape(slot.shape)
             found = dense if found is None else np.add(dense, found)
         return np.zeros(slot.shape, slot.dtype or np.float64) if found is None else found
 
@@ -372,69 +365,72 @@ class Sums:
             self.unit = 1.0
             return self.totals()
 
+    # Sums over ranks override these
+
+    def end_piece(self, weight: float, full: bool) -> None:
+        """End a micro-batch that was added with ``weight``; ``full`` says whether it was the last one."""
+
+    def flush(self, some: bool) -> bool:
+        """Return whether the window has micro-batches; ``some`` says whether this process has added one."""
+        return some
+
+    def reduce(self, window: Any, counts: dict[str, int]) -> None:
+        """Sum a window and the counts of an accumulator over the ranks."""
+
     # State -----------------------------------------------------------------------------------
 
     def state_of(self, name: str) -> dict[str, Any]:
-        """Return the state of a parameter's sum for ``loaded``, in new arrays."""
-        slot = self.slots[name]
-        dense = (
-            self._block_of[name].arrays[0][:, slot.part] if name in self.dense else np.empty((0, slot.size))
-        )
-        rows, values = self.rows.get(name, (np.empty(0), np.empty((0, 0, *slot.shape[1:]))))
-        return {
-            "dtype": None if slot.dtype is None else slot.dtype.name,
-            "sum": np.array(dense, slot.dtype).reshape(len(dense), *slot.shape),
-            "rows": np.array(rows, np.intp),
-            "values": np.array(values, slot.dtype),
-        }
+        """Return the state of a parameter's sum for ``loaded``, in new arrays.
 
-    def empty(self) -> Sums:
-        """Return an object of the same kind without parameters."""
-        return Sums(self.depth == 2)
+        "sum" and "rows" are lists of the dense and the sparse sum and, with compensation, of its errors.
+        """
+        slot = self.slots[name]
+        dense = slot.block.arrays[0][:, slot.part] if name in self.dense else ()
+        rows, values = self.rows.get(name, ((), ()))
+        return {
+            "shape": list(slot.shape),
+            "dtype": str(slot.dtype),  # "None" before the first gradient
+            "sum": [np.array(a).reshape(slot.shape) for a in dense],
+            "rows": [sparse_gradient(rows, a, slot.shape) for a in values],
+        }
 
     def loaded(self, states: Mapping[str, Any], unit: Any = 1.0) -> Sums:
         """Return sums of the same parameters with saved values; raise if the saved values do not match."""
-        new = self.empty()
-        new.unit = checked_weight(unit, "unit") or 1.0
-        found = {}
+        new = Sums(self.depth == 2)
+        new.unit = float(unit) or 1.0
         for name, old in self.slots.items():
-            slot = new.register(name, old.shape, old.dtype, old.param)
-            found[name] = _read_state(slot, self.depth, states[name])
-        new._lay_out([(slot, None) for slot in new.slots.values() if len(found[slot.name][0])])
-        for name, (dense, rows, values) in found.items():
-            if len(dense):
-                new._block_of[name].put(new.slots[name], dense)
-                new.dense.add(name)
-            if len(values):
-                new.rows[name] = rows, values
+            state = states[name]
+            check_like(state, {"shape": [], "dtype": "", "sum": [], "rows": []}, f"buffers[{name!r}]")
+            dtype = None if state["dtype"] == "None" else state["dtype"]
+            slot = Slot(name, old.shape, old.dtype or dtype, old.param)
+            new.register(slot)
+            other = state["shape"] != list(slot.shape)
+            if other or dtype not in (None, str(slot.dtype)):
+                raise (ShapeError if other else DTypeError)(
+                    f"{name}: the saved sum has shape {state['shape']} and dtype {state['dtype']}, but "
+                    f"{list(slot.shape)} and {slot.dtype} are expected."
+                )
+            if not {len(state["sum"]), len(state["rows"])} <= {0, self.depth}:
+                raise ShapeError(f"{name}: the saved sum must consist of {words.count(self.depth, 'array')}.")
+        for key in ("sum", "rows"):  # read like gradients
+            parts = {name: states[name][key] for name in new.slots if states[name][key]}
+            for row in range(self.depth if parts else 0):
+                new._load_row(row, new.checked({name: part[row] for name, part in parts.items()}))
         return new
 
-
-def _read_state(slot: Slot, depth: int, state: Mapping[str, Any]) -> tuple[Array, Array, Array]:
-    """Return the sum, the rows and their values from a saved state; raise if they do not match the slot."""
-    if missing := [key for key in ("dtype", "sum", "rows", "values") if key not in state]:
-        raise ArgumentError(f"{slot.name}: the state is missing keys: {', '.join(map(repr, missing))}.")
-    dtype = None if state["dtype"] is None else checked_sum_dtype(slot.name, state["dtype"])
-    if dtype and slot.dtype and dtype != slot.dtype:
-        raise DTypeError(f"{slot.name}: the saved sum has dtype {dtype}, but dtype {slot.dtype} is expected.")
-    slot.dtype = dtype or slot.dtype
-    dense, rows, values = (np.array(state[key]) for key in ("sum", "rows", "values"))
-    for key, a, shape in (("sum", dense, slot.shape), ("values", values, (rows.size, *slot.shape[1:]))):
-        shape = (depth if a.ndim and len(a) else 0, *shape)
-        if a.shape != shape or a.dtype != (slot.dtype or a.dtype):
-            raise ShapeError(
-                f"{slot.name}: the saved {key} has shape {a.shape} and dtype {a.dtype}, but {shape} and "
-                f"{slot.dtype} are expected."
-            )
-    if (
-        rows.dtype.kind not in "iu"
-        or not np.array_equal(rows, np.unique(rows))
-        or (rows.size and not 0 <= rows[0] <= rows[-1] < slot.shape[0])
-    ):
-        raise ShapeError(
-            f"{slot.name}: the saved rows are not ascending row indices of an array of shape {slot.shape}."
-        )
-    return dense, rows, values
+    def _load_row(self, row: int, arrays: Sequence[Any]) -> None:
+        """Store saved sums, or with row 1 their rounding errors."""
+        if row == 0:
+            self.add(arrays, None, 0.0, check=False)
+            return
+        for slot, g in zip(self.slots.values(), arrays, strict=True):
+            if type(g) is SparseRows:
+                rows, sums = self.rows[slot.name]
+                if not np.array_equal(g.rows, rows):
+                    raise ShapeError(f"{slot.name}: the saved errors have other rows than the saved sum.")
+                sums[row] = g.values
+            elif g is not None:
+                slot.block.arrays[0][row, slot.part] = g.reshape(-1)
 
 
 def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
@@ -480,7 +476,8 @@ class GradientBuffer:
     ) -> None:
         self.name = name
         self._sums = Sums(bool(compensated))
-        self._slot = self._sums.register(name, shape, dtype)
+        self._slot = Slot(name, shape, dtype)
+        self._sums.register(self._slot)
         self.count = 0
         self.weight = 0.0
 
@@ -551,9 +548,9 @@ class GradientBuffer:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for ``load_state_dict``, in new arrays."""
         state = {"count": self.count, "weight": self.weight, "unit": self._sums.unit}
-        return state | self._sums.state_of(self.name)
+        return {**state, "buffer": self._sums.state_of(self.name)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state.
 
         Parameters
@@ -566,10 +563,10 @@ class GradientBuffer:
         ArgumentError, ShapeError, DTypeError
             The state has missing keys, or a different shape or dtype.  Nothing was changed.
         """
-        new = self._sums.loaded({self.name: state}, state.get("unit", 1.0))
-        count = whole_from(0, f"{self.name}: count", state.get("count"))
-        weight = checked_weight(state.get("weight"), f"{self.name}: weight")
-        self._sums, self._slot, self.count, self.weight = new, new.slots[self.name], count, weight
+        check_like(state, {"count": 0, "weight": 0.0, "unit": 1.0, "buffer": {}}, self.name)
+        new = self._sums.loaded({self.name: state["buffer"]}, state["unit"])
+        self._sums, self._slot = new, new.slots[self.name]
+        self.count, self.weight = int(state["count"]), float(state["weight"])
 
     def __repr__(self) -> str:
         return f"GradientBuffer({self.shape}, {self.dtype}, count={self.count}, weight={self.weight:g})"

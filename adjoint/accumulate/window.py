@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from adjoint import words
-from adjoint.accumulate.foreign import checked_sum_dtype
+from adjoint.accumulate.foreign import checked_sum_dtype, sum_dtype
 from adjoint.core.node import Handle, HookList
 from adjoint.core.shapes import whole_from
-from adjoint.errors import AdjointError, ArgumentError, InputError
+from adjoint.errors import AccumulationError, AdjointError, ArgumentError, InputError, UnknownNameError
 from adjoint.grads.norm import check_max_norm, check_norm_order
 
-__all__ = ["COUNTS", "AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Listeners", "Window",
-           "check_like"]  # fmt: skip
+__all__ = ["COUNTS", "FORMAT", "AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Listeners",
+           "Window", "check_like", "read_state"]  # fmt: skip
 
 COUNTS = ("total_micro_batches", "total_updates", "skipped_micro_batches",
           "skipped_windows", "dropped_windows", "clipped_windows")  # fmt: skip
+FORMAT = 4  # of saved states
+_FREE = ("max_grad_norm", "norm_type", "nonfinite")  # options that a resumed run may change
 _WORDS = {"nonfinite": ("raise", "skip", "skip_window", "allow"), "reduction": ("mean", "sum")}
 
 
@@ -105,6 +107,11 @@ class AccumulationConfig:
             )
         return cls(**options) if config is None else config
 
+    def _sum_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the dtype of the sum of a parameter of ``dtype``."""
+        own = sum_dtype(dtype)
+        return own if self.dtype is None else np.result_type(self.dtype, "F" if own.kind == "c" else "f")
+
     def effective_batch_size(self, micro: int) -> int:
         """Return the number of examples in a full window.
 
@@ -149,6 +156,40 @@ class Window:
     gradient: dict[str, Any] | None = None  # normalised and clipped, by ``apply``
     done: list[Any] = field(default_factory=list)  # of several optimisers, those that made their update
     reduced: bool = False  # the sums are those of all ranks
+    steps: int = 1  # micro-batches of a full window
+
+    def is_ready(self) -> bool:
+        """Return whether the window is full, or was closed by ``flush``."""
+        return self.closed or self.micro_batches >= self.steps
+
+    def check_whole(self) -> None:
+        """Raise if an interrupt has left the window incomplete."""
+        if self.changing:
+            raise AccumulationError(
+                "an interrupt stopped the accumulator while it added, divided or applied gradients.\n"
+                "  The window is incomplete, and some parameters may already be updated.\n"
+                "  Call drop() to discard the window, or load_state_dict() to restore a saved one."
+            )
+
+    def check_open(self, joins: bool = False) -> None:
+        """Raise if no gradient can be added; one that ``joins`` the last micro-batch fits a full window."""
+        self.check_whole()
+        if self.closed or (self.is_ready() and not joins):
+            raise AccumulationError(
+                f"the window {'was flushed' if self.closed else 'is full'} ({self.micro_batches} of "
+                f"{self.steps} micro-batches), so no more can be added.\n"
+                "  Make the update with apply(optimizer), or with gradients() and then reset().\n"
+                "  Call drop() to discard the window."
+            )
+
+    def check_ready(self) -> None:
+        """Raise if the window is not full."""
+        self.check_whole()
+        if not self.is_ready():
+            raise AccumulationError(
+                f"the window has only {self.micro_batches} of {self.steps} micro-batches.\n"
+                "  Add more, close the window with flush(), or discard it with drop()."
+            )
 
     def __enter__(self) -> None:
         """Mark the window as incomplete while a block changes it; the mark stays after an interrupt."""
@@ -160,39 +201,89 @@ class Window:
 
     def saved(self) -> dict[str, Any]:
         """Return the state for ``loaded``, as plain values."""
+        if self.done:
+            raise AccumulationError(
+                f"state_dict: {len(self.done)} of the optimisers made an update from this window before a "
+                "later optimiser raised, so a resumed run would repeat that update.\n"
+                "  Call apply() again with all optimisers, or call drop()."
+            )
         names = [f.name for f in fields(self)]
-        return {name: getattr(self, name) for name in names[: names.index("changing")]} | {
-            "open": list(self.open)
-        }
+        found = {name: getattr(self, name) for name in names[: names.index("changing")]}
+        return {**found, "open": list(self.open)}
 
-    @classmethod
-    def loaded(cls, state: Mapping[str, Any]) -> Window:
-        """Return the window of a saved state; raise if the state is invalid."""
-        check_like(state, cls().saved(), "window")
-        return cls(**{**state, "open": list(state["open"])})
+    def loaded(self, state: Mapping[str, Any]) -> Window:
+        """Return the window of a saved state, with as many steps as this one; raise if it is invalid."""
+        check_like(state, Window().saved(), "window")
+        new = Window(**{**state, "open": list(state["open"])}, steps=self.steps)
+        if not new.skipped <= new.micro_batches <= new.steps:
+            raise ArgumentError(f"load_state_dict: the saved counts contradict each other: {new!r}.")
+        return new
 
 
 # the types of saved values, by the type of a new one
-_KINDS: dict[type, Any] = {bool: bool, int: (int, np.integer), float: (int, float, np.number),
-                           list: (list, tuple), type(None): (int, float, type(None))}  # fmt: skip
+_KINDS: dict[type, Any] = {bool: bool, int: (int, np.integer), float: (int, float, np.number), str: str,
+                           list: list, dict: Mapping, type(None): (int, float, type(None))}  # fmt: skip
 
 
-def check_like(saved: Mapping[str, Any], new: Mapping[str, Any], what: str) -> None:
+def check_like(saved: Any, new: Mapping[str, Any], what: str) -> None:
     """Raise if a saved dictionary has different keys or kinds of values than ``new``."""
-    if saved.keys() != new.keys():
+    if not isinstance(saved, Mapping) or saved.keys() != new.keys():
+        keys = saved.keys() if isinstance(saved, Mapping) else set()
+        parts = [f"is missing keys: {words.quoted(k for k in new if k not in keys)}"] * bool(
+            new.keys() - keys
+        )
+        parts += [f"has unknown keys: {words.quoted(keys - new.keys())}"] * bool(keys - new.keys())
         raise ArgumentError(
-            f"load_state_dict: {what} has missing or unknown keys: "
-            f"{words.quoted(sorted(saved.keys() ^ new.keys()))}."
+            f"load_state_dict: {what} {' and '.join(parts)}.\n"
+            "  Pass the value returned by state_dict().  If it was saved with other objects, pass only its "
+            "entry of what ad.load returned."
         )
     for key, value in saved.items():
         own = new[key]
         fits = isinstance(value, _KINDS[type(own)]) and isinstance(value, bool) is isinstance(own, bool)
-        if isinstance(own, list):
-            fits = fits and all(isinstance(name, str) for name in value)
-        elif own is not None:
+        if isinstance(own, (int, float)):
             fits = fits and bool(0 <= value < math.inf)
         if not fits:
             raise ArgumentError(f"load_state_dict: {what}[{key!r}] has the invalid value {value!r}.")
+
+
+def read_state(
+    state: Any, names: Collection[str], window: Window, config: AccumulationConfig
+) -> tuple[Window, dict[str, int]]:
+    """Return the window and the counts of the saved state of an accumulator.
+
+    Raises if they do not match the parameters ``names``, the current window or the options.
+    """
+    parts: dict[str, Any] = {"config": {}, "window": {}, "counts": {}, "buffers": {}}
+    check_like(state, {"format": FORMAT, **parts, "unit": 1.0}, "the state of a GradientAccumulator")
+    if state["format"] != FORMAT:
+        raise ArgumentError(
+            f"load_state_dict: the state has format {state['format']}, but this version of adjoint "
+            f"reads format {FORMAT}."
+        )
+    here, saved = set(names), state["buffers"].keys()
+    if here != saved:
+        found = [f"the state is missing {words.quoted(sorted(here - saved))}"] * bool(here - saved)
+        found += [f"{words.quoted(sorted(saved - here))} is not registered"] * bool(saved - here)
+        raise UnknownNameError(
+            f"load_state_dict: the names differ from those of the state: {' and '.join(found)}.\n"
+            "  Create the accumulator with the same parameters, or register the same names."
+        )
+    own, theirs = config.state_dict(), state["config"]
+    if differing := [k for k, v in own.items() if k not in _FREE and theirs.get(k) != v]:
+        raise ArgumentError(
+            "load_state_dict: the state was saved with different options: "
+            + ", ".join(f"{k}={theirs.get(k)!r} instead of {own[k]!r}" for k in differing)
+            + ".\n  Create the accumulator with the saved options.  Only max_grad_norm, norm_type and "
+            "nonfinite may differ."
+        )
+    check_like(state["counts"], dict.fromkeys(COUNTS, 0), "counts")
+    new = window.loaded(state["window"])
+    if not all(name in here for name in new.open):
+        raise UnknownNameError(
+            "load_state_dict: the saved micro-batch has gradients of parameters that are not registered."
+        )
+    return new, dict(state["counts"])
 
 
 @dataclass(frozen=True, slots=True)

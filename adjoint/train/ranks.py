@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint import tree, words
-from adjoint.accumulate.ranks import Ranks, check_same
+from adjoint.accumulate.ranks import RankSums, check_same
 from adjoint.config import no_grad
 from adjoint.core.tensor import Tensor
 from adjoint.distributed.group import Group
@@ -57,9 +57,9 @@ class RankLoop:
     def __init__(self, trainer: Trainer, group: Group) -> None:
         self.trainer, self.group = trainer, group
         self.asked: str | None = None  # why this rank asks to stop
-        found = trainer.accumulator._ranks
-        assert found is not None
-        self.ranks: Ranks = found
+        sums = trainer.accumulator._sums
+        assert isinstance(sums, RankSums)
+        self.sums = sums
         self.generators = _generators(trainer)
         shard = getattr(trainer.optimizer, "shard", None)
         if shard is not None and shard is not group:
@@ -101,7 +101,7 @@ class RankLoop:
             # the same pieces are native on any number of ranks: those of the size of the first one
             trainer.compiled.rows = share(part.rows, trainer.pieces, 0)[1]
         facts = Facts(part.rows, [], None)
-        self.ranks.facts = facts
+        self.sums.facts = facts
         found = {"grad_norm": math.nan, **dict.fromkeys(norms.names if norms is not None else (), math.nan)}
         logs: Numbers = {}
 
@@ -120,8 +120,8 @@ class RankLoop:
         except BaseException:
             acc.drop()
             raise
-        self._hear([each.stop for each in self.ranks.heard])
-        weights = [weight for each in self.ranks.heard for weight, _ in each.numbers]
+        self._hear([each.stop for each in self.sums.heard])
+        weights = [weight for each in self.sums.heard for weight, _ in each.numbers]
         return logs or self._means(), found, math.fsum(weights)
 
     def _cut(self, batch: Any) -> Share:
@@ -142,7 +142,7 @@ class RankLoop:
         trainer, acc = self.trainer, self.trainer.accumulator
         with self._keyed_draws() as key:
             for k, (number, piece) in enumerate(part.pieces):
-                self.ranks.last = k + 1 == len(part.pieces)
+                self.sums.last = k + 1 == len(part.pieces)
                 if piece is None:
                     with acc.micro_batch(weight=0.0):
                         pass
@@ -162,7 +162,7 @@ class RankLoop:
 
     def _means(self) -> Numbers:
         """Return the means over the pieces of all ranks, which do not depend on the order of the pieces."""
-        heard: list[Facts] = self.ranks.heard
+        heard: list[Facts] = self.sums.heard
         rows = [each.rows for each in heard]
         if len(set(rows)) > 1:
             raise InputError(

@@ -474,14 +474,14 @@ def test_a_state_that_does_not_fit_changes_nothing():
         "  Create the accumulator with the saved options.  Only max_grad_norm, norm_type and "
         "nonfinite may differ."
     )
-    with pytest.raises(
-        ShapeError, match=r"b: the saved sum has shape \(0, 3\)|a: the saved sum has shape \(0, 3\)"
-    ):
+    with pytest.raises(ShapeError, match=r"a: the saved sum has shape \[3\] and dtype None, but \[2\]"):
         acc.load_state_dict(accumulator("a", "b", shape=(3,), accumulation_steps=2).state_dict())
-    with pytest.raises(ArgumentError, match=r"not the state.*\n  Pass the value returned by state_dict\(\)"):
+    with pytest.raises(
+        ArgumentError, match=r"is missing keys: .* and has unknown keys: 'step'.\n  Pass the value"
+    ):
         acc.load_state_dict({"step": 3})
-    broken = {**good, "buffers": {**good["buffers"], "a": {**good["buffers"]["a"], "sum": np.zeros(5)}}}
-    with pytest.raises(ShapeError, match="the saved sum"):
+    broken = {**good, "buffers": {**good["buffers"], "a": {**good["buffers"]["a"], "sum": [np.zeros(5)]}}}
+    with pytest.raises(ShapeError, match=r"a: expected a gradient of shape \(2,\), but got \(5,\)"):
         acc.load_state_dict(broken)
     assert frozen(acc) == before
 

@@ -136,7 +136,7 @@ def test_what_a_clip_function_puts_in_the_place_of_a_gradient_fits(new, error, g
     acc = accumulator("a", "b", accumulation_steps=1, clip=clip)
     acc.step({"a": [1.0, 2.0], "b": [3.0, 4.0]})
     for _ in range(2):
-        with pytest.raises(error, match=r"clip: .* 'b'"):
+        with pytest.raises(error, match=r"clip: b: (expected a gradient of shape|a complex128 gradient)"):
             get(acc)
     np.testing.assert_array_equal(acc.state_dict()["buffers"]["a"]["sum"], [[1.0, 2.0]])
 
@@ -384,9 +384,13 @@ def test_rows_that_were_saved_with_their_errors_are_checked_with_them():
     for value in (1.0, 1e-8):
         buffer.add(ad.sparse_gradient([1], np.full((1, 1), value, np.float32), (5, 1)))
     state = buffer.state_dict()
-    state["values"] = np.zeros((1, 1, 1), np.float32)
-    with pytest.raises(ShapeError, match="the saved values has shape"):
-        ad.GradientBuffer((5, 1), np.float32, compensated=True).load_state_dict(state)
+    rows = state["buffer"]["rows"]
+    loaded = ad.GradientBuffer((5, 1), np.float32, compensated=True)
+    with pytest.raises(ShapeError, match="the saved sum must consist of 2 arrays"):
+        loaded.load_state_dict({**state, "buffer": {**state["buffer"], "rows": rows[:1]}})
+    other = ad.sparse_gradient([2], np.zeros((1, 1), np.float32), (5, 1))
+    with pytest.raises(ShapeError, match="the saved errors have other rows than the saved sum"):
+        loaded.load_state_dict({**state, "buffer": {**state["buffer"], "rows": [rows[0], other]}})
 
 
 # States and parameters that are unfrozen on the way --------------------------------------------

@@ -536,7 +536,7 @@ def test_mistakes() -> None:
     acc.step({"0": np.ones(2)})
     with pytest.raises(AccumulationError, match="has only 1 of 2 micro-batches"):
         acc.gradients()
-    with pytest.raises(AccumulationError, match="this window is divided among the ranks"):
+    with pytest.raises(AccumulationError, match="a window is divided among the ranks, so no rank can save or load it"):
         acc.state_dict()
     acc.step({"0": np.zeros(2)})
     assert acc.gradients()["0"].tolist() == [0.5, 0.5]
@@ -544,6 +544,9 @@ def test_mistakes() -> None:
     other = ad.GradientAccumulator([w], accumulation_steps=2)
     other.load_state_dict(acc.state_dict())
     acc.load_state_dict(other.state_dict())
+    other.step({"0": np.ones(2)})
+    with pytest.raises(AccumulationError, match="no rank can save or load it"):
+        acc.load_state_dict(other.state_dict())
 
 
 def test_one_backward_per_block_whose_sums_left(monkeypatch: pytest.MonkeyPatch) -> None:

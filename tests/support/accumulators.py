@@ -22,6 +22,10 @@ def frozen(acc: ad.GradientAccumulator) -> object:
 def _bits(value):
     if isinstance(value, dict):
         return {k: _bits(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_bits(v) for v in value]
+    if isinstance(value, ad.SparseGradient):
+        return _bits([value.rows, value.values])
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, value.tobytes())
     return value

@@ -1,0 +1,250 @@
+"""From the sums of a window to an update: division, clipping and optimisers.
+
+An optimiser is an object with ``step()``, which reads the ``.grad`` of its parameters; an object with
+``apply(gradients)``; or a function of a dictionary of gradients by name.  An optimiser that raises an
+exception is assumed to have made no update and to have left its gradients unchanged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adjoint import words
+from adjoint.accumulate.foreign import gradient_array
+from adjoint.core.convert import asarray
+from adjoint.core.sparse import SparseRows, as_gradient_tensor
+from adjoint.core.tensor import Tensor
+from adjoint.errors import InputError, NonFiniteError, UnknownNameError
+from adjoint.grads.clip import lending
+from adjoint.grads.norm import Measure, all_finite, global_norm, measured, stored_values
+from adjoint.grads.scaler import GradScaler
+from adjoint.grads.slots import parameters_of
+from adjoint.grads.store import Gradients
+
+if TYPE_CHECKING:
+    from adjoint.accumulate.accumulator import GradientAccumulator
+
+__all__ = ["gradient_of", "optimizers_of", "shown", "update", "why_void"]
+
+
+def why_void(acc: GradientAccumulator) -> str:
+    """Return the reason why the window has no gradient; "" if it has one."""
+    window = acc._window
+    if not (acc._sums.dense or acc._sums.rows):
+        if not window.micro_batches:
+            return "the window has no gradient, because no micro-batch was added."
+        return "the window has no gradient: all of its micro-batches were skipped.  Call drop()."
+    if window.spoiled:
+        return "the window has no gradient, because a micro-batch was not finite.  Call drop()."
+    if acc.config.normalize and not 0.0 < window.weight < math.inf:
+        weight = f"the weight of the window is {window.weight:g}"
+        return f"{weight}, so the gradient cannot be divided by it.  Call drop()."
+    return ""
+
+
+def gradient_of(acc: GradientAccumulator, scaler: GradScaler | None = None, *, update: bool = False) -> Any:
+    """Return the normalised and clipped gradients of a window; None if they are not finite.
+
+    Gradients that are not finite are an error, unless ``update`` is True and the options allow to skip it.
+    With ``update`` the gradients may use the memory of the sums.  Events are sent if the window is full.
+    """
+    config, window, sums = acc.config, acc._window, acc._sums
+    measure = _measured(acc, scaler)
+    if not measure.finite and (scaler is not None or config.nonfinite != "allow"):
+        if update and (scaler is not None or config.nonfinite != "raise"):
+            return None
+        wider = any(g.dtype.char in "fF" for g in sums.totals().values())
+        raise NonFiniteError(
+            f"the norm of the summed gradients is {measure.norm}"
+            f"{'' if window.reduced else ', although each micro-batch was finite'}.\n"
+            f"  {'Sum in float64 (dtype=np.float64), or use' if wider else 'Use'} smaller losses or "
+            "weights.  Call drop() to discard the window."
+        )
+    # a clip function that raises leaves the sums as they were
+    in_place = update and acc._clip is None and not sums.rows and not config.compensated
+    norm, clips = measure.norm, [(measure.norm, config.max_grad_norm)] if measure.clipped else []
+    with window if in_place else nullcontext():
+        found = sums.finish(measure.divisor, measure.factor, in_place)
+        if in_place:
+            window.gradient, window.finished = found, True
+    if acc._clip is not None:
+        before = global_norm(found.values(), config.norm_type)
+        found = _clipped(acc, found)
+        after = global_norm(found.values(), config.norm_type)
+        norm = norm or before
+        if after != before and not math.isnan(before):
+            clips.append((before, after))
+    if acc.should_update() and window.norm is None:
+        acc._last_norm = window.norm = norm
+        acc._counts["clipped_windows"] += bool(clips)
+        for norm, clipped in clips:
+            window.clipped_norm = clipped
+            acc._listeners.send("clip", window, norm=norm, clipped_norm=clipped)
+    return found
+
+
+def _measured(acc: GradientAccumulator, scaler: GradScaler | None) -> Measure:
+    """Return the norm and the factors of normalising and clipping, and whether the result is finite."""
+    config, window, sums = acc.config, acc._window, acc._sums
+    divisor = acc.divisor() / sums.unit
+    if scaler is not None:
+        divisor *= scaler.scale_during(window.first, window.last)
+    if config.max_grad_norm is None:
+        allowed = config.nonfinite == "allow" and scaler is None
+        # a divisor from 1 makes no quotient larger than its sum
+        if allowed or (divisor >= 1.0 and all(map(all_finite, sums.values()))):
+            return Measure(None, divisor)
+    return measured(list(sums.totals().values()), config.norm_type, divisor, config.max_grad_norm)
+
+
+def shown(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return gradients as users see them: sparse rows as ``SparseGradient`` tensors."""
+    if SparseRows not in set(map(type, found.values())):
+        return dict(found)
+    return {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
+
+
+class NamedGradients(Gradients):
+    """The store passed to clip functions: gradients are looked up by parameter or by name."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, names: Mapping[str, Tensor], found: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._names = names
+        self._items = {id(names[n]): (names[n], as_gradient_tensor(g)) for n, g in found.items()}
+
+    def _tensor(self, key: Any) -> Any:
+        if isinstance(key, str) and key not in self._names:
+            known = words.quoted(self._names)
+            raise UnknownNameError(f"no parameter is registered as {key!r}.\n  Registered: {known}.")
+        return self._names[key] if isinstance(key, str) else key
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(self._names.get(key) if isinstance(key, str) else key)
+
+    def _fitting(self, key: Tensor, grad: Any) -> Tensor:
+        new = asarray(grad)  # in the dtype of the parameter, or a wider one
+        known = isinstance(key, Tensor) and new.shape == key.shape
+        wide = known and np.can_cast(key.dtype, new.dtype, "safe")
+        return new if wide else super()._fitting(key, grad)
+
+
+def _clipped(acc: GradientAccumulator, found: dict[str, Any]) -> dict[str, Any]:
+    """Return the gradients ``found`` after the clip function, which may write into them or replace them."""
+    given: Any = NamedGradients(acc._params, found) if acc._params else shown(found)
+    with lending(given):
+        acc._clip(given)  # type: ignore[misc]  # not None here
+    if missing := [name for name in found if name not in given]:
+        raise InputError(f"clip: the function removed {words.quoted(missing)}, but it may only change them.")
+    clipped = {}
+    for name, old in found.items():
+        g = gradient_array(f"clip: {name!r}", given[name])
+        clipped[name] = acc._sums.slots[name].fitting(g, True, "clip: ").astype(old.dtype, copy=False)
+    return clipped
+
+
+def optimizers_of(given: Any) -> list[Any]:
+    """Return a list of one or several optimisers; raise for anything else."""
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    for optimizer in found or [None]:
+        known = hasattr(optimizer, "step") or hasattr(optimizer, "apply")
+        if known and isinstance(optimizer, type):
+            name = optimizer.__name__
+            raise InputError(f"apply: {name} is a class.  Pass an instance: {name}(…).")
+        if not known and not callable(optimizer):
+            raise InputError(
+                "apply: pass an optimiser (an object with step() or apply(gradients)), a function of the "
+                f"gradients, or a list of at least one of these, not {given!r}."
+            )
+    return found
+
+
+def update(
+    acc: GradientAccumulator,
+    optimizers: list[Any],
+    scaler: GradScaler | None,
+    before: Callable[[], object] | None,
+) -> bool:
+    """Pass the gradient to the optimisers; return False if it is not finite and the update is skipped.
+
+    Optimisers in ``window.done`` have made their update before and are left out.
+    """
+    window, policy = acc._window, acc.config.nonfinite
+    if window.gradient is None:
+        window.gradient = gradient_of(acc, scaler, update=True)
+        if window.gradient is None:
+            return False
+    narrow: dict[str, Any] = {}
+    if any(hasattr(optimizer, "step") for optimizer in optimizers):
+        _refuse_to_lose([*optimizers, *window.done], acc._params, window.gradient)
+        narrow = _narrowed(acc._params, window.gradient)
+        cast = [name for name, g in narrow.items() if g.dtype != window.gradient[name].dtype]
+        beyond = [name for name in cast if not all_finite(stored_values(narrow[name]))]
+        if beyond and scaler is None and policy == "raise":
+            raise NonFiniteError(
+                f"apply: these gradients overflow the dtype of their parameters: {words.quoted(beyond)}.\n"
+                "  Clip the gradients (max_grad_norm=), or use a wider dtype for the parameters."
+            )
+        if beyond and (scaler is not None or policy != "allow"):
+            return False
+    with window:  # an optimiser that raises has made no update
+        for optimizer in optimizers:
+            if any(optimizer is other for other in window.done):
+                continue
+            if hasattr(optimizer, "step"):
+                _step(optimizer, acc._params, narrow, before)
+            else:
+                (optimizer.apply if hasattr(optimizer, "apply") else optimizer)(shown(window.gradient))
+            window.done.append(optimizer)
+    return True
+
+
+def _narrowed(params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the gradients as tensors, in the dtypes of their parameters."""
+    found = {}
+    with np.errstate(over="ignore"):
+        for name, t in params.items():
+            if name in grads:
+                g = as_gradient_tensor(grads[name])
+                found[name] = g if g.dtype == t.dtype else g.astype(t.dtype)
+    return found
+
+
+def _step(optimizer: Any, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], before: Any) -> None:
+    """Call ``before()`` and ``optimizer.step()`` while each ``.grad`` is the gradient of the window."""
+    kept = [(t, t.grad) for t in params.values()]
+    try:
+        for name, t in params.items():
+            t.grad = grads.get(name)
+        if before is not None:
+            before()
+        optimizer.step()
+    finally:
+        for t, old in kept:
+            t.grad = old
+
+
+def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> None:
+    """Raise if the optimisers have known parameters and leave out a parameter with a gradient."""
+    if not params:
+        raise InputError(
+            "apply: this optimiser reads .grad, but the accumulator was created without parameters.\n"
+            "  Pass them, GradientAccumulator(params, …), or use the arrays that gradients() returns."
+        )
+    try:
+        updated = {id(t) for optimizer in optimizers for t in parameters_of(optimizer)}
+    except (InputError, TypeError, KeyError):  # the parameters of one are not known
+        return
+    lost = [name for name, t in params.items() if name in grads and id(t) not in updated]
+    if updated and lost:
+        raise InputError(
+            f"apply: no optimiser updates {words.quoted(lost)}, so these gradients would be lost.\n"
+            "  Create optimisers and accumulator from the same parameters, and pass all optimisers at once: "
+            "apply([one, other])."
+        )
