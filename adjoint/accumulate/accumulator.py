@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from adjoint import words
 from adjoint.accumulate.blocks import MicroBatch, named_params, split_batch
-from adjoint.accumulate.foreign import checked_weight
 from adjoint.accumulate.ranks import RankBlock, RankSums
 from adjoint.accumulate.sums import Slot, Sums, normalised
 from adjoint.accumulate.update import gradient_of, optimizers_of, shown, update, why_void
@@ -26,6 +25,7 @@ from adjoint.accumulate.window import (
     AccumulationStats,
     Listeners,
     Window,
+    checked_weight,
     read_state,
 )
 from adjoint.config import special

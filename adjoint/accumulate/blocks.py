@@ -11,7 +11,8 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import tree, words
-from adjoint.accumulate.foreign import checked_weight, gradient_array, sum_dtype
+from adjoint.accumulate.foreign import gradient_array, sum_dtype
+from adjoint.accumulate.window import checked_weight
 from adjoint.core.shapes import whole_from
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor

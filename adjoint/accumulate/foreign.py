@@ -1,4 +1,4 @@
-"""Convert and check the gradients (of any library), dtypes and weights passed to an accumulator."""
+"""Convert and check the gradients and dtypes passed to an accumulator.  Gradients can be of any library."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.core.convert import array_of, checked_dtype, foreign_array, resolved
-from adjoint.core.shapes import number, number_between
 from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import DTypeError, InputError
 
-__all__ = ["checked_sum_dtype", "checked_weight", "gradient_array", "sum_dtype"]
+__all__ = ["checked_sum_dtype", "gradient_array", "sum_dtype"]
 
 Array = ndarray[Any, Any]
 
@@ -32,11 +31,6 @@ def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
             "  Half precision would lose small gradients in the sum.  Use float32."
         )
     return found
-
-
-def checked_weight(weight: Any, what: str = "weight") -> float:
-    """Return a weight as a float; raise unless it is finite and not negative."""
-    return number_between(what, number("GradientAccumulator", what, weight), 0.0)
 
 
 def gradient_array(what: str, value: Any) -> Array | SparseRows:

@@ -18,8 +18,8 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import words
-from adjoint.accumulate.foreign import checked_sum_dtype, checked_weight, gradient_array, sum_dtype
-from adjoint.accumulate.window import check_like
+from adjoint.accumulate.foreign import checked_sum_dtype, gradient_array, sum_dtype
+from adjoint.accumulate.window import check_like, checked_weight
 from adjoint.core.shapes import checked_shape
 from adjoint.core.sparse import SparseRows, sparse_gradient
 from adjoint.core.tensor import Tensor

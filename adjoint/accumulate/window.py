@@ -12,12 +12,12 @@ import numpy as np
 from adjoint import words
 from adjoint.accumulate.foreign import checked_sum_dtype, sum_dtype
 from adjoint.core.node import Handle, HookList
-from adjoint.core.shapes import whole_from
+from adjoint.core.shapes import number, number_between, whole_from
 from adjoint.errors import AccumulationError, AdjointError, ArgumentError, InputError, UnknownNameError
 from adjoint.grads.norm import check_max_norm, check_norm_order
 
 __all__ = ["COUNTS", "FORMAT", "AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Listeners",
-           "Window", "check_like", "read_state"]  # fmt: skip
+           "Window", "check_like", "checked_weight", "read_state"]  # fmt: skip
 
 COUNTS = ("total_micro_batches", "total_updates", "skipped_micro_batches",
           "skipped_windows", "dropped_windows", "clipped_windows")  # fmt: skip
@@ -133,6 +133,11 @@ class AccumulationConfig:
         return {**values, "dtype": None if self.dtype is None else self.dtype.name}
 
 
+def checked_weight(weight: Any, what: str = "weight") -> float:
+    """Return a weight as a float; raise unless it is finite and not negative."""
+    return number_between(what, number("GradientAccumulator", what, weight), 0.0)
+
+
 @dataclass(slots=True)
 class Window:
     """The state of the current window: the micro-batches since the last update."""
@@ -174,7 +179,7 @@ class Window:
     def check_open(self, joins: bool = False) -> None:
         """Raise if no gradient can be added; one that ``joins`` the last micro-batch fits a full window."""
         self.check_whole()
-        if self.closed or (self.is_ready() and not joins):
+        if self.closed or (self.micro_batches >= self.steps and not joins):
             raise AccumulationError(
                 f"the window {'was flushed' if self.closed else 'is full'} ({self.micro_batches} of "
                 f"{self.steps} micro-batches), so no more can be added.\n"

@@ -16,8 +16,7 @@ from adjoint.core.namespace import Namespace, raw, rec
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.record import joined_copy, make_node, pick
 from adjoint.core.tensor import Tensor, Traced, note_reading, wrap
-from adjoint.engine.run import differentiate, key_of
-from adjoint.engine.serial import run_serial
+from adjoint.engine.run import differentiate, key_of, run_serial
 from adjoint.errors import TransformError
 from adjoint.grads.backward import gradients
 from adjoint.transforms.calls import Derivative, Rule, new_op

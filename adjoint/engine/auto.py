@@ -15,8 +15,7 @@ from adjoint.core.node import Node
 from adjoint.core.op import Op
 from adjoint.engine.parallel import run_parallel
 from adjoint.engine.plan import Plan
-from adjoint.engine.run import Run
-from adjoint.engine.serial import run_serial
+from adjoint.engine.run import Run, run_serial
 from adjoint.threads.spread import processors
 
 __all__ = ["run_auto", "workers_worth"]

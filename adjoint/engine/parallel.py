@@ -25,8 +25,7 @@ from adjoint.core.namespace import raw
 from adjoint.core.node import Node
 from adjoint.engine.plan import Plan
 from adjoint.engine.pull import contribute
-from adjoint.engine.run import Run
-from adjoint.engine.serial import run_serial
+from adjoint.engine.run import Run, run_serial
 from adjoint.errors import WorkerError
 from adjoint.threads.helpers import LOOK_SECONDS, start_helper
 

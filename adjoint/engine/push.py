@@ -26,8 +26,7 @@ from adjoint.core.tensor import Tensor, Traced, unknown, wrap
 from adjoint.engine.plan import make_plan
 from adjoint.engine.pull import saved_values
 from adjoint.engine.rules import call_rule
-from adjoint.engine.run import differentiate, key_of, seed_at_level
-from adjoint.engine.serial import run_serial
+from adjoint.engine.run import differentiate, key_of, run_serial, seed_at_level
 from adjoint.engine.zeros import Zeros, arriving, fit_live, is_nonzero, may_have_nan, meet, of_seed, positive
 from adjoint.errors import NotSavedError
 

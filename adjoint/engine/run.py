@@ -1,9 +1,11 @@
-"""The state of one backward, and the function that starts it."""
+"""The state of one backward, the function that starts it, and the loop that runs its plan in one thread."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from adjoint.config import grad_mode, special
 from adjoint.context import observer
@@ -19,7 +21,7 @@ from adjoint.engine.pull import add, narrowed_gradient, pull, pull_checked
 from adjoint.engine.zeros import cleaned, of_seed
 from adjoint.errors import TransformError
 
-__all__ = ["Run", "differentiate", "key_of", "seed_at_level"]
+__all__ = ["Run", "differentiate", "key_of", "run_serial", "seed_at_level"]
 
 OnReady = Callable[[Tensor, Any], Any]
 
@@ -164,6 +166,28 @@ def differentiate(
         return run, run.finish(plan.events)
     finally:
         grad_mode.set(before)
+
+
+@np.errstate(all="ignore")  # as a decorator: ``with`` makes a new object at each call
+def run_serial(plan: Plan, run: Run) -> None:
+    """Run ``plan`` from the seeds in ``run.grads``, which contains the totals of the leaves at the end."""
+    needed, pending = plan.needed, plan.pending
+    grads, zeros, wide, captured = run.grads, run.zeros, run.wide, run.captured
+    pop, step, finish_leaf = grads.pop, run.step, run.finish_leaf
+    for node in plan.order:
+        g = pop(node, None)
+        if g is not None and (needed is None or node in needed):
+            mask = zeros.pop(node, None) if zeros else None
+            if node.extra is not None or wide or captured:
+                g, mask = run.arrive(node, g, mask)
+            step(run, node, g, mask, needed, None)
+        if pending:
+            for leaf in node.parents:
+                if leaf in pending:
+                    if pending[leaf] == 1:
+                        finish_leaf(leaf)
+                    else:
+                        pending[leaf] -= 1
 
 
 def _refuse_outside(roots: Sequence[Tensor]) -> None:

@@ -24,8 +24,7 @@ from adjoint.core.tensor import Tensor, exclusive_count, wrap
 from adjoint.engine.auto import run_auto
 from adjoint.engine.parallel import run_parallel
 from adjoint.engine.plan import Plan, make_plan
-from adjoint.engine.run import Run, differentiate, key_of
-from adjoint.engine.serial import run_serial
+from adjoint.engine.run import Run, differentiate, key_of, run_serial
 from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
 from adjoint.grads.slots import Sink, commit, sink
 from adjoint.grads.store import Gradients

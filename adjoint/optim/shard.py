@@ -18,8 +18,7 @@ from adjoint.core.tensor import Tensor, read_only, writable
 from adjoint.distributed.group import Group as Ranks
 from adjoint.distributed.order import share
 from adjoint.errors import InputError
-from adjoint.optim.block import Block
-from adjoint.optim.groups import Array, Hyper, State, Unit, Update, fitted
+from adjoint.optim.groups import Array, Block, Hyper, State, Unit, Update, fitted
 
 if TYPE_CHECKING:
     from adjoint.optim.optimizer import Optimizer

@@ -22,8 +22,7 @@ from adjoint.core.node import next_seq
 from adjoint.core.record import joined_copy
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, differentiable, wrap
-from adjoint.engine.run import differentiate, key_of
-from adjoint.engine.serial import run_serial
+from adjoint.engine.run import differentiate, key_of, run_serial
 from adjoint.errors import ArgumentError, InputError, RuleError, ShapeError, TransformError
 from adjoint.transforms.calls import VALUES, ForwardRule, Rule, SplitTree, apply, specs_of, zeros_for
 from adjoint.transforms.inputs import Place, as_function, name_of

@@ -30,8 +30,7 @@ from adjoint.core.tensor import Tensor, note_reading, wrap
 from adjoint.engine.plan import make_plan
 from adjoint.engine.pull import add, joined, narrowed_gradient
 from adjoint.engine.push import push_forward
-from adjoint.engine.run import Run, key_of
-from adjoint.engine.serial import run_serial
+from adjoint.engine.run import Run, key_of, run_serial
 from adjoint.engine.zeros import Masked, cleaned, of_seed
 from adjoint.errors import ArgumentError, InputError, RuleError, TransformError
 from adjoint.transforms.calls import new_op, wants_gradient

@@ -22,8 +22,7 @@ from adjoint.core import node, tensor
 from adjoint.core.namespace import raw
 from adjoint.core.node import next_seq
 from adjoint.engine.plan import make_plan
-from adjoint.engine.run import Run
-from adjoint.engine.serial import run_serial
+from adjoint.engine.run import Run, run_serial
 
 
 @pytest.fixture(autouse=True)
