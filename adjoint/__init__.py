@@ -51,6 +51,7 @@ from adjoint.ops import (
     complex_parts,
     contraction,
     create,
+    diagonals,
     distances,
     elementwise,
     fft,
@@ -76,6 +77,7 @@ from adjoint.ops.compare import *
 from adjoint.ops.complex_parts import *
 from adjoint.ops.contraction import *
 from adjoint.ops.create import *
+from adjoint.ops.diagonals import *
 from adjoint.ops.distances import *
 from adjoint.ops.elementwise import *
 from adjoint.ops.fused import *
@@ -209,6 +211,7 @@ __all__ = [
     *complex_parts.__all__,
     *contraction.__all__,
     *create.__all__,
+    *diagonals.__all__,
     *distances.__all__,
     *elementwise.__all__,
     *fused.__all__,
@@ -224,9 +227,9 @@ __all__ = [
     *shape.__all__,
 ]
 
-del _notebook, _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, distances
-del elementwise, fused, grouped, index, join, nan_quantiles, order, piecewise, products, reduce, scans
-del selection, shape
+del _notebook, _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, diagonals
+del distances, elementwise, fused, grouped, index, join, nan_quantiles, order, piecewise, products, reduce
+del scans, selection, shape
 
 keep_freed_memory()
 relocate_numpy_warnings()

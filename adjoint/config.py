@@ -7,20 +7,18 @@ unused features cost nothing.  ``logs.count`` is the number of contexts that wri
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar, Token
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
+from adjoint.context import ContextMode
 from adjoint.context import compile_mode as compile_mode
 from adjoint.context import default_dtype as _default_dtype
-from adjoint.context import entered as _entered
 from adjoint.context import grad_mode as grad_mode
 from adjoint.context import inference as _inference
 from adjoint.context import tapes as tapes
@@ -124,167 +122,6 @@ class watched(Generic[T]):  # noqa: N801  a context manager that reads as a func
             self._variable.set(self._before)
         finally:
             special.leave()
-
-
-def within(variable: ContextVar[T], value: T, function: Callable[..., R], *args: Any) -> R:
-    """Call a function with a context variable set.
-
-    An interrupt cannot leave it set: signals are handled after a call, and ``set`` is called inside
-    ``try``.
-    """
-    before = variable.get()
-    try:
-        variable.set(value)
-        return function(*args)
-    finally:
-        variable.set(before)
-
-
-class ContextMode(Generic[T]):
-    """Context manager and decorator that sets a context variable.
-
-    As a decorator it also wraps generators and coroutines: the mode is active while their body runs, and
-    not while they are suspended.
-    """
-
-    _variable: ContextVar[T]
-
-    def __init__(self, value: T) -> None:
-        self._value = value
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__.strip('_')}: {self._value!r}>"
-
-    def _present(self) -> Any:
-        """Return the current value of the mode, for ``_restore``."""
-        return self._variable.get()
-
-    def _apply(self) -> None:
-        """Set the mode."""
-        self._variable.set(self._value)
-
-    def _restore(self, before: Any) -> None:
-        self._variable.set(before)
-
-    def __enter__(self) -> None:
-        before, around = self._present(), _entered.get()
-        try:
-            self._apply()
-            _entered.set((self, before, around))
-        except BaseException:  # an interrupt: no __exit__ follows
-            self._restore(before)
-            _entered.set(around)
-            raise
-
-    def __exit__(self, *exception: object) -> None:
-        entry = _entered.get()
-        if entry is not None and entry[0] is self:
-            self._restore(entry[1])
-            _entered.set(entry[2])
-        else:
-            self._leave_out_of_order(entry)
-
-    def _leave_out_of_order(self, entry: Any) -> None:
-        inner = []
-        while entry is not None and entry[0] is not self:
-            inner.append(entry)
-            entry = entry[2]
-        if entry is None:
-            return  # entered in another context, where it stays active
-        self._restore(entry[1])
-        around = entry[2]
-        for mode, before, _ in reversed(inner):
-            around = (mode, before, around)
-        _entered.set(around)
-
-    def __call__(self, function: F) -> F:
-        """Return a function that calls ``function`` in this mode."""
-        if not callable(function):
-            raise InputError(f"a mode can only wrap a function, but got {type(function).__name__}.")
-        if inspect.isasyncgenfunction(function):
-            return cast(F, _wrap_async_generator(function, self))
-        if inspect.iscoroutinefunction(function):
-            return cast(F, _wrap_coroutine(function, self))
-        if inspect.isgeneratorfunction(function):
-            return cast(F, _wrap_generator(function, self))
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return cast(F, wrapper)
-
-
-def _stepwise(steps: Any, mode: ContextMode[Any]) -> Any:
-    """Run a generator, or the iterator of an awaitable, with each step inside the mode."""
-    step: Callable[[], Any] = functools.partial(next, steps)
-    while True:
-        try:
-            with mode:
-                item = step()
-        except StopIteration as stop:
-            return stop.value
-        try:
-            received = yield item
-            step = functools.partial(steps.send, received)
-        except GeneratorExit:
-            with mode:
-                steps.close()
-            raise
-        except BaseException as error:  # passed to the body, which may handle it
-            step = functools.partial(steps.throw, error)
-
-
-def _wrap_generator(function: Callable[..., Any], mode: ContextMode[Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return (yield from _stepwise(function(*args, **kwargs), mode))
-
-    return wrapper
-
-
-class _Steps:
-    """Awaitable that runs each step of another awaitable inside the mode."""
-
-    def __init__(self, awaitable: Any, mode: ContextMode[Any]) -> None:
-        self._awaitable = awaitable
-        self._mode = mode
-
-    def __await__(self) -> Any:
-        return _stepwise(self._awaitable.__await__(), self._mode)
-
-
-def _wrap_coroutine(function: Callable[..., Any], mode: ContextMode[Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return await _Steps(function(*args, **kwargs), mode)
-
-    return wrapper
-
-
-def _wrap_async_generator(function: Callable[..., Any], mode: ContextMode[Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        body = function(*args, **kwargs)
-        step = body.__anext__()
-        try:
-            while True:
-                try:
-                    item = await _Steps(step, mode)
-                except StopAsyncIteration:
-                    return
-                try:
-                    received = yield item
-                    step = body.asend(received)
-                except GeneratorExit:
-                    raise
-                except BaseException as error:  # passed to the body, which may handle it
-                    step = body.athrow(error)
-        finally:
-            await _Steps(body.aclose(), mode)
-
-    return wrapper
 
 
 # Looking up a method of a context variable costs as much as the call.

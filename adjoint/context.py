@@ -1,18 +1,23 @@
-"""All context variables of adjoint.
+"""All context variables of adjoint, and the tools that set one for a block.
 
 A context variable has its own value in each thread and asyncio task.  Variables whose types are defined in
-modules that import this one are typed ``Any``, because this module imports nothing from adjoint.
+modules that import this one are typed ``Any``, because this module imports only the errors of adjoint.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
+from adjoint.errors import InputError
+
 __all__ = [
+    "ContextMode",
     "anomaly",
     "arriving",
     "compile_mode",
@@ -36,10 +41,14 @@ __all__ = [
     "threads",
     "tracing",
     "transform",
+    "within",
     "workers",
     "writes",
 ]
 
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+R = TypeVar("R")
 Hook = Callable[[Any], Any]
 
 _FLOAT64 = np.dtype(np.float64)
@@ -111,3 +120,166 @@ lent: ContextVar[Any] = ContextVar("adjoint_lent", default=None)
 crew: ContextVar[Any] = ContextVar("adjoint_inside_parallel_run", default=None)
 # Whether this is part of a spread pass, which is not spread again.
 spreading: ContextVar[bool] = ContextVar("adjoint_inside_spread", default=False)
+
+# Setting a variable for a block --------------------------------------------------------------------
+
+
+def within(variable: ContextVar[T], value: T, function: Callable[..., R], *args: Any) -> R:
+    """Call a function with a context variable set.
+
+    An interrupt cannot leave it set: signals are handled after a call, and ``set`` is called inside
+    ``try``.
+    """
+    before = variable.get()
+    try:
+        variable.set(value)
+        return function(*args)
+    finally:
+        variable.set(before)
+
+
+class ContextMode(Generic[T]):
+    """Context manager and decorator that sets a context variable.
+
+    As a decorator it also wraps generators and coroutines: the mode is active while their body runs, and
+    not while they are suspended.
+    """
+
+    _variable: ContextVar[T]
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.strip('_')}: {self._value!r}>"
+
+    def _present(self) -> Any:
+        """Return the current value of the mode, for ``_restore``."""
+        return self._variable.get()
+
+    def _apply(self) -> None:
+        """Set the mode."""
+        self._variable.set(self._value)
+
+    def _restore(self, before: Any) -> None:
+        self._variable.set(before)
+
+    def __enter__(self) -> None:
+        before, around = self._present(), entered.get()
+        try:
+            self._apply()
+            entered.set((self, before, around))
+        except BaseException:  # an interrupt: no __exit__ follows
+            self._restore(before)
+            entered.set(around)
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        entry = entered.get()
+        if entry is not None and entry[0] is self:
+            self._restore(entry[1])
+            entered.set(entry[2])
+        else:
+            self._leave_out_of_order(entry)
+
+    def _leave_out_of_order(self, entry: Any) -> None:
+        inner = []
+        while entry is not None and entry[0] is not self:
+            inner.append(entry)
+            entry = entry[2]
+        if entry is None:
+            return  # entered in another context, where it stays active
+        self._restore(entry[1])
+        around = entry[2]
+        for mode, before, _ in reversed(inner):
+            around = (mode, before, around)
+        entered.set(around)
+
+    def __call__(self, function: F) -> F:
+        """Return a function that calls ``function`` in this mode."""
+        if not callable(function):
+            raise InputError(f"a mode can only wrap a function, but got {type(function).__name__}.")
+        if inspect.isasyncgenfunction(function):
+            return cast(F, _wrap_async_generator(function, self))
+        if inspect.iscoroutinefunction(function):
+            return cast(F, _wrap_coroutine(function, self))
+        if inspect.isgeneratorfunction(function):
+            return cast(F, _wrap_generator(function, self))
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return cast(F, wrapper)
+
+
+def _stepwise(steps: Any, mode: ContextMode[Any]) -> Any:
+    """Run a generator, or the iterator of an awaitable, with each step inside the mode."""
+    step: Callable[[], Any] = functools.partial(next, steps)
+    while True:
+        try:
+            with mode:
+                item = step()
+        except StopIteration as stop:
+            return stop.value
+        try:
+            received = yield item
+            step = functools.partial(steps.send, received)
+        except GeneratorExit:
+            with mode:
+                steps.close()
+            raise
+        except BaseException as error:  # passed to the body, which may handle it
+            step = functools.partial(steps.throw, error)
+
+
+def _wrap_generator(function: Callable[..., Any], mode: ContextMode[Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return (yield from _stepwise(function(*args, **kwargs), mode))
+
+    return wrapper
+
+
+class _Steps:
+    """Awaitable that runs each step of another awaitable inside the mode."""
+
+    def __init__(self, awaitable: Any, mode: ContextMode[Any]) -> None:
+        self._awaitable = awaitable
+        self._mode = mode
+
+    def __await__(self) -> Any:
+        return _stepwise(self._awaitable.__await__(), self._mode)
+
+
+def _wrap_coroutine(function: Callable[..., Any], mode: ContextMode[Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await _Steps(function(*args, **kwargs), mode)
+
+    return wrapper
+
+
+def _wrap_async_generator(function: Callable[..., Any], mode: ContextMode[Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        body = function(*args, **kwargs)
+        step = body.__anext__()
+        try:
+            while True:
+                try:
+                    item = await _Steps(step, mode)
+                except StopAsyncIteration:
+                    return
+                try:
+                    received = yield item
+                    step = body.asend(received)
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # passed to the body, which may handle it
+                    step = body.athrow(error)
+        finally:
+            await _Steps(body.aclose(), mode)
+
+    return wrapper

@@ -17,7 +17,8 @@ from adjoint import tree
 from adjoint.compiler.loop import from_outside
 from adjoint.compiler.program import Host
 from adjoint.compiler.replay import build
-from adjoint.config import grad_mode, within
+from adjoint.config import grad_mode
+from adjoint.context import within
 from adjoint.core.batched import Batched
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import enclosing, tracing

@@ -14,7 +14,8 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.compiler.repeat import UnrollError
-from adjoint.config import enable_grad, grad_mode, within
+from adjoint.config import enable_grad, grad_mode
+from adjoint.context import within
 from adjoint.core.batched import Batched
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import Lifted

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from adjoint.config import within
 from adjoint.context import enclosing as enclosing
 from adjoint.context import tracing as tracing
+from adjoint.context import within
 from adjoint.core.shapes import Shaped
 from adjoint.errors import InputError, TransformError
 

@@ -7,7 +7,8 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from adjoint.config import ContextMode, special
+from adjoint.config import special
+from adjoint.context import ContextMode
 from adjoint.core import record
 from adjoint.core.node import Node
 from adjoint.core.sparse import SparseRows

@@ -227,7 +227,7 @@ def pull_joint(
         several = op.outputs > 1
         given = [*zip(g, zeros or [None] * len(g), strict=True)] if several else [(g, zeros)]
         before = arriving.get()
-        try:  # as in ``config.within``
+        try:  # as in ``context.within``
             arriving.set(given)
             grads = op.joint(xp, g, out, *values, wanted=wanted, **node.params)
         finally:

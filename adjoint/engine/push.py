@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.config import grad_mode, within
+from adjoint.config import grad_mode
+from adjoint.context import within
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node, Spec, next_seq

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.config import grad_mode, special, within
+from adjoint.config import grad_mode, special
+from adjoint.context import within
 from adjoint.core.batched import Batched
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import enclosing, running, tracing

@@ -17,7 +17,7 @@ from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, NoGradientError, ShapeError
-from adjoint.ops import arrange
+from adjoint.ops import diagonals
 from adjoint.ops import linalg as ours
 from adjoint.ops.arrange import kron
 from adjoint.ops.join import concat, stack
@@ -627,7 +627,7 @@ def hankel(c: Any, r: Any = None) -> Any:
 )
 def block_diag(*arrs: Any) -> Any:
     """Return a matrix with the given matrices on its diagonal."""
-    return arrange.block_diag(*arrs)
+    return diagonals.block_diag(*arrs)
 
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.config import grad_mode, within
+from adjoint.config import grad_mode
+from adjoint.context import within
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.lifted import Lifted, tracing
 from adjoint.core.namespace import rec

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.config import grad_mode, special, within
+from adjoint.config import grad_mode, special
+from adjoint.context import within
 from adjoint.core.batched import Batched
 from adjoint.core.convert import array_of, asarray, tensor
 from adjoint.core.lifted import Lifted

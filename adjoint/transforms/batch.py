@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adjoint import tree, words
-from adjoint.config import grad_mode, special, within
+from adjoint.config import grad_mode, special
+from adjoint.context import within
 from adjoint.core.batched import _NOTHING, Batched
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import enclosing, next_level

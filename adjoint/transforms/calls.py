@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree, words
-from adjoint.config import grad_mode, special, transform, within
+from adjoint.config import grad_mode, special, transform
+from adjoint.context import within
 from adjoint.core.batched import Batched
 from adjoint.core.lifted import Lifted, Unknown, run_at
 from adjoint.core.namespace import Namespace, rec

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree, words
-from adjoint.config import grad_mode, special, within
+from adjoint.config import grad_mode, special
+from adjoint.context import within
 from adjoint.core.batched import Batched, settled
 from adjoint.core.convert import tensor
 from adjoint.core.lifted import Lifted, run_at, tracing

@@ -29,9 +29,8 @@ from adjoint.config import (
     special,
     tapes,
     watched,
-    within,
 )
-from adjoint.context import stand_ins
+from adjoint.context import stand_ins, within
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.node import Node, next_seq
 from adjoint.core.record import saved_hooks
