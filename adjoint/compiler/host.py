@@ -11,7 +11,8 @@ import numpy as np
 
 from adjoint.compiler.entry import Cell, Entry
 from adjoint.config import locked
-from adjoint.core.tensor import Tensor, committing, move_version, wrap
+from adjoint.core.inplace import move_version
+from adjoint.core.tensor import Tensor, committing, wrap
 
 if TYPE_CHECKING:
     from adjoint.compiler.program import Instruction, Program, Source, Write

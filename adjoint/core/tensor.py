@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -29,7 +29,6 @@ from adjoint.core.user_code import warn
 from adjoint.errors import (
     ArgumentError,
     DTypeError,
-    InPlaceError,
     InputError,
     NoGradientError,
     ShapeError,
@@ -44,25 +43,17 @@ __all__ = [
     "concrete",
     "decide",
     "differentiable",
-    "exclusive_count",
     "held",
-    "is_view",
-    "log_write",
-    "move_version",
     "note_reading",
     "note_view",
     "number_of",
     "read_only",
     "reading",
-    "refuse_leaf",
-    "refuse_view",
-    "refuse_write",
     "tracked",
     "unknown",
     "varies",
     "verify",
     "wrap",
-    "writable",
     "writes",
 ]
 
@@ -724,24 +715,6 @@ def castable(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     return np.can_cast(source, target, "same_kind") or (differentiable(source) and differentiable(target))
 
 
-def _measure_exclusive() -> int:
-    holder = wrap(np.empty(0))
-    data = holder._data
-    return sys.getrefcount(data)
-
-
-# The reference count of an array that only its tensor and one local variable hold.  It is measured, because
-# interpreters differ in whether a local counts.  Without a GIL the count is the sum of two counters, of the
-# owning thread and of the others.  It is exact unless another thread changes its references at that moment;
-# that thread then reads memory that is being written to, which is undefined (docs/threads.md).
-_EXCLUSIVE = _measure_exclusive() if hasattr(sys, "getrefcount") else -1
-
-
-def exclusive_count() -> int:
-    """Return the reference count of an array that only its tensor refers to; -1 if unknown."""
-    return _EXCLUSIVE
-
-
 def note_view(view: Tensor, source: Tensor) -> None:
     """Record that ``view`` shares the memory of ``source``; not needed if ``view`` is part of a graph."""
     mine, data = view._data, source._data
@@ -776,81 +749,3 @@ def unknown(value: Any) -> Unknown | None:
             return value
         value = value._data if isinstance(value, Tensor) else getattr(value, "value", None)
     return None
-
-
-def is_view(t: Tensor) -> bool:
-    """Return whether ``t`` is a view of a tensor that still exists."""
-    chain = getattr(t, "_source", None)
-    while chain is not None:
-        source, chain = chain
-        if source() is not None:
-            return True
-    if type(t._node) is Node and type(t._data) is ndarray:
-        # A recorded view has no reference to its source.  The source or the graph holds its base array.
-        base = t._data.base
-        return type(base) is ndarray and sys.getrefcount(base) > _EXCLUSIVE
-    return False
-
-
-def refuse_view(t: Tensor) -> None:
-    """Raise if a write into ``t`` would not reach the tensor it is a view of."""
-    if is_view(t):
-        raise InPlaceError(
-            f"this tensor of shape {t.shape} is a view of another tensor, which the write would not change.\n"
-            "  Write into the other tensor (x[0, 1] = 5, not x[0][1] = 5), make a new tensor (y = y + 1), "
-            "or copy first (y = y.copy())."
-        )
-
-
-def refuse_leaf() -> Never:
-    """Raise the error of a write into a leaf that requires grad."""
-    raise InPlaceError(
-        "this leaf requires grad, and writing into it is not differentiable.\n"
-        "  To update its value, write under ad.no_grad(); for a differentiable result make a new tensor: "
-        "y = x + 1, or y = x.at[i].set(v)."
-    )
-
-
-def refuse_write(t: Tensor) -> None:
-    """Raise if a tensor is part of a graph, so that a write would change what was recorded."""
-    if t._node is None:
-        if is_watched(t) and grad_mode.get():
-            refuse_leaf()
-    elif t._node is not LEAF or grad_mode.get():
-        if t._node is LEAF:
-            refuse_leaf()
-        raise InPlaceError(
-            f"this tensor is the result of {t._node.name!r} and part of a graph: it cannot be written to.\n"
-            "  Use y = x.at[i].set(v), which is differentiable, or write into x.detach().clone()."
-        )
-
-
-def writable(t: Tensor) -> ndarray[Any, Any]:
-    """Return the array of ``t`` for writing.
-
-    The version of ``t`` is incremented, so that a backward that needs the old values raises.  If anything
-    else (a saved value, a returned array) refers to the memory, it is copied first.
-    """
-    refuse_write(t)
-    data = concrete(t, "writing in place")
-    log_write(t)  # the log holds the memory, so the write goes to a copy
-    if data.base is not None or not data.flags.writeable or sys.getrefcount(data) > _EXCLUSIVE:
-        refuse_view(t)
-        data = t._data = data.copy()
-    move_version(t)
-    return data
-
-
-def log_write(t: Tensor) -> None:
-    """Record the state of a tensor before a write, if a function is running that may have to be run again."""
-    log = writes.get()
-    if log is not None:
-        log.setdefault(id(t), (t, t._data, t._node, t._version))
-
-
-def move_version(t: Tensor) -> None:
-    """Increment the version of a tensor."""
-    if t._node is None:
-        clock.now = t._version = clock.now + 1
-    else:
-        t._version += 1

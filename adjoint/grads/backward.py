@@ -15,12 +15,13 @@ from adjoint.config import check_workers, get_workers, grad_mode, special
 from adjoint.context import observer
 from adjoint.core.batched import Batched
 from adjoint.core.convert import tensor
+from adjoint.core.inplace import exclusive_count
 from adjoint.core.lifted import tracing
 from adjoint.core.methods import attach
 from adjoint.core.namespace import raw
 from adjoint.core.node import Node
 from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, exclusive_count, wrap
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.auto import run_auto
 from adjoint.engine.parallel import run_parallel
 from adjoint.engine.plan import Plan, make_plan

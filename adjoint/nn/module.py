@@ -10,9 +10,10 @@ from adjoint import words
 from adjoint.config import no_grad, special
 from adjoint.context import observer
 from adjoint.core.convert import asarray, tensor
+from adjoint.core.inplace import writable
 from adjoint.core.lifted import tracing
 from adjoint.core.node import Handle, HookList
-from adjoint.core.tensor import Tensor, differentiable, writable
+from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
 from adjoint.interop.notebook import module_html

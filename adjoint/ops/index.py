@@ -12,21 +12,12 @@ from adjoint.config import grad_mode, special
 from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray, weak_array, weak_tensor
 from adjoint.core.define import define
+from adjoint.core.inplace import refuse_view, refuse_write, writable
 from adjoint.core.lifted import Unknown, tracing
 from adjoint.core.namespace import raw, rec
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes
-from adjoint.core.tensor import (
-    Tensor,
-    Traced,
-    castable,
-    note_reading,
-    refuse_view,
-    refuse_write,
-    tracked,
-    unknown,
-    writable,
-)
+from adjoint.core.tensor import Tensor, Traced, castable, note_reading, tracked, unknown
 from adjoint.errors import DTypeError, IndexingError, InPlaceError, InputError, ShapeError
 from adjoint.ops.scatter import add_few, add_flat, as_index, from_start, row_positions
 from adjoint.typing import Array, ArrayLike, Key

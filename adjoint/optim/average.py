@@ -10,10 +10,11 @@ import numpy as np
 
 from adjoint import words
 from adjoint.config import no_grad, special
+from adjoint.core.inplace import writable
 from adjoint.core.lifted import tracing
 from adjoint.core.namespace import dyn
 from adjoint.core.shapes import number_between
-from adjoint.core.tensor import Tensor, differentiable, writable
+from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.optim.optimizer import parameter_list
 from adjoint.storage.fitting import fitting

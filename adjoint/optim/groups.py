@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.core.tensor import Tensor, castable, exclusive_count, read_only, writable
+from adjoint.core.inplace import exclusive_count, writable
+from adjoint.core.tensor import Tensor, castable, read_only
 
 if TYPE_CHECKING:
     from adjoint.optim.optimizer import Optimizer

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import no_grad, special
+from adjoint.core.inplace import writable
 from adjoint.core.lifted import refuse_tracing
 from adjoint.core.shapes import number_between, whole_number
-from adjoint.core.tensor import Tensor, writable
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, NoGradientError, NonFiniteError, ShapeError
 from adjoint.grads.slots import drop
 from adjoint.optim.optimizer import parameter_list

@@ -14,7 +14,8 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import words
-from adjoint.core.tensor import Tensor, read_only, writable
+from adjoint.core.inplace import writable
+from adjoint.core.tensor import Tensor, read_only
 from adjoint.distributed.group import Group as Ranks
 from adjoint.distributed.order import share
 from adjoint.errors import InputError

@@ -9,9 +9,10 @@ from numpy import ndarray
 
 from adjoint import tree
 from adjoint.config import transform as transform_name
+from adjoint.core.inplace import exclusive_count
 from adjoint.core.lifted import enclosing
 from adjoint.core.record import tracked
-from adjoint.core.tensor import Tensor, exclusive_count
+from adjoint.core.tensor import Tensor
 
 __all__ = ["arrays", "given_arrays", "outermost", "owned", "returned"]
 

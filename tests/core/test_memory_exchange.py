@@ -14,8 +14,8 @@ import pytest
 
 import adjoint as ad
 from adjoint import nn, optim, train
+from adjoint.core.inplace import is_view
 from adjoint.core.sparse import sparse_gradient
-from adjoint.core.tensor import is_view
 from adjoint.errors import InPlaceError
 
 pytest.importorskip("safetensors")

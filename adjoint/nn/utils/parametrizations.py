@@ -13,8 +13,9 @@ import numpy as np
 
 from adjoint import words
 from adjoint.config import no_grad
+from adjoint.core.inplace import writable
 from adjoint.core.shapes import canonical_axis, number_between, whole_number
-from adjoint.core.tensor import Tensor, writable
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
 from adjoint.nn import init
 from adjoint.nn.arguments import sizes
