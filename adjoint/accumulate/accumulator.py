@@ -26,7 +26,7 @@ from adjoint.accumulate.window import (
     Listeners,
     Window,
     checked_weight,
-    read_state,
+    read_window,
 )
 from adjoint.config import special
 from adjoint.core.lifted import refuse_tracing
@@ -579,7 +579,7 @@ class GradientAccumulator:
         ArgumentError, UnknownNameError, ShapeError, DTypeError
             The state was saved with different parameters or options.  Nothing was changed.
         """
-        window, counts = read_state(state, self._sums.slots, self._window, self.config)
+        window, counts = read_window(state, self._sums.slots, self._window, self.config)
         self._check_undivided(window)
         sums = self._sums.loaded(state["buffers"], state["unit"])
         window.gradient = sums.totals() if window.finished else None

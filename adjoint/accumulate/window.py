@@ -17,7 +17,7 @@ from adjoint.errors import AccumulationError, AdjointError, ArgumentError, Input
 from adjoint.grads.norm import check_max_norm, check_norm_order
 
 __all__ = ["COUNTS", "FORMAT", "AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Listeners",
-           "Window", "check_like", "checked_weight", "read_state"]  # fmt: skip
+           "Window", "check_like", "checked_weight", "read_window"]  # fmt: skip
 
 COUNTS = ("total_micro_batches", "total_updates", "skipped_micro_batches",
           "skipped_windows", "dropped_windows", "clipped_windows")  # fmt: skip
@@ -252,7 +252,7 @@ def check_like(saved: Any, new: Mapping[str, Any], what: str) -> None:
             raise ArgumentError(f"load_state_dict: {what}[{key!r}] has the invalid value {value!r}.")
 
 
-def read_state(
+def read_window(
     state: Any, names: Collection[str], window: Window, config: AccumulationConfig
 ) -> tuple[Window, dict[str, int]]:
     """Return the window and the counts of the saved state of an accumulator.

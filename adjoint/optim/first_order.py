@@ -18,7 +18,7 @@ from adjoint.optim.groups import Array, Hyper, State
 from adjoint.optim.optimizer import Optimizer
 
 if TYPE_CHECKING:
-    from adjoint.distributed.group import Group as Ranks
+    from adjoint.distributed.group import Group
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion", "NAdam", "RMSprop"]
 
@@ -68,7 +68,7 @@ class SGD(Optimizer):
         nesterov: bool = False,
         maximize: bool = False,
         *,
-        shard: Ranks | None = None,
+        shard: Group | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -162,7 +162,7 @@ class Adam(Optimizer):
         amsgrad: bool = False,
         maximize: bool = False,
         *,
-        shard: Ranks | None = None,
+        shard: Group | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -253,7 +253,7 @@ class AdamW(Adam):
         amsgrad: bool = False,
         maximize: bool = False,
         *,
-        shard: Ranks | None = None,
+        shard: Group | None = None,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize, shard=shard)
 
@@ -322,7 +322,7 @@ class NAdam(Optimizer):
         momentum_decay: float = 4e-3,
         maximize: bool = False,
         *,
-        shard: Ranks | None = None,
+        shard: Group | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -415,7 +415,7 @@ class RMSprop(Optimizer):
         centered: bool = False,
         maximize: bool = False,
         *,
-        shard: Ranks | None = None,
+        shard: Group | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -495,7 +495,7 @@ class Adagrad(Optimizer):
         eps: float = 1e-10,
         maximize: bool = False,
         *,
-        shard: Ranks | None = None,
+        shard: Group | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -564,7 +564,7 @@ class Lion(Optimizer):
         weight_decay: float = 0.0,
         maximize: bool = False,
         *,
-        shard: Ranks | None = None,
+        shard: Group | None = None,
     ) -> None:
         super().__init__(
             params, lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize, shard=shard

@@ -17,7 +17,18 @@ from adjoint.core.tensor import Tensor, castable, read_only
 if TYPE_CHECKING:
     from adjoint.optim.optimizer import Optimizer
 
-__all__ = ["Array", "Block", "Group", "Hyper", "State", "Unit", "Update", "fitted", "in_parts", "plain_value"]
+__all__ = [
+    "Array",
+    "Block",
+    "Hyper",
+    "ParameterGroup",
+    "State",
+    "Unit",
+    "Update",
+    "fitted",
+    "in_parts",
+    "plain_value",
+]
 
 Array = ndarray[Any, Any]
 State = dict[str, Any]
@@ -79,7 +90,7 @@ class Block:
         return self.flat
 
 
-class Group:
+class ParameterGroup:
     """Parameters that share hyper-parameters.
 
     Small parameters of one dtype are stored and updated together, in one ``Unit``.  A large parameter is a

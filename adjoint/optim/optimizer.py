@@ -27,14 +27,14 @@ from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, Tr
 from adjoint.grads.slots import drop
 from adjoint.interop.notebook import optimizer_html
 from adjoint.optim.formula import form_of
-from adjoint.optim.groups import Array, Group, Hyper, State, Update, in_parts, plain_value
+from adjoint.optim.groups import Array, Hyper, ParameterGroup, State, Update, in_parts, plain_value
 from adjoint.optim.saved import read_state
 from adjoint.optim.shard import ShardedUnit, check_ranks
 from adjoint.optim.traced import trace_update
 from adjoint.threads.spread import ALONE, SHARED, pieces, spread, threads_for
 
 if TYPE_CHECKING:
-    from adjoint.distributed.group import Group as Ranks
+    from adjoint.distributed.group import Group
 
 __all__ = ["Hyper", "Optimizer", "State"]
 
@@ -85,13 +85,13 @@ class Optimizer:
     slots: ClassVar[tuple[str, ...]] = ()  # the names of the state arrays of each parameter
     pure: ClassVar[bool] = True  # whether ``numbers`` takes a tensor as the step, as ``Pure`` needs it
 
-    def __init__(self, params: Iterable[Any], *, shard: Ranks | None = None, **defaults: Any) -> None:
+    def __init__(self, params: Iterable[Any], *, shard: Group | None = None, **defaults: Any) -> None:
         if shard is not None:
             check_ranks(type(self).__name__, shard)
         self.shard = shard
         self.defaults = {"maximize": False, **defaults}
         self.step_count = 0
-        self.groups: list[Group] = []
+        self.groups: list[ParameterGroup] = []
         self._paused = False  # whether all rates are 0 because lr was set to 0
         self._complex = False  # whether a parameter is complex
         given = parameter_list(type(self).__name__, params)
@@ -257,7 +257,7 @@ class Optimizer:
         self.check(hyper)
         hyper = {k: plain_value(v) for k, v in hyper.items()}
         unit = None if self.shard is None else partial(ShardedUnit, ranks=self.shard)
-        added = Group(params, hyper, unit)
+        added = ParameterGroup(params, hyper, unit)
         added.own_rate = "lr" in group
         if self.groups and "lr" in hyper:
             self._relate(added)
@@ -284,7 +284,7 @@ class Optimizer:
             raise ArgumentError(f"{type(self).__name__}: a group has no {', '.join(missing)}.")
         self.check(hyper)
 
-    def _relate(self, added: Group) -> None:
+    def _relate(self, added: ParameterGroup) -> None:
         """Store the ratio of the learning rate of a new group to ``self.lr``, which the group keeps later."""
         lead = self._lead()
         rate = lead.hyper["lr"] or lead.given  # given: if all rates are 0 for a time
@@ -299,7 +299,7 @@ class Optimizer:
         """All parameters, group after group."""
         return [p for g in self.groups for p in g.params]
 
-    def _lead(self) -> Group:
+    def _lead(self) -> ParameterGroup:
         """Return the group whose learning rate is ``self.lr``.
 
         This is the first group whose rate is or was above 0.  Groups without their own rate come before

@@ -12,7 +12,7 @@ from adjoint.errors import ArgumentError, ShapeError
 from adjoint.storage.fitting import fitting
 
 if TYPE_CHECKING:
-    from adjoint.optim.groups import Group, Unit
+    from adjoint.optim.groups import ParameterGroup, Unit
     from adjoint.optim.optimizer import Optimizer
 
 __all__ = ["read_state"]
@@ -47,7 +47,9 @@ def read_state(optimizer: Optimizer, state: Any) -> tuple[list[Read], int]:
     return [_group(optimizer, *each) for each in zip(*parts, strict=True)], _steps("step", state["step"])
 
 
-def _group(optimizer: Optimizer, group: Group, saved: Any, ratio: Any, states: Any, steps: Any) -> Read:
+def _group(
+    optimizer: Optimizer, group: ParameterGroup, saved: Any, ratio: Any, states: Any, steps: Any
+) -> Read:
     unknown = sorted(set(saved) - set(group.hyper))
     if unknown:
         raise ArgumentError(f"the state has unknown hyper-parameters {', '.join(unknown)}.")

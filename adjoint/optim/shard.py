@@ -16,7 +16,7 @@ from numpy import ndarray
 from adjoint import words
 from adjoint.core.inplace import writable
 from adjoint.core.tensor import Tensor, read_only
-from adjoint.distributed.group import Group as Ranks
+from adjoint.distributed.group import Group
 from adjoint.distributed.order import share
 from adjoint.errors import InputError
 from adjoint.optim.groups import Array, Block, Hyper, State, Unit, Update, fitted
@@ -29,14 +29,14 @@ __all__ = ["ShardedUnit", "check_ranks"]
 
 def check_ranks(kind: str, shard: Any) -> None:
     """Raise if ``shard`` is not a group of ranks; ``kind`` is the name of the optimiser."""
-    if not isinstance(shard, Ranks):
+    if not isinstance(shard, Group):
         raise InputError(f"{kind}: shard must be a distributed.Group, not {words.a(type(shard).__name__)}.")
 
 
 class ShardedUnit(Unit):
     """Parameters that are updated together; this rank keeps a slice of their state."""
 
-    def __init__(self, params: list[Tensor], block: Block | None, ranks: Ranks) -> None:
+    def __init__(self, params: list[Tensor], block: Block | None, ranks: Group) -> None:
         super().__init__(params, block)
         self.ranks = ranks
         self.size = sum(p.size for p in params)

@@ -20,7 +20,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import TransformError
 
 if TYPE_CHECKING:
-    from adjoint.optim.groups import Group, Unit
+    from adjoint.optim.groups import ParameterGroup, Unit
     from adjoint.optim.optimizer import Optimizer
 
 __all__ = ["trace_update"]
@@ -66,7 +66,7 @@ def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
     return parts
 
 
-def _parts_of_unit(group: Group, unit: Unit) -> list[tuple[Any, ...]]:
+def _parts_of_unit(group: ParameterGroup, unit: Unit) -> list[tuple[Any, ...]]:
     """Return the places where a unit stores its state and step counts, which ``ad.compile`` compares.
 
     The list of counts is changed in place only if all counts are incremented together; see ``_count``.
@@ -156,7 +156,7 @@ class _Update:
         self.action.owner = _HostCount(optimizer, counted)
         self.action.values = ()
 
-    def _unit(self, group: Group, unit: Unit, present: list[int]) -> None:
+    def _unit(self, group: ParameterGroup, unit: Unit, present: list[int]) -> None:
         trace, optimizer = self.trace, self.optimizer
         if unit.params[0].dtype.kind == "c":
             raise TransformError(
@@ -192,7 +192,7 @@ class _Update:
                     value = dyn.index_set(value, new[k], key=(at, Ellipsis))
             trace.set_cell(cells, k, value)
 
-    def _numbers(self, group: Group, unit: Unit, i: int, ahead: int) -> dict[str, Any]:
+    def _numbers(self, group: ParameterGroup, unit: Unit, i: int, ahead: int) -> dict[str, Any]:
         """Return the hyper-parameters of parameter ``i`` of a unit as symbols that are read at each call.
 
         Zeros and flags are constants of the program.  ``ahead`` is the number of this update within the call;
@@ -265,7 +265,7 @@ class _Numbers:
     Each call returns the same array with new values.
     """
 
-    def __init__(self, optimizer: Optimizer, group: Group, unit: Unit, i: int, ahead: int) -> None:
+    def __init__(self, optimizer: Optimizer, group: ParameterGroup, unit: Unit, i: int, ahead: int) -> None:
         self.of, self.group, self.unit, self.i, self.ahead = optimizer.numbers, group, unit, i, ahead
         self.paths = [path for k, v in self.now().items() for path in _paths(v, (k,))]
         self.array = np.empty(len(self.paths))
@@ -303,7 +303,7 @@ class _Numbers:
         return self.of(given) is given and not any(k < 0 or self.paths[k] == ("step",) for k in used)
 
 
-def _pattern(group: Group) -> Any:
+def _pattern(group: ParameterGroup) -> Any:
     return {k: bool(v) if isinstance(v, float) else v for k, v in group.hyper.items() if k != "betas"}
 
 

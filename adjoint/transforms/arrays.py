@@ -14,7 +14,7 @@ from adjoint.core.lifted import enclosing
 from adjoint.core.record import tracked
 from adjoint.core.tensor import Tensor
 
-__all__ = ["arrays", "given_arrays", "outermost", "owned", "returned"]
+__all__ = ["given_arrays", "outermost", "owned", "returned", "to_arrays"]
 
 _EXCLUSIVE = exclusive_count()
 
@@ -48,18 +48,18 @@ def returned(result: Any) -> Any:
             return result
         leaves = [result]
         del result
-        return arrays(leaves)[0]
+        return to_arrays(leaves)[0]
     leaves, structure = tree.flatten(result)
     ours = [t for t in leaves if isinstance(t, Tensor)]
     if not all(type(t) is Tensor and not tracked(t) for t in ours):
         return result
     others = [None if isinstance(t, Tensor) else (t,) for t in leaves]
     del result, leaves
-    found = iter(arrays(ours))
+    found = iter(to_arrays(ours))
     return tree.unflatten(structure, [next(found) if other is None else other[0] for other in others])
 
 
-def arrays(tensors: list[Any]) -> list[Any]:
+def to_arrays(tensors: list[Any]) -> list[Any]:
     """Return tensors as arrays and NumPy scalars, and empty the list; the tensors must not be in a graph.
 
     The list is emptied because an array that a tensor still refers to must be copied.

@@ -17,7 +17,7 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.run import differentiate, key_of
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.grads.backward import runner_for
-from adjoint.transforms.arrays import arrays, given_arrays, outermost, returned
+from adjoint.transforms.arrays import given_arrays, outermost, returned, to_arrays
 from adjoint.transforms.inputs import (
     Place,
     Recorded,
@@ -207,7 +207,7 @@ def _value_and_grad(
     seed = np.ones(root.shape, root.dtype) if root.shape else np.array(1, root.dtype)  # faster for 0-d
     found = pull_back(run, [wrap(seed)], retain=has_aux)
     if run.plain and not has_aux:
-        value, found = root._data.copy() if root.shape else root._data[()], arrays(found)
+        value, found = root._data.copy() if root.shape else root._data[()], to_arrays(found)
     else:
         value = run.value(root)
         if run.plain:  # aux may be part of a graph
