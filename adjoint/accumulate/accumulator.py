@@ -315,7 +315,8 @@ class GradientAccumulator:
                 window.skipped += 1
                 self._counts["skipped_micro_batches"] += 1
             full = window.micro_batches >= window.steps
-            self._sums.end_piece(0.0 if bad or window.spoiled else weight, full)
+            if self._group is not None:
+                self._sums.end_piece(0.0 if bad or window.spoiled else weight, full)
         if bad:
             self._listeners.send("skip", window, names=tuple(bad))
         if full and not joins:
@@ -407,15 +408,14 @@ class GradientAccumulator:
             The window has no gradient, or its gradient is not finite.
         """
         window = self._window
-        window.check_whole() if self._group is None else window.check_ready()
+        (window.check_whole if self._group is None else window.check_ready)()
         self._reduce()
         if why := why_void(self):
             raise (NonFiniteError if window.spoiled and self._sums.dense else NoGradientError)(why)
-        found = window.gradient
-        if found is None:
+        if window.gradient is None:
             found = gradient_of(self)
         else:
-            found = {name: normalised(g, 1.0, 1.0) for name, g in found.items()}
+            found = {name: normalised(g, 1.0, 1.0) for name, g in window.gradient.items()}
         if zeros:
             found = {n: found[n] if n in found else self._sums.total(n) for n in self.names}
         return shown(found)

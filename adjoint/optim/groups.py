@@ -35,6 +35,8 @@ State = dict[str, Any]
 Hyper = dict[str, Any]
 Update = tuple[Array, Array, State, Hyper]  # flat parameter, gradient, state, hyper-parameters
 
+_EXCLUSIVE = exclusive_count()
+
 SMALL = 16_384  # elements: parameters up to this size share one flat array
 
 
@@ -76,7 +78,7 @@ class Block:
 
     def open(self) -> ndarray[Any, Any]:
         """Return the flat array for writing; increment the versions of all tensors."""
-        limit, count, views = exclusive_count(), sys.getrefcount, self.views
+        limit, count, views = _EXCLUSIVE, sys.getrefcount, self.views
         # a view of a view has the flat array as its base: each one adds to the flat's count
         exclusive = limit >= 0 and count(self.flat) <= len(views) + limit - 1
         i = 0
