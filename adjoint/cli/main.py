@@ -16,7 +16,7 @@ from adjoint.cli.doctor import doctor
 from adjoint.cli.first_look import first_look
 from adjoint.cli.launch import launch
 from adjoint.cli.op_table import op_table
-from adjoint.cli.views import graph_of, profile_of, report_of
+from adjoint.cli.views import graph_text, profile_text, report_text
 from adjoint.core.op import OPS
 from adjoint.errors import AdjointError, ArgumentError, InputError
 
@@ -102,12 +102,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _graph(options: argparse.Namespace) -> int:
-    print(graph_of(options.function, options.arguments, options.output))
+    print(graph_text(options.function, options.arguments, options.output))
     return 0
 
 
 def _profile(options: argparse.Namespace) -> int:
-    shown = profile_of(
+    shown = profile_text(
         options.function, options.arguments, repeat=options.repeat, trace=options.trace, as_json=options.json
     )
     print(shown)
@@ -115,7 +115,7 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    print(report_of(options.function, options.output))
+    print(report_text(options.function, options.output))
     return 0
 
 

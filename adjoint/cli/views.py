@@ -17,10 +17,10 @@ from adjoint.errors import InputError
 from adjoint.nn.module import Module
 from adjoint.train.trainer import Trainer
 
-__all__ = ["graph_of", "profile_of", "report_of"]
+__all__ = ["graph_text", "profile_text", "report_text"]
 
 
-def graph_of(target: str, arguments: Sequence[str], path: str | None = None) -> str:
+def graph_text(target: str, arguments: Sequence[str], path: str | None = None) -> str:
     """Draw the graph of one call of a function.
 
     Parameters
@@ -44,7 +44,7 @@ def graph_of(target: str, arguments: Sequence[str], path: str | None = None) -> 
     return f"wrote {path}" if path is not None else str(drawing)
 
 
-def profile_of(
+def profile_text(
     target: str,
     arguments: Sequence[str],
     *,
@@ -92,7 +92,7 @@ def profile_of(
     return str(measured)
 
 
-def report_of(target: str, path: str) -> str:
+def report_text(target: str, path: str) -> str:
     """Run a function that trains a model, and write a report of the training.
 
     Parameters
