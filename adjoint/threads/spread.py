@@ -41,7 +41,6 @@ __all__ = [
     "processors",
     "scratch",
     "spread",
-    "spread_in_turn",
     "threads_for",
 ]
 
@@ -115,28 +114,19 @@ def spread(work: Callable[[T], object], parts: Sequence[T], threads: int) -> Non
     if threads < 2 or len(parts) < 2 or _pool.forked:
         for part in parts:
             work(part)
-    else:
-        _work_off([_Pass(work, parts)], bool, min(threads, len(parts)))
-
-
-def spread_in_turn(
-    first: tuple[Callable[[T], object], Sequence[T]],
-    then: tuple[Callable[[T], object], Sequence[T]],
-    threads: int,
-    *,
-    unless: Callable[[], object],
-) -> None:
-    """Run two passes, the second after the first; skip the second if ``unless()`` is true.
-
-    Each pass is a function and its parts, as in ``spread``.  This equals two calls of ``spread``, but wakes
-    the helpers only once.
-    """
-    if threads < 2 or _pool.forked:
-        spread(*first, 1)
-        if not unless():
-            spread(*then, 1)
-    else:
-        _work_off([_Pass(*first), _Pass(*then)], unless, threads)
+        return
+    before = spreading.get()
+    try:
+        spreading.set(True)
+        job = _Job(work, parts)
+        try:
+            _pool.call(job, min(threads, len(parts)) - 1)
+            job.take_parts()
+        except BaseException as error:
+            job.stop(error)
+        job.finish()
+    finally:
+        spreading.set(before)
 
 
 def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any]) -> Any:
@@ -151,82 +141,31 @@ def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any]) -> Any:
     return out
 
 
-def _work_off(passes: list[_Pass], unless: Callable[[], object], threads: int) -> None:
-    before = spreading.get()
-    try:
-        spreading.set(True)
-        job = _Job(passes, unless)
-        try:
-            _pool.call(job, threads - 1)
-            job.work_through()
-        except BaseException as error:
-            job.stop(error)
-        job.finish()
-    finally:
-        spreading.set(before)
+class _Job:
+    """The parts of a pass that no thread has taken yet, and the helpers that work on some.
 
-
-class _Pass:
-    """The parts that no thread has taken yet, and the threads that may be working on one.
-
-    Both are changed by single method calls, which are atomic.
+    ``left`` is changed by single method calls, which are atomic.
     """
 
-    __slots__ = ("busy", "left", "work")
+    __slots__ = ("bell", "context", "errors", "left", "running", "work")
 
     def __init__(self, work: Callable[[T], object], parts: Sequence[T]) -> None:
-        self.work: Callable[[Any], object] = work
+        self.work: Callable[[Any], object] | None = work
         self.left: list[Any] = list(reversed(parts))
-        self.busy: set[int] = set()
-
-
-class _Job:
-    """Passes that run one after the other, and the threads that work on them."""
-
-    __slots__ = ("bell", "context", "errors", "passes", "running", "unless")
-
-    def __init__(self, passes: list[_Pass], unless: Callable[[], object]) -> None:
-        self.passes = passes
-        self.unless = unless
         self.context: Context | None = copy_context()
         self.running: set[int] = set()  # helpers that may be working on a part
         self.bell: SimpleQueue[None] = SimpleQueue()  # gets an item when a helper ends
         self.errors: list[BaseException] = []
 
-    def work_through(self) -> None:
-        """Work on each pass."""
-        before = None
-        for each in self.passes:
-            if before is not None:
-                self._wait_for(before)
-                if self.errors or self.unless():
-                    each.left.clear()
-                    return
-            self._take_parts(each)
-            before = each
-
-    def _take_parts(self, of: _Pass) -> None:
-        me = get_ident()
-        work, left, busy = of.work, of.left, of.busy
-        while left:
+    def take_parts(self) -> None:
+        """Work on parts until none are left."""
+        work, left = self.work, self.left
+        while left and work is not None:
             try:
-                busy.add(me)  # set before a part is taken, so that a thread that works is always in the set
-                try:
-                    part = left.pop()
-                except IndexError:  # another thread was faster
-                    return
-                work(part)
-            except BaseException as error:
-                self.stop(error)
-            finally:
-                busy.discard(me)
-
-    def _wait_for(self, of: _Pass) -> None:
-        """Wait until no thread works on a pass, or the job has stopped."""
-        while not _soon_empty(of.busy) and not self.errors:
-            if _pool.forked:
-                raise _forked_error()
-            time.sleep(1e-4)
+                part = left.pop()
+            except IndexError:  # another thread was faster
+                return
+            work(part)
 
     def help(self) -> None:
         """Work on the parts in a helper thread; return at once if none are left."""
@@ -235,7 +174,7 @@ class _Job:
             self.running.add(me)
             context = self.context
             if context is not None:
-                context.copy().run(self.work_through)
+                context.copy().run(self.take_parts)
         except BaseException as error:
             self.stop(error)
         finally:
@@ -245,8 +184,7 @@ class _Job:
     def stop(self, error: BaseException) -> None:
         """Prevent all threads from starting another part."""
         self.errors.append(error)
-        for each in self.passes:
-            each.left.clear()
+        self.left.clear()
 
     def finish(self) -> None:
         """Wait until no helper works any more, even after interrupts; then raise the first error."""
@@ -258,7 +196,7 @@ class _Job:
                 raise
             except BaseException as error:  # an interrupt: raised when no thread writes any more
                 self.stop(error)
-        self.passes, self.context = [], None  # so that a late helper does not keep them alive
+        self.work = self.context = None  # so that a late helper does not keep them alive
         if self.errors:
             # interrupts take precedence over other errors
             first = next((e for e in self.errors if not isinstance(e, Exception)), self.errors[0])

@@ -19,7 +19,7 @@ import adjoint as ad
 from adjoint import errors
 from adjoint.core.op import OPS
 from adjoint.threads import spread as mechanism
-from adjoint.threads.spread import pieces, processors, scratch, spread, spread_in_turn, threads_for
+from adjoint.threads.spread import pieces, processors, scratch, spread, threads_for
 
 
 @pytest.fixture(autouse=True)
@@ -104,49 +104,6 @@ def test_an_error_is_raised_when_all_have_stopped():
     count = len(done)
     spread(Meeting(3), range(3), 3)  # the helpers are there for the next pass, and at nothing else
     assert len(done) == count
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_second_of_two_passes_begins_when_the_first_is_over(threads):
-    first: list[int] = []
-    too_early: list[int] = []
-
-    def second(i: int) -> None:
-        if len(first) < 20:
-            too_early.append(i)
-
-    for _ in range(50):
-        first.clear()
-        spread_in_turn((first.append, range(20)), (second, range(20)), threads, unless=lambda: False)
-        assert sorted(first) == list(range(20))
-        assert not too_early
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_second_pass_does_not_begin_after_a_find_or_an_error(threads):
-    done: list[int] = []
-    found: list[int] = []
-
-    def look(i: int) -> None:
-        if i == 7:
-            found.append(i)
-
-    spread_in_turn((look, range(20)), (done.append, range(20)), threads, unless=lambda: found)
-    assert found == [7]
-    assert not done
-
-    def fail(i: int) -> None:
-        if i == 7:
-            raise IndexError("in the work")
-
-    for _ in range(50):
-        with pytest.raises(IndexError, match="in the work"):
-            spread_in_turn((fail, range(20)), (done.append, range(20)), threads, unless=lambda: False)
-        assert not done
-
-
-def test_both_passes_are_shared():
-    spread_in_turn((Meeting(2), range(2)), (Meeting(2), range(2)), 2, unless=lambda: False)
 
 
 def test_an_error_in_a_helper_reaches_the_caller():
@@ -297,8 +254,7 @@ def test_an_interrupt_is_raised_when_the_arrays_are_at_rest():
 
 # An interrupt inside a callback of a weak reference, as Python's own, is only reported.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("passes", [1, 2])
-def test_interrupts_at_any_moment_leave_nobody_at_work(passes):
+def test_interrupts_at_any_moment_leave_nobody_at_work():
     a = np.zeros(300_000)
     came = 0
     for k in range(30):
@@ -310,11 +266,7 @@ def test_interrupts_at_any_moment_leave_nobody_at_work(passes):
         try:
             timer.start()
             for _ in range(40):
-                parts = pieces(a.size, 10_000)
-                if passes == 1:
-                    spread(work, parts, 2)
-                else:
-                    spread_in_turn((work, parts), (work, parts), 2, unless=lambda: False)
+                spread(work, pieces(a.size, 10_000), 2)
             timer.join()
             spread(lambda i: None, range(3), 2)
         except KeyboardInterrupt:
@@ -368,31 +320,29 @@ spread(work, pieces(a.size, 1000), 3)
     assert done.stderr == ""
 
 
-def test_an_interrupt_right_after_a_mark_does_not_hang():
-    """Where a profile function sees ``busy.add`` return, an interrupt may come."""
+def test_an_interrupt_right_after_a_part_was_taken_does_not_hang():
+    """Where a profile function sees ``left.pop`` return, an interrupt may come."""
     caller = threading.get_ident()
     seen: list[int] = []
 
     def interrupt(frame: Any, event: str, arg: Any) -> None:
-        at_mark = frame.f_code.co_name == "_take_parts" and getattr(arg, "__name__", "") == "add"
+        at_mark = frame.f_code.co_name == "take_parts" and getattr(arg, "__name__", "") == "pop"
         if event == "c_return" and at_mark and threading.get_ident() == caller:
             seen.append(1)
             if len(seen) == 2:
                 raise KeyboardInterrupt
 
-    done: list[int] = []
-
-    def both() -> None:
+    def interrupted() -> None:
         before = sys.getprofile()
         try:
             sys.setprofile(interrupt)
-            spread_in_turn((lambda i: None, range(50)), (done.append, range(50)), 2, unless=lambda: False)
+            while True:  # until the caller has taken its second part
+                spread(lambda i: None, range(50), 2)
         finally:
             sys.setprofile(before)
 
     with pytest.raises(KeyboardInterrupt):
-        both()
-    assert not done
+        interrupted()
     spread(Meeting(2), range(2), 2)
 
 
