@@ -411,7 +411,10 @@ class Sums:
                     f"{list(slot.shape)} and {slot.dtype} are expected."
                 )
             if not {len(state["sum"]), len(state["rows"])} <= {0, self.depth}:
-                raise ShapeError(f"{name}: the saved sum must consist of {words.count(self.depth, 'array')}.")
+                raise ShapeError(
+                    f"{name}: the saved sum must consist of {words.count(self.depth, 'array')}; "
+                    "a compensated sum has 2."
+                )
         for key in ("sum", "rows"):  # read like gradients
             parts = {name: states[name][key] for name in new.slots if states[name][key]}
             for row in range(self.depth if parts else 0):
@@ -563,7 +566,7 @@ class GradientBuffer:
         ArgumentError, ShapeError, DTypeError
             The state has missing keys, or a different shape or dtype.  Nothing was changed.
         """
-        check_like(state, {"count": 0, "weight": 0.0, "unit": 1.0, "buffer": {}}, self.name)
+        check_like(state, {"count": 0, "weight": 0.0, "unit": 1.0, "buffer": {}}, "state")
         new = self._sums.loaded({self.name: state["buffer"]}, state["unit"])
         self._sums, self._slot = new, new.slots[self.name]
         self.count, self.weight = int(state["count"]), float(state["weight"])

@@ -260,7 +260,7 @@ def read_window(
     Raises if they do not match the parameters ``names``, the current window or the options.
     """
     parts: dict[str, Any] = {"config": {}, "window": {}, "counts": {}, "buffers": {}}
-    check_like(state, {"format": FORMAT, **parts, "unit": 1.0}, "the state of a GradientAccumulator")
+    check_like(state, {"format": FORMAT, **parts, "unit": 1.0}, "state")
     if state["format"] != FORMAT:
         raise ArgumentError(
             f"load_state_dict: the state has format {state['format']}, but this version of adjoint "

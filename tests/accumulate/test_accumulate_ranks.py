@@ -536,7 +536,9 @@ def test_mistakes() -> None:
     acc.step({"0": np.ones(2)})
     with pytest.raises(AccumulationError, match="has only 1 of 2 micro-batches"):
         acc.gradients()
-    with pytest.raises(AccumulationError, match="a window is divided among the ranks, so no rank can save or load it"):
+    with pytest.raises(
+        AccumulationError, match="a window is divided among the ranks, so no rank can save or load it"
+    ):
         acc.state_dict()
     acc.step({"0": np.zeros(2)})
     assert acc.gradients()["0"].tolist() == [0.5, 0.5]

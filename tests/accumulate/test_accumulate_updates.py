@@ -542,13 +542,11 @@ def test_what_a_state_lacks_is_named():
     with pytest.raises(ArgumentError) as caught:
         acc.load_state_dict(state)
     assert str(caught.value) == (
-        "load_state_dict: the state of a GradientAccumulator is missing keys: 'format'.\n"
+        "load_state_dict: state is missing keys: 'format'.\n"
         "  Pass the value returned by state_dict().  If it was saved with other objects, pass only its entry of "
         "what ad.load returned."
     )
-    with pytest.raises(
-        ArgumentError, match="GradientBuffer is missing keys: 'count', 'weight', 'unit', 'buffer'"
-    ):
+    with pytest.raises(ArgumentError, match="state is missing keys: 'count', 'weight', 'unit', 'buffer'"):
         ad.GradientBuffer((2,)).load_state_dict({})
     acc.load_state_dict(saved()[1])
 
