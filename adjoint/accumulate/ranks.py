@@ -186,7 +186,6 @@ class RankSums(Sums):
     def _lay_out(self, new: list[Any]) -> None:
         """Make buckets, starting with the last parameters, because backward reaches those first."""
         slots = [slot for slot in self._pending[::-1] if slot.param is None or slot.param.requires_grad]
-        self._pending = [slot for slot in self._pending if slot not in slots]
         total = sum(slot.size * slot.dtype.itemsize for slot in slots if slot.dtype)
         limit = min(max(total // 8, FIRST), LIMIT)
         made: list[tuple[int, list[Slot]]] = []  # place of the last parameter, parameters
@@ -203,7 +202,9 @@ class RankSums(Sums):
                 made.append((place, members))
                 del open_[slot.dtype]
         made += [(len(slots), members) for members, _ in open_.values()]
-        self._blocks += [Bucket(members, self.group) for _, members in sorted(made, key=lambda pair: pair[0])]
+        self._add_blocks(
+            [Bucket(members, self.group) for _, members in sorted(made, key=lambda pair: pair[0])]
+        )
 
     def buckets(self, *, active: bool) -> list[Bucket]:
         """Return the buckets that some rank has used, or if not ``active``, those that none has used."""
@@ -243,7 +244,7 @@ class RankSums(Sums):
             values = np.multiply(g.values, factor, dtype=slot.dtype)
             self.parts.setdefault(slot.name, []).append(g.mapped(values).coalesced())
         else:
-            slot.block.put_weighted(slot, g, factor)
+            self._block_of[slot.name].put_weighted(slot, g, factor)
             self.dense.add(slot.name)
 
     def send(self, rest: bool = True) -> None:
@@ -257,7 +258,7 @@ class RankSums(Sums):
 
     def arrived(self, name: str) -> None:
         """Send the buckets that are complete after the last gradient of a parameter in this window."""
-        self.slots[name].block.waiting.discard(name)
+        self._block_of[name].waiting.discard(name)
         self.send(rest=False)
 
     def _send(self, bucket: Bucket) -> None:

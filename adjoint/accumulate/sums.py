@@ -74,7 +74,6 @@ class Slot:
         self.size = math.prod(self.shape)
         self.dtype = None if dtype is None else checked_sum_dtype(name, dtype)  # None: as the first gradient
         self.param = param  # None: gradients are given by name
-        self.block: Any = None  # the Buffer of its sum; None: no gradient has come yet
         self.place = 0  # among the slots of its block
         self.part = slice(0, 0)  # of its memory
 
@@ -118,7 +117,7 @@ class Buffer:
         self.pick: Any = itemgetter(*[slot.index for slot in slots])
         self.size = 0
         for i, slot in enumerate(slots):
-            slot.block, slot.place, slot.part = self, i, slice(self.size, self.size + slot.size)
+            slot.place, slot.part = i, slice(self.size, self.size + slot.size)
             self.size += slot.size
 
     def is_shared(self) -> bool:
@@ -213,7 +212,8 @@ class Sums:
         # weights are counted in this power of two, so that tiny ones do not vanish in float32
         self.unit = 1.0
         self._blocks: list[Buffer] = []
-        self._pending: list[Slot] = []  # slots without a block
+        self._block_of: dict[str, Any] = {}
+        self._pending: list[Slot] = []  # slots without a block: no gradient has come yet
         # names, dtypes and shapes of the last whole, dense micro-batch, which the next one is likely to have
         self._seen: tuple[list[str], list[Any], list[Any]] | None = None
 
@@ -313,8 +313,12 @@ class Sums:
             small = slot.size <= SMALL
             room[slot.dtype] = start + slot.size * small
             groups.setdefault((slot.dtype, start // BLOCK) if small else slot, []).append(slot)
-        self._blocks += [Buffer(slots, self.depth) for slots in groups.values()]
-        self._pending = [slot for slot in self._pending if slot.block is None]
+        self._add_blocks([Buffer(slots, self.depth) for slots in groups.values()])
+
+    def _add_blocks(self, blocks: Sequence[Buffer]) -> None:
+        self._blocks += blocks
+        self._block_of.update((slot.name, block) for block in blocks for slot in block.slots)
+        self._pending = [slot for slot in self._pending if slot.name not in self._block_of]
 
     def _choose_unit(self, weight: float, before: float) -> None:
         """Change the unit of weights if a weight is WIDE times larger, or the first WIDE times smaller."""
@@ -334,9 +338,10 @@ class Sums:
             rows, sums = self.rows[name]
             found = SparseRows(rows, _corrected(sums), slot.shape, unique=True)
         if name in self.dense:
-            dense = slot.block.arrays[slot.place + 1]
+            arrays = self._block_of[name].arrays
+            dense = arrays[slot.place + 1]
             if self.depth == 2:
-                dense = _corrected(slot.block.arrays[0][:, slot.part]).reshape(slot.shape)
+                dense = _corrected(arrays[0][:, slot.part]).reshape(slot.shape)
             found = dense if found is None else np.add(dense, found)
         return np.zeros(slot.shape, slot.dtype or np.float64) if found is None else found
 
@@ -385,7 +390,7 @@ class Sums:
         "sum" and "rows" are lists of the dense and the sparse sum and, with compensation, of its errors.
         """
         slot = self.slots[name]
-        dense = slot.block.arrays[0][:, slot.part] if name in self.dense else ()
+        dense = self._block_of[name].arrays[0][:, slot.part] if name in self.dense else ()
         rows, values = self.rows.get(name, ((), ()))
         return {
             "shape": list(slot.shape),
@@ -433,7 +438,7 @@ class Sums:
                     raise ShapeError(f"{slot.name}: the saved errors have other rows than the saved sum.")
                 sums[row] = g.values
             elif g is not None:
-                slot.block.arrays[0][row, slot.part] = g.reshape(-1)
+                self._block_of[slot.name].arrays[0][row, slot.part] = g.reshape(-1)
 
 
 def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
