@@ -244,7 +244,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda w: ad.optim.SGD([w, w]), ValueError, "given twice"),
     (lambda w: ad.optim.Adagrad([w], initial=-1.0), ValueError, "initial must be finite and at least 0"),
     (lambda w: ad.optim.SGD([w], lr=-1.0), ValueError, "lr must be finite and at least 0, but is -1.0."),
-    (lambda w: ad.optim.SGD([w], nesterov=True), ValueError, "needs momentum above 0"),
+    (lambda w: ad.optim.SGD([w], nesterov=True), ValueError, "requires a momentum above 0"),
     (lambda w: ad.optim.Adam([w], betas=0.9), ValueError, "betas must be two numbers, but are 0.9"),
     (lambda w: ad.optim.Adam(w), TypeError, "pass a list of parameters or of groups, not one Tensor"),
     (lambda w: schedules.draw(schedules.linear(1.0, 5), 0), ValueError, "total must be positive"),

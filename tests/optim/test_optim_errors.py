@@ -171,7 +171,7 @@ def test_a_state_is_a_dictionary() -> None:
     [
         (ad.optim.Adam, "betas", (1.0, 0.9), "betas must be below 1"),
         (ad.optim.Adam, "eps", float("nan"), "eps must be"),
-        (ad.optim.SGD, "nesterov", True, "needs momentum above 0"),
+        (ad.optim.SGD, "nesterov", True, "requires a momentum above 0"),
         (
             ad.optim.SGD,
             "learning_rate",
