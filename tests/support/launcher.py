@@ -25,7 +25,7 @@ def is_open_mpi() -> bool:
 
 
 def start(
-    program: str, size: int, *arguments: str, interrupt: bool = False, limit: float = 60.0
+    program: str, size: int, *arguments: str, interrupt: bool = False, limit: float = 120.0
 ) -> tuple[subprocess.CompletedProcess[str], float]:
     """Run a program of this directory on several ranks; return it, and the seconds since it printed "now".
 

@@ -52,7 +52,7 @@ class Fault(train.Callback):
 def program(what: str, directory: Path) -> None:
     """Train with dropout, clipping, buckets that leave early, sparse rows, a log and checkpoints."""
     again, what = not what.endswith(" and end"), what.removesuffix(" and end")
-    timeout = 2.0 if what == "stopped" else 60.0
+    timeout = 6.0 if what == "stopped" else 60.0  # a busy rank may write a checkpoint for seconds
     group = distributed.world(timeout=timeout)
     windows.FIRST, windows.LIMIT, windows.CHECK_EVERY = 1 << 10, 1 << 12, 8
     here = group.rank == VICTIM

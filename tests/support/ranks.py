@@ -64,7 +64,7 @@ def _misbehave(group: distributed.Group, what: str) -> None:
 
 def main(what: str) -> None:
     """Run one of the programs."""
-    group = distributed.world(timeout=2.0 if what == "stop" else 60.0)
+    group = distributed.world(timeout=6.0 if what == "stop" else 60.0)
     if what == "collectives":
         collectives(group)
     else:
