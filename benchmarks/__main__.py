@@ -14,7 +14,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from benchmarks.report import page, picture, ratios
 DOCS = Path(__file__).parents[1] / "docs"
 QUICK_STEPS = 20  # of each of eight threads
 BACKENDS = {"adjoint-compile": "auto", "adjoint-replay": "replay"}  # of adjoint's own compiled steps
+PARTS = ("parallel", "memory", "scale", "profiles")  # beside the cases
 PEERS = ("numpy", "torch", "jax", "autograd", "mlx", "tinygrad", "scipy")
 
 
@@ -116,18 +117,22 @@ def run(names: list[str], rounds: int, seconds: float, without: list[str], ours:
     return numbers
 
 
-def add_parts(numbers: Numbers, quick: bool = False) -> None:
-    """Measure threads, memory and scale too, and take apart what missed its target."""
+def add_parts(numbers: Numbers, names: Sequence[str], quick: bool = False) -> Iterator[None]:
+    """Measure the named parts: threads, memory, scale, and where time goes in what missed its target.
+
+    Yields when one is done, so that it can be written: they take minutes.
+    """
     parts: dict[str, Callable[[], Any]] = {
         "parallel": lambda: parallel.measure(count=QUICK_STEPS if quick else eight.STEPS),
         "memory": memory.measure,
         "scale": scale.measure,
         "profiles": lambda: missed.measure(numbers),
     }
-    for name, measured in parts.items():
+    for name in names:
         began = time.perf_counter()
-        numbers[name] = measured()
+        numbers[name] = parts[name]()
         print(f"{time.perf_counter() - began:6.1f} s  {name}", file=sys.stderr)
+        yield
 
 
 def write(numbers: Numbers, folder: Path = DOCS) -> None:
@@ -155,12 +160,19 @@ def main() -> int:
     parser.add_argument("--ours", action="store_true", help="only eager and compiled steps of adjoint")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--picture", type=Path, help="draw the ratios into this file")
-    parser.add_argument("--write", action="store_true", help="write docs/performance.*: some 20 minutes")
+    parser.add_argument("--write", action="store_true", help="write docs/performance.*: some 40 minutes")
     parser.add_argument("--to", type=Path, default=DOCS, help="the folder for what --write writes (docs)")
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="measure and write this part alone; repeatable"
+    )
     parser.add_argument("--page", action="store_true", help="write the page again from docs/performance.json")
     options = parser.parse_args()
-    if options.page:
-        write(json.loads((options.to / "performance.json").read_text()), options.to)
+    stored = options.to / "performance.json"
+    before: Numbers = json.loads(stored.read_text()) if stored.exists() else {}
+    if options.page or options.part:
+        for _ in add_parts(before, options.part or (), options.quick):
+            write(before, options.to)
+        write(before, options.to)
         return 0
     if options.write and options.names:
         parser.error("--write takes all cases: name none")
@@ -171,8 +183,10 @@ def main() -> int:
     rounds, seconds = (FEWEST_ROUNDS, 0.0) if options.quick else (options.rounds, options.seconds)
     numbers = run(options.names, rounds, seconds, options.without, options.ours)
     if options.write:
-        add_parts(numbers, options.quick)
+        numbers = {name: before[name] for name in PARTS if name in before} | numbers
         write(numbers, options.to)
+        for _ in add_parts(numbers, PARTS, options.quick):
+            write(numbers, options.to)
     print(ratios(numbers["cases"]))
     if numbers.get("compiled"):
         print(f"\nCompiled steps\n{native.text(numbers['compiled'])}")

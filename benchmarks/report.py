@@ -108,7 +108,8 @@ PAGE = """# Performance
 
 <!-- Generated from docs/performance.json by `python -m benchmarks --write`: change that, not this. -->
 
-Every number on this page comes from one run of `python -m benchmarks --write` on one machine: {machine}.
+All cases come from one run of `python -m benchmarks --write`, each later section from one run of its own, all
+on one machine: {machine}.
 
 A ratio is adjoint's time divided by the peer's: **below 1, adjoint is faster**. In each round every
 engine does the same work once, in turn, with the same number of threads ({threads}), after its results
@@ -142,6 +143,7 @@ python -m benchmarks                   # everything, as tables
 python -m benchmarks LSTM GMM          # only cases whose names contain one of these
 python -m benchmarks --json out.json   # and the numbers
 python -m benchmarks --write           # docs/performance.json, .md and .png; the first time much is compiled
+python -m benchmarks --part memory     # one of the later sections: parallel, memory, scale or profiles
 ```
 
 A peer that is not installed, or that cannot run a case, is left out, and the reason is printed;

@@ -535,6 +535,13 @@ def test_bench_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.undo()
 
 
+def test_every_case_of_memory_runs_in_its_small_size() -> None:
+    from benchmarks import memory
+
+    for kind, _, tiny in memory.STEPS.values():
+        memory._case(kind, tiny).engines["adjoint"]()()
+
+
 def test_a_trial_does_not_write_the_page(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -546,11 +553,13 @@ def test_a_trial_does_not_write_the_page(
     assert "--quick is for trials: give --to another folder" in capsys.readouterr().err
     asked: list[Any] = []
     monkeypatch.setattr(bench, "run", lambda *options: asked.append(options) or missing_everything())
-    monkeypatch.setattr(bench, "add_parts", lambda numbers, quick: asked.append(quick))
+    monkeypatch.setattr(
+        bench, "add_parts", lambda numbers, names, quick: iter([asked.append((*names, quick))])
+    )
     monkeypatch.setattr(bench, "picture", lambda numbers, path: None)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--write", "--quick", "--to", str(tmp_path)])
     assert bench.main() == 0
-    assert asked == [([], 7, 0.0, [], False), True]
+    assert asked == [([], 7, 0.0, [], False), ("parallel", "memory", "scale", "profiles", True)]
     assert (tmp_path / "performance.md").read_text().startswith("# Performance")
 
 
