@@ -143,7 +143,10 @@ def _add_results(w: Writer, v: Variant) -> None:
 
 
 def _add_result(w: Writer, v: Variant, k: int, kind: str, at: int) -> str:
-    """Add the lines that make result ``k`` of the function from array ``at``; return an expression for it."""
+    """Add the lines that make result ``k`` of the function from array ``at``; return an expression for it.
+
+    ``v`` is the program, and ``kind`` is the kind of the result, such as "number".
+    """
     if v.recorder is not None and not v.single:  # ``record`` has made tensors
         return f"found[{at}]" + (".item()" if kind == "number" else "")
     if kind == "number":
@@ -240,7 +243,10 @@ def _expression(w: Writer, read: Any) -> str | None:
 
 
 def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
-    """Return ``fits(*arguments)``, which returns whether the arguments match the key of a program."""
+    """Return ``fits(*arguments)``, which returns whether the arguments match the key of a program.
+
+    ``specs`` has what each argument must be, and ``modes`` are the modes of the library at the trace.
+    """
     w = Writer(grad_mode=grad_mode, dtype=get_default_dtype, sink=sink)
     parts = _fitting(w, specs)
     parts.append(f"(grad_mode.get(), dtype(), sink.get() is None) == {w.name(modes[:3])}")
@@ -290,7 +296,7 @@ def _check_tensors(w: Writer, trace: Trace, miss: str) -> None:
 
 
 def _node_changed(w: Writer, t: str, h: Held) -> str:
-    """Return an expression that is true if the node of a tensor has changed."""
+    """Return an expression that is true if the graph node of the tensor (variable ``t``) has changed."""
     if type(h.node) is Node:
         return f"type({t}._node) is not {w.name(Node, 'n')}"
     return f"{t}._node is not {w.name(h.node, 'n')}"

@@ -73,7 +73,7 @@ def over(view: View, shape: Shape) -> tuple[int, ...] | None:
 
 
 def _simple(view: View) -> bool:
-    """Return whether a view is row-major or has the same value everywhere."""
+    """Return whether a view is row-major or the same for all elements (all strides are 0)."""
     return not any(view.strides) or view.strides == row_major(view.shape)
 
 
@@ -147,7 +147,7 @@ class _Fusion:
                     self.numbers.add(n.id)
 
     def _alone(self, n: Node) -> None:
-        """Place the waiting nodes that a node needs; then start a group with the node."""
+        """Start a group that has only ``n``, after placing the waiting nodes that it needs."""
         for a in n.args:
             if a.node.id in self.waiting:
                 self._place(a.node)
@@ -325,7 +325,10 @@ class _Fusion:
 
 
 def reads_in_place(g: Group, a: View, domain: Shape) -> bool:
-    """Return whether an operand from the same group is read only at the element where it is computed."""
+    """Return whether the operand ``a``, computed in the group, is read only where it is computed.
+
+    This means that each element of ``domain`` reads the element of ``a`` at the same position.
+    """
     strides = over(a, domain)
     if strides is None or a.offset:
         return False

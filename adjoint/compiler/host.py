@@ -25,7 +25,10 @@ Undo = list[tuple[Callable[..., None], Any, Any]]  # how to undo a write: a func
 
 
 def write(undo: Undo, t: Tensor, value: Any) -> None:
-    """Replace a tensor's array by one that nothing else uses, and increment the tensor's version."""
+    """Replace the array of ``t`` by ``value``, which nothing else uses, and increment its version.
+
+    How to restore the old array is appended to ``undo``.
+    """
     undo.append((_set_data, t, t._data))
     t._data = value
     move_version(t)
@@ -36,7 +39,7 @@ def _set_data(t: Tensor, data: Any) -> None:
 
 
 def set_grad(undo: Undo, t: Tensor, value: Any) -> None:
-    """Set the gradient of a tensor; None deletes it."""
+    """Set the gradient of a tensor; None deletes it.  The old gradient is appended to ``undo``."""
     undo.append((_put_grad, t, None if t._extra is None else t._extra.grad))
     _put_grad(t, None if value is None else wrap(value))
 
@@ -48,10 +51,10 @@ def _put_grad(t: Tensor, grad: Any) -> None:
 def assign(
     undo: Undo, written: list[Tensor], graded: list[Tensor], dropped: list[Tensor], *values: Any
 ) -> None:
-    """Assign the arrays of tensors, the gradients of tensors, and None to the gradients of tensors.
+    """Assign the arrays of ``written``, the gradients of ``graded``, and None to those of ``dropped``.
 
-    ``values`` are the arrays, then the gradients.  Nothing is allocated between two assignments, so that no
-    finalizer sees, or changes, only some of them.
+    ``values`` are the arrays, then the gradients.  The old ones are appended to ``undo``.  Nothing is
+    allocated between two assignments, so that no finalizer sees, or changes, only some of them.
     """
     locked(committing, _assign, undo, written, graded, dropped, values)
 
@@ -105,7 +108,7 @@ class Writer:
         self.fixed: dict[str, Any] = {}  # arrays that functions return, by name; see ``make_direct``
 
     def name(self, value: Any, prefix: str = "k") -> str:
-        """Return a variable name for an object."""
+        """Return the variable name of an object in the generated code; a new name starts with ``prefix``."""
         found = self.known.get(id(value))
         if found is None:
             found = self.known[id(value)] = f"{prefix}{len(self.known)}"
@@ -143,7 +146,7 @@ def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
 def _make_python_call(
     program: Program, trace: Trace, run: Callable[..., Any], count: int
 ) -> Callable[..., Any]:
-    """Return a ``call`` that reads and writes by Python."""
+    """Return a ``call`` as ``make_call`` does, which reads and writes tensors in Python."""
     w = Writer()
     add_call(w, program, trace, run)
     w.add("return found")
@@ -194,7 +197,10 @@ def add_call(
 def _make_native_call(
     program: Program, trace: Trace, run: Any, count: int, slow: Callable[..., Any]
 ) -> Callable[..., Any] | None:
-    """Return a ``call`` whose native entry reads and writes tensors; None if there is no native entry."""
+    """Return a ``call`` whose native entry reads and writes tensors; None if there is no native entry.
+
+    ``slow`` is the ``call`` in Python, which is used if the native entry cannot run.
+    """
     if getattr(run, "entry", None) is None or (program.writes and not run.in_order):
         return None
     if any(s.kind == "draw" for s in program.sources):  # where Python must take over, it would draw again
@@ -299,7 +305,7 @@ def _add_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes
 
 
 def _fixed_numbers(program: Program) -> list[Source]:
-    """Return the sources of numbers that change only if hyper-parameters of an optimiser change."""
+    """Return the sources of numbers that change only if hyper-parameters of an optimiser are assigned."""
     used: dict[int, set[int]] = {
         s.value.id: set() for s in program.sources if s.kind == "numbers" and hasattr(s.owner, "constant")
     }
@@ -311,7 +317,10 @@ def _fixed_numbers(program: Program) -> list[Source]:
 
 
 class _Writes:
-    """The writes of a program with their positions in the outputs: by the native entry, and the others."""
+    """The writes of a program, with their positions in its outputs.
+
+    Some are made by the native entry, the others in Python.
+    """
 
     def __init__(self, program: Program, trace: Trace) -> None:
         empty = {id(h.tensor) for h in trace.grad_guards() if h.argument is None and h.grad is None}

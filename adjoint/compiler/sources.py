@@ -73,7 +73,10 @@ class Sources:
         return value
 
     def number(self, kind: str, owner: Any) -> Number:
-        """Return the symbol of a number that is passed to the program at each call; see ``source``."""
+        """Return the symbol of a number that is passed to the program at each call.
+
+        ``kind`` and ``owner`` are as for ``source``.
+        """
         value = Number(cast("Trace", self))
         self.program.sources.append(Source(kind, value, owner))
         return value
@@ -99,7 +102,7 @@ class Sources:
         return self.drawn[count:], [(t, data) for t, data in values if t._data is not data]
 
     def drawing(self, drawn: list[Symbolic], function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function so that it gets the draws of an earlier call again."""
+        """Call a function so that its random draws are ``drawn``, the draws of an earlier call."""
         before = self.again
         try:
             self.again = iter(drawn)
@@ -134,7 +137,7 @@ class Sources:
         return found[1]
 
     def cells_of(self, owner: Any, make: Callable[[Any], Any]) -> Any:
-        """Return the container ``make(owner)``, the same one for each use in this trace."""
+        """Return the container ``make(owner)``; the same one each time in this trace."""
         return self.containers.setdefault(id(owner), (make(owner), owner))[0]
 
     def set_cell(self, container: Any, key: Any, value: Symbolic) -> None:

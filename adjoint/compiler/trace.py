@@ -92,7 +92,7 @@ class Trace(Sources):
         return t
 
     def fix(self, array: Any) -> None:
-        """Guard the values of an array: the function is traced again if they change."""
+        """Guard the elements of an array: the function is traced again if they change."""
         if type(array) is ndarray and all(a is not array for a, _ in self.fixed):
             self.fixed.append((array, array.copy()))
 
@@ -139,7 +139,7 @@ class Trace(Sources):
         return self.parent is not None and isinstance(data, Lifted) and data.level < self.level
 
     def lend(self, inner: Trace, t: Tensor) -> Symbolic:
-        """Return this trace's symbol of a tensor that ``inner``, the trace of a loop body, has captured."""
+        """Return this trace's symbol of a tensor that ``inner``, the trace of a loop body, uses."""
         held, symbol = inner.held[id(t)], t._data
         t._data, t.__class__ = held.data, held.kind
         held.data, held.kind = self.capture(t), Traced
@@ -309,7 +309,11 @@ class Trace(Sources):
         return found
 
     def scan(self, body: Any, carry: Any, count: int, reverse: bool) -> tuple[Any, Any] | None:
-        """Return the result of a loop whose body is traced once; None if it must be unrolled."""
+        """Return the result of a loop whose body is traced once; None if it must be unrolled.
+
+        ``carry`` is the initial carry and ``count`` the number of steps; with ``reverse`` the loop goes from
+        the last row to the first.
+        """
         return trace_scan(self, self.inner(), body, carry, count, reverse)
 
     def function(self, name: str, f: Callable[..., Any], specs: Sequence[Any]) -> Inner:
@@ -450,7 +454,7 @@ class Trace(Sources):
         return locked(_tracing_lock, self._run_apart, f, finish)
 
     def _run_apart(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
-        """Run in a separate context, so that an interrupt leaves no context variable set."""
+        """Do what ``run`` does, in a separate context: an interrupt leaves no context variable set."""
         try:
             return copy_context().run(self._run, f, finish)
         finally:
@@ -526,7 +530,7 @@ def _ended() -> TransformError:
 
 
 def _take(leaves: list[Tensor], *gradients: Any) -> None:
-    """Add gradients to the micro-batch that is open now."""
+    """Add gradients of ``leaves`` to the micro-batch of an accumulator that is open now."""
     target = sink.get()
     assert target is not None
     target.take(dict(zip(leaves, gradients, strict=True)))

@@ -53,7 +53,8 @@ class _Place:
 def _places(what: str, target: Any) -> list[_Place]:
     """Return the gradients in parameters, a store or a dictionary; gradients that are None are left out.
 
-    A parameter that occurs twice, such as one that layers share, counts once.
+    A parameter that occurs twice, such as one that layers share, counts once.  ``what`` is the name of the
+    caller, for errors.
     """
     if isinstance(target, Tensor):
         target = [target]
@@ -137,7 +138,8 @@ def _param_place(what: str, label: str, t: Tensor) -> _Place | None:
 def _gradient_place(label: str, g: Any, param: Tensor | None, put: Callable[[Any], None]) -> _Place:
     """Return the ``_Place`` of the gradient ``g``, which ``put`` replaces in its container.
 
-    Inside the clip function of an accumulator, the gradient is written in place instead.
+    ``label`` names it in messages, and ``param`` is its parameter, if known.  Inside the clip function of an
+    accumulator, the gradient is written in place instead.
     """
     lent = _lent.get()
     if lent is None:
@@ -228,7 +230,11 @@ def clip_grad_norm(target: Any, max_norm: float, p: float = 2.0, *, nonfinite: s
 
 
 def _clip_norm(what: str, places: list[_Place], bound: float, p: float, nonfinite: str) -> float:
-    """Clip the joint p-norm of gradients to ``bound``; return the norm before clipping."""
+    """Clip the joint p-norm of gradients to ``bound``; return the norm before clipping.
+
+    If the norm is not finite, raise if ``nonfinite`` is "raise", otherwise change nothing.  ``what`` is the
+    name of the caller, for errors.
+    """
     norm, scale = norm_parts((place.grad for place in places), p)
     if not math.isfinite(norm):
         if nonfinite == "raise":
@@ -246,9 +252,9 @@ def _trace() -> Any:
 def _clip_traced(
     clip: Callable[[list[_Place]], Any], places: list[_Place], raises: bool, kind: Any = np.float64
 ) -> Any:
-    """Make the compiled function call ``clip`` at each call; return the symbol of its result.
+    """Make the compiled function call ``clip`` on the gradients at each call; return its symbolic result.
 
-    If ``clip`` raises for some gradients, it is called even if nothing uses its results.
+    ``places`` are the gradients, and ``kind`` is the type of the result.
     """
     trace, labels = _trace(), [place.label for place in places]
     params = [place.param for place in places if place.param is not None]
@@ -273,7 +279,10 @@ def _clip_traced(
 
 
 def _clip_places(places: list[_Place], norm: float, scale: float, bound: float) -> None:
-    """Scale gradients whose norm is ``norm * scale``, which may exceed float64, down to ``bound``."""
+    """Scale gradients down to the norm ``bound``.
+
+    Their norm is ``norm * scale``, which may exceed the range of float64.
+    """
     if norm * scale > bound:
         for place in places:
             place.put(scaled(place.grad, bound / norm / scale))
@@ -502,7 +511,7 @@ def _clip_units(places: list[_Place], factor: float, floor: float, axis: int) ->
 
 
 def _unit_axis(place: _Place, axis: int) -> int | None:
-    """Return the axis of units; None if the parameter is one unit."""
+    """Return the axis along which the units of a parameter lie; None if the parameter is one unit."""
     if type(place.grad) is SparseGradient:
         return 0
     ndim = place.grad.ndim
@@ -514,7 +523,7 @@ def _unit_axis(place: _Place, axis: int) -> int | None:
 
 
 def _unit_norms(a: Array, axis: int | None) -> Array:
-    """Return the 2-norm of each unit, in a shape that broadcasts against the array."""
+    """Return the 2-norm of each unit along ``axis``, in a shape that broadcasts against the array."""
     axes = tuple(i for i in range(a.ndim) if i != axis)
     if axis is not None and a.ndim == 1:
         axes = ()

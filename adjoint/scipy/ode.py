@@ -140,7 +140,10 @@ def solve_ivp(
 def _eager(
     problem: Problem, wanted: Tensor | None, dense_output: bool, events: list[Any], options: dict[str, Any]
 ) -> Any:
-    """Solve a problem in eager code."""
+    """Solve a problem in eager code; return SciPy's result with tensors.
+
+    ``wanted`` are the times at which the solution is wanted; the other arguments are as in ``solve_ivp``.
+    """
     if wanted is not None:
         problem.check_times(wanted)
     dense = dense_output or bool(events) or wanted is not None
@@ -216,7 +219,9 @@ def _in_rows(
 ) -> Rows | None:
     """Solve a problem inside ``ad.compile`` or ``ad.vmap`` in rows; return None if that is not needed.
 
-    ``between`` says whether values inside the steps are needed, ``most`` has the numbers of steps and events.
+    ``ends`` are the start, the end and the initial values, ``wanted`` the times at which the solution is
+    wanted.  ``between`` says whether values inside the steps are needed, ``most`` has the numbers of steps
+    and events.
     """
     implicit = method_of(name).implicit
     if tracing.get() is not None:

@@ -60,7 +60,10 @@ class ChosenRows(Rows):
             self.functions.append(jacobian_of(f))
 
     def in_program(self, most: int, most_events: int | None) -> ChosenRows:
-        """Let SciPy choose the steps at each call of the compiled function."""
+        """Let SciPy choose the steps at each call of the compiled function.
+
+        ``most`` and ``most_events`` are the largest numbers of steps and of events.
+        """
         trace: Any = tracing.get()
         n, dtype = self.y0.shape[0], self.y0.dtype
         double, whole = np.dtype(np.float64), np.dtype(np.int64)
@@ -102,7 +105,7 @@ class ChosenRows(Rows):
         return run_scipy(self.name, f, span, np.array(y0), events, options, True, most)
 
     def _padded(self, run: Run, count: int, places: Sequence[int]) -> list[Any]:
-        """Return a run as arrays of fixed shapes."""
+        """Return a run as arrays of fixed shapes: ``count`` steps, and ``places[k]`` times of event ``k``."""
         used, (last, state) = len(run.steps), run.last
         grid = np.array([*(t for t, *_ in run.steps), last])
         length = run.span[1] - run.span[0]

@@ -123,7 +123,10 @@ class Problem:
         return self.batch.values(self.y0).reshape(-1)
 
     def run(self, events: list[Any], options: dict[str, Any], dense: bool) -> Any:
-        """Solve the problem with SciPy, without gradients, and keep its steps."""
+        """Solve the problem with SciPy, without gradients, and keep its steps.
+
+        If ``dense``, the stages include those that are used only for values inside the steps.
+        """
 
         def plain(event: Any) -> Any:
             return like_event(event, lambda t, y: float(event(asarray(t), asarray(y)).item()))
@@ -238,7 +241,10 @@ class _Solution:
         return found
 
     def _pulled(self, gy: Any, gk: Any, wanted: Sequence[bool]) -> list[Any] | None:
-        """Return the gradients by one batched evaluation; None if the function now used other tensors."""
+        """Return the gradients by one batched evaluation; None if the function used different tensors now.
+
+        ``gy`` and ``gk`` are the gradients of the states and of the stages.
+        """
         v, (y0, start, end) = self.values, self.inputs
         t, y = v.places()
         shape = v.stages.shape

@@ -116,7 +116,11 @@ class End(NamedTuple):
 
 
 def fixed_result(rows: Rows, wanted: Tensor | None, dense: bool, events: Sequence[Function]) -> Any:
-    """Return SciPy's result for a solution in rows."""
+    """Return SciPy's result for a solution in rows.
+
+    ``wanted`` are the times at which the solution is wanted, and ``dense`` says whether it is wanted at any
+    time.
+    """
     found = scipy_module("integrate._ivp.ivp").OdeResult(
         t=None, y=None, sol=None, t_events=None, y_events=None, status=0, success=True,
         message="The solver successfully reached the end of the integration interval.",

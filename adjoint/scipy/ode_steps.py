@@ -67,8 +67,9 @@ def run_scipy(
 ) -> Run:
     """Solve a problem with SciPy; raise if it takes more than ``most`` steps.
 
-    ``f`` and ``events`` are functions of a number and an array.  If ``dense``, the stages include those that
-    are used only for values inside the steps.
+    ``f`` and ``events`` are functions of a number and an array, ``span`` has the start and the end, and
+    ``options`` are SciPy's.  If ``dense``, the stages include those that are used only for values inside the
+    steps.
     """
     steps: list[Any] = []
     solver = _capturing(name, steps, most)
@@ -126,7 +127,7 @@ def combined(factors: Any, k: Any) -> Any:
 
 
 def explicit_stages(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method) -> Tensor:
-    """Return the stages of a step of an explicit method."""
+    """Return the stages of a step of the explicit method ``m``, from time t and state y over the length h."""
     slopes: list[Tensor] = []
     for i in range(m.total):
         used = [j for j in range(i) if m.a[i, j]]
@@ -141,7 +142,10 @@ def jacobian_of(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def implicit_stages(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method, guess: Any) -> Tensor:
-    """Return SciPy's stages of a step of an implicit method, connected to what the equation depends on."""
+    """Return the stages of a step of the implicit method ``m``, connected to what the equation depends on.
+
+    The step goes from time t and state y over the length h; ``guess`` are SciPy's stages.
+    """
     a, stages = m.a.astype(y.dtype), asarray(guess)
 
     def off(v: Tensor) -> Tensor:

@@ -131,7 +131,10 @@ class Steps(Rows):
         return stack(slopes), new
 
     def _error(self, stages: Tensor, h: Tensor, y: Tensor, new: Tensor) -> Tensor:
-        """Return the estimated error of a step, relative to the tolerances."""
+        """Return the estimated error of a step, relative to the tolerances.
+
+        The step goes from state ``y`` to ``new`` over the length ``h``.
+        """
         scale = self.atol + rec.maximum(abs(y), abs(new)) * self.rtol
         k = stages[: self.method.needed + 1]
         if not hasattr(self.solver, "E3"):

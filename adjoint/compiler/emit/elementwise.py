@@ -204,7 +204,7 @@ _COMBINED: dict[str, Callable[[Writer, Any, Value, Value], Value]] = {
 
 
 def combine(w: Writer, n: Node, a: Value, b: Value) -> Value:
-    """Emit the combination of two values by the operation of the reduction ``n``."""
+    """Emit the combination of ``a`` and ``b`` by the operation of the reduction ``n``, such as their sum."""
     return _COMBINED[n.params[0]](w, n.dtype, a, b)
 
 

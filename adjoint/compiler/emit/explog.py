@@ -47,7 +47,7 @@ class Exponential(NamedTuple):
 
 
 def _clamp(w: Writer, x: Value, low: float, high: float) -> Value:
-    """Return x limited to two bounds; NaN is unchanged."""
+    """Return x limited to the range from ``low`` to ``high``; NaN is unchanged."""
     top, bottom = w.like(x, high), w.like(x, low)
     x = w.select(w.compare("olt", top, x), top, x)  # in this form it is one x86 instruction
     return w.select(w.compare("ogt", bottom, x), bottom, x)
@@ -98,19 +98,19 @@ def _limits(x: Value, lean: bool) -> tuple[float, float]:
 
 
 def exp(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit exp(x)."""
+    """Emit code for exp(x)."""
     e = _reduced(w, _clamp(w, x, *_limits(x, lean)), lean)
     return _scaled(w, w.add(w.add(e.r, e.c), 1.0), e, lean)
 
 
 def exp_sum(w: Writer, x: Value, beside: Value) -> Value:
-    """Emit exp(x + beside), where ``beside`` is a small correction of x."""
+    """Emit code for exp(x + beside), where ``beside`` is a small correction of x."""
     e = _reduced(w, _clamp(w, x, *_limits(x, False)), False, beside)
     return _scaled(w, w.add(w.add(e.r, e.c), 1.0), e, False)
 
 
 def exp2(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit 2ˣ."""
+    """Emit code for 2ˣ."""
     low, high = (-160.0, 140.0) if x.element == "float" or lean else (-1100.0, 1030.0)
     x = _clamp(w, x, low, high)
     k, n = nearest(w, x)
@@ -151,7 +151,7 @@ def _signed(w: Writer, x: Value, size: Value) -> Value:
 
 
 def expm1(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit exp(x) − 1."""
+    """Emit code for exp(x) − 1."""
     high = 88.9 if x.element == "float" else 709.9
     y = _half_expm1(w, _clamp(w, x, -50.0, high), lean)
     return _unless_tiny(w, x, w.add(y, y))
@@ -183,7 +183,7 @@ def tanh_from_gap(w: Writer, x: Value, gap: Value) -> Value:
 
 
 def tanh(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit tanh(x) = t / (t + 2) with t = exp(2|x|) − 1; in float32, from ``tanh_gap(x)``."""
+    """Emit code for tanh(x) = t / (t + 2) with t = exp(2|x|) − 1; in float32, from ``tanh_gap(x)``."""
     if x.element == "float":
         return tanh_from_gap(w, x, tanh_gap(w, x))
     a = w.abs(x)
@@ -206,13 +206,13 @@ def _half_exp(w: Writer, a: Value, lean: bool) -> Value:
 
 
 def cosh(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit cosh(x)."""
+    """Emit code for cosh(x)."""
     e = _half_exp(w, w.abs(x), lean)
     return w.add(e, w.div(w.like(x, 0.25), e))
 
 
 def sinh(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit sinh(x): by its Taylor series for |x| < 1, otherwise from exp(|x|)."""
+    """Emit code for sinh(x): by its Taylor series for |x| < 1, otherwise from exp(|x|)."""
     a = w.abs(x)
     z = w.mul(a, a)
     series = [1 / math.factorial(n) for n in range(9 if lean else 17, 1, -2)]
@@ -272,7 +272,7 @@ def _at_the_ends(w: Writer, x: Value, y: Value, zero: float = 0.0) -> Value:
 
 
 def _together(w: Writer, part: Logarithm, beside: Value | None = None) -> Value:
-    """Return the sum k ln 2 + f − (f²/2 − rest), plus ``beside``; small terms are added first."""
+    """Return the sum k ln 2 + f − (f²/2 − rest) of the parts, plus ``beside``; small terms come first."""
     high, low = LN2[part.f.element]
     small = w.fma(part.k, low, part.rest)
     if beside is not None:
@@ -281,12 +281,12 @@ def _together(w: Writer, part: Logarithm, beside: Value | None = None) -> Value:
 
 
 def log(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit log(x)."""
+    """Emit code for log(x)."""
     return _at_the_ends(w, x, _together(w, _logarithm(w, x, lean)))
 
 
 def log1p(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit log(1 + x)."""
+    """Emit code for log(1 + x)."""
     u = w.add(x, 1.0)
     n, m = exponent_and_mantissa(w, u)
     near = w.compare("eq", n, 0)
@@ -302,7 +302,7 @@ def log1p(w: Writer, x: Value, lean: bool = False) -> Value:
 def _in_base(
     w: Writer, x: Value, lean: bool, inverse: tuple[float, float], k_part: tuple[float, float]
 ) -> Value:
-    """Emit log(x) · inverse for a base, where inverse = 1 / log(base).
+    """Emit code for log(x) · inverse for a base, where inverse = 1 / log(base).
 
     ``inverse`` and ``k_part`` (log 2 · inverse) are sums of two numbers.
     """
@@ -320,12 +320,12 @@ def _in_base(
 
 
 def log2(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit the logarithm to base 2."""
+    """Emit code for the logarithm to base 2."""
     return _in_base(w, x, lean, (1.4426950407214463, 1.6751713164886512e-10), (1.0, 0.0))
 
 
 def log10(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit the logarithm to base 10."""
+    """Emit code for the logarithm to base 10."""
     return _in_base(
         w, x, lean, (0.4342944818781689, 2.5082946711645275e-11), (0.30102999566361177, 3.694239077158931e-13)
     )
@@ -335,7 +335,7 @@ def log10(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def asinh(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit asinh(x) = log(1 + (a + a²/(1 + √(1 + a²)))), a = |x|; log(2a) for large a."""
+    """Emit code for asinh(x) = log(1 + (a + a²/(1 + √(1 + a²)))), a = |x|; log(2a) for large a."""
     a = w.abs(x)
     large = w.compare("ogt", a, 2.0**28)
     b = w.select(large, w.like(a, 1.0), a)
@@ -346,7 +346,7 @@ def asinh(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def acosh(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit acosh(x) = log(1 + (t + √(2t + t²))), t = x − 1; log(2x) for large x."""
+    """Emit code for acosh(x) = log(1 + (t + √(2t + t²))), t = x − 1; log(2x) for large x."""
     large = w.compare("ogt", x, 2.0**28)
     t = w.sub(w.select(large, w.like(x, 2.0), x), 1.0)
     y = log1p(w, w.add(t, w.sqrt(w.fma(t, t, w.add(t, t)))), lean)
@@ -355,7 +355,7 @@ def acosh(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def atanh(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit atanh(x) = log(1 + 2a/(1 − a)) / 2, a = |x|."""
+    """Emit code for atanh(x) = log(1 + 2a/(1 − a)) / 2, a = |x|."""
     a = w.abs(x)
     twice = w.add(a, a)
     small = w.add(twice, w.div(w.mul(twice, a), w.sub(1.0, a)))
@@ -369,7 +369,7 @@ def atanh(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def pow(w: Writer, x: Value, y: Value, lean: bool = False) -> Value:
-    """Emit xʸ with all the special values of C's ``pow``."""
+    """Emit code for xʸ with all the special values of C's ``pow``."""
     a = w.abs(x)
     if lean:
         part = _logarithm(w, a, True)

@@ -64,9 +64,10 @@ class Kernel(NamedTuple):
 class Kernels(NamedTuple):
     """The kernels of a product; ``pack``, if there is one, runs first.
 
-    ``pack`` reads B from slot 0 and writes ``packed`` bytes to slot 1, which is slot ``B`` of ``main``.
-    ``main`` needs ``scratch`` bytes per thread at the address in slot ``SCRATCH``.  If ``turned``, A and B
-    change places: ``pack`` reads A, and slot ``A`` of ``main`` has the address of B.
+    A slot is an entry of the table of addresses that a kernel reads.  ``pack`` reads B from slot 0 and writes
+    ``packed`` bytes to slot 1, which is slot ``B`` of ``main``.  ``main`` needs ``scratch`` bytes per thread
+    at the address in slot ``SCRATCH``.  If ``turned``, A and B change places: ``pack`` reads A, and slot
+    ``A`` of ``main`` has the address of B.
     """
 
     pack: Kernel | None
@@ -144,7 +145,7 @@ class _Gemm:
         self.stack: Value | None = None
 
     def _dots_pay(self) -> bool:
-        """Return whether to vectorise along k: for one column, or for few rows if B is contiguous along k."""
+        """Return whether vectorising along k is faster: for one column, or few rows and contiguous B."""
         p = self.p
         along_a, along_b = p.a[1] == 1 or p.k == 1, p.b[0] == 1 or p.k == 1
         return self.lanes > 1 and along_a and along_b and (p.n == 1 or (p.m <= 3 and p.b[1] != 1)) and p.k > 1
@@ -158,7 +159,7 @@ class _Gemm:
         return whole and p.a[1] == 1 and p.b[0] == 1 and p.b[1] != 1 and 2 * p.m <= p.n
 
     def _packing_a_pays(self) -> bool:
-        """Return whether to pack A: its rows are far apart and used often."""
+        """Return whether packing A is faster: its rows are far apart in memory and are used often."""
         p = self.p
         if self.turned or p.n < 16 * self.columns or p.k * self.size < 512 or p.m < 2 * self.tile.rows:
             return False
@@ -231,7 +232,7 @@ class _Gemm:
         w.loop(w.low, w.high, 1, one)
 
     def _offset(self, w: Writer, item: Value, strides: tuple[int, ...]) -> Index:
-        """Return the offset of a batch item."""
+        """Emit the offset of a batch item in an array with these strides."""
         offset: Index = 0
         rest: Index = item
         for count, stride in zip(reversed(self.p.batch), reversed(strides), strict=True):
@@ -243,7 +244,10 @@ class _Gemm:
         return w.at(w.slot(SCRATCH), "i8", w.plus(w.times(w.thread, self.scratch), offset))
 
     def _panels(self, w: Writer, item: Index, a: Value, b: Value, c: Value, low: Index, high: Index) -> None:
-        """Emit the row panels from low to high, in blocks."""
+        """Emit the row panels ``low`` to ``high`` of batch item ``item``, in blocks.
+
+        ``a``, ``b`` and ``c`` are the addresses of the matrices of this item.
+        """
         if self.by_dots:
             self._dots(w, item, a, b, c, low, high)
             return
@@ -287,7 +291,10 @@ class _Gemm:
             w.loop(low, high, 1, lambda i, _: body(i, self.rows))
 
     def _pack_block(self, w: Writer, a: Value, target: Value, first: Value, end: Index) -> None:
-        """Emit the packing of a block of A: the rows of a panel are adjacent at each k."""
+        """Emit the packing of the row panels ``first`` to ``end`` of A into ``target``.
+
+        The rows of a panel are adjacent there at each k.
+        """
         p = self.p
 
         def one(panel: Value, rows: int) -> None:
@@ -306,7 +313,8 @@ class _Gemm:
     ) -> None:  # fmt: skip
         """Emit the tiles of ``count`` columns for the row panels from ``first`` to ``end``.
 
-        ``j`` is the number of the range of columns, ``item`` the batch item, ``packed_a`` the packed panels.
+        ``a``, ``b`` and ``c`` are the addresses of the matrices, ``packed_a`` is that of the packed panels,
+        ``j`` is the number of the range of columns, and ``item`` the batch item.
         """
         p = self.p
         start = w.times(j, self.wide)
@@ -349,7 +357,11 @@ class _Gemm:
     def _turn(
         self, w: Writer, item: Index, row: Index, start: Index, count: int, source: Value, step: int, c: Value
     ) -> None:
-        """Emit the transposition of ``count`` columns of a panel into C, then the epilogue there."""
+        """Emit the transposition of ``count`` columns of a panel into C, then the epilogue there.
+
+        The columns are at the address ``source``, with ``step`` elements between rows; their positions in C
+        begin at row ``start`` and column ``row`` of batch item ``item``.
+        """
         lanes, stride = self.lanes, self.p.c[0]
         to = w.at(c, self.element, w.plus(w.times(start, stride), row))
         text = square_text(self.machine, self.element, lanes)
@@ -381,7 +393,8 @@ class _Gemm:
     ) -> None:
         """Emit the epilogue (the fused nodes) of a tile, and the copy to C if the tile is on the stack.
 
-        The tile is at the address ``source`` and has ``step`` elements between rows.
+        The tile is at the address ``source``, with ``step`` elements between rows.  It has ``rows`` rows from
+        ``row`` and ``columns`` columns from ``column`` of batch item ``item``.
         """
         p = self.p
         adjacent = p.c[1] == 1 or p.n == 1
@@ -436,7 +449,10 @@ class _Gemm:
             w.store(w.extract(value, lane), w.at(place, self.element, lane * stride))
 
     def _dots(self, w: Writer, item: Index, a: Value, b: Value, c: Value, low: Index, high: Index) -> None:
-        """Emit the row panels ``low`` to ``high`` of a batch item, computed as dot products along k."""
+        """Emit the row panels ``low`` to ``high`` of a batch item, computed as dot products along k.
+
+        ``a``, ``b`` and ``c`` are the addresses of the matrices of this item.
+        """
         p = self.p
 
         def one(panel: Value, rows: int) -> None:
@@ -466,7 +482,10 @@ class _Gemm:
     def _finish_dots(
         self, w: Writer, item: Index, row: Index, rows: int, out: Value, c: Value, adjacent: bool
     ) -> None:
-        """Emit the epilogue of whole rows at the address ``out``; by elements if not ``adjacent``."""
+        """Emit the epilogue of ``rows`` whole rows of a batch item, which are at the address ``out``.
+
+        It works element by element if the columns of C are not ``adjacent``.
+        """
         p = self.p
         if adjacent:
             self._finish(w, item, row, rows, 0, p.n, out, p.c[0], c)

@@ -40,7 +40,7 @@ def loop_kernel(
 
 
 class Lane:
-    """One vector of the loops: its position, and the values that have been computed for it."""
+    """One vector in the body of the loops: its position, and the values that were computed for it."""
 
     __slots__ = ("at", "common", "count", "known", "lanes", "mask", "row", "spot")
 
@@ -57,7 +57,11 @@ class Lane:
         self.common = self.known  # values that are the same for all items processed together
 
     def moved(self, row: Index = 0, spot: int = 0) -> Lane:
-        """Return a vector at the same position along the vector axis."""
+        """Return a vector at the same position along the vector axis.
+
+        ``row`` is its position along the reduced axis, and ``spot`` the number of its item or block of
+        columns.
+        """
         found = Lane(self.at, self.lanes, self.mask, self.count, row, spot)
         found.common = self.common
         return found
@@ -384,7 +388,7 @@ class Loop(Nest):
     # The body of a loop ------------------------------------------------------------------------------
 
     def _busy(self, t: int) -> bool:
-        """Return whether loop ``t`` has anything to compute; otherwise it is not emitted."""
+        """Return whether loop ``t`` has anything to compute; an idle loop is not emitted."""
         return any(
             (n.op == "reduce" and self.stage[n.id] == t + 1) or self._is_made(n, t) for n in self.group.nodes
         )
@@ -419,7 +423,10 @@ class Loop(Nest):
         return made
 
     def _added(self, n: Node, before: Any, i: int, x: Value, lane: Lane) -> Value:
-        """Emit the update of accumulator ``i`` of the reduction ``n`` by the vector ``x``."""
+        """Emit the update of accumulator ``i`` of the reduction ``n`` by the vector ``x``.
+
+        ``before`` is its value before; ``lane`` is the position of the vector.
+        """
         if lane.mask is not None and not self.columns:
             x = self.w.select(lane.mask, x, self._neutral(n, lane.lanes))
         return x if before is None else combine(self.w, n, before[i], x)
@@ -504,7 +511,10 @@ class Loop(Nest):
     # Values per item ---------------------------------------------------------------------------------
 
     def _hoist(self, spots: Sequence[Lane]) -> None:
-        """Load the operands that do not change inside the loops of an item."""
+        """Load the operands that do not change inside the loops of an item, before these loops.
+
+        ``spots`` has one vector per block of columns.
+        """
         fixed = self.reduced if self.columns else self.across
         assert fixed is not None  # a loop over columns reduces an axis
         for (n, k), place in self.access.items():

@@ -47,7 +47,7 @@ def operand_slots(node: Node, outs: list[Node]) -> tuple[list[Slot], dict[int, i
 
 
 def copy_bytes(w: Writer, to: Value, source: Value, size: Any) -> None:
-    """Emit a copy of ``size`` bytes."""
+    """Emit a copy of ``size`` bytes from the address ``source`` to the address ``to``."""
     w.declare("void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
     count = w.index_value(size)
     w.line(f"call void @llvm.memcpy.p0.p0.i64({to.typed}, {source.typed}, {count.typed}, i1 false)")
