@@ -87,7 +87,7 @@ def _text() -> str:
     return text
 
 
-units.expect(_text)
+units.expect(_text, 0)  # most of it waits or runs once
 
 
 def addresses() -> dict[str, int]:
@@ -96,7 +96,7 @@ def addresses() -> dict[str, int]:
         if not _found:
             binding()
             exports = ("run", "start", "forget", "chunks_helped", "trust", "avoid")
-            _found.update(units.library(_text(), exports, {}))
+            _found.update(units.library(_text(), exports, {}, 0))
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=_forget)
         return _found

@@ -24,13 +24,16 @@ __all__ = ["clear_memory", "counts", "expect", "function", "functions", "library
 Source = TypeVar("Source", bound=Callable[[], str | None])
 
 USED = re.compile(r"@(unit_[0-9a-f]{32})\(")
+# The level of optimisation of libraries: 1 takes a fifth less time than 2, and its code runs as fast, because
+# nothing there is arithmetic; 0 takes a fifth of the time, but calls of small programs take 6 % longer.
+EFFORT = 1
 PART = 20_000  # characters: longer texts are divided among threads
 
 _lock = held_across_fork(threading.RLock())
 _addresses: dict[str, int] = {}
 _images: dict[str, Image] = {}  # the image of each unit in ``_addresses``
 _salts: dict[Machine, bytes] = {}
-_libraries: list[Callable[[], str | None]] = []
+_libraries: list[tuple[Callable[[], str | None], int]] = []  # texts and levels of optimisation
 _compiled: dict[str, bytes] = {}  # object code of libraries that are not loaded yet
 
 # How many units were found in memory, read from disk, or compiled.
@@ -98,7 +101,7 @@ def _load_or_compile(texts: dict[str, str], keys: dict[str, str], here: Machine)
         return
     jobs = _jobs(missing, here)
     waiting = _waiting(here)
-    codes = compile_all([*jobs, *(Job({"library": text}, 1) for text in waiting.values())], here)
+    codes = compile_all([*jobs, *waiting.values()], here)
     _compiled.update(zip(waiting, codes[len(jobs) :], strict=True))
     images = []
     for job, code in zip(jobs, codes, strict=False):
@@ -155,33 +158,36 @@ def _enter(image: Image) -> None:
 # Libraries -----------------------------------------------------------------------------------------
 
 
-def expect(text: Source) -> Source:
+def expect(text: Source, effort: int = EFFORT) -> Source:
     """Compile a library together with the first kernels, because programs need it too.
 
-    ``text()`` returns its text, or None if this system cannot use it.
+    ``text()`` returns its text, or None if this system cannot use it; ``effort`` is as for ``library``.
     """
-    _libraries.append(text)
+    _libraries.append((text, effort))
     return text
 
 
-def _waiting(here: Machine) -> dict[str, str]:
-    """Return the texts of the expected libraries that are neither loaded nor on disk, by key."""
+def _waiting(here: Machine) -> dict[str, Job]:
+    """Return the jobs of the expected libraries that are neither loaded nor on disk, by key."""
     directory = disk.cache_directory()
     found = {}
-    for make in _libraries:
+    for make, effort in _libraries:
         text = make()
         if text is not None:
             key = _key(text, here)
             if directory is None or not disk.read(directory, key):
-                found[key] = text
+                found[key] = Job({"library": text}, effort)
     _libraries.clear()
     return found
 
 
-def library(text: str, exports: tuple[str, ...], imports: dict[str, int]) -> dict[str, int]:
+def library(
+    text: str, exports: tuple[str, ...], imports: dict[str, int], effort: int = EFFORT
+) -> dict[str, int]:
     """Compile a text and return the addresses of the functions ``exports``.
 
-    ``imports`` has the addresses of the functions that the text calls, by name.
+    ``imports`` has the addresses of the functions that the text calls, by name; ``effort`` is LLVM's level of
+    optimisation.
     """
     here = machine()
     with _lock:
@@ -197,8 +203,7 @@ def library(text: str, exports: tuple[str, ...], imports: dict[str, int]) -> dic
             return addresses
         code = _compiled.pop(key, None)
         if code is None:
-            # level 1 takes a fifth less time than 2, and its code runs as fast: nothing here is arithmetic
-            (code,) = compile_all([Job({"library": text}, 1)], here)
+            (code,) = compile_all([Job({"library": text}, effort)], here)
         counts["compiled"] += 1
         if directory is not None:
             disk.write(directory, [Image(dict.fromkeys(exports, key), {}, code)], [key])

@@ -33,6 +33,7 @@ After = Callable[[Writer, Index, Index, Index], None]
 # The slot numbers of the main kernel; an epilogue uses FREE and the following.
 A, B, C, SCRATCH, FREE = range(5)
 
+PLAIN_DEPTH = 64  # products summed by a tile, from which on the loops around it take little time
 PACK_BYTES = 256 * 1024  # a larger B is packed
 COLUMN_BYTES = 256 * 1024  # the part of B that is used for some rows of A before the next rows
 BLOCK_BYTES = 192 * 1024  # a block of A, which stays in the second-level cache for all columns of B
@@ -197,7 +198,9 @@ class _Gemm:
         if p.m and p.n and self.batches:
             (self._by_panel if self.batches == 1 else self._by_batch)(w)
         length = (self.panels if self.batches == 1 else self.batches) if p.m and p.n else 0
-        return Kernels(pack, Kernel(w.kernel(), length), packed, scratch, self.turned)
+        # loops around long tiles need no optimisation, which takes half of the time to compile them
+        plain = self.batches == 1 and p.k >= PLAIN_DEPTH and not self.packs_a and not self.by_dots
+        return Kernels(pack, Kernel(w.kernel(plain), length), packed, scratch, self.turned)
 
     def _pack_kernel(self) -> Kernel:
         w = Writer(self.machine)

@@ -494,8 +494,11 @@ class Writer:
         """Return the text of the function with a given signature."""
         return "\n".join([f"define {head} {{", "entry:", *self._entry, *self._lines, "}"])
 
-    def kernel(self) -> str:
-        """Finish the kernel and return the text of its unit."""
+    def kernel(self, plain: bool = False) -> str:
+        """Finish the kernel and return the text of its unit.
+
+        A ``plain`` kernel is compiled quickly: it spends its time in the functions that it calls.
+        """
         self.line("ret void")
         given = ", ".join(f"{t} %{n}" for t, n in PARAMETERS)
         parts = [
@@ -504,7 +507,8 @@ class Writer:
         ]
         if self.machine.flush and (around := flushing(PARAMETERS)) is not None:
             return "\n".join([*parts, self.body(f"internal void @body({given}) noinline"), around, ""])
-        return "\n".join([*parts, self.body(f"void @kernel({given})"), ""])
+        attributes = " noinline optnone" if plain else ""
+        return "\n".join([*parts, self.body(f"void @kernel({given}){attributes}"), ""])
 
     def shared(self, parameters: Sequence[str]) -> str:
         """Finish a function that kernels call by ``use``, and return the text of its unit."""
