@@ -15,7 +15,7 @@ from adjoint.core.inplace import move_version
 from adjoint.core.tensor import Tensor, committing, wrap
 
 if TYPE_CHECKING:
-    from adjoint.compiler.program import Instruction, Program, Source, Write
+    from adjoint.compiler.program import Instruction, Program, Write
     from adjoint.compiler.trace import Trace
 
 __all__ = ["Writer", "is_fresh", "make_call", "write"]
@@ -213,7 +213,8 @@ def _make_native_call(
     reuses = writes.reuses(run)
     owners: list[Any] = []
     given = [f"x{k}" for k in range(count)]
-    fixed = _fixed_numbers(program)
+    used = _used_numbers(program)
+    fixed = [s for s in program.sources if s.value.id in used and s.owner.constant(used[s.value.id])]
     for k, s in enumerate(program.sources):
         if s.kind in ("argument", "tensor", "array") and not s.value.weak:
             owners.append(s.owner)
@@ -224,8 +225,10 @@ def _make_native_call(
             owners.append(Cell(given.index(text), s.owner[1]))
         else:
             owners.append(len(given))
-            inline = s.kind == "numbers" and s not in fixed and hasattr(s.owner, "text")
-            given.append(s.owner.text(w.name) if inline else _read(w, s.kind, s.owner))
+            if s.value.id in used and s not in fixed:
+                given.append(s.owner.text(w.name, used[s.value.id]))
+            else:
+                given.append(_read(w, s.kind, s.owner))
     native = run.entry_for(owners, writes.swapped, len(given), writes.graded, reuses)
     if reuses is not None:
         _add_sure_call(w, native, given, count, writes)
@@ -304,8 +307,8 @@ def _add_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes
         w.add("    raise")
 
 
-def _fixed_numbers(program: Program) -> list[Source]:
-    """Return the sources of numbers that change only if hyper-parameters of an optimiser are assigned."""
+def _used_numbers(program: Program) -> dict[int, set[int]]:
+    """Return the indices of the numbers that a program uses, by the id of the source; -1 stands for all."""
     used: dict[int, set[int]] = {
         s.value.id: set() for s in program.sources if s.kind == "numbers" and hasattr(s.owner, "constant")
     }
@@ -313,7 +316,7 @@ def _fixed_numbers(program: Program) -> list[Source]:
         for a in i.args:
             if getattr(a, "id", None) in used:
                 used[a.id].add(i.params.get("k", -1))
-    return [s for s in program.sources if s.value.id in used and s.owner.constant(used[s.value.id])]
+    return used
 
 
 class _Writes:

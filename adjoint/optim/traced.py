@@ -269,9 +269,8 @@ class _Numbers:
         self.of, self.group, self.unit, self.i, self.ahead = optimizer.numbers, group, unit, i, ahead
         self.paths = [path for k, v in self.now().items() for path in _paths(v, (k,))]
         self.array = np.empty(len(self.paths))
-        self.pack = struct.Struct(f"{len(self.paths)}d").pack_into
         values = "".join([f", now{''.join([f'[{k!r}]' for k in path])}" for path in self.paths])
-        names = {"pack": self.pack, "out": self.array}
+        names = {"pack": struct.Struct(f"{len(self.paths)}d").pack_into, "out": self.array}
         self.store = eval(f"lambda now: pack(out, 0{values}) or out", names)
 
     def now(self, later: int = 0) -> dict[str, Any]:
@@ -282,13 +281,18 @@ class _Numbers:
     def __call__(self, later: int = 0) -> Any:
         return self.store(self.of({**self.group.hyper, "step": self.unit.steps[self.i] + self.ahead + later}))
 
-    def text(self, name: Callable[[Any], str]) -> str:
-        """Return a call as a Python expression; ``name`` returns a variable for an object."""
+    def text(self, name: Callable[[Any], str], used: set[int]) -> str:
+        """Return a call as a Python expression that stores only the numbers at the indices ``used``.
+
+        ``name`` returns a variable for an object.
+        """
+        used = used if used and min(used) >= 0 else {*range(len(self.paths))}
+        pack = struct.Struct("".join(["d" if k in used else "8x" for k in range(len(self.paths))])).pack_into
         step = f"{name(self.unit)}.steps[{self.i}] + {self.ahead}"
         now = f"now := {name(self.of)}({{**{name(self.group)}.hyper, 'step': {step}}})"
-        keys = ["".join([f"[{k!r}]" for k in path]) for path in self.paths]
+        keys = ["".join([f"[{k!r}]" for k in self.paths[n]]) for n in sorted(used)]
         values = ", ".join([f"({now}){keys[0]}", *(f"now{key}" for key in keys[1:])])
-        return f"{name(self.pack)}({name(self.array)}, 0, {values}) or {name(self.array)}"
+        return f"{name(pack)}({name(self.array)}, 0, {values}) or {name(self.array)}"
 
     def rows(self, count: int) -> Any:
         """Return the hyper-parameters of the next ``count`` updates, one row each."""
