@@ -51,8 +51,9 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
 # What the texts below name, besides what they are given.
 _NAMES = {
     "F32": F32, "F64": F64, "LEAF": LEAF, "NO_PARAMS": NO_PARAMS, "Node": Node, "Spec": Spec,
-    "Tensor": Tensor, "as_result": as_result, "careful": careful, "differentiable": differentiable,
-    "explained": explained, "function_in_pieces": function_in_pieces, "large": COSTLY_SIZE,
+    "Tensor": Tensor, "as_result": as_result, "asarray": np.asarray, "careful": careful,
+    "differentiable": differentiable, "explained": explained, "float64": np.float64,
+    "function_in_pieces": function_in_pieces, "large": COSTLY_SIZE,
     "ndarray": ndarray, "new_tensor": new_tensor, "next_seq": next_seq, "node_of_smooth": node_of_smooth,
     "note_view": note_view, "recording": recording, "special": special, "weak_number": weak_number,
     "weak_numbers": weak_numbers,
@@ -144,8 +145,16 @@ def make(op, forward, saved, numbers64, numbers32):
                 data_y = known64(y) if dtype is F64 else known32(y) if dtype is F32 else None
                 if data_y is None:
                     data_y = weak_number(op, y, dtype)
+            elif kind is float64:
+                parent_y = None
+                data_y = asarray(y)
             else:
                 return careful(op, (x, y), NO_PARAMS)
+        elif type(y) is Tensor and type(x) is float64:
+            parent_x = None
+            data_x = asarray(x)
+            parent_y = y._node
+            data_y = y._data
         elif type(y) is Tensor and (type(x) is float or type(x) is int):
             parent_x = None
             parent_y = y._node

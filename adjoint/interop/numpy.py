@@ -157,6 +157,8 @@ def _no_out(name: str, *given: Any) -> str:
 
 def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
     """Call the op of a NumPy ufunc."""
+    if not kwargs and method == "__call__" and (known := UFUNCS.get(ufunc)) is not None:
+        return known(*inputs)
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if "out" in kwargs:
         plain = all(type(a) is not Traced and not (type(a) is Tensor and tracked(a)) for a in inputs)

@@ -1,9 +1,9 @@
 """Initial value problems in eager code: the solution is one node of the graph.
 
 SciPy chooses the steps, without gradients.  The backward pass of the node evaluates the Jacobians of all
-stages of all steps as one batch, and propagates gradients through the steps by small matrices.  For
-derivatives of higher order, forward mode, and functions that do not work on batches, the steps are repeated
-with tensors.
+stages of all steps as one batch, and propagates gradients through the steps by small matrices.  Forward mode
+does the same with tangents.  For derivatives of higher order, and functions that do not work on batches, the
+steps are repeated with tensors.
 
 A *stage* is an evaluation of the right-hand side inside a step (see ``runge_kutta``).
 """
@@ -23,6 +23,7 @@ from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import Namespace, raw, rec
 from adjoint.core.node import Node, next_seq
 from adjoint.core.record import record_results
+from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.push import push_forward
 from adjoint.engine.run import key_of
@@ -37,7 +38,7 @@ from adjoint.scipy.ode_steps import (
     like_event,
     run_scipy,
 )
-from adjoint.scipy.runge_kutta import Method, method_of, pulled_steps
+from adjoint.scipy.runge_kutta import Method, method_of, pulled_steps, pushed_steps
 from adjoint.transforms.batch import vmap
 from adjoint.transforms.calls import new_op, wants_gradient
 from adjoint.transforms.implicit import root
@@ -240,32 +241,40 @@ class _Solution:
             )
         return found
 
+    def _at_stages(self) -> tuple[Tensor, tuple[Tensor, Tensor], Any]:
+        """Evaluate the right-hand side at all stages as one recorded batch.
+
+        Return the values, the states and times of the stages, and the Jacobians in the states.
+        """
+        t, y = self.values.places()
+        shape = self.values.stages.shape
+        places = tensor(y, requires_grad=True), tensor(t, requires_grad=True)
+        f = vmap(self.problem.f)
+        out = within(grad_mode, True, self.rerun.again, lambda y, t: asarray(f(t, y)), places, {})
+        jac = np.zeros((*shape, shape[-1]), self.values.stages.dtype)
+        for j in range(shape[-1] if out._node is not None else 0):
+            seed = np.zeros(y.shape, out.dtype)
+            seed[:, j] = 1
+            (row,) = gradients(out, [places[0]], seed, retain_graph=True, allow_unused=True)
+            if row is not None:
+                jac[:, :, j, :] = row._data.reshape(shape)
+        return out, places, jac
+
     def _pulled(self, gy: Any, gk: Any, wanted: Sequence[bool]) -> list[Any] | None:
         """Return the gradients by one batched evaluation; None if the function used different tensors now.
 
         ``gy`` and ``gk`` are the gradients of the states and of the stages.
         """
         v, (y0, start, end) = self.values, self.inputs
-        t, y = v.places()
         shape = v.stages.shape
-        n = shape[-1]
-        places = tensor(y, requires_grad=True), tensor(t, requires_grad=True)
         since = next_seq()
-        f = vmap(self.problem.f)
-        out = within(grad_mode, True, self.rerun.again, lambda y, t: asarray(f(t, y)), places, {})
-        moving = out._node is not None
-        jac = np.zeros((*shape, n), v.stages.dtype)
-        for j in range(n if moving else 0):
-            seed = np.zeros(y.shape, out.dtype)
-            seed[:, j] = 1
-            (row,) = gradients(out, [places[0]], seed, retain_graph=True, allow_unused=True)
-            if row is not None:
-                jac[:, :, j, :] = row._data.reshape(shape)
+        out, places, jac = self._at_stages()
         gy = np.zeros_like(v.states) if gy is None else gy
         first, of_k, of_h = pulled_steps(v.method, v.h, v.stages, jac, gy, gk)
         keys = [*self.keys, places[1], places[0]]
         every = [*wanted, True, False]
-        seed = of_k.reshape(y.shape).astype(out.dtype)
+        seed = of_k.reshape(out.shape).astype(out.dtype)
+        moving = out._node is not None
         found = pull_record(raw, [out], [seed], keys, every, since) if moving else [None] * len(keys)
         if found is None:
             return None
@@ -275,20 +284,47 @@ class _Solution:
         own = {id(y0): first, id(start): of_t.sum() - of_length, id(end): of_length}
         total = list(found[:-2])
         for given in self.moving:
-            i = next(i for i, key in enumerate(self.keys) if key is key_of(given))
+            i = self._index(given)
             if wanted[i]:
                 part = np.asarray(own[id(given)], given.dtype)
                 total[i] = part if total[i] is None else total[i] + part
         return total
 
+    def _index(self, given: Tensor) -> int:
+        """Return the number of an input among the tensors that the solution depends on."""
+        return next(i for i, key in enumerate(self.keys) if key is key_of(given))
+
     def push(self, xp: Namespace, tangents: Any, out: Any, *_: Any) -> Any:
-        """Return the tangents of the solution: repeat the steps with tensors in forward mode."""
+        """Return the tangents of the solution: the forward mode of the node."""
         given = tangents if isinstance(tangents, tuple) else (tangents,)
+        if xp is not rec and all(t is None or isinstance(t, np.ndarray) for t in given):
+            return self._pushed(given)
         since = next_seq()
         roots = within(grad_mode, True, self.rerun.again, self.repeated, (), {})
         directions = [t if t is None or isinstance(t, Tensor) else wrap(t) for t in given]
         ends = [standing(key) for key in self.keys]
         return tuple(push_forward(list(roots), ends, directions, create_graph=xp is rec, since=since))
+
+    def _pushed(self, given: Sequence[Any]) -> tuple[Any, Any]:
+        """Return the tangents of states and stages by one batched evaluation."""
+        v = self.values
+        own = {id(t): given[self._index(t)] for t in self.moving}
+        of_y0, of_start, of_end = (own.get(id(t)) for t in self.inputs)
+        of_start, of_end = (0.0 if t is None else float(t) for t in (of_start, of_end))
+        since = next_seq()
+        out, places, jac = self._at_stages()
+        parts = np.diff(v.shares)
+        shares = v.shares[:-1, None] + parts[:, None] * v.method.c
+        of_t = of_start + (of_end - of_start) * shares
+        of_f = np.zeros_like(v.stages)
+        if out._node is not None:
+            ends = [*(standing(key) for key in self.keys), places[1]]
+            directions = [None if t is None else wrap(t) for t in (*given, of_t.reshape(-1))]
+            (moved,) = push_forward([out], ends, directions, create_graph=False, since=since)
+            if moved is not None:
+                of_f = as_gradient_tensor(moved).numpy().reshape(of_f.shape)
+        first = np.zeros(v.states.shape[1]) if of_y0 is None else of_y0
+        return pushed_steps(v.method, v.h, v.stages, jac, first, of_f, (of_end - of_start) * parts)
 
     def repeated(self) -> tuple[Tensor, Tensor]:
         """Repeat SciPy's steps with tensors; return the states and the stages."""

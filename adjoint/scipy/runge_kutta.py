@@ -1,4 +1,4 @@
-"""Coefficients of SciPy's Runge-Kutta methods, and the backward pass of their steps.
+"""Coefficients of SciPy's Runge-Kutta methods, and the derivatives of their steps.
 
 A step of length h from y evaluates the stages k_i = f(t + c_i h, y + h Σ_j a_ij k_j) and ends at y + h Σ b_i
 k_i. Inside the step, the solution is y + h Σ_i k_i Σ_m w_im x^(m+1) for x from 0 to 1.  Some methods have
@@ -16,7 +16,7 @@ import numpy as np
 from adjoint.scipy.fallback import scipy_module
 from adjoint.typing import Array
 
-__all__ = ["METHODS", "Method", "method_of", "pulled_steps", "transfer"]
+__all__ = ["METHODS", "Method", "method_of", "pulled_steps", "pushed_steps", "transfer"]
 
 METHODS = ("RK23", "RK45", "DOP853", "Radau")
 
@@ -101,7 +101,7 @@ def _dop853(d: Array, b: Array, s: int) -> Array:
     return w
 
 
-# The adjoint of the steps: arrays of all steps at once, (steps, stages, …) ---------------------------------
+# Derivatives of the steps: arrays of all steps at once, (steps, stages, …) ---------------------------------
 
 
 def transfer(m: Method, h: Array, jac: Array) -> Any:
@@ -169,3 +169,32 @@ def pulled_steps(
             at[:, i] = np.einsum("sab,sa->sb", jac[:, i], of_k[:, i])
     of_h = np.einsum("sa,i,sia->s", ends, m.b, k) + np.einsum("sia,ij,sja->s", at, m.a, k)
     return total, of_k, of_h
+
+
+def pushed_steps(
+    m: Method, h: Array, k: Array, jac: Array, first: Array, of_f: Array, of_h: Array
+) -> tuple[Any, Any]:
+    """Propagate tangents through all steps; return those of the states and of the stages.
+
+    ``first`` is the tangent of the initial state, ``of_f`` those of the right-hand side at the stages while
+    the states are fixed (steps, stages, n), and ``of_h`` those of the step lengths.
+    """
+    steps, stages, n, _ = jac.shape
+    along, size = transfer(m, h, jac), h[:, None]
+    moved = of_h[:, None, None] * np.einsum("ij,sja->sia", m.a, k)
+    # the tangents of the stages of a step that begins at a fixed state
+    if m.implicit:
+        given = of_f + np.einsum("siab,sib->sia", jac, moved)
+        own = np.linalg.solve(_blocks(m, h, jac), given.reshape(steps, -1, 1)).reshape(given.shape)
+    else:
+        own = np.empty_like(of_f)
+        for i in range(stages):
+            at = moved[:, i] + size * np.einsum("j,sja->sa", m.a[i, :i], own[:, :i])
+            own[:, i] = of_f[:, i] + np.einsum("sab,sb->sa", jac[:, i], at)
+    whole = np.eye(n) + h[:, None, None] * np.einsum("i,siab->sab", m.b, along)
+    added = np.einsum("i,sia->sa", m.b, of_h[:, None, None] * k + size[..., None] * own)
+    states = np.empty((steps + 1, n))
+    states[0] = first
+    for s in range(steps):
+        states[s + 1] = whole[s] @ states[s] + added[s]
+    return states, own + np.einsum("siab,sb->sia", along, states[:-1])
