@@ -73,9 +73,10 @@ def solve_ivp(
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     **options : optional
-        SciPy's options ``rtol``, ``atol``, ``first_step`` and ``max_step``.  Inside ``ad.compile`` also
-        ``max_steps``, the largest number of attempted steps, 1,000 by default, and ``max_events``, the number
-        of places for each event that is not terminal, 16 by default.
+        SciPy's options ``rtol``, ``atol``, ``first_step`` and ``max_step``; ``jac`` and ``jac_sparsity`` are
+        not used, because the Jacobian is known.  Inside ``ad.compile`` also ``max_steps``, the largest number
+        of attempted steps, 1,000 by default, and ``max_events``, the number of places for each event that is
+        not terminal, 16 by default.
 
     Returns
     -------
@@ -116,6 +117,8 @@ def solve_ivp(
             "  Use Radau for stiff problems."
         )
     most = options.pop("max_steps", MOST), options.pop("max_events", None)
+    for name in ("jac", "jac_sparsity"):  # Radau gets the exact Jacobian
+        options.pop(name, None)
     unknown = set(options) - {"rtol", "atol", "first_step", "max_step"}
     if unknown:
         raise InputError(

@@ -25,7 +25,7 @@ def variants(case: Case) -> Iterator[tuple[Case, Any]]:
     if all(a.dtype == np.float64 for a in case.args):
         yield case, ml_dtypes.bfloat16
         for i in range(len(case.args) if len(case.args) > 1 else 0):
-            for number in (0.75, 2):
+            for number in (0.75, 2, np.float64(0.75)):
                 one = replace(case, args=(*case.args[:i], number, *case.args[i + 1 :]))
                 yield one, None
                 yield one, ml_dtypes.bfloat16
