@@ -17,7 +17,7 @@ from adjoint.core.lifted import Unknown, tracing
 from adjoint.core.namespace import raw, rec
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes
-from adjoint.core.tensor import Tensor, Traced, castable, note_reading, tracked, unknown
+from adjoint.core.tensor import Tensor, Traced, castable, note_reading, note_view, tracked, unknown, wrap
 from adjoint.errors import DTypeError, IndexingError, InPlaceError, InputError, ShapeError
 from adjoint.ops.scatter import add_few, add_flat, as_index, from_start, row_positions
 from adjoint.typing import Array, ArrayLike, Key
@@ -256,7 +256,11 @@ def getitem(x: Tensor, key: Key) -> Tensor:
     if type(key) is int and type(x) is Tensor:  # the usual case in code that works element by element
         shape = x._data.shape
         if shape and -shape[0] <= key < shape[0]:
-            return rec.index(x, key=(key, ...))
+            if special.count or (x._node is not None and grad_mode.get()):
+                return rec.index(x, key=(key, ...))
+            out = wrap(x._data[key, ...])  # 1.0 µs instead of 1.4 by the op
+            note_view(out, x)
+            return out
     elif (
         type(key) is slice
         and type(x) is Tensor

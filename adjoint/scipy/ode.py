@@ -188,8 +188,9 @@ def _right_hand_side(fun: Callable[..., Any], further: tuple[Any, ...]) -> Calla
     """
 
     def f(t: Any, y: Any) -> Tensor:
-        slope = asarray(fun(t, y, *further))
-        if slope.shape == y.shape:
+        found = fun(t, y, *further)
+        slope = found if isinstance(found, Tensor) else asarray(found)
+        if slope._data.shape == y._data.shape:
             return slope
         if slope.size == 1:  # SciPy broadcasts one number
             return rec.broadcast_to(rec.reshape(slope, shape=()), shape=y.shape)

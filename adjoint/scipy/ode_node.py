@@ -111,7 +111,7 @@ class Problem:
     def value(self, t: Any, y: Any) -> Any:
         """Return the value of the right-hand side as an array."""
         if self.batch is None:
-            return asarray(self.f(wrap(np.asarray(t, np.float64)), wrap(np.array(y))))._data
+            return self.f(wrap(np.asarray(t, np.float64)), wrap(np.array(y)))._data
         own = np.full(self.batch.size, t) if self.rate is None else self.starts + t * self.rate[:, 0]
         states = self.batch.inside(y.reshape(self.batch.size, -1))
         found = self.batch.values(asarray(self.f(self.batch.inside(own), states)))
@@ -184,6 +184,7 @@ class _Solution:
         self.problem, self.values = problem, values
         self.rerun = Rerun("solve_ivp", None)
         self.inputs = [problem.y0, problem.start, problem.end]
+        self.kept: list[tuple[int, Tensor, tuple[Tensor, Tensor]]] = []
 
     def recorded(self) -> tuple[Tensor, Tensor | None]:
         """Return the states and stages as tensors that depend on the inputs."""
@@ -195,11 +196,15 @@ class _Solution:
         if stages is None:
             return self.repeated()
         self.moving = [t for t in self.inputs if wants_gradient(t)]
-        captured = captured_by([stages], since) if stages._node is not None else []
+        out, places = stages
+        captured = captured_by([out], since) if out._node is not None else []
+        captured = [t for t in captured if all(t is not p for p in places)]
+        self.kept.append((since, out, places))  # for the first backward
         operands: dict[Any, Tensor] = {}
         for t in (*self.moving, *captured):
             operands.setdefault(key_of(t), t)
         if not operands:
+            self.kept.clear()
             return wrap(v.states), wrap(v.stages)
         self.keys = list(operands)
         self.rerun.depends_on(self.keys)
@@ -209,22 +214,32 @@ class _Solution:
         states, slopes = record_results(op, tuple(operands.values()), {}, (v.states, v.stages))
         return states, slopes
 
-    def _batch(self) -> Tensor | None:
-        """Evaluate all stages as one recorded batch; None if the function cannot be batched."""
+    def _batch(self) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
+        """Evaluate all stages as one recorded batch; None if the function cannot be batched.
+
+        Return the values, and the states and times of the stages.
+        """
         v = self.values
         if v.states.shape[1] > SMALL or v.states.dtype.kind != "f":
             return None
-        t, y = v.places()
+        places = self._places()
         try:
-            found = asarray(self.rerun.first(vmap(self.problem.f), (wrap(t), wrap(y)), {}))
+            found = self.rerun.first(self._evaluated, places, {})
         except (AdjointError, TypeError, ValueError, IndexError):
             return None
-        if found.shape != y.shape or isinstance(found._data, Lifted):
+        if found.shape != places[0].shape or isinstance(found._data, Lifted):
             return None
-        expected = v.stages.reshape(y.shape)
+        expected = v.stages.reshape(found.shape)
         exact = 1e-6 if not v.method.implicit else 1e-2  # SciPy solves for implicit stages approximately
         close = np.abs(found._data - expected).max(initial=0) <= exact * (1 + np.abs(expected).max(initial=0))
-        return found if close else None
+        return (found, places) if close else None
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        t, y = self.values.places()
+        return tensor(y, requires_grad=True), tensor(t, requires_grad=True)
+
+    def _evaluated(self, y: Tensor, t: Tensor) -> Tensor:
+        return asarray(vmap(self.problem.f)(t, y))
 
     def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
         """Return the gradients of the tensors that the solution depends on: the rule of the node."""
@@ -241,24 +256,26 @@ class _Solution:
             )
         return found
 
-    def _at_stages(self) -> tuple[Tensor, tuple[Tensor, Tensor], Any]:
-        """Evaluate the right-hand side at all stages as one recorded batch.
+    def _at_stages(self) -> tuple[int, Tensor, tuple[Tensor, Tensor], Any]:
+        """Return the right-hand side at all stages as one recorded batch, and its Jacobians in the states.
 
-        Return the values, the states and times of the stages, and the Jacobians in the states.
+        The first two are the sequence number at which the record begins, and the values.  They are followed
+        by the states and times of the stages.
         """
-        t, y = self.values.places()
+        try:
+            since, out, places = self.kept.pop()
+        except IndexError:  # a second derivative of the same solution
+            since, places = next_seq(), self._places()
+            out = within(grad_mode, True, self.rerun.again, self._evaluated, places, {})
         shape = self.values.stages.shape
-        places = tensor(y, requires_grad=True), tensor(t, requires_grad=True)
-        f = vmap(self.problem.f)
-        out = within(grad_mode, True, self.rerun.again, lambda y, t: asarray(f(t, y)), places, {})
         jac = np.zeros((*shape, shape[-1]), self.values.stages.dtype)
         for j in range(shape[-1] if out._node is not None else 0):
-            seed = np.zeros(y.shape, out.dtype)
+            seed = np.zeros(out.shape, out.dtype)
             seed[:, j] = 1
             (row,) = gradients(out, [places[0]], seed, retain_graph=True, allow_unused=True)
             if row is not None:
                 jac[:, :, j, :] = row._data.reshape(shape)
-        return out, places, jac
+        return since, out, places, jac
 
     def _pulled(self, gy: Any, gk: Any, wanted: Sequence[bool]) -> list[Any] | None:
         """Return the gradients by one batched evaluation; None if the function used different tensors now.
@@ -267,8 +284,7 @@ class _Solution:
         """
         v, (y0, start, end) = self.values, self.inputs
         shape = v.stages.shape
-        since = next_seq()
-        out, places, jac = self._at_stages()
+        since, out, places, jac = self._at_stages()
         gy = np.zeros_like(v.states) if gy is None else gy
         first, of_k, of_h = pulled_steps(v.method, v.h, v.stages, jac, gy, gk)
         keys = [*self.keys, places[1], places[0]]
@@ -311,8 +327,7 @@ class _Solution:
         own = {id(t): given[self._index(t)] for t in self.moving}
         of_y0, of_start, of_end = (own.get(id(t)) for t in self.inputs)
         of_start, of_end = (0.0 if t is None else float(t) for t in (of_start, of_end))
-        since = next_seq()
-        out, places, jac = self._at_stages()
+        since, out, places, jac = self._at_stages()
         parts = np.diff(v.shares)
         shares = v.shares[:-1, None] + parts[:, None] * v.method.c
         of_t = of_start + (of_end - of_start) * shares
