@@ -65,11 +65,13 @@ def _same_in_adjoint() -> str:
     }
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and library_of(frame) in ("adjoint", "numpy", "scipy"):
-        library, _, part = frame.f_globals["__name__"].partition(".")
-        name = frame.f_code.co_name
-        for path, home in homes.get(part.partition(".")[0], {}).items() if library == "scipy" else ():
-            if name in home.__all__:
-                hint = f"Use {path}.{name}, which takes tensors."
+        library, part, *_ = *frame.f_globals["__name__"].split("."), ""
+        name = frame.f_code.co_qualname.partition(".")[0]  # the class of a method
+        if library == "scipy" and not part.startswith("_"):
+            own = homes.get(part) or {f"adjoint.scipy.{part}": getattr(ad.scipy, part, None)}
+            for path, home in own.items():
+                if name in getattr(home, "__all__", ()):
+                    hint = f"Use {path}.{name}, which takes tensors."
         frame = frame.f_back
     return hint
 

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.fft
+import scipy.integrate
+import scipy.interpolate
 import scipy.linalg
+import scipy.optimize
 import scipy.special
 
 import adjoint as ad
@@ -171,3 +174,25 @@ def test_functions_of_scipy_that_convert_are_named(function, ours):
     with pytest.raises(ad.errors.LostHistoryError) as caught:
         function(ad.ones((2, 2), dtype=float).requires_grad_())
     assert str(caught.value).split("\n")[1] == f"  Use {ours}, which takes tensors."
+
+
+A = ad.tensor(2.0, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "ours"),
+    [
+        (lambda: scipy.optimize.brentq(lambda x: x * x - A, 0.0, 3.0), "optimize.brentq"),
+        (lambda: scipy.optimize.minimize(lambda x: (x * x - A).sum(), [1.0]), "optimize.minimize"),
+        (lambda: scipy.integrate.quad(lambda x: x * A, 0.0, 1.0), "integrate.quad"),
+        (lambda: scipy.integrate.solve_ivp(lambda t, y: -y * A, (0.0, 1.0), [1.0]), "integrate.solve_ivp"),
+        (lambda: scipy.interpolate.CubicSpline(np.arange(4.0), A * np.ones(4)), "interpolate.CubicSpline"),
+    ],
+)
+def test_solvers_of_scipy_are_named(call, ours):
+    """C code that calls a function may raise SystemError, whose cause is the error of the function."""
+    with pytest.raises((ad.errors.LostHistoryError, SystemError)) as caught:
+        call()
+    error = caught.value.__cause__ if isinstance(caught.value, SystemError) else caught.value
+    assert str(error).split("\n")[1] == f"  Use adjoint.scipy.{ours}, which takes tensors."
+
