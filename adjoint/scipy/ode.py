@@ -88,14 +88,15 @@ def solve_ivp(
     -----
     Shapes inside ``ad.compile`` and ``ad.vmap`` cannot depend on values.  There, unused places of events are
     NaN.  Without ``t_eval``, unused columns at the end repeat the last time and state, so that ``y[:, -1]``
-    is the state at the end.  With it, columns after a terminal event are NaN.
+    is the state at the end.  With it, columns after a terminal event are NaN.  ``status`` and ``success`` may
+    be tensors, and SciPy's counts ``nfev``, ``njev`` and ``nlu`` are missing.
 
     Raises
     ------
     InputError
         If the method or an option is not supported, or ``args`` is not a tuple.
     ShapeError
-        If the right-hand side returns an array of another shape.
+        If the right-hand side returns an array of another shape, or an event more than one number.
     DTypeError
         If the initial values are complex and the method is Radau.
     ConvergenceError
@@ -127,7 +128,7 @@ def solve_ivp(
     further = _further("solve_ivp", args)
     f = _right_hand_side(fun, further)
     functions = [] if events is None else [events] if callable(events) else list(events)
-    watched = [_with_args(e, further) for e in functions]
+    watched = [_with_args(e, further, k) for k, e in enumerate(functions)]
     wanted = None if t_eval is None else floating("solve_ivp", t_eval)
     ends = _in_double(*t_span, y0)
     if method_of(method).implicit and ends[-1].dtype.kind == "c":
@@ -241,9 +242,18 @@ def _in_rows(
     return ChosenRows(f, *ends, name, events, options).in_batch(batch, most[1])
 
 
-def _with_args(event: Callable[..., Any], further: tuple[Any, ...]) -> Any:
-    """Return an event function with its further arguments bound."""
-    return like_event(event, lambda t, y: rec.reshape(asarray(event(t, y, *further)), shape=()))
+def _with_args(event: Callable[..., Any], further: tuple[Any, ...], number: int) -> Any:
+    """Return event function ``number`` with its further arguments bound; it returns one number."""
+
+    def call(t: Any, y: Any) -> Tensor:
+        value = asarray(event(t, y, *further))
+        if value.size != 1:
+            raise ShapeError(
+                f"solve_ivp: event {number} must return one number, but its result has shape {value.shape}."
+            )
+        return rec.reshape(value, shape=())
+
+    return like_event(event, call)
 
 
 def odeint(

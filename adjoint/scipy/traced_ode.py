@@ -29,7 +29,7 @@ MOST = 1000  # attempts
 
 def _norm(x: Tensor) -> Tensor:
     """Return the root of the mean of squares, as SciPy's solvers measure errors."""
-    return rec.sqrt(rec.square(abs(x)).mean())
+    return rec.sqrt(rec.square(abs(x)).sum() / max(x.shape[0], 1))
 
 
 class Steps(Rows):
@@ -145,7 +145,7 @@ class Steps(Rows):
         )
         both = fifth + 0.01 * third
         safe = rec.where(both == 0, 1.0, both)
-        return abs(h) * fifth / rec.sqrt(safe * y.shape[0])
+        return abs(h) * fifth / rec.sqrt(safe * max(y.shape[0], 1))
 
 
 def _refuse_more(most: int) -> Callable[[Any], None]:

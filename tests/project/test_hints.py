@@ -195,4 +195,3 @@ def test_solvers_of_scipy_are_named(call, ours):
         call()
     error = caught.value.__cause__ if isinstance(caught.value, SystemError) else caught.value
     assert str(error).split("\n")[1] == f"  Use adjoint.scipy.{ours}, which takes tensors."
-

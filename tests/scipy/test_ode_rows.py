@@ -142,6 +142,13 @@ def test_radau_has_double_precision() -> None:
     assert str(caught.value) == "solve_ivp: Radau needs real initial values, but they are complex128."
 
 
+@pytest.mark.parametrize("method", ["RK45", "DOP853", "Radau"])
+def test_no_unknowns(method: str) -> None:
+    f = lambda y: I.solve_ivp(lambda t, y: -y, (0.0, 1.0), y, method).y[:, -1]
+    for through in (lambda f: f, ad.compile, lambda f: lambda y: ad.vmap(f)(y[None])[0]):
+        assert through(f)(np.zeros(0)).shape == (0,)
+
+
 def test_what_goes_wrong_is_said() -> None:
     wave = lambda w: I.solve_ivp(lambda t, y: w * ad.stack([y[1], -y[0]]), (0.0, 9.0), [0.0, 1.0],
                                  events=lambda t, y: y[1], max_step=0.2, max_events=3)  # fmt: skip
@@ -158,6 +165,12 @@ def test_what_goes_wrong_is_said() -> None:
     explodes = lambda a: I.solve_ivp(lambda t, y: a * y**2, (0.0, 2.0), [1.0], "Radau")
     status, success = ad.compile(lambda a: (explodes(a).status, explodes(a).success))(np.array(1.0))
     assert (status, success) == (explodes(1.0).status, False) == (-1, False)
+    for through in (lambda f: f, ad.compile):
+        with pytest.raises(ad.errors.ShapeError) as wrong:
+            through(lambda y: I.solve_ivp(lambda t, y: -y, (0, 1), y, events=lambda t, y: y).y)(np.ones(2))
+        assert str(wrong.value) == (
+            "solve_ivp: event 0 must return one number, but its result has shape (2,)."
+        )
     f = lambda y: I.solve_ivp(lambda t, y: -y, (0, 1), y[None], "Radau").y[0, -1]
     with pytest.raises(ad.errors.InputError, match=r"nested ad\.vmap"):
         ad.vmap(ad.vmap(f))(np.ones((2, 1)))
