@@ -20,7 +20,7 @@ from adjoint.errors import InputError, NoGradientError, ShapeError
 from adjoint.ops import diagonals
 from adjoint.ops import linalg as ours
 from adjoint.ops.arrange import kron
-from adjoint.ops.join import concat, stack
+from adjoint.ops.join import atleast_1d, concat, stack
 from adjoint.ops.matrices import adjoint_of
 from adjoint.ops.reduce import floating
 from adjoint.scipy.fallback import scipy_only
@@ -247,13 +247,15 @@ def lu_factor(a: Any) -> Any:
             "matrices."
         )
     n = p.shape[-1]
+    if not n:
+        return upper, asarray(np.zeros(0, np.int64))
     rows = rec.argmax(p, axis=-2, keepdims=False)  # the row of a that is moved to each row
     order, pivots = asarray(np.arange(n)), []
     for i in range(n):
         k = rec.argmax(rec.astype(order == rows[i], dtype=np.int64), axis=-1, keepdims=False)
         pivots.append(k)
         order = _exchanged(order, i, k)
-    return rec.tril(lower, k=-1) + upper, stack(pivots) if n else asarray(np.zeros(0, np.int64))
+    return rec.tril(lower, k=-1) + upper, stack(pivots)
 
 
 def _exchanged(order: Any, i: int, k: Any) -> Any:
@@ -296,6 +298,8 @@ def qr(a: Any, mode: str = "full", pivoting: bool = False) -> Any:
     if mode not in names:
         raise InputError(f"qr: mode must be 'full', 'economic' or 'r', not {mode!r}.")
     a = floating("qr", a)
+    if a.ndim < 2:
+        raise ShapeError(f"qr: a must be a matrix, but has shape {a.shape}.")
     square = a.shape[-1] >= a.shape[-2]
     if mode == "full" and not square:
         return tuple(ours.qr(a, "complete"))
@@ -590,11 +594,13 @@ def norm(a: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
 )
 def toeplitz(c: Any, r: Any = None) -> Any:
     """Return the matrix with constant diagonals that has a given first column and first row."""
-    column = rec.reshape(asarray(c), shape=(-1,))
-    row = rec.conj(column) if r is None else rec.reshape(asarray(r), shape=(-1,))
-    i, j = np.indices((column.shape[0], row.shape[0]))
-    values = concat([rec.flip(row[1:], axis=(-1,)), column])
-    return values[row.shape[0] - 1 + i - j]
+    column = atleast_1d(c)
+    row = rec.conj(column) if r is None else atleast_1d(r)
+    i, j = np.indices((column.shape[-1], row.shape[-1]))
+    lead = np.broadcast_shapes(column.shape[:-1], row.shape[:-1])
+    parts = rec.flip(row[..., 1:], axis=(-1,)), column
+    values = concat([rec.broadcast_to(p, shape=(*lead, p.shape[-1])) for p in parts], axis=-1)
+    return values[..., row.shape[-1] - 1 + i - j]
 
 
 @_like_scipy(
@@ -603,7 +609,7 @@ def toeplitz(c: Any, r: Any = None) -> Any:
 )
 def circulant(c: Any) -> Any:
     """Return the matrix whose columns are the cyclic shifts of a vector."""
-    c = asarray(c)
+    c = atleast_1d(c)
     n = c.shape[-1]
     i, j = np.indices((n, n))
     return c[..., (i - j) % n]

@@ -22,6 +22,7 @@ from adjoint.ops.join import concat
 from adjoint.ops.reduce import floating, sum
 from adjoint.ops.shape import moveaxis, pad
 from adjoint.scipy.fallback import scipy_module, scipy_only
+from adjoint.scipy.values import plain_values
 from adjoint.typing import ArrayLike, Axis
 
 __all__ = ["convolve", "correlate", "fftconvolve", "istft", "lfilter", "stft"]
@@ -266,6 +267,8 @@ def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayL
     ------
     ShapeError
         If the coefficients are not vectors, or the state has another length than the filter.
+    ArgumentError
+        If the first coefficient of ``a`` is 0.
 
     Examples
     --------
@@ -279,6 +282,9 @@ def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayL
             "lfilter: the coefficients b and a must be vectors that are not empty, but have shapes "
             f"{b.shape} and {a.shape}."
         )
+    known = plain_values(a)
+    if known is not None and known[0] == 0:
+        raise ArgumentError("lfilter: the first coefficient of a must not be 0: the filter divides by it.")
     signal = moveaxis(floating("lfilter", x), axis, -1)
     b, a = b / a[0], a / a[0]
     n, order = signal.shape[-1], max(b.shape[0], a.shape[0]) - 1
@@ -457,6 +463,8 @@ def stft(
     """
     signal = moveaxis(floating("stft", x), axis, -1)
     length = signal.shape[-1]
+    if not length:
+        raise ShapeError("stft: the signal must not be empty.")
     if nperseg is not None and nperseg < 1:
         raise ArgumentError(f"stft: nperseg must be positive, but is {nperseg}.")
     size = (

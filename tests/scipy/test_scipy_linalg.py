@@ -184,3 +184,16 @@ def test_what_has_no_derivative_says_so():
         L.polar(A, "up")
     assert np.isnan(L.expm(np.full((2, 2), np.inf)).numpy()).all()
     assert L.expm(np.zeros((0, 0))).shape == (0, 0)
+
+
+def test_edges_of_structured_matrices_and_factors():
+    c, r = np.arange(6.0).reshape(2, 3) + 1, np.array([9.0, 8.0])
+    each = np.stack([sl.toeplitz(row, r) for row in c])
+    np.testing.assert_array_equal(L.toeplitz(c, r).numpy(), each)
+    assert gradcheck(L.toeplitz, [c, r])
+    assert L.toeplitz(3.0).shape == L.circulant(3.0).shape == (1, 1)
+    factors, pivots = L.lu_factor(np.zeros((0, 0)))
+    assert factors.shape == (0, 0) and pivots.shape == (0,)
+    with pytest.raises(ShapeError) as caught:
+        L.qr(np.ones(2))
+    assert str(caught.value) == "qr: a must be a matrix, but has shape (2,)."

@@ -174,3 +174,14 @@ def test_mistakes():
     with pytest.raises(LostHistoryError):
         S.medfilt(ad.tensor([1.0, 2.0, 3.0], requires_grad=True))
     assert S.convolve(np.ones((0, 2)), np.ones((3, 2))).shape == (0, 0)
+
+
+def test_signals_that_are_not_supported_are_said():
+    with pytest.raises(ArgumentError) as caught:
+        S.lfilter([1.0], [0.0, 0.5], np.ones(3))
+    assert str(caught.value) == (
+        "lfilter: the first coefficient of a must not be 0: the filter divides by it."
+    )
+    with pytest.raises(ShapeError) as empty:
+        S.stft(np.zeros(0))
+    assert str(empty.value) == "stft: the signal must not be empty."
