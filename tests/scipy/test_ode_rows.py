@@ -9,6 +9,7 @@ import pytest
 
 import adjoint as ad
 
+scipy_integrate = pytest.importorskip("scipy.integrate")
 I = pytest.importorskip("adjoint.scipy.integrate")  # noqa: E741  # as in SciPy's documentation
 G = 9.81
 SPEEDS = np.array([12.0, 9.0, 40.0])  # the last ball is still in the air at the end
@@ -140,6 +141,37 @@ def test_radau_has_double_precision() -> None:
     with pytest.raises(ad.errors.DTypeError) as caught:
         f(np.ones(2, complex))
     assert str(caught.value) == "solve_ivp: Radau needs real initial values, but they are complex128."
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_events_are_those_of_scipy(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    matrix = rng.normal(size=(2, 2)) + np.array([[0, 3], [-3, 0]])
+    y0, planes = rng.normal(size=2), rng.normal(size=(2, 2))
+    method = ["RK23", "RK45", "DOP853", "Radau"][seed % 4]
+    span = (0.0, 3.0) if seed % 3 else (1.0, -2.0)
+    ways, ends = rng.integers(-1, 2, size=2), rng.random(2) < 0.4
+
+    def solve(library: Any, rate: Any) -> Any:
+        events = [lambda t, y, w=w: (y * w).sum() - 0.1 * rate for w in planes]
+        for event, way, end in zip(events, ways, ends, strict=True):
+            event.direction, event.terminal = float(way), bool(end)
+        return library.solve_ivp(lambda t, y: rate * (matrix @ y), span, y0, method, events=events, rtol=1e-6)
+
+    def found(rate: Any) -> Any:
+        result = solve(I, rate)
+        return *result.t_events, *result.y_events, result.t[-1], result.y[:, -1], result.status
+
+    rates = np.array([0.8, 1.3])
+    batch = ad.vmap(found)(rates)
+    program = ad.compile(found, backend="replay")
+    for k, rate in enumerate(rates):
+        theirs = solve(scipy_integrate, rate)
+        expected = *theirs.t_events, *theirs.y_events, theirs.t[-1], theirs.y[:, -1], theirs.status
+        for ours in ([np.asarray(v) for v in found(ad.tensor(rate))], [v[k] for v in batch], program(rate)):
+            for a, b in zip(ours, expected, strict=True):
+                given = a[~np.isnan(a)] if np.ndim(a) == 1 else a[~np.isnan(a).any(-1)] if np.ndim(a) else a
+                np.testing.assert_allclose(given, np.reshape(b, given.shape), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["RK45", "DOP853", "Radau"])
