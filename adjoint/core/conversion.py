@@ -65,7 +65,8 @@ def _same_in_adjoint() -> str:
     }
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and library_of(frame) in ("adjoint", "numpy", "scipy"):
-        library, part, *_ = *frame.f_globals["__name__"].split("."), ""
+        library, _, rest = frame.f_globals["__name__"].partition(".")
+        part = rest.partition(".")[0]
         name = frame.f_code.co_qualname.partition(".")[0]  # the class of a method
         if library == "scipy" and not part.startswith("_"):
             own = homes.get(part) or {f"adjoint.scipy.{part}": getattr(ad.scipy, part, None)}
