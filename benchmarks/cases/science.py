@@ -99,5 +99,6 @@ CASES = [
             "jax-jit": lambda: jax_density(compiled=True),
         },
         targets={"jax-jit": 0.5},
+        not_compiled="the step of adjoint is compiled already",
     ),
 ]
