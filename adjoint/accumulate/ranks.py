@@ -224,7 +224,10 @@ class RankSums(Sums):
         self.pieces += 1
 
     def add(self, arrays: Sequence[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
-        """Add weight·gradient as the next piece; if some are not finite, only return their names."""
+        """Add weight·gradient as the next piece; if some are not finite, only return their names.
+
+        The arguments are those of ``Sums.add``.
+        """
         self._check_weight(weight or 0.0)
         pairs = [(slot, g) for slot, g in zip(self.slots.values(), arrays, strict=True) if g is not None]
         if check:
@@ -309,7 +312,10 @@ class RankSums(Sums):
             )
 
     def end_piece(self, weight: float, full: bool) -> None:
-        """Count a micro-batch, even if it was skipped; after the last micro-batch, start the sums."""
+        """Count a micro-batch, even if it was skipped; after the last micro-batch, start the sums.
+
+        ``weight`` is its weight, and ``full`` says that it is the last one of the window.
+        """
         if self.pieces == len(self.weights):  # nothing was added
             self.begin()
         self.weights.append(weight)

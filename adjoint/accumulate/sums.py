@@ -400,7 +400,10 @@ class Sums:
         }
 
     def loaded(self, states: Mapping[str, Any], unit: Any = 1.0) -> Sums:
-        """Return sums of the same parameters with saved values; raise if the saved values do not match."""
+        """Return sums of the same parameters with saved values; raise if the saved values do not match.
+
+        ``states`` are the saved sums by name, and ``unit`` is the saved unit of the weights.
+        """
         new = Sums(self.depth == 2)
         new.unit = float(unit) or 1.0
         for name, old in self.slots.items():
@@ -435,7 +438,9 @@ class Sums:
             if type(g) is SparseRows:
                 rows, sums = self.rows[slot.name]
                 if not np.array_equal(g.rows, rows):
-                    raise ShapeError(f"{slot.name}: the saved errors have other rows than the saved sum.")
+                    raise ShapeError(
+                        f"{slot.name}: the saved rounding errors and the saved sum have different rows."
+                    )
                 sums[row] = g.values
             elif g is not None:
                 self._block_of[slot.name].arrays[0][row, slot.part] = g.reshape(-1)
@@ -449,7 +454,7 @@ def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
 
 
 def _finite(arrays: list[Array], size: int, threads: int) -> bool:
-    """Return whether all gradients are finite; large ones are checked in several threads."""
+    """Return whether all arrays are finite; large ones, with ``size`` elements in all, in several threads."""
     # long parts: NumPy lets other threads run only in long dot products
     parts = [a.reshape(-1)[part] for a in arrays for part in _parts(a, size, threads)]
     bad: list[Any] = []

@@ -89,7 +89,10 @@ def gradient_of(acc: GradientAccumulator, scaler: GradScaler | None = None, *, u
 
 
 def _measured(acc: GradientAccumulator, scaler: GradScaler | None) -> Measure:
-    """Return the norm and the factors of normalising and clipping, and whether the result is finite."""
+    """Return the norm and the factors of normalising and clipping, and whether the result is finite.
+
+    ``scaler`` is the ``GradScaler`` of the losses, or None.
+    """
     config, window, sums = acc.config, acc._window, acc._sums
     divisor = acc.divisor() / sums.unit
     if scaler is not None:

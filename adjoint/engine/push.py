@@ -118,7 +118,10 @@ def _any_nan(tangents: list[Any]) -> bool:
 
 
 def _push_keeping(node: Node, tangents: list[Any], xp: Namespace, zeros: dict[Any, Any]) -> tuple[Any, Any]:
-    """Return the tangent of a node's output and its zeros; tuples if there are several outputs."""
+    """Return the tangent of a node's output and its zeros (see ``engine/zeros.py``).
+
+    Both are tuples if there are several outputs.  ``zeros`` has the zeros of the tangents by node or leaf.
+    """
     op = node.op
     own = [None if t is None else zeros.get(p) for p, t in zip(node.parents, tangents, strict=True)]
     if op is PICK:

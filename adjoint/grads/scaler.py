@@ -113,7 +113,10 @@ class GradScaler:
         return next(scale for until, scale in self._past if moment < until)
 
     def scale_during(self, first: int | None, last: int | None) -> float:
-        """Return the scale between two values of the counter of changes; raise if it changed in between."""
+        """Return the scale of the losses of an update; raise if it changed in between.
+
+        ``first`` and ``last`` are the values of the counter of changes at the first and the last loss.
+        """
         scale, later = self.scale_at(first), self.scale_at(last)
         if scale is None or scale != later:
             raise AccumulationError(

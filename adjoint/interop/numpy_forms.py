@@ -73,7 +73,7 @@ _COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"
 
 
 def _reduction(name: str) -> Callable[..., Any]:
-    """Return the form of a reduction that supports ``where`` and ``initial``."""
+    """Return a reduction with NumPy's parameters, which include ``where`` and ``initial``."""
     function = our(name)
     base = name.removeprefix("nan")
 
@@ -156,7 +156,7 @@ def _nanstd(
 
 
 def _joined(name: str) -> Callable[..., Any]:
-    """Return the form of a function that joins arrays and casts the result."""
+    """Return a function with NumPy's parameters that joins arrays and casts the result."""
     function = our(name)
 
     def join(arrays: Any, axis: Any = 0, *, dtype: Any = None, casting: Any = "same_kind") -> Tensor:
@@ -418,12 +418,12 @@ def _cross(
 
 
 def _shaped(name: str) -> Callable[..., Any]:
-    """Return the form of ``zeros`` and ``empty``; before NumPy 2.4 NumPy's functions have no signature."""
+    """Return ``zeros`` or ``empty`` with NumPy's parameters, whose signature NumPy has only from 2.4 on."""
     return lambda shape, dtype=None, *, device=None: our(name)(shape, dtype=dtype, device=device)
 
 
 def _like(name: str) -> Callable[..., Any]:
-    """Return the form of ``zeros_like`` or a similar function, which accepts ``shape=``."""
+    """Return ``zeros_like`` or a similar function with NumPy's parameters, which include ``shape=``."""
 
     def make(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Tensor:
         x = asarray(a)

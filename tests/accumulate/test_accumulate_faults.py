@@ -389,7 +389,7 @@ def test_rows_that_were_saved_with_their_errors_are_checked_with_them():
     with pytest.raises(ShapeError, match="the saved sum must consist of 2 arrays"):
         loaded.load_state_dict({**state, "buffer": {**state["buffer"], "rows": rows[:1]}})
     other = ad.sparse_gradient([2], np.zeros((1, 1), np.float32), (5, 1))
-    with pytest.raises(ShapeError, match="the saved errors have other rows than the saved sum"):
+    with pytest.raises(ShapeError, match="the saved rounding errors and the saved sum have different rows"):
         loaded.load_state_dict({**state, "buffer": {**state["buffer"], "rows": [rows[0], other]}})
 
 

@@ -275,7 +275,7 @@ class _Small:
         return [self.w.load(self.w.at(base, element, i), element) for i in self._all(n.args[0])]
 
     def _constant(self, table: Node) -> Value:
-        """Return the address of a constant array, which is added to the operands."""
+        """Return the address of a constant array, after adding the array to the operands of the kernel."""
         slot = Slot(table, 0)
         if slot not in self.slots:
             self.slots.append(slot)

@@ -45,7 +45,7 @@ class Value(NamedTuple):
 
     @property
     def typed(self) -> str:
-        """The type and the text, separated by a space."""
+        """The type and the text of the value as LLVM writes them, such as "double %x"."""
         return f"{self.type} {self.text}"
 
     @property
