@@ -330,14 +330,15 @@ class _HostCount:
         self.optimizer = optimizer
         self.counted = counted
 
-    def count(self) -> int:
-        """Return the number of updates, for ``take_back``."""
-        return self.optimizer.step_count
+    def count(self) -> tuple[int, list[list[int]]]:
+        """Return the counts as they are, for ``take_back``."""
+        return self.optimizer.step_count, [unit.steps[:] for unit, _ in self.counted]
 
-    def take_back(self, before: int) -> None:
-        """Decrement the counts if they were incremented since ``count`` returned ``before``."""
-        if self.optimizer.step_count != before:
-            self(before - self.optimizer.step_count)
+    def take_back(self, before: tuple[int, list[list[int]]]) -> None:
+        """Restore the counts that ``count`` returned, whether or not they were incremented since."""
+        self.optimizer.step_count, counts = before
+        for (unit, _), steps in zip(self.counted, counts, strict=True):
+            unit.steps[:] = steps
 
     def __call__(self, times: int = 1) -> None:
         self.optimizer.step_count += times

@@ -216,3 +216,22 @@ def test_an_interrupt_of_a_call_changes_all_or_nothing(kind: str) -> None:
             sys.setprofile(profiler)
         assert net.snapshot() in (before, other.snapshot())
     assert moment > 1 and net.snapshot() == other.snapshot()
+
+
+def test_counts_after_a_call_that_python_takes_over() -> None:
+    p, q = (ad.tensor(np.arange(6.0).reshape(2, 3), requires_grad=True) for _ in range(2))
+    opt = optim.SGD([p, q], lr=0.01)
+
+    @ad.compile(backend="native")
+    def step(x: Any) -> None:  # two updates of the same optimiser, each of other parameters
+        for w in (p, q):
+            (w * x).sum().backward()
+            opt.step()
+            opt.zero_grad()
+
+    x = ad.tensor(np.ones((2, 3)))
+    for _ in range(3):
+        step(x)
+    p._data = np.asfortranarray(p._data)  # native code does not read it
+    step(x)
+    assert opt.step_count == 8 and opt.state_dict()["steps"] == [[4, 4]]
