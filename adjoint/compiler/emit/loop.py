@@ -292,11 +292,16 @@ class Loop(Nest):
         return self._beside(self._rest(whole, n))
 
     def _vectors_at_once(self, t: int) -> int:
-        """Return how many vectors of a row loop ``t`` processes in one iteration."""
+        """Return how many vectors of a row loop ``t`` processes in one iteration.
+
+        With several, the processor does not wait for the last addition to a sum.
+        """
+        if self.together > 1 or self.reduced is None:
+            return 1
         now = [n for n in self.group.nodes if self._is_full(n) and self.stage[n.id] - (n.op == "reduce") == t]
         if all(n.op in LIGHT for n in now):
-            return 4 // self.together if self.reduced is not None else 2
-        return 2 // self.together if self.machine.registers >= 32 and self.reduced is not None else 1
+            return 4
+        return 2 if self.machine.registers >= 32 else 1
 
     def _columns(self, item: Value, blocks: int) -> None:
         """Emit one block of columns: each column is a lane, and the loop goes along the reduced axis."""
