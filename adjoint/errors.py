@@ -92,7 +92,7 @@ class ShapeError(AdjointError, ValueError):
     """Shapes, axes or lengths do not match.
 
     Cause: operands that do not broadcast, an axis out of range, a gradient whose shape differs from its
-    tensor's, a ragged list.  Cure: the message names the op and both shapes.
+    tensor's, a ragged list.  Fix: the message names the op and both shapes.
     """
 
 
@@ -104,7 +104,7 @@ class SharingError(AdjointError, BufferError):
     """Memory cannot be shared with another library as requested.
 
     Cause: ``copy=False`` for memory that could still be written to, or a device other than the cpu, in the
-    DLPack protocol.  Cure: allow a copy.
+    DLPack protocol.  Fix: allow a copy.
     """
 
 
@@ -112,14 +112,14 @@ class DTypeError(AdjointError, TypeError):
     """A dtype does not support the operation.
 
     Cause: integers that should require grad, objects or strings as numbers, a gradient with another dtype.
-    Cure: ``x.astype(float)``, or a float dtype from the start.
+    Fix: ``x.astype(float)``, or a float dtype from the start.
     """
 
 
 class InputError(AdjointError, TypeError):
     """An argument has a type that adjoint does not accept.
 
-    Cause: a tensor of another library, a string, None.  Cure: convert it first, for example
+    Cause: a tensor of another library, a string, None.  Fix: convert it first, for example
     ``ad.tensor(np.asarray(value))``.
     """
 
@@ -127,14 +127,14 @@ class InputError(AdjointError, TypeError):
 class ArgumentError(AdjointError, ValueError):
     """An argument has the right type, but a value that adjoint does not accept.
 
-    Cause: an unknown option, a number out of range.  Cure: the message lists the accepted values.
+    Cause: an unknown option, a number out of range.  Fix: the message lists the accepted values.
     """
 
 
 class IndexingError(AdjointError, IndexError):
     """An index is out of range or has the wrong type, or there are too many indices.
 
-    Cure: the message names the axis and its length, or the accepted types of an index.
+    Fix: the message names the axis and its length, or the accepted types of an index.
     """
 
 
@@ -142,7 +142,7 @@ class LinAlgError(AdjointError, np.linalg.LinAlgError):
     """A matrix does not have the property that an op needs.
 
     Cause: a singular matrix in ``solve`` or ``inv``, a matrix that is not positive definite in
-    ``cholesky``, repeated eigenvalues where a derivative needs distinct ones.  Cure: check the matrix, or
+    ``cholesky``, repeated eigenvalues where a derivative needs distinct ones.  Fix: check the matrix, or
     add a small multiple of the identity.
     """
 
@@ -151,7 +151,7 @@ class NoGradientError(AdjointError, RuntimeError):
     """A gradient was requested, but none can flow.
 
     Cause: the root does not require grad; an input is not part of the graph; the only path leads through an
-    op that is piecewise constant.  Cure: set ``requires_grad=True`` before the computation, or pass
+    op that is piecewise constant.  Fix: set ``requires_grad=True`` before the computation, or pass
     ``allow_unused=True`` if a missing gradient is intended.
     """
 
@@ -166,21 +166,21 @@ class MissingGradientError(NoGradientError, KeyError):
 class GraphReleasedError(AdjointError, RuntimeError):
     """Backward ran a second time through values that the first run released.
 
-    Cure: ``retain_graph=True`` in the first backward, or run the forward again.
+    Fix: ``retain_graph=True`` in the first backward, or run the forward again.
     """
 
 
 class ModifiedError(AdjointError, RuntimeError):
     """A value that backward needs was overwritten after the forward.
 
-    Cure: write after backward, or use ``x.clone()`` in the forward.
+    Fix: write after backward, or use ``x.clone()`` in the forward.
     """
 
 
 class InPlaceError(AdjointError, RuntimeError):
     """A tensor that is part of a graph cannot be written to.
 
-    Cure: ``y = x.at[i].set(v)``, which is differentiable; or write into the leaf under ``ad.no_grad()``; or
+    Fix: ``y = x.at[i].set(v)``, which is differentiable; or write into the leaf under ``ad.no_grad()``; or
     write into ``x.detach().clone()``.
     """
 
@@ -189,7 +189,7 @@ class LostHistoryError(AdjointError, RuntimeError):
     """An implicit conversion would turn a tensor that requires grad into plain numbers.
 
     Cause: NumPy, SciPy or ``math`` asks for the values of a tensor, or ``ad.tensor(x)`` copies it.  The
-    gradient would then miss a term.  Cure: the differentiable function (``ad.array([...])``, ``ad.stack``,
+    gradient would then miss a term.  Fix: the differentiable function (``ad.array([...])``, ``ad.stack``,
     ``ad.exp``), or ``x.detach()`` and ``x.numpy()`` if no gradient is needed.
     """
 
@@ -197,7 +197,7 @@ class LostHistoryError(AdjointError, RuntimeError):
 class RuleError(AdjointError, RuntimeError):
     """A derivative rule returned the wrong number, shape or type of gradients.
 
-    Cause: a mistake in a ``define`` record or a custom derivative.  Cure: the message names the op and the
+    Cause: a mistake in a ``define`` record or a custom derivative.  Fix: the message names the op and the
     expected result; ``adjoint.testing.gradcheck`` checks the values.
     """
 
@@ -205,14 +205,14 @@ class RuleError(AdjointError, RuntimeError):
 class HookError(AdjointError, RuntimeError):
     """A hook returned something other than None or a gradient of the same shape and dtype.
 
-    Cure: return None to keep the gradient, or a tensor with its shape and dtype to replace it.
+    Fix: return None to keep the gradient, or a tensor with its shape and dtype to replace it.
     """
 
 
 class TapeError(AdjointError, RuntimeError):
     """A tape was used after its block, entered twice, or did not record the tensor.
 
-    Cure: compute the tensor inside ``with ad.Tape() as tape:``, with a new tape for each block;
+    Fix: compute the tensor inside ``with ad.Tape() as tape:``, with a new tape for each block;
     ``ad.Tape(persistent=True)`` returns gradients more than once.
     """
 
@@ -227,21 +227,21 @@ class AnomalyError(AdjointError, FloatingPointError):
 class GradcheckError(AdjointError, AssertionError):
     """A derivative differs from finite differences; the message shows the worst element.
 
-    Cure: correct the derivative rule, or test at a point where the function is smooth.
+    Fix: correct the derivative rule, or test at a point where the function is smooth.
     """
 
 
 class AbsentNameError(AdjointError, AttributeError):
     """A name of NumPy, PyTorch or JAX that adjoint does not have.
 
-    Cure: use the name in the message.
+    Fix: use the name in the message.
     """
 
 
 class NotSavedError(AdjointError, AttributeError):
     """A rule read the values of an argument that its op does not save.
 
-    Cure: name the argument in ``saves=``.  Its shape and dtype are available without that.
+    Fix: name the argument in ``saves=``.  Its shape and dtype are available without that.
     """
 
 
@@ -249,28 +249,28 @@ class TransformError(AdjointError, TypeError):
     """A function cannot be transformed.
 
     Cause: an argument or result of the wrong type or structure, or an operation that the transform does not
-    support.  Cure: the message names the argument, result or operation, and an alternative.
+    support.  Fix: the message names the argument, result or operation, and an alternative.
     """
 
 
 class WorkerError(AdjointError, RuntimeError):
     """A worker thread was stopped from outside while it was working, or is missing in a forked process.
 
-    No gradient has changed.  Cure: run the forward and backward, or the loop over the data, again.
+    No gradient has changed.  Fix: run the forward and backward, or the loop over the data, again.
     """
 
 
 class ConvergenceError(AdjointError, RuntimeError):
     """An iteration did not converge within its limits; the message has the last residual.
 
-    Cure: start closer to the solution, allow more steps, or use a larger tolerance.
+    Fix: start closer to the solution, allow more steps, or use a larger tolerance.
     """
 
 
 class NonFiniteError(AdjointError, FloatingPointError):
     """A gradient is NaN or infinite, and cannot be accumulated or clipped.
 
-    Cure: ``ad.detect_anomaly()`` finds the op that made it; ``nonfinite="skip"`` leaves such micro-batches
+    Fix: ``ad.detect_anomaly()`` finds the op that made it; ``nonfinite="skip"`` leaves such micro-batches
     out; ``ad.GradScaler`` handles the overflows of float16.
     """
 
@@ -278,7 +278,7 @@ class NonFiniteError(AdjointError, FloatingPointError):
 class AccumulationError(AdjointError, RuntimeError):
     """A method of an accumulator or a ``GradScaler`` was called out of order.
 
-    Cause: more micro-batches than an update has, or an update before all of its micro-batches.  Cure: call
+    Cause: more micro-batches than an update has, or an update before all of its micro-batches.  Fix: call
     ``apply`` or ``reset`` when ``should_update()`` is true.  ``flush()`` allows an update with fewer
     micro-batches, and ``drop()`` discards them.
     """
@@ -287,14 +287,14 @@ class AccumulationError(AdjointError, RuntimeError):
 class RankError(AdjointError, RuntimeError):
     """Another rank of a distributed program failed or exited.  The message has its traceback.
 
-    Cure: fix the error of that rank, and restart the program from a checkpoint.
+    Fix: fix the error of that rank, and restart the program from a checkpoint.
     """
 
 
 class StallError(AdjointError, TimeoutError):
     """A rank of a distributed program did not make a call that the other ranks wait for.
 
-    Cause: ranks that make different calls, or a rank that hangs.  Cure: the message of each rank names the
+    Cause: ranks that make different calls, or a rank that hangs.  Fix: the message of each rank names the
     call in which it waits; ``timeout=`` of ``distributed.world`` sets how long ranks wait.
     """
 
@@ -309,14 +309,14 @@ class UnknownNameError(AdjointError, KeyError):
 class FileError(AdjointError, ValueError):
     """A file is damaged, has the wrong format, or does not have the expected names, shapes and dtypes.
 
-    Cure: check the path, and that the file was saved from the same model or objects.
+    Fix: check the path, and that the file was saved from the same model or objects.
     """
 
 
 class MissingExtraError(AdjointError, ImportError):
     """An optional library is not installed.
 
-    Cure: ``pip install 'adjoint-ad[extra]'``, as the message says.
+    Fix: ``pip install 'adjoint-ad[extra]'``, as the message says.
 
     Parameters
     ----------

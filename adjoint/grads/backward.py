@@ -470,7 +470,7 @@ def gradients(
         given = [given]
     if len(given) != len(roots):
         raise ShapeError(
-            f"gradients: grad_outputs must have one entry per output, {len(roots)}, but has {len(given)}."
+            f"gradients: len(grad_outputs) must be the number of outputs, {len(roots)}, but is {len(given)}."
         )
     seeds = [seed_of(r, g, "gradients()", "grad_outputs=") for r, g in zip(roots, given, strict=True)]
     for i, t in enumerate(targets):

@@ -68,7 +68,7 @@ def seed(value: int) -> Generator:
 
 
 def generator(rng: Rng = None) -> Generator:
-    """Return ``rng`` as a generator, or the default generator of this context.
+    """Return ``rng`` as a generator; if it is None, the default generator of this thread or task.
 
     Parameters
     ----------

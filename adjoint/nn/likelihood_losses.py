@@ -238,8 +238,8 @@ def _label_rows(op: str, targets: Any, lengths: Tensor, size: int) -> Tensor:
         return t
     if t.ndim != 1:
         raise ShapeError(
-            f"{op}: for {size} sequences the targets must have shape ({size}, S) or be a vector, but have "
-            f"shape {t.shape}."
+            f"{op}: for {size} sequences the targets must have shape ({size}, length) or be joined in one "
+            f"vector, but have shape {t.shape}."
         )
     if size == 1:
         return rec.reshape(t, shape=(1, t.size))

@@ -113,7 +113,7 @@ def isclose(
     Parameters
     ----------
     x : array_like
-        The first numbers.
+        The first array.
     y : array_like
         The numbers to compare with.
     rtol : float, optional
@@ -146,7 +146,7 @@ def allclose(
     Parameters
     ----------
     x : array_like
-        The first numbers.
+        The first array.
     y : array_like
         The numbers to compare with.
     rtol : float, optional
@@ -176,7 +176,7 @@ def array_equal(x: ArrayLike, y: ArrayLike, equal_nan: bool = False) -> bool:
     Parameters
     ----------
     x : array_like
-        The first numbers.
+        The first array.
     y : array_like
         The numbers to compare with.
     equal_nan : bool, optional

@@ -140,8 +140,8 @@ def _solve(x: Array, y: Array, pattern: Any, method: str, options: Any) -> Any:
     n = pattern.shape[0]
     if pattern.shape[1] != n or y.shape[-2] != n or x.shape[-1] != pattern.count:
         raise ValueError(
-            f"a right-hand side of {y.shape[-2]} rows does not match a matrix of shape {pattern.shape}, "
-            "which must be square"
+            f"the matrix must be square with as many rows as the right-hand side, {y.shape[-2]}, but has shape "
+            f"{pattern.shape}"
         )
     dtype = float_dtype(x, y)
     kept = wide(np.empty(0, dtype)).dtype

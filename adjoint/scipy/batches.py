@@ -24,7 +24,7 @@ __all__ = ["Batch", "batch_of", "solve_each"]
 
 
 class Batch:
-    """The batch of a running ``vmap``: access to its elements from outside of the ``vmap``."""
+    """The batch of a running ``vmap``.  Its methods compute single elements outside of the ``vmap``."""
 
     def __init__(self, like: Batched) -> None:
         self.level, self.size = like.level, like.size_

@@ -76,7 +76,7 @@ class Callback:
         trainer : Trainer
             The trainer.
         logs : mapping of str to float
-            The numbers of the epoch, including those of the validation.
+            The epoch's metrics, including those of the validation.
         """
 
     def save(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
@@ -87,7 +87,7 @@ class Callback:
         trainer : Trainer
             The trainer.
         logs : mapping of str to float
-            The numbers of the epoch.
+            The epoch's metrics.
         """
 
     def on_end(self, trainer: Trainer) -> None:

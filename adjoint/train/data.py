@@ -242,7 +242,7 @@ class DataLoader:
         self._cut = arrays and collate is None  # batches are slices of arrays
         self.sized = self.columns is not None or (hasattr(data, "__len__") and hasattr(data, "__getitem__"))
         if shuffle and not self.sized:
-            raise InputError("DataLoader: shuffle=True needs arrays or a sequence, but data is an iterable.")
+            raise InputError("DataLoader: shuffle=True needs arrays or a sequence, not a plain iterable.")
         if not self.sized and not isinstance(data, Iterable):
             raise InputError(f"DataLoader: data must be arrays, a sequence or an iterable, not {data!r}.")
         self.epoch = 0
