@@ -329,11 +329,7 @@ class Entry:
     ) -> None:
         tables, places = _tables(records)
         lists: list[Any] = []
-
-        def listed(values: Sequence[int]) -> int:
-            lists.append(np.array([*values, 0], np.int64))
-            return int(lists[-1].ctypes.data)
-
+        listed = functools.partial(_listed, lists)
         self.numbers = np.zeros(len(given) + 1)
         rows = np.zeros((len(given) + 1, _GIVEN), np.int64)
         for k, g in enumerate(given):
@@ -352,14 +348,7 @@ class Entry:
                 lists.append(dtype)
                 shape = len(g.shape), listed(g.shape)
                 rows[k] = kind, owner, id(dtype), *shape, len(slots) // 2, listed(slots), 0
-        outs = np.zeros((len(made) + 1, _MADE), np.int64)
-        for k, m in enumerate(made):
-            slots = places.get(("made", k), [])
-            dtype = np.dtype(m.dtype)
-            lists.append(dtype)
-            outs[k, :_SPARE] = id(dtype), len(m.shape), listed(m.shape), len(slots) // 2, listed(slots)
-            if m.reuses is not None:
-                outs[k, _INPUT] = rows[m.reuses].ctypes.data
+        outs = _made_rows(made, places, rows, lists)
         for t, k in grads if sure else ():
             outs[k, _GRADED] = id(t)
         words = np.zeros(_HEADER, np.int64).view(_Words)
@@ -394,6 +383,32 @@ class Entry:
     def is_done(self) -> bool:
         """Return whether the last call has written."""
         return bool(self.words[_DONE])
+
+
+def _listed(lists: list[Any], values: Sequence[int]) -> int:
+    """Return the address of an array with these values and a 0, which is appended to ``lists``."""
+    lists.append(np.array([*values, 0], np.int64))
+    return int(lists[-1].ctypes.data)
+
+
+def _made_rows(
+    made: Sequence[Made], places: dict[tuple[str, int], list[int]], rows: Any, lists: list[Any]
+) -> Any:
+    """Return the table of outputs.
+
+    ``places`` has the argument slots of each output, ``rows`` is the table of inputs; what the rows point
+    to is appended to ``lists``.
+    """
+    outs = np.zeros((len(made) + 1, _MADE), np.int64)
+    for k, m in enumerate(made):
+        slots = places.get(("made", k), [])
+        dtype = np.dtype(m.dtype)
+        lists.append(dtype)
+        shape = len(m.shape), _listed(lists, m.shape)
+        outs[k, :_SPARE] = id(dtype), *shape, len(slots) // 2, _listed(lists, slots)
+        if m.reuses is not None:
+            outs[k, _INPUT] = rows[m.reuses].ctypes.data
+    return outs
 
 
 def _tables(records: Sequence[Record]) -> tuple[list[Any], dict[tuple[str, int], list[int]]]:

@@ -82,13 +82,7 @@ class Variant:
         self.trace_seconds = time.perf_counter() - start
         trace.arguments = ()
         self.program = trace.program
-        given = list(_modules(call.structure))
-        copies = {id(m) for m in self.copies}
-        called = [m for m in trace.modules.values() if id(m) not in copies]
-        self.copies = []
-        for m in {id(m): m for m in (*called, *given)}.values():
-            self.guards.append(ObjectGuard(type(m).__name__, m))
-        self.guards += trace.guards
+        self.guards += [*self._module_guards(call), *trace.guards]
         self.impure = bool(self.program.writes) or any(s.kind == "draw" for s in self.program.sources)
         self.holds = make_check(trace, self.guards, len(self.moves))
         self.recorder = None if self.backward is None else Recorder(self, self.backward, self.residuals)
@@ -113,6 +107,14 @@ class Variant:
         self.single = self.outs == [("value", 0)] and self.result.kind is tree.Structure.LEAF
         self.watch: Watch | None = None if self.native is None else self._watch()
         self.build_seconds = time.perf_counter() - start - self.trace_seconds
+
+    def _module_guards(self, call: Call) -> list[ObjectGuard]:
+        """Return a guard of each module that was called or given; forget the copies that the trace made."""
+        copies = {id(m) for m in self.copies}
+        called = [m for m in self.trace.modules.values() if id(m) not in copies]
+        self.copies = []
+        modules = {id(m): m for m in (*called, *_modules(call.structure))}
+        return [ObjectGuard(type(m).__name__, m) for m in modules.values()]
 
     def _go_native(self) -> None:
         """Build native code for later calls; keep replay if no op of the program has a native form."""

@@ -86,8 +86,8 @@ def check_arguments(trainer: Trainer) -> None:
         raise InputError(
             f"Trainer: the optimiser must have a method step() without arguments, but a "
             f"{type(trainer.optimizer).__name__} does not.\n"
-            "  LBFGS does not work with batches: call optimizer.step(closure), where closure returns the loss "
-            "on all data."
+            "  LBFGS does not work with batches: call optimizer.step(closure), where closure returns "
+            "the loss on all data."
         )
     if trainer.metrics and trainer.compute is not None:
         raise ArgumentError(

@@ -203,92 +203,119 @@ class _Tables:
 def _text(machine: Machine) -> str:
     """Return the text of the kernel; slot 0 has the address of the words, slot 1 that of the check flag."""
     w = Writer(machine)
-    first = w.slot(0)
+    kernel = _Kernel(w)
+    w.loop(0, kernel.copies[0], 1, kernel.begin)
+    w.loop(0, kernel.moves[0], 1, kernel.start)
+    wrong, _ = w.loop(w.low, w.high, 1, kernel.step, [w.const(0, "i1")] * 2)
+    w.loop(0, kernel.copies[0], 1, kernel.end)
+    w.store(wrong, w.slot(1))
+    return w.kernel()
 
-    def word(at: Value, k: Any, element: str = "i64") -> Value:
-        return w.load(w.at(at, "i64", k), element)
 
-    def row(at: Value, i: Value, size: int) -> Value:
-        return w.at(at, "i64", w.times(i, size))
+class _Kernel:
+    """The parts of a loop's kernel; each method writes the text for one row of a table, or one iteration.
 
-    run, records = word(first, 0, "ptr"), word(first, 1, "ptr")
-    count, helpers = word(first, 2), word(first, 3)
-    parts = [(word(first, 4 + 2 * k), word(first, 5 + 2 * k, "ptr")) for k in range(7)]
-    (copies, at_copies), (moves, at_moves), (swaps, at_swaps), (checks, at_checks) = parts[:4]
-    (pairs, at_pairs), (read, at_read), (stored, at_stored) = parts[4:]
-    args = Value("%args", "ptr")
+    A table is a pair: the number of its rows, and the address of the first.
+    """
 
-    def begin(i: Value, _: list[Value]) -> None:
-        one = row(at_copies, i, 5)
-        copy_bytes(w, word(one, 2, "ptr"), word(args, word(one, 1), "ptr"), word(one, 0))
+    def __init__(self, w: Writer) -> None:
+        self.w, first = w, w.slot(0)
+        self.args = Value("%args", "ptr")
+        self.run, self.records = self.word(first, 0, "ptr"), self.word(first, 1, "ptr")
+        self.count, self.helpers = self.word(first, 2), self.word(first, 3)
+        tables = [(self.word(first, 4 + 2 * k), self.word(first, 5 + 2 * k, "ptr")) for k in range(7)]
+        self.copies, self.moves, self.swaps, self.checks, self.pairs, self.read, self.stored = tables
 
-    def start(i: Value, _: list[Value]) -> None:
-        one = row(at_moves, i, 4)
-        w.store(w.at(word(args, word(one, 1), "ptr"), "i8", word(one, 2)), word(one, 0, "ptr"))
+    def word(self, at: Value, k: Any, element: str = "i64") -> Value:
+        """Load word ``k`` after an address."""
+        return self.w.load(self.w.at(at, "i64", k), element)
 
-    def swap(odd: Value) -> Any:
-        def body(i: Value, _: list[Value]) -> None:
-            one = row(at_swaps, i, 3)
-            w.store(w.select(odd, word(one, 2), word(one, 1)), word(one, 0, "ptr"))
+    def row(self, table: tuple[Value, Value], i: Value, size: int) -> Value:
+        """Return the address of row ``i`` of a table whose rows have ``size`` words."""
+        return self.w.at(table[1], "i64", self.w.times(i, size))
 
-        return body
+    def begin(self, i: Value, _: list[Value]) -> None:
+        """Copy a carried value to the loop's own memory."""
+        one = self.row(self.copies, i, 5)
+        given = self.word(self.args, self.word(one, 1), "ptr")
+        copy_bytes(self.w, self.word(one, 2, "ptr"), given, self.word(one, 0))
 
-    def move(i: Value, _: list[Value]) -> None:
-        one = row(at_moves, i, 4)
-        slot = word(one, 0, "ptr")
-        w.store(w.at(w.load(slot, "ptr"), "i8", word(one, 3)), slot)
+    def end(self, i: Value, _: list[Value]) -> None:
+        """Copy a carried value to where the program wants it, if it does."""
+        one = self.row(self.copies, i, 5)
+        to = self.word(one, 4)
+        with self.w.when(self.w.compare("ne", to, 0)):
+            copy_bytes(self.w, self.word(self.args, to, "ptr"), self.word(one, 3, "ptr"), self.word(one, 0))
 
-    def look(i: Value, flags: list[Value]) -> list[Value]:
-        return [w.bits("or", flags[0], w.load(word(at_checks, i, "ptr"), "i1"))]
+    def start(self, i: Value, _: list[Value]) -> None:
+        """Set the address of a sliced value for the first iteration."""
+        one = self.row(self.moves, i, 4)
+        base = self.word(self.args, self.word(one, 1), "ptr")
+        self.w.store(self.w.at(base, "i8", self.word(one, 2)), self.word(one, 0, "ptr"))
 
-    def both(at: Value, j: Value) -> tuple[Value, Value, Value]:
-        """Return the number of bytes of a row, its address, and that of the row before."""
-        base, stride = w.at(word(args, word(at, 1), "ptr"), "i8", word(at, 2)), word(at, 3)
-        here = w.at(base, "i8", w.mul(j, stride))
-        return word(at, 0), here, w.at(here, "i8", w.sub(0, stride))
+    def move(self, i: Value, _: list[Value]) -> None:
+        """Set the address of a sliced value for the next iteration."""
+        one = self.row(self.moves, i, 4)
+        slot = self.word(one, 0, "ptr")
+        self.w.store(self.w.at(self.w.load(slot, "ptr"), "i8", self.word(one, 3)), slot)
 
-    def unchanged(i: Value, same: list[Value]) -> list[Value]:
-        one = row(at_pairs, i, 3)
-        return [w.bits("and", same[0], same_bytes(w, word(one, 1, "ptr"), word(one, 2, "ptr"), word(one, 0)))]
+    def look(self, i: Value, flags: list[Value]) -> list[Value]:
+        """Add the flag of a check."""
+        return [self.w.bits("or", flags[0], self.w.load(self.word(self.checks[1], i, "ptr"), "i1"))]
 
-    def again(j: Value, settled: Value) -> Value:
+    def unchanged(self, i: Value, same: list[Value]) -> list[Value]:
+        """Compare a carried value with that of the iteration before."""
+        one = self.row(self.pairs, i, 3)
+        equal = same_bytes(self.w, self.word(one, 1, "ptr"), self.word(one, 2, "ptr"), self.word(one, 0))
+        return [self.w.bits("and", same[0], equal)]
+
+    def both(self, at: Value, j: Value) -> tuple[Value, Value, Value]:
+        """Return the number of bytes of a slice, its address, and that of the slice before."""
+        base = self.w.at(self.word(self.args, self.word(at, 1), "ptr"), "i8", self.word(at, 2))
+        stride = self.word(at, 3)
+        here = self.w.at(base, "i8", self.w.mul(j, stride))
+        return self.word(at, 0), here, self.w.at(here, "i8", self.w.sub(0, stride))
+
+    def again(self, j: Value, settled: Value) -> Value:
         """Return whether an iteration reads what the one before it read, and so has the same results."""
 
         def compare(i: Value, same: list[Value]) -> list[Value]:
-            size, here, before = both(row(at_read, i, 4), j)
-            return [w.bits("and", same[0], same_bytes(w, here, before, size))]
+            size, here, before = self.both(self.row(self.read, i, 4), j)
+            return [self.w.bits("and", same[0], same_bytes(self.w, here, before, size))]
 
-        yes = w.const(1, "i1")
-        return w.choose(settled, lambda: w.loop(0, read, 1, compare, [yes]), lambda: [settled])[0]
+        yes = self.w.const(1, "i1")
+        return self.w.choose(
+            settled, lambda: self.w.loop(0, self.read[0], 1, compare, [yes]), lambda: [settled]
+        )[0]
 
-    def step(j: Value, given: list[Value]) -> list[Value]:
-        def copied() -> list[Value]:
-            def copy(i: Value, _: list[Value]) -> None:
-                size, here, before = both(row(at_stored, i, 4), j)
-                copy_bytes(w, here, before, size)
-
-            w.loop(0, stored, 1, copy)
-            return given
-
-        def computed() -> list[Value]:
-            w.loop(0, swaps, 1, swap(w.compare("ne", w.bits("and", j, 1), 0)))
-            w.line(f"call void {run.text}({records.typed}, {count.typed}, {helpers.typed})")
-            found = w.loop(0, checks, 1, look, given[:1])
-            return [*found, *w.loop(0, pairs, 1, unchanged, [w.compare("ne", pairs, 0)])]
-
-        found = w.choose(again(j, given[1]), copied, computed)
-        w.loop(0, moves, 1, move)
+    def step(self, j: Value, given: list[Value]) -> list[Value]:
+        """Run iteration ``j`` or copy the results before it; ``given`` is the check flag and "settled"."""
+        found = self.w.choose(
+            self.again(j, given[1]), lambda: self._copy(j, given), lambda: self._compute(j, given)
+        )
+        self.w.loop(0, self.moves[0], 1, self.move)
         return found
 
-    def end(i: Value, _: list[Value]) -> None:
-        one = row(at_copies, i, 5)
-        to = word(one, 4)
-        with w.when(w.compare("ne", to, 0)):
-            copy_bytes(w, word(args, to, "ptr"), word(one, 3, "ptr"), word(one, 0))
+    def _copy(self, j: Value, given: list[Value]) -> list[Value]:
+        def copy(i: Value, _: list[Value]) -> None:
+            size, here, before = self.both(self.row(self.stored, i, 4), j)
+            copy_bytes(self.w, here, before, size)
 
-    w.loop(0, copies, 1, begin)
-    w.loop(0, moves, 1, start)
-    wrong, _ = w.loop(w.low, w.high, 1, step, [w.const(0, "i1")] * 2)
-    w.loop(0, copies, 1, end)
-    w.store(wrong, w.slot(1))
-    return w.kernel()
+        self.w.loop(0, self.stored[0], 1, copy)
+        return given
+
+    def _compute(self, j: Value, given: list[Value]) -> list[Value]:
+        odd = self.w.compare("ne", self.w.bits("and", j, 1), 0)
+
+        def swap(i: Value, _: list[Value]) -> None:
+            one = self.row(self.swaps, i, 3)
+            self.w.store(self.w.select(odd, self.word(one, 2), self.word(one, 1)), self.word(one, 0, "ptr"))
+
+        self.w.loop(0, self.swaps[0], 1, swap)
+        arguments = ", ".join(value.typed for value in (self.records, self.count, self.helpers))
+        self.w.line(f"call void {self.run.text}({arguments})")
+        found = self.w.loop(0, self.checks[0], 1, self.look, given[:1])
+        return [
+            *found,
+            *self.w.loop(0, self.pairs[0], 1, self.unchanged, [self.w.compare("ne", self.pairs[0], 0)]),
+        ]
