@@ -160,7 +160,8 @@ class Recorder:
         returned = iter(found[self.results :])
         kept = [next(returned) if r is None else (given[r] if isinstance(r, int) else r)._data
                 for r in self.residuals]  # fmt: skip
-        tensors = [t if isinstance(t, Tensor) else wrap(np.asarray(t)) for t in given]
+        # the caller may write into an array before the backward
+        tensors = [t if isinstance(t, Tensor) else wrap(np.array(t)) for t in given]
         tensors += self.back.captured
         if special.count:
             note_reading(*tensors)
@@ -198,7 +199,7 @@ class Recorder:
         parents, values, versions = [], [], []
         for x, kind, node, read in zip(places, kinds, nodes, self.back.reads, strict=True):
             parents.append(x if node is LEAF else f"{x}._node" if node is Node else "None")
-            values.append(x if kind is np.ndarray else f"{x}._data")
+            values.append(f"{x}.copy()" if kind is np.ndarray else f"{x}._data")
             if kind is Tensor and node is not Node and read:
                 versions.append(f"({x}, {x}._version),")
         returned = count(self.results)

@@ -684,6 +684,21 @@ def test_arguments_with_a_history_get_gradients() -> None:
     assert same_bits(w[0].grad, w[1].grad)
 
 
+@pytest.mark.parametrize("backend", ["replay", "auto"])
+def test_arrays_that_are_overwritten_before_a_recorded_backward(backend: str) -> None:
+    p = ad.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    f = ad.compile(lambda x: (ad.sin(x) * p**3).sum(), backend=backend)
+    x = np.empty(3)
+    for k in range(4):
+        x[:] = k + 1.0
+        y = f(x)
+        x[:] = 0.0  # the next batch is read into the same array
+        (g,) = ad.gradients(y, [p], create_graph=True)
+        np.testing.assert_allclose(g.detach().numpy(), 3 * np.sin(k + 1.0) * p.numpy() ** 2)
+        (h,) = ad.gradients(g.sum(), [p])
+        np.testing.assert_allclose(h.numpy(), 6 * np.sin(k + 1.0) * p.numpy())
+
+
 def test_a_result_that_was_differentiated_inside_cannot_be_again() -> None:
     w = ad.tensor([1.0, 2.0], requires_grad=True)
 
