@@ -16,6 +16,7 @@ from adjoint.core.namespace import Namespace, raw, rec
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.record import joined_copy, make_node, pick
 from adjoint.core.tensor import Tensor, Traced, note_reading, wrap
+from adjoint.engine.pull import overwritten
 from adjoint.engine.run import differentiate, key_of, run_serial
 from adjoint.errors import TransformError
 from adjoint.grads.backward import gradients
@@ -133,8 +134,17 @@ class Recorder:
     The node saves the arguments, the captured tensors, and the residuals that the backward reads.
     """
 
-    def __init__(self, owner: Variant, back: Backward, residuals: Sequence[int | Tensor | None]) -> None:
-        """Record calls of ``owner``; ``residuals`` are the tensors of ``Backward.owners``."""
+    def __init__(
+        self,
+        owner: Variant,
+        back: Backward,
+        residuals: Sequence[int | Tensor | None],
+        leaves: Sequence[int],
+    ) -> None:
+        """Record calls of ``owner``; ``residuals`` are the tensors of ``Backward.owners``.
+
+        ``leaves`` are the positions of the arguments that are leaves.
+        """
         self.owner = owner
         self.back = back
         self.residuals = residuals
@@ -147,6 +157,13 @@ class Recorder:
         ]  # of the gradients that the backward computes
         specs = [(r.shape, r.dtype) for r in owner.program.results[: self.results]]
         self.specs = specs
+        # A recorded backward calls the function again, which reads these tensors as they are then; arguments
+        # are given by position.  The versions of tensors that the backward reads are compared anyway.
+        read = {id(t) for t, r in zip(back.captured, back.reads[len(owner.moves) :], strict=True) if r}
+        outside = [h.tensor for h in owner.trace.held.values() if h.argument is None]
+        self.unread: list[int | Tensor] = [t for t in outside if id(t) not in read]
+        self.unread += [k for k in leaves if not back.reads[k]]
+        self.params = {"fixed": owner.fixed, "seen": ()}
         self.op = new_op(owner.name, (True,) * (self.count + len(back.residuals)), False, self.results)
         self.op.saves_any = True  # so a second backward is an error
         self.op.joint = self.pull
@@ -174,7 +191,8 @@ class Recorder:
         outs = [wrap(r if type(r) is np.ndarray else np.asarray(r)) for r in found[: self.results]]
         data = outs[0]._data if self.results == 1 else tuple([t._data for t in outs])
         # all values are kept, whichever gradients are wanted
-        node = make_node(self.op, 0, tensors, values, {"fixed": fixed}, parents, data)
+        seen = tuple([(given[t] if isinstance(t, int) else t)._version for t in self.unread])
+        node = make_node(self.op, 0, tensors, values, {"fixed": fixed, "seen": seen}, parents, data)
         versions = [(t, t._version) for t, read in zip(tensors, self.back.reads, strict=False) if read]
         node.versions = tuple([each for each in versions if type(each[0]._node) is not Node]) or None
         if self.results == 1:
@@ -208,21 +226,30 @@ class Recorder:
             values.append(f"found[{next(returned)}]" if r is None else f"{tensor}._data")
         parents += ["None"] * len(self.nothing)
         (shape, dtype), *_ = self.specs
+        unread = [f"x{t}" if isinstance(t, int) else name(t) for t in self.unread]
+        seen = "".join([f"{t}._version, " for t in unread])
+        params = f"{{'fixed': {name(self.owner.fixed)}, 'seen': ({seen})}}" if seen else name(self.params)
         filled = {
             "op": name(self.op), "seq": f"{name(next_seq)}()", "parents": f"({', '.join(parents)},)",
             "args": f"({', '.join(values)},)", "versions": f"({' '.join(versions)})" if versions else "None",
-            "out": "None", "params": name({"fixed": self.owner.fixed}), "shape": repr(shape),
-            "dtype": name(dtype), "extra": "None",
+            "out": "None", "params": params, "shape": repr(shape), "dtype": name(dtype), "extra": "None",
         }  # fmt: skip
         return [f"node = {name(Node)}()", *(f"node.{slot} = {value}" for slot, value in filled.items())]
 
     def pull(
-        self, xp: Namespace, g: Any, out: Any, *values: Any, wanted: Sequence[bool], fixed: list[Any]
+        self,
+        xp: Namespace,
+        g: Any,
+        out: Any,
+        *values: Any,
+        wanted: Sequence[bool],
+        fixed: list[Any],
+        seen: tuple[int, ...],
     ) -> list[Any]:
         """Return the gradients of the values that the node saved: the joint derivative rule of the node.
 
         ``g`` are the gradients of the results, ``wanted`` says which gradients are needed, and ``fixed`` are
-        the arguments of the call that are not traced.
+        the arguments of the call that are not traced.  ``seen`` has the versions of ``unread``.
         """
         n, back = self.count, self.back
         if xp is raw and self.results == 1 and type(g) is np.ndarray:
@@ -230,6 +257,11 @@ class Recorder:
         grads = (g,) if self.results == 1 else g
         if xp is raw and all(g is None or type(g) is np.ndarray for g in grads):
             return self._placed(back.run(*values[n:], *self.seeds(grads)))
+        if xp is rec:
+            for unread, version in zip(self.unread, seen, strict=True):
+                t = values[unread] if isinstance(unread, int) else unread
+                if t._version != version:
+                    raise overwritten(self.owner.name, t)
         call = Derivative(Joint(self, fixed), n, self.specs, None if xp is rec else values[n:])
         call.places = [("in", i) for i in range(n)]
         return call.pull(xp, g, out, *values, wanted=wanted)

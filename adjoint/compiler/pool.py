@@ -11,7 +11,8 @@ the caller waits only once, at the end of the run.
 When other programs use the processors, the system may stop a helper in the middle of a chunk for some
 milliseconds, or run it on the processor of the caller.  After either, the caller works alone for a while.
 Linux often wakes a thread on the processor of the thread that wakes it, even if another processor is idle; it
-then waits there for milliseconds.  So the caller first takes its own processor from those that helpers use.
+then waits there for milliseconds.  So the caller first removes its own
+processor from those that helpers may use.
 
 Helpers are POSIX threads that never call Python.  They spin for a while after their last chunk, then sleep on
 a futex.  They exist on Linux only; on other systems the caller runs all chunks.

@@ -85,8 +85,10 @@ class Variant:
         self.guards += [*self._module_guards(call), *trace.guards]
         self.impure = bool(self.program.writes) or any(s.kind == "draw" for s in self.program.sources)
         self.holds = make_check(trace, self.guards, len(self.moves))
-        self.recorder = None if self.backward is None else Recorder(self, self.backward, self.residuals)
         self.fixed = call.fixed()
+        leaves = [k for k, m in enumerate(call.moving) if getattr(m, "_node", None) is LEAF]
+        back = self.backward
+        self.recorder = None if back is None else Recorder(self, back, self.residuals, leaves)
         self.waits = self.backend == "auto"  # native code is built at the second call, or at the first
         # if there is a long loop
         self.patience = 0 if any(loop.count >= _LONG for loop in trace.loops) else 1

@@ -322,7 +322,7 @@ def _slots(unit: Unit) -> list[str] | None:
 
 
 class _HostCount:
-    """Increments the optimiser's step counts, in Python, after a compiled program has made an update."""
+    """Increments the optimiser's step counts, in Python, for an update that a compiled program makes."""
 
     __slots__ = ("counted", "optimizer")
 

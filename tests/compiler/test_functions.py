@@ -16,7 +16,7 @@ from steps import state_of
 
 import adjoint as ad
 from adjoint import nn, optim
-from adjoint.errors import ArgumentError, GraphReleasedError, InputError, TransformError
+from adjoint.errors import ArgumentError, GraphReleasedError, InputError, ModifiedError, TransformError
 
 X = np.random.default_rng(0).normal(size=(5, 3)).astype("f")
 
@@ -697,6 +697,25 @@ def test_arrays_that_are_overwritten_before_a_recorded_backward(backend: str) ->
         np.testing.assert_allclose(g.detach().numpy(), 3 * np.sin(k + 1.0) * p.numpy() ** 2)
         (h,) = ad.gradients(g.sum(), [p])
         np.testing.assert_allclose(h.numpy(), 6 * np.sin(k + 1.0) * p.numpy())
+
+
+@pytest.mark.parametrize("which", ["frozen", "leaf", "argument"])
+def test_tensors_that_are_overwritten_before_a_recorded_backward(which: str) -> None:
+    p = ad.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    w = ad.tensor([4.0, 5.0, 6.0], requires_grad=which != "frozen")
+    f = ad.compile(lambda x: ((w if which != "argument" else x).reshape(1, 3) ** 2 * p**3 + x).sum())
+    for _ in range(4):
+        x = w if which == "argument" else ad.tensor([1.0, 1.0, 1.0])
+        ys = [f(x) for _ in range(3)]
+        (g,) = ad.gradients(ys[0], [p], create_graph=True)
+        np.testing.assert_allclose(g.detach().numpy(), 3 * (w.numpy() * p.numpy()) ** 2)
+        expected = g.detach().numpy().copy()
+        with ad.no_grad():
+            w *= 2.0
+        if which == "frozen":  # the program has saved its square
+            np.testing.assert_allclose(ad.gradients(ys[1], [p])[0].numpy(), expected)
+        with pytest.raises(ModifiedError, match="written to since"):
+            ad.gradients(ys[2], [p], create_graph=True)
 
 
 def test_a_result_that_was_differentiated_inside_cannot_be_again() -> None:
