@@ -84,7 +84,7 @@ def _compiled(job: Job, here: Machine, worker: int) -> bytes:
 
     SROA is the only optimisation pass: the texts already use vector instructions.
     """
-    llvm, target, passes = _tools(here, job.effort, worker)
+    llvm, target = binding(), _target_of(here, job.effort, worker)
     context = llvm.create_context()
     modules = [
         llvm.parse_assembly(text.replace("@kernel(", f"@{name}("), context)
@@ -95,6 +95,8 @@ def _compiled(job: Job, here: Machine, worker: int) -> bytes:
         module.link_in(other)  # renames internal functions
     module.triple = llvm.get_process_triple()
     module.data_layout = str(target.target_data)
+    # a new one for each module: llvmlite adds callbacks at each run, whose data it deletes at its end
+    passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=0))
     manager = llvm.create_new_module_pass_manager()
     manager.add_sroa_pass()
     manager.run(module, passes)
@@ -129,11 +131,9 @@ def _emit_function() -> Any:
 
 
 @functools.cache
-def _tools(here: Machine, effort: int, worker: int) -> tuple[Any, Any, Any]:
-    """Return llvmlite, and a target machine and a pass builder for the processor ``here`` and one thread."""
-    llvm = binding()
-    target = _target(here, effort)
-    return llvm, target, llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=0))
+def _target_of(here: Machine, effort: int, worker: int) -> Any:
+    """Return the target machine of the processor ``here`` for one thread."""
+    return _target(here, effort)
 
 
 def _target(here: Machine, effort: int = 2) -> Any:

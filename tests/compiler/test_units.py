@@ -279,3 +279,11 @@ def test_processes_that_write_at_once(cache):
     assert len(list(cache.iterdir())) == 20  # no temporary file is left
     for k in range(20):
         assert source_of(kernel(float(k))) == "disk" and value_of(kernel(float(k))) == k
+
+
+def test_llvm_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    plain = "define void @kernel() noinline optnone {\n  ret void\n}\n"
+    other = "define i64 @kernel(i64 %x) {\n  %y = add i64 %x, 1\n  ret i64 %y\n}\n"
+    for text in [other, plain] * 10:
+        llvm.compile_text(text, machine.machine())
+    assert capfd.readouterr().err == ""
