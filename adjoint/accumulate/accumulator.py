@@ -96,6 +96,7 @@ class GradientAccumulator:
 
     Examples
     --------
+    >>> import numpy as np
     >>> acc = GradientAccumulator(accumulation_steps=2)
     >>> acc.register("w", (2,))
     >>> acc.step({"w": np.array([1.0, 2.0])}, weight=1)
@@ -515,6 +516,7 @@ class GradientAccumulator:
 
         Examples
         --------
+        >>> import numpy as np
         >>> acc = GradientAccumulator(accumulation_steps=2)
         >>> [len(xb) for xb, yb in acc.split((np.zeros((5, 2)), np.zeros(5)), 3)]
         [3, 2]
