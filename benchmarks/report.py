@@ -108,8 +108,8 @@ PAGE = """# Performance
 
 <!-- Generated from docs/performance.json by `python -m benchmarks --write`: change that, not this. -->
 
-All cases come from one run of `python -m benchmarks --write`, each later section from one run of its own, all
-on one machine: {machine}.
+Each case, with all its peers, comes from one run of `python -m benchmarks --write`, and so does each later
+section. All ran on one machine: {machine}.
 
 A ratio is adjoint's time divided by the peer's: **below 1, adjoint is faster**. In each round every
 engine does the same work once, in turn, with the same number of threads ({threads}), after its results
@@ -143,6 +143,7 @@ python -m benchmarks                   # everything, as tables
 python -m benchmarks LSTM GMM          # only cases whose names contain one of these
 python -m benchmarks --json out.json   # and the numbers
 python -m benchmarks --write           # docs/performance.json, .md and .png; the first time much is compiled
+python -m benchmarks --write LSTM      # these cases anew; the others stay
 python -m benchmarks --part memory     # one of the later sections: parallel, memory, scale or profiles
 ```
 

@@ -600,7 +600,9 @@ def _check_callable(what: str, hook: Any) -> None:
         raise InputError(f"{what}: a hook must be callable, not {type(hook).__name__}.")
 
 
-_CURE = "Compute with ad functions there; ad.where replaces a condition on values."
+_CURE = (
+    "Compute with ad functions there, or make an op with ad.define; ad.where replaces a condition on values."
+)
 
 
 def concrete(t: Tensor, what: str, cure: str = _CURE) -> ndarray[Any, Any]:

@@ -542,6 +542,16 @@ def test_every_case_of_memory_runs_in_its_small_size() -> None:
         memory._case(kind, tiny).engines["adjoint"]()()
 
 
+def test_named_cases_replace_their_numbers_and_keep_the_others() -> None:
+    from benchmarks.__main__ import merged
+
+    before = {"cases": {"a": 1, "b": 2}, "compiled": {"a": 3}, "memory": 4, "machine": 5}
+    after = {"cases": {"b": 6, "c": 7}, "compiled": {"b": 8}, "machine": 9}
+    whole = {"cases": {"a": 1, "b": 6, "c": 7}, "compiled": {"a": 3, "b": 8}, "memory": 4, "machine": 9}
+    assert merged(before, after, ["b"]) == whole
+    assert merged(before, after, []) == after | {"memory": 4}
+
+
 def test_a_trial_does_not_write_the_page(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

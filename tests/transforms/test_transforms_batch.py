@@ -422,7 +422,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
      "vmap: <lambda> returned None.  Return a tensor."),
     (lambda: ad.vmap(lambda x: x if x > 0 else -x)(np.ones(3)), InputError,
      "a Python condition needs the values of a tensor, which are not available inside ad.vmap.\n"
-     "  Compute with ad functions there; ad.where replaces a condition on values."),
+     "  Compute with ad functions there, or make an op with ad.define; ad.where replaces a condition on values."),
     (lambda: ad.vmap(lambda i: np.ones(4)[i])(np.array([[0], [1]])), InputError, _CONVERSION),
     (lambda: ad.vmap(lambda x: np.array([x[0], x[1]]))(np.ones((3, 2))), InputError, _CONVERSION),
     (lambda: ad.vmap(lambda i: [1, 2][i])(np.array([0, 1])), InputError,
