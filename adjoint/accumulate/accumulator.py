@@ -259,7 +259,7 @@ class GradientAccumulator:
         if not self._params:
             raise AccumulationError(
                 "micro_batch: this accumulator was created without parameters.\n"
-                "  Pass them, GradientAccumulator(params, …), or add gradients by name with step()."
+                "  Create it as GradientAccumulator(params, …), or add gradients by name with step()."
             )
         return (MicroBatch if self._group is None else RankBlock)(self, weight)
 

@@ -208,7 +208,7 @@ def _sum(before: Any, g: Any, name: str) -> Any:
 
 
 def split_batch(accumulator: GradientAccumulator, batch: Any, size: int) -> Iterator[Any]:
-    """Return an iterator over pieces of a batch; it sets ``accumulator._short`` at a shorter last piece."""
+    """Return an iterator over pieces of a batch; a shorter last piece sets ``accumulator._short``."""
     size = whole_from(1, "split: size", size)
     arrays, structure = tree.flatten(batch)
     for a in arrays:

@@ -238,7 +238,7 @@ def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: 
     if not params:
         raise InputError(
             "apply: this optimiser reads .grad, but the accumulator was created without parameters.\n"
-            "  Pass them, GradientAccumulator(params, …), or use the arrays that gradients() returns."
+            "  Create it as GradientAccumulator(params, …), or use the arrays that gradients() returns."
         )
     try:
         updated = {id(t) for optimizer in optimizers for t in parameters_of(optimizer)}

@@ -240,8 +240,8 @@ def check_like(saved: Any, new: Mapping[str, Any], what: str) -> None:
         parts += [f"has unknown keys: {words.quoted(keys - new.keys())}"] * bool(keys - new.keys())
         raise ArgumentError(
             f"load_state_dict: {what} {' and '.join(parts)}.\n"
-            "  Pass the value returned by state_dict().  If it was saved with other objects, pass only its "
-            "entry of what ad.load returned."
+            "  Pass the value returned by state_dict().  If ad.load returned several objects, pass only the "
+            "accumulator's entry."
         )
     for key, value in saved.items():
         own = new[key]

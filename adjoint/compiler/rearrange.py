@@ -244,7 +244,7 @@ def _from_start(xp: Any, i: View, length: int) -> View:
 
 
 def _rows(xp: Any, i: View, before: int, length: int, after: int) -> View:
-    """Return the flat positions of rows ``i`` of an array (before, length, after).
+    """Return the flat positions of ``x[:, i]`` for an x of shape (before, length, after).
 
     The shape of the result is (before, size of ``i``, after).
     """

@@ -1,4 +1,4 @@
-"""Check arguments that are axes, shapes or numbers, and convert them to one form."""
+"""Check and normalise arguments that are axes, shapes or numbers."""
 
 from __future__ import annotations
 

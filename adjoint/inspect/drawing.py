@@ -37,7 +37,7 @@ def draw(
 ) -> Drawing:
     """Draw the graph of a tensor, of a call of a function or module, or of a compiled program.
 
-    A function or module is called once with the arguments, so that the drawing shows module boxes and lines.
+    A function or module is called once with the arguments, so that modules and source lines are shown.
 
     Parameters
     ----------

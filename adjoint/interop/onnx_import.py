@@ -85,7 +85,7 @@ class OnnxModule(Module):
         graph = proto.graph
         unknown = sorted({n.op_type for n in graph.node} - set(NODES))
         if unknown:
-            raise InputError(f"onnx: nodes of these kinds are not supported: {', '.join(unknown)}.")
+            raise InputError(f"onnx: these operators are not supported: {', '.join(unknown)}.")
         self._stored: dict[str, str] = {}  # attribute of each stored float tensor, by its ONNX name
         self._constants: dict[str, Any] = {}
         for k, t in enumerate(graph.initializer):

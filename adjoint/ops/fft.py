@@ -424,7 +424,7 @@ def irfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None =
     x : array_like
         The argument.
     n : int, optional
-        The length of the result; by default ``2 * (m - 1)`` for m terms.
+        The length of the result; by default ``2 * (x.shape[axis] - 1)``.
     axis : int, optional
         The axis.
     norm : str, optional
@@ -580,7 +580,7 @@ def hfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = 
     x : array_like
         The first half of the signal.
     n : int, optional
-        The length of the result; by default ``2 * (m - 1)`` for m terms.
+        The length of the result; by default ``2 * (x.shape[axis] - 1)``.
     axis : int, optional
         The axis.
     norm : str, optional

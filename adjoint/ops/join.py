@@ -207,7 +207,7 @@ def _concat(op: str, tensors: list[Tensor], axis: int | None) -> Tensor:
             raise ShapeError(
                 f"{op}: the shapes must be equal except along axis {axis}, but are {first.shape} and "
                 f"{x.shape}.\n"
-                "  Use ad.stack to join along a new axis."
+                "  Pad, slice or reshape the tensors, or join them along another axis."
             )
     return rec.concat(*tensors, axis=where)
 

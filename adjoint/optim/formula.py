@@ -21,7 +21,7 @@ SCRATCH = 4096  # elements: a smaller array is made faster than scratch memory i
 
 
 class InPlaceForm(NamedTuple):
-    """The in-place form of a formula: ``write(p, g, state, scalars(hyper, dtype))``."""
+    """The in-place form of an update formula: ``write(p, g, state, scalars(hyper, dtype))``."""
 
     scalars: Callable[[dict[str, Any], Any], tuple[Any, ...]]
     write: Callable[[Any, Any, dict[str, Any], tuple[Any, ...]], None]

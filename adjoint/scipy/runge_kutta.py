@@ -177,7 +177,7 @@ def pushed_steps(
     """Propagate tangents through all steps; return those of the states and of the stages.
 
     ``first`` is the tangent of the initial state, ``of_f`` those of the right-hand side at the stages while
-    the states are fixed (steps, stages, n), and ``of_h`` those of the step lengths.
+    the states are fixed, of shape (steps, stages, n), and ``of_h`` those of the step lengths.
     """
     steps, stages, n, _ = jac.shape
     along, size = transfer(m, h, jac), h[:, None]

@@ -247,7 +247,7 @@ def _meta(path: Path) -> dict[str, Any]:
         raise _refused(f"{path} is not a checkpoint: meta.json is not an object.")
     if found.get("version") != VERSION:
         version = found.get("version")
-        raise FileError(f"{path} has version {version}, but this version of adjoint reads {VERSION}.")
+        raise FileError(f"{path} has format version {version}, but this adjoint reads {VERSION}.")
     if found.pop("digest", None) != _meta_digest(found):
         raise _refused(f"{path / 'meta.json'} is damaged or was changed.")
     score, files = found.get("score"), found.get("files")

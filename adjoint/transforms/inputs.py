@@ -274,8 +274,8 @@ def record_call(
 ) -> tuple[Recorded, list[tree.Structure]]:
     """Run ``f`` with stand-ins for the arguments at ``positions``.
 
-    Return the run and the structures of these arguments.  With ``has_aux``, ``f`` returns a pair: a result
-    and auxiliary data.
+    Return the recorded call and the structures of these arguments.  With ``has_aux``, ``f`` returns a pair: a
+    result and auxiliary data.
     """
     run = Recorded()
     run.mode = grad_mode.get()

@@ -296,7 +296,7 @@ MISTAKES = [
     (ShapeError, lambda: ad.broadcast_to(a23, (3,)), "broadcast_to: shape (2, 3) cannot be broadcast to (3,)."),
     (ShapeError, lambda: ad.concat([a23, np.ones((2, 2))]),
      "concat: the shapes must be equal except along axis 0, but are (2, 3) and (2, 2).\n"
-     "  Use ad.stack to join along a new axis."),
+     "  Pad, slice or reshape the tensors, or join them along another axis."),
     (ShapeError, lambda: ad.concat([]), "concat: at least one tensor is required, but the list is empty."),
     (InputError, lambda: ad.concat(1.0), "concat: expected a list or tuple of tensors, but got float."),
     (ShapeError, lambda: ad.concat([1.0, 2.0]),
@@ -306,7 +306,7 @@ MISTAKES = [
      "  Use ad.concat to join along an existing axis."),
     (ShapeError, lambda: ad.vstack([np.ones(3), np.ones(2)]),
      "vstack: the shapes must be equal except along axis 0, but are (1, 3) and (1, 2).\n"
-     "  Use ad.stack to join along a new axis."),
+     "  Pad, slice or reshape the tensors, or join them along another axis."),
     (ShapeError, lambda: ad.split(np.ones(5), 2),
      "split: 5 elements along axis 0 cannot be divided into 2 equal parts.\n"
      "  Pass the indices at which to split, or use ad.array_split."),
