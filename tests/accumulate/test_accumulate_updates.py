@@ -543,8 +543,8 @@ def test_what_a_state_lacks_is_named():
         acc.load_state_dict(state)
     assert str(caught.value) == (
         "load_state_dict: state is missing keys: 'format'.\n"
-        "  Pass the value returned by state_dict().  If it was saved with other objects, pass only its entry of "
-        "what ad.load returned."
+        "  Pass the value returned by state_dict().  If ad.load returned several objects, pass only the "
+        "accumulator's entry."
     )
     with pytest.raises(ArgumentError, match="state is missing keys: 'count', 'weight', 'unit', 'buffer'"):
         ad.GradientBuffer((2,)).load_state_dict({})
