@@ -12,6 +12,7 @@ from adjoint.testing import gradcheck
 
 mp = pytest.importorskip("mpmath")
 special = pytest.importorskip("scipy.special")
+pytestmark = pytest.mark.digits
 
 S = ad.scipy.special
 

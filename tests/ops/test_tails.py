@@ -15,6 +15,7 @@ import adjoint as ad
 
 mp = pytest.importorskip("mpmath")
 pytest.importorskip("scipy")
+pytestmark = pytest.mark.digits
 
 from exact_functions import (  # noqa: E402
     erfcinv,
