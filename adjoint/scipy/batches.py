@@ -75,6 +75,8 @@ def solve_each(
 ) -> Any:
     """Return ``solve(f, x0)``; inside ``vmap``, the ``x_flat`` of the result has a row for each element.
 
+    ``batch`` of the result is then the batch, and ``found`` says for each element whether it converged.
+
     ``op`` is the name of the caller, for errors, and ``method`` the name of SciPy's method.
     """
     if special.count and (trace := tracing.get()) is not None:
@@ -91,6 +93,7 @@ def solve_each(
         raise InputError(f"{op}: nested ad.vmap is not supported.  Use only one ad.vmap.")
     result = next((r for r in found if not r.success), found[0])
     result.x_flat, result.batch = np.stack([r.x_flat for r in found]), batch
+    result.found = np.array([r.success for r in found], bool)
     return result
 
 

@@ -38,6 +38,7 @@ from adjoint.scipy.roots import (
     root_scalar,
     toms748,
 )
+from adjoint.transforms.convergence import Outcome
 from adjoint.transforms.flat_tree import FlatTree
 from adjoint.transforms.implicit import joined_solution
 from adjoint.transforms.matrix import jacrev
@@ -78,22 +79,29 @@ def _joined(
 ) -> Any:
     """Return a result whose solution is a differentiable function of the tensors in ``equation``.
 
-    Unknowns at a bound stay there.  ``values`` are functions that compute other entries of the result at the
-    solution.  Derivatives that the solver estimated would be constants, so they are left out.  If ``refused``
-    names an option without derivatives, raise if the solution depends on tensors that require grad.
+    Unknowns at a bound stay there; if the solver failed, only those that the slope holds there.  ``values``
+    are functions that compute other entries of the result at the solution.  Derivatives that the solver
+    estimated would be constants, so they are left out.  If ``refused`` names an option without derivatives,
+    raise if the solution depends on tensors that require grad.
     """
-    batch = result.pop("batch", None)
+    batch, success = result.pop("batch", None), result.pop("found", result.success)
     if batch is None and not grad_mode.get() and not special.count:
         return result
     lift = asarray if batch is None else batch.inside
     traced = isinstance(result.x_flat, Tensor)  # inside ad.compile
     flat = result.x_flat if traced else np.array(result.x_flat, np.float64)
-    fixed, there = _at_bounds(flat, bounds), lift(flat)
-    some = bounds is not None and (traced or fixed.any())
+    there, success = lift(flat), success if batch is None else lift(success)
+    (low, high), outcome = _at_bounds(flat, bounds), Outcome(success, result.get("message", ""))
+    some = bounds is not None and (traced or (low | high).any())
 
     def free(x: Tensor) -> Tensor:
         found = equation(x)
-        return rec.where(lift(fixed), x - there, found) if some else found
+        if not some:
+            return found
+        fixed = lift(low | high)
+        if not outcome.certain:
+            fixed = (fixed & success) | (lift(low) & (found > 0)) | (lift(high) & (found < 0))
+        return rec.where(fixed, x - there, found)
 
     if refused:
         if varies(free(there)):
@@ -104,7 +112,7 @@ def _joined(
                 f"do not use {refused}."
             )
         return result
-    solution = joined_solution(op, free, there)
+    solution = joined_solution(op, free, there, outcome)
     result.x = FlatTree(op, x0, np.float64).unflatten(solution)
     if traced or varies(solution):
         result.update({name: compute(solution) for name, compute in values.items()})
@@ -114,9 +122,9 @@ def _joined(
 
 
 def _at_bounds(x: Any, bounds: Any) -> Any:
-    """Return a mask of the unknowns ``x`` that are at one of their bounds."""
+    """Return two masks of the unknowns ``x``: those at their lower and those at their upper bound."""
     if bounds is None:
-        return np.zeros(x.shape, bool)
+        return (np.zeros(x.shape, bool),) * 2
     if hasattr(bounds, "lb"):
         low, high = bounds.lb, bounds.ub
     else:
@@ -124,7 +132,7 @@ def _at_bounds(x: Any, bounds: Any) -> Any:
         high = [np.inf if b[1] is None else b[1] for b in bounds]
     low, high = (np.broadcast_to(np.asarray(b, float), x.shape) for b in (low, high))
     near = 1e-9 * (1 + abs(x))
-    return (x - low <= near) | (high - x <= near)
+    return x - low <= near, high - x <= near
 
 
 def _start(x0: Any) -> Any:

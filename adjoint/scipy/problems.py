@@ -16,6 +16,7 @@ from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.reduce import floating
 from adjoint.scipy.batches import batch_of
 from adjoint.scipy.fallback import scipy_module
+from adjoint.transforms.convergence import Outcome
 from adjoint.transforms.implicit import joined_solution
 from adjoint.transforms.inputs import as_function, name_of
 
@@ -51,10 +52,11 @@ class Problem:
             )
         return rec.reshape(y, shape=x.shape)
 
-    def solution(self, x: Any, equation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def solution(self, x: Any, report: Any, equation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return SciPy's solution ``x``, connected to the tensors that the function uses.
 
-        ``equation`` is zero at the solution; by default it is the function itself.
+        ``report`` is SciPy's report, or a tensor that is true if the method converged.  ``equation`` is zero
+        at the solution; by default it is the function itself.
         """
         values = x if isinstance(x, Tensor) else np.asarray(x)
 
@@ -68,7 +70,7 @@ class Problem:
                     f"{self.op}: the solution is {values.dtype}, but gradients need real floats."
                 )
             return asarray(values)
-        joined = joined_solution(self.op, residual, asarray(values.reshape(-1)))
+        joined = joined_solution(self.op, residual, asarray(values.reshape(-1)), _outcome(report))
         return rec.reshape(joined, shape=values.shape)
 
 
@@ -127,7 +129,15 @@ def solved(op: str, run: Callable[..., Any], functions: Any, starts: Any, refuse
 
 
 def _converged(report: Any) -> Any:
-    return getattr(report, "converged", getattr(report, "success", True))
+    """Return whether a method converged: its report has a flag, is an array of flags, or is None."""
+    flag = True if report is None else report
+    return np.all(getattr(report, "converged", getattr(report, "success", flag)))
+
+
+def _outcome(report: Any) -> Outcome:
+    if isinstance(report, Tensor):
+        return Outcome(report)
+    return Outcome(_converged(report), getattr(report, "flag", getattr(report, "message", "")))
 
 
 def _solved_each(op: str, run: Callable[..., Any], functions: Any, starts: Any, refused: str) -> Any:

@@ -7,6 +7,7 @@ that the function uses.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,7 @@ def _bracketed(name: str, f: Any, a: Any, b: Any, args: Any, full_output: bool, 
     function = Problem(name, f, args)
     run = lambda fs, a, b: scipy_function(name)(fs[0], a, b, full_output=True, **options)
     found, report = solved(name, run, [function], [a, b], REPORT * full_output)
-    root = function.solution(found)
+    root = function.solution(found, report)
     if not full_output:
         return root
     report.root = root
@@ -228,17 +229,16 @@ def newton(
     slopes = [None if f is None else Problem("newton", f, args) for f in (fprime, fprime2)]
 
     def run(fs: Any, x0: Any, x1: Any) -> Any:
-        found = scipy_function("newton")(
+        return scipy_function("newton")(
             fs[0], x0, fs[1], tol=tol, maxiter=maxiter, fprime2=fs[2], x1=x1, rtol=rtol,
-            full_output=full_output, disp=disp,
+            full_output=True, disp=disp,
         )  # fmt: skip
-        return found if full_output else (found, None)
 
     found = solved("newton", run, [function, *slopes], [x0, x1], REPORT * full_output)
-    if not full_output:
-        return function.solution(found[0])
     root, *rest = found
-    joined = function.solution(root)
+    joined = function.solution(root, rest[0])
+    if not full_output:
+        return joined
     if hasattr(rest[0], "root"):  # the report of a single number
         rest[0].root = joined
     return type(found)(joined, *rest) if hasattr(found, "_fields") else (joined, *rest)
@@ -321,10 +321,10 @@ def root_scalar(
     starts = [*((None, None) if bracket is None else bracket), x0, x1]
     if several and special.count:
         refuse_tracing("root_scalar with fprime=True", "Pass the derivative as a function.")
-    found, result = solved("root_scalar", run, [function, *slopes], starts, "fprime=True" * several)
-    if isinstance(result, Tensor):
-        result = scipy_function("OptimizeResult")(converged=result)
-    result.root = function.solution(found)
+    found, report = solved("root_scalar", run, [function, *slopes], starts, "fprime=True" * several)
+    traced = isinstance(report, Tensor)
+    result = scipy_function("OptimizeResult")(converged=report) if traced else report
+    result.root = function.solution(found, report)
     return result
 
 
@@ -372,14 +372,16 @@ def fsolve(
 
     def run(fs: Any, x0: Any) -> Any:
         start = np.asarray(x0, float)
-        found = scipy_function("fsolve")(fs[0], start, fprime=fs[1], full_output=full_output, **options)
-        return found if full_output else (found, None)
+        found = scipy_function("fsolve")(fs[0], start, fprime=fs[1], full_output=True, **options)
+        *_, flag, message = found
+        if flag != 1 and not full_output:  # as SciPy does
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return found[0], scipy_function("OptimizeResult")(success=flag == 1, message=message), *found[1:]
 
     start = rec.reshape(asarray(x0), shape=(-1,)) if not np.ndim(x0) else x0
-    found = solved("fsolve", run, [function, slope], [start], REPORT * full_output)
-    if not full_output:
-        return function.solution(found[0])
-    return (function.solution(found[0]), *found[1:])
+    found, report, *rest = solved("fsolve", run, [function, slope], [start], REPORT * full_output)
+    root = function.solution(found, report)
+    return (root, *rest) if full_output else root
 
 
 def fixed_point(
@@ -426,7 +428,7 @@ def fixed_point(
         return scipy_function("fixed_point")(fs[0], start, xtol=xtol, maxiter=maxiter, method=method), None
 
     found, _ = solved("fixed_point", run, [function], [x0])
-    return function.solution(found, lambda x: function(x) - x)
+    return function.solution(found, None, lambda x: function(x) - x)
 
 
 def minimize_scalar(
@@ -485,29 +487,30 @@ def minimize_scalar(
     xatol = (options or {}).get("xatol", 1e-5 if tol is None else tol)
     near = 2 * xatol + 4 * math.sqrt(np.finfo(float).eps) * abs(found)
     if isinstance(result, Tensor):
-        best = _traced_minimum(function, found, starts[:count], near)
+        best = _traced_minimum(function, found, result, starts[:count], near)
         return scipy_function("OptimizeResult")(x=best, fun=function(best), success=result)
     ends = None if bounds is None else [float(plain_start(b)) for b in bounds]
     x, result.x = float(result.x), asarray(result.x)
-    moves = ends is None or all(abs(x - end) > near for end in ends)
+    moves = ends is None or not result.success or all(abs(x - end) > near for end in ends)
     if moves and varies(function(result.x)):
         slope = grad(lambda v: floating("minimize_scalar", function(v)))
-        result.x = function.solution(x, slope)
+        result.x = function.solution(x, result, slope)
     result.fun = function(result.x)
     return result
 
 
-def _traced_minimum(function: Problem, x: Tensor, ends: Any, near: Tensor) -> Tensor:
+def _traced_minimum(function: Problem, x: Tensor, success: Tensor, ends: Any, near: Tensor) -> Tensor:
     """Return a minimum inside ``ad.compile`` or ``ad.vmap``; one at an end of the interval is a constant.
 
-    ``x`` is SciPy's solution.  It is at one of the ``ends`` if its distance is at most ``near``.
+    ``x`` is SciPy's solution if ``success`` is true.  It is at one of the ``ends`` if its distance is at most
+    ``near``.
     """
     slope = grad(lambda v: floating("minimize_scalar", function(v)))
 
     def free(v: Tensor) -> Tensor:
         found = slope(v)
         for end in ends:
-            found = rec.where(abs(x - asarray(end).detach()) > near, found, v - x)
+            found = rec.where((abs(x - asarray(end).detach()) > near) | ~success, found, v - x)
         return found
 
-    return function.solution(x, free)
+    return function.solution(x, success, free)

@@ -38,6 +38,7 @@ from adjoint.ops.elementwise import sqrt
 from adjoint.ops.linalg import solve
 from adjoint.ops.piecewise import maximum, where
 from adjoint.transforms.calls import new_op
+from adjoint.transforms.convergence import Outcome
 from adjoint.transforms.flat_tree import FlatTree
 from adjoint.transforms.forward import linearize
 from adjoint.transforms.inputs import Place, as_function, name_of
@@ -396,10 +397,11 @@ def _length(t: Tensor) -> Any:
 # The derivative ----------------------------------------------------------------------------------------
 
 
-def joined_solution(name: str, equation: Vector, x: Tensor) -> Tensor:
+def joined_solution(name: str, equation: Vector, x: Tensor, outcome: Outcome | None = None) -> Tensor:
     """Return the root x of an equation, connected to the graph of the tensors that the equation depends on.
 
-    ``name`` is the name of the caller, for errors.
+    ``name`` is the name of the caller, for errors.  ``outcome`` says whether a solver found x: if not,
+    derivatives raise.
     """
     if not grad_mode.get():
         return x
@@ -409,13 +411,13 @@ def joined_solution(name: str, equation: Vector, x: Tensor) -> Tensor:
     x = _at_level_of(residual, x)
     again: Vector = lambda x: rerun.again(equation, (x,), {})
     if _has_outer_history(residual._data):
-        x = _joined_outside(rerun, again, jacrev(again), x, residual._data)
+        x = _joined_outside(rerun, again, jacrev(again), x, residual._data, outcome)
     if residual._node is None:
         return x
     captured = captured_by([residual], since)
     keys = [key_of(t) for t in captured]
     rerun.depends_on(keys)
-    return _recorded(_Solution(name, again, residual, keys), captured, x)
+    return _recorded(_Solution(name, again, residual, keys, outcome), captured, x)
 
 
 def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
@@ -426,23 +428,25 @@ def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
     return found
 
 
-def _joined_outside(rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor, like: Batched) -> Tensor:
+def _joined_outside(
+    rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor, like: Batched, outcome: Outcome | None
+) -> Tensor:
     """Connect a solution inside ``vmap`` to the graphs of tensors outside, as one solution for the batch.
 
     ``like`` is a value of this ``vmap``.  ``rerun`` repeats the equation with the same random numbers.
     """
     batch = _Batch(equation, jacobian, like)
-    whole = batch.held(x)
+    whole, outcome = batch.held(x), outcome and outcome.mapped(batch.held)
     since = next_seq()
     residual = batch.equation(whole)
     whole = _at_level_of(residual, whole)
     if _has_outer_history(residual._data):  # further out still
-        whole = _joined_outside(rerun, batch.equation, batch.jacobian, whole, residual._data)
+        whole = _joined_outside(rerun, batch.equation, batch.jacobian, whole, residual._data, outcome)
     if residual._node is not None:
         captured = captured_by([residual], since)
         keys = [key_of(t) for t in captured]
         rerun.depends_on(keys)
-        solution = _Solution(rerun.name, batch.equation, residual, keys, batch)
+        solution = _Solution(rerun.name, batch.equation, residual, keys, outcome, batch)
         whole = _recorded(solution, captured, whole)
     return batch.inside(whole)
 
@@ -506,14 +510,21 @@ def _has_outer_history(data: Any) -> bool:
 class _Solution:
     """The node of a solution: it maps the gradient of x to gradients of the equation's dependencies."""
 
-    __slots__ = ("batch", "equation", "keys", "level", "name", "residual")
+    __slots__ = ("batch", "equation", "keys", "level", "name", "outcome", "residual")
 
     def __init__(
-        self, name: str, equation: Vector, residual: Tensor, keys: list[Any], batch: _Batch | None = None
+        self,
+        name: str,
+        equation: Vector,
+        residual: Tensor,
+        keys: list[Any],
+        outcome: Outcome | None,
+        batch: _Batch | None = None,
     ) -> None:
         self.name = name
         self.equation = equation
         self.keys = keys  # the nodes and leaves that the equation depends on
+        self.outcome = None if outcome is None or outcome.certain else outcome
         self.batch = batch  # if it is the equation of a vmap
         self.residual = residual._data  # at the solution
         data = residual._data
@@ -548,12 +559,19 @@ class _Solution:
                 "  It must not use arrays that are written to after the call.  Pass such arrays as arguments."
             )
 
+    def _check(self, x: Tensor) -> None:
+        """Raise if ``x`` is not a solution, because the solver failed."""
+        if self.outcome is not None:
+            step = lambda: self._solved(x, wrap(self.residual), self._along(x), False, transposed=False)
+            within(grad_mode, False, self.outcome.check, self.name, x, step)
+
     def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
         """Solve (∂F/∂x)ᵀ u = -g, and propagate u through F to its dependencies: the joint rule of the node.
 
         ``wanted`` says which gradients are needed.
         """
         x, seed, recording = _as_tensor(out), _as_tensor(g), xp is rec
+        self._check(x)
 
         def product(u: Tensor) -> Tensor:
             _, pull = run_at(self.level, vjp, self.equation, x)
@@ -576,6 +594,7 @@ class _Solution:
     def push(self, xp: Namespace, tangents: Any, out: Any, *_: Any) -> Any:
         """Push tangents through F to t and solve (∂F/∂x) dx = -t: the forward mode of the node."""
         x, recording = _as_tensor(out), xp is rec
+        self._check(x)
         since = next_seq()
         residual = self._residual(x)
         given = tangents if isinstance(tangents, tuple) else (tangents,)

@@ -168,7 +168,7 @@ SOLVERS = {
     "fun": lambda a: O.minimize(quartic, [0.0, 0.0, 0.0], (a,)).fun * ad.ones(3),
     "bounds": lambda a: O.minimize(quartic, np.zeros(3), (a,), bounds=[(None, 1.0), (0.9, 5), (0, 1)]).x,
     "root": lambda a: O.root(lambda x, a: x**3 + x - a, np.ones(3), args=(a,)).x,
-    "tree": lambda a: O.root(lambda d: [d["u"] ** 2 + d["v"] - a, d["v"] - d["u"]],
+    "tree": lambda a: O.root(lambda d: [d["u"] ** 3 + d["v"] - a, d["v"] - d["u"]],
                              {"u": np.ones(3), "v": np.ones(3)}).x["u"],
     "least_squares": lambda a: O.least_squares(lambda x: ad.concat([x - a, 0.1 * x * x]), np.ones(3)).x,
     "curve_fit": fit,
