@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
-from adjoint.errors import MissingExtraError
+from adjoint.errors import InputError, MissingExtraError
 from adjoint.numpy.build import numpy_only
 
-__all__ = ["scipy_method", "scipy_module", "scipy_only"]
+__all__ = ["refuse_options", "scipy_method", "scipy_module", "scipy_only"]
 
 
 def scipy_module(part: str) -> Any:
@@ -17,6 +18,12 @@ def scipy_module(part: str) -> Any:
         return importlib.import_module(f"scipy.{part}")
     except ImportError:
         raise MissingExtraError(f"adjoint.scipy.{part}", "SciPy", "scipy") from None
+
+
+def refuse_options(op: str, names: Iterable[str], advice: str) -> None:
+    """Raise if there are names of options that ``op`` does not support."""
+    if found := ", ".join(sorted(names)):
+        raise InputError(f"{op}: these options are not supported with gradients: {found}.\n  {advice}")
 
 
 def scipy_only(part: str, name: str) -> Any:

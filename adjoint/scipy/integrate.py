@@ -9,6 +9,7 @@ raise ``LostHistoryError`` for a tensor that requires grad.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from adjoint.ops.reduce import floating, sum
 from adjoint.ops.scan import cumsum
 from adjoint.ops.shape import moveaxis, reshape
 from adjoint.scipy.batches import Batch, batch_of
-from adjoint.scipy.fallback import scipy_module, scipy_only
+from adjoint.scipy.fallback import refuse_options, scipy_module, scipy_only
 from adjoint.scipy.ode import odeint, solve_ivp
 from adjoint.transforms.batch import vmap
 from adjoint.typing import ArrayLike
@@ -218,10 +219,7 @@ def quad(
     -0.25
     """
     unknown = set(options) - {"epsabs", "epsrel", "limit", "points"}
-    if unknown:
-        raise InputError(
-            f"quad: these options are not supported with gradients: {', '.join(sorted(unknown))}."
-        )
+    refuse_options("quad", unknown, "Call scipy.integrate.quad if no gradient is needed.")
     args = args if isinstance(args, tuple) else (args,)
     low, high = floating("quad", a), floating("quad", b)
 
@@ -230,7 +228,10 @@ def quad(
             with no_grad():
                 return float(array_of(f(asarray(x)).detach()))
 
-        value, error, facts, *_ = scipy_module("integrate").quad(plain, *ends, full_output=1, **options)
+        scipy = scipy_module("integrate")
+        value, error, facts, *message = scipy.quad(plain, *ends, full_output=1, **options)
+        if message:  # with full_output, SciPy does not warn
+            warnings.warn(str(message[0]), scipy.IntegrationWarning, stacklevel=2)
         count = facts["last"]
         pairs = zip(facts["alist"][:count].tolist(), facts["blist"][:count].tolist(), strict=True)
         return value, error, list(pairs)
@@ -277,10 +278,11 @@ def quad_vec(
     epsabs: float = 1e-200,
     epsrel: float = 1e-8,
     norm: str = "2",
+    *,
     limit: float = 10000,
     points: Any = None,
-    *,
     args: Any = (),
+    **options: Any,
 ) -> tuple[Tensor, float]:
     """Integrate a function of one variable that returns an array.
 
@@ -306,6 +308,8 @@ def quad_vec(
         Points between the limits at which the function is not smooth.
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
+    **options : optional
+        SciPy's options ``cache_size`` and ``quadrature``.
 
     Returns
     -------
@@ -316,7 +320,7 @@ def quad_vec(
     Raises
     ------
     InputError
-        If Gauss's rule does not confirm the value.
+        If an option is not supported, or Gauss's rule does not confirm the value.
 
     Examples
     --------
@@ -325,6 +329,8 @@ def quad_vec(
     >>> ad.jacobian(f)(3.0).round(9)  # of c³/2 and c³/3
     array([13.5,  9. ])
     """
+    unknown = set(options) - {"cache_size", "quadrature"}
+    refuse_options("quad_vec", unknown, "Call scipy.integrate.quad_vec if no gradient is needed.")
     args = args if isinstance(args, tuple) else (args,)
     low, high = floating("quad_vec", a), floating("quad_vec", b)
 
@@ -341,7 +347,7 @@ def quad_vec(
 
         value, error, facts = scipy_module("integrate").quad_vec(
             plain, *((0.0, 1.0) if far else ends), epsabs, epsrel, norm,
-            limit=limit, points=points, full_output=True,
+            limit=limit, points=points, full_output=True, **options,
         )  # fmt: skip
         return value, error, facts.intervals.tolist()
 
@@ -351,7 +357,9 @@ def quad_vec(
         return _in_batch("quad_vec", batch, whole, low, high, solved)
     ends = float(array_of(low.detach())), float(array_of(high.detach()))
     if ends[1] < ends[0]:
-        backwards, error = quad_vec(f, b, a, epsabs, epsrel, norm, limit, points, args=args)
+        backwards, error = quad_vec(
+            f, b, a, epsabs, epsrel, norm, limit=limit, points=points, args=args, **options
+        )
         return -backwards, error
     value, error, intervals = solved(whole, ends)
     again = _replayed(whole, low, high, ends, intervals)

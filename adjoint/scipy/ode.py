@@ -7,6 +7,7 @@ fixed number of rows (``ode_rows``).  So have solutions of elements of a ``vmap`
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,9 +23,10 @@ from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.join import concat
 from adjoint.ops.reduce import floating
 from adjoint.scipy.batches import batch_of
+from adjoint.scipy.fallback import refuse_options, scipy_module
 from adjoint.scipy.ode_chosen import ChosenRows
 from adjoint.scipy.ode_node import Path, Problem, events_of
-from adjoint.scipy.ode_rows import Rows, columns, fixed_result
+from adjoint.scipy.ode_rows import Rows, check_at_call, columns, fixed_result
 from adjoint.scipy.ode_steps import like_event
 from adjoint.scipy.runge_kutta import METHODS, method_of
 from adjoint.scipy.traced_ode import MOST, Steps
@@ -88,8 +90,10 @@ def solve_ivp(
     -----
     Shapes inside ``ad.compile`` and ``ad.vmap`` cannot depend on values.  There, unused places of events are
     NaN.  Without ``t_eval``, unused columns at the end repeat the last time and state, so that ``y[:, -1]``
-    is the state at the end.  With it, columns after a terminal event are NaN.  ``status`` and ``success`` may
-    be tensors, and SciPy's counts ``nfev``, ``njev`` and ``nlu`` are missing.
+    is the state at the end.  With it, columns after a terminal event or a failure are NaN.  ``status`` and
+    ``success`` may be tensors, and SciPy's counts ``nfev``, ``njev`` and ``nlu`` are missing.
+
+    Inside ``ad.vmap``, only the elements that fail have the status -1.
 
     Raises
     ------
@@ -121,10 +125,11 @@ def solve_ivp(
     for name in ("jac", "jac_sparsity"):  # Radau gets the exact Jacobian
         options.pop(name, None)
     unknown = set(options) - {"rtol", "atol", "first_step", "max_step"}
-    if unknown:
-        raise InputError(
-            f"solve_ivp: these options are not supported with gradients: {', '.join(sorted(unknown))}."
-        )
+    refuse_options(
+        "solve_ivp",
+        unknown,
+        "Pass rtol= and atol= for the accuracy, first_step= and max_step= for the steps.",
+    )
     further = _further("solve_ivp", args)
     f = _right_hand_side(fun, further)
     functions = [] if events is None else [events] if callable(events) else list(events)
@@ -133,25 +138,31 @@ def solve_ivp(
     ends = _in_double(*t_span, y0)
     if method_of(method).implicit and ends[-1].dtype.kind == "c":
         raise DTypeError(f"solve_ivp: {method} needs real initial values, but they are {ends[-1].dtype}.")
+    rows = None
     if special.count or enclosing.get() is not None:
         own = dense_output or wanted is not None
         rows = _in_rows(f, ends, method, watched, [] if wanted is None else [wanted], own, most, options)
-        if rows is not None:
-            return fixed_result(rows, wanted, dense_output, watched)
-    return _eager(Problem(f, *ends, method), wanted, dense_output, watched, options)
+    if rows is None:
+        problem = Problem(f, *ends, method)
+        if wanted is not None:
+            problem.check_times(wanted)
+        dense = dense_output or bool(watched) or wanted is not None
+        result = problem.run(watched, options, dense)
+        if problem.batch is None or result.status != -1:
+            return _eager(problem, result, wanted, dense, dense_output, watched)
+        # one element that fails would end the common solution
+        rows = ChosenRows(f, *ends, method, watched, options).in_batch(problem.batch, None)
+    return fixed_result(rows, wanted, dense_output, watched)
 
 
 def _eager(
-    problem: Problem, wanted: Tensor | None, dense_output: bool, events: list[Any], options: dict[str, Any]
+    problem: Problem, result: Any, wanted: Tensor | None, dense: bool, dense_output: bool, events: list[Any]
 ) -> Any:
-    """Solve a problem in eager code; return SciPy's result with tensors.
+    """Return the result of SciPy, in eager code, with tensors.
 
-    ``wanted`` are the times at which the solution is wanted; the other arguments are as in ``solve_ivp``.
+    ``wanted`` are the times at which the solution is wanted, and ``dense`` says whether the stages for values
+    inside the steps are needed; the other arguments are as in ``solve_ivp``.
     """
-    if wanted is not None:
-        problem.check_times(wanted)
-    dense = dense_output or bool(events) or wanted is not None
-    result = problem.run(events, options, dense)
     path = Path(problem, *problem.recorded(dense))
     found = events_of(result, path, events) if events else []
     times, states = path.times, rec.matrix_transpose(path.states)
@@ -160,9 +171,9 @@ def _eager(
         last = min(ends, key=lambda e: abs(float(array_of(e[0][-1].detach())) - result.t[-1]))
         times = concat([times[:-1], last[0][-1:]])
         states = concat([states[:, :-1], rec.matrix_transpose(last[1][-1:])], axis=-1)
-        if wanted is not None:
-            value, end = array_of(wanted.detach()), float(array_of(times[-1].detach()))
-            wanted = wanted[np.flatnonzero(value <= end if problem.forwards else value >= end)]
+    if wanted is not None and result.status:
+        value, end = array_of(wanted.detach()), float(array_of(times[-1].detach()))
+        wanted = wanted[np.flatnonzero(value <= end if problem.forwards else value >= end)]
     if wanted is not None:
         times, states = wanted, rec.matrix_transpose(path(wanted))
     result.t, result.y = times, states
@@ -265,6 +276,7 @@ def odeint(
     tfirst: bool = False,
     rtol: float = 1.49012e-8,
     atol: float = 1.49012e-8,
+    **options: Any,
 ) -> Tensor:
     """Solve a system of differential equations at given times, by the method DOP853.
 
@@ -284,11 +296,25 @@ def odeint(
         The relative tolerance.
     atol : float, optional
         The absolute tolerance.
+    **options : optional
+        ``hmax`` and ``h0``, the largest and the first step, and ``max_steps``, the largest number of
+        attempted steps inside ``ad.compile``.  SciPy's options ``Dfun``, ``col_deriv``, ``ml``, ``mu``,
+        ``mxstep`` and ``printmessg`` are not used, because they are about another method.
 
     Returns
     -------
     Tensor
-        The values, with a row for each time.
+        The values, with a row for each time.  If the solver fails, it warns as SciPy's does, and rows after
+        the failure are NaN.
+
+    Raises
+    ------
+    InputError
+        If an option is not supported, or ``args`` is not a tuple.
+    ShapeError
+        If the right-hand side returns an array of another shape.
+    ConvergenceError
+        If more than ``max_steps`` steps are needed inside ``ad.compile``.
 
     Examples
     --------
@@ -296,9 +322,34 @@ def odeint(
     >>> ad.scipy.integrate.odeint(lambda y, t: -y, [1.0], [0.0, 1.0])[:, 0].numpy().round(6)
     array([1.      , 0.367879])
     """
+    options = _options_of_odeint(options)
     times, further = floating("odeint", t), _further("odeint", args)
     f = (lambda s, y: func(s, y, *further)) if tfirst else (lambda s, y: func(y, s, *further))
     start = floating("odeint", y0)
     start = rec.reshape(start, shape=(1,)) if start.ndim == 0 else start  # as SciPy does
-    found = solve_ivp(f, (times[0], times[-1]), start, "DOP853", times, rtol=rtol, atol=atol)
-    return rec.matrix_transpose(found.y)
+    found = solve_ivp(f, (times[0], times[-1]), start, "DOP853", times, rtol=rtol, atol=atol, **options)
+    check_at_call(asarray(found.status), _warn_of_failure)
+    rows = rec.matrix_transpose(found.y)
+    missing = times.shape[0] - rows.shape[0]
+    return concat([rows, np.full((missing, rows.shape[1]), np.nan, rows.dtype)]) if missing else rows
+
+
+def _warn_of_failure(status: Any) -> None:
+    if np.any(status < 0):
+        kind = scipy_module("integrate").ODEintWarning
+        text = "odeint: the step size became too small.  The rows of later times are NaN."
+        warnings.warn(text, kind, stacklevel=2)
+
+
+def _options_of_odeint(given: dict[str, Any]) -> dict[str, Any]:
+    """Return options of SciPy's ``odeint`` as those of ``solve_ivp``; leave out those of its method."""
+    options = dict(given)
+    for name in ("Dfun", "col_deriv", "ml", "mu", "mxstep", "printmessg"):
+        options.pop(name, None)
+    found = {"max_steps": options.pop("max_steps", MOST)}
+    for name, other in {"hmax": "max_step", "h0": "first_step"}.items():
+        if size := options.pop(name, 0):  # 0 lets the solver choose
+            found[other] = size
+    refuse_options("odeint", [n for n in options if n != "full_output" or options[n]],
+                   "Use solve_ivp, whose result reports on the solution.")  # fmt: skip
+    return found

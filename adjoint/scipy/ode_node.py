@@ -30,6 +30,7 @@ from adjoint.engine.run import key_of
 from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
 from adjoint.grads.backward import gradients
 from adjoint.ops.join import stack
+from adjoint.scipy.batches import Batch
 from adjoint.scipy.ode_steps import (
     combined,
     explicit_stages,
@@ -50,11 +51,8 @@ __all__ = ["Path", "Problem", "events_of"]
 SMALL = 32  # for more unknowns the Jacobians of the stages are not computed
 
 
-class _Batch:
+class _Batch(Batch):
     """The elements of a ``vmap``, which are solved as one system with the same steps."""
-
-    def __init__(self, like: Batched) -> None:
-        self.level, self.size = like.level, like.size_
 
     def values(self, t: Tensor) -> Any:
         """Return the values of a tensor for all elements, with the batch axis first."""
@@ -66,10 +64,6 @@ class _Batch:
         if not isinstance(data, np.ndarray):
             raise InputError("solve_ivp: nested ad.vmap is not supported.  Use only one ad.vmap.")
         return data if batched else np.broadcast_to(data, (self.size, *data.shape))
-
-    def inside(self, values: Any) -> Tensor:
-        """Return an array with the values of all elements as a tensor inside the ``vmap``."""
-        return wrap(Batched(self.level, self.size, np.ascontiguousarray(values), True))
 
 
 def _batch(*tensors: Tensor) -> _Batch | None:

@@ -65,7 +65,7 @@ class Rows:
     stages: Tensor
     last: Tensor
     final: Any
-    end: End | None = None
+    end: End
 
     def safe_length(self) -> Tensor:
         """Return the length of the time span; 1 if it is 0."""
@@ -112,7 +112,7 @@ class End(NamedTuple):
 
     status: Tensor
     moments: Sequence[Tensor]
-    which: Tensor
+    which: Tensor | None
 
 
 def fixed_result(rows: Rows, wanted: Tensor | None, dense: bool, events: Sequence[Function]) -> Any:
@@ -121,33 +121,43 @@ def fixed_result(rows: Rows, wanted: Tensor | None, dense: bool, events: Sequenc
     ``wanted`` are the times at which the solution is wanted, and ``dense`` says whether it is wanted at any
     time.
     """
-    found = scipy_module("integrate._ivp.ivp").OdeResult(
-        t=None, y=None, sol=None, t_events=None, y_events=None, status=0, success=True,
-        message="The solver successfully reached the end of the integration interval.",
-    )  # fmt: skip
     end = rows.end
-    if end is not None:
-        found.status, found.success = end.status, end.status >= 0
-        found.message = "status says how the solver ended."
-    if wanted is None:
-        found.t, states, over = rows.ends()
-    else:
-        _check_times(rows, wanted)
-        found.t, states = wanted, rows(wanted)
-    if end is not None and events:
+    found = scipy_module("integrate._ivp.ivp").OdeResult(
+        t=None, y=None, sol=None, t_events=None, y_events=None, status=end.status, success=end.status >= 0,
+        message="status says how the solver ended.",
+    )  # fmt: skip
+    last = None  # the time and state of a terminal event
+    if events:
         pairs = [_moments(rows, e, t) for e, t in zip(events, end.moments, strict=True)]
         found.t_events, found.y_events = ([pair[k] for pair in pairs] for k in range(2))
         if any(getattr(e, "terminal", False) for e in events):
             i = rec.maximum(end.which, 0)
-            t, y = concat(found.t_events)[i], concat(found.y_events)[i]
-            if wanted is not None:
-                over = (wanted - t) * rec.sign(rows.length) > 0
-                t, y = t.detach() * np.nan, y.detach() * np.nan
+            last = concat(found.t_events)[i], concat(found.y_events)[i]
+    if wanted is not None:
+        found.t, states = _at(rows, wanted, None if last is None else last[0])
+    else:
+        found.t, states, over = rows.ends()
+        if last is not None:
             over = over & (end.status == 1)
-            found.t, states = rec.where(over, t, found.t), rec.where(over[:, None], y, states)
+            found.t, states = rec.where(over, last[0], found.t), rec.where(over[:, None], last[1], states)
     found.y = rec.matrix_transpose(states)
     found.sol = (lambda t: columns(rows, floating("sol", t))) if dense else None
     return found
+
+
+def _at(rows: Rows, wanted: Tensor, event: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the times ``wanted`` and the states there; both are NaN where the solution was not reached.
+
+    ``event`` is the time of the terminal event if the status is 1.
+    """
+    _check_times(rows, wanted)
+    status = rows.end.status
+    until = (rows.start + rows.length * rows.final).detach()
+    if event is not None:
+        until = rec.where(status == 1, event.detach(), until)
+    over = (status != 0) & ((wanted.detach() - until) * rec.sign(rows.length.detach()) > 0)
+    states = rows(rec.where(over, rows.start, wanted))  # no gradient of an extrapolation
+    return rec.where(over, np.nan, wanted), rec.where(over[:, None], np.nan, states)
 
 
 def _moments(rows: Rows, event: Function, times: Tensor) -> tuple[Tensor, Tensor]:

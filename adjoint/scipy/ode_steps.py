@@ -93,6 +93,8 @@ def _capturing(name: str, steps: list[Any], most: int | None) -> Any:
     class Capturing(base):  # type: ignore[misc, valid-type]  # SciPy has no types
         def _step_impl(self) -> Any:
             t, y = self.t, self.y
+            if np.isnan(self.h_abs):  # SciPy's loop would not end
+                return False, self.TOO_SMALL_STEP
             found = super()._step_impl()
             if found[0]:
                 h = self.t - t

@@ -17,7 +17,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.ops.join import stack
 from adjoint.scipy.fallback import scipy_module
-from adjoint.scipy.ode_rows import Rows, check_at_call, has_history
+from adjoint.scipy.ode_rows import End, Rows, check_at_call, has_history
 from adjoint.scipy.ode_steps import too_many_steps
 from adjoint.scipy.runge_kutta import Method
 from adjoint.transforms.loops import scan_until
@@ -25,6 +25,7 @@ from adjoint.transforms.loops import scan_until
 __all__ = ["MOST", "Steps"]
 
 MOST = 1000  # attempts
+_EPS = float(np.finfo(np.float64).eps)
 
 
 def _norm(x: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ class Steps(Rows):
     ) -> None:
         self.f, self.method, self.solver = f, method, getattr(scipy_module("integrate"), name)
         self.start, self.length, self.y0 = start, end - start, y0
-        self.rtol, self.atol = max(float(rtol), 100 * float(np.finfo(np.float64).eps)), np.asarray(atol)
+        self.rtol, self.atol = max(float(rtol), 100 * _EPS), np.asarray(atol)
         away = abs(self.length.detach())
         self.empty = away == 0
         self.away = rec.where(self.empty, 1.0, away)
@@ -61,10 +62,11 @@ class Steps(Rows):
         self.recorded = any(has_history(t) for t in (start, self.length, y0, slope))
         h = self._first(slope) if first_step is None else float(first_step) / self.away
         carry = (~self.empty, self.away * 0, y0, slope, rec.minimum(h, 1.0), self.empty & False)
-        (going, _, self.last, *_), rows = scan_until("solve_ivp", self._attempt, carry, most)
+        (going, self.final, self.last, *_), rows = scan_until("solve_ivp", self._attempt, carry, most)
         self.before, self.taken, self.states, self.stages = rows
-        self.final = 1 - self.empty.astype(np.float64)
         check_at_call(going, _refuse_more(most))
+        whole = self.empty | (self.final == 1)
+        self.end = End(whole.astype(np.int64) - 1, [], None)
 
     def _f(self, t: Tensor, y: Tensor) -> Tensor:
         return asarray(self.f(t, y)).astype(y.dtype)
@@ -86,16 +88,21 @@ class Steps(Rows):
         return rec.minimum(rec.minimum(100 * h0, h1) / self.away, self.longest)
 
     def _attempt(self, carry: Any, _: Any) -> Any:
-        """Attempt a step; keep the old state if the error is too large, or if the end was reached.
+        """Attempt a step; keep the old state if the error is too large, or if the solution has ended.
 
-        A rejected attempt can leave the domain of the right-hand side.  Its derivatives are then NaN, and
-        0 * NaN is NaN.  So gradients flow through a second computation, where its length is 0.
+        It ends with the last step, or if a step becomes too small.  A rejected attempt can leave the domain
+        of the right-hand side.  Its derivatives are then NaN, and 0 * NaN is NaN.  So gradients flow through
+        a second computation, where its length is 0.
         """
         going, share, y, slope, size, rejected = carry
+        t = self.start + self.length * share
         size = rec.minimum(size, self.longest)
+        least = abs(t.detach()) * (10 * _EPS) / self.away  # SciPy: ten times the distance of floats
+        size = rec.where(rejected, size, rec.maximum(size, least))
         last = share + size >= 1
+        going = going & (size >= least) & (share + size > share)  # not if the size is NaN
         taken = rec.where(last, 1 - share, size)
-        h, t = (self.length * taken).astype(y.dtype), self.start + self.length * share
+        h = (self.length * taken).astype(y.dtype)
         stages, new = self._stages(t, h, y, slope)
         error = self._error(stages.detach(), h.detach(), y.detach(), new.detach())
         good = error < 1

@@ -326,6 +326,42 @@ def test_mistakes():
         I.romb(ad.tensor([1.0, 2.0, 3.0], requires_grad=True))
 
 
+def test_options_of_scipy():
+    f, times = (lambda y, t: -y), [0.0, 1.0]
+    plain = I.odeint(f, [1.0], times)
+    unused = {"Dfun": lambda y, t: -np.eye(1), "mxstep": 5000, "full_output": 0, "hmax": 0.0}
+    np.testing.assert_array_equal(I.odeint(f, [1.0], times, **unused), plain)
+    seen = []
+    I.odeint(lambda y, t: seen.append(t.item()) or -y, [1.0], times, hmax=0.01, h0=0.001)
+    assert len(seen) > 1000
+    small = lambda a: I.odeint(lambda y, t: -a * y, [1.0], times, hmax=0.1, max_steps=5)
+    with pytest.raises(ad.errors.ConvergenceError, match="not reached in 5 attempted steps"):
+        ad.compile(small)(np.array(1.0))
+    value = I.quad_vec(lambda x: ad.stack([x, x**2]), 0.0, 1.0, quadrature="gk15", cache_size=1e6)[0]
+    np.testing.assert_allclose(value, [1 / 2, 1 / 3])
+    for call, text in {
+        lambda: I.odeint(f, [1.0], times, full_output=True): (
+            "odeint: these options are not supported with gradients: full_output.\n"
+            "  Use solve_ivp, whose result reports on the solution."
+        ),
+        lambda: I.quad_vec(lambda x: x, 0.0, 1.0, full_output=True): (
+            "quad_vec: these options are not supported with gradients: full_output.\n"
+            "  Call scipy.integrate.quad_vec if no gradient is needed."
+        ),
+        lambda: I.quad(lambda x: x, 0.0, 1.0, full_output=True): (
+            "quad: these options are not supported with gradients: full_output.\n"
+            "  Call scipy.integrate.quad if no gradient is needed."
+        ),
+        lambda: I.solve_ivp(lambda t, y: -y, (0, 1), [1.0], tol=1e-3): (
+            "solve_ivp: these options are not supported with gradients: tol.\n"
+            "  Pass rtol= and atol= for the accuracy, first_step= and max_step= for the steps."
+        ),
+    }.items():
+        with pytest.raises(InputError) as caught:
+            call()
+        assert str(caught.value) == text
+
+
 # Integrals inside vmap -------------------------------------------------------------------------------------
 
 INF = float("inf")
