@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adjoint import tree, words
-from adjoint.compiler.guards import CONTAINERS, DEEPEST, assign, snapshot
+from adjoint.compiler.guards import BUFFERS, CONTAINERS, DEEPEST, MAPPINGS, assign, snapshot
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import TransformError
 from adjoint.grads.slots import sink
@@ -77,15 +78,19 @@ class Variables:
     def _keep(self, value: Any, depth: int) -> None:
         """Copy a container and the containers inside it, up to a depth, to restore them later."""
         if isinstance(value, CONTAINERS) and depth < DEEPEST:
-            if not isinstance(value, (tuple, frozenset)):
+            if not isinstance(value, (tuple, frozenset, MappingProxyType)):
                 self.contents[id(value)] = value, copy(value)
-            for each in value.values() if isinstance(value, dict) else value:
+            for each in value.values() if isinstance(value, MAPPINGS) else value:
                 self._keep(each, depth + 1)
 
     def set_back(self) -> None:
         """Restore the values that have changed."""
         for container, before in self.contents.values():
-            if snapshot(container) != snapshot(before):
+            if snapshot(container) == snapshot(before):
+                continue
+            if isinstance(container, BUFFERS):
+                container[:] = before
+            else:
                 container.clear()
                 (container.extend if hasattr(container, "extend") else container.update)(before)
         for read, value in self.values:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
+from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +19,10 @@ from adjoint.core.tensor import Traced
 from adjoint.core.user_code import LIBRARIES
 
 __all__ = [
+    "BUFFERS",
     "CONTAINERS",
     "DEEPEST",
+    "MAPPINGS",
     "Guard",
     "ObjectGuard",
     "assign",
@@ -33,7 +36,9 @@ __all__ = [
 ]
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype, range, slice)
-CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+MAPPINGS = (dict, types.MappingProxyType)
+BUFFERS = (array, bytearray)  # their elements are new objects at each access
+CONTAINERS = (list, tuple, set, frozenset, deque, *MAPPINGS, *BUFFERS)
 DEEPEST = 4  # containers in containers, below which identity counts
 
 
@@ -50,7 +55,9 @@ def snapshot(value: Any, depth: int = 0) -> Any:
     if isinstance(value, types.MethodType):
         return "method", id(value.__func__), id(value.__self__)
     if isinstance(value, CONTAINERS) and depth < DEEPEST:
-        if isinstance(value, dict):
+        if isinstance(value, BUFFERS):
+            return type(value), bytes(value)
+        if isinstance(value, MAPPINGS):
             return dict, tuple([(k, snapshot(v, depth + 1)) for k, v in value.items()])
         items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         return type(value), tuple([snapshot(v, depth + 1) for v in items])
@@ -59,7 +66,7 @@ def snapshot(value: Any, depth: int = 0) -> Any:
 
 def element_ids(value: Any) -> list[int]:
     """Return the ids of the keys and elements of a container."""
-    if isinstance(value, dict):
+    if isinstance(value, MAPPINGS):
         return [*map(id, value), *map(id, value.values())]
     return [*map(id, value)]
 
@@ -82,7 +89,7 @@ class Guard:
         self.ids: list[int] | None = None
         if self.mutable and is_flat(self.seen):
             self.ids = element_ids(self.seen)
-            self.elements = (*self.seen, *(self.seen.values() if isinstance(self.seen, dict) else ()))
+            self.elements = (*self.seen, *(self.seen.values() if isinstance(self.seen, MAPPINGS) else ()))
 
     def holds(self) -> bool:
         """Return whether the value is unchanged."""
@@ -101,8 +108,10 @@ class Guard:
 
 def is_flat(value: Any) -> bool:
     """Return whether the ids of a container's elements show every change: it has no containers or methods."""
-    elements = value.values() if isinstance(value, dict) else value
-    return not any(isinstance(v, (*CONTAINERS, types.MethodType)) for v in elements)
+    elements = value.values() if isinstance(value, MAPPINGS) else value
+    return not isinstance(value, BUFFERS) and not any(
+        isinstance(v, (*CONTAINERS, types.MethodType)) for v in elements
+    )
 
 
 def _marks(owner: Any) -> dict[str, Any]:

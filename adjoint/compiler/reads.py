@@ -7,16 +7,21 @@ may belong to any object that the code reaches.
 
 from __future__ import annotations
 
-import dis
 import functools
+import importlib.util
+import operator
+import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.guards import CONTAINERS, DEEPEST, is_library, itself, read_attributes
+from adjoint.compiler.bytecode import EVERY, loads
+from adjoint.compiler.guards import CONTAINERS, DEEPEST, MAPPINGS, is_library, itself, read_attributes
 from adjoint.core.tensor import Tensor
 from adjoint.core.user_code import LIBRARIES
 
@@ -26,7 +31,7 @@ _MOST = 100  # elements of a container that are visited
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
 _BINDERS = (staticmethod, classmethod, property, functools.cached_property)
-_BY_NAME = ("getattr", "attrgetter", "vars", "__dict__")  # read attributes whose names are strings
+_GETTERS = (operator.attrgetter, operator.methodcaller)
 _NOTHING = object()
 
 
@@ -38,8 +43,7 @@ def named_reads(f: Any, objects: dict[str, Any], values: list[Any]) -> dict[str,
     """
     walk = _Walk(values)
     if isinstance(f, functools.partial):
-        for k, value in (*enumerate(f.args), *f.keywords.items()):
-            walk.add(f"partial: {k}", value, functools.partial(itself, value))
+        walk.add_bound(f)
     walk.todo += _functions(f, objects)
     for name, value in {**objects, "": f}.items():
         walk.owners[name] = value, functools.partial(itself, value)
@@ -60,6 +64,8 @@ class _Walk:
         self.free: set[str] = set()  # names of attributes of local variables and other results
         self.owners: dict[str, tuple[Any, Callable[[], Any]]] = {}  # objects that were reached
         self.classes: dict[int, type] = {}
+        self.added: set[Any] = set()  # the keys of arguments of partial functions and of context variables
+        self.names: dict[str, Any] = {}  # the keys of the variables that have these names
 
     def run(self) -> None:
         """Walk until nothing new is found.  A free name of a later round may concern an earlier object."""
@@ -76,34 +82,57 @@ class _Walk:
                 self._visit(what, owner, read, 0, depths)
             for cls in list(self.classes.values()):
                 self.todo += _methods(cls, None, self.free)
+                for name in _class_attributes(cls) & self.free:  # of an object that the code creates
+                    read = functools.partial(read_attributes, functools.partial(itself, cls), [name])
+                    self.add(f"{cls.__qualname__}.{name}", getattr(cls, name), read, (id(cls), name))
 
     def _walk_function(self, function: Any, bound: Any, local: dict[str, Any]) -> None:
         if (id(function), id(bound)) in self.seen or is_library(function):
             return
         self.seen.add((id(function), id(bound)))
         code = function.__code__
+        where = function.__qualname__
         if bound is not None and code.co_argcount:
             name = code.co_varnames[0]
             local = {**local, name: bound}
-            self.owners[f"{function.__qualname__}: {name}"] = bound, functools.partial(itself, bound)
+            what = self._name(f"{where}: {name}", ("local", id(bound), ()))
+            self.owners[what] = bound, functools.partial(itself, bound)
         for name, value in _defaults(function):
-            self.add(f"{function.__qualname__}: {name}", value, functools.partial(itself, value))
+            self.add(f"{where}: {name}", value, functools.partial(itself, value), (id(function), name))
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        for kind, name, chain in _loads(code):
+        space = function.__globals__
+        for kind, name, chain in loads(code):
             read: Callable[[], Any]
-            if kind == "global" and name in function.__globals__:
-                read = functools.partial(function.__globals__.__getitem__, name)
+            key: tuple[Any, Any]
+            if kind == "global" and name in space:
+                key, read = (id(space), name), functools.partial(space.__getitem__, name)
+            elif kind == "import" and (module := _module(name, space)) in sys.modules:
+                key, read = ("module", module), functools.partial(sys.modules.__getitem__, module)
             elif kind == "cell" and name in cells:
-                read = functools.partial(getattr, cells[name], "cell_contents")
+                cell = cells[name]
+                key, read = ("cell", id(cell)), functools.partial(getattr, cell, "cell_contents")
             elif kind == "local" and name in local:
-                read = functools.partial(itself, local[name])
+                key, read = ("local", id(local[name])), functools.partial(itself, local[name])
             else:
                 self.free.update(chain)
                 continue
-            self._follow(f"{function.__qualname__}: {name}", read, chain)
+            self._follow(f"{where}: {name}", read, chain, key)
 
-    def _follow(self, what: str, read: Callable[[], Any], chain: tuple[str, ...]) -> None:
-        """Add the value of a variable after as many attributes of its chain as exist."""
+    def _name(self, what: str, key: Any) -> str:
+        """Return a name that no other variable has: functions and objects of one name may be different."""
+        name, n = what, 1
+        while self.names.setdefault(name, key) != key:
+            n += 1
+            name = f"{what} ({n})"
+        return name
+
+    def _follow(
+        self, what: str, read: Callable[[], Any], chain: tuple[str, ...], key: tuple[Any, Any]
+    ) -> None:
+        """Add the value of a variable after as many attributes of its chain as exist.
+
+        ``key`` identifies the variable.
+        """
         try:
             value = read()
         except ValueError:  # an empty cell
@@ -111,12 +140,15 @@ class _Walk:
             return
         used: list[str] = []
         for k, name in enumerate(chain):
-            if isinstance(value, (Tensor, np.ndarray)):
+            if isinstance(value, (Tensor, np.ndarray, ContextVar)):
                 break
             if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in LIBRARIES:
                 return
+            if name == EVERY:
+                self._add_every(what, read, used, value, key)
+                break
             if isinstance(value, type):
-                self.add("", value, read)
+                self.add("", value, read, "")
             try:
                 after = getattr(value, name)
             except Exception:  # not there yet, or a property that raises
@@ -131,15 +163,44 @@ class _Walk:
             value = after
             used.append(name)
         where = ".".join([what, *used])
-        self.add(where, value, functools.partial(read_attributes, read, used) if used else read)
+        after_all = functools.partial(read_attributes, read, used) if used else read
+        self.add(where, value, after_all, (*key, tuple(used)))
 
-    def add(self, what: str, value: Any, read: Callable[[], Any]) -> None:
-        """Add a variable, and the code that its value can run."""
+    def _add_every(
+        self, what: str, read: Callable[[], Any], used: list[str], value: Any, key: tuple[Any, Any]
+    ) -> None:
+        """Add all attributes of an object, whose names are computed, and the code of all its methods."""
+        if isinstance(value, types.ModuleType):
+            names = {name for name in vars(value) if not name.startswith("__")}
+        elif isinstance(value, type):
+            names = _class_attributes(value)
+        elif is_library(type(value)):
+            return
+        else:
+            names = _attributes(value)
+            self.todo += _methods(type(value), value, None)
+        for name in names:
+            self._follow(what, read, (*used, name), key)
+
+    def add(self, what: str, value: Any, read: Callable[[], Any], key: Any) -> None:
+        """Add a variable, and the code that its value can run.  ``key`` identifies the variable."""
         self.values.append(value)
         self._reach(value, 0)
         if not isinstance(value, _SKIPPED):
+            what = self._name(what, key)
             self.found.setdefault(what, read)
             self.owners.setdefault(what, (value, read))
+
+    def add_bound(self, f: functools.partial[Any]) -> None:
+        """Add the arguments that a partial function has."""
+        for k, value in (*enumerate(f.args), *f.keywords.items()):
+            self._add_once(f"partial: {k}", functools.partial(itself, value), ("partial", id(f), k))
+
+    def _add_once(self, what: str, read: Callable[[], Any], key: Any) -> None:
+        """Add a variable, but not inside its own value."""
+        if key not in self.added:
+            self.added.add(key)
+            self.add(what, read(), read, key)
 
     def _reach(self, value: Any, depth: int) -> None:
         """Add the functions that a value is or contains, and the methods of the objects and classes in it."""
@@ -147,11 +208,20 @@ class _Walk:
             if not is_library(value) and value.__module__ != "builtins":
                 self.classes[id(value)] = value
         elif isinstance(value, CONTAINERS):
-            for each in islice(value.values() if isinstance(value, dict) else value, _MOST):
+            for each in islice(value.values() if isinstance(value, MAPPINGS) else value, _MOST):
                 if depth < DEEPEST:
                     self._reach(each, depth + 1)
         elif isinstance(value, _FUNCTIONS):
+            if isinstance(value, functools.partial):
+                self.add_bound(value)
             self.todo += _functions(value, {})
+        elif isinstance(value, _GETTERS):
+            texts = [s for s in value.__reduce__()[1] if isinstance(s, str)]
+            self.free.update(name for s in texts for name in s.split("."))
+        elif isinstance(value, weakref.ref):
+            self._add_once("weakref", functools.partial(value), ("weakref", id(value)))
+        elif isinstance(value, ContextVar):
+            self._add_once(f"{value.name}.get()", functools.partial(value.get, None), ("context", id(value)))
         elif hasattr(value, "__wrapped__"):  # a compiled function, or one with a cache
             self.todo += _functions(value.__wrapped__, {})
         elif hasattr(value, "named_parameters"):  # a module
@@ -159,7 +229,7 @@ class _Walk:
                 self.todo += _methods(type(module), module, self.free)
                 for each in vars(module).values():  # such as a function that a layer was given
                     if isinstance(each, _FUNCTIONS):
-                        self.todo += _functions(each, {})
+                        self._reach(each, depth)
         else:
             self.todo += _methods(type(value), value, self.free)
 
@@ -175,7 +245,7 @@ class _Walk:
             return
         depths[id(owner)] = depth
         if isinstance(owner, CONTAINERS):  # which is guarded itself: its elements stay the same objects
-            pairs = owner.items() if isinstance(owner, dict) else enumerate(owner)
+            pairs = owner.items() if isinstance(owner, MAPPINGS) else enumerate(owner)
             for key, each in islice(pairs, _MOST):
                 self._visit(f"{what}[{key!r}]", each, functools.partial(itself, each), depth + 1, depths)
             return
@@ -193,61 +263,12 @@ class _Walk:
             self._visit(here, value, functools.partial(read_attributes, read, [name]), depth + 1, depths)
 
 
-class _Load(NamedTuple):
-    """A variable that a code object loads, and the chain of attributes that is read from it."""
-
-    kind: str  # "global", "cell", "local", or "free" for a value that has no name
-    name: str
-    chain: tuple[str, ...]
-
-
-@functools.lru_cache(1024)
-def _loads(outer: types.CodeType) -> list[_Load]:
-    """Return the variables that a function loads, also in the functions and comprehensions inside it."""
-    found = []
-    for code in _codes(outer):
-        instructions = [
-            i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "NOP", "PUSH_NULL")
-        ]
-        if any(i.argval in _BY_NAME for i in instructions):
-            found += [_Load("free", name, (name,)) for name in _strings(code.co_consts)]
-        used = 0  # instructions before this one belong to a chain
-        for n, i in enumerate(instructions):
-            names = i.argval if isinstance(i.argval, tuple) else (i.argval,)  # two loads in one instruction
-            kind = "free"
-            if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                kind = "global"
-            elif i.opname.startswith("LOAD") and "DEREF" in i.opname:
-                kind = "cell"
-            elif "LOAD_FAST" in i.opname and code is outer:
-                kind = "local"
-            elif i.opname not in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR") or n < used:
-                continue
-            chain = [i.argval] if kind == "free" else []
-            for used in range(n + 1, len(instructions) + 1):
-                if used == len(instructions) or instructions[used].opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-                    break
-                chain.append(instructions[used].argval)
-            found += [_Load(kind, name, ()) for name in names[:-1]]
-            found.append(_Load(kind, names[-1], tuple(chain)))
-    return list(dict.fromkeys(found))
-
-
-def _strings(constants: tuple[Any, ...]) -> Iterator[str]:
-    """Yield the names of attributes among the constants of a function: "a" and "b" for "a.b"."""
-    for c in constants:
-        if isinstance(c, tuple):
-            yield from _strings(c)
-        elif isinstance(c, str):
-            yield from (name for name in c.split(".") if name.isidentifier())
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object and those of the functions and comprehensions inside it."""
-    yield code
-    for c in code.co_consts:
-        if isinstance(c, types.CodeType):
-            yield from _codes(c)
+def _module(name: str, space: dict[str, Any]) -> str:
+    """Return the full name of a module that code imports; ``space`` has the globals of the code."""
+    try:
+        return importlib.util.resolve_name(name, space.get("__package__") or space.get("__name__"))
+    except ImportError:
+        return name
 
 
 def _defaults(function: Any) -> Iterator[tuple[str, Any]]:
@@ -276,14 +297,17 @@ def _functions(f: Any, *local: Any) -> Iterator[Any]:
                 return
 
 
-def _methods(cls: type, bound: Any, names: set[str]) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
-    """Yield the methods of a user's class that Python calls without a name, and those with given names."""
+def _methods(cls: type, bound: Any, names: set[str] | None) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
+    """Yield the methods of a user's class that Python calls without a name, and those with given names.
+
+    Without names, all methods are yielded.
+    """
     for c in cls.__mro__:
         if is_library(c) or c.__module__ == "builtins":
             continue
         for name, value in list(vars(c).items()):
             implicit = name.startswith("__") and (bound is None or name not in ("__init__", "__new__"))
-            if not (implicit or name in names or name == "forward"):
+            if not (implicit or name == "forward" or names is None or name in names):
                 continue
             if isinstance(value, _BINDERS):
                 owner = (
@@ -306,8 +330,13 @@ def _methods(cls: type, bound: Any, names: set[str]) -> Iterator[tuple[Any, Any,
 
 def _attributes(owner: Any) -> set[str]:
     """Return the names of the data attributes of an object and of those of its classes that users wrote."""
-    found = set(getattr(owner, "__dict__", ()))
-    for c in type(owner).__mro__:
+    return set(getattr(owner, "__dict__", ())) | _class_attributes(type(owner))
+
+
+def _class_attributes(cls: type) -> set[str]:
+    """Return the names of the data attributes of a class and its bases, of those that users wrote."""
+    found = set()
+    for c in cls.__mro__:
         if not is_library(c) and c.__module__ != "builtins":
             found |= {
                 k for k, v in vars(c).items()

@@ -6,6 +6,7 @@ The key has the structure, shapes and dtypes of the arguments, and the modes of 
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -71,6 +72,7 @@ class Variant:
         objects, values = call.objects(parameters), []  # type: ignore[var-annotated]  # anything
         reads = named_reads(f, objects, values)
         self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
+        modules = len(sys.modules)
         advances = Advances([*values, *objects.values(), *call.leaves])
         try:
             self._run_trace(trace, call)
@@ -79,6 +81,9 @@ class Variant:
             trace.unroll = True
             self._run_trace(trace, call)
         advances.check(self.name)
+        if len(sys.modules) != modules:  # the function may have imported them
+            later = named_reads(f, objects, [])
+            self.guards += [Guard(what, read) for what, read in later.items() if what not in reads]
         self.trace_seconds = time.perf_counter() - start
         trace.arguments = ()
         self.program = trace.program

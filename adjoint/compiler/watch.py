@@ -19,7 +19,7 @@ import numpy as np
 
 from adjoint.compiler import entry, units
 from adjoint.compiler.call import Wanted
-from adjoint.compiler.guards import Guard, ObjectGuard, base_of, read_attributes
+from adjoint.compiler.guards import CONTAINERS, Guard, ObjectGuard, base_of, read_attributes
 from adjoint.compiler.machine import has_llvm
 from adjoint.compiler.watch_text import TEXT
 from adjoint.config import special
@@ -394,7 +394,7 @@ class _Seen:
             inner = value
         elif type(value) is tuple:
             inner = value
-        elif isinstance(value, (list, tuple, dict, set, frozenset)):
+        elif isinstance(value, CONTAINERS):
             raise _Unknown
         else:
             return

@@ -1,0 +1,214 @@
+"""Python values that a compiled function reads in indirect ways: a changed value is used at the next call."""
+
+from __future__ import annotations
+
+import array
+import collections
+import functools
+import operator
+import sys
+import types
+import weakref
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import nn
+
+K = 1.0
+
+
+def times_k(a: Any) -> Any:
+    return a * K
+
+
+class Held:
+    """An object with a number, and methods that read it."""
+
+    def __init__(self, k: float = 1.0) -> None:
+        self.k, self.act, self.l0, self.unread = k, "by_k", 1.0, 0
+
+    def __call__(self, a: Any) -> Any:
+        return getattr(self, self.act)(a)
+
+    def by_k(self, a: Any) -> Any:
+        return a * self.k
+
+    def by_global(self, a: Any) -> Any:
+        return a * K
+
+    def by_name(self, a: Any) -> Any:
+        for i in range(1):
+            a = a * getattr(self, f"l{i}")
+        return a
+
+    def by_vars(self, a: Any) -> Any:
+        return a * vars(self)[self.act[-1]]
+
+
+class Direct(Held):
+    def __call__(self, a: Any) -> Any:
+        return a * self.k
+
+
+class ByAttribute(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = "by_global"
+
+    def forward(self, a: Any) -> Any:
+        return getattr(self, self.act)(a)
+
+    def by_global(self, a: Any) -> Any:
+        return a * K
+
+
+class WithNumber:
+    k = 1.0
+
+
+PATTERN = WithNumber()
+
+
+def by_pattern(a: Any) -> Any:
+    match PATTERN:
+        case WithNumber(k=k):
+            return a * k
+
+
+def made(c: Any) -> Any:
+    return lambda a: a * c[0]
+
+
+def _set_global(value: float) -> None:
+    globals()["K"] = value
+
+
+def _cases() -> dict[str, tuple[Any, Any]]:
+    """Return, by name, a function and a function that changes a number which it reads."""
+    first, second, third, held = Direct(), Direct(), Held(), Held()
+    cells = [1.0], [1.0]
+    functions = [made(c) for c in cells]
+    partials = [functools.partial(lambda o, a: a * o.k, o) for o in (first, second)]
+    queue, bits, numbers = collections.deque([1.0]), bytearray([1]), array.array("d", [1.0])
+    table = {"k": 1.0}
+    proxy, variable = types.MappingProxyType(table), ContextVar("variable", default=1.0)
+    getter, caller = operator.attrgetter("k"), operator.methodcaller("by_k", ad.ones(1))
+    mapping = {"proxy": proxy}
+    layer = nn.Linear(1, 1, rng=0)
+    named = "k"
+    weak, weakly = weakref.ref(third), weakref.WeakValueDictionary(k=third)
+    module = ByAttribute()
+
+    def set_k(o: Any) -> Any:
+        return lambda v: setattr(o, "k", v)
+
+    def set_item(c: Any, key: Any = 0) -> Any:
+        return lambda v: c.__setitem__(key, v)
+
+    return {
+        "a method that is chosen by name": (held, set_k(held)),
+        "a name that is computed": (held.by_name, lambda v: setattr(held, "l0", v)),
+        "vars": (held.by_vars, set_k(held)),
+        "getattr of a closure variable": (lambda a: a * getattr(third, named), set_k(third)),
+        "a module's method that is chosen by name": (module, _set_global),
+        "attrgetter": (lambda a: a * getter(third), set_k(third)),
+        "attrgetter inside": (lambda a: a * operator.attrgetter("k")(third), set_k(third)),
+        "methodcaller": (lambda a: a * caller(third), set_k(third)),
+        "methodcaller inside": (lambda a: operator.methodcaller("by_k", a)(third), set_k(third)),
+        "the first partial in a list": (lambda a: partials[0](a) + partials[1](a), set_k(first)),
+        "the second partial in a list": (lambda a: partials[0](a) + partials[1](a), set_k(second)),
+        "the first of two objects": (lambda a: first(a) + second(a), set_k(first)),
+        "the second of two objects": (lambda a: first(a) + second(a), set_k(second)),
+        "the first of two closures": (lambda a: functions[0](a) + functions[1](a), set_item(cells[0])),
+        "the second of two closures": (lambda a: functions[0](a) + functions[1](a), set_item(cells[1])),
+        "globals()": (lambda a: a * globals()["K"], _set_global),
+        "eval": (lambda a: a * eval("K + 1"), _set_global),
+        "a deque": (lambda a: a * queue[0], set_item(queue)),
+        "a bytearray": (lambda a: a * bits[0], lambda v: set_item(bits)(int(v))),
+        "an array of Python": (lambda a: a * numbers[0], set_item(numbers)),
+        "a mapping proxy": (lambda a: a * proxy["k"], set_item(table, "k")),
+        "a mapping proxy in a dictionary": (lambda a: a * mapping["proxy"]["k"], set_item(table, "k")),
+        "a context variable": (lambda a: a * variable.get(), variable.set),
+        "a pattern": (by_pattern, set_k(PATTERN)),
+        "a weak reference": (lambda a: a * weak().k, set_k(third)),
+        "a dictionary of weak references": (lambda a: a * weakly["k"].k, set_k(third)),
+        "a class attribute of a new object": (
+            lambda a: a * WithNumber().k, lambda v: setattr(WithNumber, "k", v)),
+        "a layer's function": (_with_hook(layer, third), set_k(third)),
+    }  # fmt: skip
+
+
+def _with_hook(layer: Any, o: Any) -> Any:
+    layer.after = functools.partial(lambda o, a: a * o.k, o)
+    return lambda a: layer.after(a)
+
+
+@pytest.mark.parametrize("backend", ["replay", "auto"])
+@pytest.mark.parametrize("name", _cases())
+def test_a_changed_value_is_used(name: str, backend: str) -> None:
+    f, change = _cases()[name]
+    compiled = ad.compile(f, backend=backend)
+    try:
+        for value in (2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 5.0):
+            change(value)
+            assert compiled(np.ones(1)) == f(ad.ones(1)).numpy()
+        assert compiled.stats()["traces"] == 3
+    finally:
+        change(1.0)
+
+
+IMPORTS = {
+    "import": "def f(a):\n import conf_of_test as c\n return a * c.k",
+    "import from": "def f(a):\n from conf_of_test import k\n return a * k",
+    "a function": "def f(a):\n from conf_of_test import by_k\n return by_k(a)",
+    "a class": "def f(a):\n import conf_of_test\n return a * conf_of_test.Settings.k",
+    "a dictionary": "def f(a):\n from conf_of_test import table as t\n return a * t['k']",
+    "in an inner function": "def f(a):\n import conf_of_test\n return (lambda: a * conf_of_test.k)()",
+    "a submodule": "def f(a):\n import conf_of_test.inner\n return a * conf_of_test.inner.k",
+    "a submodule by a name": "def f(a):\n import conf_of_test.inner as i\n return a * i.k",
+    "relative": "__package__ = 'conf_of_test'\ndef f(a):\n from . import inner\n return a * inner.k",
+}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", IMPORTS)
+def test_values_of_modules_that_are_imported_inside(
+    name: str, late: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    package = tmp_path / "conf_of_test"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "k = 1.0\ntable = {'k': 1.0}\nclass Settings: k = 1.0\ndef by_k(a): return a * k\n"
+    )
+    (package / "inner.py").write_text("k = 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if not late:
+        import conf_of_test.inner  # type: ignore[import-not-found]  # noqa: F401
+    space: dict[str, Any] = {"__name__": "user"}
+    exec(IMPORTS[name], space)
+    f = space["f"]
+    compiled = ad.compile(f, backend="replay")
+    try:
+        for value in (1.0, 1.0, 3.0, 3.0, 5.0):
+            if "conf_of_test" in sys.modules:
+                conf = sys.modules["conf_of_test"]
+                conf.k = conf.table["k"] = conf.Settings.k = value
+                if "conf_of_test.inner" in sys.modules:
+                    sys.modules["conf_of_test.inner"].k = value
+            assert compiled(np.ones(1)) == value
+        assert compiled.stats()["traces"] == 3
+    finally:
+        sys.modules.pop("conf_of_test", None)
+        sys.modules.pop("conf_of_test.inner", None)
+
+
+def test_an_unread_attribute_needs_no_other_trace() -> None:
+    held = types.SimpleNamespace(k=1.0, unread=0)
+    compiled = ad.compile(lambda a: a * getattr(held, "k"))  # noqa: B009
+    for held.unread in range(3):
+        compiled(np.ones(1))
+    assert compiled.stats()["traces"] == 1
