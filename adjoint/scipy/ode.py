@@ -26,6 +26,7 @@ from adjoint.scipy.batches import batch_of
 from adjoint.scipy.fallback import refuse_options, scipy_module
 from adjoint.scipy.ode_chosen import ChosenRows
 from adjoint.scipy.ode_node import Path, Problem, events_of
+from adjoint.scipy.ode_plain import PLAIN, refused_method, solve_plain
 from adjoint.scipy.ode_rows import Rows, check_at_call, columns, fixed_result
 from adjoint.scipy.ode_steps import like_event
 from adjoint.scipy.runge_kutta import METHODS, method_of
@@ -61,8 +62,9 @@ def solve_ivp(
         The times at which to start and to end.
     y0 : array_like
         The initial values, a vector.
-    method : {"RK45", "DOP853", "RK23", "Radau"}, optional
-        SciPy's name of a method; "Radau" is for stiff problems.
+    method : {"RK45", "DOP853", "RK23", "Radau", "BDF", "LSODA"}, optional
+        SciPy's name of a method; "Radau" is for stiff problems.  "BDF" and "LSODA" have no derivatives, and
+        raise an error for tensors that require grad and inside transforms.
     t_eval : array_like, optional
         The times of the results; by default the steps.
     dense_output : bool, optional
@@ -76,9 +78,9 @@ def solve_ivp(
         Further arguments of the function; gradients flow to tensors among them.
     **options : optional
         SciPy's options ``rtol``, ``atol``, ``first_step`` and ``max_step``; ``jac`` and ``jac_sparsity`` are
-        not used, because the Jacobian is known.  Inside ``ad.compile`` also ``max_steps``, the largest number
-        of attempted steps, 1,000 by default, and ``max_events``, the number of places for each event that is
-        not terminal, 16 by default.
+        used only by "BDF" and "LSODA", because the Jacobian is known.  Inside ``ad.compile`` also
+        ``max_steps``, the largest number of attempted steps, 1,000 by default, and ``max_events``, the number
+        of places for each event that is not terminal, 16 by default.
 
     Returns
     -------
@@ -116,26 +118,18 @@ def solve_ivp(
     >>> round(float(ad.grad(end)(2.0)), 6)  # of exp(-rate)
     -0.135335
     """
-    if method not in METHODS:
-        raise InputError(
-            f"solve_ivp: method must be one of {', '.join(METHODS)} for gradients, not {method!r}.\n"
-            "  Use Radau for stiff problems."
-        )
+    if method not in (*METHODS, *PLAIN):
+        raise refused_method(method)
     most = options.pop("max_steps", MOST), options.pop("max_events", None)
-    for name in ("jac", "jac_sparsity"):  # Radau gets the exact Jacobian
-        options.pop(name, None)
-    unknown = set(options) - {"rtol", "atol", "first_step", "max_step"}
-    refuse_options(
-        "solve_ivp",
-        unknown,
-        "Pass rtol= and atol= for the accuracy, first_step= and max_step= for the steps.",
-    )
     further = _further("solve_ivp", args)
+    options = _options_of_solve_ivp(method, further, options)
     f = _right_hand_side(fun, further)
     functions = [] if events is None else [events] if callable(events) else list(events)
     watched = [_with_args(e, further, k) for k, e in enumerate(functions)]
     wanted = None if t_eval is None else floating("solve_ivp", t_eval)
     ends = _in_double(*t_span, y0)
+    if method in PLAIN:
+        return solve_plain(method, f, ends, wanted, dense_output, watched, options)
     if method_of(method).implicit and ends[-1].dtype.kind == "c":
         raise DTypeError(f"solve_ivp: {method} needs real initial values, but they are {ends[-1].dtype}.")
     rows = None
@@ -181,6 +175,19 @@ def _eager(
     result.y_events = [y for _, y in found] if events else None
     result.sol = (lambda t: columns(path, floating("sol", t))) if dense_output else None
     return result
+
+
+def _options_of_solve_ivp(method: str, further: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options for SciPy; ``further`` are further arguments of the functions."""
+    options = {k: v for k, v in given.items() if k not in ("jac", "jac_sparsity")}
+    known = {"rtol", "atol", "first_step", "max_step"}
+    if method in PLAIN:
+        options, known = dict(given), known | {"jac", "jac_sparsity", "lband", "uband", "min_step"}
+        if callable(jac := given.get("jac")):
+            options["jac"] = lambda t, y: jac(t, y, *further)
+    advice = "Pass rtol= and atol= for the accuracy, first_step= and max_step= for the steps."
+    refuse_options("solve_ivp", set(options) - known, advice)
+    return options
 
 
 def _further(op: str, args: Any) -> tuple[Any, ...]:

@@ -315,7 +315,7 @@ def test_mistakes():
     with pytest.raises(InputError, match=r"nested ad\.vmap"):
         ad.vmap(ad.vmap(lambda y: I.solve_ivp(f, (0, 1), y[None]).y[0, -1]))(np.ones((2, 1)))
     with pytest.raises(InputError, match="method must be one of RK23, RK45, DOP853, Radau"):
-        I.solve_ivp(f, (0, 1), [1.0], "BDF")
+        I.solve_ivp(f, (0, 1), [1.0], "RK4")
     with pytest.raises(InputError, match="not supported with gradients: min_step"):
         I.solve_ivp(f, (0, 1), [1.0], min_step=0.1)
     with pytest.raises(ShapeError, match="must be a vector"):
@@ -324,6 +324,44 @@ def test_mistakes():
         I.solve_ivp(f, (0, 1), [1.0], t_eval=[2.0])
     with pytest.raises(LostHistoryError):
         I.romb(ad.tensor([1.0, 2.0, 3.0], requires_grad=True))
+
+
+@pytest.mark.parametrize("method", ["BDF", "LSODA"])
+def test_methods_without_derivatives(method):
+    rhs = lambda t, y, a: ad.stack([y[1], a * (1 - y[0] ** 2) * y[1] - y[0]])
+    plain = lambda t, y, a: [y[1], a * (1 - y[0] ** 2) * y[1] - y[0]]
+    crossing = lambda t, y, a: y[0]
+    jac = lambda t, y, a: [[0.0, 1.0], [-2 * a * y[0] * y[1] - 1, a * (1 - y[0] ** 2)]]
+    options = {"t_eval": [0.5, 2.0], "args": (9.0,), "events": crossing, "dense_output": True, "rtol": 1e-5}
+    for more in ({}, {"jac": jac, "min_step": 1e-9} if method == "LSODA" else {"jac": jac}):
+        ours = I.solve_ivp(rhs, (0, 20), [2.0, 0.0], method, **options, **more)
+        scipy = si.solve_ivp(plain, (0, 20), [2.0, 0.0], method, **options, **more)
+        for name in ("t", "y"):
+            np.testing.assert_allclose(ours[name], scipy[name], rtol=1e-6)
+        np.testing.assert_allclose(ours.t_events[0], scipy.t_events[0], rtol=1e-6)
+        np.testing.assert_allclose(ours.y_events[0], scipy.y_events[0], rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(ours.sol(3.0), scipy.sol(3.0), rtol=1e-6)
+        assert (ours.status, ours.nfev) == (0, scipy.nfev)
+    end = lambda a: I.solve_ivp(rhs, (0, 1), [2.0, 0.0], method, args=(a,)).y[0, -1]
+    one = np.array(1.0)
+    for call in (
+        lambda: ad.grad(end)(1.0),
+        lambda: end(ad.tensor(1.0, requires_grad=True)),
+        lambda: ad.jvp(end, (one,), (one,)),
+        lambda: ad.vmap(end)(np.ones(2)),
+        lambda: ad.compile(end)(one),
+        lambda: I.solve_ivp(lambda t, y: -y, (0, 1), ad.tensor([1.0], requires_grad=True), method),
+    ):
+        with pytest.raises(InputError) as caught:
+            call()
+        assert str(caught.value) == (
+            "solve_ivp: method must be one of RK23, RK45, DOP853, Radau for gradients and inside transforms, "
+            f"not {method!r}.\n  Use Radau for stiff problems."
+        )
+    with ad.no_grad():
+        y0 = ad.tensor([1.0], requires_grad=True)
+        found = I.solve_ivp(lambda t, y: -y, (0, 1), y0, method, rtol=1e-8, atol=1e-10).y[0, -1]
+    assert found.item() == pytest.approx(math.exp(-1), rel=1e-5)
 
 
 def test_options_of_scipy():
