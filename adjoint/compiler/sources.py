@@ -40,6 +40,19 @@ class Held:
         self.grad_known = False  # whether the trace has read or set its .grad
         self.hooks = hooks_of(t)
 
+    def change(self) -> str:
+        """Return what of a tensor from outside differs from its state before the trace, or ""."""
+        t, then = self.tensor, self.symbol
+        if t.shape != then.shape:
+            return f"the shape, from {then.shape} to {t.shape},"
+        if t.dtype is not then.dtype:
+            return f"the dtype, from {then.dtype} to {t.dtype},"
+        if (t._node is None) != (self.node is None):
+            return "requires_grad"
+        if type(t._node) is not type(self.node):
+            return "whether it is the result of a recorded op"
+        return "the hooks" if self.node is not None and hooks_of(t) != self.hooks else ""
+
 
 def hooks_of(t: Tensor) -> tuple[Any, ...]:
     """Return the hooks of a leaf, for comparison."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from adjoint.compiler.trace import Trace
     from adjoint.core.op import Op
 
-__all__ = ["ADD_INTO", "Nonzero", "Number", "Root", "Symbolic", "add_in_place"]
+__all__ = ["ADD_INTO", "Nonzero", "Number", "Root", "Symbolic", "add_in_place", "ended_error"]
 
 _FLOAT64 = np.dtype(np.float64)
 _TENSOR: Any = Tensor  # its protocols of NumPy are attached later
@@ -69,6 +69,11 @@ class Symbolic(Unknown):
     def numbers(self) -> Any:
         """Return the array if this value is a constant, otherwise None."""
         return self.known
+
+    def check_running(self) -> None:
+        """Raise if the trace has ended: the function stored this value instead of returning it."""
+        if self.trace.ended:
+            raise ended_error()
 
     def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """Add an instruction to the program; return the symbols of its results."""
@@ -146,6 +151,14 @@ attach(
     Symbolic,
     **dict.fromkeys(("__bool__", "__float__", "__int__", "__complex__", "__index__"), Symbolic._refuse),
 )
+
+
+def ended_error() -> TransformError:
+    """Return the error for a value that is used after its trace."""
+    return TransformError(
+        "this tensor was computed while ad.compile traced a function, and has no values outside of it.\n"
+        "  Return it from the compiled function; values that the function stores elsewhere are not kept."
+    )
 
 
 def add_in_place(total: Any, g: Any, key: Any) -> Any:

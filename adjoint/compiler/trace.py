@@ -24,7 +24,7 @@ from adjoint.compiler.loop import trace_scan
 from adjoint.compiler.program import Host, Instruction, Program, Write
 from adjoint.compiler.replay import build
 from adjoint.compiler.sources import Held, Sources
-from adjoint.compiler.symbolic import Nonzero, Number, Root, Symbolic
+from adjoint.compiler.symbolic import Nonzero, Number, Root, Symbolic, ended_error
 from adjoint.config import held_across_fork, locked, watched
 from adjoint.core.infer import infer
 from adjoint.core.lifted import Lifted, enclosing, level_of, next_level, tracing
@@ -32,7 +32,7 @@ from adjoint.core.node import LEAF, Node
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.core.user_code import LIBRARIES, library_of, user_line
-from adjoint.errors import TransformError
+from adjoint.errors import AdjointError, TransformError
 from adjoint.grads.slots import sink
 
 __all__ = ["Trace"]
@@ -111,7 +111,7 @@ class Trace(Sources):
             if data.trace is self:
                 return data
             if self.parent is None or data.trace.ended:
-                raise _ended()
+                raise ended_error()
             if data.weak:  # the wrapper of a Python number, which only this op has
                 t._data = self._from_parent(data)
                 return t._data
@@ -191,7 +191,7 @@ class Trace(Sources):
     def _from_parent(self, value: Any) -> Symbolic:
         """Return the symbol, in the body of a loop, of a value of the trace or the ``vmap`` around it."""
         if self.parent is None or (isinstance(value, Symbolic) and value.trace.ended):
-            raise _ended()
+            raise ended_error()
         found = self.arrays.get(id(value))
         if found is None and isinstance(value, Number):
             number = self._from_parent(value.as_tensor(value.dtype)._data).as_number(value.kind)
@@ -266,7 +266,7 @@ class Trace(Sources):
         self, op: Any, args: tuple[Any, ...], params: dict[str, Any], outs: tuple[Any, ...]
     ) -> None:
         if self.ended:
-            raise _ended()
+            raise ended_error()
         self._check_thread()
         quiet = np.geterr()["invalid"] == "ignore"
         self.program.body.append(Instruction(op, args, params, outs, quiet, _user_line()))
@@ -468,9 +468,13 @@ class Trace(Sources):
                 found = finish(f())
                 self._note_writes()
                 return found
-            except BaseException:
+            except BaseException as error:
                 for undo in reversed(self.undo):
                     undo()
+                cause = error.__cause__
+                if type(error) is ValueError and isinstance(cause, AdjointError):
+                    # array[i] = x, array.fill(x): NumPy replaces the error of x by its own
+                    raise cause.with_traceback(error.__traceback__) from None
                 raise
             finally:
                 self._release()
@@ -520,13 +524,6 @@ class Trace(Sources):
             if t._extra is not None:
                 t._extra.grad = h.grad
         self.released = True
-
-
-def _ended() -> TransformError:
-    return TransformError(
-        "this tensor was computed while ad.compile traced a function, and has no values outside of it.\n"
-        "  Return it from the compiled function; values that the function stores elsewhere are not kept."
-    )
 
 
 def _take(leaves: list[Tensor], *gradients: Any) -> None:

@@ -363,7 +363,28 @@ class Variant:
             read = make_call(part, self.trace, replay.build(part), len(self.moves))
             if reason and function(read(*call.moving)[0]) != found:
                 return reason
-        return "the shape, dtype, requires_grad, hooks or .grad of a tensor that it reads changed"
+        for h in self.trace.held.values():
+            if h.argument is None and (what := h.change()):
+                return f"{what} of {self._tensor_name(h.tensor)} changed"
+        for h in self.trace.grad_guards():
+            t = h.tensor if h.argument is None else call.moving[h.argument]
+            if (t.grad is None) != (h.grad is None):
+                name = self._tensor_name(t) if h.argument is None else "an argument"
+                return (
+                    f".grad of {name} is {'None, which it was not' if t.grad is None else 'no longer None'}"
+                )
+        return "an array that it reads changed, or one tensor is both an argument and a variable"
+
+    def _tensor_name(self, t: Tensor) -> str:
+        """Return the name of a tensor that the program reads, for messages."""
+        for g in self.guards:
+            if type(g) is Guard and g.seen is t:
+                return str(g.what)
+        for g in self.guards:
+            for name, value in vars(g.owner).items() if isinstance(g, ObjectGuard) else ():
+                if value is t:
+                    return f"{g.what}.{name}"
+        return f"a tensor of shape {t.shape}"
 
     def stats(self) -> dict[str, Any]:
         """Return the entry of this program in the result of ``Compiled.stats``."""

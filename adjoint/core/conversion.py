@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import grad_mode, is_watched
-from adjoint.core.lifted import Lifted
+from adjoint.core.lifted import Lifted, Unknown
 from adjoint.core.node import LEAF, Node
 from adjoint.core.user_code import library_of, user_line
 from adjoint.errors import InputError, LostHistoryError
@@ -32,6 +32,9 @@ def check_conversion(t: Any, target: str, instead: str) -> None:
     """
     if not grad_mode.get():
         return
+    traced = isinstance(t._data, Unknown)
+    if traced:
+        t._data.check_running()
     if type(t._node) is Node:
         # a node without parents: the argument of a function that a transform calls
         argument = t._node.parents == (None,)
@@ -48,10 +51,15 @@ def check_conversion(t: Any, target: str, instead: str) -> None:
         what = f"a value of shape {t.shape} that depends on a graph outside of {t._data.transform}"
     else:
         return
+    cure = (
+        f"Inside {t._data.transform} a tensor has no values to read: return it, and read it outside."
+        if traced
+        else "If no gradient is needed, use x.detach(), x.numpy() or x.item()."
+    )
     raise LostHistoryError(
         f"{what} would become {target} at {user_line()}, and its gradient would be lost.\n"
         f"  {_same_in_adjoint() or instead}\n"
-        "  If no gradient is needed, use x.detach(), x.numpy() or x.item()."
+        f"  {cure}"
     )
 
 

@@ -93,6 +93,9 @@ class Lifted(Shaped):
         """Return the values as a plain array if they are the same for all elements of a batch, else None."""
         return None
 
+    def check_running(self) -> None:
+        """Raise if this value has no elements because its transform has ended."""
+
     def has_history(self) -> bool:
         """Return whether this value contains a tensor of an outer level that requires grad."""
         return False

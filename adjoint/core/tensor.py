@@ -619,6 +619,7 @@ def concrete(t: Tensor, what: str, cure: str = _CURE) -> ndarray[Any, Any]:
         known = data.numbers()
         if known is not None:
             return known
+        data.check_running()
         raise InputError(
             f"{what} needs the values of a tensor, which are not available inside {data.transform}.\n  {cure}"
         )

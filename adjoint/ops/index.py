@@ -311,6 +311,7 @@ def setitem(x: Tensor, key: Key, value: ArrayLike) -> None:
             return
     for t in (x, value):
         if type(t) is Traced and t._data.numbers() is None:
+            t._data.check_running()
             raise InPlaceError(
                 f"x[key] = value: elements of a tensor cannot be assigned inside {t._data.transform}.\n"
                 "  Use x = x.at[key].set(value), or x += value for the whole tensor."

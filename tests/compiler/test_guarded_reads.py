@@ -6,6 +6,8 @@ import array
 import collections
 import functools
 import operator
+import os
+import pickle
 import sys
 import types
 import weakref
@@ -17,6 +19,7 @@ import pytest
 
 import adjoint as ad
 from adjoint import nn
+from adjoint.errors import InputError, LostHistoryError, TransformError
 
 K = 1.0
 
@@ -212,3 +215,78 @@ def test_an_unread_attribute_needs_no_other_trace() -> None:
     for held.unread in range(3):
         compiled(np.ones(1))
     assert compiled.stats()["traces"] == 1
+
+
+USES: dict[str, Any] = {
+    "numpy": lambda h, one: h.numpy(),
+    "tolist": lambda h, one: h.tolist(),
+    "float": lambda h, one: float(one),
+    "item": lambda h, one: one.item(),
+    "bool": lambda h, one: bool(one),
+    "format": lambda h, one: f"{one:.3f}",
+    "asarray": lambda h, one: np.asarray(one),
+    "pickle": lambda h, one: pickle.dumps(h),
+    "save": lambda h, one: ad.save(os.devnull + ".safetensors", {"one": one}),
+    "an assigned element": lambda h, one: h.__setitem__(0, 1.0),
+    "an op": lambda h, one: h.mean(),
+    "backward": lambda h, one: one.backward(),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_value_that_was_stored_says_so_after_the_trace(name: str) -> None:
+    w, stored = ad.ones(3, requires_grad=True), []
+
+    @ad.compile
+    def f(a: Any) -> Any:
+        stored.extend([a * 2, (a * w).sum()])
+        return a + 1
+
+    f(np.ones(3))
+    with pytest.raises(TransformError, match="Return it from the compiled function"):
+        USES[name](*stored)
+    assert "value of ad.compile" in repr(stored[0])
+
+
+def test_conversions_inside_a_differentiated_compiled_function_say_to_return_the_value() -> None:
+    f = ad.compile(ad.grad(lambda x: x.sum() * float(x[0])))
+    with pytest.raises(LostHistoryError, match="return it, and read it outside") as raised:
+        f(np.ones(3))
+    assert "item()" not in str(raised.value)
+
+
+def test_an_array_that_is_filled_with_a_traced_number() -> None:
+    def f(a: Any) -> Any:
+        np.zeros(3).fill(a[0])
+        return a
+
+    with pytest.raises(InputError, match=r"not available inside ad\.compile"):
+        ad.compile(f)(np.ones(3))
+
+
+def test_reasons_name_the_tensor_and_what_changed() -> None:
+    w, model = ad.ones(3, requires_grad=True), nn.Linear(3, 1, rng=0, dtype=np.float64)
+    held = [ad.ones(3)]
+    f = ad.compile(lambda a: (a * w).sum() + model(a).sum() + held[0].sum())
+
+    def reason() -> str:
+        f(np.ones(3))
+        return str(f.stats()["reasons"][-1]).split(">: ")[-1]
+
+    reason()
+    w.requires_grad_(False)
+    assert reason() == "w changed"
+    assert "requires_grad of " in f.stats()["reasons"][-1]
+    model.weight.requires_grad_(False)
+    assert reason() == "requires_grad of Linear.weight changed"
+    w.requires_grad_(True).register_hook(lambda g: g)
+    assert reason() == "w changed"
+
+    @ad.compile
+    def step(a: Any) -> None:
+        (w * a).sum().backward()
+
+    w.grad = None
+    step(np.ones(3))
+    step(np.ones(3))
+    assert step.stats()["reasons"][-1].endswith("step: w is no longer None")
