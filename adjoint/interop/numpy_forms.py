@@ -399,10 +399,18 @@ def _vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
 def _unwrap(p: Any, discont: float | None = None, axis: int = -1, *, period: float = 2 * np.pi) -> Tensor:
     p = asarray(p)
     x = widened(rec, p)
-    values = x.numpy()
+    jumps = our("diff")(x.detach(), axis=axis)
+    dtype = np.result_type(jumps.dtype, period)
+    whole = dtype.kind in "iu"
+    half = period // 2 if whole else period / 2
+    wrapped = our("remainder")(jumps + half, period) - half
+    if not whole or period % 2 == 0:  # a jump by half a period keeps its sign
+        wrapped = our("where")((wrapped == -half) & (jumps > 0), half, wrapped)
+    small = abs(jumps) < (period / 2 if discont is None else discont)
     # whole periods are added, which have no gradient
-    y = x + (np.unwrap(values, discont, axis, period=period) - values)
-    return narrowed(y, p.dtype if is_half(p) else None)
+    added = our("cumsum")(our("where")(small, 0, wrapped - jumps), axis=axis)
+    before = [(int(i == axis % x.ndim), 0) for i in range(x.ndim)]
+    return narrowed(x + our("pad")(added.astype(dtype), before), p.dtype if is_half(p) else None)
 
 
 # Other forms of what adjoint has ---------------------------------------------------------------

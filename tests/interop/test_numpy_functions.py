@@ -493,3 +493,23 @@ def test_message(error, mistake, text):
     with pytest.raises(error) as info:
         mistake()
     assert str(info.value) == text
+
+
+def test_unwrap_inside_transforms():
+    x = np.random.default_rng(3).normal(size=(3, 9)) * 8
+    for options in ({}, {"axis": 0}, {"period": 5.0}, {"discont": 5.0}):
+        f = lambda v, options=options: np.unwrap(v, **options)
+        np.testing.assert_array_equal(ad.compile(f)(ad.tensor(x)).numpy(), np.unwrap(x, **options))
+        np.testing.assert_array_equal(ad.vmap(f)(ad.tensor(x[None])).numpy()[0], np.unwrap(x, **options))
+    gradient = ad.compile(ad.grad(lambda v: (np.unwrap(v) ** 2).sum()))(x)
+    np.testing.assert_array_equal(gradient, 2 * np.unwrap(x))
+
+
+@pytest.mark.parametrize("period", [4, 5, 4.0, 2 * np.pi])
+def test_unwrap_of_integers_and_edges(period):
+    whole = np.random.default_rng(4).integers(-50, 50, 20)
+    half = np.array([0, 2, 4, 2, 0, -2, -4, -1, 1, 3])
+    for x in (whole, whole.astype(np.int8), half, half * np.pi / 2, np.ones(0), np.ones((3, 0)), np.ones(1)):
+        expected, got = np.unwrap(x, period=period), np.unwrap(ad.tensor(x), period=period).numpy()
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
