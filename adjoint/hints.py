@@ -17,7 +17,16 @@ from typing import Any, NoReturn
 from adjoint.errors import AbsentNameError, InputError
 from adjoint.foreign_names import ACTIVATIONS, AUTOGRAD, GENERATOR, JAX, LAX, TORCH, elsewhere
 
-__all__ = ["ATTRIBUTES", "FUNCTIONS", "KEYWORDS", "PARTS", "add_hints", "check_keywords", "explain_class"]
+__all__ = [
+    "ATTRIBUTES",
+    "FUNCTIONS",
+    "KEYWORDS",
+    "PARTS",
+    "add_hints",
+    "check_keywords",
+    "explain_class",
+    "with_hints",
+]
 
 _IN_PLACE = "x {}= y, which writes into x"
 _ATTEND = "pass {0}=, which is True where a query may attend; for a boolean {1}, {0}=~{1}"
@@ -446,7 +455,7 @@ def _explain_module(module: ModuleType) -> None:
     for name in module.__all__:
         value: Any = vars(module).get(name)
         if _is_renamed(value):
-            wrapped = _with_hints(value)
+            wrapped = with_hints(value)
             setattr(module, name, wrapped)
             home = sys.modules[value.__module__]  # module may re-export the function
             if vars(home).get(name) is value:
@@ -467,7 +476,7 @@ def explain_class(cls: type) -> None:
     for name, method in list(vars(cls).items()):
         public = not name.startswith("_") and _is_renamed(method)
         if public or (name == "__init__" and isinstance(method, FunctionType)):
-            setattr(cls, name, _with_hints(method))
+            setattr(cls, name, with_hints(method))
     if cls.__name__ in ATTRIBUTES:
         _explain_attributes(cls, ATTRIBUTES[cls.__name__])
 
@@ -482,7 +491,7 @@ def _is_renamed(value: Any) -> bool:
     return not _RENAMED.isdisjoint(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
-def _with_hints(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_hints(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function so that errors about unknown keywords contain a hint."""
 
     @functools.wraps(function)
@@ -514,7 +523,8 @@ def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name:
             raise InputError(f"{name}: {keyword}= is called {KEYWORDS[keyword]}= here.")
         if keyword in _NOT_HERE:
             raise InputError(f"{name}: there is no {keyword}=: {_NOT_HERE[keyword]}.")
-    raise InputError(f"{name}: there is no {unknown[0]}=; it takes {', '.join(ours)}.")
+    takes = [p.name for p in parameters if p.name != "self" and p.kind is not p.VAR_POSITIONAL]
+    raise InputError(f"{name}: there is no {unknown[0]}=; it takes {', '.join(takes)}.")
 
 
 class _Absent:

@@ -170,19 +170,26 @@ def _kve_derivative(x: Any, n: float, order: int) -> Any:
 # The spherical ones: (2n + 1) fₙ' = ± n fₙ₋₁ ± (n + 1) fₙ₊₁
 
 
-def _spherical(name: str, before: int, after: int, what: str) -> None:
+_SIGNS = {"spherical_jn": (1, -1), "spherical_yn": (1, -1), "spherical_in": (1, 1), "spherical_kn": (-1, -1)}
+
+
+def _slope(xp: Any, name: str, x: Any, n: int) -> Any:
+    f, (before, after) = getattr(xp, name), _SIGNS[name]
+    slope = f(x, n=n + 1) * (after * (n + 1) / (2 * n + 1))
+    return slope + f(x, n=n - 1) * (before * n / (2 * n + 1)) if n else slope
+
+
+def _spherical(name: str, what: str) -> None:
     def rule(xp: Any, g: Any, y: Any, x: Any, n: int) -> Any:
-        f = getattr(xp, name)
-        slope = f(x, n=n + 1) * (after * (n + 1) / (2 * n + 1))
-        return g * (slope + f(x, n=n - 1) * (before * n / (2 * n + 1)) if n else slope)
+        return g * _slope(xp, name, x, n)
 
     define(name, of_order(name), rule, saves="x", params=("n",), reads=("x",), reference=f"scipy.special:{name}", doc=what)  # fmt: skip
 
 
-_spherical("spherical_jn", 1, -1, "The spherical Bessel function of the first kind.")
-_spherical("spherical_yn", 1, -1, "The spherical Bessel function of the second kind.")
-_spherical("spherical_in", 1, 1, "The modified spherical Bessel function of the first kind.")
-_spherical("spherical_kn", -1, -1, "The modified spherical Bessel function of the second kind.")
+_spherical("spherical_jn", "The spherical Bessel function of the first kind.")
+_spherical("spherical_yn", "The spherical Bessel function of the second kind.")
+_spherical("spherical_in", "The modified spherical Bessel function of the first kind.")
+_spherical("spherical_kn", "The modified spherical Bessel function of the second kind.")
 
 
 # Public functions ------------------------------------------------------------------------------
@@ -210,6 +217,13 @@ _ORDER = """{name} : {kind}
 """
 
 
+_SPHERICAL = """z : array_like
+    The argument.
+derivative : bool, optional
+    Whether to return the derivative instead.
+"""
+
+
 def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) -> Callable[..., Tensor]:
     """Return the public function ``name(order, x)`` that calls the op named ``op``.
 
@@ -219,17 +233,35 @@ def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) ->
     if whole:
 
         def function(n: Any, x: ArrayLike) -> Tensor:
-            return of_each_order(op, n, x, lambda n: whole_order(name, n, 0 if "_" in name else None))
+            return of_each_order(getattr(rec, op), n, x, lambda n: whole_order(name, n))
 
     else:
 
         def function(v: Any, x: ArrayLike) -> Tensor:  # type: ignore[misc]
-            return of_each_order(op, v, x, lambda v: real_order(name, v))
+            return of_each_order(getattr(rec, op), v, x, lambda v: real_order(name, v))
 
     order = _ORDER.format(
         name="n" if whole else "v", kind="int or array of int" if whole else "float or array of float"
     )
     return _named(function, name, _DOC.format(what=what, order=order, name=name, call="2, 1.0", value=value))
+
+
+def _of_spherical_order(name: str, what: str, value: str) -> Callable[..., Tensor]:
+    """Return the public function ``name(n, z, derivative)``; the arguments are those of ``_of_order``."""
+
+    def function(n: Any, z: ArrayLike, derivative: bool = False) -> Tensor:
+        op = (lambda x, n: _slope(rec, name, x, n)) if derivative else getattr(rec, name)
+        return of_each_order(op, n, z, lambda n: whole_order(name, n, 0))
+
+    doc = _DOC.format(
+        what=what,
+        order=_ORDER.format(name="n", kind="int or array of int"),
+        name=name,
+        call="2, 1.0",
+        value=value,
+    )
+    doc = doc.replace("x : array_like\n    The argument.\n", _SPHERICAL).replace("at ``x``", "at ``z``")
+    return _named(function, name, doc)
 
 
 def _of_fixed_order(name: str, op: str, n: int, what: str, value: str) -> Callable[..., Tensor]:
@@ -261,14 +293,10 @@ ive = _of_order("ive", "ive", f"modified {_FIRST} of a real order, times exp(-|x
 kv = _of_order("kv", "kv", f"modified {_SECOND} of a real order", "1.624838898635")
 kn = _of_order("kn", "kv", f"modified {_SECOND} of an integer order", "1.624838898635", whole=True)
 kve = _of_order("kve", "kve", f"modified {_SECOND} of a real order{_TIMES}", "4.416770052333")
-spherical_jn = _of_order("spherical_jn", "spherical_jn", f"spherical {_FIRST}", "0.062035052011", whole=True)
-spherical_yn = _of_order("spherical_yn", "spherical_yn", f"spherical {_SECOND}", "-3.60501756616", whole=True)
-spherical_in = _of_order(
-    "spherical_in", "spherical_in", f"modified spherical {_FIRST}", "0.071562870129", whole=True
-)
-spherical_kn = _of_order(
-    "spherical_kn", "spherical_kn", f"modified spherical {_SECOND}", "4.045045724268", whole=True
-)
+spherical_jn = _of_spherical_order("spherical_jn", f"spherical {_FIRST}", "0.062035052011")
+spherical_yn = _of_spherical_order("spherical_yn", f"spherical {_SECOND}", "-3.60501756616")
+spherical_in = _of_spherical_order("spherical_in", f"modified spherical {_FIRST}", "0.071562870129")
+spherical_kn = _of_spherical_order("spherical_kn", f"modified spherical {_SECOND}", "4.045045724268")
 j0 = _of_fixed_order("j0", "jv", 0, f"{_FIRST} of order 0", "0.765197686558")
 j1 = _of_fixed_order("j1", "jv", 1, f"{_FIRST} of order 1", "0.440050585745")
 y0 = _of_fixed_order("y0", "yv", 0, f"{_SECOND} of order 0", "0.088256964216")

@@ -137,7 +137,7 @@ def expn(n: int, x: ArrayLike) -> Tensor:
     >>> round(ad.special.expn(2, 1.0).item(), 12)
     0.148495506776
     """
-    return of_each_order("expn", n, x, lambda n: whole_order("expn", n, 0))
+    return of_each_order(rec.expn, n, x, lambda n: whole_order("expn", n, 0))
 
 
 def sici(x: ArrayLike) -> tuple[Tensor, Tensor]:

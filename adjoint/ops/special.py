@@ -15,7 +15,7 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
-from adjoint.core.namespace import Namespace, Value
+from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.tensor import Tensor
 from adjoint.ops import bessel, combinatorial, divergences, incomplete, integrals
 from adjoint.ops.bessel import *
@@ -341,15 +341,15 @@ def polygamma(n: int, x: ArrayLike) -> Tensor:
     >>> round(ad.special.polygamma(1, 1.0).item(), 12)  # π²/6
     1.644934066848
     """
-    return of_each_order("polygamma", n, x, lambda n: whole_order("polygamma", n, 0))
+    return of_each_order(rec.polygamma, n, x, lambda n: whole_order("polygamma", n, 0))
 
 
-def multigammaln(x: ArrayLike, d: int) -> Tensor:
+def multigammaln(a: ArrayLike, d: int) -> Tensor:
     """Return the logarithm of the multivariate gamma function.
 
     Parameters
     ----------
-    x : array_like
+    a : array_like
         The argument.
     d : int
         The dimension.
@@ -371,7 +371,7 @@ def multigammaln(x: ArrayLike, d: int) -> Tensor:
     1.550194993958
     """
     d = whole_order("multigammaln", d, 1)
-    x = asarray(x)
+    x = asarray(a)
     total: Any = d * (d - 1) / 4 * math.log(math.pi)
     for j in range(d):
         total = total + gammaln(x - j / 2)

@@ -37,16 +37,16 @@ def real_order(op: str, v: Any) -> float:
     return int(v) if float(v).is_integer() else float(v)
 
 
-def of_each_order(op: str, orders: Any, x: Any, check: Callable[[Any], Any]) -> Tensor:
-    """Return an op of a number ``orders``; of an array of them, the op of each, broadcast with ``x``.
+def of_each_order(op: Callable[..., Tensor], orders: Any, x: Any, check: Callable[[Any], Any]) -> Tensor:
+    """Return ``op(x, n=orders)`` of a number; of an array of them, the op of each, broadcast with ``x``.
 
     ``check`` returns a number as an order that the op accepts.
     """
     t = asarray(x)
     if isinstance(orders, Tensor) or not isinstance(orders, (np.ndarray, list, tuple)):
-        return getattr(rec, op)(t, n=check(orders))
+        return op(t, n=check(orders))
     given = np.asarray(orders)
     found = rec.broadcast_to(t * 0, shape=np.broadcast_shapes(given.shape, t.shape))
     for n in np.unique(given):
-        found = rec.where(given == n, getattr(rec, op)(t, n=check(n)), found)
+        found = rec.where(given == n, op(t, n=check(n)), found)
     return found

@@ -10,6 +10,7 @@ from adjoint.core.convert import asarray as _asarray
 from adjoint.core.namespace import rec as _rec
 from adjoint.core.tensor import Tensor as _Tensor
 from adjoint.errors import ArgumentError as _ArgumentError
+from adjoint.hints import with_hints as _with_hints
 from adjoint.ops import reduce as _reduce
 from adjoint.ops import special as _special
 from adjoint.ops.elementwise import exp2, expm1, log1p
@@ -25,6 +26,12 @@ __all__ = [*_special.__all__, "exp2", "expm1", "log1p", "log_softmax", "logsumex
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+for _name in (*_special.__all__, "exp2", "expm1", "log1p"):
+    globals()[_name] = _found = _with_hints(globals()[_name])  # for out= of SciPy's ufuncs
+    if _found.__module__ != "adjoint":  # not an op: it can be pickled
+        _found.__module__ = __name__
 
 
 def logsumexp(

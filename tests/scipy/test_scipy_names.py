@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from adjoint.errors import InputError, LostHistoryError, NoGradientError
 from adjoint.testing import gradcheck
 
 pytest.importorskip("scipy")
+import scipy.special
 
 NAMES = {
     "special": "betainc gammainc gammaincc betaincinv gammasgn rgamma j0 j1 y0 y1 jn yn jv iv ive kv kve "
@@ -104,3 +106,26 @@ def test_vonmises_quantiles(kappa):
     np.testing.assert_allclose(
         ad.vmap(lambda q: vonmises.ppf(q, kappa))(q), x.numpy(), rtol=1e-12, atol=1e-14
     )
+
+
+@pytest.mark.parametrize("name", ["spherical_jn", "spherical_yn", "spherical_in", "spherical_kn"])
+def test_spherical_bessel_functions_have_the_parameters_of_scipy(name):
+    ours, theirs = getattr(ad.scipy.special, name), getattr(scipy.special, name)
+    z = np.linspace(0.3, 9.0, 7)
+    for n in (0, 1, 3, np.array([0, 2, 5, 1, 1, 0, 3])):
+        for derivative in (False, True):
+            got = ours(n, z=z, derivative=derivative).numpy()
+            np.testing.assert_allclose(got, theirs(n, z, derivative=derivative), rtol=1e-11)
+    assert gradcheck(lambda z: ours(2, z, derivative=True), [z])
+
+
+def test_special_functions_name_a_parameter_that_they_do_not_have():
+    for call in (
+        lambda: ad.scipy.special.erf(1.0, out=np.zeros(())),
+        lambda: ad.scipy.special.jv(2, 1.0, out=None),
+    ):
+        with pytest.raises(InputError, match=r"there is no out=: results are new tensors"):
+            call()
+    with pytest.raises(InputError, match=r"^erf: there is no where=; it takes x\.$"):
+        ad.scipy.special.erf(1.0, where=True)
+    assert pickle.loads(pickle.dumps(ad.scipy.special.jv)) is ad.scipy.special.jv
