@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import sys
 from types import FrameType
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from adjoint.config import grad_mode, is_watched
 from adjoint.core.lifted import Lifted, Unknown
 from adjoint.core.node import LEAF, Node
-from adjoint.core.user_code import library_of, user_line
+from adjoint.core.user_code import library_of, same_in_adjoint, user_line
 from adjoint.errors import InputError, LostHistoryError
 
 __all__ = ["asked_by_numpy", "check_conversion", "check_polynomial"]
@@ -58,31 +57,9 @@ def check_conversion(t: Any, target: str, instead: str) -> None:
     )
     raise LostHistoryError(
         f"{what} would become {target} at {user_line()}, and its gradient would be lost.\n"
-        f"  {_same_in_adjoint() or instead}\n"
+        f"  {same_in_adjoint() or instead}\n"
         f"  {cure}"
     )
-
-
-def _same_in_adjoint() -> str:
-    """Return a hint if adjoint has its own version of the SciPy function that the user called."""
-    ad, hint = sys.modules["adjoint"], ""
-    homes = {
-        "special": {"ad.special": ad.special, "ad": ad},
-        "linalg": {"ad.linalg": ad.linalg},
-        "fft": {"ad.fft": ad.fft},
-    }
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and library_of(frame) in ("adjoint", "numpy", "scipy"):
-        library, _, rest = frame.f_globals["__name__"].partition(".")
-        part = rest.partition(".")[0]
-        name = frame.f_code.co_qualname.partition(".")[0]  # the class of a method
-        if library == "scipy" and not part.startswith("_"):
-            own = homes.get(part) or {f"adjoint.scipy.{part}": getattr(ad.scipy, part, None)}
-            for path, home in own.items():
-                if name in getattr(home, "__all__", ()):
-                    hint = f"Use {path}.{name}, which takes tensors."
-        frame = frame.f_back
-    return hint
 
 
 def check_polynomial(frame: FrameType, args: tuple[Any, ...], operands: tuple[Any, ...]) -> None:

@@ -17,6 +17,7 @@ from adjoint.context import enclosing as enclosing
 from adjoint.context import tracing as tracing
 from adjoint.context import within
 from adjoint.core.shapes import Shaped
+from adjoint.core.user_code import same_in_adjoint
 from adjoint.errors import InputError, TransformError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Lifted(Shaped):
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise InputError(
             f"a value inside {self.transform} cannot be converted to an array.\n"
-            "  Compute with ad functions instead."
+            f"  {same_in_adjoint() or 'Compute with ad functions instead.'}"
         )
 
     def numbers(self) -> Any:

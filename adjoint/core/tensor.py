@@ -25,7 +25,7 @@ from adjoint.core.lifted import Lifted, Unknown, enclosing, tracing
 from adjoint.core.methods import Methods
 from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Handle, HookList, Node, attaching
-from adjoint.core.user_code import warn
+from adjoint.core.user_code import same_in_adjoint, warn
 from adjoint.errors import (
     ArgumentError,
     DTypeError,
@@ -409,14 +409,14 @@ class Tensor(Methods):
             self,
             "a NumPy array",
             "Use functions that take tensors: ad.array or ad.stack for lists, np.f(x), ad.linalg, "
-            "ad.special.",
+            "ad.special, adjoint.scipy, and ad.random for random numbers.",
         )
         data = read_only(
             concrete(
                 self,
                 "conversion to a NumPy array",
                 "To index an array X by a tensor, write ad.tensor(X)[rows].  To join tensors, use ad.stack "
-                "instead of np.array.",
+                "instead of np.array.  To draw random numbers, use ad.random.",
             )
         )
         if dtype is not None and np.dtype(dtype) != data.dtype:
@@ -621,7 +621,8 @@ def concrete(t: Tensor, what: str, cure: str = _CURE) -> ndarray[Any, Any]:
             return known
         data.check_running()
         raise InputError(
-            f"{what} needs the values of a tensor, which are not available inside {data.transform}.\n  {cure}"
+            f"{what} needs the values of a tensor, which are not available inside {data.transform}.\n"
+            f"  {same_in_adjoint() or cure}"
         )
     return data
 

@@ -6,8 +6,17 @@ import re
 import sys
 import warnings
 from types import FrameType
+from typing import Any
 
-__all__ = ["LIBRARIES", "library_of", "relocate_numpy_warnings", "user_line", "user_place", "warn"]
+__all__ = [
+    "LIBRARIES",
+    "library_of",
+    "relocate_numpy_warnings",
+    "same_in_adjoint",
+    "user_line",
+    "user_place",
+    "warn",
+]
 
 LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
 
@@ -35,6 +44,30 @@ def user_place() -> tuple[str, int, str]:
     """Return file, line and function of the innermost frame outside adjoint, NumPy and SciPy."""
     frame = _user_frame(sys._getframe(1))
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+def same_in_adjoint() -> str:
+    """Return a hint if adjoint has its own version of the SciPy function that the user called."""
+    ad, hint = sys.modules["adjoint"], ""
+    homes: dict[str, dict[str, Any]] = {
+        "special": {"ad.special": ad.special, "ad": ad},
+        "linalg": {"ad.linalg": ad.linalg},
+        "fft": {"ad.fft": ad.fft},
+    }
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and library_of(frame) in LIBRARIES:
+        library, _, rest = frame.f_globals["__name__"].partition(".")
+        part = rest.partition(".")[0]
+        name = frame.f_code.co_qualname.partition(".")[0]  # the class of a method
+        if part == "stats":  # a method of a distribution
+            name = getattr(frame.f_locals.get("self"), "name", name.removesuffix("_gen"))
+        if library == "scipy" and not part.startswith("_"):
+            own = {f"adjoint.scipy.{part}": getattr(ad.scipy, part, None)} | homes.get(part, {})
+            for path, home in own.items():
+                if name in getattr(home, "__all__", ()):
+                    hint = f"Use {path}.{name}, which takes tensors."
+        frame = frame.f_back
+    return hint
 
 
 def warn(message: str, category: type[Warning] = UserWarning, frame: FrameType | None = None) -> None:

@@ -118,7 +118,8 @@ def test_the_message_names_the_op_the_line_and_the_cures():
     assert line is not None and line[1] == __file__
     assert message.replace(line[0], "at here, ") == (
         "the result of 'multiply', of shape (2,), would become a NumPy array at here, and its gradient would be lost.\n"
-        "  Use functions that take tensors: ad.array or ad.stack for lists, np.f(x), ad.linalg, ad.special.\n"
+        "  Use functions that take tensors: ad.array or ad.stack for lists, np.f(x), ad.linalg, ad.special, "
+        "adjoint.scipy, and ad.random for random numbers.\n"
         "  If no gradient is needed, use x.detach(), x.numpy() or x.item()."
     )
 

@@ -15,6 +15,7 @@ import scipy.interpolate
 import scipy.linalg
 import scipy.optimize
 import scipy.special
+import scipy.stats
 
 import adjoint as ad
 from adjoint import hints
@@ -195,3 +196,32 @@ def test_solvers_of_scipy_are_named(call, ours):
         call()
     error = caught.value.__cause__ if isinstance(caught.value, SystemError) else caught.value
     assert str(error).split("\n")[1] == f"  Use adjoint.scipy.{ours}, which takes tensors."
+
+
+PAIR = np.arange(2.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "ours"),
+    [
+        (lambda x: scipy.stats.norm.logpdf(x), "stats.norm"),
+        (lambda x: scipy.stats.gamma(x).cdf(1.0), "stats.gamma"),
+        (lambda x: scipy.stats.poisson.logpmf(2, x), "stats.poisson"),
+        (lambda x: scipy.stats.multivariate_normal.logpdf(PAIR, mean=x), "stats.multivariate_normal"),
+        (lambda x: scipy.linalg.expm(ad.stack([x, x])), "linalg.expm"),
+        (lambda x: scipy.integrate.solve_ivp(lambda t, y: -y * x, (0.0, 1.0), PAIR), "integrate.solve_ivp"),
+        (lambda x: scipy.optimize.least_squares(lambda z: z - x, PAIR), "optimize.least_squares"),
+    ],
+)
+def test_functions_of_scipy_are_named_inside_every_transform(call, ours):
+    x = np.array([1.0, 2.0])
+    for run in (ad.compile(call), lambda x: ad.vmap(call)(x[None]), lambda x: ad.grad(call)(x)):
+        with pytest.raises((ad.errors.InputError, ad.errors.LostHistoryError)) as caught:
+            run(x)
+        assert str(caught.value).split("\n")[1] == f"  Use adjoint.scipy.{ours}, which takes tensors."
+
+
+def test_the_generators_of_numpy_are_replaced_by_ad_random():
+    for run in (ad.grad, ad.vmap, ad.compile):
+        with pytest.raises((ad.errors.InputError, ad.errors.LostHistoryError), match=r"ad\.random"):
+            run(lambda x: np.random.default_rng(0).normal(x))(np.ones(2))
