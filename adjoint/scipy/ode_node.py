@@ -126,11 +126,17 @@ class Problem:
         def plain(event: Any) -> Any:
             return like_event(event, lambda t, y: float(event(asarray(t), asarray(y)).item()))
 
+        options, size = dict(options), 1
+        if self.batch is not None:
+            size = self.batch.size
+            for name in ("rtol", "atol"):
+                if np.ndim(value := options.get(name, 0.0)):  # one for each unknown
+                    options[name] = np.tile(array_of(value), size)
         if self.method.implicit:
             jacobian = jacobian_of(self.f)
             options["jac"] = lambda t, y: array_of(jacobian(tensor(float(t)), tensor(np.array(y))))
         given = self.name, self.value, self.span, self.initial(), [*map(plain, events)], options, dense
-        run = within(grad_mode, False, run_scipy, *given)
+        run = within(grad_mode, False, run_scipy, *given, None, size)
         self.steps, self.last = run.steps, run.last
         return run.result
 

@@ -10,7 +10,7 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ConvergenceError
+from adjoint.errors import ConvergenceError, InputError
 from adjoint.ops.join import stack
 from adjoint.scipy.fallback import scipy_module
 from adjoint.scipy.runge_kutta import Method, method_of
@@ -64,15 +64,18 @@ def run_scipy(
     options: dict[str, Any],
     dense: bool,
     most: int | None = None,
+    size: int = 1,
 ) -> Run:
     """Solve a problem with SciPy; raise if it takes more than ``most`` steps.
 
     ``f`` and ``events`` are functions of a number and an array, ``span`` has the start and the end, and
     ``options`` are SciPy's.  If ``dense``, the stages include those that are used only for values inside the
-    steps.
+    steps.  The problem may consist of ``size`` problems that are solved with common steps.
     """
+    if np.isnan(span).any():  # SciPy's loop would not end
+        raise InputError(f"solve_ivp: the times of t_span must be numbers, not {span}.")
     steps: list[Any] = []
-    solver = _capturing(name, steps, most)
+    solver = _capturing(name, steps, most, size)
     result = scipy_module("integrate").solve_ivp(
         f, span, y0, method=solver, events=list(events) or None, **options
     )
@@ -85,8 +88,11 @@ def run_scipy(
     return Run(result, span, steps, (t + h, y + h * (m.b[: len(k)] @ k)))
 
 
-def _capturing(name: str, steps: list[Any], most: int | None) -> Any:
-    """Return a SciPy solver that appends its accepted steps to ``steps``."""
+def _capturing(name: str, steps: list[Any], most: int | None, size: int) -> Any:
+    """Return a SciPy solver that appends its accepted steps to ``steps``.
+
+    Each of the ``size`` problems that it solves meets the tolerances.
+    """
     base = getattr(scipy_module("integrate"), name)
     table = method_of(name)
 
@@ -108,7 +114,23 @@ def _capturing(name: str, steps: list[Any], most: int | None) -> Any:
                 steps.append((t, h, y, k))
             return found
 
+        def _estimate_error_norm(self, k: Any, h: float, scale: Any) -> Any:
+            if size == 1 or not scale.size:
+                return super()._estimate_error_norm(k, h, scale)
+            return _largest_error(self, k, h, scale.reshape(size, -1))
+
     return Capturing
+
+
+def _largest_error(solver: Any, k: Any, h: float, scale: Any) -> Any:
+    """Return the largest error of several problems; SciPy would return their mean."""
+    squares = lambda e: (np.abs((k.T @ e).reshape(scale.shape) / scale) ** 2).sum(1)
+    n = scale.shape[1]
+    if not hasattr(solver, "E3"):
+        return abs(h) * np.sqrt(squares(solver.E).max() / n)
+    fifth = squares(solver.E5)
+    both = fifth + 0.01 * squares(solver.E3)
+    return abs(h) * (fifth / np.sqrt(np.where(both == 0, 1, both) * n)).max()
 
 
 def _extended(m: Method, f: Callable[[float, Any], Any], t: float, h: float, y: Any, k: Any) -> Any:

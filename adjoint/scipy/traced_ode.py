@@ -53,7 +53,11 @@ class Steps(Rows):
     ) -> None:
         self.f, self.method, self.solver = f, method, getattr(scipy_module("integrate"), name)
         self.start, self.length, self.y0 = start, end - start, y0
-        self.rtol, self.atol = max(float(rtol), 100 * _EPS), np.asarray(atol)
+        self.rtol, self.atol = np.maximum(rtol, 100 * _EPS), np.asarray(atol)
+        limits = scipy_module("integrate._ivp.common")
+        limits.validate_max_step(max_step)
+        if first_step is not None:
+            limits.validate_first_step(first_step, 0.0, np.inf)
         away = abs(self.length.detach())
         self.empty = away == 0
         self.away = rec.where(self.empty, 1.0, away)

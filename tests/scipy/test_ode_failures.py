@@ -134,3 +134,36 @@ def test_odeint_warns_and_later_rows_are_nan() -> None:
 def test_quad_warns_as_scipy_does() -> None:
     with pytest.warns(si.IntegrationWarning):
         I.quad(lambda x: 1 / x, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("method", ["RK45", "RK23", "DOP853"])
+def test_each_element_of_a_large_batch_meets_the_tolerances(method: str) -> None:
+    """Elements that do not move must not make the steps of others longer."""
+    wave = lambda w: I.solve_ivp(lambda t, y: w * ad.stack([y[1], -y[0]]), (0.0, 5.0), [1.0, 0.0], method)
+    speeds = np.zeros(2000)
+    speeds[7] = 2.0
+    end = ad.vmap(lambda w: wave(w).y[:, -1])(speeds)
+    np.testing.assert_allclose(end[7], wave(2.0).y[:, -1], atol=5e-3)
+    np.testing.assert_array_equal(np.delete(end, 7, 0), np.tile([1.0, 0.0], (1999, 1)))
+
+
+def test_tolerances_of_each_unknown() -> None:
+    for tolerances in ({"atol": [1e-6, 1e-9]}, {"rtol": np.array([1e-4, 1e-6])}):
+        wave = lambda w, k=tolerances: I.solve_ivp(
+            lambda t, y: w * ad.stack([y[1], -y[0]]), (0.0, 2.0), [1.0, 0.0], **k
+        ).y[0, -1]
+        w = np.array([1.0, 2.0])
+        alone = np.array([wave(x).item() for x in w])
+        np.testing.assert_allclose(ad.vmap(wave)(w), alone, atol=1e-2)
+        np.testing.assert_allclose(ad.compile(ad.vmap(wave))(w), alone, rtol=1e-10)
+
+
+def test_steps_and_times_that_are_wrong() -> None:
+    for through in (lambda f: f, ad.compile):
+        for options in ({"max_step": -1.0}, {"first_step": 0.0}):
+            f = lambda y, k=options: I.solve_ivp(lambda t, y: -y, (0.0, 1.0), y, **k).y
+            with pytest.raises(ValueError, match="must be positive"):
+                through(f)(np.ones(1))
+    with pytest.raises(ad.errors.InputError) as caught:
+        I.solve_ivp(lambda t, y: -y, (0.0, np.nan), [1.0])
+    assert str(caught.value) == "solve_ivp: the times of t_span must be numbers, not (0.0, nan)."
