@@ -124,7 +124,10 @@ def _capturing(name: str, steps: list[Any], most: int | None, size: int) -> Any:
 
 def _largest_error(solver: Any, k: Any, h: float, scale: Any) -> Any:
     """Return the largest error of several problems; SciPy would return their mean."""
-    squares = lambda e: (np.abs((k.T @ e).reshape(scale.shape) / scale) ** 2).sum(1)
+
+    def squares(e: Any) -> Any:
+        return (np.abs((k.T @ e).reshape(scale.shape) / scale) ** 2).sum(1)
+
     n = scale.shape[1]
     if not hasattr(solver, "E3"):
         return abs(h) * np.sqrt(squares(solver.E).max() / n)
