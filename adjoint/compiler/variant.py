@@ -21,7 +21,7 @@ from adjoint.compiler.advances import Advances
 from adjoint.compiler.call import Call, Parameters, Wanted
 from adjoint.compiler.direct import Owner, make_check, make_direct, make_fits
 from adjoint.compiler.explain import explain
-from adjoint.compiler.guards import Guard, ObjectGuard
+from adjoint.compiler.guards import Guard, ObjectGuard, base_of, read_attributes
 from adjoint.compiler.host import make_call
 from adjoint.compiler.joint import Backward, Recorder
 from adjoint.compiler.machine import has_llvm
@@ -72,7 +72,7 @@ class Variant:
         objects, values = call.objects(parameters), []  # type: ignore[var-annotated]  # anything
         reads = named_reads(f, objects, values)
         self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
-        modules = len(sys.modules)
+        imported = len(sys.modules)
         advances = Advances([*values, *objects.values(), *call.leaves])
         try:
             self._run_trace(trace, call)
@@ -81,13 +81,17 @@ class Variant:
             trace.unroll = True
             self._run_trace(trace, call)
         advances.check(self.name)
-        if len(sys.modules) != modules:  # the function may have imported them
+        if len(sys.modules) != imported:  # the function may have imported them
             later = named_reads(f, objects, [])
             self.guards += [Guard(what, read) for what, read in later.items() if what not in reads]
         self.trace_seconds = time.perf_counter() - start
         trace.arguments = ()
         self.program = trace.program
-        self.guards += [*self._module_guards(call), *trace.guards]
+        modules = self._module_guards(call)
+        covered = {id(g.owner) for g in modules}
+        # a guard that the trace itself has broken stays: the others have the values after the trace
+        self.guards = [g for g in self.guards if not (_reads_attribute(g, covered) and g.holds())]
+        self.guards += [*modules, *trace.guards]
         self.impure = bool(self.program.writes) or any(s.kind == "draw" for s in self.program.sources)
         self.holds = make_check(trace, self.guards, len(self.moves))
         self.fixed = call.fixed()
@@ -404,6 +408,15 @@ def _modules(structure: tree.Structure) -> Iterator[Any]:
         yield from structure.rest.modules()
     for child in structure.children:
         yield from _modules(child)
+
+
+def _reads_attribute(g: Guard, owners: set[int]) -> bool:
+    """Return whether a guard reads an attribute of one of these objects, which have guards of their own."""
+    read: Any = g.read
+    if not isinstance(read, functools.partial) or read.func is not read_attributes or len(read.args[1]) != 1:
+        return False
+    value = base_of(read.args[0])[3]
+    return value is not None and id(value[0]) in owners and read.args[1][0] in vars(value[0])
 
 
 def _spent(name: str, out: Tensor, leaves: list[Tensor]) -> Node:

@@ -290,3 +290,24 @@ def test_reasons_name_the_tensor_and_what_changed() -> None:
     step(np.ones(3))
     step(np.ones(3))
     assert step.stats()["reasons"][-1].endswith("step: w is no longer None")
+
+
+class Block(nn.Module):
+    def __init__(self, k: float) -> None:
+        super().__init__()
+        self.k, self.other = k, [k]
+
+    def forward(self, a: Any) -> Any:
+        return a * self.k * self.other[0]
+
+
+def test_a_module_has_one_guard_for_all_its_attributes() -> None:
+    blocks = [Block(1.0) for _ in range(5)]
+    f = ad.compile(nn.Sequential(*blocks))
+    for value in (2.0, 3.0, 4.0):
+        blocks[1].k = value
+        assert f(np.ones(1)) == value
+        blocks[3].other[0] = value
+        assert f(np.ones(1)) == value**2
+        blocks[3].other[0] = 1.0
+    assert len([g for g in f.stats()["programs"][0]["guards"] if "Block" in g]) == 5
