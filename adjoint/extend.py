@@ -54,9 +54,11 @@ class primitive:  # noqa: N801  a decorator that reads as a function
         if not any(isinstance(leaf, Tensor) for leaf in tree.leaves(args)):
             return self.fun(*args, **kwargs)
 
-        @custom_vjp
-        def call(*given: Any) -> Any:
+        def run(*given: Any) -> Any:
             return self.fun(*tree.map(_array, given), **kwargs)
+
+        run.__name__ = getattr(self.fun, "__name__", "the function")  # for errors
+        call = custom_vjp(run)
 
         def forward(*given: Any) -> Any:
             y = call(*given)

@@ -65,3 +65,15 @@ def test_rules_for_some_arguments():
 def test_a_plain_function_is_refused():
     with pytest.raises(ArgumentError, match="must be decorated with primitive"):
         defvjp(np.sin, lambda ans, x: lambda g: g)  # type: ignore[arg-type]
+
+
+def test_a_gradient_of_the_wrong_shape_names_the_primitive():
+    @primitive
+    def twice(x):
+        return 2 * x
+
+    defvjp(twice, lambda ans, x: lambda g: np.ones(3))
+    with pytest.raises(
+        ad.errors.RuleError, match=r"^the backward of twice returned a gradient of shape \(3,\) for"
+    ):
+        ad.grad(lambda x: twice(x).sum())(np.ones(2))
