@@ -215,7 +215,7 @@ class Programs:
 
 def traced_methods(f: Callable[..., Any], flat: FlatTree) -> dict[str, Callable[..., Any]]:
     """Return the methods of ``_Vectors`` as functions of flat tensors, to be traced."""
-    scalar = lambda x: f(flat.unflatten(x))
+    scalar = lambda x: _one_number(f, f(flat.unflatten(x)))
     vector = lambda x: joined_flat([*map(asarray, tree.leaves(f(flat.unflatten(x))))], np.dtype(np.float64))
     return {
         "value": scalar,
@@ -225,6 +225,16 @@ def traced_methods(f: Callable[..., Any], flat: FlatTree) -> dict[str, Callable[
         "values": vector,
         "jacobian": jacobian(vector),
     }
+
+
+def _one_number(f: Callable[..., Any], value: Any) -> Any:
+    """Return the value of an objective; raise if it is a tensor with several elements."""
+    if isinstance(value, Tensor) and value.size != 1:
+        raise ShapeError(
+            f"minimize: {name_of(f)} must return one number, but returned shape {value.shape}.\n"
+            "  Reduce it (y.sum(), y.mean()), or use least_squares for residuals."
+        )
+    return value
 
 
 class _Vectors:
@@ -246,15 +256,15 @@ class _Vectors:
         return self.flat.unflatten(tensor(np.asarray(x, np.float64)))
 
     def scalar(self, x: Any) -> Tensor:
-        """Return the result of the function for the flat array ``x``, as a tensor with one element."""
-        return self.f(x, *self.args)
+        """Return the result of the function for the tree ``x``, as a tensor with one element."""
+        return _one_number(self.f, self.f(x, *self.args))
 
     def value(self, x: Any) -> float:
         """Return the value of the function as a float."""
         with no_grad():
             value = self.scalar(self.tree_of(x))
         if not isinstance(value, (Tensor, np.ndarray, np.generic, float)) or np.size(value) != 1:
-            got = f"shape {value.shape}" if isinstance(value, Tensor) else words.a(type(value).__name__)
+            got = words.a(type(value).__name__)
             raise ShapeError(f"{self.name}: {name_of(self.f)} must return one number, but returned {got}.")
         return float(value)
 

@@ -17,7 +17,7 @@ from adjoint.core.record import innermost
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import InputError
 from adjoint.interop.scipy import Programs, methods_of, traced_methods
-from adjoint.scipy.fallback import scipy_module
+from adjoint.scipy.fallback import partial_result
 from adjoint.transforms.flat_tree import FlatTree
 
 __all__ = ["Batch", "batch_of", "solve_each"]
@@ -117,7 +117,7 @@ def _on_host(op: str, trace: Any, solve: Any, f: Callable[..., Any], x0: Any, na
     specs = [vector, (shape, start.dtype), *[((), np.dtype(kind)) for kind in (bool, np.int64, np.int64)]]
     found = trace.on_host(op, run, inner, [start], specs)
     entries = ("x_flat", "fun", "success", "status", "nfev")
-    return scipy_module("optimize").OptimizeResult(zip(entries, found, strict=True))
+    return partial_result(zip(entries, found, strict=True))
 
 
 def _arrays(function: Callable[..., Any]) -> Callable[..., Any]:

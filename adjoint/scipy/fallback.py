@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterable
 from typing import Any
 
-from adjoint.errors import InputError, MissingExtraError
+from adjoint.errors import AbsentNameError, InputError, MissingExtraError
 from adjoint.numpy.build import numpy_only
 
 __all__ = ["refuse_options", "scipy_method", "scipy_module", "scipy_only"]
@@ -24,6 +25,28 @@ def refuse_options(op: str, names: Iterable[str], advice: str) -> None:
     """Raise if there are names of options that ``op`` does not support."""
     if found := ", ".join(sorted(names)):
         raise InputError(f"{op}: these options are not supported with gradients: {found}.\n  {advice}")
+
+
+def partial_result(entries: Any) -> Any:
+    """Return an ``OptimizeResult`` with these entries, whose error for another one names them."""
+    return _partial_class()(entries)
+
+
+@functools.cache
+def _partial_class() -> type:
+    whole: Any = scipy_module("optimize").OptimizeResult
+
+    def missing(self: Any, name: str) -> Any:
+        if name in self:
+            return self[name]
+        cure = "  ad.grad and ad.hessian compute derivatives at x." if name in _DERIVATIVES else ""
+        raise AbsentNameError(f"this result has no {name!r}; its entries are {', '.join(self)}.{cure}")
+
+    body = {"__getattr__": missing, "__reduce__": lambda self: (whole, (dict(self),))}
+    return type("OptimizeResult", (whole,), body)
+
+
+_DERIVATIVES = ("grad", "hess", "hess_inv", "jac")
 
 
 def scipy_only(part: str, name: str) -> Any:

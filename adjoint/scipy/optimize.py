@@ -24,7 +24,7 @@ from adjoint.interop import scipy as solvers
 from adjoint.ops.reduce import floating, sum
 from adjoint.ops.solvers import inv, solve_triangular
 from adjoint.scipy.batches import solve_each
-from adjoint.scipy.fallback import scipy_only
+from adjoint.scipy.fallback import partial_result, scipy_only
 from adjoint.scipy.problems import as_args, as_vector, first_of
 from adjoint.scipy.roots import (
     bisect,
@@ -118,6 +118,7 @@ def _joined(
         result.update({name: compute(solution) for name, compute in values.items()})
         for name in ("jac", "hess", "hess_inv", "grad"):
             result.pop(name, None)
+        return partial_result(result)
     return result
 
 

@@ -19,6 +19,7 @@ from adjoint.core.lifted import refuse_tracing
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, varies
 from adjoint.ops.reduce import floating
+from adjoint.scipy.fallback import partial_result
 from adjoint.scipy.problems import REPORT, Problem, as_args, first_of, plain_start, scipy_function, solved
 from adjoint.transforms.reverse import grad
 from adjoint.typing import ArrayLike
@@ -323,7 +324,7 @@ def root_scalar(
         refuse_tracing("root_scalar with fprime=True", "Pass the derivative as a function.")
     found, report = solved("root_scalar", run, [function, *slopes], starts, "fprime=True" * several)
     traced = isinstance(report, Tensor)
-    result = scipy_function("OptimizeResult")(converged=report) if traced else report
+    result = partial_result({"converged": report}) if traced else report
     result.root = function.solution(found, report)
     return result
 
@@ -488,7 +489,7 @@ def minimize_scalar(
     near = 2 * xatol + 4 * math.sqrt(np.finfo(float).eps) * abs(found)
     if isinstance(result, Tensor):
         best = _traced_minimum(function, found, result, starts[:count], near)
-        return scipy_function("OptimizeResult")(x=best, fun=function(best), success=result)
+        return partial_result({"x": best, "fun": function(best), "success": result})
     ends = None if bounds is None else [float(plain_start(b)) for b in bounds]
     x, result.x = float(result.x), asarray(result.x)
     moves = ends is None or not result.success or all(abs(x - end) > near for end in ends)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
 import adjoint as ad
-from adjoint.errors import ArgumentError, InputError, LostHistoryError
+from adjoint.errors import ArgumentError, InputError, LostHistoryError, ShapeError
 from adjoint.testing import gradcheck
 
 so = pytest.importorskip("scipy.optimize")
@@ -196,3 +198,36 @@ def test_a_failure_in_a_batch_and_nesting_are_said():
         ad.vmap(lambda a: O.root(lambda x: x * x - a, 1.0).x)(np.ones(0))
     with pytest.raises(InputError, match=r"nested ad\.vmap is not supported"):
         ad.vmap(lambda a: ad.vmap(lambda b: O.root(lambda x: x - a * b, 1.0).x)(GRID))(GRID)
+
+
+def test_an_entry_that_a_result_does_not_have_is_named():
+    with pytest.raises(AttributeError) as caught:
+        ad.compile(lambda a: O.minimize(lambda x: ((x - a) ** 2).sum(), np.zeros(2)).jac)(np.ones(()))
+    assert str(caught.value) == (
+        "this result has no 'jac'; its entries are x_flat, fun, success, status, nfev, x.  ad.grad and ad.hessian "
+        "compute derivatives at x."
+    )
+    with pytest.raises(AttributeError, match=r"this result has no 'hess_inv'; its entries are .*message"):
+        ad.grad(lambda a: O.minimize(lambda x: ((x - a) ** 2).sum(), np.zeros(2)).hess_inv)(1.0)
+    with pytest.raises(AttributeError, match="this result has no 'flag'; its entries are converged, root"):
+        ad.vmap(lambda a: O.root_scalar(lambda x: x - a, bracket=(-5, 5)).flag)(np.ones(2))
+
+
+def test_a_result_with_derivatives_is_still_one_of_scipy():
+    a = ad.tensor(1.0, requires_grad=True)
+    found = O.minimize(lambda x: ((x - a) ** 2).sum(), np.zeros(2))
+    assert isinstance(found, so.OptimizeResult) and "grad_fn=<minimize>" in repr(found)
+    again = copy.copy(found)
+    assert type(again) is so.OptimizeResult and again.x is found.x
+
+
+@pytest.mark.parametrize("method", [None, "Nelder-Mead", "trust-exact"])
+def test_an_objective_with_several_values_is_named(method):
+    best = lambda a: O.minimize(lambda x: (x - a) ** 2, np.zeros(2), method=method).x
+    for run in (best, ad.compile(best), lambda a: ad.vmap(best)(a[None])):
+        with pytest.raises(ShapeError) as caught:
+            run(np.ones(()))
+        assert str(caught.value) == (
+            "minimize: <lambda> must return one number, but returned shape (2,).\n"
+            "  Reduce it (y.sum(), y.mean()), or use least_squares for residuals."
+        )
