@@ -13,6 +13,7 @@ __all__ = ["EVERY", "loads"]
 EVERY = "*"  # at the end of a chain: all attributes, because the name is computed
 _BY_NAME = ("getattr", "attrgetter", "methodcaller", "vars", "__dict__")  # read attributes by their names
 _BY_TEXT = ("globals", "eval", "exec")  # read variables whose names are in strings
+_IGNORED = ("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 
 
@@ -58,7 +59,7 @@ def loads(outer: types.CodeType) -> list[Load]:
 
 
 def _instructions(code: types.CodeType) -> list[dis.Instruction]:
-    return [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "NOP", "PUSH_NULL")]
+    return [i for i in dis.get_instructions(code) if i.opname not in _IGNORED]
 
 
 def _kind(i: dis.Instruction, outermost: bool) -> str | None:

@@ -173,6 +173,9 @@ IMPORTS = {
     "in an inner function": "def f(a):\n import conf_of_test\n return (lambda: a * conf_of_test.k)()",
     "a submodule": "def f(a):\n import conf_of_test.inner\n return a * conf_of_test.inner.k",
     "a submodule by a name": "def f(a):\n import conf_of_test.inner as i\n return a * i.k",
+    "after many constants": "def f(a):\n "
+    + "".join(f"b = 'x{i}'\n " for i in range(300))
+    + "from conf_of_test import k\n return a * k",
     "relative": "__package__ = 'conf_of_test'\ndef f(a):\n from . import inner\n return a * inner.k",
 }
 
