@@ -399,7 +399,7 @@ def test_constants_are_numbers_inside() -> None:
 _CONVERSION = (
     "conversion to a NumPy array needs the values of a tensor, which are not available inside ad.vmap.\n"
     "  To index an array X by a tensor, write ad.tensor(X)[rows].  To join tensors, use ad.stack instead of "
-    "np.array."
+    "np.array.  To draw random numbers, use ad.random."
 )
 MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: ad.vmap(3), InputError, "vmap: expected a function, but got int."),
