@@ -11,7 +11,7 @@ from launcher import MPIEXEC, start
 pytest.importorskip("mpi4py")
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec")]
 
-SOON = 40.0  # seconds on a busy machine; alone it is below one, or the timeout
+SOON = 20.0  # seconds on a busy machine; alone it is below one, or the timeout
 
 
 def run(what: str, directory: Path, size: int = 3, **options: Any) -> tuple[int, str, float]:
