@@ -156,8 +156,9 @@ class _GradMode(ContextMode[bool]):
             _set_recording(before)
             raise
 
-    # named, because a tuple of them would cost more
-    def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None, /) -> None:  # type: ignore[override]
+    def __exit__(  # type: ignore[override]  # named parameters are faster than a tuple of them
+        self, kind: Any = None, error: Any = None, trace: Any = None, /
+    ) -> None:
         tokens = self._tokens
         try:
             token = tokens[-1]

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -119,11 +119,12 @@ class Compiled(_Callable):
         self._lock = threading.RLock()
         _everyone.add(self)
         self._warned = False
-        me = weakref.ref(self)  # no cycle: a compiled function is deleted with its last reference
+        # No cycle: a compiled function is deleted with its last reference.  It exists while it is called.
+        me = cast("Callable[[], Compiled]", weakref.ref(self))
         self._owner = Owner(
-            lambda args, kwargs: me()._general(args, kwargs),  # type: ignore[union-attr]  # it is called
-            lambda error, args, kwargs: me()._explained(error, args, kwargs),  # type: ignore[union-attr]
-            lambda _: me()._enter(None),  # type: ignore[union-attr]
+            lambda args, kwargs: me()._general(args, kwargs),
+            lambda error, args, kwargs: me()._explained(error, args, kwargs),
+            lambda _: me()._enter(None),
             self._lock,
         )
         self._enter(None)

@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from adjoint import tree
 from adjoint.compiler.guards import Guard, itself, read_attributes
-from adjoint.compiler.host import Writer, is_fresh, make_call
+from adjoint.compiler.host import Writer, add_call, is_fresh, make_call
 from adjoint.compiler.replay import build
 from adjoint.compiler.sources import Held, hooks_of
 from adjoint.config import get_default_dtype, special
@@ -82,7 +82,7 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
             w.names[name] = array
             w.lines[start:] = [line.replace(f"{name}()", name) for line in w.lines[start:]]
     else:
-        v.execute.add_lines(w, kinds=[s.kind for s in v.specs])  # type: ignore[attr-defined]  # see ``make_call``
+        add_call(w, v.program, v.trace, v.built, [s.kind for s in v.specs])
     if watch is None and v.watch is None and v.calls < WATCHED and v.can_watch():
         w.add(f"n = {w.name(v)}.calls = {w.name(v)}.calls + 1")
         w.add(f"if n == {WATCHED}: leave({w.name(v.start_watch)}())")

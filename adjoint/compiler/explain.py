@@ -47,7 +47,8 @@ def explain(program: Native) -> str:
                 rows += [_row(inner, one, taken[k, j], "  ") for j, (inner, one) in enumerate(body)]
     threads = f" in up to {program.threads} threads" if program.helped else ""
     times = [seconds for what, seconds in taken.items() if not isinstance(what, tuple)]
-    whole = sum(times) if None not in times else None  # type: ignore[arg-type]  # no None is in it
+    known = [seconds for seconds in times if seconds is not None]
+    whole = sum(known) if len(known) == len(times) else None
     head = (
         f"{count(len(program.kernels), 'kernel')}, {count(calls, 'call')} of NumPy, {_size(total)} read and "
         f"written, {_time(whole)}{threads}; {_size(program.memory.size)} of memory"

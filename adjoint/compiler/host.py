@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from adjoint.compiler.program import Instruction, Program, Write
     from adjoint.compiler.trace import Trace
 
-__all__ = ["Writer", "is_fresh", "make_call", "write"]
+__all__ = ["Writer", "add_call", "is_fresh", "make_call", "write"]
 
 
 Undo = list[tuple[Callable[..., None], Any, Any]]  # how to undo a write: a function and its arguments
@@ -150,9 +150,7 @@ def _make_python_call(
     w = Writer()
     add_call(w, program, trace, run)
     w.add("return found")
-    made = w.function("call", [f"x{k}" for k in range(count)])
-    made.add_lines = partial(add_call, program=program, trace=trace, run=run)  # type: ignore[attr-defined]  # for ``direct``
-    return made
+    return w.function("call", [f"x{k}" for k in range(count)])
 
 
 def add_call(

@@ -104,7 +104,7 @@ class Variant:
         if self.backend == "native":
             self._go_native()
         else:
-            self.execute = make_call(self.program, trace, replay.build(self.program), len(self.moves))
+            self._use(replay.build(self.program))
         self.direct = self._count_direct(call)
         # arrays in, arrays out: no tensor was given, and none that requires grad is used
         self.plain = (
@@ -127,6 +127,11 @@ class Variant:
         modules = {id(m): m for m in (*called, *_modules(call.structure))}
         return [ObjectGuard(type(m).__name__, m) for m in modules.values()]
 
+    def _use(self, built: Callable[..., Any]) -> None:
+        """Let the next calls run ``built``, the program as a function of its sources."""
+        self.built = built
+        self.execute = make_call(self.program, self.trace, built, len(self.moves))
+
     def _go_native(self) -> None:
         """Build native code for later calls; keep replay if no op of the program has a native form."""
         self.waits = False
@@ -148,7 +153,7 @@ class Variant:
             )
             return
         self.native = built
-        self.execute = make_call(self.program, self.trace, built, len(self.moves))
+        self._use(built)
         self.directs.clear()
         if self.backend == "auto":
             self.watch = self._watch()
@@ -156,17 +161,16 @@ class Variant:
 
     def run_by_replay(self, call: Call) -> Any:
         """Run the program with NumPy, which returns exactly the values of the function."""
-        execute, waits = self.execute, self.waits
+        built, execute, waits = self.built, self.execute, self.waits
         try:
             self.waits = False
             for loop in self.trace.loops:
                 loop.build_with(replay.build)
             if self.native is not None:
-                run = replay.build(self.program)
-                self.execute = make_call(self.program, self.trace, run, len(self.moves))
+                self._use(replay.build(self.program))
             return self.run(call)
         finally:
-            self.execute, self.waits = execute, waits
+            self.built, self.execute, self.waits = built, execute, waits
             if self.native is not None:
                 for loop in self.trace.loops:
                     loop.build_with(self.build)

@@ -104,4 +104,4 @@ def relocate_numpy_warnings() -> None:
 
     The filter is the last one: filters of the user and of test frameworks come first.
     """
-    warnings.filters.append(("ignore", _NumPyWarning(), RuntimeWarning, None, 0))  # type: ignore[attr-defined]
+    warnings.filters.append(("ignore", _NumPyWarning(), RuntimeWarning, None, 0))  # type: ignore[attr-defined]  # a list

@@ -54,7 +54,8 @@ def _directive(text: str, facts: tuple[int, int, int]) -> tuple[int, int, int]:
         given = []
     if not 1 <= len(given) <= 3:
         raise InputError(f"np.r_: {text!r} is not a directive such as '0,2,1'.  Matrices are not supported.")
-    return (*given, *facts[len(given) :])  # type: ignore[return-value]
+    axis, ndmin, place = (*given, *facts[len(given) :])
+    return axis, ndmin, place
 
 
 def _piece(value: Any, ndmin: int, place: int) -> Tensor:

@@ -237,7 +237,7 @@ def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) ->
 
     else:
 
-        def function(v: Any, x: ArrayLike) -> Tensor:  # type: ignore[misc]
+        def function(v: Any, x: ArrayLike) -> Tensor:  # type: ignore[misc]  # n and v are names of SciPy
             return of_each_order(getattr(rec, op), v, x, lambda v: real_order(name, v))
 
     order = _ORDER.format(

@@ -112,7 +112,7 @@ def _like_scipy(
             return function(*args, **{k: v for k, v in kwargs.items() if k not in _IGNORED})
 
         functools.update_wrapper(call, function, assigned=("__module__", "__name__", "__qualname__"))
-        del call.__wrapped__  # type: ignore[attr-defined]
+        del vars(call)["__wrapped__"]
         call.__doc__ = _DOC.format(
             summary=function.__doc__, name=name, example=example, shown=shown, result=result, returns=returns
         )

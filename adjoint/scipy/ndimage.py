@@ -42,7 +42,7 @@ def __dir__() -> list[str]:
 # Filters along an axis -----------------------------------------------------------------------------
 
 # SciPy's names of border modes, and NumPy's
-_BORDERS = {
+_BORDERS: dict[str, Any] = {  # the modes of np.pad
     "reflect": "symmetric", "grid-mirror": "symmetric", "mirror": "reflect", "nearest": "edge",
     "wrap": "wrap", "grid-wrap": "wrap", "constant": "constant", "grid-constant": "constant",
 }  # fmt: skip
@@ -66,7 +66,7 @@ def _bordered(op: str, x: Tensor, before: int, after: int, mode: str, cval: floa
         raise ArgumentError(f"{op}: mode must be one of {', '.join(_BORDERS)}, not {mode!r}.")
     if _BORDERS[mode] == "constant":
         return pad(x, ((0, 0),) * (x.ndim - 1) + ((before, after),), constant_values=cval)
-    index = np.pad(np.arange(x.shape[-1]), (before, after), mode=_BORDERS[mode])  # type: ignore[call-overload]
+    index = np.pad(np.arange(x.shape[-1]), (before, after), mode=_BORDERS[mode])
     return x[..., index]
 
 

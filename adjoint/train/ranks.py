@@ -154,7 +154,7 @@ class RankLoop:
                     else:
                         loss, numbers, block.weight = loss_of(trainer, piece, trainer.pieces)
                         if norms is not None:
-                            norms.add(block.weight)
+                            norms.add_piece(block.weight)
                         block.backward(loss)
                 weight = block.weight
                 trainer._release()
@@ -253,9 +253,9 @@ class _RankNorms(TermNorms):
         self.totals = {name: PieceSum() for name in self.loss.terms}
         self.names = [f"grad_norm_{name}" for name in self.loss.terms]
 
-    def add(self, weight: float) -> None:  # type: ignore[override]
+    def add_piece(self, weight: float) -> None:
         """Add the gradients of the last forward."""
-        super().add(self.loss, weight)
+        self.add(self.loss, weight)
         for name, total in self.totals.items():
             total.add(self._flat(self._sums.pop(name, [])))
 

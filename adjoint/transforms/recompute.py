@@ -541,8 +541,8 @@ def _sample(data: Any) -> Any:
 
 def _once(keys: list[Any]) -> list[Any]:
     """Return the keys, with None for a key that occurred before, so that each key gets its gradient once."""
-    seen: set[Any] = set()
-    return [None if k in seen or seen.add(k) else k for k in keys]  # type: ignore[func-returns-value]
+    first = {k: i for i, k in reversed(list(enumerate(keys)))}
+    return [k if first[k] == i else None for i, k in enumerate(keys)]
 
 
 def standing(key: Any) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,8 +261,11 @@ def _correlation(work: _Work, epilogue: Epilogue | None, images: int, exact: boo
                         _finish(w, work, epilogue, image, low, rows, place, n, to)
 
                 full, rest = divmod(wide, 2 * lanes)
-                # mypy cannot infer lambdas with default values
-                w.loop(0, full, 1, lambda j, _, f=columns: f(w.times(j, 2 * lanes), 2 * lanes))  # type: ignore[misc]
+
+                def pair(j: Value, _: list[Value], columns: Callable[..., None] = columns) -> None:
+                    columns(w.times(j, 2 * lanes), 2 * lanes)
+
+                w.loop(0, full, 1, pair)
                 if rest:
                     columns(full * 2 * lanes, rest)
 

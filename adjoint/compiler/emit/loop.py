@@ -343,8 +343,7 @@ class Loop(Nest):
             totals = [self._neutral(self.inside[k], s.lanes, length) for k in keys for s in spots]
 
             def body(r: Index, carried: list[Value], t: int = t, keys: list[int] = keys) -> Sequence[Value]:
-                # r is an int if unrolled
-                lanes = grid[r] if unrolled else [s.moved(r, s.spot) for s in spots]  # type: ignore[index]
+                lanes = grid[r] if isinstance(r, int) else [s.moved(r, s.spot) for s in spots]
                 given = {k: carried[i * len(spots) : (i + 1) * len(spots)] for i, k in enumerate(keys)}
                 made = self._stage(t, lanes, given)
                 return [x for k in keys for x in made[k]]

@@ -7,6 +7,7 @@ step along k are adjacent in memory.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from adjoint.compiler.emit.text import Writer
 from adjoint.compiler.emit.values import Index, Value
@@ -127,14 +128,16 @@ def _turned(
             continue
         at = w.at(start, element, first * along)
 
-        def square(k: Index, n: int, at: Value = at, first: int = first, count: int = count) -> None:
+        def square(
+            k: Index, _: Sequence[Value] = (), n: int = lanes, at: Value = at, first: int = first,
+            count: int = count,
+        ) -> None:  # fmt: skip
             to = w.at(out, element, w.plus(w.times(k, stride), first))
             w.use(text, w.at(at, element, k), to, *(w.index_value(x) for x in (along, stride, n, count)))
 
-        # mypy cannot infer lambdas with default values
-        w.loop(0, whole, lanes, lambda k, _, square=square: square(k, lanes))  # type: ignore[misc]
+        w.loop(0, whole, lanes, square)
         if rest and w.machine.masks:
-            square(whole, rest)
+            square(whole, n=rest)
     if rest and not w.machine.masks:
         at, to = w.at(start, element, whole), w.at(out, element, whole * stride)
         _one_by_one(w, element, at, to, wide, stride, rest, along, 1)

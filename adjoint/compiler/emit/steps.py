@@ -75,7 +75,7 @@ class _Small:
         self.steps: Steps = node.value
         self.wanted = wanted
         self.slots, self.where = operand_slots(node, outs)
-        self.values: dict[int, list[Value]] = {}
+        self.values: dict[int, list[Value] | _Lazy] = {}
         self.elements: dict[tuple[int, int], Value] = {}  # operands that all iterations read
         self.bases: dict[int, Value] = {}  # addresses of the rows of this iteration
         self.moving = self._find_moving()
@@ -180,8 +180,7 @@ class _Small:
                 elif n.id in self.moving:
                     a = self.node.args[n.params]
                     base = w.at(w.slot(n.params), element_of(n.dtype), w.times(row, a.strides[0]))
-                    # it loads the value when it is first used
-                    self.values[n.id] = _Lazy(w, base, n)  # type: ignore[assignment]
+                    self.values[n.id] = _Lazy(w, base, n)
             elif n.id in self.moving:
                 self._enter(n)
         for k, v in enumerate(steps.outputs):
