@@ -11,6 +11,7 @@ import numpy as np
 from adjoint import tree
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, NoGradientError
+from adjoint.hints import add_hints as _add_hints
 from adjoint.transforms.custom import custom_vjp
 
 __all__ = ["defvjp", "primitive"]
@@ -128,3 +129,6 @@ def defvjp(
 
 def _no_gradient(*args: Any, **kwargs: Any) -> Callable[[Any], None]:
     return lambda g: None
+
+
+_add_hints(__name__)

@@ -1,4 +1,4 @@
-"""Replacements for names of JAX, ``jax.lax``, PyTorch, autograd and ``numpy.random.Generator``.
+"""Replacements for names of JAX, ``jax.lax``, PyTorch, autograd and NumPy: functions and attributes.
 
 ``hints`` uses these tables in its errors about unknown names.
 """
@@ -8,7 +8,21 @@ from __future__ import annotations
 import importlib
 import sys
 
-__all__ = ["ACTIVATIONS", "AUTOGRAD", "GENERATOR", "JAX", "LAX", "TORCH", "elsewhere"]
+__all__ = [
+    "ACTIVATIONS",
+    "AUTOGRAD",
+    "GENERATOR",
+    "GROUPS",
+    "JAX",
+    "LAX",
+    "METHODS",
+    "MODULES",
+    "OPTIMIZERS",
+    "SCALERS",
+    "TORCH",
+    "UPDATES",
+    "elsewhere",
+]
 
 _COLLECTIVE = "ad.distributed.Group, whose methods take arrays"
 _DEVICE = "arrays as they are: they are in the memory of the processor"
@@ -241,6 +255,127 @@ ACTIVATIONS = {
     "dot_product_attention": "ad.nn.functional.scaled_dot_product_attention(q, k, v)",
     "upsample_bilinear": "ad.nn.functional.interpolate(x, size, mode='bilinear')",
     "upsample_nearest": "ad.nn.functional.interpolate(x, size, mode='nearest')",
+}
+
+_IN_PLACE = "x {}= y, which writes into x"
+_DTYPE = "x.astype(np.{})"
+
+METHODS = {
+    "conjugate": "x.conj()",
+    "flags": "x.numpy().flags",
+    "strides": "x.numpy().strides",
+    "ctypes": "x.numpy().ctypes",
+    "tobytes": "x.numpy().tobytes()",
+    "block_until_ready": "x as it is: operations are complete when they return",
+    "view": "x.reshape(shape)",
+    "view_as": "x.reshape(other.shape)",
+    "unsqueeze": "x.expand_dims(axis), or x[:, None]",
+    "t": "x.T",
+    "permute": "x.permute_dims(axes), or x.transpose(*axes)",
+    "expand": "x.broadcast_to(shape)",
+    "expand_as": "x.broadcast_to(other.shape)",
+    "contiguous": "x as it is: its layout in memory does not matter",
+    "cpu": "x as it is: it is in the memory of the processor",
+    "cuda": "x as it is: adjoint computes on the processor alone",
+    "to": "x.astype(dtype)",
+    "type": "x.astype(dtype), or x.dtype",
+    "float": _DTYPE.format("float32"),
+    "double": _DTYPE.format("float64"),
+    "half": _DTYPE.format("float16"),
+    "int": _DTYPE.format("int32"),
+    "long": _DTYPE.format("int64"),
+    "bool": _DTYPE.format("bool_"),
+    "data": "x.numpy() to read; x.copy_(v), x[i] = v or x -= v under ad.no_grad() to write",
+    "detach_": "x.detach()",
+    "dim": "x.ndim",
+    "ndimension": "x.ndim",
+    "numel": "x.size",
+    "nelement": "x.size",
+    "clamp": "x.clip(low, high)",
+    "amax": "x.max(axis)",
+    "amin": "x.min(axis)",
+    "norm": "ad.linalg.norm(x)",
+    "unbind": "x.unstack()",
+    "chunk": "x.split(parts)",
+    "narrow": "a slice, x[start:stop]",
+    "masked_fill": "ad.where(mask, value, x)",
+    "masked_select": "x[mask]",
+    "gather": "x.take_along_axis(index, axis)",
+    "scatter": "ad.put_along_axis(x, index, values, axis), or x.at[index].set(values)",
+    "scatter_add": "x.at[index].add(values)",
+    "index_select": "x.take(index, axis)",
+    "pow": "x ** y",
+    "mm": "x @ y",
+    "bmm": "x @ y",
+    "fill": "x.copy_(value) under ad.no_grad()",
+    "add_": _IN_PLACE.format("+"),
+    "sub_": _IN_PLACE.format("-"),
+    "mul_": _IN_PLACE.format("*"),
+    "div_": _IN_PLACE.format("/"),
+    "zero_": "x.copy_(ad.zeros_like(x)) under ad.no_grad(); for a gradient, x.grad = None",
+    "fill_": "x.copy_(ad.full_like(x, value)) under ad.no_grad()",
+    "clamp_": "x.copy_(x.clip(low, high)) under ad.no_grad()",
+    "masked_fill_": "x = ad.where(mask, value, x)",
+    "scatter_": "x = x.at[index].set(values)",
+    "index_add": "x.at[index].add(values)",
+    "unflatten": "x.reshape(shape)",
+    "repeat_interleave": "x.repeat(repeats, axis)",
+    "type_as": "x.astype(other.dtype)",
+    "eq": "x == y",
+    "ne": "x != y",
+    "lt": "x < y",
+    "gt": "x > y",
+    "le": "x <= y",
+    "ge": "x >= y",
+    "neg": "-x",
+    "new_zeros": "ad.zeros(shape, dtype=x.dtype)",
+    "new_ones": "ad.ones(shape, dtype=x.dtype)",
+    "new_full": "ad.full(shape, value, dtype=x.dtype)",
+    "new_empty": "ad.empty(shape, dtype=x.dtype)",
+    "new_tensor": "ad.tensor(values, dtype=x.dtype)",
+    "normal_": "x.copy_(rng.normal(size=x.shape)) under ad.no_grad()",
+    "uniform_": "x.copy_(rng.uniform(low, high, x.shape)) under ad.no_grad()",
+}
+
+# Attributes of modules, optimisers and scalers
+_AS_IT_IS = "the model as it is: adjoint computes on the processor alone"
+MODULES = {
+    "to": "model.astype(dtype); " + _AS_IT_IS.removeprefix("the model as it is: "),
+    "cpu": _AS_IT_IS,
+    "cuda": _AS_IT_IS,
+    "type": "model.astype(dtype)",
+    "float": "model.astype(np.float32)",
+    "double": "model.astype(np.float64)",
+    "half": "model.astype(np.float16)",
+    "bfloat16": "model.astype(ml_dtypes.bfloat16)",
+    "register_parameter": "setattr(module, name, nn.Parameter(value))",
+    "add_module": "setattr(module, name, other)",
+    "register_module": "setattr(module, name, other)",
+    "get_submodule": "dict(model.named_modules())[path]",
+    "get_parameter": "dict(model.named_parameters())[path]",
+    "register_full_backward_hook": "tensor.register_hook(function), of an output or a parameter",
+}
+OPTIMIZERS = {
+    "param_groups": "optimizer.groups; a group has params and hyper, a dictionary with its lr",
+    "add_param_group": "optimizer.add_group(group)",
+    "state": "optimizer.state_of(parameter)",
+}
+SCALERS = {"unscale_": "scaler.unscale(optimizer)"}
+GROUPS = {
+    "all_reduce": "group.sum(array), which returns the sum",
+    "allreduce": "group.sum(array), which returns the sum",
+    "all_gather": "group.gather(value)",
+    "allgather": "group.gather(value)",
+    "bcast": "group.broadcast(array, root), or group.broadcast_object(value, root)",
+    "Get_rank": "group.rank",
+    "Get_size": "group.size",
+}
+UPDATES = {
+    "multiply": "x.at[key].mul(value)",
+    "divide": "x.at[key].mul(1 / value)",
+    "power": "x.at[key].set(x[key] ** value)",
+    "subtract": "x.at[key].add(-value)",
+    "apply": "x.at[key].set(f(x[key]))",
 }
 
 _CONSTANT = "np.random.default_rng(seed).{}: this distribution has no derivatives here"

@@ -15,7 +15,21 @@ from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 from adjoint.errors import AbsentNameError, InputError
-from adjoint.foreign_names import ACTIVATIONS, AUTOGRAD, GENERATOR, JAX, LAX, TORCH, elsewhere
+from adjoint.foreign_names import (
+    ACTIVATIONS,
+    AUTOGRAD,
+    GENERATOR,
+    GROUPS,
+    JAX,
+    LAX,
+    METHODS,
+    MODULES,
+    OPTIMIZERS,
+    SCALERS,
+    TORCH,
+    UPDATES,
+    elsewhere,
+)
 
 __all__ = [
     "ATTRIBUTES",
@@ -28,120 +42,8 @@ __all__ = [
     "with_hints",
 ]
 
-_IN_PLACE = "x {}= y, which writes into x"
 _ATTEND = "pass {0}=, which is True where a query may attend; for a boolean {1}, {0}=~{1}"
 _PRESENT = "pass {0}=, which is True where there is no padding: {0}=~{1}[:, None, None, :]"
-_DTYPE = "x.astype(np.{})"
-
-METHODS = {
-    "conjugate": "x.conj()",
-    "flags": "x.numpy().flags",
-    "strides": "x.numpy().strides",
-    "ctypes": "x.numpy().ctypes",
-    "tobytes": "x.numpy().tobytes()",
-    "block_until_ready": "x as it is: operations are complete when they return",
-    "view": "x.reshape(shape)",
-    "view_as": "x.reshape(other.shape)",
-    "unsqueeze": "x.expand_dims(axis), or x[:, None]",
-    "t": "x.T",
-    "permute": "x.permute_dims(axes), or x.transpose(*axes)",
-    "expand": "x.broadcast_to(shape)",
-    "expand_as": "x.broadcast_to(other.shape)",
-    "contiguous": "x as it is: its layout in memory does not matter",
-    "cpu": "x as it is: it is in the memory of the processor",
-    "cuda": "x as it is: adjoint computes on the processor alone",
-    "to": "x.astype(dtype)",
-    "type": "x.astype(dtype), or x.dtype",
-    "float": _DTYPE.format("float32"),
-    "double": _DTYPE.format("float64"),
-    "half": _DTYPE.format("float16"),
-    "int": _DTYPE.format("int32"),
-    "long": _DTYPE.format("int64"),
-    "bool": _DTYPE.format("bool_"),
-    "data": "x.numpy() to read; x.copy_(v), x[i] = v or x -= v under ad.no_grad() to write",
-    "detach_": "x.detach()",
-    "dim": "x.ndim",
-    "ndimension": "x.ndim",
-    "numel": "x.size",
-    "nelement": "x.size",
-    "clamp": "x.clip(low, high)",
-    "amax": "x.max(axis)",
-    "amin": "x.min(axis)",
-    "norm": "ad.linalg.norm(x)",
-    "unbind": "x.unstack()",
-    "chunk": "x.split(parts)",
-    "narrow": "a slice, x[start:stop]",
-    "masked_fill": "ad.where(mask, value, x)",
-    "masked_select": "x[mask]",
-    "gather": "x.take_along_axis(index, axis)",
-    "scatter": "ad.put_along_axis(x, index, values, axis), or x.at[index].set(values)",
-    "scatter_add": "x.at[index].add(values)",
-    "index_select": "x.take(index, axis)",
-    "pow": "x ** y",
-    "mm": "x @ y",
-    "bmm": "x @ y",
-    "fill": "x.copy_(value) under ad.no_grad()",
-    "add_": _IN_PLACE.format("+"),
-    "sub_": _IN_PLACE.format("-"),
-    "mul_": _IN_PLACE.format("*"),
-    "div_": _IN_PLACE.format("/"),
-    "zero_": "x.copy_(ad.zeros_like(x)) under ad.no_grad(); for a gradient, x.grad = None",
-    "fill_": "x.copy_(ad.full_like(x, value)) under ad.no_grad()",
-    "clamp_": "x.copy_(x.clip(low, high)) under ad.no_grad()",
-    "masked_fill_": "x = ad.where(mask, value, x)",
-    "scatter_": "x = x.at[index].set(values)",
-    "index_add": "x.at[index].add(values)",
-    "unflatten": "x.reshape(shape)",
-    "repeat_interleave": "x.repeat(repeats, axis)",
-    "type_as": "x.astype(other.dtype)",
-    "eq": "x == y",
-    "ne": "x != y",
-    "lt": "x < y",
-    "gt": "x > y",
-    "le": "x <= y",
-    "ge": "x >= y",
-    "neg": "-x",
-    "new_zeros": "ad.zeros(shape, dtype=x.dtype)",
-    "new_ones": "ad.ones(shape, dtype=x.dtype)",
-    "new_full": "ad.full(shape, value, dtype=x.dtype)",
-    "new_empty": "ad.empty(shape, dtype=x.dtype)",
-    "new_tensor": "ad.tensor(values, dtype=x.dtype)",
-    "normal_": "x.copy_(rng.normal(size=x.shape)) under ad.no_grad()",
-    "uniform_": "x.copy_(rng.uniform(low, high, x.shape)) under ad.no_grad()",
-}
-
-# Attributes of modules, optimisers and scalers
-_AS_IT_IS = "the model as it is: adjoint computes on the processor alone"
-MODULES = {
-    "to": "model.astype(dtype); " + _AS_IT_IS.removeprefix("the model as it is: "),
-    "cpu": _AS_IT_IS,
-    "cuda": _AS_IT_IS,
-    "type": "model.astype(dtype)",
-    "float": "model.astype(np.float32)",
-    "double": "model.astype(np.float64)",
-    "half": "model.astype(np.float16)",
-    "bfloat16": "model.astype(ml_dtypes.bfloat16)",
-    "register_parameter": "setattr(module, name, nn.Parameter(value))",
-    "add_module": "setattr(module, name, other)",
-    "register_module": "setattr(module, name, other)",
-    "get_submodule": "dict(model.named_modules())[path]",
-    "get_parameter": "dict(model.named_parameters())[path]",
-    "register_full_backward_hook": "tensor.register_hook(function), of an output or a parameter",
-}
-OPTIMIZERS = {
-    "param_groups": "optimizer.groups; a group has params and hyper, a dictionary with its lr",
-    "add_param_group": "optimizer.add_group(group)",
-    "state": "optimizer.state_of(parameter)",
-}
-SCALERS = {"unscale_": "scaler.unscale(optimizer)"}
-UPDATES = {
-    "multiply": "x.at[key].mul(value)",
-    "divide": "x.at[key].mul(1 / value)",
-    "power": "x.at[key].set(x[key] ** value)",
-    "subtract": "x.at[key].add(-value)",
-    "apply": "x.at[key].set(f(x[key]))",
-}
-
 FUNCTIONS = {
     **AUTOGRAD,
     **JAX,
@@ -221,7 +123,24 @@ _IN_PLACE_OF = "w.copy_(ad.nn.init.{}(w.shape, rng=rng)) under ad.no_grad()"
 _SCHEDULE = "ad.optim.schedules, functions of the step: Trainer(schedule=…), or optimizer.lr = schedule(step)"
 _GENERATOR = "rng = ad.random.default_rng(seed), and pass it on: there is no global generator"
 _DATA = "ad.train.DataLoader(data, batch_size): data are arrays, or anything with __len__ and __getitem__"
+_OPTIMIZER = "ad.optim.Adam(params), or write a subclass of ad.optim.Optimizer"
+_PARALLEL = "ad.train.Trainer(…, group=ad.distributed.world()), or ad.GradientAccumulator(…, group=…)"
+_LAYERS = "CELU Hardshrink Hardsigmoid Hardswish Softmin Softshrink Softsign Tanhshrink Threshold".split()
 PARTS: dict[str, dict[str, str]] = {
+    "adjoint.distributed": {
+        "init_process_group": "group = ad.distributed.world(), in programs that mpiexec starts",
+        "get_rank": "ad.distributed.world().rank",
+        "get_world_size": "ad.distributed.world().size",
+        "is_initialized": "ad.distributed.world().size > 1",
+        "all_reduce": "ad.distributed.world().sum(array)",
+        "all_gather": "ad.distributed.world().gather(value)",
+        "broadcast": "ad.distributed.world().broadcast(array, root)",
+        "barrier": "ad.distributed.world().barrier()",
+        "DistributedDataParallel": _PARALLEL,
+    },
+    "adjoint.extend": {
+        "defjvp": "ad.custom_jvp(f)",
+    },
     "adjoint.random": {
         "PRNGKey": _GENERATOR,
         "key": _GENERATOR,
@@ -278,6 +197,16 @@ PARTS: dict[str, dict[str, str]] = {
         },
         "Buffer": "module.register_buffer(name, value)",
         "LazyLinear": "ad.nn.Linear(in_features, out_features)",
+        "Swish": "ad.nn.SiLU()",
+        "LogSigmoid": "-ad.nn.functional.softplus(-x) in forward",
+        "CosineSimilarity": "ad.nn.functional.cosine_similarity(x, y)",
+        "DataParallel": _PARALLEL,
+        **{name: f"{ACTIVATIONS[name.lower()]} in forward" for name in _LAYERS},
+        **{
+            f"{kind}Pad{n}d": "ad.pad(x, widths, mode=…) in forward"
+            for kind in ("Circular", "Constant", "Reflection", "Replication", "Zero")
+            for n in (1, 2, 3)
+        },
     },
     "adjoint.nn.utils": {
         "weight_norm": "ad.nn.utils.parametrizations.weight_norm(module)",
@@ -322,6 +251,7 @@ PARTS: dict[str, dict[str, str]] = {
         "swa_utils": "ad.optim.EMA(params)",
         "AMSGrad": "ad.optim.Adam(params, amsgrad=True)",
         "SparseAdam": "ad.optim.Adam with ad.nn.Embedding(sparse=True)",
+        **dict.fromkeys(("ASGD", "Adadelta", "Adafactor", "Adamax", "Muon", "RAdam", "Rprop"), _OPTIMIZER),
     },
     "adjoint.optim.schedules": {
         "step": "ad.optim.schedules.steps(rate, every, factor)",
@@ -399,6 +329,10 @@ KEYWORDS = {
     "val_loader": "validate",
     "validation_data": "validate",
     "min_delta": "delta",
+    "max": "max_norm",
+    "mean": "loc",
+    "static_argnums": "static",
+    "static_argnames": "static",
 }
 _NOT_HERE = {
     "out": "results are new tensors; to write one into x, call x.copy_(result) under ad.no_grad()",
@@ -433,7 +367,7 @@ _NOT_HERE = {
 # Attributes of instances of a class and its subclasses, by the name of the class
 ATTRIBUTES = {
     "Tensor": METHODS, "Module": MODULES, "Optimizer": OPTIMIZERS, "GradScaler": SCALERS,
-    "At": UPDATES, "Generator": GENERATOR,
+    "At": UPDATES, "Generator": GENERATOR, "Group": GROUPS,
 }  # fmt: skip
 
 _RENAMED = frozenset(KEYWORDS.values())

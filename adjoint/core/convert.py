@@ -38,7 +38,9 @@ __all__ = [
 ]
 
 
-def tensor(data: ArrayLike, *, dtype: DTypeLike | None = None, requires_grad: bool = False) -> Tensor:
+def tensor(
+    data: ArrayLike, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
+) -> Tensor:
     """Make a leaf tensor with its own copy of ``data``.
 
     Parameters
@@ -48,6 +50,8 @@ def tensor(data: ArrayLike, *, dtype: DTypeLike | None = None, requires_grad: bo
     dtype : dtype_like, optional
         The dtype.  The default is the dtype that NumPy chooses; Python floats get
         ``ad.get_default_dtype()``.
+    device : str, optional
+        Accepted for programs of other libraries; only ``"cpu"`` exists.
     requires_grad : bool
         Whether operations on the tensor are recorded.
 
@@ -58,6 +62,8 @@ def tensor(data: ArrayLike, *, dtype: DTypeLike | None = None, requires_grad: bo
 
     Raises
     ------
+    ArgumentError
+        If ``device`` is not "cpu".
     LostHistoryError
         If ``data`` is or contains a tensor that requires grad.
 
@@ -67,6 +73,7 @@ def tensor(data: ArrayLike, *, dtype: DTypeLike | None = None, requires_grad: bo
     tensor([[1, 2],
             [3, 4]], dtype=int64)
     """
+    check_device("tensor", device)
     if isinstance(data, Tensor):
         check_conversion(data, "a new leaf", "Use x itself or x.clone(), which keep the graph.")
     elif special.count and tracing.get() is not None and _is_traced(data):

@@ -9,9 +9,13 @@ from adjoint.distributed.mpi import world
 from adjoint.distributed.order import share
 from adjoint.distributed.simulate import simulate
 from adjoint.errors import RankError, StallError
+from adjoint.hints import add_hints as _add_hints
 
 __all__ = ["Group", "RankError", "StallError", "share", "simulate", "world"]
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_add_hints(__name__)

@@ -28,7 +28,7 @@ ALLOWED = {
     "engine": {"errors", "config", "tree", "core"},
     "grads": {"errors", "config", "tree", "core", "ops", "engine", "typing"},
     "transforms": {"errors", "config", "tree", "core", "ops", "engine", "grads", "typing"},
-    "distributed": {"errors"},
+    "distributed": {"errors", "hints"},
     "accumulate": {"errors", "config", "tree", "core", "ops", "engine", "grads", "distributed"},
 }
 ALLOWED["compiler"] = {*ALLOWED["transforms"], "transforms"}

@@ -41,6 +41,10 @@ SPACES = {
     "ad.linalg": "lu_factor lu_solve vander expm",
     "ad.special": "log_softmax exp2 expm1 log1p softmax",
     "ad.scipy": "fft cluster io constants",
+    "ad.nn": "Swish Hardswish Softsign Threshold LogSigmoid ZeroPad2d CosineSimilarity DataParallel",
+    "ad.optim": "Adamax RAdam Adadelta Muon lr_scheduler",
+    "ad.extend": "defjvp",
+    "ad.distributed": "init_process_group get_rank all_reduce DistributedDataParallel",
     "ad.random": "multivariate_normal binomial shuffle normal weibull standard_gamma",
 }
 

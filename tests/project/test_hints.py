@@ -126,6 +126,26 @@ MESSAGES = {
         lambda: ad.cond(True, lambda x: x, lambda x: -x, operand=2.0),
         "cond: there is no operand=: pass the operands after the two functions, without a keyword.",
     ),
+    "JAX's static arguments": (
+        lambda: ad.compile(lambda x: x, static_argnums=1),
+        "compile: static_argnums= is called static= here.",
+    ),
+    "PyTorch's name of the largest norm": (
+        lambda: ad.clip_grad_norm([W], max=1.0),
+        "clip_grad_norm: max= is called max_norm= here.",
+    ),
+    "PyTorch's mean of a normal distribution": (
+        lambda: ad.random.default_rng(0).normal(mean=1.0),
+        "normal: mean= is called loc= here.",
+    ),
+    "PyTorch's devices": (
+        lambda: ad.tensor([1.0], device="cuda"),
+        "tensor: the only device is \"cpu\", but got 'cuda'.",
+    ),
+    "a collective operation of MPI": (
+        lambda: ad.distributed.Group().all_reduce,
+        "Group has no 'all_reduce'.  Use group.sum(array), which returns the sum.",
+    ),
     "jax.lax": (
         lambda: ad.lax,
         "module 'adjoint' has no attribute 'lax'.  Use ad.scan, ad.fori_loop, ad.while_loop, ad.cond and ad.map.",
