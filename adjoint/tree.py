@@ -200,7 +200,7 @@ _STATIC_TYPES = (str, bytes, type, enum.Enum)
 
 def _same(a: Any, b: Any) -> bool:
     try:
-        return a is b or bool(a == b)
+        return a is b or (type(a) is type(b) and bool(a == b))  # "a" is not the member "a" of an enumeration
     except Exception:
         return False
 

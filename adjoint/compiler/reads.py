@@ -33,6 +33,10 @@ _SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
 _BINDERS = (staticmethod, classmethod, property, functools.cached_property)
 _GETTERS = (operator.attrgetter, operator.methodcaller)
 _NOTHING = object()
+# Modules of the standard library with containers and wrappers of the user's functions.  The code of its other
+# modules is not searched: it has thousands of variables, such as those of logging, and some always change.
+_SEARCHED = frozenset(("collections", "_collections_abc", "contextlib", "functools", "types", "weakref"))
+_STANDARD = frozenset(sys.stdlib_module_names) - _SEARCHED
 
 
 def named_reads(f: Any, objects: dict[str, Any], values: list[Any]) -> dict[str, Callable[[], Any]]:
@@ -83,11 +87,13 @@ class _Walk:
             for cls in list(self.classes.values()):
                 self.todo += _methods(cls, None, self.free)
                 for name in _class_attributes(cls) & self.free:  # of an object that the code creates
-                    read = functools.partial(read_attributes, functools.partial(itself, cls), [name])
-                    self.add(f"{cls.__qualname__}.{name}", getattr(cls, name), read, (id(cls), name))
+                    value = _attribute(cls, name)
+                    if value is not _NOTHING:
+                        read = functools.partial(read_attributes, functools.partial(itself, cls), [name])
+                        self.add(f"{cls.__qualname__}.{name}", value, read, (id(cls), name))
 
     def _walk_function(self, function: Any, bound: Any, local: dict[str, Any]) -> None:
-        if (id(function), id(bound)) in self.seen or is_library(function):
+        if (id(function), id(bound)) in self.seen or _is_foreign(function):
             return
         self.seen.add((id(function), id(bound)))
         code = function.__code__
@@ -149,9 +155,8 @@ class _Walk:
                 break
             if isinstance(value, type):
                 self.add("", value, read, "")
-            try:
-                after = getattr(value, name)
-            except Exception:  # not there yet, or a property that raises
+            after = _attribute(value, name)
+            if after is _NOTHING:
                 self.free.update(chain[k:])
                 return
             if isinstance(getattr(type(value), name, None), property):
@@ -205,7 +210,7 @@ class _Walk:
     def _reach(self, value: Any, depth: int) -> None:
         """Add the functions that a value is or contains, and the methods of the objects and classes in it."""
         if isinstance(value, type):
-            if not is_library(value) and value.__module__ != "builtins":
+            if not _is_foreign(value):
                 self.classes[id(value)] = value
         elif isinstance(value, CONTAINERS):
             for each in islice(value.values() if isinstance(value, MAPPINGS) else value, _MOST):
@@ -222,8 +227,9 @@ class _Walk:
             self._add_once("weakref", functools.partial(value), ("weakref", id(value)))
         elif isinstance(value, ContextVar):
             self._add_once(f"{value.name}.get()", functools.partial(value.get, None), ("context", id(value)))
-        elif hasattr(value, "__wrapped__"):  # a compiled function, or one with a cache
+        elif hasattr(value, "__wrapped__"):  # a compiled function, or one with a cache or a derivative
             self.todo += _functions(value.__wrapped__, {})
+            self._add_functions_of(value)
         elif hasattr(value, "named_parameters"):  # a module
             for module in value.modules():
                 self.todo += _methods(type(module), module, self.free)
@@ -232,6 +238,13 @@ class _Walk:
                         self._reach(each, depth)
         else:
             self.todo += _methods(type(value), value, self.free)
+
+    def _add_functions_of(self, value: Any) -> None:
+        """Add the functions that an object of a library was given, such as the rules of a derivative."""
+        for name, each in vars(value).items() if is_library(type(value)) else ():
+            if isinstance(each, _FUNCTIONS):
+                read = functools.partial(read_attributes, functools.partial(itself, value), [name])
+                self._add_once(f"{type(value).__name__}.{name}", read, (id(value), name))
 
     def _visit(
         self, what: str, owner: Any, read: Callable[[], Any], depth: int, depths: dict[int, int]
@@ -253,7 +266,7 @@ class _Walk:
         if is_library(type(owner)):
             return
         for name in _attributes(owner) & self.free:
-            value = getattr(owner, name, _NOTHING)
+            value = _attribute(owner, name)
             if value is _NOTHING:
                 continue
             here = f"{what}.{name}"
@@ -261,6 +274,20 @@ class _Walk:
                 self.found[here] = functools.partial(read_attributes, read, [name])
             self._reach(value, depth)
             self._visit(here, value, functools.partial(read_attributes, read, [name]), depth + 1, depths)
+
+
+def _is_foreign(function: Any) -> bool:
+    """Return whether the code of a function or a class is not searched: it is not the user's."""
+    module = getattr(function, "__module__", None) or ""
+    return is_library(function) or module.partition(".")[0] in _STANDARD
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """Return an attribute; ``_NOTHING`` if it does not exist yet, or if a property or a descriptor raises."""
+    try:
+        return getattr(owner, name)
+    except Exception:
+        return _NOTHING
 
 
 def _module(name: str, space: dict[str, Any]) -> str:
@@ -298,16 +325,19 @@ def _functions(f: Any, *local: Any) -> Iterator[Any]:
 
 
 def _methods(cls: type, bound: Any, names: set[str] | None) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
-    """Yield the methods of a user's class that Python calls without a name, and those with given names.
+    """Yield the methods of a user's class that Python or a library calls, and those with given names.
 
-    Without names, all methods are yielded.
+    A library calls methods that override its own.  Without names, all methods are yielded.
     """
+    overridden = {name for c in cls.__mro__ if _is_foreign(c) for name in vars(c)}
     for c in cls.__mro__:
-        if is_library(c) or c.__module__ == "builtins":
+        if _is_foreign(c):
             continue
         for name, value in list(vars(c).items()):
-            implicit = name.startswith("__") and (bound is None or name not in ("__init__", "__new__"))
-            if not (implicit or name == "forward" or names is None or name in names):
+            implicit = name.startswith("__") or name in overridden
+            if bound is not None and name in ("__init__", "__new__"):
+                implicit = False
+            if not (implicit or names is None or name in names):
                 continue
             if isinstance(value, _BINDERS):
                 owner = (

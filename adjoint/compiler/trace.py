@@ -18,17 +18,19 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import words
+from adjoint.compiler.advances import Advances
 from adjoint.compiler.guards import Guard
 from adjoint.compiler.host_call import Inner, call_on_host
 from adjoint.compiler.loop import trace_scan
 from adjoint.compiler.program import Host, Instruction, Program, Write
+from adjoint.compiler.reads import named_reads
 from adjoint.compiler.replay import build
 from adjoint.compiler.sources import Held, Sources
 from adjoint.compiler.symbolic import Nonzero, Number, Root, Symbolic, ended_error
 from adjoint.config import held_across_fork, locked, watched
 from adjoint.core.infer import infer
 from adjoint.core.lifted import Lifted, enclosing, level_of, next_level, tracing
-from adjoint.core.node import LEAF, Node
+from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.core.user_code import LIBRARIES, library_of, user_line
@@ -51,7 +53,9 @@ class Trace(Sources):
         self.updates = updates  # whether updates of optimisers are always part of the program
         self.level = next_level()
         self.fixed: list[tuple[ndarray[Any, Any], ndarray[Any, Any]]] = []  # arrays, and copies of them
+        self.start = next_seq()  # hooks that were registered earlier have smaller numbers
         self.guards: list[Any] = []  # (what, read, value): see guards.py
+        self.called: dict[int, tuple[Any, Advances]] = {}  # see ``guard_reads``
         self.modules: dict[int, Any] = {}  # modules that were called, by id
         self.actions: list[Write] = []  # updates of optimisers and gradients for micro-batches, in order
         self.deferred: dict[int, Callable[[], None]] = {}  # how to compute values that nothing has read yet
@@ -340,6 +344,17 @@ class Trace(Sources):
         ``watch()`` returns the objects that the value depends on, as in ``Guard``.
         """
         self.guards.append(Guard(what, read, watch))
+
+    def guard_reads(self, functions: Iterable[Callable[..., Any]]) -> None:
+        """Guard what functions read that the library is about to call, such as hooks."""
+        if self.parent is not None:
+            self.parent.guard_reads(functions)
+            return
+        for f in functions:
+            if id(f) not in self.called:
+                values: list[Any] = []
+                self.guards += [Guard(what, read) for what, read in named_reads(f, {}, values).items()]
+                self.called[id(f)] = f, Advances(values)
 
     def act(self, function: Callable[..., Any], *values: Any) -> Write:
         """Make the program call a function with the arrays of values at the end of each call."""

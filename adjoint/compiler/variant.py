@@ -80,7 +80,8 @@ class Variant:
             self.trace = trace = Trace(call.moving, trace.updates)
             trace.unroll = True
             self._run_trace(trace, call)
-        advances.check(self.name)
+        for each in (advances, *(found for _, found in trace.called.values())):
+            each.check(self.name)
         if len(sys.modules) != imported:  # the function may have imported them
             later = named_reads(f, objects, [])
             self.guards += [Guard(what, read) for what, read in later.items() if what not in reads]

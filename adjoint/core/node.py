@@ -13,6 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from adjoint.config import held_across_fork
+from adjoint.context import tracing
 from adjoint.core.shapes import Shaped
 from adjoint.errors import NotSavedError
 
@@ -243,6 +244,14 @@ class HookList:
         """Return the current hooks, so that hooks may be added or removed while they run."""
         with attaching:
             return list(self.hooks.values())
+
+    def to_call(self) -> list[Callable[..., Any]]:
+        """Return the current hooks, which the caller calls.  A trace guards what their code reads."""
+        if (trace := tracing.get()) is not None:
+            with attaching:
+                given = [hook for key, hook in self.hooks.items() if key < trace.start]
+            trace.guard_reads(given)
+        return self.snapshot()
 
 
 class Handle:

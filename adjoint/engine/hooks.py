@@ -20,7 +20,7 @@ def run_hooks(hooks: HookList, g: Any, xp: Namespace, what: str) -> Any:
 
     ``what`` names the tensor in errors.
     """
-    for hook in hooks.snapshot():
+    for hook in hooks.to_call():
         t = as_gradient_tensor(g)
         result = hook(t) if enclosing.get() is None else run_at(t._data, hook, t)
         g = _checked(hook, result, g, xp, what)

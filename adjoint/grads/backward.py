@@ -284,7 +284,7 @@ class _Early:
         if not kept:
             commit({leaf: g})
             self.done.append((leaf, _COMMITTED))
-        for hook in extra.post_hooks.snapshot():
+        for hook in extra.post_hooks.to_call():
             hook(leaf)
         return g if kept else None
 

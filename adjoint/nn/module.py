@@ -208,6 +208,9 @@ class Module:
     def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``forward`` and the hooks; record the call in the active trace and pass it to the observer."""
         if (trace := tracing.get()) is not None:
+            if self._forward_hooks is not None and id(self) not in trace.modules:
+                name = type(self).__name__
+                trace.guard(f"{name}: hooks", lambda: [h.version for h in self._forward_hooks or ()])
             trace.modules[id(self)] = self
         if (watcher := observer.get()) is not None:
             return watcher.called(self, self._plainly, args, kwargs)
@@ -270,12 +273,12 @@ class Module:
     def _hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``forward`` and its hooks."""
         before, after = self._forward_hooks  # type: ignore[misc]  # called only where there are hooks
-        for hook in before.snapshot():
+        for hook in before.to_call():
             found = hook(self, args)
             if found is not None:
                 args = found if isinstance(found, tuple) else (found,)
         output = self.forward(*args, **kwargs)
-        for hook in after.snapshot():
+        for hook in after.to_call():
             found = hook(self, args, output)
             output = output if found is None else found
         return output

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import array
 import collections
+import enum
 import functools
+import inspect
+import logging
 import operator
 import os
 import pickle
+import re
 import sys
+import threading
 import types
 import weakref
 from contextvars import ContextVar
@@ -18,7 +23,7 @@ import numpy as np
 import pytest
 
 import adjoint as ad
-from adjoint import nn
+from adjoint import nn, optim
 from adjoint.errors import InputError, LostHistoryError, TransformError
 
 K = 1.0
@@ -104,7 +109,7 @@ def _cases() -> dict[str, tuple[Any, Any]]:
     layer = nn.Linear(1, 1, rng=0)
     named = "k"
     weak, weakly = weakref.ref(third), weakref.WeakValueDictionary(k=third)
-    module = ByAttribute()
+    module, modes = ByAttribute(), {"now": Mode.one}
 
     def set_k(o: Any) -> Any:
         return lambda v: setattr(o, "k", v)
@@ -142,12 +147,82 @@ def _cases() -> dict[str, tuple[Any, Any]]:
         "a class attribute of a new object": (
             lambda a: a * WithNumber().k, lambda v: setattr(WithNumber, "k", v)),
         "a layer's function": (_with_hook(layer, third), set_k(third)),
+        "a member of an enumeration": (lambda a: a * modes["now"].value, lambda v: set_item(modes, "now")(Mode(v))),
+        "a hook of a layer": (_with_forward_hook(third), set_k(third)),
+        "a hook of a tensor": (_with_tensor_hook("register_hook", third), set_k(third)),
+        "a derivative": (_with_derivative(third), set_k(third)),
+        "a class with a backward": (lambda a: ad.grad(lambda x: Doubled.apply(x).sum())(a), _set_global),
+        "an optimiser": (_with_optimizer(third), set_k(third)),
     }  # fmt: skip
 
 
 def _with_hook(layer: Any, o: Any) -> Any:
     layer.after = functools.partial(lambda o, a: a * o.k, o)
     return lambda a: layer.after(a)
+
+
+class Mode(enum.Enum):
+    one, two, three, five = 1.0, 2.0, 3.0, 5.0
+
+
+def _with_forward_hook(o: Any) -> Any:
+    layer = nn.Tanh()
+    layer.register_forward_hook(lambda m, a, y: y * o.k)
+    return lambda a: layer(a)
+
+
+def _with_tensor_hook(kind: str, o: Any) -> Any:
+    p = ad.ones(1, requires_grad=True)
+    getattr(p, kind)(lambda g: g * o.k)
+
+    def f(a: Any) -> Any:
+        p.grad = None
+        (p * a).sum().backward()
+        return p.grad.detach()
+
+    return f
+
+
+def _with_derivative(o: Any) -> Any:
+    @ad.custom_vjp
+    def f(x: Any) -> Any:
+        return x * 1
+
+    f.defvjp(lambda x: (x * 1, None), lambda _, g: (g * o.k,))
+    return lambda a: ad.grad(lambda x: f(x).sum())(a)
+
+
+class Doubled(ad.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return 2 * g * K
+
+
+class Plain(optim.Optimizer):
+    owner: Any = None
+
+    def apply_one(self, xp: Any, p: Any, g: Any, state: Any, hyper: Any) -> Any:
+        return p - self.owner.k * g, {}
+
+
+def _with_optimizer(o: Any) -> Any:
+    p = ad.ones(1, requires_grad=True)
+    opt = Plain([p], lr=1.0)
+    opt.owner = o
+
+    def f(a: Any) -> Any:
+        with ad.no_grad():
+            p.copy_(a)
+        p.grad = None
+        (p * p).sum().backward()
+        opt.step()
+        return p.detach() * 1
+
+    return f
 
 
 @pytest.mark.parametrize("backend", ["replay", "auto"])
@@ -162,6 +237,71 @@ def test_a_changed_value_is_used(name: str, backend: str) -> None:
         assert compiled.stats()["traces"] == 3
     finally:
         change(1.0)
+
+
+STANDARD = {
+    "logging": lambda a: logging.getLogger("adjoint.test").debug("called") or a * 2,
+    "patterns": lambda a: a * len(re.findall("a", "aba")),
+    "signatures": lambda a: a * len(inspect.signature(times_k).parameters),
+    "enumerations": lambda a: a * (2 if Mode.one is Mode.one else 3) + Mode.two.value,
+    "locks": lambda a: a * LOCK.locked(),
+    "user dictionaries": lambda a: a * SETTINGS["k"] + NESTED["k"],
+}
+LOCK, SETTINGS = threading.Lock(), collections.UserDict(k=2.0)
+NESTED = collections.ChainMap({}, SETTINGS)
+
+
+@pytest.mark.parametrize("name", STANDARD)
+def test_the_standard_library_is_not_searched(name: str) -> None:
+    """Its modules have thousands of variables, some of which are new at each access."""
+    compiled = ad.compile(STANDARD[name], backend="replay")
+    for _ in range(3):
+        assert compiled(np.ones(1)) == STANDARD[name](ad.ones(1)).numpy()
+    assert compiled.stats()["traces"] == 1
+    assert len(compiled.stats()["programs"][0]["guards"]) < 100
+
+
+def test_a_changed_user_dictionary_is_noticed() -> None:
+    compiled = ad.compile(STANDARD["user dictionaries"], backend="replay")
+    assert compiled(np.ones(1)) == 4.0
+    SETTINGS["k"] = 3.0
+    assert compiled(np.ones(1)) == 6.0
+    SETTINGS["k"] = 2.0
+
+
+def test_hooks_of_a_layer_that_are_added_later_run() -> None:
+    layer = nn.Tanh()
+    handles = [layer.register_forward_hook(lambda m, a, y: y + 1)]
+    compiled = ad.compile(lambda x: layer(x), backend="replay")
+    assert compiled(np.zeros(1)) == 1.0
+    handles.append(layer.register_forward_hook(lambda m, a, y: y * 3))
+    assert compiled(np.zeros(1)) == 3.0
+    handles[0].remove()
+    assert compiled(np.zeros(1)) == 0.0
+    assert compiled.stats()["reasons"][1:] == ["Tanh: hooks changed"] * 2
+
+
+def test_a_hook_that_draws_is_an_error() -> None:
+    p, rng = ad.ones(1, requires_grad=True), np.random.default_rng(0)
+    p.register_hook(lambda g: g * rng.normal())
+    before = rng.bit_generator.state
+
+    @ad.compile(backend="replay")
+    def f() -> None:
+        (p * p).sum().backward()
+
+    with pytest.raises(TransformError, match="draws from a random generator"):
+        f()
+    assert rng.bit_generator.state == before and p.grad is None
+
+
+def test_a_string_is_not_the_member_of_an_enumeration_that_equals_it() -> None:
+    class Kind(enum.StrEnum):
+        up = "up"
+
+    f = lambda x, kind: x * 2 if kind is Kind.up else x * 3
+    compiled = ad.compile(f, backend="replay")
+    assert [float(compiled(np.ones(()), k)) for k in ("up", Kind.up, "up")] == [3.0, 2.0, 3.0]
 
 
 IMPORTS = {
