@@ -30,7 +30,8 @@ from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.node import LEAF
 from adjoint.core.op import OPS
 from adjoint.core.record import evaluate
-from adjoint.core.tensor import Tensor, differentiable, tracked, wrap
+from adjoint.core.tensor import Tensor, differentiable, wrap
+from adjoint.core.values import tracked
 from adjoint.errors import AdjointError, GraphReleasedError, TransformError
 from adjoint.transforms.calls import ForwardRule, apply
 

@@ -22,7 +22,8 @@ from adjoint.core.lifted import Lifted
 from adjoint.core.node import next_seq
 from adjoint.core.record import joined_copy
 from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, differentiable, note_reading, tracked, wrap
+from adjoint.core.tensor import Tensor, differentiable, note_reading, wrap
+from adjoint.core.values import tracked
 from adjoint.engine.push import push_forward
 from adjoint.engine.run import key_of
 from adjoint.grads.backward import gradients

@@ -25,8 +25,9 @@ from adjoint.core.explain import check_finite, describe, explained
 from adjoint.core.lifted import Lifted, tracing
 from adjoint.core.node import LEAF, Node, Packed, Spec, new_node
 from adjoint.core.op import OPS, Op
-from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, tracked, wrap
+from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, wrap
 from adjoint.core.user_code import user_line
+from adjoint.core.values import tracked
 from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 

@@ -16,7 +16,8 @@ from adjoint import words
 from adjoint.core.convert import check_device
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import checked_shape
-from adjoint.core.tensor import Tensor, read_only, tracked, wrap
+from adjoint.core.tensor import Tensor, read_only, wrap
+from adjoint.core.values import tracked
 from adjoint.errors import InPlaceError, InputError, ShapeError
 
 __all__ = ["SparseGradient", "SparseRows", "as_gradient_tensor", "sparse_gradient"]

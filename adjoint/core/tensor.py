@@ -41,18 +41,12 @@ __all__ = [
     "clock",
     "committing",
     "concrete",
-    "decide",
     "differentiable",
     "held",
     "note_reading",
     "note_view",
-    "number_of",
     "read_only",
     "reading",
-    "tracked",
-    "unknown",
-    "varies",
-    "verify",
     "wrap",
     "writes",
 ]
@@ -627,45 +621,6 @@ def concrete(t: Tensor, what: str, cure: str = _CURE) -> ndarray[Any, Any]:
     return data
 
 
-def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
-    """Return ``function`` of the values of a tensor, for a Python condition; None inside a transform.
-
-    A compiled function calls ``function`` before each call, and is traced again if the result has changed.
-    Inside the body of a loop ``function`` gets the values of all steps at once, stacked along a first axis.
-    """
-    if special.count:
-        note_reading(t)
-    data = t._data
-    if type(data) is ndarray:
-        return function(data)
-    known = data.numbers()
-    if known is not None:
-        return function(known)
-    return data.decide(function) if isinstance(data, Unknown) else None
-
-
-def verify(function: Callable[[ndarray[Any, Any]], None], t: Tensor) -> None:
-    """Call ``function``, which may raise, with the values of a tensor; do nothing inside ``vmap``.
-
-    A compiled function calls ``function`` at each call.
-    """
-    if special.count:
-        note_reading(t)
-    data = t._data
-    if type(data) is ndarray:
-        function(data)
-    elif isinstance(data, Unknown):
-        data.check(function)
-
-
-def number_of(t: Tensor) -> Any:
-    """Return the only element of a tensor as a Python number; inside ``ad.compile`` as a traced number."""
-    if special.count:
-        note_reading(t)
-    data = t._data
-    return data.as_number() if isinstance(data, Unknown) else t.item()
-
-
 def note_reading(*tensors: Any) -> None:
     """Report that tensors are read, to the running trace and to the detection of changes.
 
@@ -679,16 +634,6 @@ def note_reading(*tensors: Any) -> None:
         for t in tensors:
             if isinstance(t, Tensor):
                 note(t)
-
-
-def tracked(t: Tensor) -> bool:
-    """Return whether operations on a tensor are recorded: it is part of a graph, or a tape watches it."""
-    return t._node is not None or is_watched(t)
-
-
-def varies(t: Any) -> bool:
-    """Return whether a value is not constant: a tensor that is part of a graph, or a value of a transform."""
-    return tracked(t) or type(t) is Traced if isinstance(t, Tensor) else isinstance(t, Unknown)
 
 
 def wrap(data: Any) -> Tensor:
@@ -741,15 +686,3 @@ def held(value: Any) -> Any:
     while isinstance(value, (Tensor, Lifted)):
         value = value._data if isinstance(value, Tensor) else getattr(value, "value", None)
     return value
-
-
-def unknown(value: Any) -> Unknown | None:
-    """Return the traced array (its elements are not known yet) inside ``value``; None if there is none.
-
-    ``value`` is a tensor, or a value of a transform such as ``vmap``; these may contain one another.
-    """
-    while isinstance(value, (Tensor, Lifted)):
-        if isinstance(value, Unknown):
-            return value
-        value = value._data if isinstance(value, Tensor) else getattr(value, "value", None)
-    return None

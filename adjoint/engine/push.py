@@ -23,7 +23,8 @@ from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node, Spec, next_seq
 from adjoint.core.op import Op
 from adjoint.core.record import PICK, evaluate, joined_copy
-from adjoint.core.tensor import Tensor, Traced, unknown, wrap
+from adjoint.core.tensor import Tensor, Traced, wrap
+from adjoint.core.values import unknown
 from adjoint.engine.plan import make_plan
 from adjoint.engine.pull import saved_values
 from adjoint.engine.rules import call_rule

@@ -22,7 +22,8 @@ from adjoint.core.lifted import Lifted, Unknown
 from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.sparse import SparseRows
-from adjoint.core.tensor import Tensor, held, unknown
+from adjoint.core.tensor import Tensor, held
+from adjoint.core.values import unknown
 from adjoint.engine.rules import call_rule, unpacked
 
 __all__ = [

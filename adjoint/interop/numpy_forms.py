@@ -17,7 +17,8 @@ from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import array_of, asarray, weak_tensor
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import canonical_axis
-from adjoint.core.tensor import Tensor, differentiable, varies
+from adjoint.core.tensor import Tensor, differentiable
+from adjoint.core.values import varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.half import is_half, widened
 from adjoint.ops.reduce import narrowed

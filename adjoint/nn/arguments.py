@@ -10,7 +10,8 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import whole_number
-from adjoint.core.tensor import Tensor, decide
+from adjoint.core.tensor import Tensor
+from adjoint.core.values import decide
 from adjoint.errors import ArgumentError, DTypeError, IndexingError
 from adjoint.ops.scatter import as_index
 

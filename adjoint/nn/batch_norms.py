@@ -12,7 +12,8 @@ from adjoint.core.convert import asarray
 from adjoint.core.lifted import Unknown
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import number, number_between
-from adjoint.core.tensor import Tensor, Traced, number_of
+from adjoint.core.tensor import Tensor, Traced
+from adjoint.core.values import number_of
 from adjoint.errors import InputError, ShapeError
 from adjoint.nn.arguments import floats, sizes
 from adjoint.nn.module import Module, Parameter

@@ -11,7 +11,8 @@ from adjoint.core.convert import asarray
 from adjoint.core.lifted import tracing
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import broadcast_shapes, number
-from adjoint.core.tensor import Tensor, decide, verify
+from adjoint.core.tensor import Tensor
+from adjoint.core.values import decide, verify
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import classes, floats
 from adjoint.nn.loss_reduction import LossModule, is_noting, mean_over, noted, reduced, same_shape, sum_all

@@ -10,7 +10,8 @@ import numpy as np
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import number
-from adjoint.core.tensor import Tensor, decide, wrap
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.values import decide
 from adjoint.errors import ArgumentError, DTypeError, IndexingError, ShapeError
 from adjoint.nn.arguments import floats
 from adjoint.nn.loss_reduction import LossModule, check_reduction, reduced, same_shape

@@ -10,7 +10,8 @@ from adjoint.config import get_default_dtype
 from adjoint.core.convert import array_of, asarray, check_device, checked_dtype, made
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_shape, whole_number
-from adjoint.core.tensor import Tensor, differentiable, tracked, varies, wrap
+from adjoint.core.tensor import Tensor, differentiable, wrap
+from adjoint.core.values import tracked, varies
 from adjoint.errors import ArgumentError, InputError, NoGradientError
 from adjoint.ops.half import wide
 from adjoint.typing import ArrayLike, DTypeLike, Lengths

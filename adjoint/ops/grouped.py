@@ -12,7 +12,8 @@ from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.shapes import canonical_axis, number, whole_number
-from adjoint.core.tensor import Tensor, decide, differentiable, wrap
+from adjoint.core.tensor import Tensor, differentiable, wrap
+from adjoint.core.values import decide
 from adjoint.errors import ArgumentError, DTypeError, IndexingError, InputError, ShapeError
 from adjoint.ops.half import in_float32, widened
 from adjoint.ops.reduce import floating, narrowed

@@ -17,7 +17,8 @@ from adjoint.core.lifted import Unknown, tracing
 from adjoint.core.namespace import raw, rec
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes
-from adjoint.core.tensor import Tensor, Traced, castable, note_reading, note_view, tracked, unknown, wrap
+from adjoint.core.tensor import Tensor, Traced, castable, note_reading, note_view, wrap
+from adjoint.core.values import tracked, unknown
 from adjoint.errors import DTypeError, IndexingError, InPlaceError, InputError, ShapeError
 from adjoint.ops.scatter import add_few, add_flat, as_index, from_start, row_positions
 from adjoint.typing import Array, ArrayLike, Key

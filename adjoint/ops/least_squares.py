@@ -12,7 +12,8 @@ from adjoint.core.define import define
 from adjoint.core.infer import Result
 from adjoint.core.namespace import Namespace, Value, raw, rec
 from adjoint.core.shapes import broadcast_shapes, without_gradient
-from adjoint.core.tensor import Tensor, decide
+from adjoint.core.tensor import Tensor
+from adjoint.core.values import decide
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.matrices import (
     adjoint_of,

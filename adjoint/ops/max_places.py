@@ -13,7 +13,8 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape
-from adjoint.core.tensor import Tensor, decide, wrap
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.values import decide
 from adjoint.errors import DTypeError, IndexingError, ShapeError
 from adjoint.ops.pool import adaptive_sizes, lowest, pool_geometry
 from adjoint.ops.scatter import as_index

@@ -22,7 +22,8 @@ from adjoint.core.node import Node
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis
 from adjoint.core.sparse import SparseRows
-from adjoint.core.tensor import Tensor, Traced, tracked
+from adjoint.core.tensor import Tensor, Traced
+from adjoint.core.values import tracked
 from adjoint.errors import ArgumentError, IndexingError, InputError, ShapeError
 from adjoint.ops.complex_parts import astype
 from adjoint.ops.scatter import (

@@ -29,7 +29,8 @@ from adjoint.core.shapes import (
     whole_number,
     without_gradient,
 )
-from adjoint.core.tensor import Tensor, varies
+from adjoint.core.tensor import Tensor
+from adjoint.core.values import varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.typing import Array, ArrayLike, Axis, Lengths
 

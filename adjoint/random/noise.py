@@ -12,7 +12,8 @@ from adjoint.core.convert import asarray, checked_dtype
 from adjoint.core.lifted import Lifted, Unknown, made_by_host
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_shape, reduced_axes
-from adjoint.core.tensor import Tensor, differentiable, verify, wrap
+from adjoint.core.tensor import Tensor, differentiable, wrap
+from adjoint.core.values import verify
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.selection import take
 

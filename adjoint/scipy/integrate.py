@@ -18,7 +18,8 @@ import numpy as np
 from adjoint.config import no_grad, special
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.lifted import Unknown, tracing
-from adjoint.core.tensor import Tensor, held, tracked, unknown, varies
+from adjoint.core.tensor import Tensor, held
+from adjoint.core.values import tracked, unknown, varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.join import concat, stack
 from adjoint.ops.reduce import floating, sum

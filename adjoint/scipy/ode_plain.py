@@ -10,7 +10,8 @@ import numpy as np
 from adjoint.config import grad_mode
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.lifted import tracing
-from adjoint.core.tensor import Tensor, Traced, tracked, wrap
+from adjoint.core.tensor import Tensor, Traced, wrap
+from adjoint.core.values import tracked
 from adjoint.errors import InputError
 from adjoint.scipy.fallback import scipy_module
 from adjoint.scipy.ode_steps import like_event

@@ -14,7 +14,8 @@ import numpy as np
 
 from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, held, tracked, unknown
+from adjoint.core.tensor import Tensor, held
+from adjoint.core.values import tracked, unknown
 from adjoint.errors import ArgumentError
 from adjoint.ops.join import concat, stack
 from adjoint.ops.reduce import floating

@@ -18,7 +18,8 @@ from adjoint.config import grad_mode, special
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import refuse_tracing
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, unknown, varies
+from adjoint.core.tensor import Tensor
+from adjoint.core.values import unknown, varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.interop import scipy as solvers
 from adjoint.ops.reduce import floating, sum

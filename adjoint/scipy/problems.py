@@ -11,7 +11,8 @@ from adjoint.config import no_grad, special
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import enclosing, refuse_tracing, tracing
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, Traced, varies
+from adjoint.core.tensor import Tensor, Traced
+from adjoint.core.values import varies
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.reduce import floating
 from adjoint.scipy.batches import batch_of

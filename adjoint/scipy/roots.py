@@ -17,7 +17,8 @@ from adjoint.config import no_grad, special
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import refuse_tracing
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, varies
+from adjoint.core.tensor import Tensor
+from adjoint.core.values import varies
 from adjoint.ops.reduce import floating
 from adjoint.scipy.fallback import partial_result
 from adjoint.scipy.problems import REPORT, Problem, as_args, first_of, plain_start, scipy_function, solved

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import asarray
-from adjoint.core.tensor import Tensor, unknown
+from adjoint.core.tensor import Tensor
+from adjoint.core.values import unknown
 from adjoint.errors import ConvergenceError
 from adjoint.ops.piecewise import maximum
 

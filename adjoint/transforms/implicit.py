@@ -29,7 +29,8 @@ from adjoint.core.namespace import Namespace, rec
 from adjoint.core.node import Node, next_seq
 from adjoint.core.record import at_level, record_results
 from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, unknown, wrap
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.values import unknown
 from adjoint.engine.push import push_forward
 from adjoint.engine.run import key_of
 from adjoint.errors import ArgumentError, ConvergenceError, DTypeError, RuleError, ShapeError, TransformError

@@ -19,7 +19,8 @@ from adjoint import tree, words
 from adjoint.config import get_default_dtype, no_grad, special
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import Lifted, Unknown, tracing
-from adjoint.core.tensor import Tensor, held, note_reading, tracked, unknown
+from adjoint.core.tensor import Tensor, held, note_reading
+from adjoint.core.values import tracked, unknown
 from adjoint.errors import (
     ArgumentError,
     ConvergenceError,

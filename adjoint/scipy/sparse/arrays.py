@@ -10,7 +10,8 @@ import numpy as np
 from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, varies
+from adjoint.core.tensor import Tensor
+from adjoint.core.values import varies
 from adjoint.errors import InputError, ShapeError
 from adjoint.ops.join import concat
 from adjoint.ops.reduce import floating, sum

@@ -9,7 +9,8 @@ import numpy as np
 from adjoint.core.convert import array_of
 from adjoint.core.lifted import Unknown
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, Traced, held, unknown
+from adjoint.core.tensor import Tensor, Traced, held
+from adjoint.core.values import unknown
 from adjoint.errors import InputError
 from adjoint.scipy.stats.base import INF, NAN, Distribution, quiet
 
