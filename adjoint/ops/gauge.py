@@ -20,7 +20,17 @@ from adjoint.errors import LinAlgError
 from adjoint.ops.matrices import adjoint_of
 from adjoint.typing import Array
 
-__all__ = ["apart", "largest", "refuse_mixed", "skew", "turns"]
+__all__ = [
+    "apart",
+    "largest",
+    "real_diagonal",
+    "refuse_mixed",
+    "skew",
+    "turned_vectors",
+    "turns",
+    "with_null_space",
+    "without_null_space",
+]
 
 # Quotients at repeated values --------------------------------------------------------------------
 
@@ -248,3 +258,48 @@ def _spectral_jvp(xp: Namespace, t: Value, z: Value, x: Value, s: Value, u: Valu
 define("spectral_sum", _spectral_sum, _spectral_dx, None, _spectral_du, _spectral_dv, saves=("x", "s", "u", "vh"),
        kind="general", params=("op",), holomorphic=False, batch="leading", jvp=_spectral_jvp,
        reference="formula", doc="The sum of x_i u_i v_iᴴ: the gradient of a function of singular values or eigenvalues s.")  # fmt: skip
+
+
+def turned_vectors(xp: Namespace, inner: Value, gaps: Value, span: Value, op: str) -> Any:
+    """Return the tangent of the eigenvectors as coefficients of the eigenvectors.
+
+    It is ``inner``, the tangent of the matrix in this basis, divided by ``gaps``.  Its diagonal is 0, so that
+    the phases of the vectors do not change.
+    """
+    coupled = xp.where(np.eye(inner.shape[-1], dtype=bool), 0, inner)
+    size = largest(xp, inner)
+    return xp.gauge_quotient(coupled, apart(xp, gaps, span), size, span, op=op, why="forward", order=1)
+
+
+def real_diagonal(xp: Namespace, x: Value) -> Any:
+    d = xp.sum(xp.where(np.eye(x.shape[-1], dtype=bool), x, 0), axis=(-1,), keepdims=False)
+    return xp.real(d) if x.dtype.kind == "c" else d
+
+
+def without_null_space(xp: Namespace, g: Value, u: Value, k: int, op: str) -> tuple[Any, Any]:
+    """Return the gradient of the first k columns of ``u``, and these columns.
+
+    The other columns span the rest of the space; their gradient is expressed by that of the first k.
+    """
+    if u.shape[-1] == k:
+        return g, u
+    first, rest = u[..., :, :k], u[..., :, k:]
+    if g is None:
+        return None, first
+    of_rest = g[..., :, k:]
+    turned = skew(xp, xp.matmul(adjoint_of(xp, rest), of_rest))
+    xp.gauge_quotient(
+        turned, xp.abs(turned) * 0, largest(xp, of_rest), largest(xp, of_rest), op=op, why="null", order=1
+    )
+    return g[..., :, :k] - xp.matmul(rest, xp.matmul(adjoint_of(xp, of_rest), first)), first
+
+
+def with_null_space(xp: Namespace, d: Value, u: Value, k: int) -> Any:
+    """Return the tangents of all columns of ``u``; ``d`` has those of the first k.
+
+    The other columns stay orthogonal to the first k.
+    """
+    if u.shape[-1] == k:
+        return d
+    rest = xp.matmul(u[..., :, :k], xp.matmul(adjoint_of(xp, d), u[..., :, k:]))
+    return xp.concat(d, -rest, axis=-1)

@@ -8,12 +8,13 @@ from adjoint.core.convert import asarray
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ShapeError
 from adjoint.ops import products
-from adjoint.ops.decompositions import cholesky, eigh, eigvalsh, matrix_rank, qr, svd, svdvals
+from adjoint.ops.decompositions import cholesky, eigh, eigvalsh, qr
 from adjoint.ops.least_squares import lstsq, pinv
 from adjoint.ops.matrix_functions import eig, eigvals, lu, matrix_exp
 from adjoint.ops.norms import cond, matrix_norm, norm, vector_norm
 from adjoint.ops.products import cross, matmul, multi_dot, tensordot, vecdot
 from adjoint.ops.shape import matrix_transpose
+from adjoint.ops.singular_values import matrix_rank, svd, svdvals
 from adjoint.ops.solvers import (
     det,
     inv,
