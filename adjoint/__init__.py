@@ -53,14 +53,16 @@ from adjoint.ops import (
     create,
     diagonals,
     distances,
+    distinct,
     elementwise,
+    extremes,
     fft,
     fused,
     grouped,
     index,
     join,
     linalg,
-    nan_quantiles,
+    nan_reduce,
     order,
     piecewise,
     products,
@@ -79,11 +81,13 @@ from adjoint.ops.contraction import *
 from adjoint.ops.create import *
 from adjoint.ops.diagonals import *
 from adjoint.ops.distances import *
+from adjoint.ops.distinct import *
 from adjoint.ops.elementwise import *
+from adjoint.ops.extremes import *
 from adjoint.ops.fused import *
 from adjoint.ops.grouped import *
 from adjoint.ops.join import *
-from adjoint.ops.nan_quantiles import *
+from adjoint.ops.nan_reduce import *
 from adjoint.ops.order import *
 from adjoint.ops.piecewise import *
 from adjoint.ops.products import *
@@ -213,11 +217,13 @@ __all__ = [
     *create.__all__,
     *diagonals.__all__,
     *distances.__all__,
+    *distinct.__all__,
     *elementwise.__all__,
+    *extremes.__all__,
     *fused.__all__,
     *grouped.__all__,
     *join.__all__,
-    *nan_quantiles.__all__,
+    *nan_reduce.__all__,
     *order.__all__,
     *piecewise.__all__,
     *products.__all__,
@@ -228,8 +234,8 @@ __all__ = [
 ]
 
 del _notebook, _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, diagonals
-del distances, elementwise, fused, grouped, index, join, nan_quantiles, order, piecewise, products, reduce
-del scans, selection, shape
+del distances, distinct, elementwise, extremes, fused, grouped, index, join, nan_reduce, order, piecewise
+del products, reduce, scans, selection, shape
 
 keep_freed_memory()
 relocate_numpy_warnings()

@@ -12,9 +12,10 @@ from adjoint.core.infer import Result, broadcast
 from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
+from adjoint.ops.extremes import max
 from adjoint.ops.half import wide
 from adjoint.ops.matrices import flat_lead, float_dtype
-from adjoint.ops.reduce import floating, max, sum
+from adjoint.ops.reduce import floating, sum
 from adjoint.typing import Array, ArrayLike
 
 __all__ = ["cdist", "pdist"]

@@ -1,4 +1,4 @@
-"""Reductions over axes: sums, means, products, extremes, moments and logsumexp, and those that ignore NaN.
+"""Reductions over axes: sums, means, products, moments, logsumexp, any and all.
 
 Ops take ``axis`` as a tuple of negative numbers, so that a leading batch axis does not change them.
 """
@@ -13,34 +13,13 @@ from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import real_dtype, reduction
 from adjoint.core.namespace import Namespace, Value, raw, rec
-from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
+from adjoint.core.shapes import Shape, canonical_axes
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.half import in_float32, is_half, wide, widened
 from adjoint.typing import Array, ArrayLike, Axis, DTypeLike
 
-__all__ = [
-    "all",
-    "any",
-    "argmax",
-    "argmin",
-    "average",
-    "count_nonzero",
-    "logsumexp",
-    "max",
-    "mean",
-    "min",
-    "nanmax",
-    "nanmean",
-    "nanmin",
-    "nanprod",
-    "nansum",
-    "prod",
-    "ptp",
-    "std",
-    "sum",
-    "var",
-]
+__all__ = ["all", "any", "average", "count_nonzero", "logsumexp", "mean", "prod", "std", "sum", "var"]
 
 _HALF = ("float16", "bfloat16")
 _add_reduce: Any = np.add.reduce  # np.sum without its Python layer
@@ -99,15 +78,6 @@ def _mean_forward(x: Array, axis: Shape, keepdims: bool) -> Any:
 def _mean_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
     # the largest float16 is 65504, which is less than many counts
     return _spread(xp, widened(xp, g) / reduced_count(x.shape, axis), y, x, axis, keepdims)
-
-
-def _extreme_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
-    """Share the gradient equally among equal extremes, or among NaNs if there are any."""
-    hit = xp.logical_or(x == kept(xp, y, x, axis, keepdims), x != x)
-    ties = xp.sum(hit, axis=axis, keepdims=True)
-    ties = xp.astype(ties, dtype=np.dtype(np.float32) if is_half(x) else x.dtype)
-    share = kept(xp, g, x, axis, keepdims) / ties
-    return xp.where(hit, share, 0)
 
 
 def _var_forward(x: Array, axis: Shape, correction: float, keepdims: bool) -> Any:
@@ -240,9 +210,7 @@ def _float_dtype(dtype: Any) -> Any:
     return None if dtype.kind in "biuc" else dtype
 
 
-_EXTREME = reduction(lambda dtype: dtype, empty=False)
 _WHETHER = reduction(lambda _: np.dtype(bool))
-_WHERE = reduction(lambda _: np.dtype(np.intp), empty=False)
 
 define("sum", _sum_forward, _spread, kind="linear", shape=reduction(_total_dtype), params=("axis", "keepdims"),
        domain={"axis": (-1,), "keepdims": False}, batch="leading", method=True, doc="The sum over axes.")  # fmt: skip
@@ -250,10 +218,6 @@ define("mean", _mean_forward, _mean_rule, kind="linear", shape=reduction(_mean_d
        batch="leading", method=True, doc="The mean over axes.")  # fmt: skip
 define("prod", in_float32(lambda x, axis, keepdims: np.multiply.reduce(x, axis=axis, keepdims=keepdims)),
        _prod_rule, saves="x", kind="general", shape=reduction(_total_dtype), params=("axis", "keepdims"), batch="leading", method=True, doc="The product over one axis.")  # fmt: skip
-define("max", lambda x, axis, keepdims: np.maximum.reduce(x, axis=axis, keepdims=keepdims),
-       _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", method=True, doc="The maximum over axes.")  # fmt: skip
-define("min", lambda x, axis, keepdims: np.minimum.reduce(x, axis=axis, keepdims=keepdims),
-       _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", method=True, doc="The minimum over axes.")  # fmt: skip
 define("var", _var_forward, _var_rule, saves="x", kind="general", shape=reduction(_var_dtype), params=("axis", "correction", "keepdims"),
        batch="leading", method=True, doc="The variance over axes.")  # fmt: skip
 define("std", in_float32(lambda x, axis, correction, keepdims: np.sqrt(_var_forward(x, axis, correction, keepdims))),
@@ -272,12 +236,6 @@ define("any", lambda x, axis, keepdims: np.any(x, axis=axis, keepdims=keepdims),
        shape=_WHETHER, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Whether any element is true.")  # fmt: skip
 define("all", lambda x, axis, keepdims: np.all(x, axis=axis, keepdims=keepdims), None, kind="general",
        shape=_WHETHER, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Whether all elements are true.")  # fmt: skip
-define("argmax", lambda x, axis, keepdims: np.argmax(x, axis=axis, keepdims=keepdims), None, kind="general",
-       shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Where the maximum is.")  # fmt: skip
-define("argmin", lambda x, axis, keepdims: np.argmin(x, axis=axis, keepdims=keepdims), None, kind="general",
-       shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Where the minimum is.")  # fmt: skip
-
-
 # Public functions ------------------------------------------------------------------------------
 
 
@@ -480,121 +438,6 @@ def prod(
     if keepdims:
         out = rec.reshape(out, shape=tuple(1 if a in axes else x.shape[a] for a in range(-x.ndim, 0)))
     return out
-
-
-def _extreme(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
-    x = asarray(x)
-    axes = canonical_axes(name, axis, x.ndim)
-    if reduced_count(x.shape, axes) == 0:
-        raise _nothing(name, x, axis)
-    return getattr(rec, name)(x, axis=axes, keepdims=bool(keepdims))
-
-
-def _nothing(op: str, x: Tensor, axis: Any) -> ShapeError:
-    along = "" if axis is None else f" along axis {axis}"
-    return ShapeError(
-        f"{op}: there are no elements to choose from{along} of shape {x.shape}.\n"
-        "  Check x.size first, or reduce over an axis that is not empty."
-    )
-
-
-def max(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the maximum over axes.
-
-    Equal maxima share the gradient equally.  NaN counts as the maximum.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The maximum.
-
-    Raises
-    ------
-    ShapeError
-        If there are no elements.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> x = ad.tensor([5.0, 5.0, 1.0], requires_grad=True)
-    >>> ad.max(x).backward(); x.grad
-    tensor([0.5, 0.5, 0. ], dtype=float64)
-    """
-    return _extreme("max", x, axis, keepdims)
-
-
-def min(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the minimum over axes.
-
-    Equal minima share the gradient equally.  NaN counts as the minimum.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The minimum.
-
-    Raises
-    ------
-    ShapeError
-        If there are no elements.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.min(ad.tensor([[3.0, 1.0], [2.0, 4.0]]), axis=1)
-    tensor([1., 2.], dtype=float64)
-    """
-    return _extreme("min", x, axis, keepdims)
-
-
-def ptp(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the range over axes, maximum minus minimum.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The range.
-
-    Raises
-    ------
-    ShapeError
-        If there are no elements.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.ptp(ad.tensor([3.0, 1.0, 7.0]))
-    tensor(6., dtype=float64)
-    """
-    x = asarray(x)
-    return _extreme("max", x, axis, keepdims) - _extreme("min", x, axis, keepdims)
 
 
 def _moment(name: str, x: Any, axis: Any, dtype: Any, correction: Any, ddof: Any, keepdims: bool) -> Tensor:
@@ -802,262 +645,3 @@ def count_nonzero(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) ->
     return rec.sum(
         rec.not_equal(x, 0), axis=canonical_axes("count_nonzero", axis, x.ndim), keepdims=bool(keepdims)
     )
-
-
-def _position(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
-    x = asarray(x)
-    if axis is None:
-        if not x.size:
-            raise _nothing(name, x, axis)
-        flat = rec.reshape(x, shape=(x.size,))
-        shape = (1,) * x.ndim if keepdims else ()
-        return rec.reshape(getattr(rec, name)(flat, axis=-1, keepdims=False), shape=shape)
-    where = canonical_axis(name, axis, x.ndim)
-    if not x.shape[where]:
-        raise _nothing(name, x, axis)
-    return getattr(rec, name)(x, axis=where, keepdims=bool(keepdims))
-
-
-def argmax(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the index of the first maximum.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int, optional
-        The axis to search; by default the index is into the flattened tensor.
-    keepdims : bool, optional
-        Whether to keep the searched axis with length 1.
-
-    Returns
-    -------
-    Tensor
-        The index, which has no gradient.
-
-    Raises
-    ------
-    ShapeError
-        If there are no elements.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.argmax(ad.tensor([[1.0, 5.0], [7.0, 2.0]]), axis=1)
-    tensor([1, 0], dtype=int64)
-    """
-    return _position("argmax", x, axis, keepdims)
-
-
-def argmin(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the index of the first minimum.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int, optional
-        The axis to search; by default the index is into the flattened tensor.
-    keepdims : bool, optional
-        Whether to keep the searched axis with length 1.
-
-    Returns
-    -------
-    Tensor
-        The index, which has no gradient.
-
-    Raises
-    ------
-    ShapeError
-        If there are no elements.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.argmin(ad.tensor([[1.0, 5.0], [7.0, 2.0]]))
-    tensor(0, dtype=int64)
-    """
-    return _position("argmin", x, axis, keepdims)
-
-
-# NaNs left out ---------------------------------------------------------------------------------
-
-
-def _without_nan(op: str, x: Any, fill: float, dtype: Any = None) -> tuple[Tensor, Tensor | None]:
-    """Return ``x`` with NaNs replaced by ``fill``, and the mask of NaNs, which is None for integers."""
-    x = typed(op, x, dtype)
-    if x.dtype.kind in "iub":
-        return x, None
-    missing: Tensor = rec.isnan(x)
-    return rec.where(missing, fill, x), missing
-
-
-def nansum(
-    x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
-) -> Tensor:
-    """Add the elements over axes that are not NaN.
-
-    The gradient of a NaN is 0.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    dtype : dtype, optional
-        The dtype of the result.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The sum.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.nansum(ad.tensor([1.0, float("nan"), 2.0]))
-    tensor(3., dtype=float64)
-    """
-    return sum(_without_nan("nansum", x, 0, dtype)[0], axis, dtype, keepdims=keepdims)
-
-
-def nanprod(
-    x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
-) -> Tensor:
-    """Multiply the elements over axes that are not NaN.
-
-    The gradient of a NaN is 0.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    dtype : dtype, optional
-        The dtype of the result.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The product.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.nanprod(ad.tensor([3.0, float("nan"), 2.0]))
-    tensor(6., dtype=float64)
-    """
-    return prod(_without_nan("nanprod", x, 1, dtype)[0], axis, dtype, keepdims=keepdims)
-
-
-def nanmean(
-    x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
-) -> Tensor:
-    """Return the mean over axes of the elements that are not NaN.
-
-    The gradient of a NaN is 0.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    dtype : dtype, optional
-        The dtype to compute in; integers become float64 by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The mean, or NaN where all elements are NaN.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.nanmean(ad.tensor([3.0, float("nan"), 1.0]))
-    tensor(2., dtype=float64)
-    """
-    filled, missing = _without_nan("nanmean", x, 0, dtype)
-    if missing is None:
-        return mean(filled, axis, keepdims=keepdims)
-    present = sum(rec.logical_not(missing), axis, keepdims=keepdims)
-    wider = widened(rec, filled)
-    total = sum(wider, axis, keepdims=keepdims)
-    y = rec.where(present == 0, np.nan, total / rec.maximum(present, 1).astype(wider.dtype))
-    return narrowed(y, filled.dtype)
-
-
-def _nan_extreme(name: str, x: Any, axis: Any, keepdims: bool, fill: float) -> Tensor:
-    filled, missing = _without_nan(f"nan{name}", x, fill)
-    out = _extreme(name, filled, axis, keepdims)
-    return out if missing is None else rec.where(all(missing, axis, keepdims=keepdims), np.nan, out)
-
-
-def nanmax(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the maximum over axes of the elements that are not NaN.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The maximum, or NaN where all elements are NaN.
-
-    Raises
-    ------
-    ShapeError
-        If there are no elements.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.nanmax(ad.tensor([3.0, float("nan"), 1.0]))
-    tensor(3., dtype=float64)
-    """
-    return _nan_extreme("max", x, axis, keepdims, -np.inf)
-
-
-def nanmin(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the minimum over axes of the elements that are not NaN.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The minimum, or NaN where all elements are NaN.
-
-    Raises
-    ------
-    ShapeError
-        If there are no elements.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.nanmin(ad.tensor([3.0, float("nan"), 1.0]))
-    tensor(1., dtype=float64)
-    """
-    return _nan_extreme("min", x, axis, keepdims, np.inf)

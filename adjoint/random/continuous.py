@@ -9,8 +9,9 @@ from adjoint.core.lifted import made_by_host
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
+from adjoint.ops.extremes import argmax
 from adjoint.ops.half import widened
-from adjoint.ops.reduce import argmax, narrowed
+from adjoint.ops.reduce import narrowed
 from adjoint.random.noise import (
     Noise,
     as_float,

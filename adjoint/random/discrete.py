@@ -13,8 +13,8 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, ShapeError
+from adjoint.ops.extremes import argmax
 from adjoint.ops.half import widened
-from adjoint.ops.reduce import argmax
 from adjoint.random.continuous import Continuous
 from adjoint.random.noise import (
     broadcast_size,

@@ -11,6 +11,7 @@ from adjoint.core.namespace import rec as _rec
 from adjoint.core.tensor import Tensor as _Tensor
 from adjoint.errors import ArgumentError as _ArgumentError
 from adjoint.hints import with_hints as _with_hints
+from adjoint.ops import extremes as _extremes
 from adjoint.ops import reduce as _reduce
 from adjoint.ops import special as _special
 from adjoint.ops.elementwise import exp2, expm1, log1p
@@ -75,7 +76,7 @@ def logsumexp(
         return (y, _rec.ones_like(y)) if return_sign else y
     factor = _asarray(b)
     x, factor = x + 0 * factor, factor + 0 * x
-    top = _reduce.max(_rec.where(factor == 0, float("-inf"), x.detach()), axis, keepdims=True)
+    top = _extremes.max(_rec.where(factor == 0, float("-inf"), x.detach()), axis, keepdims=True)
     top = _rec.where(_rec.isfinite(top), top, 0.0)
     total = _reduce.sum(
         _rec.where(factor == 0, 0.0, factor * _rec.exp(_rec.where(factor == 0, 0.0, x - top))),

@@ -1,0 +1,235 @@
+"""Largest and smallest elements over axes, and their positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adjoint.core.convert import asarray
+from adjoint.core.define import define
+from adjoint.core.infer import reduction
+from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
+from adjoint.core.tensor import Tensor
+from adjoint.errors import ShapeError
+from adjoint.ops.half import is_half
+from adjoint.ops.reduce import kept, reduced_count
+from adjoint.typing import ArrayLike, Axis
+
+__all__ = ["argmax", "argmin", "max", "min", "ptp"]
+
+_EXTREME = reduction(lambda dtype: dtype, empty=False)
+_WHERE = reduction(lambda _: np.dtype(np.intp), empty=False)
+_WHY = "it is piecewise constant"
+
+
+def _extreme_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
+    """Share the gradient equally among equal extremes, or among NaNs if there are any."""
+    hit = xp.logical_or(x == kept(xp, y, x, axis, keepdims), x != x)
+    ties = xp.sum(hit, axis=axis, keepdims=True)
+    ties = xp.astype(ties, dtype=np.dtype(np.float32) if is_half(x) else x.dtype)
+    share = kept(xp, g, x, axis, keepdims) / ties
+    return xp.where(hit, share, 0)
+
+
+define("max", lambda x, axis, keepdims: np.maximum.reduce(x, axis=axis, keepdims=keepdims),
+       _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", method=True, doc="The maximum over axes.")  # fmt: skip
+define("min", lambda x, axis, keepdims: np.minimum.reduce(x, axis=axis, keepdims=keepdims),
+       _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", method=True, doc="The minimum over axes.")  # fmt: skip
+define("argmax", lambda x, axis, keepdims: np.argmax(x, axis=axis, keepdims=keepdims), None, kind="general",
+       shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Where the maximum is.")  # fmt: skip
+define("argmin", lambda x, axis, keepdims: np.argmin(x, axis=axis, keepdims=keepdims), None, kind="general",
+       shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Where the minimum is.")  # fmt: skip
+
+
+def extreme(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
+    """Return the op ``name``, "max" or "min", of ``x``; raise if there are no elements."""
+    x = asarray(x)
+    axes = canonical_axes(name, axis, x.ndim)
+    if reduced_count(x.shape, axes) == 0:
+        raise _nothing(name, x, axis)
+    return getattr(rec, name)(x, axis=axes, keepdims=bool(keepdims))
+
+
+def _nothing(op: str, x: Tensor, axis: Any) -> ShapeError:
+    along = "" if axis is None else f" along axis {axis}"
+    return ShapeError(
+        f"{op}: there are no elements to choose from{along} of shape {x.shape}.\n"
+        "  Check x.size first, or reduce over an axis that is not empty."
+    )
+
+
+def max(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """Return the maximum over axes.
+
+    Equal maxima share the gradient equally.  NaN counts as the maximum.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The maximum.
+
+    Raises
+    ------
+    ShapeError
+        If there are no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> x = ad.tensor([5.0, 5.0, 1.0], requires_grad=True)
+    >>> ad.max(x).backward(); x.grad
+    tensor([0.5, 0.5, 0. ], dtype=float64)
+    """
+    return extreme("max", x, axis, keepdims)
+
+
+def min(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """Return the minimum over axes.
+
+    Equal minima share the gradient equally.  NaN counts as the minimum.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The minimum.
+
+    Raises
+    ------
+    ShapeError
+        If there are no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.min(ad.tensor([[3.0, 1.0], [2.0, 4.0]]), axis=1)
+    tensor([1., 2.], dtype=float64)
+    """
+    return extreme("min", x, axis, keepdims)
+
+
+def ptp(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """Return the range over axes, maximum minus minimum.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int or tuple of int, optional
+        Axes to reduce; all of them by default.
+    keepdims : bool, optional
+        Whether to keep the reduced axes with length 1.
+
+    Returns
+    -------
+    Tensor
+        The range.
+
+    Raises
+    ------
+    ShapeError
+        If there are no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.ptp(ad.tensor([3.0, 1.0, 7.0]))
+    tensor(6., dtype=float64)
+    """
+    x = asarray(x)
+    return extreme("max", x, axis, keepdims) - extreme("min", x, axis, keepdims)
+
+
+def _position(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
+    x = asarray(x)
+    if axis is None:
+        if not x.size:
+            raise _nothing(name, x, axis)
+        flat = rec.reshape(x, shape=(x.size,))
+        shape = (1,) * x.ndim if keepdims else ()
+        return rec.reshape(getattr(rec, name)(flat, axis=-1, keepdims=False), shape=shape)
+    where = canonical_axis(name, axis, x.ndim)
+    if not x.shape[where]:
+        raise _nothing(name, x, axis)
+    return getattr(rec, name)(x, axis=where, keepdims=bool(keepdims))
+
+
+def argmax(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """Return the index of the first maximum.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis to search; by default the index is into the flattened tensor.
+    keepdims : bool, optional
+        Whether to keep the searched axis with length 1.
+
+    Returns
+    -------
+    Tensor
+        The index, which has no gradient.
+
+    Raises
+    ------
+    ShapeError
+        If there are no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.argmax(ad.tensor([[1.0, 5.0], [7.0, 2.0]]), axis=1)
+    tensor([1, 0], dtype=int64)
+    """
+    return _position("argmax", x, axis, keepdims)
+
+
+def argmin(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """Return the index of the first minimum.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    axis : int, optional
+        The axis to search; by default the index is into the flattened tensor.
+    keepdims : bool, optional
+        Whether to keep the searched axis with length 1.
+
+    Returns
+    -------
+    Tensor
+        The index, which has no gradient.
+
+    Raises
+    ------
+    ShapeError
+        If there are no elements.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> ad.argmin(ad.tensor([[1.0, 5.0], [7.0, 2.0]]))
+    tensor(0, dtype=int64)
+    """
+    return _position("argmin", x, axis, keepdims)
