@@ -22,7 +22,7 @@ from adjoint.ops.reduce import floating
 from adjoint.scipy.fallback import scipy_module
 from adjoint.scipy.runge_kutta import Method
 from adjoint.transforms.batch import vmap
-from adjoint.transforms.implicit import joined_solution
+from adjoint.transforms.solution import joined_solution
 
 __all__ = ["End", "Rows", "check_at_call", "columns", "fixed_result", "has_history"]
 

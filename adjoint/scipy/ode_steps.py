@@ -14,8 +14,8 @@ from adjoint.errors import ConvergenceError, InputError
 from adjoint.ops.join import stack
 from adjoint.scipy.fallback import scipy_module
 from adjoint.scipy.runge_kutta import Method, method_of
-from adjoint.transforms.implicit import joined_solution
 from adjoint.transforms.matrix import jacfwd
+from adjoint.transforms.solution import joined_solution
 
 __all__ = [
     "Run",

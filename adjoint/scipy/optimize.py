@@ -41,9 +41,9 @@ from adjoint.scipy.roots import (
 )
 from adjoint.transforms.convergence import Outcome
 from adjoint.transforms.flat_tree import FlatTree
-from adjoint.transforms.implicit import joined_solution
 from adjoint.transforms.matrix import jacrev
 from adjoint.transforms.reverse import grad
+from adjoint.transforms.solution import joined_solution
 from adjoint.typing import ArrayLike, Tree
 
 __all__ = [

@@ -18,8 +18,8 @@ from adjoint.ops.reduce import floating
 from adjoint.scipy.batches import batch_of
 from adjoint.scipy.fallback import scipy_module
 from adjoint.transforms.convergence import Outcome
-from adjoint.transforms.implicit import joined_solution
 from adjoint.transforms.inputs import as_function, name_of
+from adjoint.transforms.solution import joined_solution
 
 __all__ = ["REPORT", "Problem", "as_args", "as_vector", "first_of", "plain_start", "scipy_function", "solved"]
 
