@@ -149,11 +149,16 @@ class Primitives:
         table = self.graph.copied(self.flat(x))
         return self.graph.node("gather", (positions, table), None, positions.shape, x.dtype)
 
-    def scatter(self, mode: str, base: View, positions: View, values: View) -> View:
-        """Return a flat array with ``values`` added (mode "add") or assigned ("set") at ``positions``."""
-        base = self.graph.copied(base)
-        args = (base, self.graph.copied(positions), self.graph.copied(self.cast(values, base.dtype)))
-        return self.graph.node("scatter", args, mode, base.shape, base.dtype)
+    def scatter(self, mode: str, base: View, positions: View, values: View, width: int = 1) -> View:
+        """Return a flat array with rows of ``values`` added (mode "add") or assigned ("set") at ``positions``.
+
+        A row has ``width`` elements; its position is that of its first element.
+        """
+        values = self.graph.copied(self.cast(values, base.dtype))
+        if base.scalar() is None:
+            base = self.graph.copied(base)
+        args = (base, self.graph.copied(positions), values)
+        return self.graph.node("scatter", args, (mode, width), base.shape, base.dtype)
 
     def zeros(self, shape: Shape, dtype: Any) -> View:
         """Return an array of zeros."""

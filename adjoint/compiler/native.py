@@ -22,7 +22,7 @@ from adjoint.compiler.alike import written
 from adjoint.compiler.column_sums import sum_columns_in_rows
 from adjoint.compiler.emit.kernel import Kernel, Slot
 from adjoint.compiler.emit.loop import loop_kernel
-from adjoint.compiler.emit.move import place_kernels, scatter_kernel
+from adjoint.compiler.emit.move import place_kernels, scatter_kernels
 from adjoint.compiler.emit.product import conv_weight_kernels, product_kernels
 from adjoint.compiler.emit.repeat import driver_kernel
 from adjoint.compiler.emit.steps import small_kernel
@@ -164,7 +164,7 @@ class Plan:
             self.workspaces.append((-(-space // 64) * 64, kernels))
             return kernels
         if g.kind == "scatter":
-            return [scatter_kernel(self.machine, node)]
+            return scatter_kernels(self.machine, node)
         if g.kind == "repeat":
             return [self._repeat(node, g.nodes[1:])]
         return place_kernels(self.machine, self.graph, node, self.memory.pieces_in_place(node))

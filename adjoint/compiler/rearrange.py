@@ -267,9 +267,10 @@ def _untake(xp: Any, g: Any, i: Any, axis: int, length: int) -> Any:
     i = xp.view(i)
     at = g.ndim - i.ndim + axis + 1
     lead, tail = g.shape[:at], g.shape[at + i.ndim :]
-    places = _rows(xp, i, math.prod(lead), length, math.prod(tail))
-    zeros = xp.zeros((math.prod(lead) * length * math.prod(tail),), g.dtype)
-    flat = xp.scatter("add", zeros, xp.flat(xp.graph.copied(places)), xp.flat(g))
+    before, width = math.prod(lead), math.prod(tail)
+    rows = _rows(xp, i, before, length, 1) * width
+    zeros = xp.zeros((before * length * width,), g.dtype)
+    flat = xp.scatter("add", zeros, xp.flat(xp.graph.copied(rows)), xp.flat(g), width)
     return xp.graph.reshape(flat, (*lead, length, *tail))
 
 

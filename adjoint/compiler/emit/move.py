@@ -9,13 +9,15 @@ from adjoint.compiler.emit.kernel import Kernel, Slot
 from adjoint.compiler.emit.loop import loop_kernel
 from adjoint.compiler.emit.nest import Place
 from adjoint.compiler.emit.text import Writer
-from adjoint.compiler.emit.values import Value, element_of
+from adjoint.compiler.emit.values import Index, Value, element_of
 from adjoint.compiler.fuse import FULL, Group
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Graph, Node, View, row_major
 from adjoint.core.shapes import Shape
 
-__all__ = ["place_kernels", "scatter_kernel"]
+__all__ = ["place_kernels", "scatter_kernels"]
+
+_UNROLLED = 8  # vectors: shorter rows are unrolled
 
 
 def place_kernels(
@@ -59,28 +61,71 @@ def _copy(
     return loop_kernel(machine, group, [copy], {copy.id: Place(node, strides, offset)})
 
 
-def scatter_kernel(machine: Machine, node: Node) -> Kernel:
-    """Return the kernel that copies an array and adds or assigns values at positions, in order."""
-    base, positions, values = node.args
+def scatter_kernels(machine: Machine, node: Node) -> list[Kernel]:
+    """Return the kernels of a "scatter" node: one that copies the array, one that adds or assigns rows.
+
+    The first does nothing if the array is the memory of the result, as it is for a parameter that is written
+    in place.
+    """
+    return [_copy_unless_same(machine, node), _put_rows(machine, node)]
+
+
+def _copy_unless_same(machine: Machine, node: Node) -> Kernel:
+    """Return the kernel that copies the first operand of a "scatter" node; threads share its elements."""
+    base = node.args[0]
+    w = Writer(machine)
+    element, lanes = element_of(node.dtype), machine.lanes(node.dtype)
+    number = base.scalar()
+    source, out = w.slot(0), w.slot(1)
+
+    def move(at: Index, lanes: int, mask: Value | None = None) -> None:
+        if number is not None:
+            value = w.const(number, element, lanes)
+        else:
+            value = w.load(w.at(source, element, at), element, lanes, mask)
+        w.store(value, w.at(out, element, at), mask)
+
+    def block(i: Value, _: list[Value]) -> None:
+        for k in range(4):
+            move(w.plus(i, k * lanes), lanes)
+
+    unit = 4 * lanes
+    whole = node.size // unit * unit
+    with w.when(w.compare("ne", source, out)):
+        w.loop(w.low, w.least(w.high, whole), unit, block)
+        with w.when(w.compare("sge", w.high, node.size)):
+            for p in w.pieces(node.size - whole, lanes):
+                move(whole + p.offset, p.lanes, p.mask)
+    return Kernel(w.kernel(), [Slot(base.node, 0), Slot(node, 0)], node.size, unit, 4.0 * node.size)
+
+
+def _put_rows(machine: Machine, node: Node) -> Kernel:
+    """Return the kernel of a "scatter" node that adds or assigns rows at positions, in order."""
+    _, positions, values = node.args
+    mode, width = node.params
     w = Writer(machine)
     element = element_of(node.dtype)
-    slots = [Slot(x, 0) for x in (base.node, positions.node, values.node, node)]
-    source, index, given, out = (w.slot(k) for k in range(4))
-
-    def at(pointer: Value, view: View, kind: str, i: Value) -> Value:
-        return w.at(pointer, kind, w.plus(w.times(i, view.strides[0]), view.offset))
-
-    def copy(i: Value, _: list[Value]) -> None:
-        w.store(w.load(at(source, base, element, i), element), w.at(out, element, i))
+    slots = [Slot(x, 0) for x in (positions.node, values.node, node)]
+    index, given, out = (w.slot(k) for k in range(3))
+    lanes = min(machine.lanes(node.dtype), 1 << (width - 1).bit_length())
 
     def put(i: Value, _: list[Value]) -> None:
-        spot = w.at(out, element, w.load(at(index, positions, "i64", i), "i64"))
-        x = w.load(at(given, values, element, i), element)
-        if node.params == "add":
-            before = w.load(spot, element)
-            x = w.bits("or", before, x) if element == "i1" else w.add(before, x)
-        w.store(x, spot)
+        row = w.at(out, element, w.load(w.at(index, "i64", i), "i64"))
+        first = w.times(i, width)
 
-    w.loop(0, node.size, 1, copy)
+        def move(at: Index, lanes: int, mask: Value | None = None) -> None:
+            spot = w.at(row, element, at)
+            x = w.load(w.at(given, element, w.plus(first, at)), element, lanes, mask)
+            if mode == "add":
+                before = w.load(spot, element, lanes, mask)
+                x = w.bits("or", before, x) if element == "i1" else w.add(before, x)
+            w.store(x, spot, mask)
+
+        whole = width // lanes * lanes if width > _UNROLLED * lanes else 0
+        w.loop(0, whole, lanes, lambda k, _: move(k, lanes))
+        for p in w.pieces(width - whole, lanes):
+            move(whole + p.offset, p.lanes, p.mask)
+
     w.loop(0, positions.size, 1, put)
-    return Kernel(w.kernel(), slots, 1, 1, 10.0 * node.size + 50.0 * positions.size)
+    cost = positions.size * (50.0 + 4.0 * width)
+    return Kernel(w.kernel(), slots, 1, 1, cost)
