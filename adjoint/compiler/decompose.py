@@ -150,9 +150,10 @@ class Primitives:
         return self.graph.node("gather", (positions, table), None, positions.shape, x.dtype)
 
     def scatter(self, mode: str, base: View, positions: View, values: View, width: int = 1) -> View:
-        """Return a flat array with rows of ``values`` added (mode "add") or assigned ("set") at ``positions``.
+        """Return a flat array with rows added (mode "add") or assigned ("set").
 
-        A row has ``width`` elements; its position is that of its first element.
+        ``positions`` has the position of the first element of each row; ``values`` are the rows, of ``width``
+        elements each.
         """
         values = self.graph.copied(self.cast(values, base.dtype))
         if base.scalar() is None:

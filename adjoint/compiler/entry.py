@@ -90,7 +90,7 @@ class Made(NamedTuple):
 
 
 # Number of 64-bit words in the header, in the row of an input, and in the row of an output; see ``Entry``.
-_HEADER, _GIVEN, _MADE = 19, 8, 8
+_HEADER, _GIVEN, _MADE = 21, 8, 8
 _SPARE = 5  # the word in the row of an output with the address of an array that the next call reuses
 _INPUT, _GRADED = 6, 7  # the words with the row of the input, or the tensor of the gradient, that it replaces
 _DONE = 18  # the word in the header that is 1 after a call that has written
@@ -307,9 +307,12 @@ class Entry:
     grads : list of tuple
         Pairs of a tensor and the index of an output.  The gradient of the tensor becomes a new tensor with
         this output as its array, and the returned tuple has the old gradient in its place.
-    sure : bool
-        Whether a call that has started to run always writes.  Then there are no checks, and outputs may have
-        the memory of inputs and of old gradients.
+    always_writes : bool
+        Whether a call that has started to run always writes.  Then outputs may have the memory of inputs and
+        of old gradients.
+    checked : int
+        If the entry always writes, the number of records that run before the checks.  They are run first,
+        while no other thread runs, and write no outputs that have the memory of inputs.
     """
 
     def __init__(
@@ -325,7 +328,8 @@ class Entry:
         writes: Sequence[tuple[Tensor, int]] = (),
         grads: Sequence[tuple[Tensor, int]] = (),
         runs: Sequence[int] | None = None,
-        sure: bool = False,
+        always_writes: bool = False,
+        checked: int = 0,
     ) -> None:
         tables, places = _tables(records)
         lists: list[Any] = []
@@ -349,20 +353,22 @@ class Entry:
                 shape = len(g.shape), listed(g.shape)
                 rows[k] = kind, owner, id(dtype), *shape, len(slots) // 2, listed(slots), 0
         outs = _made_rows(made, places, rows, lists)
-        for t, k in grads if sure else ():
+        for t, k in grads if always_writes else ():
             outs[k, _GRADED] = id(t)
         words = np.zeros(_HEADER, np.int64).view(_Words)
         rec = pool.records(
             [(r.function, t.ctypes.data, list(r.cuts)) for r, t in zip(records, tables, strict=True)], runs
         )
+        first = checked if always_writes and checks else 0
+        rest = rec.ctypes.data + 8 * pool.RECORD * first
         release = nanoseconds > RELEASING
         written, graded = (listed([x for t, k in each for x in (id(t), k, 0)]) for each in (writes, grads))
         size = sum(math.prod(m.shape) * np.dtype(m.dtype).itemsize for m in made)
         words[:] = (
             0, arguments, len(given), rows.ctypes.data, len(made), outs.ctypes.data,
-            len(records), rec.ctypes.data, helpers if release else 0, release, len(checks), listed(checks),
+            len(records) - first, rest, helpers if release else 0, release, len(checks), listed(checks),
             len(writes), written, len(grads), graded,
-            size <= RECYCLED, sure, 0,
+            size <= RECYCLED, always_writes, 0, first, rec.ctypes.data,
         )  # fmt: skip
         words.held = (
             tables,

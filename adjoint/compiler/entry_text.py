@@ -199,65 +199,89 @@ no:
   ret i1 false
 }
 
+; Whether all checks have passed.
+define internal i1 @passes(ptr %w) {
+entry:
+  %w10 = getelementptr i64, ptr %w, i64 10
+  %flags = load i64, ptr %w10
+  %w11 = getelementptr i64, ptr %w, i64 11
+  %list = load ptr, ptr %w11
+  br label %check
+check:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %fine ]
+  %more = icmp slt i64 %k, %flags
+  br i1 %more, label %flag, label %yes
+flag:
+  %at.flag = getelementptr ptr, ptr %list, i64 %k
+  %flag.at = load ptr, ptr %at.flag
+  %byte = load i8, ptr %flag.at
+  %clear = icmp eq i8 %byte, 0
+  br i1 %clear, label %fine, label %no
+fine:
+  %k.next = add i64 %k, 1
+  br label %check
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
+; Whether a call that has started to run always writes.
+define internal i1 @always_writes(ptr %w) {
+  %at.always = getelementptr i64, ptr %w, i64 17
+  %always = load i64, ptr %at.always
+  %yes = icmp ne i64 %always, 0
+  ret i1 %yes
+}
+
 ; After the run: write, unless a check failed.  Return the result, @miss, or null if there is no memory.
-; If the program is sure, @promise has done everything that can fail before the run.
+; If the program always writes, @before_run has done everything that can fail.
 define internal ptr @commit(ptr %w, ptr %result) {
 entry:
-  %at.sure = getelementptr i64, ptr %w, i64 17
-  %sure = load i64, ptr %at.sure
-  %is.sure = icmp ne i64 %sure, 0
-  br i1 %is.sure, label %wait, label %checks
+  %always = call i1 @always_writes(ptr %w)
+  br i1 %always, label %wait, label %check
 wait:
   %free = call i1 @has_slots(ptr %w)
   br i1 %free, label %keep, label %pass
-pass: ; another thread has been adding to a gradient since @promise: let it finish
+pass: ; another thread has been adding to a gradient since @before_run: let it finish
   %state = call ptr @PyEval_SaveThread()
   call void @PyEval_RestoreThread(ptr %state)
   br label %wait
 keep:
   call void @put(ptr %w, ptr %result)
-  br label %finished
-checks:
-  %w10 = getelementptr i64, ptr %w, i64 10
-  %flags = load i64, ptr %w10
-  %w11 = getelementptr i64, ptr %w, i64 11
-  %flag.list = load ptr, ptr %w11
-  br label %check
+  call void @set_gradients(ptr %w, ptr %result)
+  ret ptr %result
 check:
-  %f = phi i64 [ 0, %checks ], [ %f.next, %fine ]
-  %f.more = icmp slt i64 %f, %flags
-  br i1 %f.more, label %flag, label %done
-flag:
-  %at.flag = getelementptr ptr, ptr %flag.list, i64 %f
-  %flag.at = load ptr, ptr %at.flag
-  %byte = load i8, ptr %flag.at
-  %clear = icmp eq i8 %byte, 0
-  br i1 %clear, label %fine, label %missed
-fine:
-  %f.next = add i64 %f, 1
-  br label %check
+  %clear = call i1 @passes(ptr %w)
+  br i1 %clear, label %done, label %missed
 done:
   %places = call i1 @has_slots(ptr %w)
   br i1 %places, label %values, label %missed
 values:
   %numbered = call i1 @renumber(ptr %w)
   br i1 %numbered, label %keep, label %failed
-finished:
-  call void @set_gradients(ptr %w, ptr %result)
-  ret ptr %result
 missed:
   ret ptr @miss
 failed:
   ret ptr null
 }
 
-; Before a program that is sure runs, do everything that can fail.  Return null if nothing failed; @miss;
-; or the result if there is no memory.
-define internal ptr @promise(ptr %w, ptr %result) {
-  %at.sure = getelementptr i64, ptr %w, i64 17
-  %sure = load i64, ptr %at.sure
-  %is.sure = icmp ne i64 %sure, 0
-  br i1 %is.sure, label %look, label %good
+; Before a program that always writes runs, do everything that can fail, with the kernels of the checks first.
+; Return null if nothing failed; @miss; or the result if there is no memory.
+define internal ptr @before_run(ptr %w, ptr %result) {
+  %always = call i1 @always_writes(ptr %w)
+  br i1 %always, label %check, label %good
+check:
+  %w19 = getelementptr i64, ptr %w, i64 19
+  %records = load i64, ptr %w19
+  %none = icmp eq i64 %records, 0
+  br i1 %none, label %look, label %run
+run:
+  %w20 = getelementptr i64, ptr %w, i64 20
+  %list = load ptr, ptr %w20
+  call void @run(ptr %list, i64 %records, i64 0)
+  %clear = call i1 @passes(ptr %w)
+  br i1 %clear, label %look, label %missed
 look:
   %places = call i1 @has_slots(ptr %w)
   br i1 %places, label %number, label %missed
@@ -287,7 +311,7 @@ outputs:
   %taken = icmp eq ptr %refused, null
   br i1 %taken, label %prepare, label %discard
 prepare:
-  %problem = call ptr @promise(ptr %w, ptr %result)
+  %problem = call ptr @before_run(ptr %w, ptr %result)
   %sound = icmp eq ptr %problem, null
   br i1 %sound, label %start, label %discard
 start:

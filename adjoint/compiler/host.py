@@ -229,7 +229,7 @@ def _make_native_call(
                 given.append(_read(w, s.kind, s.owner))
     native = run.entry_for(owners, writes.swapped, len(given), writes.graded, reuses)
     if reuses is not None:
-        _add_sure_call(w, native, given, count, writes)
+        _add_call_that_writes(w, native, given, count, writes)
     else:
         _add_call(w, native, given, count, writes)
     if not run.in_order:  # one array is several outputs, as the result of exp, which its backward reads
@@ -241,7 +241,9 @@ def _make_native_call(
     return made
 
 
-def _add_sure_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes) -> None:
+def _add_call_that_writes(
+    w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes
+) -> None:
     """Add the lines of a call that always writes once it has started to run.
 
     Optimisers count their steps first, so that nothing is left to do in Python after the run.
@@ -346,10 +348,10 @@ class _Writes:
     def reuses(self, run: Any) -> dict[int, int] | None:
         """Return which outputs get the memory of which source; None if Python has to write after the run.
 
-        Python writes nothing if all cells can be written in place, and no check can fail after the run.
+        Python writes nothing if all cells can be written in place, and all checks are made before the run.
         """
         counts = all(hasattr(each.owner, "take_back") for each, _ in self.others)
-        if run.checks or not counts or not (self.swapped or self.graded or self.cells):
+        if (run.checks and not run.checked) or not counts or not (self.swapped or self.graded or self.cells):
             return None
         found: dict[int, int] = run.reuses
         for each, at in self.cells:

@@ -33,6 +33,7 @@ from adjoint.compiler.machine import machine
 from adjoint.compiler.memory import Memory, stored_nodes
 from adjoint.compiler.program import Program
 from adjoint.compiler.reuse import Reuse
+from adjoint.compiler.row_updates import update_rows
 from adjoint.compiler.simplify import Graph, Node, View
 from adjoint.compiler.together import together
 from adjoint.config import held_across_fork
@@ -41,6 +42,7 @@ __all__ = ["Native", "build"]
 
 CHUNK = 200_000.0  # simple operations per chunk of a loop
 HELPED = 100_000.0  # nanoseconds: shorter programs use no helper threads
+CHECKED = 100_000.0  # nanoseconds: if the checks take longer, they come after the run
 SPARE = 1 << 17  # bytes of workspace beyond the largest part, for kernels that run at the same time
 VIEWED = 1 << 16  # bytes of results from which on a view by NumPy is faster than a native copy
 NANOSECONDS = 0.02  # per simple operation, with 16 lanes
@@ -77,6 +79,7 @@ class Plan:
         roots = [*wanted, *impure]
         self.groups: list[Group] = fuse(graph, roots)
         sum_columns_in_rows(graph, self.groups)
+        first = self._put_checks_first(flags)
         computed = {n.id for g in self.groups for n in g.nodes}
         self.fresh = list(
             {v.node.id: v for v in self.results if v.node.id in computed and v.node.op != "part"}.values()
@@ -85,14 +88,14 @@ class Plan:
         parts = [a.node for n in replaced if n.op == "place" for a in n.args]
         self.stored = stored_nodes(self.groups, wanted, {n.id for n in (*replaced, *parts)})
         self.memory = Memory(self.groups, self.stored, [v.node for v in self.fresh], wanted)
-        self.reuse = Reuse(self.groups, self.memory, self.stored)
+        self.reuse = Reuse(self.groups, self.memory, self.stored, first)
         given = {n.params: n for n in graph.nodes if n.op == "source"}
         self.reuses = {
             k: s for k, s in replacing if s in given and self.reuse.accepts(self.results[k], given[s])
         }
         self.kernels: list[tuple[Group, Kernel]] = []
         self.steps: list[Node | tuple[int, int]] = []  # a NumPy call, or a range of records
-        self._make_kernels()
+        self._make_kernels(first)
         self._make_tables(sources)
         self.checks = [self._array(c) for c in flags]
 
@@ -117,8 +120,30 @@ class Plan:
 
     # The plan ----------------------------------------------------------------------------------------
 
-    def _make_kernels(self) -> None:
-        """Make the kernels of all groups; NumPy calls divide them into ranges."""
+    def _put_checks_first(self, flags: Sequence[View]) -> int:
+        """Move the groups that the checks need to the front; return how many there are.
+
+        The inputs can then be written after the checks have passed.  Nothing is moved if NumPy is called.
+        """
+        if not flags or any(g.kind == "call" for g in self.groups):
+            return 0
+        wanted = {v.node.id for v in flags}
+        first, rest = [], []
+        for g in reversed(self.groups):
+            if wanted.isdisjoint(n.id for n in g.nodes):
+                rest.append(g)
+            else:
+                first.append(g)
+                wanted |= g.reads
+        self.groups = [*reversed(first), *reversed(rest)]
+        return len(first)
+
+    def _make_kernels(self, first: int) -> None:
+        """Make the kernels of all groups; NumPy calls divide them into ranges.
+
+        ``first`` is the number of groups that the checks need.  ``checked`` becomes the number of their
+        kernels, or 0 if these take so long that other threads must not wait for them.
+        """
         self.workspaces: list[tuple[int, list[Kernel]]] = []  # bytes, and the kernels that use them
         for g in self.groups:
             if g.kind == "call":
@@ -132,13 +157,28 @@ class Plan:
             else:
                 self.steps.append((before, len(self.kernels)))
         self._place_workspaces()
+        before = set(map(id, self.groups[:first]))
+        self.checked = sum(id(g) in before for g, _ in self.kernels)
         self.runs: list[int] = []
         for step in self.steps:
             if isinstance(step, tuple):
-                part = self.kernels[slice(*step)]
-                runs = together(part, self.memory, self.stored, self.reuse)
-                self.kernels[slice(*step)] = [part[k] for run in runs for k in run]
-                self.runs += map(len, runs)
+                low, high = step
+                middle = max(low, min(high, self.checked))
+                self._make_runs(low, middle)
+                self._make_runs(middle, high)
+        if sum(k.cost for _, k in self.kernels[: self.checked]) * self._scale() > CHECKED:
+            self.checked = 0
+
+    def _make_runs(self, low: int, high: int) -> None:
+        """Sort the kernels ``low`` to ``high`` into runs, whose kernels may run at the same time."""
+        part = self.kernels[low:high]
+        runs = together(part, self.memory, self.stored, self.reuse)
+        self.kernels[low:high] = [part[k] for run in runs for k in run]
+        self.runs += map(len, runs)
+
+    def _scale(self) -> float:
+        """Return the nanoseconds per simple operation."""
+        return NANOSECONDS * 16 / max(1, self.machine.lanes(np.float32))
 
     def _place_workspaces(self) -> None:
         """Give kernels different parts of the workspace, so that they can run at the same time.
@@ -208,8 +248,7 @@ class Plan:
             rows.append((function, at, self.cuts[-1]))
             at += 8 * len(slots)
         self.records = pool.records(rows, self.runs)
-        self.scale = NANOSECONDS * 16 / max(1, self.machine.lanes(np.float32))
-        self.estimate = sum(k.cost for _, k in self.kernels) * self.scale
+        self.estimate = sum(k.cost for _, k in self.kernels) * self._scale()
         self.helped = self.estimate > HELPED
 
     def _address(self, slot: Slot) -> Any:
@@ -261,13 +300,9 @@ class Native(Plan):
         self.lock = held_across_fork(threading.RLock())
         self.running = False  # whether Python code runs the program step by step
         self.lowered: Lowered = lower(program)
-        super().__init__(
-            self.lowered.graph,
-            self.lowered.outputs,
-            len(program.sources),
-            flush=flush,
-            replacing=list(_replacing(program)),
-        )
+        graph, replacing = self.lowered.graph, list(_replacing(program))
+        outputs = update_rows(graph, self.lowered.outputs, replacing)
+        super().__init__(graph, outputs, len(program.sources), flush=flush, replacing=replacing)
         self.entry = self._make_entry()
         self.order = [] if self.entry is None else [self.made[v.node.id] for v in self.results]
         self.in_order = self.order == list(range(len(self.fresh)))
@@ -298,8 +333,8 @@ class Native(Plan):
 
         ``owners`` are as in ``Given``; ``writes`` and ``grads`` are pairs of a tensor and the index of the
         output that becomes its array or its gradient; ``arguments`` is the number of arguments.  ``reuses``
-        maps outputs to the inputs whose memory they get; with it the entry is sure.  None if the program
-        calls NumPy, or has an output that no kernel makes.
+        maps outputs to the inputs whose memory they get; with it the entry always writes.  None if the
+        program calls NumPy, or has an output that no kernel makes.
         """
         whole = len(self.steps) == 1 and isinstance(self.steps[0], tuple)
         plain = all(v.node.id in self.made for v in self.results)
@@ -317,7 +352,7 @@ class Native(Plan):
         return Entry(
             records=rows, given=given, made=made, arguments=arguments, nanoseconds=int(self.estimate),
             helpers=self.helpers(), checks=flags, held=(self.arena, self.graph, self.kernels), writes=writes,
-            grads=grads, runs=self.runs, sure=reuses is not None,
+            grads=grads, runs=self.runs, always_writes=reuses is not None, checked=self.checked,
         )  # fmt: skip
 
     def _entry_slot(self, s: Any) -> Any:

@@ -18,6 +18,9 @@ from adjoint.compiler.simplify import Node, View, row_major
 __all__ = ["Reuse"]
 
 
+_WRITERS = ("loop", "matmul", "scatter")  # groups that can write over an input
+
+
 class _Read(NamedTuple):
     """A group reads elements ``low`` to ``high`` of an input; ``node`` is None if it does so at its start."""
 
@@ -29,10 +32,13 @@ class _Read(NamedTuple):
 
 
 class Reuse:
-    """The reads of all inputs and the writes of all outputs of a program."""
+    """The reads of all inputs and the writes of all outputs of a program.
 
-    def __init__(self, groups: Sequence[Group], memory: Memory, stored: set[int]) -> None:
-        self.groups, self.memory, self.stored = groups, memory, stored
+    The first ``checked`` groups run before the checks, so they do not write over inputs.
+    """
+
+    def __init__(self, groups: Sequence[Group], memory: Memory, stored: set[int], checked: int = 0) -> None:
+        self.groups, self.memory, self.stored, self.checked = groups, memory, stored, checked
         self.sources: dict[int, Node] = {}  # the input that an output is written over, by the output's node
         self.replaced: set[int] = set()  # the ids of these inputs
         self.made: dict[int, list[int]] = {}  # the groups that compute a node
@@ -84,14 +90,14 @@ class Reuse:
             return
         for n, start in parts:
             where = self.made.get(n.id, [])
-            if len(where) != 1 or self.groups[where[0]].kind not in ("loop", "matmul"):
+            if len(where) != 1 or self.groups[where[0]].kind not in _WRITERS:
                 yield -1, n, start
             else:
                 yield where[0], n, start
 
     def _is_safe(self, k: int, n: Node, start: int, source: Node) -> bool:
         """Return whether group ``k`` can write ``n`` over an input, starting at its element ``start``."""
-        if k < 0 or n is self._home(self.groups[k]):
+        if k < self.checked or n is self._home(self.groups[k]):
             return False
         reads = self.reads.get(source.id, [])
         first = bisect_left(reads, start - self.longest, key=lambda read: read.low)
@@ -116,6 +122,8 @@ class Reuse:
 
     def _is_alike(self, g: Group, reader: Node, a: View, n: Node, start: int) -> bool:
         """Return whether ``reader`` reads of an input the element that ``n`` is written to."""
+        if reader.op == "scatter":
+            return a is reader.args[0] and a.is_whole()
         if reader.op in ("matmul", "reduce", "gather") or g.level[reader.id] != g.level[n.id]:
             return False
         full = g.level[n.id] == FULL
