@@ -209,8 +209,8 @@ def _text() -> str | None:
 
 
 @functools.cache
-def _function() -> int:
-    """Compile the entry and return its address."""
+def _method() -> _Method:
+    """Compile the entry."""
     text = _text()
     assert text is not None
     names = (
@@ -223,7 +223,7 @@ def _function() -> int:
     imports |= {"none": id(None), "zero": id(0), "clock": id(clock), "committing": id(committing)}
     imports |= {"float": id(float), "int": id(int), "float64": id(np.float64), "dict": id(dict)}
     imports |= {"new_array": _numpy_functions()[_NEW_FROM_DESCR], "run": pool.addresses()["run"]}
-    return units.library(text, ("call",), imports)["call"]
+    return method(text, "call", imports)
 
 
 def _address(function: Any) -> int:
@@ -250,16 +250,28 @@ class _Method(ctypes.Structure):
 
 
 _FASTCALL = 0x80
-_METHODS: dict[int, _Method] = {}
 
 
-def _built_in(address: int, owner: Any, name: bytes = b"entry") -> Any:
+def method(text: str, name: str, imports: dict[str, int]) -> _Method:
+    """Compile a library with the function ``name``; keep the result alive as long as its built-in functions.
+
+    CPython reads the address of the function at each call, so optimised code replaces the first code in all
+    built-in functions at once.
+    """
+    found = _Method(name.encode(), None, _FASTCALL, None)
+
+    def use(addresses: dict[str, int]) -> None:
+        found.function = addresses[name]
+
+    units.library(text, (name,), imports, use)
+    return found
+
+
+def built_in(native: _Method, owner: Any) -> Any:
     """Return a built-in function for native code; the function keeps its ``owner`` alive."""
-    if address not in _METHODS:
-        _METHODS[address] = _Method(name, address, _FASTCALL, None)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    return make(ctypes.addressof(_METHODS[address]), owner, None)
+    return make(ctypes.addressof(native), owner, None)
 
 
 class _Words(np.ndarray[Any, np.dtype[np.int64]]):
@@ -384,7 +396,7 @@ class Entry:
         )
         words.spare = outs[:, _SPARE]
         self.words = words
-        self.call = _built_in(_function(), words)
+        self.call = built_in(_method(), words)
 
     def is_done(self) -> bool:
         """Return whether the last call has written."""

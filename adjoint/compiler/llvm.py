@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from adjoint.compiler.machine import Machine, binding, machine
 from adjoint.config import held_across_fork
 
-__all__ = ["Job", "compile_all", "compile_text", "link"]
+__all__ = ["Job", "compile_all", "compile_apart", "compile_text", "link"]
 
 _THREADS = 4  # at most
 
@@ -50,7 +50,7 @@ def compile_all(jobs: Sequence[Job], here: Machine) -> list[bytes]:
             while True:
                 k = order.pop()
                 try:
-                    found[k] = _compiled(jobs[k], here, worker)
+                    found[k] = _compiled(jobs[k], _target_of(here, jobs[k].effort, worker))
                 except Exception as error:
                     found[k] = error
 
@@ -79,12 +79,17 @@ def compile_all(jobs: Sequence[Job], here: Machine) -> list[bytes]:
     return outs
 
 
-def _compiled(job: Job, here: Machine, worker: int) -> bytes:
+def compile_apart(job: Job, here: Machine) -> bytes:
+    """Return the object code of a job, while other threads may call ``compile_all``."""
+    return _compiled(job, _target(here, job.effort))
+
+
+def _compiled(job: Job, target: Any) -> bytes:
     """Return the object code of a job.
 
     SROA is the only optimisation pass: the texts already use vector instructions.
     """
-    llvm, target = binding(), _target_of(here, job.effort, worker)
+    llvm = binding()
     context = llvm.create_context()
     modules = [
         llvm.parse_assembly(text.replace("@kernel(", f"@{name}("), context)

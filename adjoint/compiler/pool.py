@@ -88,7 +88,7 @@ def _text() -> str:
     return text
 
 
-units.expect(_text, 0)  # most of it waits or runs once
+units.expect(_text)
 
 
 def addresses() -> dict[str, int]:
@@ -97,7 +97,8 @@ def addresses() -> dict[str, int]:
         if not _found:
             binding()
             exports = ("run", "start", "forget", "chunks_helped", "trust", "avoid")
-            _found.update(units.library(_text(), exports, {}, 0))
+            # it is not improved: most of it waits or runs once, and there is one copy of its variables
+            _found.update(units.library(_text(), exports, {}))
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=_forget)
         return _found

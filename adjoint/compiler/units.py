@@ -6,35 +6,39 @@ The missing units of a program are compiled together, and written to one file of
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from adjoint.compiler import disk
 from adjoint.compiler.disk import Image
 from adjoint.compiler.emit.text import SHARED, unit_name
-from adjoint.compiler.llvm import Job, compile_all, link
+from adjoint.compiler.llvm import Job, compile_all, compile_apart, link
 from adjoint.compiler.machine import Machine, binding, machine
 from adjoint.config import held_across_fork
 
-__all__ = ["clear_memory", "counts", "expect", "function", "functions", "library"]
+__all__ = ["clear_memory", "counts", "expect", "function", "functions", "library", "wait"]
 
 Source = TypeVar("Source", bound=Callable[[], str | None])
 
 USED = re.compile(r"@(unit_[0-9a-f]{32})\(")
-# The level of optimisation of libraries: 1 takes a fifth less time than 2, and its code runs as fast, because
-# nothing there is arithmetic; 0 takes a fifth of the time, but calls of small programs take 6 % longer.
-EFFORT = 1
+# Levels of optimisation of libraries.  Level 0 takes a sixth of the time of level 1, but calls of small
+# programs take 6 % longer.  Level 2 takes a fifth more, for code that runs as fast: it is not arithmetic.
+FAST, GOOD = 0, 1
 PART = 20_000  # characters: longer texts are divided among threads
 
 _lock = held_across_fork(threading.RLock())
 _addresses: dict[str, int] = {}
 _images: dict[str, Image] = {}  # the image of each unit in ``_addresses``
 _salts: dict[Machine, bytes] = {}
-_libraries: list[tuple[Callable[[], str | None], int]] = []  # texts and levels of optimisation
+_libraries: list[Callable[[], str | None]] = []  # the texts
 _compiled: dict[str, bytes] = {}  # object code of libraries that are not loaded yet
+_improving: list[threading.Thread] = []
+_in_turn = held_across_fork(threading.RLock())  # libraries are compiled again one after the other
 
 # How many units were found in memory, read from disk, or compiled.
 counts = {"memory": 0, "disk": 0, "compiled": 0}
@@ -158,12 +162,12 @@ def _enter(image: Image) -> None:
 # Libraries -----------------------------------------------------------------------------------------
 
 
-def expect(text: Source, effort: int = EFFORT) -> Source:
+def expect(text: Source) -> Source:
     """Compile a library together with the first kernels, because programs need it too.
 
-    ``text()`` returns its text, or None if this system cannot use it; ``effort`` is as for ``library``.
+    ``text()`` returns its text, or None if this system cannot use it.
     """
-    _libraries.append((text, effort))
+    _libraries.append(text)
     return text
 
 
@@ -171,40 +175,75 @@ def _waiting(here: Machine) -> dict[str, Job]:
     """Return the jobs of the expected libraries that are neither loaded nor on disk, by key."""
     directory = disk.cache_directory()
     found = {}
-    for make, effort in _libraries:
+    for make in _libraries:
         text = make()
         if text is not None:
             key = _key(text, here)
             if directory is None or not disk.read(directory, key):
-                found[key] = Job({"library": text}, effort)
+                found[key] = Job({"library": text}, FAST)
     _libraries.clear()
     return found
 
 
 def library(
-    text: str, exports: tuple[str, ...], imports: dict[str, int], effort: int = EFFORT
+    text: str,
+    exports: tuple[str, ...],
+    imports: dict[str, int],
+    use: Callable[[dict[str, int]], None] | None = None,
 ) -> dict[str, int]:
-    """Compile a text and return the addresses of the functions ``exports``.
+    """Compile a text without optimisation and return the addresses of the functions ``exports``.
 
-    ``imports`` has the addresses of the functions that the text calls, by name; ``effort`` is LLVM's level of
-    optimisation.
+    ``imports`` has the addresses of the functions that the text calls, by name.  With ``use`` a thread then
+    compiles the text again with optimisation, for the disk cache, too; ``use`` is called with the first
+    addresses and later with the new ones.  The first ones stay valid.
     """
     here = machine()
     with _lock:
         key = _key(text, here)
         directory = disk.cache_directory()
         images = [] if directory is None or key in _compiled else disk.read(directory, key)
+        code, found = b"", {}
         for image in images:
-            try:
-                addresses = link(image.code, exports, imports)
-            except RuntimeError:  # the object file is of another machine
-                continue
-            counts["disk"] += 1
-            return addresses
-        code = _compiled.pop(key, None)
-        if code is None:
-            (code,) = compile_all([Job({"library": text}, effort)], here)
-        counts["compiled"] += 1
+            with suppress(RuntimeError):  # the object file is of another machine
+                found = link(image.code, exports, imports)
+                counts["disk"] += 1
+                break
+        else:
+            code = _compiled.pop(key, b"") or compile_all([Job({"library": text}, FAST)], here)[0]
+            found = link(code, exports, imports)
+            counts["compiled"] += 1
+
+    def keep(code: bytes) -> None:
         if directory is not None:
             disk.write(directory, [Image(dict.fromkeys(exports, key), {}, code)], [key])
-        return link(code, exports, imports)
+
+    def improve() -> None:
+        assert use is not None
+        with _in_turn, suppress(Exception):  # the first code works
+            better = compile_apart(Job({"library": text}, GOOD), here)
+            use(link(better, exports, imports))
+            keep(better)
+
+    if use is not None:
+        use(found)
+    if code and use is None:
+        keep(code)
+    elif code:
+        thread = threading.Thread(target=improve, name="adjoint-llvm")
+        with suppress(RuntimeError):  # no more threads
+            thread.start()
+            _improving.append(thread)
+    return found
+
+
+def wait() -> None:
+    """Wait until no library is being compiled again."""
+    while _improving:
+        thread = _improving[0]
+        thread.join()
+        with suppress(ValueError):  # another thread waits, too
+            _improving.remove(thread)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=wait)  # a child has no threads

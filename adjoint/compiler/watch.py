@@ -121,7 +121,8 @@ def _text() -> str | None:
 
 
 @functools.cache
-def _function() -> int:
+def _method() -> Any:
+    """Compile the check."""
     text = _text()
     assert text is not None
     names = (
@@ -131,7 +132,7 @@ def _function() -> int:
     imports = {n: entry._address(getattr(ctypes.pythonapi, n)) for n in names}
     imports |= {"ndarray": id(np.ndarray), "tensor": id(Tensor), "node": id(Node)}
     imports |= {"true": id(True), "false": id(False)}
-    return units.library(text, ("ready",), imports)["ready"]
+    return entry.method(text, "ready", imports)
 
 
 class Watch:
@@ -175,7 +176,7 @@ class Watch:
         self.words[12:14] = len(held), self._listed(self._fixed, [id(t) for t in self.tensors])
         self.count = len(specs)
         self.words.held = (self._fixed, self.tensors, guards)
-        self.ready: Callable[..., bool] = entry._built_in(_function(), self.words, b"ready")
+        self.ready: Callable[..., bool] = entry.built_in(_method(), self.words)
 
     @staticmethod
     def _listed(keep: list[Any], values: Sequence[int]) -> int:

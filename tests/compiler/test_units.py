@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import os
@@ -16,7 +17,7 @@ pytest.importorskip("llvmlite")
 
 from native import run
 
-from adjoint.compiler import disk, llvm, machine, units
+from adjoint.compiler import disk, entry, llvm, machine, units
 from adjoint.compiler.emit.text import Value, Writer
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the disk cache needs user ids")
@@ -26,6 +27,9 @@ def kernel(number: float) -> str:
     w = Writer(machine.machine())
     w.store(w.const(number, "double"), w.slot(0))
     return w.kernel()
+
+
+INCREMENT = {"Py_IncRef": entry._address(ctypes.pythonapi.Py_IncRef)}
 
 
 def value_of(text: str) -> float:
@@ -294,3 +298,72 @@ def test_each_module_has_its_own_pass_builder(monkeypatch: pytest.MonkeyPatch) -
     for number in (1.0, 2.0, 3.0):
         llvm.compile_text(kernel(number), machine.machine())
     assert len(made) == 3
+
+
+# Libraries are compiled twice ------------------------------------------------------------------------
+
+
+def answer(number: int) -> str:
+    return f"define i64 @answer() {{\n  ret i64 {number}\n}}"
+
+
+def answer_of(address: int) -> int:
+    return ctypes.CFUNCTYPE(ctypes.c_int64)(address)()
+
+
+def test_a_library_is_used_at_once_and_replaced_by_better_code(cache):
+    found: list[int] = []
+    first = units.library(answer(7), ("answer",), {}, lambda a: found.append(a["answer"]))["answer"]
+    units.wait()
+    assert found[0] == first and len(set(found)) == 2
+    assert [answer_of(a) for a in found] == [7, 7]
+    before = dict(units.counts)
+    again: list[int] = []
+    units.library(answer(7), ("answer",), {}, lambda a: again.append(a["answer"]))
+    units.wait()
+    assert len(again) == 1 and answer_of(again[0]) == 7  # the better code, from disk
+    assert units.counts["disk"] == before["disk"] + 1
+
+
+def test_the_first_code_of_a_library_stays_if_there_is_no_better(cache, monkeypatch):
+    def fails(job, here):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(units, "compile_apart", fails)
+    found: list[int] = []
+    units.library(answer(8), ("answer",), {}, lambda a: found.append(a["answer"]))
+    units.wait()
+    assert [answer_of(a) for a in found] == [8] and not list(cache.iterdir())
+
+
+def test_built_in_functions_follow_their_method(cache):
+    text = "declare void @Py_IncRef(ptr)\ndefine ptr @call(ptr %self, ptr %args, i64 %n) {\n"
+    text += "  %r = RESULT\n  call void @Py_IncRef(ptr %r)\n  ret ptr %r\n}"
+    own = entry.method(text.replace("RESULT", "select i1 true, ptr %self, ptr %args"), "call", INCREMENT)
+    first = entry.method(text.replace("RESULT", "load ptr, ptr %args"), "call", INCREMENT)
+    units.wait()
+    owner = object()
+    call = entry.built_in(own, owner)
+    assert call(1) is owner
+    own.function = first.function
+    assert call(1) == 1
+
+
+def test_fork_and_exit_wait_for_better_code(cache):
+    """A child has the better code, and a process that ends at once leaves it on disk."""
+    program = f"""
+import os
+from adjoint.compiler import units
+found = []
+units.library({answer(9)!r}, ("answer",), {{}}, found.append)
+child = os.fork()
+if child == 0:
+    os._exit(len(found))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+units.library({answer(10)!r}, ("answer",), {{}}, found.append)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+    before = units.counts["disk"]
+    for number in (9, 10):
+        assert answer_of(units.library(answer(number), ("answer",), {})["answer"]) == number
+    assert units.counts["disk"] == before + 2
