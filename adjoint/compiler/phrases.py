@@ -16,9 +16,9 @@ import numpy as np
 from adjoint.compiler.program import Instruction
 from adjoint.compiler.symbolic import Symbolic
 
-__all__ = ["NAMES", "phrase"]
+__all__ = ["NAMES", "bias_of", "phrase"]
 
-NAMES: dict[str, Any] = {"add_into": np.add, "total": np.add.reduce}  # globals of the generated code
+NAMES: dict[str, Any] = {"total": np.add.reduce}  # globals of the generated code
 
 _BLAS = "fdFD"
 _INFIX = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/"}
@@ -45,9 +45,15 @@ def _linear(i: Instruction, x: str, w: str, b: str) -> str | None:
     dtypes = {a.dtype for a in i.args}
     if len(dtypes) != 1 or dtypes.pop().char not in _BLAS or i.args[0].ndim != 2 or i.args[1].ndim != 2:
         return None
+    return f"{x}.dot({w}.T)"
+
+
+def bias_of(i: Instruction, args: list[str]) -> str | None:
+    """Return an expression for what is added to the value of ``phrase``, in place; None if nothing is."""
+    if i.op.name != "linear":
+        return None
     (out,) = i.outs
-    bias = f"{b}.reshape({out.shape!r})" if out.size == i.args[2].size else b
-    return f"add_into(y := {x}.dot({w}.T), {bias}, y)"
+    return f"{args[2]}.reshape({out.shape!r})" if out.size == i.args[2].size else args[2]
 
 
 def _sum(i: Instruction, x: str) -> str | None:

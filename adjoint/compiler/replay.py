@@ -11,15 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.phrases import NAMES, phrase
+from adjoint.compiler.phrases import NAMES, bias_of, phrase
 from adjoint.compiler.program import Instruction, Program
-from adjoint.compiler.symbolic import ADD_INTO, Symbolic, add_in_place
+from adjoint.compiler.symbolic import ADD_INTO, VIEWS, Symbolic, add_in_place
+from adjoint.core.eager import UFUNCS
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
 __all__ = ["build", "forward_of"]
 
 _FLOATS = "fd"
 _FOLDED = 64  # elements: larger constants are computed at each call
+_LARGE = (
+    1 << 17
+)  # bytes: smaller results are always new arrays, because looking for one to reuse takes longer
 _INLINED = 32  # lines: the function that calls a longer program does not repeat its lines
 
 
@@ -43,6 +47,7 @@ class _Builder:
             "asarray": np.asarray,
             "ndarray": np.ndarray,
             "quiet": np.errstate,
+            "reusable": reusable,
             **NAMES,
         }
         self.lines: list[str] = []
@@ -154,10 +159,15 @@ class _Builder:
     def _instruction(self, n: int, i: Instruction, indent: str) -> None:
         """Generate the line of instruction ``i``, which has the number ``n``."""
         args = [self._argument(n, k, i, a, indent) for k, a in enumerate(i.args)]
-        call = phrase(i, args) or self._call(n, i, args)
+        known = phrase(i, args)
+        call = known or self._call(n, i, args)
         targets = ", ".join(f"v{o.id}" for o in i.outs)
         comma = "," if i.op.outputs > 1 and targets else ""
-        self.lines.append(f"{indent}{targets}{comma}{' = ' if targets else ''}{call}")
+        self.lines.append(
+            f"{indent}{targets}{comma}{' = ' if targets else ''}{self._reused(n, i, args, call)}"
+        )
+        if known is not None and (bias := bias_of(i, args)):
+            self.lines.append(f"{indent}{targets} += {bias}")
         for o in i.outs:
             if not o.weak and not o.shape:
                 self.lines.append(f"{indent}if type(v{o.id}) is not ndarray: v{o.id} = asarray(v{o.id})")
@@ -171,6 +181,32 @@ class _Builder:
         own = i.op is ADD_INTO and self._is_own(i.args[0])
         self.names[f] = add_in_place if own else forward_of(i)
         return f"{f}({', '.join(args)})"
+
+    def _reused(self, n: int, i: Instruction, args: list[str], call: str) -> str:
+        """Return ``call``, or an expression that writes its value over an operand if that is possible.
+
+        The operand must be a value of the program that nothing uses after this instruction.
+        """
+        forward: Any = UFUNCS.get(i.op.forward, i.op.forward)
+        if type(forward) is not np.ufunc or len(i.outs) != 1 or len(args) != forward.nin or i.params:
+            return call
+        (out,) = i.outs
+        if out.size * out.dtype.itemsize < _LARGE or n in self.inner:
+            return call
+        arrays = {f"v{a.id}": a for a in i.args if isinstance(a, Symbolic) and a.shape}
+        for name, a in arrays.items():
+            if (a.shape, a.dtype) == (out.shape, out.dtype) and self._ends(a, n):
+                function = f"f{n}_{_identifier(i.op.name)}"
+                self.names.setdefault(function, forward)
+                given = ", ".join([name, *(other for other in arrays if other != name)])
+                return f"{function}({', '.join(args)}, out={name}) if reusable({given}) else {call}"
+        return call
+
+    def _ends(self, a: Symbolic, n: int) -> bool:
+        """Return whether ``a`` is an array that the program made, and instruction ``n`` is its last use."""
+        maker = self.makers.get(a.id)
+        new = maker is not None and maker.op.name not in VIEWS
+        return new and a.id not in self.kept and self.last[a.id] == n
 
     def _is_own(self, value: Symbolic) -> bool:
         """Return whether ``value`` is an array that the program made for sums, and only the sum uses it."""
@@ -203,6 +239,30 @@ class _Builder:
             self.typed.add(name)
             self.lines.append(f"{indent}{name} = asarray(v{a.id}, {dtype.char!r})")
         return name
+
+
+def reusable(a: Any, *others: Any) -> bool:
+    """Return whether a result of a ufunc can be written into its operand ``a``, a variable of the caller.
+
+    Nothing else may refer to the array.  All operands must be row-major, or one number that is repeated,
+    because then the result would be row-major too: its layout decides how later sums and products round.
+    """
+    if sys.getrefcount(a) > _ALONE or a.base is not None or not a.flags.carray:
+        return False
+    return all(b.flags.c_contiguous or not any(b.strides) for b in others)
+
+
+def _measure_alone() -> int:
+    alone = np.empty(0)
+    return _references(alone)
+
+
+def _references(a: Any) -> int:
+    return sys.getrefcount(a)
+
+
+# What ``reusable`` counts if only one variable of its caller refers to the array; see ``core.inplace``.
+_ALONE = _measure_alone() if hasattr(sys, "getrefcount") else -1
 
 
 def forward_of(i: Instruction) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from adjoint.compiler.trace import Trace
     from adjoint.core.op import Op
 
-__all__ = ["ADD_INTO", "Nonzero", "Number", "Root", "Symbolic", "add_in_place", "ended_error"]
+__all__ = ["ADD_INTO", "VIEWS", "Nonzero", "Number", "Root", "Symbolic", "add_in_place", "ended_error"]
 
 _FLOAT64 = np.dtype(np.float64)
 _TENSOR: Any = Tensor  # its protocols of NumPy are attached later
@@ -102,7 +102,7 @@ class Symbolic(Unknown):
         if other is self:
             return True
         body = self.trace.program.body
-        return bool(body) and body[-1].op.name in _VIEWS and body[-1].args[0] is other
+        return bool(body) and body[-1].op.name in VIEWS and body[-1].args[0] is other
 
     def as_number(self, kind: type = float) -> Number:
         """Return the only element as a symbolic Python number."""
@@ -175,7 +175,7 @@ def _any_nan(*tangents: Any) -> Any:
     return np.asarray(any(map(may_have_nan, tangents)))
 
 
-_VIEWS = frozenset(
+VIEWS = frozenset(
     "reshape permute_dims moveaxis matrix_transpose broadcast_to flip diagonal windows index".split()
 )
 _ITEM = Host("item", lambda a: a.item())

@@ -129,12 +129,16 @@ def spread(work: Callable[[T], object], parts: Sequence[T], threads: int) -> Non
         spreading.set(before)
 
 
-def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any]) -> Any:
-    """Return ``f(a)`` for a slow function and a large array, in several threads; the bits are the same."""
+def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any], out: Any = None) -> Any:
+    """Return ``f(a)`` for a slow function and a large array, in several threads; the bits are the same.
+
+    The result is written to ``out``, if that is given.
+    """
     threads = threads_for(a.size, COSTLY_SIZE // 2)
     if threads == 1 or a.dtype.char not in "fd" or not a.flags.c_contiguous:
-        return f(a)
-    out = np.empty_like(a)
+        return f(a) if out is None else f(a, out)
+    if out is None:
+        out = np.empty_like(a)
     source, target = a.reshape(-1), out.reshape(-1)
     length = -(-a.size // (4 * threads * _VECTORS)) * _VECTORS
     spread(lambda s: f(source[s], target[s]), pieces(a.size, length), threads)
