@@ -195,7 +195,9 @@ class Loop(ForwardRule):
         self.ys = len(ys)
         # the dtypes of Python numbers in the carry are those of the first step
         if any(a.dtype != b.dtype for a, b in zip(self.inputs, outs[: self.carries], strict=False)):
-            raise TransformError("scan: the dtype of the carry changes in the first step.")
+            raise TransformError(
+                "scan: the first step changes the dtype of the carry.  Give init that dtype."
+            )
         self.results = [self.sub.value(o) for o in outs]
         self.stacked: list[Symbolic] = []
         self.sub.program.results = self.results

@@ -157,7 +157,7 @@ def _conv_input(
 ) -> Any:
     n, count, kernel = g.shape[0], g.shape[2:], w.shape[2:]
     if 0 in count or not n or g.dtype.kind != "f" or any(hi < 0 or lo < 0 for lo, hi in padding):
-        raise NotNative("a convolution of integers, an empty one, or one that crops has no native form")
+        raise NotNative("convolutions of integers, empty ones and negative padding have no native form")
     if 0 not in size and _is_direct(g, w, kernel, padding, groups, size[-1]):
         spec = (n, w.shape[1], w.shape[0], tuple(size), kernel, stride, padding, dilation)
         y = _direct(xp, "conv_input", g, w, spec, (n, w.shape[1], math.prod(size)))

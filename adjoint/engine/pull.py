@@ -455,7 +455,7 @@ def _add_output(run: Run, parent: Any, index: int, g: Any, zeros: Zeros | None) 
 
 
 def release(node: Node) -> None:
-    """Drop the values that a node saved; a node that saved nothing can be used again."""
+    """Drop the values that a node saved.  A node that saved nothing can still be differentiated again."""
     if node.op.saves_any:
         node.args = node.out = node.versions = None
 

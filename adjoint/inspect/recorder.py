@@ -221,7 +221,7 @@ class Recorder(Callback):
         self._skipped += 1
 
     def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Measure the update; start to watch a step if one is due."""
+        """Measure the update of the parameters.  If the next step is to be watched, start to watch it."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.__exit__()

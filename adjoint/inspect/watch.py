@@ -197,7 +197,7 @@ class Watch(Observer):
             self.exact.start()
 
     def computed(self, op: Any) -> None:
-        """Stop the clock: recording takes longer while it is observed."""
+        """Note the time at which the values of an op are there, before the op is recorded."""
         self._stack.computed = perf_counter()
 
     def end(

@@ -129,7 +129,10 @@ class OnnxModule(Module):
 def _numbers(value: Any) -> list[int]:
     """Return an array of integers that is stored in the file, such as a shape, as a list."""
     if isinstance(value, Tensor):
-        raise InputError("onnx: shapes and axes that the model computes are not supported.")
+        raise InputError(
+            "onnx: the model computes a shape or an axis, which is not supported.\n"
+            "  Export the model with constant shapes."
+        )
     return [int(v) for v in np.atleast_1d(value)]
 
 

@@ -58,7 +58,7 @@ def _steps(a: Any, axis: int = -3) -> list[Any]:
 
 
 def _steps_or_none(a: Any, length: int) -> list[Any]:
-    """Return a list with a view of each step; with None for each if ``a`` is the number 0 (absent)."""
+    """Return a view of each step; a list of None if ``a`` is the number 0, which means absent."""
     return [None] * length if type(a) is int else _steps(a)
 
 

@@ -100,7 +100,7 @@ def _stacks(y: Array, like: Array, n: int) -> Any:
 def _apply(x: Array, operator: Operator) -> Any:
     if x.shape[-2] != operator.shape[1]:
         raise ValueError(
-            f"a sparse matrix of shape {operator.shape} cannot be multiplied with {x.shape[-2]} rows"
+            f"a sparse matrix of shape {operator.shape} cannot be multiplied by a matrix with {x.shape[-2]} rows"
         )
     y = np.asarray(operator.held @ _columns(wide(x)))
     dtype = np.result_type(operator.dtype, float_dtype(x)) if operator.dtype.kind == "c" else float_dtype(x)

@@ -243,7 +243,7 @@ def _polygamma_gap(x: Array, y: Array, n: int) -> Any:
         return -np.expm1(-power * np.log1p(b / x)) * x**-power
 
     def in_front(values: Any) -> Any:
-        """Return ``values`` with a new axis 0 before the axes of x, along which the terms are summed."""
+        """Return ``values`` along a new first axis, before the axes of x.  Sums are over this axis."""
         return np.asarray(values, np.float64).reshape(-1, *(1,) * a.ndim)
 
     with np.errstate(over="ignore", under="ignore"):

@@ -259,7 +259,7 @@ def lu_factor(a: Any) -> Any:
 
 
 def _exchanged(order: Any, i: int, k: Any) -> Any:
-    """Return an order with the elements ``i`` and ``k`` exchanged; ``k`` may be known only at the call."""
+    """Return an order with the elements ``i`` and ``k`` exchanged; ``k`` may be a tensor."""
     places = np.arange(order.shape[-1])
     return rec.where(places == i, order[k], rec.where(places == k, order[i], order))
 

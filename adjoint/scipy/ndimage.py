@@ -493,7 +493,7 @@ def map_coordinates(
             f"per axis of the image (shape {x.shape}), but they have shape {at.shape}."
         )
     if order not in range(6):
-        raise ArgumentError(f"map_coordinates: order must be from 0 to 5, but is {order!r}.")
+        raise ArgumentError(f"map_coordinates: order must be an integer from 0 to 5, but is {order!r}.")
     if mode not in _BORDERS or mode == "wrap":
         names = ", ".join(m for m in _BORDERS if m != "wrap")
         raise ArgumentError(f"map_coordinates: mode must be one of {names}, not {mode!r}.")

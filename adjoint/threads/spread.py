@@ -81,7 +81,7 @@ def threads_for(size: int, least: int, *, ending: Callable[[], bool] = sys.is_fi
     """Return the number of threads for ``size`` elements, so that each thread has at least ``least``.
 
     The number is 1 inside a spread pass, in a forked child, and while the interpreter exits.  ``ending`` is
-    not a variable of this module, because those are deleted at exit.
+    a parameter, because global variables of modules are deleted at exit.
     """
     if size < 2 * least or ending() or spreading.get() or _pool.forked:
         return 1

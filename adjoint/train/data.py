@@ -477,7 +477,8 @@ class DataLoader:
         other = [f"{k} {state.get(k)}, not {v}" for k, v in self._form().items() if state.get(k) != v]
         if other:
             raise ArgumentError(
-                f"DataLoader: the state was saved by a loader with different settings: {', '.join(other)}."
+                f"DataLoader: the state was saved by a loader with different settings: {', '.join(other)}.\n"
+                "  Create the loader with the settings of the saved one."
             )
         self.epoch, self.position = place
         self._goes_on = True

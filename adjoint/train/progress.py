@@ -69,7 +69,7 @@ class Progress:
             )
 
     def _throughput(self) -> str:
-        """Return the weight per second over the last steps, as text."""
+        """Return the examples (the weight of the batches) per second over the last steps, as text."""
         seconds = self._recent[-1][0] - self._recent[0][0]
         weight = sum(w for _, w in self._recent) - self._recent[0][1]
         return _short(weight / seconds if seconds else 0.0)

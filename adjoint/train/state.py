@@ -178,7 +178,7 @@ def matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
 
 
 def _weights(trainer: Trainer) -> dict[str, Any]:
-    """Return the weights of the terms of a composed loss; a schedule among them may have a state."""
+    """Return the weights of the terms of a composed loss by name; a weight may be a schedule with a state."""
     return trainer.loss.weights if isinstance(trainer.loss, ComposedLoss) else {}
 
 

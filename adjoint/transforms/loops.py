@@ -641,7 +641,7 @@ class _ForwardOnly(ForwardRule):
         return tensors
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Return ``tensors``; the backward needs nothing."""
+        """Return ``tensors``.  Nothing is saved for the backward."""
         return tensors, [], None
 
     def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:

@@ -257,9 +257,9 @@ def _part(t: Tensor, level: int) -> tuple[Tensor, list[tuple[int, int, bool]]]:
 
 
 def _inside(part: Tensor, batches: list[tuple[int, int, bool]], history: bool) -> Tensor:
-    """Return a tensor that contains ``part`` inside these batches, as ``_part`` returns them.
+    """Return ``part`` wrapped in the batches that ``_part`` took off.
 
-    It is connected to the graph of ``part`` if ``history``.
+    The result is connected to the graph of ``part`` if ``history``.
     """
     for level, size, batched in reversed(batches):
         part = wrap(Batched(level, size, part if history else part._data, batched))

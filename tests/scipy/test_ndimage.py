@@ -100,7 +100,7 @@ def test_mistakes():
         N.correlate1d(X, [1.0, 2.0], origin=5)
     with pytest.raises(ShapeError, match="one coordinate per axis of the image"):
         N.map_coordinates(X, [[1.0]])
-    with pytest.raises(ArgumentError, match="order must be from 0 to 5"):
+    with pytest.raises(ArgumentError, match="order must be an integer from 0 to 5"):
         N.map_coordinates(X, np.ones((2, 1)), order=6)
     with pytest.raises(InputError, match="output must be a dtype, not an array"):
         N.gaussian_filter(X, 1.0, output=np.zeros((5, 4)))

@@ -70,7 +70,7 @@ class Nest:
         return n.op == "reduce" or self.group.level[n.id] == FULL
 
     def _find_places(self, places: dict[int, Place]) -> None:
-        """Find the strides along the whole domain of every operand from memory and every stored node."""
+        """Find the strides, along each axis of the domain, of operands in memory and of stored nodes."""
         g = self.group
         for n in g.nodes:
             full = n.op == "reduce" or g.level[n.id] == FULL
