@@ -349,7 +349,7 @@ class _Crew:
         return complete
 
     def claim(self, given: list[tuple[_Inbox, int, Any]]) -> _Claims:
-        """Queue contributions; claim inboxes whose next one has arrived.  The caller holds the lock."""
+        """Queue contributions; claim inboxes that can sum their next one.  The caller holds the lock."""
         claimed = []
         for inbox, position, gp in given:
             inbox.waiting[position] = gp

@@ -333,7 +333,7 @@ class Module:
                     yield (f"{path}.{name}" if path else name), value
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Return an iterator over all parameters with their paths; a shared parameter once."""
+        """Return an iterator over all parameters with their paths.  A shared parameter is returned once."""
         return self._named("_parameters")
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
@@ -341,7 +341,7 @@ class Module:
         return self._named("_buffers")
 
     def parameters(self) -> list[Tensor]:
-        """Return a list of all parameters; a shared parameter once."""
+        """Return a list of all parameters.  A shared parameter is in it once."""
         return [p for _, p in self.named_parameters()]
 
     def requires_grad_(self, requires_grad: bool = True) -> Module:

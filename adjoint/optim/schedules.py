@@ -423,7 +423,7 @@ def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
     pairs = [part if isinstance(part, tuple) else (part, None) for part in parts]
     if not parts or any(len(pair) != 2 for pair in pairs) or any(steps is None for _, steps in pairs[:-1]):
         raise ArgumentError(
-            "sequence: each part must be a pair (schedule, steps); only the last may have no number of steps."
+            "sequence: each part must be a pair (schedule, steps); only the last may omit the steps."
         )
     for schedule, steps in pairs:
         _callable("sequence", schedule)

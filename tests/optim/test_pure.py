@@ -94,7 +94,7 @@ def test_mistakes_name_the_cure() -> None:
     )
     one = pure.init({"w": np.ones(2)})
     assert raised(lambda: pure.update({"w": np.ones(2)}, {"w": np.ones((3, 2))}, one)) == (
-        "update: a parameter has shape (2,), but its gradient (3, 2)."
+        "update: a gradient has shape (3, 2), but its parameter has shape (2,)."
     )
     assert raised(lambda: pure.update({"w": np.ones(2)}, {"v": np.ones(2)}, one)).startswith("update: grads")
     assert raised(lambda: pure.update({"w": np.ones(2)}, {"w": np.ones(2)}, one, lr=-1.0)).startswith(
