@@ -37,7 +37,7 @@ from adjoint.transforms.calls import ForwardRule, apply
 
 if TYPE_CHECKING:
     from adjoint.compiler.trace import Trace
-    from adjoint.transforms.loops import Body
+    from adjoint.transforms.loop_body import Body
 
 __all__ = ["Loop", "from_outside", "trace_scan"]
 

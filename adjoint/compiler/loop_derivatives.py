@@ -27,7 +27,7 @@ from adjoint.core.values import tracked
 from adjoint.engine.push import push_forward
 from adjoint.engine.run import key_of
 from adjoint.grads.backward import gradients
-from adjoint.transforms.loops import Body, run_scan
+from adjoint.transforms.loop_body import Body, run_scan
 from adjoint.transforms.rerun import with_stand_ins
 
 if TYPE_CHECKING:

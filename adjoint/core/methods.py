@@ -58,7 +58,7 @@ def _reflected(function: Any) -> Callable[[Any, Any], Any]:
 
 
 class Updates(Protocol):
-    """For type checkers: the type of ``x.at``; at run time it is ``At`` in ``ops/index.py``."""
+    """For type checkers: the type of ``x.at``; at run time it is ``At`` in ``ops/at.py``."""
 
     def __getitem__(self, key: Any) -> Updates: ...
     def get(self) -> Tensor: ...

@@ -14,6 +14,7 @@ from adjoint.hints import add_hints, explain_class
 from adjoint.ops import (
     activations,
     arrange,
+    at,
     attention,
     banded,
     compare,
@@ -99,7 +100,7 @@ for _op in OPS.values():
 attach(Tensor, **{name: function(name) for name in COMPOSED})
 attach(Tensor, **{method: augmented(method) for method in AUGMENTED})
 explain_class(Tensor)
-explain_class(index.At)
+explain_class(at.At)
 
 
 def _comparison(method: str) -> None:
@@ -130,7 +131,7 @@ attach(
     __trunc__=piecewise.whole_part("trunc"),  # for math.trunc; a tensor with one element becomes an int
     __floor__=piecewise.whole_part("floor"),
     __ceil__=piecewise.whole_part("ceil"),
-    at=property(index.At),
+    at=property(at.At),
     reshape=shape.reshape_method,
     T=property(shape.transpose),
     mT=property(shape.matrix_transpose),

@@ -144,7 +144,9 @@ class Pure:
         ``slots`` is the state, ``hyper`` the hyper-parameters.
         """
         if g.shape != p.shape:
-            raise ShapeError(f"update: a gradient has shape {g.shape}, but its parameter has shape {p.shape}.")
+            raise ShapeError(
+                f"update: a gradient has shape {g.shape}, but its parameter has shape {p.shape}."
+            )
         g = g if g.dtype == p.dtype else rec.astype(g, dtype=p.dtype)
         fitting = {
             k: rec.astype(v, dtype=p.dtype) if isinstance(v, Tensor) and v.dtype != p.dtype else v

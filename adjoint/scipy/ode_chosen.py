@@ -31,7 +31,7 @@ from adjoint.scipy.ode_steps import (
     run_scipy,
 )
 from adjoint.scipy.runge_kutta import method_of
-from adjoint.transforms.loops import Body, run_scan
+from adjoint.transforms.loop_body import Body, run_scan
 
 __all__ = ["ChosenRows"]
 

@@ -11,6 +11,7 @@ import adjoint as ad
 from adjoint.compiler.emit import steps
 from adjoint.errors import AdjointError
 from adjoint.transforms import loops
+from adjoint.transforms.loop_body import Body
 
 pytest.importorskip("llvmlite")
 
@@ -174,7 +175,7 @@ def test_iterations_that_repeat_the_one_before_are_skipped(
     assert " 0 calls of NumPy" in compiled.explain(given)
 
 
-class Settling(loops.Body):
+class Settling(Body):
     """The body of a loop that may skip iterations, as those of ``while_loop`` do."""
 
     def __init__(self, *args: Any) -> None:
