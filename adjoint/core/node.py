@@ -249,8 +249,8 @@ class HookList:
         """Return the current hooks, which the caller calls.  A trace guards what their code reads."""
         if (trace := tracing.get()) is not None:
             with attaching:
-                given = [hook for key, hook in self.hooks.items() if key < trace.start]
-            trace.guard_reads(given)
+                given = list(self.hooks.items())
+            trace.guard_reads([hook for key, hook in given if key < trace.start])
         return self.snapshot()
 
 

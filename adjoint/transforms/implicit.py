@@ -28,7 +28,15 @@ from adjoint.transforms.forward import linearize
 from adjoint.transforms.inputs import Place, as_function, name_of
 from adjoint.transforms.loops import bounded_loop
 from adjoint.transforms.matrix import jacfwd
-from adjoint.transforms.solution import DENSE, Vector, gmres, held_array, is_lifted, joined_solution, largest
+from adjoint.transforms.solution import (
+    DENSE,
+    Vector,
+    gmres,
+    held_array,
+    is_lifted,
+    joined_solution,
+    largest_absolute,
+)
 from adjoint.typing import Tree
 
 __all__ = ["fixed_point", "root"]
@@ -160,7 +168,7 @@ def _newton(problem: _Problem, limit: float, max_steps: int) -> tuple[Any, Any]:
         x, residual, moved = problem.line_search(x, direction, residual, limit)
         if _all(_is_small(moved, x, limit)):
             return x, residual
-    raise problem.failed(max_steps, f"the largest residual is {largest(residual):g}")
+    raise problem.failed(max_steps, f"the largest residual is {largest_absolute(residual):g}")
 
 
 # Inside ad.compile conditions are not known: the same iterations as bounded loops ----------------------
@@ -242,7 +250,7 @@ class _Problem:
 
         ``step`` is the number of the iteration, for the error.
         """
-        size = largest(t)
+        size = largest_absolute(t)
         if not np.isfinite(size):
             raise ConvergenceError(
                 f"{self.name}: {name_of(self.f)} gave {size} after {step} steps.\n"
@@ -268,7 +276,7 @@ class _Problem:
         except np.linalg.LinAlgError as error:
             raise ConvergenceError(
                 f"{self.name}: the Jacobian of {name_of(self.f)} is singular at a step where the largest "
-                f"residual is {largest(residual):g}.\n  Use another x0."
+                f"residual is {largest_absolute(residual):g}.\n  Use another x0."
             ) from error
 
     def line_search(
@@ -344,7 +352,7 @@ def _is_small(step: Tensor, x: Tensor, limit: float) -> Any:
         return True
     if is_lifted(step) or is_lifted(x):
         return abs(step).max() <= limit * maximum(1.0, abs(x).max())
-    return largest(step) <= limit * max(1.0, largest(x))
+    return largest_absolute(step) <= limit * max(1.0, largest_absolute(x))
 
 
 def _all(condition: Any) -> bool:

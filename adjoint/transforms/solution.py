@@ -39,7 +39,7 @@ from adjoint.transforms.recompute import captured_by, pull_record, standing
 from adjoint.transforms.rerun import Rerun
 from adjoint.transforms.reverse import vjp
 
-__all__ = ["DENSE", "Vector", "gmres", "held_array", "is_lifted", "joined_solution", "largest"]
+__all__ = ["DENSE", "Vector", "gmres", "held_array", "is_lifted", "joined_solution", "largest_absolute"]
 
 
 DENSE = 256  # up to this number of unknowns the Jacobian is formed; beyond, GMRES uses products with it
@@ -152,7 +152,7 @@ def held_array(t: Any) -> Any:
     return data
 
 
-def largest(t: Tensor) -> float:
+def largest_absolute(t: Tensor) -> float:
     """Return the largest absolute value, over all elements of a batch."""
     data = np.abs(held_array(t))
     return float(data.max()) if data.size else 0.0
@@ -218,7 +218,7 @@ class _Solution:
             return
         # Another number of BLAS threads rounds differently.  A change of the solution by √eps is no rounding.
         moved = self._solved(x, wrap(now - before), self._along(x), False, transposed=False)
-        if not largest(moved) <= np.finfo(now.dtype).eps ** 0.5 * max(1.0, largest(x)):
+        if not largest_absolute(moved) <= np.finfo(now.dtype).eps ** 0.5 * max(1.0, largest_absolute(x)):
             raise TransformError(
                 f"{self.name}: the function returned different values when it ran again for the derivative.\n"
                 "  It must not use arrays that are written to after the call.  Pass such arrays as arguments."
