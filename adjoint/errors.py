@@ -67,9 +67,11 @@ __all__ = [
     "NoGradientError",
     "NonFiniteError",
     "NotSavedError",
+    "RankError",
     "RuleError",
     "ShapeError",
     "SharingError",
+    "StallError",
     "TapeError",
     "TransformError",
     "UnknownNameError",
@@ -97,7 +99,10 @@ class ShapeError(AdjointError, ValueError):
 
 
 class AxisError(ShapeError, IndexError):
-    """An axis does not exist; an IndexError, too, like NumPy's AxisError."""
+    """An axis does not exist.  The class is an IndexError, too, like NumPy's AxisError.
+
+    Fix: pass an axis from ``-x.ndim`` to ``x.ndim - 1``.
+    """
 
 
 class SharingError(AdjointError, BufferError):
@@ -157,7 +162,11 @@ class NoGradientError(AdjointError, RuntimeError):
 
 
 class MissingGradientError(NoGradientError, KeyError):
-    """A gradient store does not have the requested gradient; a KeyError, too."""
+    """A gradient store does not have the requested gradient.  The class is a KeyError, too.
+
+    Cause: the result does not depend on the tensor, or the tensor does not require grad.  Fix: check with
+    ``tensor in gradients``, or use ``gradients.get(tensor)``.
+    """
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError shows the repr of its message otherwise
@@ -220,7 +229,8 @@ class TapeError(AdjointError, RuntimeError):
 class AnomalyError(AdjointError, FloatingPointError):
     """A NaN or an infinity appeared under ``detect_anomaly``.
 
-    The message names the op, its inputs (shape, dtype, finite fraction) and the line that recorded it.
+    The message names the op, its inputs (shape, dtype, finite fraction) and the line that recorded it.  Fix:
+    change the values that this op gets, for example by a smaller learning rate or a larger eps.
     """
 
 
@@ -300,7 +310,10 @@ class StallError(AdjointError, TimeoutError):
 
 
 class UnknownNameError(AdjointError, KeyError):
-    """A name is not registered, or a key is missing; the message lists the known names."""
+    """A name is not registered, or a key is missing.
+
+    Fix: the message lists the known names.
+    """
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError shows the repr of its message otherwise

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from test_docstrings import CALLABLES
 
+import adjoint.errors
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
@@ -43,7 +45,9 @@ def test_every_public_callable_is_on_the_site() -> None:
     assert spec is not None and spec.loader is not None
     pages = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(pages)
-    modules = {name: text for name, text in pages.generated_pages().items() if name.startswith("api/adjoint")}
+    generated = pages.generated_pages()
+    modules = {name: text for name, text in generated.items() if name.startswith("api/adjoint")}
     shown = set(re.findall(r"^(?:::: |## )(\S+)", "\n".join(modules.values()), re.M))
     functions = {name for name, value in CALLABLES.items() if "." not in value.__qualname__}
     assert functions - shown == set()
+    assert re.findall(r"^## (\w+)$", generated["errors.md"], re.M) == adjoint.errors.__all__

@@ -397,10 +397,13 @@ def test_tensors_of_other_libraries_are_refused() -> None:
 
 
 def test_every_error_class_is_the_builtin_people_expect() -> None:
+    """The site has a page with all of them, made from ``__all__`` and the docstrings."""
+    assert {n for n, v in vars(errors).items() if isinstance(v, type)} <= set(errors.__all__) | {"Any"}
     for name in errors.__all__:
         cls = getattr(errors, name)
         assert issubclass(cls, errors.AdjointError) and cls.__doc__
         if cls is not errors.AdjointError:
+            assert "Fix:" in cls.__doc__, name
             assert len([b for b in cls.__mro__ if b.__module__ == "builtins"]) > 3
             assert name in (errors.__doc__ or "")
 
