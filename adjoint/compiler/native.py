@@ -299,6 +299,7 @@ class Native(Plan):
         self.program = program
         self.lock = held_across_fork(threading.RLock())
         self.running = False  # whether Python code runs the program step by step
+        units.prepare()
         self.lowered: Lowered = lower(program)
         graph, replacing = self.lowered.graph, list(_replacing(program))
         outputs = update_rows(graph, self.lowered.outputs, replacing)

@@ -21,7 +21,7 @@ from adjoint.compiler.llvm import Job, compile_all, compile_apart, link
 from adjoint.compiler.machine import Machine, binding, machine
 from adjoint.config import held_across_fork
 
-__all__ = ["clear_memory", "counts", "expect", "function", "functions", "library", "wait"]
+__all__ = ["clear_memory", "counts", "expect", "function", "functions", "library", "prepare", "wait"]
 
 Source = TypeVar("Source", bound=Callable[[], str | None])
 
@@ -37,8 +37,8 @@ _images: dict[str, Image] = {}  # the image of each unit in ``_addresses``
 _salts: dict[Machine, bytes] = {}
 _libraries: list[Callable[[], str | None]] = []  # the texts
 _compiled: dict[str, bytes] = {}  # object code of libraries that are not loaded yet
-_improving: list[threading.Thread] = []
-_in_turn = held_across_fork(threading.RLock())  # libraries are compiled again one after the other
+_started: list[threading.Thread] = []  # threads that compile libraries
+_in_turn = held_across_fork(threading.RLock())  # one of these threads compiles at a time
 
 # How many units were found in memory, read from disk, or compiled.
 counts = {"memory": 0, "disk": 0, "compiled": 0}
@@ -104,11 +104,8 @@ def _load_or_compile(texts: dict[str, str], keys: dict[str, str], here: Machine)
     if not missing:
         return
     jobs = _jobs(missing, here)
-    waiting = _waiting(here)
-    codes = compile_all([*jobs, *waiting.values()], here)
-    _compiled.update(zip(waiting, codes[len(jobs) :], strict=True))
     images = []
-    for job, code in zip(jobs, codes, strict=False):
+    for job, code in zip(jobs, compile_all(jobs, here), strict=True):
         uses = {name for text in job.texts.values() for name in USED.findall(text)}
         units = {name: keys[name] for name in job.texts}
         images.append(Image(units, {name: keys[name] for name in sorted(uses)}, code))
@@ -163,7 +160,7 @@ def _enter(image: Image) -> None:
 
 
 def expect(text: Source) -> Source:
-    """Compile a library together with the first kernels, because programs need it too.
+    """Register a library that all programs need, so that ``prepare`` compiles it.
 
     ``text()`` returns its text, or None if this system cannot use it.
     """
@@ -171,18 +168,35 @@ def expect(text: Source) -> Source:
     return text
 
 
-def _waiting(here: Machine) -> dict[str, Job]:
-    """Return the jobs of the expected libraries that are neither loaded nor on disk, by key."""
-    directory = disk.cache_directory()
-    found = {}
-    for make in _libraries:
-        text = make()
-        if text is not None:
-            key = _key(text, here)
-            if directory is None or not disk.read(directory, key):
-                found[key] = Job({"library": text}, FAST)
-    _libraries.clear()
-    return found
+def prepare() -> None:
+    """Start to compile the expected libraries that are not on disk; call this before a program is lowered."""
+    if not _libraries:
+        return
+    here, directory = machine(), disk.cache_directory()
+    with _lock:
+        texts = {_key(text, here): text for make in _libraries if (text := make()) is not None}
+        _libraries.clear()
+    missing = {k: t for k, t in texts.items() if directory is None or not disk.read(directory, k)}
+
+    def work() -> None:
+        for key, text in missing.items():
+            _compiled[key] = compile_apart(Job({"library": text}, FAST), here)
+
+    if missing:
+        _start(work)
+
+
+def _start(work: Callable[[], None]) -> None:
+    """Run a function in a thread, after those that were started before; its errors are ignored."""
+
+    def run() -> None:
+        with _in_turn, suppress(Exception):
+            work()
+
+    thread = threading.Thread(target=run, name="adjoint-llvm")
+    with suppress(RuntimeError):  # no more threads
+        thread.start()
+        _started.append(thread)
 
 
 def library(
@@ -201,7 +215,7 @@ def library(
     with _lock:
         key = _key(text, here)
         directory = disk.cache_directory()
-        images = [] if directory is None or key in _compiled else disk.read(directory, key)
+        images = [] if directory is None else disk.read(directory, key)
         code, found = b"", {}
         for image in images:
             with suppress(RuntimeError):  # the object file is of another machine
@@ -209,6 +223,8 @@ def library(
                 counts["disk"] += 1
                 break
         else:
+            if key not in _compiled:
+                wait()  # for ``prepare``
             code = _compiled.pop(key, b"") or compile_all([Job({"library": text}, FAST)], here)[0]
             found = link(code, exports, imports)
             counts["compiled"] += 1
@@ -219,30 +235,26 @@ def library(
 
     def improve() -> None:
         assert use is not None
-        with _in_turn, suppress(Exception):  # the first code works
-            better = compile_apart(Job({"library": text}, GOOD), here)
-            use(link(better, exports, imports))
-            keep(better)
+        better = compile_apart(Job({"library": text}, GOOD), here)
+        use(link(better, exports, imports))
+        keep(better)
 
     if use is not None:
         use(found)
     if code and use is None:
         keep(code)
     elif code:
-        thread = threading.Thread(target=improve, name="adjoint-llvm")
-        with suppress(RuntimeError):  # no more threads
-            thread.start()
-            _improving.append(thread)
+        _start(improve)
     return found
 
 
 def wait() -> None:
-    """Wait until no library is being compiled again."""
-    while _improving:
-        thread = _improving[0]
-        thread.join()
-        with suppress(ValueError):  # another thread waits, too
-            _improving.remove(thread)
+    """Wait until no other thread compiles a library."""
+    for thread in tuple(_started):
+        if thread is not threading.current_thread():  # where a finalizer may run
+            thread.join()
+            with suppress(ValueError):  # another thread waits, too
+                _started.remove(thread)
 
 
 if hasattr(os, "register_at_fork"):
