@@ -221,7 +221,7 @@ RULES.update(
     leaky_relu=lambda xp, x, slope: (xp.maximum if slope <= 1 else xp.minimum)(x, slope * x),
     hardtanh=lambda xp, x, low, high: xp.clip(x, low, high),
     clip=lambda xp, x, lo, hi: xp.minimum(xp.maximum(x, lo), hi),
-    sign=lambda xp, x: xp.where(x > 0, 1, xp.where(x < 0, -1, x)),
+    sign=lambda xp, x: xp.where(x > 0, 1, xp.where(x < 0, -1, xp.where(x == 0, 0, x))),
     heaviside=lambda xp, x, y: xp.where(x != x, x, xp.where(x == 0, y, xp.where(x < 0, 0.0, 1.0))),
     fraction=lambda xp, x: xp.where(xp.isinf(x), xp.copysign(0.0, x), xp.copysign(x - xp.trunc(x), x)),
     xlogy=lambda xp, x, y: xp.where(xp.logical_and(x == 0, y == y), 0.0, x * xp.log(y)),

@@ -329,6 +329,7 @@ class Loop(Nest):
             Lane(w.plus(start, at), lanes, mask, count, 0, k)
             for k, (at, lanes, mask, count) in enumerate(pieces)
         ]
+        self.starts = [at for at, *_ in pieces]  # of the vectors in a row of the block
         self._hoist(spots)
         unrolled = length <= _UNROLLED
         if not unrolled:
@@ -600,8 +601,8 @@ class Loop(Nest):
             first = lane.spot * self.lengths[self.across]
             return w.at(self.scratch[n.id], element, w.plus(lane.at, first))
         # the rows of the block are stored one after the other
-        first = lane.spot * self.vector
-        return w.at(self.scratch[n.id], element, w.plus(w.times(lane.row, self.vector * self.unroll), first))
+        row = w.times(lane.row, self.vector * self.unroll)
+        return w.at(self.scratch[n.id], element, w.plus(row, self.starts[lane.spot]))
 
     def _load_saved(self, n: Node, lane: Lane) -> Value:
         if n.id in self.stored:
