@@ -241,6 +241,24 @@ def test_sums_along_columns_of_normed_rows(
             agree(ad.compile(f, backend="native")(*given), wanted, float(np.finfo(dtype).eps))
 
 
+@pytest.mark.parametrize("level", machine.levels())
+def test_columns_that_are_no_whole_vector(level: str) -> None:
+    """Values that a later loop over the rows needs are kept in narrower vectors where there are no masks."""
+    rng = np.random.default_rng(0)
+
+    def f(x: Any) -> Any:
+        return (
+            ad.exp(x) + x.sum(axis=0),
+            ad.sqrt(ad.abs(x)) * x.max(axis=0),
+            (x - x.mean(0)) ** 2 + ad.tanh(x),
+        )
+
+    for width, dtype in itertools.product((3, 5, 6, 7, 15, 31, 47), "fd"):
+        x = ad.tensor(rng.normal(size=(20, width)).astype(dtype))
+        with machine.using(level):
+            agree(ad.compile(f, backend="native")(x), f(x), float(np.finfo(dtype).eps) / 1e3)
+
+
 def test_partial_sums_give_the_same_bits_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     many_partial_sums(monkeypatch)
     f, given = normed((300, 70), "f")

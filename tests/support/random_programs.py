@@ -23,6 +23,10 @@ SHAPES = [
     (5, 1, 4),
     (3, 40),
     (64, 9),
+    (2, 15),
+    (17, 8),
+    (9, 31),
+    (65, 1),
 ]
 FLOATS = ("f4", "f8")
 
@@ -54,10 +58,27 @@ def arrays(rng: Any, count: int) -> list[Any]:
         if kind in FLOATS and a.size and rng.random() < 0.2:
             a = np.array(a)
             a.reshape(-1)[rng.integers(a.size)] = (np.nan, np.inf, -np.inf, -0.0)[rng.integers(4)]
-        if a.ndim > 1 and rng.random() < 0.3:
-            a = np.asfortranarray(a) if rng.random() < 0.5 else a[::-1]
-        found.append(a)
+        found.append(strided(rng, a) if rng.random() < 0.5 else a)
     return found
+
+
+def strided(rng: Any, a: Any) -> Any:
+    """Return an array of the same shape and dtype, often with other strides, and often with other values."""
+    kind = rng.integers(8)
+    if kind == 0:
+        return np.asfortranarray(a)
+    if kind == 1 and a.ndim:
+        return np.repeat(a, 2, axis=-1)[..., ::2]
+    if kind == 2 and a.ndim:
+        return a[::-1]
+    if kind == 3 and a.ndim and a.shape[0]:
+        return np.broadcast_to(a[:1], a.shape)
+    if kind == 4:
+        return np.concatenate([np.zeros(3, a.dtype), a.reshape(-1)])[3:].reshape(a.shape)
+    if kind == 5:
+        a = a.copy()
+        a.setflags(write=False)
+    return a
 
 
 def program(rng: Any, length: int) -> Callable[..., list[Any]]:
