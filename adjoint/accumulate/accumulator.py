@@ -7,39 +7,30 @@ A micro-batch is checked completely before any of its gradients is added.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from adjoint import words
-from adjoint.accumulate.blocks import MicroBatch, named_params, split_batch
+from adjoint.accumulate.blocks import MicroBatch, checked_weight, named_params, split_batch
 from adjoint.accumulate.ranks import RankBlock, RankSums
 from adjoint.accumulate.sums import Slot, Sums, normalised
-from adjoint.accumulate.update import gradient_of, optimizers_of, shown, update, why_void
+from adjoint.accumulate.update import gradient_of, shown, update
 from adjoint.accumulate.window import (
     COUNTS,
-    FORMAT,
     AccumulationConfig,
     AccumulationEvent,
     AccumulationStats,
-    Listeners,
     Window,
-    checked_weight,
-    read_window,
+    check_like,
 )
 from adjoint.config import special
 from adjoint.core.lifted import refuse_tracing
-from adjoint.core.node import Handle
-from adjoint.errors import (
-    AccumulationError,
-    ArgumentError,
-    DTypeError,
-    InputError,
-    NoGradientError,
-    NonFiniteError,
-    ShapeError,
-)
+from adjoint.core.node import Handle, HookList
+from adjoint.errors import AccumulationError, ArgumentError, InputError, NoGradientError, NonFiniteError
 from adjoint.grads.scaler import GradScaler, scale_clock
 
 if TYPE_CHECKING:
@@ -47,8 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = ["GradientAccumulator"]
 
-_CURES = ('nonfinite="skip" to leave out such micro-batches.',
-          'nonfinite="skip_window", so that the GradScaler lowers its scale.')  # fmt: skip
+# the events, and the state of the accumulator after a callback raised
+_EVENTS = {
+    "full": "the micro-batch was added and the window is full.",
+    "clip": "the window is unchanged, and apply() or gradients() may be called again.",
+    "skip": "the {} was left out.",
+    "update": "the update was made and the next window has begun.",
+}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -92,7 +88,7 @@ class GradientAccumulator:
     group : Group, optional
         Ranks that share each window: its gradient is that of the micro-batches of all ranks.
     **options : Any
-        Fields of ``AccumulationConfig``, instead of ``config``.
+        Fields of ``AccumulationConfig``, which replace those of ``config``.
 
     Examples
     --------
@@ -116,13 +112,14 @@ class GradientAccumulator:
         group: Group | None = None,
         **options: Any,
     ) -> None:
-        if isinstance(params, AccumulationConfig) and config is None:
+        if isinstance(params, AccumulationConfig):
             params, config = None, params
-        if clip is not None and not callable(clip):
+        if not isinstance(config, AccumulationConfig | None):
             raise InputError(
-                f"GradientAccumulator: clip must be a function, not {words.a(type(clip).__name__)}."
+                f"GradientAccumulator: config must be an AccumulationConfig, not {config!r}.\n"
+                "  Pass the number of micro-batches as accumulation_steps=…."
             )
-        self.config = AccumulationConfig._of(config, options)
+        self.config = replace(config or AccumulationConfig(), **options)
         self._clip = clip
         self._group = group
         self._sums = Sums(self.config.compensated) if group is None else RankSums(group, self.config)
@@ -131,7 +128,7 @@ class GradientAccumulator:
         self._short: tuple[int, int] | None = None  # lengths of a short piece of ``split`` and of others
         self._window = Window(steps=self.config.accumulation_steps)
         self._counts = dict.fromkeys(COUNTS, 0)
-        self._listeners = Listeners()
+        self._callbacks = {kind: HookList() for kind in _EVENTS}
         self._lock = threading.RLock()
         self._last_norm: float | None = None
         for name, t in self._params.items():
@@ -154,23 +151,16 @@ class GradientAccumulator:
 
         Raises
         ------
-        ShapeError, DTypeError
+        ArgumentError
             The name is already registered with a different shape or dtype.
         """
-        if not isinstance(name, str):
-            raise InputError(f"register: the name must be a string, not {words.a(type(name).__name__)}.")
-        wanted = self.config.dtype if dtype is None else dtype
-        new, old = Slot(name, shape, wanted), self._sums.slots.get(name)
+        new, old = Slot(name, shape, dtype or self.config.dtype), self._sums.slots.get(name)
         if old is None:
             self._sums.register(new)
-            return
-        other = dtype is not None and str(old.dtype) != str(new.dtype)  # np.dtype(None) is float64
-        if other or old.shape != new.shape:
-            raise (DTypeError if other else ShapeError)(
-                f"register: {name!r} is already registered with shape {old.shape} and "
-                f"{old.dtype or 'the dtype of its first gradient'}, not {new.shape}"
-                f"{'' if new.dtype is None else f' and {new.dtype}'}.\n"
-                "  Choose another name, or create a new accumulator."
+        elif old.shape != new.shape or (dtype is not None and str(old.dtype) != str(new.dtype)):
+            raise ArgumentError(
+                f"register: {name!r} is already registered with shape {old.shape} and dtype {old.dtype}, not "
+                f"with {new.shape} and {new.dtype}.\n  Choose another name, or create a new accumulator."
             )
 
     @property
@@ -202,7 +192,7 @@ class GradientAccumulator:
             A gradient has an unknown name, or a wrong shape, dtype or value.  Nothing was added.
         """
         weight = checked_weight(weight)
-        self._window.check_open()
+        self._window.check(ready=False)
         return self._add(self._sums.checked(gradients), weight)
 
     @_locked
@@ -225,13 +215,12 @@ class GradientAccumulator:
         weight = checked_weight(weight)
         if self._group is not None:
             raise AccumulationError(
-                "accumulate: with group=, all gradients of a micro-batch must be added in one call.\n"
-                "  Call step(gradients), or compute the gradients inside micro_batch()."
+                "accumulate: with group=, all gradients of a micro-batch must be added in one call of step()."
             )
         arrays = self._sums.checked({name: grad})
         window = self._window
         joins = bool(window.open) and name not in window.open
-        window.check_open(joins)
+        window.check(ready=None if joins and not window.closed else False)
         if joins and weight != window.open_weight:
             raise ArgumentError(
                 "accumulate: all gradients of a micro-batch must have the same weight, but this micro-batch "
@@ -265,7 +254,7 @@ class GradientAccumulator:
 
     @_locked
     def _add_block(self, pending: dict[str, Any], block: MicroBatch) -> None:
-        self._window.check_open()
+        self._window.check(ready=False)
         arrays = list(map(pending.get, self._sums.slots))
         for slot, g in zip(self._sums.slots.values(), arrays, strict=True):
             if g is not None and g.dtype is not slot.dtype:
@@ -294,34 +283,31 @@ class GradientAccumulator:
                 bad = self._sums.add(arrays, weight if mean else None, window.weight, check=policy != "allow")
             if bad and (policy == "raise" or (policy == "skip" and single)):
                 raise NonFiniteError(
-                    f"this micro-batch has gradients that are not finite: {words.quoted(bad)}.  "
-                    "Nothing was added.\n"
-                    "  Run backward under ad.detect_anomaly() to find the op that produced them, or pass "
-                    + _CURES[scaled]
+                    f"this micro-batch has gradients that are not finite: {words.quoted(bad)}.  Nothing was "
+                    "added.\n  ad.detect_anomaly() finds the op that produced them.  To leave out such "
+                    'micro-batches pass nonfinite="skip", or "skip_window" with a GradScaler.'
                 )
             if not joins:
-                window.open = []
+                window.open, window.open_weight = [], weight
                 window.micro_batches += 1
-                window.scaled = window.scaled or scaled
+                window.scaled |= scaled
                 self._counts["total_micro_batches"] += 1
                 if not bad and not window.spoiled:
                     window.last = scale_clock.now
-                    window.first = window.last if window.micro_batches - window.skipped == 1 else window.first
+                    window.first = window.last if window.first is None else window.first
                     window.weight += weight
             if single:
                 window.open.append(single)
-                window.open_weight = weight
             if bad:
                 window.spoiled = policy == "skip_window"
                 window.skipped += 1
                 self._counts["skipped_micro_batches"] += 1
             full = window.micro_batches >= window.steps
-            if self._group is not None:
-                self._sums.end_piece(0.0 if bad or window.spoiled else weight, full)
+            self._sums.end_piece(0.0 if bad or window.spoiled else weight, full)
         if bad:
-            self._listeners.send("skip", window, names=tuple(bad))
+            self._send("skip", window, names=tuple(bad))
         if full and not joins:
-            self._listeners.send("full", window)
+            self._send("full", window)
         return full
 
     # The window ------------------------------------------------------------------------------
@@ -337,7 +323,7 @@ class GradientAccumulator:
         The divisor is then the weight of the micro-batches that were added.  With ``group=`` all ranks must
         call ``flush``; it returns False if the window is empty on all ranks.
         """
-        self._window.check_whole()
+        self._window.check()
         some = self._window.micro_batches > 0
         self._window.closed = some if self._window.reduced else self._sums.flush(some)
         return self._window.closed
@@ -358,7 +344,7 @@ class GradientAccumulator:
         if not self._window.micro_batches or self._window.changing:
             self.drop()
         else:
-            self._end(updated=not why_void(self))
+            self._end(updated=not self._is_void())
 
     def _end(self, updated: bool) -> bool:
         """Begin the next window after an update or a skip; return whether there was an update."""
@@ -366,9 +352,9 @@ class GradientAccumulator:
         self._counts["total_updates" if updated else "skipped_windows"] += 1
         self._clear()
         if updated:
-            self._listeners.send("update", window, norm=window.norm, clipped_norm=window.clipped_norm)
+            self._send("update", window, norm=window.norm, clipped_norm=window.clipped_norm)
         else:
-            self._listeners.send("skip", window, window=True)
+            self._send("skip", window, window=True)
         return updated
 
     def _clear(self) -> None:
@@ -378,7 +364,12 @@ class GradientAccumulator:
 
     @_locked
     def _check_open(self) -> None:
-        self._window.check_open()
+        self._window.check(ready=False)
+
+    def _is_void(self) -> bool:
+        """Return whether the window makes no update: no gradient, one not finite, or no weight."""
+        window, some = self._window, self._sums.dense or self._sums.rows
+        return not some or window.spoiled or (self.config.normalize and not 0.0 < window.weight < math.inf)
 
     def divisor(self) -> float:
         """Return the divisor of the sums: the weight of the window, or 1 if ``normalize=False``."""
@@ -406,13 +397,16 @@ class GradientAccumulator:
         Raises
         ------
         NoGradientError, NonFiniteError
-            The window has no gradient, or its gradient is not finite.
+            The window has no gradient, or the gradient is not finite.
         """
         window = self._window
-        (window.check_whole if self._group is None else window.check_ready)()
-        self._reduce()
-        if why := why_void(self):
-            raise (NonFiniteError if window.spoiled and self._sums.dense else NoGradientError)(why)
+        window.check(ready=None if self._group is None else True)
+        self._sums.gather(self)
+        if self._is_void():
+            raise NoGradientError(
+                f"the window has no gradient: {window.micro_batches} micro-batches were added, "
+                f"{window.skipped} of them were skipped, and the weight is {window.weight:g}."
+            )
         if window.gradient is None:
             found = gradient_of(self)
         else:
@@ -465,37 +459,26 @@ class GradientAccumulator:
         AccumulationError
             The window is not full, or the losses were scaled and ``scaler`` was not passed.
         """
-        optimizers = optimizers_of(optimizer)
-        if scaler is not None and not isinstance(scaler, GradScaler):
-            raise InputError(f"apply: scaler must be an ad.GradScaler, not {words.a(type(scaler).__name__)}.")
+        optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        known = [o for o in optimizers if callable(o) or hasattr(o, "step") or hasattr(o, "apply")]
+        if not optimizers or len(known) < len(optimizers):
+            raise InputError(
+                "apply: pass an optimiser (an object with step() or apply(gradients)), a function of the "
+                f"gradients, or a list of at least one of these, not {optimizer!r}."
+            )
         window = self._window
-        window.check_ready()
+        window.check(ready=True)
         if window.scaled and scaler is None:
             raise AccumulationError(
                 "apply: a GradScaler scaled the losses of this window, so the gradients are scaled too.\n"
                 "  Pass the scaler to divide the gradients by the scale: apply(optimizer, scaler=scaler)."
             )
-        self._reduce()
-        void = bool(why_void(self))
-        if void or not update(self, optimizers, scaler, before):
-            if scaler is not None and (window.skipped or not void):
-                scaler.record(finite=False)
-            return self._end(updated=False)
-        if scaler is not None:
-            scaler.record(finite=not window.skipped)
-        return self._end(updated=True)
-
-    def _reduce(self) -> None:
-        """Sum the window over the ranks of the group, unless this was done before."""
-        window = self._window
-        if self._group is None or window.reduced:
-            return
-        with window:
-            try:
-                self._sums.reduce(window, self._counts)
-            except Exception:
-                self.drop()  # on all ranks: the sums of some may be those of all already
-                raise
+        self._sums.gather(self)
+        void = self._is_void()
+        updated = not void and update(self, optimizers, scaler, before)
+        if scaler is not None and (window.skipped or not void):
+            scaler.record(finite=updated and not window.skipped)
+        return self._end(updated)
 
     # Other -----------------------------------------------------------------------------------
 
@@ -551,17 +534,39 @@ class GradientAccumulator:
         Handle
             Its ``remove()`` removes the callback.
         """
-        return self._listeners.add(kind, callback)
+        if kind not in _EVENTS or not callable(callback):
+            raise ArgumentError(
+                f"on: pass one of {words.quoted(_EVENTS)} and a function, not {kind!r} and {callback!r}."
+            )
+        return self._callbacks[kind].add(callback)
+
+    def _send(self, kind: str, of: Window, **facts: Any) -> None:
+        """Call the callbacks of a kind of event of the window ``of``, in the order of registration."""
+        if not self._callbacks[kind].hooks:
+            return
+        event = AccumulationEvent(kind, of.micro_batches, of.weight, **facts)
+        for callback in self._callbacks[kind].snapshot():
+            try:
+                callback(event)
+            except Exception as error:
+                note = _EVENTS[kind].format("window" if event.window else "micro-batch")
+                error.add_note(f"Raised by a callback of the event {kind!r}: {note}")
+                raise
 
     @_locked
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state, also of a window that is not full.  Save it with ``ad.save``."""
-        self._window.check_whole()
-        self._check_undivided(self._window)
+        self._window.check()
+        self._sums.check_undivided(self._window)
+        if done := len(self._window.done):
+            raise AccumulationError(
+                f"state_dict: {done} of the optimisers made an update from this window before a later one "
+                "raised, so a resumed run would repeat that update.\n"
+                "  Call apply() again with all optimisers, or call drop()."
+            )
         return {
-            "format": FORMAT,
             "config": self.config.state_dict(),
-            "window": self._window.saved(),
+            "window": self._window.state_dict(),
             "counts": dict(self._counts),
             "unit": self._sums.unit,
             "buffers": {name: self._sums.state_of(name) for name in self._sums.slots},
@@ -581,18 +586,20 @@ class GradientAccumulator:
         ArgumentError, UnknownNameError, ShapeError, DTypeError
             The state was saved with different parameters or options.  Nothing was changed.
         """
-        window, counts = read_window(state, self._sums.slots, self._window, self.config)
-        self._check_undivided(window)
-        sums = self._sums.loaded(state["buffers"], state["unit"])
-        window.gradient = sums.totals() if window.finished else None
-        self._sums, self._window, self._counts = sums, window, counts
-
-    def _check_undivided(self, window: Window) -> None:
-        if self._group is not None and window.micro_batches:
-            raise AccumulationError(
-                "with group=, a window is divided among the ranks, so no rank can save or load it.\n"
-                "  Save the state after apply(), or call drop() first."
+        config, sums = self.config.state_dict(), self._sums
+        own = {"config": config, "window": Window().state_dict(), "counts": self._counts, "unit": 1.0}
+        check_like(state, {**own, "buffers": {name: sums.empty_state(name) for name in sums.slots}})
+        if state["config"] != config:
+            raise ArgumentError(
+                f"load_state_dict: the state was saved with the options {state['config']} instead of "
+                f"{config}.\n  Only max_grad_norm, norm_type and nonfinite may differ."
             )
+        window = Window(**state["window"], steps=self.config.accumulation_steps)
+        sums.check_undivided(window)
+        with self._window:
+            sums.load(state["buffers"], state["unit"])
+            window.gradient = sums.totals() if window.finished else None
+            self._window, self._counts = window, dict(state["counts"])
 
     def __repr__(self) -> str:
         window = self._window

@@ -1,28 +1,29 @@
-"""The inputs of an accumulator: parameters by name, micro-batches, and the pieces of a batch."""
+"""The inputs of an accumulator: parameters, weights, gradients, micro-batches, and the pieces of a batch."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
 
 from adjoint import tree, words
-from adjoint.accumulate.foreign import gradient_array, sum_dtype
-from adjoint.accumulate.window import checked_weight
-from adjoint.core.shapes import whole_from
-from adjoint.core.sparse import SparseRows
-from adjoint.core.tensor import Tensor
-from adjoint.errors import AccumulationError, ArgumentError, InputError, NoGradientError, ShapeError
+from adjoint.core.convert import array_of, checked_dtype, foreign_array, resolved
+from adjoint.core.shapes import number, number_between, whole_from
+from adjoint.core.sparse import SparseGradient, SparseRows
+from adjoint.core.tensor import Tensor, differentiable
+from adjoint.errors import AccumulationError, ArgumentError, DTypeError, InputError, NoGradientError
 from adjoint.grads.slots import commit, sink
 
 if TYPE_CHECKING:
     from adjoint.accumulate.accumulator import GradientAccumulator
 
-__all__ = ["MicroBatch", "named_params", "split_batch"]
+__all__ = ["MicroBatch", "checked_sum_dtype", "checked_weight", "gradient_array", "named_params",
+           "split_batch", "sum_dtype"]  # fmt: skip
+
+Array = ndarray[Any, Any]
 
 
 def named_params(params: Any) -> dict[str, Tensor]:
@@ -30,51 +31,100 @@ def named_params(params: Any) -> dict[str, Tensor]:
 
     A parameter that several layers share occurs once, under its first name.
     """
-    if isinstance(params, Tensor):
-        params = [params]
     if hasattr(params, "named_parameters"):
-        found = list(params.named_parameters())
+        pairs = list(params.named_parameters())
     elif isinstance(params, Mapping):
-        found = list(params.items())
-    elif isinstance(params, Iterable):
-        found = [p if isinstance(p, tuple) and len(p) == 2 else (str(i), p) for i, p in enumerate(params)]
+        pairs = list(params.items())
     else:
-        raise InputError(
-            "GradientAccumulator: parameters must be a list or a dictionary of tensors, "
-            f"not {words.a(type(params).__name__)}."
-        )
-    if not found:
-        raise InputError(
-            "GradientAccumulator: there are no parameters: the list is empty, or its iterator is exhausted.\n"
-            "  To add gradients by name, leave out params: GradientAccumulator(accumulation_steps=…)."
-        )
-    for name, t in found:
+        found = enumerate([params] if isinstance(params, Tensor) else params)
+        pairs = [p if isinstance(p, tuple) and len(p) == 2 else (str(i), p) for i, p in found]
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, t in pairs:
         if not isinstance(t, Tensor):
             what = f"{type(t).__module__}.{type(t).__qualname__}".removeprefix("builtins.")
             raise InputError(
                 f"GradientAccumulator: {name!r} is {words.a(what)}, not an adjoint tensor.\n"
-                "  For gradients of other libraries, leave out params.  Call register(name, shape) and "
-                "step({name: gradient})."
+                "  Gradients of other libraries are added by name, with register() and step()."
             )
-        if not t.is_leaf:
-            raise NoGradientError(
-                f"GradientAccumulator: parameter {name!r} of shape {t.shape} is not a leaf tensor.\n"
-                "  Pass the leaf tensors from which it was computed."
-            )
-    if not any(t.requires_grad for _, t in found):
-        raise NoGradientError(
-            "GradientAccumulator: none of the parameters requires grad, so they have no gradients.\n"
-            "  Unfreeze a module or a tensor with requires_grad_(True)."
-        )
-    named: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, t in found:
+        if not t.is_leaf or (name in named and t is not named[name]):
+            what = "two parameters have that name" if t.is_leaf else "it is not a leaf tensor"
+            raise ArgumentError(f"GradientAccumulator: {name!r} cannot be used as a parameter: {what}.")
         if id(t) not in seen:
-            if name in named:
-                raise ArgumentError(f"GradientAccumulator: two parameters have the same name, {name!r}.")
             named[name] = t
             seen.add(id(t))
+    if not any(t.requires_grad for t in named.values()):
+        raise NoGradientError(
+            f"GradientAccumulator: none of the {len(named)} parameters requires grad.\n"
+            "  Unfreeze some with requires_grad_(True), or leave out params to add gradients by name."
+        )
     return named
+
+
+def checked_weight(weight: Any) -> float:
+    """Return a weight as a float; raise unless it is finite and not negative."""
+    return number_between("weight", number("GradientAccumulator", "weight", weight), 0.0)
+
+
+def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of sums of gradients of ``dtype``: at least float32."""
+    return np.result_type(np.float16 if dtype.name == "bfloat16" else dtype, np.float32)
+
+
+def checked_sum_dtype(what: str, dtype: Any) -> np.dtype[Any]:
+    """Return ``dtype`` as a NumPy dtype; raise if gradients cannot be summed in it."""
+    found = checked_dtype(dtype)
+    if not differentiable(found) or sum_dtype(found) != found:
+        raise DTypeError(
+            f"{what}: gradients must be summed in float32, float64 or a complex dtype, not in {found}.\n"
+            "  Half precision would lose small gradients in the sum.  Use float32."
+        )
+    return found
+
+
+def gradient_array(what: str, value: Any) -> Array | SparseRows:
+    """Return a gradient of any library as an array or as sparse rows, without a copy where possible.
+
+    ``what`` names the gradient in messages.  bfloat16 becomes float32, because NumPy does not combine it with
+    other dtypes.
+    """
+    if isinstance(value, (SparseGradient, SparseRows)):
+        return value._rows if isinstance(value, SparseGradient) else value
+    own = isinstance(value, Tensor)
+    if (own and value.requires_grad and value.is_leaf) or type(value).__name__ == "Parameter":  # PyTorch's
+        raise InputError(
+            f"{what}: this is a parameter, not its gradient.\n"
+            "  Pass its .grad: {name: p.grad for name, p in model.named_parameters() if p.grad is not None}."
+        )
+    if value is None or isinstance(value, dict):
+        raise InputError(
+            f"{what}: a gradient must be an array, not {'None' if value is None else 'a dictionary'}.\n"
+            "  Leave out parameters without a gradient.  Register each array of nested dictionaries under a "
+            "name of its own, such as 'layer.weight'."
+        )
+    if getattr(value, "is_sparse", False):
+        return _foreign_rows(what, value)
+    numpy = own or isinstance(value, (ndarray, np.generic, int, float, complex, list, tuple))
+    data = array_of(value) if numpy else foreign_array(f"{what}: ", value)
+    if isinstance(value, (int, list, tuple)) and data.dtype.kind in "iu":
+        data = data.astype(np.float64)  # literals such as [1, 2]
+    if not differentiable(data.dtype):
+        raise DTypeError(f"{what}: a gradient must have a float or complex dtype, not {data.dtype}.")
+    if data.dtype.kind not in "fc":
+        return data.astype(np.float32)
+    return data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
+
+
+def _foreign_rows(what: str, value: Any) -> SparseRows:
+    """Return the rows of a sparse tensor with one sparse axis, such as the gradient of an embedding."""
+    value = resolved(value).coalesce()
+    indices, values = np.asarray(value.indices()), gradient_array(what, value.values())
+    if indices.shape[0] != 1 or type(values) is not ndarray:
+        raise InputError(
+            f"{what}: a sparse gradient must have one sparse axis, but this one has {indices.shape[0]}.\n"
+            "  Convert it to a dense array first."
+        )
+    return SparseRows(indices[0].astype(np.intp), values, tuple(value.shape), unique=True)
 
 
 class MicroBatch:
@@ -102,25 +152,17 @@ class MicroBatch:
 
     @weight.setter
     def weight(self, weight: float) -> None:
-        if self._sent:
-            raise AccumulationError("micro_batch: set the weight before calling backward() of the block.")
-        if self._ended:
+        if self._sent or self._ended:
+            when = "the block had ended" if self._ended else "backward() had begun to send gradients"
             raise AccumulationError(
-                f"micro_batch: the weight was set after the block had ended with weight {self.weight:g}.\n"
+                f"micro_batch: the weight was set after {when} with weight {self.weight:g}.\n"
                 "  Set the weight inside the block, or pass it: micro_batch(weight=n)."
             )
         self._weight = checked_weight(weight)
 
     def __enter__(self) -> MicroBatch:
         self._accumulator._check_open()
-        self._outer = outer = sink.get()
-        while isinstance(outer, MicroBatch):
-            if outer._accumulator is self._accumulator:
-                raise AccumulationError(
-                    "micro_batch: blocks of one accumulator cannot be nested, but another block is active.\n"
-                    "  Leave that block first, or call backward() several times in one block."
-                )
-            outer = outer._outer
+        self._outer = sink.get()
         self._pending, self._ended, self._sent, self.scaled = {}, False, False, False
         sink.set(self)
         return self
@@ -158,39 +200,31 @@ class MicroBatch:
             (commit if self._outer is None else self._outer.take)(gradients)
             self._pending.update(new)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        here = sink.get() is self
-        if here:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if sink.get() is self:  # not if the block was entered in another thread or task
             sink.set(self._outer)
         with self._lock:
             self._ended = True
             pending, self._pending = self._pending, {}
-        if not here:
-            raise AccumulationError(
-                "micro_batch: this block was entered in a different thread or asyncio task, where it is "
-                "still active.\n  Enter and leave the block in the same thread or task.  Nothing was added."
-            )
         self._end(pending, error)
 
     def _end(self, pending: dict[str, Any], error: BaseException | None) -> None:
         """Add the gradients ``pending`` of the block, unless ``error`` was raised in it."""
         if error is not None:
             return
-        acc = self._accumulator
-        if self._weight is None and acc._short is not None:
+        short = self._accumulator._short
+        if self._weight is None and short is not None:
             raise ArgumentError(
-                "micro_batch: this piece of split() has {} examples and the previous one had {}, but without "
-                "weight= every piece has weight 1.\n"
-                "  Pass the number of examples or tokens: micro_batch(weight=len(xb)).".format(*acc._short)
+                f"micro_batch: this piece of split() has {short[0]} examples and the previous one had "
+                f"{short[1]}, but without weight= every piece has weight 1.\n"
+                "  Pass the number of examples or tokens: micro_batch(weight=len(xb))."
             )
         if not pending:
             raise NoGradientError(
                 "micro_batch: no backward() inside the block computed a gradient of any of the parameters.\n"
                 "  Call loss.backward() inside the block.  Nothing was added."
             )
-        acc._add_block(pending, self)
+        self._accumulator._add_block(pending, self)
 
 
 def _added(pending: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,22 +245,18 @@ def split_batch(accumulator: GradientAccumulator, batch: Any, size: int) -> Iter
     """Return an iterator over pieces of a batch; a shorter last piece sets ``accumulator._short``."""
     size = whole_from(1, "split: size", size)
     arrays, structure = tree.flatten(batch)
-    for a in arrays:
-        if not getattr(a, "shape", ()):
-            raise InputError(
-                "split: a batch must consist of arrays with at least one axis, but this one contains a "
-                f"{type(a).__name__}."
-            )
-    lengths = sorted({int(a.shape[0]) for a in arrays})
-    if len(lengths) != 1:
-        raise ShapeError(
-            f"split: all arrays of a batch must have equal lengths, but the lengths are {lengths or 'none'}."
+    lengths = {tuple(getattr(a, "shape", ()))[:1] for a in arrays}
+    if len(lengths) != 1 or () in lengths:
+        raise ArgumentError(
+            "split: a batch must consist of arrays with at least one axis and equal lengths, but the shapes "
+            f"are {', '.join(str(getattr(a, 'shape', None)) for a in arrays) or 'missing'}."
         )
+    length = lengths.pop()[0]
 
     def made() -> Iterator[Any]:
         try:
-            for start in range(0, lengths[0], size):
-                here = min(size, lengths[0] - start)
+            for start in range(0, length, size):
+                here = min(size, length - start)
                 accumulator._short = None if here == size or not start else (here, size)
                 yield tree.unflatten(structure, [a[start : start + size] for a in arrays])
         finally:

@@ -63,7 +63,7 @@ class Bucket(Buffer):
         if self.is_shared():
             size, dtype = self.group.padded(self.size), self.slots[0].dtype
             memory = self.spare.pop() if self.spare else np.zeros((1, size), dtype)
-            self.arrays = [memory, *(memory[0, slot.part].reshape(slot.shape) for slot in self.slots)]
+            self.use(memory)
 
     def need(self) -> None:
         """Fill the bucket with zeros if it has no gradient from the current piece."""
@@ -80,7 +80,8 @@ class Bucket(Buffer):
             self.open()  # all but the padding is overwritten
             self.arrays[0][0, self.size :] = 0
             self.fresh = False
-        np.multiply(g, factor, out=self.arrays[slot.place + 1], dtype=slot.dtype)
+        out = self.arrays[0][0, slot.part].reshape(slot.shape)
+        np.multiply(g, factor, out=out, dtype=slot.dtype)
 
     def push(self, before: int) -> None:
         """Add the current piece to the ``before`` earlier pieces; sums of equally many pieces are paired."""
@@ -177,15 +178,21 @@ class RankSums(Sums):
         """Return the parameters by name."""
         return {name: slot.param for name, slot in self.slots.items() if slot.param is not None}
 
-    def loaded(self, states: Mapping[str, Any], unit: Any = 1.0) -> Sums:
-        """Return these sums without gradients, because only empty windows are saved."""
-        super().loaded(states, unit)
+    def load(self, states: Mapping[str, Mapping[str, Any]], unit: float) -> None:
+        """Clear the sums, because only empty windows are saved."""
         self.reset()
-        return self
 
-    def _lay_out(self, new: list[Any]) -> None:
+    def check_undivided(self, window: Window) -> None:
+        """Raise if the window has micro-batches: no rank can save or load it."""
+        if window.micro_batches:
+            raise AccumulationError(
+                "with group=, a window is divided among the ranks, so no rank can save or load it.\n"
+                "  Save the state after apply(), or call drop() first."
+            )
+
+    def lay_out(self, arrays: Sequence[Any]) -> None:
         """Make buckets, starting with the last parameters, because backward reaches those first."""
-        slots = [slot for slot in self._pending[::-1] if slot.param is None or slot.param.requires_grad]
+        slots = [slot for slot in self.pending[::-1] if slot.param is None or slot.param.requires_grad]
         total = sum(slot.size * slot.dtype.itemsize for slot in slots if slot.dtype)
         limit = min(max(total // 8, FIRST), LIMIT)
         made: list[tuple[int, list[Slot]]] = []  # place of the last parameter, parameters
@@ -202,24 +209,21 @@ class RankSums(Sums):
                 made.append((place, members))
                 del open_[slot.dtype]
         made += [(len(slots), members) for members, _ in open_.values()]
-        self._add_blocks(
-            [Bucket(members, self.group) for _, members in sorted(made, key=lambda pair: pair[0])]
-        )
+        made.sort(key=lambda pair: pair[0])
+        self.add_buffers([Bucket(members, self.group) for _, members in made])
 
     def buckets(self, *, active: bool) -> list[Bucket]:
         """Return the buckets that some rank has used, or if not ``active``, those that none has used."""
-        if self._pending:
-            self._lay_out([])
-        found: list[Any] = self._blocks
-        return [b for b in found if any(slot.name in self.active for slot in b.slots) is active]
+        if self.pending:
+            self.lay_out(())
+        return [b for b in self.buffers if any(slot.name in self.active for slot in b.slots) is active]
 
     def begin(self) -> None:
         """Begin the next piece; a piece without a gradient counts as zeros."""
-        if self._pending:
-            self._lay_out([])
+        if self.pending:
+            self.lay_out(())
         if self.pieces:
-            found: list[Any] = self._blocks
-            for bucket in found:
+            for bucket in self.buffers:
                 bucket.push(self.pieces - 1)
         self.pieces += 1
 
@@ -247,7 +251,7 @@ class RankSums(Sums):
             values = np.multiply(g.values, factor, dtype=slot.dtype)
             self.parts.setdefault(slot.name, []).append(g.mapped(values).coalesced())
         else:
-            self._block_of[slot.name].put_weighted(slot, g, factor)
+            self.buffer_of[slot.name].put_weighted(slot, g, factor)
             self.dense.add(slot.name)
 
     def send(self, rest: bool = True) -> None:
@@ -261,7 +265,7 @@ class RankSums(Sums):
 
     def arrived(self, name: str) -> None:
         """Send the buckets that are complete after the last gradient of a parameter in this window."""
-        self._block_of[name].waiting.discard(name)
+        self.buffer_of[name].waiting.discard(name)
         self.send(rest=False)
 
     def _send(self, bucket: Bucket) -> None:
@@ -297,8 +301,7 @@ class RankSums(Sums):
     def reset(self) -> None:
         """Clear all sums; keep the memory."""
         super().reset()
-        found: list[Any] = self._blocks
-        for bucket in found:
+        for bucket in self.buffers:
             bucket.forget()
         self.pieces = self.sent = 0
         self.ahead = self.left = False
@@ -370,6 +373,17 @@ class RankSums(Sums):
             return True
 
         return ready
+
+    def gather(self, acc: GradientAccumulator) -> None:
+        """Sum the window and the counts of an accumulator over the ranks, unless this was done before."""
+        if acc._window.reduced:
+            return
+        with acc._window:
+            try:
+                self.reduce(acc._window, acc._counts)
+            except Exception:
+                acc.drop()  # on all ranks: the sums of some may be those of all already
+                raise
 
     def reduce(self, window: Window, counts: dict[str, int], error: BaseException | None = None) -> None:
         """Sum a window and its counts over the ranks; raise on all ranks if one rank had an error."""

@@ -18,19 +18,18 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import words
-from adjoint.accumulate.foreign import checked_sum_dtype, gradient_array, sum_dtype
-from adjoint.accumulate.window import check_like, checked_weight
+from adjoint.accumulate.blocks import checked_sum_dtype, checked_weight, gradient_array, sum_dtype
 from adjoint.core.shapes import checked_shape
-from adjoint.core.sparse import SparseRows, sparse_gradient
+from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
-from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError, UnknownNameError
+from adjoint.errors import DTypeError, InputError, ShapeError, UnknownNameError
 from adjoint.grads.norm import all_finite_unwarned, global_norm
 from adjoint.threads.spread import SHARED, pieces, scratch, spread, threads_for
 
 __all__ = ["GradientBuffer", "Sums", "normalised"]
 
 Array = ndarray[Any, Any]
-Rows = tuple[Array, Array]  # ascending row numbers, and their sums in an array like the memory of a block
+Rows = tuple[Array, Array]  # ascending row numbers, and their sums in an array like the memory of a buffer
 
 SMALL = 1 << 13  # a parameter of at most so many elements shares an array with others
 BLOCK = 1 << 17  # elements of such an array: 1 MiB of float64, which stays in the cache
@@ -47,7 +46,7 @@ def _facts(names: Iterable[str], arrays: Sequence[Array]) -> tuple[list[str], li
 
 
 def _references(arrays: list[Array]) -> list[int]:
-    return list(map(sys.getrefcount, arrays)) if hasattr(sys, "getrefcount") else []
+    return list(map(sys.getrefcount, arrays))
 
 
 _ALONE = _references([np.empty(0)])  # of an array that is in one list only
@@ -65,7 +64,7 @@ def normalised(total: Any, divisor: float, factor: float, out: Array | None = No
 
 
 class Slot:
-    """A registered parameter: its name, its shape, and the dtype and the position of its sum."""
+    """A registered parameter: its name, its shape, and the dtype and the place of its sum."""
 
     def __init__(self, name: str, shape: Any, dtype: Any, param: Tensor | None = None) -> None:
         self.index = 0  # in the order of registration
@@ -74,24 +73,17 @@ class Slot:
         self.size = math.prod(self.shape)
         self.dtype = None if dtype is None else checked_sum_dtype(name, dtype)  # None: as the first gradient
         self.param = param  # None: gradients are given by name
-        self.place = 0  # among the slots of its block
-        self.part = slice(0, 0)  # of its memory
+        self.part = slice(0, 0)  # of the memory of its buffer
 
-    def read(self, value: Any) -> Array | SparseRows:
-        """Return a gradient of any library as an array or sparse rows; raise if it does not match."""
-        weak = isinstance(value, (int, float, list, tuple))
-        return self.fitting(gradient_array(repr(self.name), value), weak)
-
-    def fitting(self, g: Array | SparseRows, weak: bool = False, what: str = "") -> Array | SparseRows:
-        """Return a gradient to add to this sum; raise if its shape or dtype is wrong.
+    def fitting(self, g: Any, weak: bool = False, what: str = "") -> Any:
+        """Return an array or sparse rows to add to this sum; raise if the shape or the dtype is wrong.
 
         A ``weak`` gradient may be rounded.  ``what`` is the start of the message.
         """
         if g.shape != self.shape:
-            same = math.prod(g.shape) == self.size
+            same = ", which has the same number of elements" if math.prod(g.shape) == self.size else ""
             raise ShapeError(
-                f"{what}{self.name}: expected a gradient of shape {self.shape}, but got {g.shape}"
-                f"{', which has the same number of elements' if same else ''}."
+                f"{what}{self.name}: expected a gradient of shape {self.shape}, but got {g.shape}{same}."
             )
         if self.dtype is None or g.dtype == self.dtype or np.can_cast(g.dtype, self.dtype, "safe"):
             return g
@@ -99,46 +91,48 @@ class Slot:
             return g.astype(self.dtype)
         raise DTypeError(
             f"{what}{self.name}: a {g.dtype} gradient cannot be added to a {self.dtype} sum without "
-            "rounding.\n"
-            "  Cast the gradient, or pass a wider dtype= to the accumulator."
+            "rounding.\n  Cast the gradient, or pass a wider dtype= to the accumulator."
         )
 
 
 class Buffer:
-    """A flat array with the sums of several small parameters, or of one large parameter."""
+    """The sums of several small parameters, or of one large parameter, in a flat array."""
 
     def __init__(self, slots: list[Slot], depth: int) -> None:
         self.slots = slots
         self.names = [slot.name for slot in slots]
+        self.pick: Any = itemgetter(*[slot.index for slot in slots])
         self.depth = depth  # 2: the second row of the memory is what the additions rounded away
         self.fresh = True  # nothing was added: the memory is undefined
         self.arrays: list[Array] = []  # the memory, and a view of its first row for each parameter
-        self.stage: Array | None = None
-        self.pick: Any = itemgetter(*[slot.index for slot in slots])
+        self.stage: Array | None = None  # the gradients of one micro-batch
         self.size = 0
-        for i, slot in enumerate(slots):
-            slot.place, slot.part = i, slice(self.size, self.size + slot.size)
+        for slot in slots:
+            slot.part = slice(self.size, self.size + slot.size)
             self.size += slot.size
 
     def is_shared(self) -> bool:
         """Return whether there is no memory, or other code still holds an array in it."""
         views = len(self.slots)
-        return not _ALONE or _references(self.arrays) != [_ALONE[0] + views, *_ALONE * views]
+        return _references(self.arrays) != [_ALONE[0] + views, *_ALONE * views]
 
     def open(self) -> None:
         """Allocate memory if there is none, or if other code still holds an array in it."""
         if self.is_shared():
-            memory = np.empty((self.depth, self.size), self.slots[0].dtype)
-            self.arrays = [memory, *(memory[0, slot.part].reshape(slot.shape) for slot in self.slots)]
+            self.use(np.empty((self.depth, self.size), self.slots[0].dtype))
         self.arrays[0][1:] = 0
+
+    def use(self, memory: Array) -> None:
+        """Replace the memory."""
+        self.arrays = [memory, *(memory[0, slot.part].reshape(slot.shape) for slot in self.slots)]
 
     def staged(self, arrays: Sequence[Any], plain: bool) -> Array | None:
         """Return the gradients of this buffer in one flat array, or None if all are missing or sparse.
 
         Missing and sparse gradients become zeros.  ``plain`` is True if no gradient is missing or sparse.
         """
-        parts = self.pick(arrays) if len(self.slots) > 1 else (arrays[self.slots[0].index],)
-        if not plain and ndarray not in set(map(type, parts)):
+        parts: Any = self.pick(arrays) if len(self.slots) > 1 else (arrays[self.slots[0].index],)
+        if not plain and ndarray not in map(type, parts):
             return None
         if self.fresh:
             self.open()
@@ -155,27 +149,27 @@ class Buffer:
 
     def add(self, g: Array, factor: float, part: slice) -> None:
         """Add factor·g to the sums in the slice ``part``; sums and g are flat."""
-        total = self.arrays[0][0, part]
-        staged, g = g is self.stage, g[part]
+        sums, staged, g = self.arrays[0][:, part], g is self.stage, g[part]
         if self.fresh:
             if factor != 1.0 or len(self.slots) == 1:  # otherwise it was staged here
-                np.multiply(g, factor, out=total, dtype=total.dtype)
+                np.multiply(g, factor, out=sums[0], dtype=sums.dtype)
             return
-        for s in pieces(g.size, CHUNK if self.depth == 2 else 2 * SHARED // total.itemsize):
-            x, t = g[s], total[s]
+        for s in pieces(g.size, CHUNK if self.depth == 2 else 2 * SHARED // sums.itemsize):
+            x = g[s]
             if factor != 1.0:  # the product is added before it leaves the cache
-                x = np.multiply(x, factor, out=x if staged else scratch(x.size, t.dtype), dtype=t.dtype)
-            if self.depth == 2:
-                t[...] = _compensated(t, self.arrays[0][1, part][s], x)
-            else:
-                np.add(t, x, out=t)
+                x = np.multiply(x, factor, out=x if staged else scratch(x.size, sums.dtype), dtype=sums.dtype)
+            _add_to(sums[:, s], x)
 
 
-def _compensated(s: Array, errors: Array, x: Array) -> Array:
-    """Return s + x, and add the rounding error of this addition to ``errors`` (Neumaier)."""
+def _add_to(sums: Array, x: Array) -> None:
+    """Add x to the first row; add the rounding errors of this addition to the second, if any (Neumaier)."""
+    s = sums[0]
+    if len(sums) == 1:
+        np.add(s, x, out=s)
+        return
     t = s + x
-    errors += np.where(np.abs(s) >= np.abs(x), (s - t) + x, (x - t) + s)
-    return np.asarray(t)
+    sums[1] += np.where(np.abs(s) >= np.abs(x), (s - t) + x, (x - t) + s)
+    s[...] = t
 
 
 def _corrected(sums: Array) -> Array:
@@ -186,34 +180,19 @@ def _corrected(sums: Array) -> Array:
         return np.where(np.isfinite(sums[0]), sums[0] + sums[1], sums[0])
 
 
-def _with_rows(before: Rows, part: SparseRows) -> Rows:
-    """Return the sum of two sets of rows; no row occurs twice in ``part``."""
-    rows = np.union1d(before[0], part.rows)
-    sums = np.zeros((len(before[1]), rows.size, *part.shape[1:]), part.dtype)
-    sums[:, np.searchsorted(rows, before[0])] = before[1]
-    at = np.searchsorted(rows, part.rows)
-    if len(sums) == 1:
-        sums[0, at] += part.values
-    else:
-        errors = sums[1, at]
-        sums[0, at] = _compensated(sums[0, at], errors, part.values)
-        sums[1, at] = errors
-    return rows, sums
-
-
 class Sums:
     """The sums of all parameters of an accumulator, by name, in the order of registration."""
 
     def __init__(self, compensated: bool = False) -> None:
         self.depth = 2 if compensated else 1
         self.slots: dict[str, Slot] = {}
+        self.buffers: list[Any] = []
+        self.buffer_of: dict[str, Any] = {}  # by the name of a parameter
+        self.pending: list[Slot] = []  # slots without a buffer: no gradient has come yet
         self.dense: set[str] = set()  # names with dense gradients in this window
         self.rows: dict[str, Rows] = {}  # the sums of sparse gradients
         # weights are counted in this power of two, so that tiny ones do not vanish in float32
         self.unit = 1.0
-        self._blocks: list[Buffer] = []
-        self._block_of: dict[str, Any] = {}
-        self._pending: list[Slot] = []  # slots without a block: no gradient has come yet
         # names, dtypes and shapes of the last whole, dense micro-batch, which the next one is likely to have
         self._seen: tuple[list[str], list[Any], list[Any]] | None = None
 
@@ -221,13 +200,13 @@ class Sums:
         """Add a parameter without gradients."""
         slot.index = len(self.slots)
         self.slots[slot.name] = slot
-        self._pending.append(slot)
+        self.pending.append(slot)
         self._seen = None
 
     def reset(self) -> None:
         """Clear all sums; keep the memory."""
-        for block in self._blocks:
-            block.fresh = True
+        for buffer in self.buffers:
+            buffer.fresh = True
         self.dense.clear()
         self.rows.clear()
         self.unit = 1.0
@@ -237,24 +216,24 @@ class Sums:
 
         The result is a tuple only if all are dense arrays.
         """
-        if not isinstance(gradients, Mapping):
-            raise InputError(
-                f"step: pass a dictionary of gradients by name, not {words.a(type(gradients).__name__)}."
-            )
+        if not isinstance(gradients, Mapping) or not gradients:
+            raise InputError(f"step: pass a dictionary of gradients by name, not {gradients!r}.")
         arrays = tuple(gradients.values())
         if set(map(type, arrays)) == {ndarray} and self._seen == _facts(gradients, arrays):
             return arrays
-        known = self.slots
-        if unknown := [name for name in gradients if name not in known]:
-            near = [match for name in unknown[:3] for match in get_close_matches(str(name), list(known), 1)]
+        if unknown := [name for name in gradients if name not in self.slots]:
+            near = [m for name in unknown[:3] for m in get_close_matches(str(name), list(self.slots), 1)]
             meant = f"\n  Is it {words.quoted(near)}?" if near else ""
+            known = words.quoted(self.slots) or "none; call register(name, shape) first"
             raise UnknownNameError(
                 f"no parameter is registered as {words.quoted(unknown)}.  Nothing was added.{meant}\n"
-                f"  Registered: {words.quoted(known) if known else 'none; call register(name, shape) first'}."
+                f"  Registered: {known}."
             )
-        if not gradients:
-            raise NoGradientError("step: the dictionary of gradients is empty.  Call backward first.")
-        return [slot.read(gradients[name]) if name in gradients else None for name, slot in known.items()]
+        found: list[Any] = [None] * len(self.slots)
+        for name, value in gradients.items():
+            slot, weak = self.slots[name], isinstance(value, (int, float, list, tuple))
+            found[slot.index] = slot.fitting(gradient_array(repr(name), value), weak)
+        return found
 
     def add(self, arrays: Sequence[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
         """Add weight·gradient to each sum.  If some are not finite, add nothing and return their names.
@@ -263,14 +242,14 @@ class Sums:
         With ``weight=None`` the gradients are added as they are.
         """
         with np.errstate(all="ignore"):
-            if self._pending and (new := [s for s in self._pending if arrays[s.index] is not None]):
+            if self.pending and any(arrays[slot.index] is not None for slot in self.pending):
                 if check and (bad := self._not_finite(arrays)):  # before they decide a dtype
                     return bad
-                self._lay_out([(slot, arrays[slot.index].dtype) for slot in new])
+                self.lay_out(arrays)
             plain = type(arrays) is tuple or set(map(type, arrays)) == {ndarray}
-            dense = [(block, g) for block in self._blocks if (g := block.staged(arrays, plain)) is not None]
-            pairs = () if plain else zip(self.slots.values(), arrays, strict=True)
-            sparse: list[tuple[Slot, Any]] = [(slot, g) for slot, g in pairs if type(g) is SparseRows]
+            dense = [(b, g) for b in self.buffers if (g := b.staged(arrays, plain)) is not None]
+            sparse = [] if plain else [(n, g) for n, g in zip(self.slots, arrays, strict=True)
+                                       if type(g) is SparseRows]  # fmt: skip
             size = sum([g.size for _, g in dense])
             threads = threads_for(size, LEAST)
             if check and not _finite([g for _, g in dense] + [g.values for _, g in sparse], size, threads):
@@ -279,46 +258,55 @@ class Sums:
             if weight is not None:
                 self._choose_unit(weight, before)
                 factor = weight / self.unit
-            if threads == 1:
-                for block, g in dense:
-                    block.add(g, factor, slice(None))
-            else:
-                jobs = [(block, g, part) for block, g in dense for part in _parts(g, size, threads, 8)]
-                spread(lambda job: job[0].add(job[1], factor, job[2]), jobs, threads)
-            for slot, rows in sparse:
-                part = rows.mapped(np.multiply(rows.values, factor, dtype=slot.dtype)).coalesced()
-                none = np.zeros(0, np.intp), np.zeros((self.depth, 0, *slot.shape[1:]), slot.dtype)
-                self.rows[slot.name] = _with_rows(self.rows.get(slot.name, none), part)
-        for block, _ in dense:
-            block.fresh = False
-        if plain:
+            jobs = [(buffer, g, part) for buffer, g in dense for part in _parts(g, size, threads, 8)]
+            spread(lambda job: job[0].add(job[1], factor, job[2]), jobs, threads)
+            for name, g in sparse:
+                self._add_rows(self.slots[name], g, factor)
+        for buffer, _ in dense:
+            buffer.fresh = False
+        if not plain:
+            self.dense.update([n for n, g in zip(self.slots, arrays, strict=True) if type(g) is ndarray])
+        else:
             if len(self.dense) < len(arrays):
                 self.dense.update(self.slots)
             self._seen = self._seen or _facts(self.slots, arrays)
-        else:
-            self.dense.update([n for n, g in zip(self.slots, arrays, strict=True) if type(g) is ndarray])
         return []
+
+    def _add_rows(self, slot: Slot, g: SparseRows, factor: float) -> None:
+        part = g.mapped(np.multiply(g.values, factor, dtype=slot.dtype)).coalesced()
+        none = np.zeros(0, np.intp), np.zeros((self.depth, 0, *slot.shape[1:]), slot.dtype)
+        before, earlier = self.rows.get(slot.name, none)
+        rows = np.union1d(before, part.rows)
+        sums = np.zeros((self.depth, rows.size, *slot.shape[1:]), slot.dtype)
+        sums[:, np.searchsorted(rows, before)] = earlier
+        at = np.searchsorted(rows, part.rows)
+        found = sums[:, at]
+        _add_to(found, part.values)
+        sums[:, at] = found
+        self.rows[slot.name] = rows, sums
 
     def _not_finite(self, arrays: Sequence[Any]) -> list[str]:
         pairs = [(n, getattr(g, "values", g)) for n, g in zip(self.slots, arrays, strict=True)]
         return [name for name, g in pairs if g is not None and not all_finite_unwarned(g)]
 
-    def _lay_out(self, new: list[Any]) -> None:
-        """Make the buffers of new slots, given with the dtypes of their first gradients."""
+    def lay_out(self, arrays: Sequence[Any]) -> None:
+        """Make the buffers of the slots that have a gradient for the first time."""
         groups: dict[Any, list[Slot]] = {}
-        room: dict[Any, int] = {}
-        for slot, dtype in new:
-            slot.dtype = slot.dtype or sum_dtype(dtype)
-            start = room.get(slot.dtype, 0)
-            small = slot.size <= SMALL
-            room[slot.dtype] = start + slot.size * small
-            groups.setdefault((slot.dtype, start // BLOCK) if small else slot, []).append(slot)
-        self._add_blocks([Buffer(slots, self.depth) for slots in groups.values()])
+        used: dict[Any, int] = {}  # elements of small parameters, by dtype
+        for slot in [s for s in self.pending if arrays[s.index] is not None]:
+            slot.dtype = slot.dtype or sum_dtype(arrays[slot.index].dtype)
+            key: Any = slot
+            if slot.size <= SMALL:
+                start = used.get(slot.dtype, 0)
+                key, used[slot.dtype] = (slot.dtype, start // BLOCK), start + slot.size
+            groups.setdefault(key, []).append(slot)
+        self.add_buffers([Buffer(slots, self.depth) for slots in groups.values()])
 
-    def _add_blocks(self, blocks: Sequence[Buffer]) -> None:
-        self._blocks += blocks
-        self._block_of.update((slot.name, block) for block in blocks for slot in block.slots)
-        self._pending = [slot for slot in self._pending if slot.name not in self._block_of]
+    def add_buffers(self, buffers: Sequence[Buffer]) -> None:
+        """Use new buffers for the slots in them."""
+        self.buffers += buffers
+        self.buffer_of.update((slot.name, buffer) for buffer in buffers for slot in buffer.slots)
+        self.pending = [slot for slot in self.pending if slot.name not in self.buffer_of]
 
     def _choose_unit(self, weight: float, before: float) -> None:
         """Change the unit of weights if a weight is WIDE times larger, or the first WIDE times smaller."""
@@ -332,33 +320,29 @@ class Sums:
 
     def total(self, name: str) -> Array | SparseRows:
         """Return the sum of a parameter, for reading only; zeros if nothing was added."""
-        slot = self.slots[name]
-        found: Any = None
+        slot, found = self.slots[name], None
         if name in self.rows:
             rows, sums = self.rows[name]
             found = SparseRows(rows, _corrected(sums), slot.shape, unique=True)
         if name in self.dense:
-            arrays = self._block_of[name].arrays
-            dense = arrays[slot.place + 1]
-            if self.depth == 2:
-                dense = _corrected(arrays[0][:, slot.part]).reshape(slot.shape)
-            found = dense if found is None else np.add(dense, found)
+            dense = _corrected(self.buffer_of[name].arrays[0][:, slot.part]).reshape(slot.shape)
+            return dense if found is None else np.add(dense, found)
         return np.zeros(slot.shape, slot.dtype or np.float64) if found is None else found
 
     def totals(self) -> dict[str, Any]:
         """Return the sums of all parameters that have one, by name."""
         if self.rows or self.depth == 2:
-            return {n: self.total(n) for n in self.slots if n in self.dense or n in self.rows}
+            return {name: self.total(name) for name in self.slots if name in self.dense or name in self.rows}
         found: dict[str, Any] = {}
-        for block in self._blocks:
-            found.update(zip(block.names, block.arrays[1:], strict=False))  # no arrays: nothing was added
-        if len(self._blocks) == 1 and len(found) == len(self.dense):
+        for buffer in self.buffers:
+            found.update(zip(buffer.names, buffer.arrays[1:], strict=False))  # no arrays: nothing was added
+        if len(self.buffers) == 1 and len(found) == len(self.dense):
             return found
         return {name: found[name] for name in self.slots if name in self.dense}
 
     def values(self) -> list[Array]:
-        """Return all sums in as few arrays as possible, for the check whether they are finite."""
-        return [b.arrays[0] for b in self._blocks if not b.fresh] + [sums for _, sums in self.rows.values()]
+        """Return all sums in as few arrays as possible."""
+        return [b.arrays[0] for b in self.buffers if not b.fresh] + [sums for _, sums in self.rows.values()]
 
     def finish(self, divisor: float, factor: float, in_place: bool) -> dict[str, Any]:
         """Return the sums divided by ``divisor`` and multiplied by ``factor``, in place if possible."""
@@ -379,71 +363,54 @@ class Sums:
         """Return whether the window has micro-batches; ``some`` says whether this process has added one."""
         return some
 
-    def reduce(self, window: Any, counts: dict[str, int]) -> None:
-        """Sum a window and the counts of an accumulator over the ranks."""
+    def gather(self, acc: Any) -> None:
+        """Sum the window and the counts of an accumulator over the ranks, unless this was done before."""
+
+    def check_undivided(self, window: Any) -> None:
+        """Raise if the window is divided among ranks, so that no rank can save or load it."""
 
     # State -----------------------------------------------------------------------------------
 
-    def state_of(self, name: str) -> dict[str, Any]:
-        """Return the state of a parameter's sum for ``loaded``, in new arrays.
+    def state_of(self, name: str) -> dict[str, Array]:
+        """Return the state of a parameter's sum, in new arrays.
 
-        "sum" and "rows" are lists of the dense and the sparse sum and, with compensation, of its errors.
+        "sum" has length 1, or 0 without a dense gradient.  The second axes of "sum" and "values" are the sum
+        and, with compensation, its rounding errors.
         """
+        slot, state = self.slots[name], self.empty_state(name, np.float32)
+        if name in self.dense:
+            memory = self.buffer_of[name].arrays[0][:, slot.part]
+            state["sum"] = memory.reshape(1, self.depth, *slot.shape).copy()
+        if name in self.rows:
+            rows, values = self.rows[name]
+            state |= {"rows": rows.copy(), "values": values.swapaxes(0, 1).copy()}
+        return state
+
+    def empty_state(self, name: str, undecided: Any = object) -> dict[str, Array]:
+        """Return the state without gradients; its dtype is ``undecided`` before the first gradient."""
         slot = self.slots[name]
-        dense = self._block_of[name].arrays[0][:, slot.part] if name in self.dense else ()
-        rows, values = self.rows.get(name, ((), ()))
-        return {
-            "shape": list(slot.shape),
-            "dtype": str(slot.dtype),  # "None" before the first gradient
-            "sum": [np.array(a).reshape(slot.shape) for a in dense],
-            "rows": [sparse_gradient(rows, a, slot.shape) for a in values],
-        }
+        shapes = {"sum": (0, self.depth, *slot.shape), "values": (0, self.depth, *slot.shape[1:])}
+        state = {key: np.zeros(shape, slot.dtype or undecided) for key, shape in shapes.items()}
+        return {**state, "rows": np.zeros(0, np.intp)}
 
-    def loaded(self, states: Mapping[str, Any], unit: Any = 1.0) -> Sums:
-        """Return sums of the same parameters with saved values; raise if the saved values do not match.
-
-        ``states`` are the saved sums by name, and ``unit`` is the saved unit of the weights.
-        """
-        new = Sums(self.depth == 2)
-        new.unit = float(unit) or 1.0
-        for name, old in self.slots.items():
-            state = states[name]
-            check_like(state, {"shape": [], "dtype": "", "sum": [], "rows": []}, f"buffers[{name!r}]")
-            dtype = None if state["dtype"] == "None" else state["dtype"]
-            slot = Slot(name, old.shape, old.dtype or dtype, old.param)
-            new.register(slot)
-            other = state["shape"] != list(slot.shape)
-            if other or dtype not in (None, str(slot.dtype)):
-                raise (ShapeError if other else DTypeError)(
-                    f"{name}: the saved sum has shape {state['shape']} and dtype {state['dtype']}, but "
-                    f"{list(slot.shape)} and {slot.dtype} are expected."
-                )
-            if not {len(state["sum"]), len(state["rows"])} <= {0, self.depth}:
-                raise ShapeError(
-                    f"{name}: the saved sum must consist of {words.count(self.depth, 'array')}; "
-                    "a compensated sum has 2."
-                )
-        for key in ("sum", "rows"):  # read like gradients
-            parts = {name: states[name][key] for name in new.slots if states[name][key]}
-            for row in range(self.depth if parts else 0):
-                new._load_row(row, new.checked({name: part[row] for name, part in parts.items()}))
-        return new
-
-    def _load_row(self, row: int, arrays: Sequence[Any]) -> None:
-        """Store saved sums, or with row 1 their rounding errors."""
-        if row == 0:
-            self.add(arrays, None, 0.0, check=False)
-            return
-        for slot, g in zip(self.slots.values(), arrays, strict=True):
-            if type(g) is SparseRows:
-                rows, sums = self.rows[slot.name]
-                if not np.array_equal(g.rows, rows):
-                    raise ShapeError(
-                        f"{slot.name}: the saved rounding errors and the saved sum have different rows."
-                    )
-                sums[row] = g.values
-            elif g is not None:
-                self._block_of[slot.name].arrays[0][row, slot.part] = g.reshape(-1)
+    def load(self, states: Mapping[str, Mapping[str, Any]], unit: float) -> None:
+        """Replace the sums by saved ones of the same parameters, shapes and dtypes, with their ``unit``."""
+        self.reset()
+        self.unit = unit
+        arrays = [states[name]["sum"] if len(states[name]["sum"]) else None for name in self.slots]
+        self.lay_out(arrays)
+        for (name, slot), sums in zip(self.slots.items(), arrays, strict=True):
+            if sums is not None:
+                buffer = self.buffer_of[name]
+                if buffer.fresh:
+                    buffer.open()
+                    buffer.arrays[0].fill(0)
+                    buffer.fresh = False
+                buffer.arrays[0][:, slot.part] = sums.reshape(self.depth, slot.size)
+                self.dense.add(name)
+            if len(states[name]["rows"]):
+                values = states[name]["values"].swapaxes(0, 1).copy()
+                slot.dtype, self.rows[name] = values.dtype, (states[name]["rows"].copy(), values)
 
 
 def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
@@ -487,10 +454,10 @@ class GradientBuffer:
     def __init__(
         self, shape: Any, dtype: Any = np.float64, *, compensated: bool = False, name: str = "GradientBuffer"
     ) -> None:
-        self.name = name
-        self._sums = Sums(bool(compensated))
-        self._slot = Slot(name, shape, dtype)
-        self._sums.register(self._slot)
+        slot = Slot(name, shape, dtype)
+        self.name, self.shape, self.dtype = name, slot.shape, slot.dtype
+        self._sums = Sums(compensated)
+        self._sums.register(slot)
         self.count = 0
         self.weight = 0.0
 
@@ -498,21 +465,6 @@ class GradientBuffer:
         """Clear the sum; keep its memory for the next sum."""
         self._sums.reset()
         self.count, self.weight = 0, 0.0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the parameter."""
-        return self._slot.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the sum."""
-        return self._slot.dtype or np.dtype(np.float64)
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether all gradients that were added are sparse."""
-        return self.name in self._sums.rows and self.name not in self._sums.dense
 
     def add(self, grad: Any, weight: float = 1.0) -> None:
         """Add weight·grad.
@@ -547,39 +499,13 @@ class GradientBuffer:
         ndarray
             The sum; zeros if nothing was added.
         """
-        total = self._sums.total(self.name)
-        dense = total.to_dense() if type(total) is SparseRows else total
+        divisor = self.weight if normalize and self.weight else 1.0
         with np.errstate(all="ignore"):
-            return normalised(
-                dense, (self.weight if normalize and self.weight else 1.0) / self._sums.unit, 1.0
-            )
+            return normalised(np.asarray(self._sums.total(self.name)), divisor / self._sums.unit, 1.0)
 
     def l2_norm(self) -> float:
         """Return the 2-norm of the sum, not divided by the weight; large values do not overflow."""
         return global_norm([self._sums.total(self.name)]) * self._sums.unit
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for ``load_state_dict``, in new arrays."""
-        state = {"count": self.count, "weight": self.weight, "unit": self._sums.unit}
-        return {**state, "buffer": self._sums.state_of(self.name)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state.
-
-        Parameters
-        ----------
-        state : dict
-            The result of ``state_dict``.
-
-        Raises
-        ------
-        ArgumentError, ShapeError, DTypeError
-            The state has missing keys, or a different shape or dtype.  Nothing was changed.
-        """
-        check_like(state, {"count": 0, "weight": 0.0, "unit": 1.0, "buffer": {}}, "state")
-        new = self._sums.loaded({self.name: state["buffer"]}, state["unit"])
-        self._sums, self._slot = new, new.slots[self.name]
-        self.count, self.weight = int(state["count"]), float(state["weight"])
 
     def __repr__(self) -> str:
         return f"GradientBuffer({self.shape}, {self.dtype}, count={self.count}, weight={self.weight:g})"

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint import words
-from adjoint.accumulate.foreign import gradient_array
+from adjoint.accumulate.blocks import gradient_array
 from adjoint.core.convert import asarray
 from adjoint.core.sparse import SparseRows, as_gradient_tensor
 from adjoint.core.tensor import Tensor
-from adjoint.errors import InputError, NonFiniteError, UnknownNameError
+from adjoint.errors import InputError, NonFiniteError
 from adjoint.grads.clip import lending
 from adjoint.grads.norm import Measure, all_finite, global_norm, measured, stored_values
 from adjoint.grads.scaler import GradScaler
@@ -29,22 +29,7 @@ from adjoint.grads.store import Gradients
 if TYPE_CHECKING:
     from adjoint.accumulate.accumulator import GradientAccumulator
 
-__all__ = ["gradient_of", "optimizers_of", "shown", "update", "why_void"]
-
-
-def why_void(acc: GradientAccumulator) -> str:
-    """Return the reason why the window has no gradient; "" if it has one."""
-    window = acc._window
-    if not (acc._sums.dense or acc._sums.rows):
-        if not window.micro_batches:
-            return "the window has no gradient, because no micro-batch was added."
-        return "the window has no gradient: all of its micro-batches were skipped.  Call drop()."
-    if window.spoiled:
-        return "the window has no gradient, because a micro-batch was not finite.  Call drop()."
-    if acc.config.normalize and not 0.0 < window.weight < math.inf:
-        weight = f"the weight of the window is {window.weight:g}"
-        return f"{weight}, so the gradient cannot be divided by it.  Call drop()."
-    return ""
+__all__ = ["gradient_of", "shown", "update"]
 
 
 def gradient_of(acc: GradientAccumulator, scaler: GradScaler | None = None, *, update: bool = False) -> Any:
@@ -58,16 +43,13 @@ def gradient_of(acc: GradientAccumulator, scaler: GradScaler | None = None, *, u
     if not measure.finite and (scaler is not None or config.nonfinite != "allow"):
         if update and (scaler is not None or config.nonfinite != "raise"):
             return None
-        wider = any(g.dtype.char in "fF" for g in sums.totals().values())
         raise NonFiniteError(
-            f"the norm of the summed gradients is {measure.norm}"
-            f"{'' if window.reduced else ', although each micro-batch was finite'}.\n"
-            f"  {'Sum in float64 (dtype=np.float64), or use' if wider else 'Use'} smaller losses or "
-            "weights.  Call drop() to discard the window."
+            f"the norm of the summed gradients is {measure.norm}.\n  Use smaller losses or weights, or sum "
+            "float32 gradients in float64 (dtype=np.float64).  Call drop() to discard the window."
         )
     # a clip function that raises leaves the sums as they were
     in_place = update and acc._clip is None and not sums.rows and not config.compensated
-    norm, clips = measure.norm, [(measure.norm, config.max_grad_norm)] if measure.clipped else []
+    norm, clipped = measure.norm, config.max_grad_norm if measure.clipped else None
     with window if in_place else nullcontext():
         found = sums.finish(measure.divisor, measure.factor, in_place)
         if in_place:
@@ -77,14 +59,12 @@ def gradient_of(acc: GradientAccumulator, scaler: GradScaler | None = None, *, u
         found = _clipped(acc, found)
         after = global_norm(found.values(), config.norm_type)
         norm = norm or before
-        if after != before and not math.isnan(before):
-            clips.append((before, after))
-    if acc.should_update() and window.norm is None:
-        acc._last_norm = window.norm = norm
-        acc._counts["clipped_windows"] += bool(clips)
-        for norm, clipped in clips:
-            window.clipped_norm = clipped
-            acc._listeners.send("clip", window, norm=norm, clipped_norm=clipped)
+        clipped = clipped if after == before or math.isnan(before) else after
+    if window.is_ready() and window.norm is None:
+        acc._last_norm, window.norm, window.clipped_norm = norm, norm, clipped
+        if clipped is not None:
+            acc._counts["clipped_windows"] += 1
+            acc._send("clip", window, norm=norm, clipped_norm=clipped)
     return found
 
 
@@ -123,9 +103,6 @@ class NamedGradients(Gradients):
         self._items = {id(names[n]): (names[n], as_gradient_tensor(g)) for n, g in found.items()}
 
     def _tensor(self, key: Any) -> Any:
-        if isinstance(key, str) and key not in self._names:
-            known = words.quoted(self._names)
-            raise UnknownNameError(f"no parameter is registered as {key!r}.\n  Registered: {known}.")
         return self._names[key] if isinstance(key, str) else key
 
     def __contains__(self, key: object) -> bool:
@@ -152,22 +129,6 @@ def _clipped(acc: GradientAccumulator, found: dict[str, Any]) -> dict[str, Any]:
     return clipped
 
 
-def optimizers_of(given: Any) -> list[Any]:
-    """Return a list of one or several optimisers; raise for anything else."""
-    found = list(given) if isinstance(given, (list, tuple)) else [given]
-    for optimizer in found or [None]:
-        known = hasattr(optimizer, "step") or hasattr(optimizer, "apply")
-        if known and isinstance(optimizer, type):
-            name = optimizer.__name__
-            raise InputError(f"apply: {name} is a class.  Pass an instance: {name}(…).")
-        if not known and not callable(optimizer):
-            raise InputError(
-                "apply: pass an optimiser (an object with step() or apply(gradients)), a function of the "
-                f"gradients, or a list of at least one of these, not {given!r}."
-            )
-    return found
-
-
 def update(
     acc: GradientAccumulator,
     optimizers: list[Any],
@@ -183,12 +144,10 @@ def update(
         window.gradient = gradient_of(acc, scaler, update=True)
         if window.gradient is None:
             return False
-    narrow: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
     if any(hasattr(optimizer, "step") for optimizer in optimizers):
         _refuse_to_lose([*optimizers, *window.done], acc._params, window.gradient)
-        narrow = _narrowed(acc._params, window.gradient)
-        cast = [name for name, g in narrow.items() if g.dtype != window.gradient[name].dtype]
-        beyond = [name for name in cast if not all_finite(stored_values(narrow[name]))]
+        tensors, beyond = _narrowed(acc._params, window.gradient)
         if beyond and scaler is None and policy == "raise":
             raise NonFiniteError(
                 f"apply: these gradients overflow the dtype of their parameters: {words.quoted(beyond)}.\n"
@@ -201,22 +160,23 @@ def update(
             if any(optimizer is other for other in window.done):
                 continue
             if hasattr(optimizer, "step"):
-                _step(optimizer, acc._params, narrow, before)
+                _step(optimizer, acc._params, tensors, before)
             else:
-                (optimizer.apply if hasattr(optimizer, "apply") else optimizer)(shown(window.gradient))
+                getattr(optimizer, "apply", optimizer)(shown(window.gradient))
             window.done.append(optimizer)
     return True
 
 
-def _narrowed(params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the gradients as tensors, in the dtypes of their parameters."""
-    found = {}
+def _narrowed(params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[str]]:
+    """Return gradients as tensors in the dtypes of their parameters, and the names that overflow there."""
+    found, beyond = {}, []
     with np.errstate(over="ignore"):
-        for name, t in params.items():
-            if name in grads:
-                g = as_gradient_tensor(grads[name])
-                found[name] = g if g.dtype == t.dtype else g.astype(t.dtype)
-    return found
+        for name in [name for name in params if name in grads]:
+            g = found[name] = as_gradient_tensor(grads[name])
+            if g.dtype != params[name].dtype:
+                g = found[name] = g.astype(params[name].dtype)
+                beyond += [] if all_finite(stored_values(g)) else [name]
+    return found, beyond
 
 
 def _step(optimizer: Any, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], before: Any) -> None:

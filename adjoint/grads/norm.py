@@ -240,11 +240,11 @@ def _wide_pieces(a: Array, size: int = CHUNK) -> Iterator[Array]:
         yield np.abs(piece.astype(np.complex128 if piece.dtype.kind == "c" else np.float64))
 
 
-def check_norm_order(p: Any) -> float:
-    """Return the order of a norm as a float; raise if it is invalid."""
+def check_norm_order(p: Any, what: str = "p, the order of a norm,") -> float:
+    """Return the order of a norm as a float; raise if it is invalid.  ``what`` names it in the message."""
     if isinstance(p, (int, float)) and not isinstance(p, bool) and p > 0 and _holds(p):
         return float(p)
-    raise ArgumentError(f"p, the order of a norm, must be positive or math.inf, but is {_shown(p)}.")
+    raise ArgumentError(f"{what} must be positive or math.inf, but is {_shown(p)}.")
 
 
 def check_max_norm(value: Any, what: str = "max_norm") -> float:

@@ -115,7 +115,7 @@ def test_stats():
 
 
 def test_empty_accumulator_has_no_gradients():
-    with pytest.raises(NoGradientError, match="no gradient, because no micro-batch was added"):
+    with pytest.raises(NoGradientError, match="no gradient: 0 micro-batches were added"):
         ad.GradientAccumulator().gradients()
 
 
@@ -327,8 +327,7 @@ def test_a_full_accumulator_refuses_more():
             add()
         assert str(caught.value) == (
             "the window is full (1 of 1 micro-batches), so no more can be added.\n"
-            "  Make the update with apply(optimizer), or with gradients() and then reset().\n"
-            "  Call drop() to discard the window."
+            "  Call apply(optimizer), or gradients() and then reset(), to make the update, or drop()."
         )
     assert frozen(acc) == before
 
@@ -359,7 +358,7 @@ def test_same_length_but_another_shape_is_an_error():
 def test_registering_again():
     acc = accumulator("w")
     acc.register("w", (2,))
-    with pytest.raises(ShapeError, match="register: 'w' is already registered with shape"):
+    with pytest.raises(ArgumentError, match="register: 'w' is already registered with shape"):
         acc.register("w", (3,))
     assert acc.stats().registered_params == 1
 
@@ -401,9 +400,7 @@ def test_a_micro_batch_of_weight_zero_adds_nothing():
 def test_a_window_without_weight_has_no_gradient():
     acc = accumulator("w", accumulation_steps=1, reduction="sum")
     acc.step({"w": [0.0, 0.0]}, weight=0)
-    with pytest.raises(
-        NoGradientError, match="the weight of the window is 0, so the gradient cannot be divided"
-    ):
+    with pytest.raises(NoGradientError, match=r"1 micro-batches were added, 0 of them .* the weight is 0"):
         acc.gradients()
 
 
@@ -451,7 +448,7 @@ def test_state_is_a_copy():
     acc.step({"w": [1.0, 2.0]})
     state = acc.state_dict()
     acc.step({"w": [1.0, 2.0]})
-    np.testing.assert_array_equal(state["buffers"]["w"]["sum"], [[1.0, 2.0]])
+    np.testing.assert_array_equal(state["buffers"]["w"]["sum"], [[[1.0, 2.0]]])
 
 
 def test_a_state_that_does_not_fit_changes_nothing():
@@ -459,30 +456,26 @@ def test_a_state_that_does_not_fit_changes_nothing():
     acc.step({"a": [1.0, 2.0]})
     good, before = acc.state_dict(), frozen(acc)
     other = accumulator("a", "z", accumulation_steps=2).state_dict()
-    with pytest.raises(UnknownNameError) as names:
+    with pytest.raises(ArgumentError) as names:
         acc.load_state_dict(other)
     assert str(names.value) == (
-        "load_state_dict: the names differ from those of the state: the state is missing 'b' "
-        "and 'z' is not registered.\n"
-        "  Create the accumulator with the same parameters, or register the same names."
+        "load_state_dict: state['buffers'] is missing keys: 'b' and has unknown keys: 'z'.\n"
+        "  Create the accumulator with the same parameters, and pass the value returned by state_dict()."
     )
-    with pytest.raises(ArgumentError) as config:
-        acc.load_state_dict(accumulator("a", "b", accumulation_steps=7).state_dict())
-    assert str(config.value) == (
-        "load_state_dict: the state was saved with different options: accumulation_steps=7 "
-        "instead of 2.\n"
-        "  Create the accumulator with the saved options.  Only max_grad_norm, norm_type and "
-        "nonfinite may differ."
-    )
-    with pytest.raises(ShapeError, match=r"a: the saved sum has shape \[3\] and dtype None, but \[2\]"):
-        acc.load_state_dict(accumulator("a", "b", shape=(3,), accumulation_steps=2).state_dict())
     with pytest.raises(
-        ArgumentError, match=r"is missing keys: .* and has unknown keys: 'step'.\n  Pass the value"
+        ArgumentError, match=r"'accumulation_steps': 7.* instead of .*'accumulation_steps': 2"
     ):
+        acc.load_state_dict(accumulator("a", "b", accumulation_steps=7).state_dict())
+    with pytest.raises(
+        ArgumentError, match=r"state\['buffers'\]\['a'\]\['sum'\] is array.*shape=\(0, 1, 2\)"
+    ):
+        acc.load_state_dict(accumulator("a", "b", shape=(3,), accumulation_steps=2).state_dict())
+    with pytest.raises(ArgumentError, match=r"is missing keys: .* and has unknown keys: 'step'."):
         acc.load_state_dict({"step": 3})
-    broken = {**good, "buffers": {**good["buffers"], "a": {**good["buffers"]["a"], "sum": [np.zeros(5)]}}}
-    with pytest.raises(ShapeError, match=r"a: expected a gradient of shape \(2,\), but got \(5,\)"):
-        acc.load_state_dict(broken)
+    for wrong in (np.zeros((1, 1, 5)), np.zeros((1, 2, 2)), np.zeros((1, 1, 2), np.float32), np.zeros(2), 3):
+        broken = {**good, "buffers": {**good["buffers"], "a": {**good["buffers"]["a"], "sum": wrong}}}
+        with pytest.raises(ArgumentError, match=r"state\['buffers'\]\['a'\]\['sum'\] is"):
+            acc.load_state_dict(broken)
     assert frozen(acc) == before
 
 

@@ -90,7 +90,8 @@ def test_trees_of_gradients_are_flattened_by_their_owner():
         acc.step({"layer": {"w": np.zeros(2), "b": np.zeros(2)}})
     assert str(info.value) == (
         "'layer': a gradient must be an array, not a dictionary.\n"
-        "  Register each array of nested dictionaries under a name of its own, such as 'layer.weight'."
+        "  Leave out parameters without a gradient.  Register each array of nested dictionaries under a "
+        "name of its own, such as 'layer.weight'."
     )
 
 

@@ -138,7 +138,7 @@ def test_what_a_clip_function_puts_in_the_place_of_a_gradient_fits(new, error, g
     for _ in range(2):
         with pytest.raises(error, match=r"clip: b: (expected a gradient of shape|a complex128 gradient)"):
             get(acc)
-    np.testing.assert_array_equal(acc.state_dict()["buffers"]["a"]["sum"], [[1.0, 2.0]])
+    np.testing.assert_array_equal(acc.state_dict()["buffers"]["a"]["sum"], [[[1.0, 2.0]]])
 
 
 def test_a_clip_function_may_return_another_precision():
@@ -245,17 +245,16 @@ def test_an_interrupt_while_gradients_are_clipped_leaves_the_window_as_it_was():
     assert {g.max() for g in applied(acc).values()} == {0.5}
 
 
-def test_an_interrupt_while_loading_changes_nothing(monkeypatch):
+def test_an_interrupt_while_loading_is_noticed(monkeypatch):
     acc, gradients = full()
     state = acc.state_dict()
     other, _ = full()
-    other.drop()
-    before = frozen(other)
     with monkeypatch.context() as patch:
-        interrupt_at(1, patch, Sums, "loaded")
+        interrupt_at(1, patch, Sums, "load")
         with pytest.raises(KeyboardInterrupt):
             other.load_state_dict(state)
-    assert frozen(other) == before
+    with pytest.raises(AccumulationError, match="incomplete"):
+        other.gradients()
     other.load_state_dict(state)
     assert_equal(applied(other), gradients)
 
@@ -324,7 +323,9 @@ def test_a_dtype_that_no_gradient_decided_yet_is_not_taken_for_granted():
 
 def test_parameters_have_a_name_each():
     a, b = (ad.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
-    with pytest.raises(ArgumentError, match="two parameters have the same name, 'w'"):
+    with pytest.raises(
+        ArgumentError, match="'w' cannot be used as a parameter: two parameters have that name"
+    ):
         ad.GradientAccumulator([("w", a), ("w", b)])
     assert ad.GradientAccumulator([("w", a), ("w", a)]).names == ["w"]
 
@@ -360,37 +361,30 @@ def test_compensated_sums_of_sparse_gradients_lose_nothing_either():
     def rows(index, values):
         return ad.sparse_gradient(index, np.array(values, np.float32)[:, None], (5, 1))
 
-    buffer = ad.GradientBuffer((5, 1), np.float32, compensated=True)
-    buffer.add(rows([1, 3], [1.0, 1e8]))
+    def made():
+        acc = ad.GradientAccumulator(accumulation_steps=5000, compensated=True, normalize=False)
+        acc.register("t", (5, 1), np.float32)
+        return acc
+
+    def add(acc, index, values):
+        acc.step({"t": rows(index, values)})
+
+    acc, loaded = made(), made()
+    add(acc, [1, 3], [1.0, 1e8])
     for _ in range(1000):
-        buffer.add(rows([2, 1], [3.0, 1e-8]))
-    loaded = ad.GradientBuffer((5, 1), np.float32, compensated=True)
-    loaded.load_state_dict(buffer.state_dict())
-    for each in (buffer, loaded):
-        assert each.is_sparse
+        add(acc, [2, 1], [3.0, 1e-8])
+    loaded.load_state_dict(acc.state_dict())
+    for each in (acc, loaded):
         for _ in range(1000):
-            each.add(rows([1, 0, 3], [1e-8, 1.0, 1.0]))
-        sparse = each.get(normalize=False)[:, 0]
-        each.add(np.zeros((5, 1), np.float32))  # from here on dense
+            add(each, [1, 0, 3], [1e-8, 1.0, 1.0])
+        assert type(each.gradients()["t"]) is ad.SparseGradient
+        sparse = np.asarray(each.gradients()["t"])[:, 0]
+        each.step({"t": np.zeros((5, 1), np.float32)})  # from here on dense
         for _ in range(1000):
-            each.add(rows([3, 1], [1.0, 1e-8]))
-        dense = each.get(normalize=False)[:, 0]
+            add(each, [3, 1], [1.0, 1e-8])
+        dense = each.gradients()["t"][:, 0]
         np.testing.assert_allclose(sparse, np.float32([1000, 1 + 2e-5, 3000, 1e8 + 1000, 0]), rtol=6e-8)
         np.testing.assert_allclose(dense, np.float32([1000, 1 + 3e-5, 3000, 1e8 + 2000, 0]), rtol=6e-8)
-
-
-def test_rows_that_were_saved_with_their_errors_are_checked_with_them():
-    buffer = ad.GradientBuffer((5, 1), np.float32, compensated=True)
-    for value in (1.0, 1e-8):
-        buffer.add(ad.sparse_gradient([1], np.full((1, 1), value, np.float32), (5, 1)))
-    state = buffer.state_dict()
-    rows = state["buffer"]["rows"]
-    loaded = ad.GradientBuffer((5, 1), np.float32, compensated=True)
-    with pytest.raises(ShapeError, match="the saved sum must consist of 2 arrays"):
-        loaded.load_state_dict({**state, "buffer": {**state["buffer"], "rows": rows[:1]}})
-    other = ad.sparse_gradient([2], np.zeros((1, 1), np.float32), (5, 1))
-    with pytest.raises(ShapeError, match="the saved rounding errors and the saved sum have different rows"):
-        loaded.load_state_dict({**state, "buffer": {**state["buffer"], "rows": [rows[0], other]}})
 
 
 # States and parameters that are unfrozen on the way --------------------------------------------

@@ -60,7 +60,7 @@ def test_skip_window():
     acc = accumulator("w", accumulation_steps=2, nonfinite="skip_window")
     acc.step({"w": [np.nan, 2.0]})
     acc.step({"w": [3.0, 4.0]})
-    with pytest.raises(NoGradientError, match="were skipped"):
+    with pytest.raises(NoGradientError, match="1 of them were skipped"):
         acc.gradients()
     events = []
     acc.on("skip", events.append)
@@ -70,7 +70,7 @@ def test_skip_window():
     assert events[0].window
     acc.step({"w": [1.0, 1.0]})
     acc.step({"w": [np.inf, 1.0]})
-    with pytest.raises(NonFiniteError, match="drop"):
+    with pytest.raises(NoGradientError, match="1 of them were skipped"):
         acc.gradients()
 
 
@@ -86,7 +86,7 @@ def test_a_sum_that_overflows():
     acc = accumulator("w", accumulation_steps=2)
     for _ in range(2):
         acc.step({"w": np.array([3e38, 0.0], np.float32)})
-    with pytest.raises(NonFiniteError, match="Sum in float64"):
+    with pytest.raises(NonFiniteError, match="sum float32 gradients in float64"):
         acc.apply(lambda grads: None)
 
 

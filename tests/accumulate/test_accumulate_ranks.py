@@ -529,7 +529,7 @@ def test_mistakes() -> None:
     with pytest.raises(ArgumentError, match="whose sums are pairwise"):
         ad.GradientAccumulator([w], group=alone, compensated=True)
     acc = ad.GradientAccumulator([w], group=alone, accumulation_steps=2)
-    with pytest.raises(AccumulationError, match=r"must be added in one call.\n  Call step\(gradients\)"):
+    with pytest.raises(AccumulationError, match=r"must be added in one call of step\(\)"):
         acc.accumulate("0", np.ones(2))
     with pytest.raises(ArgumentError, match="weights must be 0 or from 2"):
         acc.step({"0": np.ones(2)}, weight=1e-60)
@@ -561,7 +561,9 @@ def test_one_backward_per_block_whose_sums_left(monkeypatch: pytest.MonkeyPatch)
             with acc.micro_batch(weight=1) as block:
                 block.backward(w.sum())
                 if second:
-                    with pytest.raises(AccumulationError, match="set the weight before"):
+                    with pytest.raises(
+                        AccumulationError, match="the weight was set after backward\\(\\) had begun to send"
+                    ):
                         block.weight = 2
                     block.backward(w.sum())
             acc.apply(optim.SGD([w], lr=1.0))

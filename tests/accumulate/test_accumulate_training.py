@@ -19,7 +19,6 @@ from adjoint.errors import (
     ArgumentError,
     InputError,
     NoGradientError,
-    ShapeError,
 )
 
 
@@ -187,19 +186,18 @@ def test_a_micro_batch_holds_for_its_context():
     np.testing.assert_array_equal(w.grad.numpy(), [3.0, 3.0])
 
 
-def test_a_micro_batch_ends_where_it_began():
+def test_a_micro_batch_may_end_in_another_context():
     w = ad.tensor([1.0, 2.0], requires_grad=True)
     acc = ad.GradientAccumulator([w], accumulation_steps=1)
-    block = acc.micro_batch()
-    copy_context().run(block.__enter__)
-    with pytest.raises(AccumulationError) as info:
-        block.__exit__(None, None, None)
-    assert str(info.value) == (
-        "micro_batch: this block was entered in a different thread or asyncio task, where it "
-        "is still active.\n"
-        "  Enter and leave the block in the same thread or task.  Nothing was added."
-    )
-    assert acc.stats().window_micro_batches == 0
+    block, context = acc.micro_batch(), copy_context()
+    context.run(block.__enter__)
+    context.run((w * 3).sum().backward)
+    block.__exit__(None, None, None)
+    np.testing.assert_array_equal(acc.gradients()["0"], [3.0, 3.0])
+    (w * 5).sum().backward()  # the block is not active here
+    np.testing.assert_array_equal(w.grad.numpy(), [5.0, 5.0])
+    with pytest.raises(AccumulationError, match="has ended"):
+        context.run((w * 3).sum().backward)
 
 
 def test_several_backwards_in_a_micro_batch_add_up():
@@ -399,35 +397,27 @@ def test_parameters_in_every_form():
     with pytest.raises(NoGradientError) as frozen_one:
         ad.GradientAccumulator([ad.tensor(1.0)])
     assert str(frozen_one.value) == (
-        "GradientAccumulator: none of the parameters requires grad, so they have no gradients.\n"
-        "  Unfreeze a module or a tensor with requires_grad_(True)."
+        "GradientAccumulator: none of the 1 parameters requires grad.\n"
+        "  Unfreeze some with requires_grad_(True), or leave out params to add gradients by name."
     )
-    with pytest.raises(
-        NoGradientError, match=r"is not a leaf tensor.\n  Pass the leaf tensors from which it"
-    ):
+    with pytest.raises(ArgumentError, match="'0' cannot be used as a parameter: it is not a leaf tensor"):
         ad.GradientAccumulator([w * 2])
-    with pytest.raises(
-        InputError, match=r"'0' is a float, not an adjoint tensor.\n.* register\(name, shape\)"
-    ):
+    with pytest.raises(InputError, match=r"'0' is a float, not an adjoint tensor.\n.* register\(\) and step"):
         ad.GradientAccumulator([1.0])
     used_up = iter([w])
     next(used_up)
     for none in ([], {}, used_up):  # before: an accumulator without parameters, as for gradients by name
-        with pytest.raises(InputError) as empty:
+        with pytest.raises(NoGradientError, match="none of the 0 parameters requires grad"):
             ad.GradientAccumulator(none)
-        assert str(empty.value) == (
-            "GradientAccumulator: there are no parameters: the list is empty, or its iterator is exhausted.\n"
-            "  To add gradients by name, leave out params: GradientAccumulator(accumulation_steps=…)."
-        )
-    with pytest.raises(InputError, match="a list or a dictionary"):
+    with pytest.raises(TypeError, match="'int' object is not iterable"):
         ad.GradientAccumulator(3)
 
 
 def test_options_are_checked():
-    with pytest.raises(InputError, match="there is no steps=; it takes accumulation_steps, normalize"):
+    with pytest.raises(TypeError, match="steps"):
         ad.GradientAccumulator(steps=3)
-    with pytest.raises(ArgumentError, match="not both"):
-        ad.GradientAccumulator(ad.AccumulationConfig(), normalize=False)
+    config = ad.AccumulationConfig(accumulation_steps=3)
+    assert ad.GradientAccumulator(config, normalize=False).config == ad.AccumulationConfig(3, False)
 
 
 def test_split():
@@ -436,11 +426,11 @@ def test_split():
     pieces = list(acc.split((x, {"y": y}), 2))
     assert [len(p[0]) for p in pieces] == [2, 2, 1]
     assert pieces[2][1]["y"].tolist() == [4.0]
-    with pytest.raises(ShapeError, match="equal lengths"):
+    with pytest.raises(ArgumentError, match="equal lengths"):
         acc.split((x, y[:4]), 2)
     with pytest.raises(ArgumentError, match="size"):
         acc.split(x, 0)
-    with pytest.raises(InputError, match="at least one axis"):
+    with pytest.raises(ArgumentError, match="at least one axis"):
         acc.split(3.0, 1)
 
 

@@ -13,11 +13,8 @@ import adjoint as ad
 from adjoint.errors import (
     AccumulationError,
     ArgumentError,
-    DTypeError,
     InputError,
     NonFiniteError,
-    ShapeError,
-    UnknownNameError,
 )
 
 
@@ -42,16 +39,12 @@ def test_an_overflow_of_the_sum_is_noticed_by_gradients_and_by_apply(get):
     with pytest.raises(NonFiniteError) as caught:
         get(acc)
     assert str(caught.value) == (
-        "the norm of the summed gradients is inf, although each micro-batch was finite.\n"
-        "  Sum in float64 (dtype=np.float64), or use smaller losses or weights.  Call drop() "
-        "to discard the window."
+        "the norm of the summed gradients is inf.\n"
+        "  Use smaller losses or weights, or sum float32 gradients in float64 (dtype=np.float64).  Call "
+        "drop() to discard the window."
     )
-    with pytest.raises(NonFiniteError) as caught:  # which is no cure where it is so already
+    with pytest.raises(NonFiniteError):
         get(one([1e308], [1e308], weight=10))
-    assert str(caught.value) == (
-        "the norm of the summed gradients is inf, although each micro-batch was finite.\n"
-        "  Use smaller losses or weights.  Call drop() to discard the window."
-    )
     allowed = one([3e38], [3e38], weight=10, dtype=np.float32, nonfinite="allow")
     assert allowed.gradients()["w"].tolist() == [math.inf]
 
@@ -90,17 +83,18 @@ def test_numbers_beyond_float64_are_refused():
 
 def test_registering_again_with_another_dtype_is_refused():
     acc = accumulator("w")
-    with pytest.raises(DTypeError) as caught:
+    with pytest.raises(ArgumentError) as caught:
         acc.register("w", (2,), np.float64)
     assert str(caught.value) == (
-        "register: 'w' is already registered with shape (2,) and the dtype of its first gradient, "
-        "not (2,) and float64.\n"
+        "register: 'w' is already registered with shape (2,) and dtype None, not with (2,) and float64.\n"
         "  Choose another name, or create a new accumulator."
     )
     acc.step({"w": np.ones(2, np.float32)})
     acc.register("w", (2,))
     acc.register("w", (2,), np.float32)
-    with pytest.raises(DTypeError, match=r"with shape \(2,\) and float32, not \(2,\) and float64"):
+    with pytest.raises(
+        ArgumentError, match=r"with shape \(2,\) and dtype float32, not with \(2,\) and float64"
+    ):
         acc.register("w", (2,), np.float64)
 
 
@@ -135,7 +129,7 @@ def test_gradients_before_apply_tell_once():
     events = heard(acc)
     acc.gradients()
     acc.apply(nothing)
-    assert [e[0] for e in events] == ["clip", "clip", "update"]
+    assert events == [("clip", 50.0, pytest.approx(1.0)), ("update", 50.0, pytest.approx(1.0))]
     assert acc.stats().clipped_windows == 1
 
 
@@ -259,8 +253,6 @@ def test_what_is_no_optimiser_is_refused_before_anything():
                          ([ad.optim.SGD([w, v], lr=0.5), None], r"at least one of these, not \[SGD.*None\]")):  # fmt: skip
         with pytest.raises(InputError, match=message):
             acc.apply(bad)
-    with pytest.raises(InputError, match=r"scaler must be an ad.GradScaler, not an int"):
-        acc.apply(ad.optim.SGD([w, v], lr=0.5), scaler=3)
     assert w.tolist() == [1.0, 2.0]
 
 
@@ -310,22 +302,15 @@ def test_a_function_may_keep_the_dictionary_it_is_given():
     assert kept[0]["w"].tolist() == [3.0, 4.0]
 
 
-def test_a_micro_batch_inside_one_of_the_same_accumulator_is_refused():
+def test_a_micro_batch_inside_one_of_the_same_accumulator_collects_its_own_gradients():
     w = ad.tensor([1.0], requires_grad=True)
-    acc, other = (ad.GradientAccumulator([w], accumulation_steps=2) for _ in range(2))
-    with (
-        pytest.raises(AccumulationError) as caught,
-        acc.micro_batch(),
-        other.micro_batch(),
-        acc.micro_batch(),
-    ):
-        pass
-    assert str(caught.value) == (
-        "micro_batch: blocks of one accumulator cannot be nested, but another block is "
-        "active.\n"
-        "  Leave that block first, or call backward() several times in one block."
-    )
-    assert acc.stats().total_micro_batches == other.stats().total_micro_batches == 0
+    acc = ad.GradientAccumulator([w], accumulation_steps=2)
+    with acc.micro_batch(weight=3):
+        (w * 2.0).sum().backward()
+        with acc.micro_batch(weight=1):
+            (w * 6.0).sum().backward()
+    assert acc.stats().total_micro_batches == 2
+    assert acc.gradients()["0"].tolist() == [3.0]
 
 
 # Scalers ---------------------------------------------------------------------------------------
@@ -391,16 +376,9 @@ def test_an_overflow_of_a_scaled_loss_names_the_policy_for_scalers():
         ad.GradScaler(init_scale=8.0).scale((w * 1e308).sum()).backward()
     assert str(caught.value) == (
         "this micro-batch has gradients that are not finite: '0'.  Nothing was added.\n"
-        "  Run backward under ad.detect_anomaly() to find the op that produced them, or pass "
-        'nonfinite="skip_window", so that the GradScaler lowers its scale.'
+        "  ad.detect_anomaly() finds the op that produced them.  To leave out such micro-batches pass "
+        'nonfinite="skip", or "skip_window" with a GradScaler.'
     )
-
-
-def test_a_class_is_no_optimiser():
-    acc = one([1.0])
-    with pytest.raises(InputError) as caught:
-        acc.apply(ad.optim.SGD)
-    assert str(caught.value) == "apply: SGD is a class.  Pass an instance: SGD(…)."
 
 
 def test_a_scaled_window_is_not_applied_without_its_scaler():
@@ -481,90 +459,60 @@ def saved():
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "error"),
+    ("where", "value"),
     [
-        (("format",), 99, ArgumentError),
-        (("format",), None, ArgumentError),
-        (("format",), True, ArgumentError),
-        (("window", "weight"), -3.0, ArgumentError),
-        (("window", "weight"), math.nan, ArgumentError),
-        (("window", "weight"), "abc", ArgumentError),
-        (("window", "micro_batches"), -1, ArgumentError),
-        (("window", "micro_batches"), 7, ArgumentError),
-        (("window", "micro_batches"), 1.5, ArgumentError),
-        (("window", "skipped"), 3, ArgumentError),
-        (("window", "closed"), 1, ArgumentError),
-        (("window", "changing"), True, ArgumentError),
-        (("window", "norm"), "x", ArgumentError),
-        (("window", "open"), ["zzz"], UnknownNameError),
-        (("window", "open"), "a", ArgumentError),
-        (("window", "open"), [3], UnknownNameError),
-        (("window", "open_weight"), -1.0, ArgumentError),
-        (("window", "nonsense"), 1, ArgumentError),
-        (("window", "first"), 1, ArgumentError),
-        (("window",), {}, ArgumentError),
-        (("window",), 3, ArgumentError),
-        (("counts", "total_updates"), -1, ArgumentError),
-        (("counts", "total_updates"), 1.5, ArgumentError),
-        (("unit",), -1.0, ArgumentError),
-        (("unit",), "1", ArgumentError),
-        (("buffers", "a", "sum"), None, ArgumentError),
-        (("buffers", "a", "sum"), np.zeros(3), ArgumentError),
-        (("buffers", "a", "sum"), [np.zeros(3)], ShapeError),
-        (("buffers", "a", "sum"), [np.zeros(2)] * 2, ShapeError),
-        (("buffers", "a", "sum"), ["x"], DTypeError),
-        (("buffers", "a", "dtype"), "int8", DTypeError),
-        (("buffers", "a", "shape"), [3], ShapeError),
-        (("buffers", "a", "shape"), None, ArgumentError),
-        (("buffers", "a"), 3, ArgumentError),
-        (("buffers", "a", "rows"), [ad.sparse_gradient([0], [1.0], (3,))], ShapeError),
-        (("buffers", "a"), {}, ArgumentError),
-        (("buffers",), {}, UnknownNameError),
-        (("buffers",), 3, ArgumentError),
-        (("config",), {}, ArgumentError),
+        (("format",), 4),
+        (("window", "weight"), -3.0),
+        (("window", "weight"), math.nan),
+        (("window", "weight"), "abc"),
+        (("window", "micro_batches"), -1),
+        (("window", "micro_batches"), 1.5),
+        (("window", "micro_batches"), True),
+        (("window", "closed"), 1),
+        (("window", "changing"), True),
+        (("window", "open"), "a"),
+        (("window", "open_weight"), -1.0),
+        (("window", "nonsense"), 1),
+        (("window", "first"), 1),
+        (("window",), {}),
+        (("window",), 3),
+        (("counts", "total_updates"), -1),
+        (("counts", "total_updates"), 1.5),
+        (("unit",), -1.0),
+        (("unit",), "1"),
+        (("buffers", "a", "sum"), None),
+        (("buffers", "a", "sum"), np.zeros(3)),
+        (("buffers", "a", "sum"), np.zeros((1, 1, 3))),
+        (("buffers", "a", "sum"), np.zeros((1, 2, 2))),
+        (("buffers", "a", "sum"), np.zeros((1, 1, 2), np.float32)),
+        (("buffers", "a", "rows"), np.zeros(1)),
+        (("buffers", "a", "values"), np.zeros((1, 2))),
+        (("buffers", "a"), 3),
+        (("buffers", "a"), {}),
+        (("buffers",), {}),
+        (("buffers",), 3),
+        (("config",), {}),
     ],
 )
-def test_a_state_with_a_value_that_is_none_is_refused_whole(where, value, error):
+def test_a_state_with_a_value_that_is_none_is_refused_whole(where, value):
     acc, state = saved()
     before = frozen(acc)
     inner = state
     for key in where[:-1]:
         inner = inner[key]
     inner[where[-1]] = value
-    with pytest.raises(error):
+    with pytest.raises(ArgumentError, match="load_state_dict: state"):
         acc.load_state_dict(state)
     assert frozen(acc) == before
 
 
 def test_what_a_state_lacks_is_named():
     acc, state = saved()
-    del state["format"]
+    del state["unit"]
     with pytest.raises(ArgumentError) as caught:
         acc.load_state_dict(state)
     assert str(caught.value) == (
-        "load_state_dict: state is missing keys: 'format'.\n"
-        "  Pass the value returned by state_dict().  If ad.load returned several objects, pass only the "
-        "accumulator's entry."
+        "load_state_dict: state is missing keys: 'unit'.\n"
+        "  Create the accumulator with the same parameters, and pass the value returned by state_dict()."
     )
-    with pytest.raises(ArgumentError, match="state is missing keys: 'count', 'weight', 'unit', 'buffer'"):
-        ad.GradientBuffer((2,)).load_state_dict({})
     acc.load_state_dict(saved()[1])
-
-
-@pytest.mark.parametrize(("rows", "shape"), [([0, 3], (4, 3)), ([0, 3], (5, 2)), ([0, 1], (4,))])
-def test_rows_that_are_none_are_refused(rows, shape):
-    buffer = ad.GradientBuffer((4, 2))
-    buffer.add(ad.sparse_gradient([0, 3], np.ones((2, 2)), (4, 2)))
-    state = buffer.state_dict()
-    other = ad.sparse_gradient(rows, np.ones((2, *shape[1:])), shape)
-    with pytest.raises(ShapeError, match=r"expected a gradient of shape \(4, 2\)"):
-        buffer.load_state_dict({**state, "buffer": {**state["buffer"], "rows": [other]}})
-    buffer.load_state_dict(state)
-    assert buffer.get()[:, 0].tolist() == [1.0, 0.0, 0.0, 1.0]
-
-
-def test_sums_of_another_dtype_are_refused():
-    saved = ad.GradientBuffer((1,), np.float64)
-    saved.add([1.0])
-    with pytest.raises(DTypeError, match=r"dtype float64, but \[1\] and float32 are expected"):
-        ad.GradientBuffer((1,), np.float32).load_state_dict(saved.state_dict())

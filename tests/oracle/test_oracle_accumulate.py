@@ -129,8 +129,7 @@ def test_parameters_are_no_gradients():
         ad.GradientAccumulator(module)
     assert str(info.value) == (
         "GradientAccumulator: 'weight' is a torch.nn.parameter.Parameter, not an adjoint tensor.\n"
-        "  For gradients of other libraries, leave out params.  Call register(name, shape) and "
-        "step({name: gradient})."
+        "  Gradients of other libraries are added by name, with register() and step()."
     )
 
 
