@@ -17,6 +17,7 @@ from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor
 from adjoint.inspect.names import Names, listed
 from adjoint.inspect.watch import Flow, Place, Pulled, Watch, array_in
+from adjoint.ops.piecewise import zero_rule
 from adjoint.optim import Optimizer
 from adjoint.words import count
 
@@ -438,7 +439,7 @@ class WatchedStep:
         if op in ("sigmoid", "tanh") and share > SATURATED:
             why = f"{at} is saturated in {share:.0%} of its elements.  Scale its input down"
             return _finding("saturated", f"{what}: {why}.", names, flow.place)
-        if flow.op is not None and flow.op.selects and flow.op.name in _FLAT:
+        if flow.op is not None and set(flow.op.rules) == {zero_rule}:
             return _finding(
                 "no_derivative",
                 f"{what}: the derivative of {at} is zero everywhere.  ad.straight_through passes "
@@ -539,10 +540,6 @@ class WatchedStep:
                 (flow.name, flow.place), _finding("dead" if dead else "saturated", said, (), flow.place)
             )
         return list(found.values())
-
-
-# Ops that have a rule, which is zero everywhere.
-_FLAT = frozenset(("round", "sign", "floor", "ceil", "trunc", "rint", "fix", "floor_divide"))
 
 
 def _recorded(flow: Flow) -> bool:

@@ -66,7 +66,8 @@ def _nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None
     return np.nan_to_num(wide(x), nan=nan, posinf=high, neginf=low).astype(x.dtype)
 
 
-def _zero(xp: Namespace, g: Value, *_: Value, **__: Value) -> Any:
+def zero_rule(xp: Namespace, g: Value, *_: Value, **__: Value) -> Any:
+    """Return zeros: the rule of an op whose derivative is zero everywhere."""
     return xp.zeros_like(g)
 
 
@@ -92,13 +93,13 @@ def _real_sign(x: Array) -> Any:
 abs = define("abs", np.abs, lambda xp, g, y, x: g * _direction(xp, x), jvp=_abs_jvp, saves="x",
              ufunc=np.absolute, holomorphic=False, domain=(0.3, 2),
              method=("abs", "__abs__"), doc="Return the absolute value; its gradient at 0 is 0.")  # fmt: skip
-define("sign", _real_sign, _zero, selects=True, domain=(0.3, 2),
+define("sign", _real_sign, zero_rule, selects=True, domain=(0.3, 2),
        method=True, doc="The sign of real numbers: -1, 0 or 1.")  # fmt: skip
 copysign = define("copysign", np.copysign,
                   lambda xp, g, z, x, y: g * xp.sign(x) * xp.copysign(1, y),
-                  _zero, saves="xy", selects=True, domain=((0.3, 2), (0.3, 2)),
+                  zero_rule, saves="xy", selects=True, domain=((0.3, 2), (0.3, 2)),
                   doc="Return |x| with the sign of y; the gradient of y is 0.")  # fmt: skip
-nextafter = define("nextafter", np.nextafter, lambda xp, g, z, x, y: g, _zero, domain=((0.3, 1), (1.5, 2)),
+nextafter = define("nextafter", np.nextafter, lambda xp, g, z, x, y: g, zero_rule, domain=((0.3, 1), (1.5, 2)),
                    doc="Return the next floating-point number after x towards y; the gradient of y is 0.")  # fmt: skip
 spacing = define("spacing", np.spacing, None, reason="it is piecewise constant",
                  doc="Return the distance between x and the next floating-point number.")  # fmt: skip
@@ -109,17 +110,17 @@ define("fraction", lambda x: np.modf(x)[0], lambda xp, g, y, x: g, domain=(0.1, 
 
 # Rounding and division with remainder ----------------------------------------------------------
 
-floor = define("floor", np.floor, _zero, selects=True, domain=(0.1, 0.9),
+floor = define("floor", np.floor, zero_rule, selects=True, domain=(0.1, 0.9),
                method=True, doc="Round down; the gradient is 0.")  # fmt: skip
-ceil = define("ceil", np.ceil, _zero, selects=True, domain=(0.1, 0.9),
+ceil = define("ceil", np.ceil, zero_rule, selects=True, domain=(0.1, 0.9),
               method=True, doc="Round up; the gradient is 0.")  # fmt: skip
-trunc = define("trunc", np.trunc, _zero, selects=True, domain=(0.1, 0.9),
+trunc = define("trunc", np.trunc, zero_rule, selects=True, domain=(0.1, 0.9),
                method=True, doc="Round towards 0; the gradient is 0.")  # fmt: skip
-rint = define("rint", np.rint, _zero, selects=True, domain=(0.1, 0.4),
+rint = define("rint", np.rint, zero_rule, selects=True, domain=(0.1, 0.4),
               doc="Round to the nearest integer, halves to even; the gradient is 0.")  # fmt: skip
-define("round", lambda x, decimals: np.round(x, decimals), _zero, params=("decimals",), selects=True,
+define("round", lambda x, decimals: np.round(x, decimals), zero_rule, params=("decimals",), selects=True,
        method=True, doc="The values rounded to so many digits.")  # fmt: skip
-floor_divide = define("floor_divide", operator.floordiv, _zero, _zero, ufunc=np.floor_divide, selects=True,
+floor_divide = define("floor_divide", operator.floordiv, zero_rule, zero_rule, ufunc=np.floor_divide, selects=True,
                       domain=((0.6, 0.9), (1.1, 1.9)), method=("__floordiv__", "__rfloordiv__"), doc="Return x / y, rounded down; the gradient is 0.")  # fmt: skip
 # x - floor(x/y) y
 remainder = define("remainder", operator.mod,
@@ -208,7 +209,7 @@ fmin = define("fmin", np.fmin,
 relu = define("relu", lambda x: np.maximum(x, 0), lambda xp, g, y, x: xp.where(y > 0, g, 0),
               saves="y", selects=True, method=True, reference="formula", doc="Return max(x, 0); its gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
 heaviside = define("heaviside", np.heaviside,
-                   _zero,
+                   zero_rule,
                    lambda xp, g, z, x, y: xp.where(x == 0, g, 0), saves="x", selects=True, domain=((0.3, 2), (-2, 2)),
                    doc="Return 0 where x < 0, y where x = 0, and 1 where x > 0.")  # fmt: skip
 # the gradient goes to x inside and on the bounds, and to the bound outside
