@@ -68,31 +68,9 @@ class Variant:
         self.backward: Backward | None = None
         self.residuals: list[int | Tensor | None] = []  # see ``Backward.owners``
         self.spent: list[Node | None] = []  # nodes of results that were differentiated inside
-        self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
-        objects, values = call.objects(parameters), []  # type: ignore[var-annotated]  # anything
-        reads = named_reads(f, objects, values)
-        self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
-        imported = len(sys.modules)
-        advances = Advances([*values, *objects.values(), *call.leaves])
-        try:
-            self._run_trace(trace, call)
-        except UnrollError:
-            self.trace = trace = Trace(call.moving, trace.updates)
-            trace.unroll = True
-            self._run_trace(trace, call)
-        for each in (advances, *(found for _, found in trace.called.values())):
-            each.check(self.name)
-        if len(sys.modules) != imported:  # the function may have imported them
-            later = named_reads(f, objects, [])
-            self.guards += [Guard(what, read) for what, read in later.items() if what not in reads]
+        self._trace_call(call, parameters)
         self.trace_seconds = time.perf_counter() - start
-        trace.arguments = ()
-        self.program = trace.program
-        modules = self._module_guards(call)
-        covered = {id(g.owner) for g in modules}
-        # a guard that the trace itself has broken stays: the others have the values after the trace
-        self.guards = [g for g in self.guards if not (_reads_attribute(g, covered) and g.holds())]
-        self.guards += [*modules, *trace.guards]
+        trace = self.trace
         self.impure = bool(self.program.writes) or any(s.kind == "draw" for s in self.program.sources)
         self.holds = make_check(trace, self.guards, len(self.moves))
         self.fixed = call.fixed()
@@ -119,6 +97,34 @@ class Variant:
         self.single = self.outs == [("value", 0)] and self.result.kind is tree.Structure.LEAF
         self.watch: Watch | None = None if self.native is None else self._watch()
         self.build_seconds = time.perf_counter() - start - self.trace_seconds
+
+    def _trace_call(self, call: Call, parameters: Parameters) -> None:
+        """Trace the function; set the trace, the program and the guards."""
+        self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
+        objects = call.objects(parameters)
+        values: list[Any] = []
+        reads = named_reads(self.f, objects, values)
+        self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
+        imported = len(sys.modules)
+        advances = Advances([*values, *objects.values(), *call.leaves])
+        try:
+            self._run_trace(trace, call)
+        except UnrollError:
+            self.trace = trace = Trace(call.moving, trace.updates)
+            trace.unroll = True
+            self._run_trace(trace, call)
+        for each in (advances, *(found for _, found in trace.called.values())):
+            each.check(self.name)
+        if len(sys.modules) != imported:  # the function may have imported them
+            later = named_reads(self.f, objects, [])
+            self.guards += [Guard(what, read) for what, read in later.items() if what not in reads]
+        trace.arguments = ()
+        self.program = trace.program
+        modules = self._module_guards(call)
+        covered = {id(g.owner) for g in modules}
+        # a guard that the trace itself has broken stays: the others have the values after the trace
+        self.guards = [g for g in self.guards if not (_reads_attribute(g, covered) and g.holds())]
+        self.guards += [*modules, *trace.guards]
 
     def _module_guards(self, call: Call) -> list[ObjectGuard]:
         """Return a guard of each module that was called or given; forget the copies that the trace made."""
