@@ -157,8 +157,8 @@ class Plan:
             else:
                 self.steps.append((before, len(self.kernels)))
         self._place_workspaces()
-        before = set(map(id, self.groups[:first]))
-        self.checked = sum(id(g) in before for g, _ in self.kernels)
+        checks = set(map(id, self.groups[:first]))
+        self.checked = sum(id(g) in checks for g, _ in self.kernels)
         self.runs: list[int] = []
         for step in self.steps:
             if isinstance(step, tuple):
