@@ -163,7 +163,7 @@ def add_call(
     """
     w.names |= {
         "Tensor": Tensor, "own": own, "write": write, "set_grad": set_grad, "assign": assign,
-        "set_item": set_item, "take_back": take_back,
+        "set_item": set_item, "take_back": take_back, "committing": committing, "put_back": _put_back,
     }  # fmt: skip
     lines, used = getattr(run, "inline", (None, {}))
     names = [f"v{s.value.id}" for s in program.sources]
@@ -186,7 +186,7 @@ def add_call(
     if program.writes:
         w.add("undo = []")
         w.add("try:")
-        _write_all(w, program)
+        _write_all(w, program, kinds is not None)
         w.add("except BaseException:")
         w.add("    take_back(undo)")
         w.add("    raise")
@@ -378,8 +378,11 @@ def exchange(
         _put_grad(t, found[place])
 
 
-def _write_all(w: Writer, program: Program) -> None:
-    """Generate the lines that write: first the writes that can be undone, then the updates of optimisers."""
+def _write_all(w: Writer, program: Program, fast: bool) -> None:
+    """Generate the lines that write: first the writes that can be undone, then the updates of optimisers.
+
+    With ``fast`` there are more lines, which run faster.
+    """
     place = len(program.results)
     owners: dict[str, list[Tensor]] = {"data": [], "grad": [], "none": []}
     values: dict[str, list[str]] = {"data": [], "grad": []}
@@ -397,11 +400,32 @@ def _write_all(w: Writer, program: Program) -> None:
             place += len(each.values)
         else:
             place = _write(w, each, place)
-    if any(owners.values()):
+    if fast and owners["grad"] and not owners["data"] and not owners["none"]:
+        _set_grads(w, [w.name(t, "t") for t in owners["grad"]], values["grad"])
+    elif any(owners.values()):
         given = [w.name(each) for each in owners.values()] + values["data"] + values["grad"]
         w.add(f"    assign(undo, {', '.join(given)})")
     for each, at in calls:
         _write(w, each, at)
+
+
+def _set_grads(w: Writer, tensors: list[str], values: list[str]) -> None:
+    """Generate what ``assign`` does if only gradients are assigned, for ``direct``."""
+    extras = [f"extra{k}" for k in range(len(tensors))]
+    grads = [f"grad{k}" for k in range(len(tensors))]
+    for t, value, e, g in zip(tensors, values, extras, grads, strict=True):
+        for line in (
+            f"{e} = {t}._extra or {t}._need_extra()", f"a = {value}", f"{g} = new(Tensor)",
+            f"{g}._data = a if type(a) is ndarray else asarray(a)", f"{g}._node = {g}._extra = None",
+            f"{g}._version = 0",
+        ):  # fmt: skip
+            w.add(f"    {line}")
+    w.add("    with committing:")
+    old = "".join(f"{e}.grad, " for e in extras)
+    w.add(f"        undo.append((put_back, ((), ()), (({', '.join(extras)},), ({old}))))")
+    for e, g in zip(extras, grads, strict=True):
+        w.add(f"        {e}.grad = {g}")
+    w.add(f"    {' = '.join(['a', *extras, *grads])} = None")  # a reference would force copies
 
 
 def own(found: tuple[Any, ...], shared: Sequence[int], given: tuple[Any, ...]) -> list[Any]:

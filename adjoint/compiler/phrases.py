@@ -1,8 +1,8 @@
 """Python expressions for the instructions of a program that runs on NumPy (see ``replay``).
 
-An expression makes the same NumPy calls as the forward function of the op, so its results are equal bit for
-bit.  It omits the checks of the forward function: the number of axes, the dtypes and the presence of a bias
-are known when the program is built.
+They make the same NumPy calls as the forward function of the op, so results are equal bit for bit.  They omit
+the checks of the forward function: the number of axes, the dtypes and the presence of a bias are known when
+the program is built.
 """
 
 from __future__ import annotations
@@ -15,62 +15,89 @@ import numpy as np
 
 from adjoint.compiler.program import Instruction
 from adjoint.compiler.symbolic import Symbolic
+from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
-__all__ = ["NAMES", "bias_of", "phrase"]
+__all__ = ["LARGE", "NAMES", "phrase"]
 
-NAMES: dict[str, Any] = {"total": np.add.reduce}  # globals of the generated code
+# Bytes: smaller results are always new arrays, because to look for one that can be reused takes longer.
+LARGE = 1 << 17
+# globals of the generated code
+NAMES: dict[str, Any] = {
+    "add_into": np.add, "cosh": np.cosh, "divide": np.divide, "in_pieces": function_in_pieces,
+    "multiply": np.multiply, "total": np.add.reduce,
+}  # fmt: skip
 
 _BLAS = "fdFD"
 _INFIX = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/"}
 
+Phrase = list[str] | None
 
-def phrase(i: Instruction, args: list[str]) -> str | None:
-    """Return a Python expression for an instruction; None if the op's forward must be called."""
+
+def phrase(i: Instruction, args: list[str], target: str) -> Phrase:
+    """Return Python expressions for an instruction; None if the op's forward must be called.
+
+    They are assigned to the variable ``target`` one after the other.
+    """
     sign = _INFIX.get(i.op.forward)
     if sign is not None:
-        return f"{args[0]} {sign} {args[1]}"
+        return [f"{args[0]} {sign} {args[1]}"]
     known = _PHRASES.get(i.op.name) if i.op.kind != "host" else None
     if known is None or not all(isinstance(a, Symbolic) and not a.weak for a in i.args):
         return None
-    return known(i, *args)
+    return known(i, target, *args)
 
 
-def _matmul(i: Instruction, x: str, y: str) -> str | None:
+def _simple(text: Callable[[Instruction], str]) -> Callable[..., Phrase]:
+    """Return the phrase of an instruction with one operand: a method call, ``.`` and the text."""
+    return lambda i, target, x: [f"{x}.{text(i)}"]
+
+
+def _matmul(i: Instruction, target: str, x: str, y: str) -> Phrase:
     if i.args[0].dtype.char in _BLAS and i.args[0].ndim == i.args[1].ndim == 2:
-        return f"{x}.dot({y})"
+        return [f"{x}.dot({y})"]
     return None
 
 
-def _linear(i: Instruction, x: str, w: str, b: str) -> str | None:
+def _linear(i: Instruction, target: str, x: str, w: str, b: str) -> Phrase:
     dtypes = {a.dtype for a in i.args}
     if len(dtypes) != 1 or dtypes.pop().char not in _BLAS or i.args[0].ndim != 2 or i.args[1].ndim != 2:
         return None
-    return f"{x}.dot({w}.T)"
-
-
-def bias_of(i: Instruction, args: list[str]) -> str | None:
-    """Return an expression for what is added to the value of ``phrase``, in place; None if nothing is."""
-    if i.op.name != "linear":
-        return None
     (out,) = i.outs
-    return f"{args[2]}.reshape({out.shape!r})" if out.size == i.args[2].size else args[2]
+    bias = f"{b}.reshape({out.shape!r})" if out.size == i.args[2].size else b
+    return [f"{x}.dot({w}.T)", f"add_into({target}, {bias}, {target})"]
 
 
-def _sum(i: Instruction, x: str) -> str | None:
+def _sum(i: Instruction, target: str, x: str) -> Phrase:
     if i.args[0].dtype.itemsize == 2:
         return None
-    return f"total({x}, {i.params['axis']!r}, None, None, {i.params['keepdims']!r})"
+    return [f"total({x}, {i.params['axis']!r}, None, None, {i.params['keepdims']!r})"]
 
 
-def _transpose(i: Instruction, x: str) -> str:
-    return f"{x}.T" if i.args[0].ndim == 2 else f"{x}.mT"
+def _mse(i: Instruction, target: str, x: str, y: str) -> Phrase:
+    a, b = i.args
+    if a.dtype.char not in _BLAS or a.dtype != b.dtype or a.shape != b.shape or not a.size:
+        return None
+    return [f"{x} - {y}", f"total({target} * {target}, None) / {a.size}"]
 
 
-_PHRASES: dict[str, Callable[..., str | None]] = {
+def _sech_squared(i: Instruction, target: str, x: str, y: str) -> Phrase:
+    a, b = i.args
+    if b.dtype.char not in "fd" or a.dtype != b.dtype or a.shape != b.shape or not a.shape:
+        return None
+    start = f"in_pieces(cosh, {y})" if a.size >= COSTLY_SIZE else f"cosh({y})"
+    end = f"{x} / {target}"
+    if a.size * a.dtype.itemsize >= LARGE:
+        end = f"divide({x}, {target}, {target}) if reusable({target}, {x}) else {end}"
+    return [start, f"multiply({target}, {target}, {target})", end]
+
+
+_PHRASES: dict[str, Callable[..., Phrase]] = {
     "linear": _linear,
     "matmul": _matmul,
-    "matrix_transpose": _transpose,
-    "permute_dims": lambda i, x: f"{x}.transpose({i.params['axes']!r})",
-    "reshape": lambda i, x: f"{x}.reshape({i.params['shape']!r})",
+    "matrix_transpose": _simple(lambda i: "T" if i.args[0].ndim == 2 else "mT"),
+    "mse": _mse,
+    "permute_dims": _simple(lambda i: f"transpose({i.params['axes']!r})"),
+    "reshape": _simple(lambda i: f"reshape({i.params['shape']!r})"),
+    "sech_squared": _sech_squared,
     "sum": _sum,
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.phrases import NAMES, bias_of, phrase
+from adjoint.compiler.phrases import LARGE, NAMES, phrase
 from adjoint.compiler.program import Instruction, Program
 from adjoint.compiler.symbolic import ADD_INTO, VIEWS, Symbolic, add_in_place
 from adjoint.core.eager import UFUNCS
@@ -159,15 +159,11 @@ class _Builder:
     def _instruction(self, n: int, i: Instruction, indent: str) -> None:
         """Generate the line of instruction ``i``, which has the number ``n``."""
         args = [self._argument(n, k, i, a, indent) for k, a in enumerate(i.args)]
-        known = phrase(i, args)
-        call = known or self._call(n, i, args)
         targets = ", ".join(f"v{o.id}" for o in i.outs)
         comma = "," if i.op.outputs > 1 and targets else ""
-        self.lines.append(
-            f"{indent}{targets}{comma}{' = ' if targets else ''}{self._reused(n, i, args, call)}"
-        )
-        if known is not None and (bias := bias_of(i, args)):
-            self.lines.append(f"{indent}{targets} += {bias}")
+        for call in phrase(i, args, targets) or [self._call(n, i, args)]:
+            text = self._reused(n, i, args, call)
+            self.lines.append(f"{indent}{targets}{comma}{' = ' if targets else ''}{text}")
         for o in i.outs:
             if not o.weak and not o.shape:
                 self.lines.append(f"{indent}if type(v{o.id}) is not ndarray: v{o.id} = asarray(v{o.id})")
@@ -191,7 +187,7 @@ class _Builder:
         if type(forward) is not np.ufunc or len(i.outs) != 1 or len(args) != forward.nin or i.params:
             return call
         (out,) = i.outs
-        if out.size * out.dtype.itemsize < _LARGE or n in self.inner:
+        if out.size * out.dtype.itemsize < LARGE or n in self.inner:
             return call
         arrays = {f"v{a.id}": a for a in i.args if isinstance(a, Symbolic) and a.shape}
         for name, a in arrays.items():

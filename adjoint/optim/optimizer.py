@@ -27,7 +27,7 @@ from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, Tr
 from adjoint.grads.slots import drop
 from adjoint.interop.notebook import optimizer_html
 from adjoint.optim.formula import form_of
-from adjoint.optim.groups import Array, Hyper, ParameterGroup, State, Update, in_parts, plain_value
+from adjoint.optim.groups import Array, Hyper, ParameterGroup, State, Unit, Update, in_parts, plain_value
 from adjoint.optim.saved import read_state
 from adjoint.optim.shard import ShardedUnit, check_ranks
 from adjoint.optim.traced import trace_update
@@ -414,16 +414,23 @@ class Optimizer:
             for scatter in scatters:
                 scatter()
         except BaseException as error:
-            if self.step_count != count:  # an interrupt, or an error in a user's apply_one
-                error.add_note(f"{type(self).__name__} was writing: some parameters are updated, others not.")
-                raise
-            units = (unit for group in self.groups for unit in group.units)
-            for unit, steps in zip(units, counts, strict=True):
-                if unit.steps is not steps:
-                    unit.take_back(steps)
+            units = [unit for group in self.groups for unit in group.units]
+            self._take_back(error, count, zip(units, counts, strict=True))
             raise
         finally:
             grad_mode.set(before)
+
+    def _take_back(self, error: BaseException, count: int, steps: Iterable[tuple[Unit, list[int]]]) -> None:
+        """Restore the step counts of units after an error; if the update was being written, say so instead.
+
+        ``count`` is the ``step_count`` before the update.
+        """
+        if self.step_count != count:  # an interrupt, or an error in a user's apply_one
+            error.add_note(f"{type(self).__name__} was writing: some parameters are updated, others not.")
+            return
+        for unit, before in steps:
+            if unit.steps is not before:
+                unit.take_back(before)
 
     def _refuse_misfits(self, gradient: Callable[[Tensor], Any]) -> None:
         """Raise for the first gradient that does not match its parameter.

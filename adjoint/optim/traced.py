@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adjoint.config import no_grad
+from adjoint.config import grad_mode, no_grad
 from adjoint.core.namespace import dyn
 from adjoint.core.tensor import Tensor
 from adjoint.errors import TransformError
+from adjoint.optim.formula import form_of
+from adjoint.optim.groups import Unit
+from adjoint.threads.spread import ALONE
 
 if TYPE_CHECKING:
-    from adjoint.optim.groups import ParameterGroup, Unit
+    from adjoint.optim.groups import ParameterGroup
     from adjoint.optim.optimizer import Optimizer
 
 __all__ = ["trace_update"]
@@ -80,22 +83,70 @@ def _parts_of_unit(group: ParameterGroup, unit: Unit) -> list[tuple[Any, ...]]:
 class _HostUpdate:
     """An update that the optimiser makes in Python at the end of a compiled call, from its gradients."""
 
-    __slots__ = ("optimizer", "places", "position", "units")
+    __slots__ = ("in_order", "optimizer", "places", "position", "units")
 
     def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
         self.optimizer = optimizer
         self.position = {id(p): n for n, p in enumerate(params)}
         self.units: list[Unit] = []
         self.places: list[list[int | None]] = []  # of the gradients of each unit
+        self.in_order = False  # whether there is one unit, which has a gradient for each parameter, in order
 
     def __call__(self, *grads: Any) -> None:
         units = [u for group in self.optimizer.groups for u in group.units]
         if units != self.units:
             self.units = units
             self.places = [[self.position.get(id(p)) for p in u.params] for u in units]
+            self.in_order = self._is_block() and self.places == [list(range(len(grads)))]
+        if self.in_order and self._update_block(grads):
+            return
         self.optimizer.update_units(
             [[None if n is None else grads[n] for n in places] for places in self.places]
         )
+
+    def _is_block(self) -> bool:
+        """Return whether all parameters are small, and a generated formula updates them together."""
+        optimizer, kind = self.optimizer, type(self.optimizer)
+        if len(optimizer.groups) != 1 or len(self.units) != 1 or optimizer._complex:
+            return False
+        (unit,) = self.units
+        if type(unit) is not Unit or unit.block is None or not hasattr(kind.apply_one, "forms"):
+            return False
+        flat = unit.block.flat
+        return flat.dtype.char in "fd" and flat.nbytes <= ALONE
+
+    def _update_block(self, grads: tuple[Any, ...]) -> bool:
+        """Do what ``update_units`` does in the usual case, but faster; return whether this is that case."""
+        optimizer, (unit,) = self.optimizer, self.units
+        (group,) = optimizer.groups
+        steps = unit.steps
+        first = unit.state is None or unit.grad is None
+        if first or group.hyper != group.checked or steps.count(steps[0]) != len(steps):
+            return False
+        before, count = grad_mode.get(), optimizer.step_count
+        try:
+            grad_mode.set(False)
+            _write_block(optimizer, unit, grads, group.hyper)
+        except BaseException as error:
+            optimizer._take_back(error, count, [(unit, steps)])
+            raise
+        finally:
+            grad_mode.set(before)
+        return True
+
+
+@np.errstate(all="ignore")  # as in ``Optimizer._write``
+def _write_block(optimizer: Optimizer, unit: Any, grads: tuple[Any, ...], hyper: dict[str, Any]) -> None:
+    """Update a block of parameters that all have a gradient and the same step count."""
+    step = unit.steps[0] + 1
+    hyper = optimizer.numbers({**hyper, "step": step})
+    form: Any = form_of(optimizer, unit.state, hyper)
+    flat = unit.block.open()
+    unit.steps = [step] * len(grads)
+    np.concatenate(grads, None, unit.grad)
+    numbers = form.scalars(hyper, flat.dtype)
+    optimizer.step_count += 1
+    form.write(flat, unit.grad, unit.state, numbers)
 
 
 class _Checked:

@@ -86,7 +86,7 @@ def test_a_fault_at_every_instruction_of_a_trace(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_fault_at_every_instruction_and_host_step_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "phrase", lambda i, args: None)  # each instruction is a call
+    monkeypatch.setattr(replay, "phrase", lambda *_: None)  # each instruction is a call
     step, m, *rest = make()
     compiled = ad.compile(step)
     compiled(*data(0))

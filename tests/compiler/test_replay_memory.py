@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adjoint as ad
-from adjoint.compiler import replay
+from adjoint.compiler import phrases, replay
 
 N = 4
 VIEWS = [
@@ -46,7 +46,8 @@ entries = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 3), st.
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make programs look for memory to reuse for arrays of any size."""
-    monkeypatch.setattr(replay, "_LARGE", 1)
+    for module in (replay, phrases):
+        monkeypatch.setattr(module, "LARGE", 1)
 
 
 def function(plan: Plan, kept: list[int]) -> Any:
