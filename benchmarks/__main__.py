@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import adjoint as ad
-from benchmarks import cases, eight, memory, missed, native, parallel, scale
+from benchmarks import builds, cases, eight, memory, missed, native, parallel, scale
 from benchmarks.harness import FEWEST_ROUNDS, THREADS, Case, Lacking, Numbers, Step, measure
 from benchmarks.report import page, picture, ratios
 
 DOCS = Path(__file__).parents[1] / "docs"
 QUICK_STEPS = 20  # of each of eight threads
 BACKENDS = {"adjoint-compile": "auto", "adjoint-replay": "replay"}  # of adjoint's own compiled steps
-PARTS = ("parallel", "memory", "scale", "profiles")  # beside the cases
+PARTS = ("builds", "parallel", "memory", "scale", "profiles")  # beside the cases
 PEERS = ("numpy", "torch", "jax", "autograd", "mlx", "tinygrad", "scipy")
 
 
@@ -118,11 +118,12 @@ def run(names: list[str], rounds: int, seconds: float, without: list[str], ours:
 
 
 def add_parts(numbers: Numbers, names: Sequence[str], quick: bool = False) -> Iterator[None]:
-    """Measure the named parts: threads, memory, scale, and where time goes in what missed its target.
+    """Measure the named parts: builds, threads, memory, scale, and where time goes in what missed its target.
 
     Yields when one is done, so that it can be written: they take minutes.
     """
     parts: dict[str, Callable[[], Any]] = {
+        "builds": builds.measure,
         "parallel": lambda: parallel.measure(count=QUICK_STEPS if quick else eight.STEPS),
         "memory": memory.measure,
         "scale": scale.measure,

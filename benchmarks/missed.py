@@ -1,6 +1,6 @@
 """Why targets are missed: a target that cannot be met stays in the table, with what shows why.
 
-Each part of a run (cases, compiled steps, threads, memory, scale) is a module with three functions:
+Each part of a run (cases, compiled steps, builds, threads, memory, scale) is a module with three functions:
 ``limits`` gives the rows of the table of targets, each with the heading it belongs to; ``take_apart``
 measures once more, in the same run, what one heading missed; ``why`` says what that found. What met its
 targets costs nothing.
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from benchmarks import memory, native, parallel, profile, scale
+from benchmarks import builds, memory, native, parallel, profile, scale
 from benchmarks.harness import Numbers, reason
 
 
@@ -31,7 +31,8 @@ class Part(Protocol):
 
 
 PARTS: dict[str, Any] = {
-    "cases": profile, "compiled": native, "parallel": parallel, "memory": memory, "scale": scale,
+    "cases": profile, "compiled": native, "builds": builds, "parallel": parallel, "memory": memory,
+    "scale": scale,
 }  # fmt: skip
 
 

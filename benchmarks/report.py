@@ -125,7 +125,7 @@ is the same step as one `ad.compile`d function: above 1, it is faster than the e
 
 {targets}
 {profiles}
-{compiled}{groups}
+{compiled}{builds}{groups}
 {parallel}## Peak memory of training steps
 
 {memory}
@@ -144,14 +144,14 @@ python -m benchmarks LSTM GMM          # only cases whose names contain one of t
 python -m benchmarks --json out.json   # and the numbers
 python -m benchmarks --write           # docs/performance.json, .md and .png; the first time much is compiled
 python -m benchmarks --write LSTM      # these cases anew; the others stay
-python -m benchmarks --part memory     # one of the later sections: parallel, memory, scale or profiles
+python -m benchmarks --part memory     # one section: builds, parallel, memory, scale or profiles
 ```
 
 A peer that is not installed, or that cannot run a case, is left out, and the reason is printed;
 `--without torch-compile` leaves one out. `python -m benchmarks.memory`, `python -m benchmarks.scale` and
-`python -m benchmarks.parallel` run those parts alone; `python -m benchmarks.builds` measures native builds;
-`python -m benchmarks.instructions` counts
-instructions, which do not depend on what else the machine does: the tests of every change compare them with
+`python -m benchmarks.parallel` run those parts alone, and so does `python -m benchmarks.builds`;
+`python -m benchmarks.instructions` counts instructions, which do not depend on what else the machine does:
+the tests of every change compare them with
 `benchmarks/instructions.json`.
 """
 
@@ -169,9 +169,15 @@ The time of `ad.compile`d steps divided by the peer's. A step is called as a use
 reading and writing tensors, are part of its time."""
 
 
+BUILDS = """\
+Each build runs in a new process. It is the call that compiles a program which an earlier call has traced:
+*cold*, with an empty cache of kernels, and *from disk*. The time of `jax.jit` is what its first call takes
+beyond a later one. Imports are not counted."""
+
+
 def page(numbers: Numbers) -> str:
     """Return docs/performance.md."""
-    from benchmarks import memory, missed, native, parallel, scale  # they use this module
+    from benchmarks import builds, memory, missed, native, parallel, scale  # they use this module
 
     groups: list[str] = []
     for group, heading in numbers["groups"].items():
@@ -182,8 +188,10 @@ def page(numbers: Numbers) -> str:
     why, threads = missed.section(numbers), parallel.text(numbers.get("parallel", []))
     steps = numbers.get("compiled")
     compiled = f"## Compiled steps\n\n{COMPILED}\n\n{native.text(steps)}\n\n" if steps else ""
+    built = numbers.get("builds")
     return PAGE.format(
         compiled=compiled,
+        builds=f"## Builds of compiled steps\n\n{BUILDS}\n\n{builds.text(built)}\n\n" if built else "",
         machine=", ".join(f"{k} {v}" for k, v in numbers["machine"].items()),
         threads=numbers["threads"],
         targets=_targets_table(numbers),

@@ -569,7 +569,7 @@ def test_a_trial_does_not_write_the_page(
     monkeypatch.setattr(bench, "picture", lambda numbers, path: None)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--write", "--quick", "--to", str(tmp_path)])
     assert bench.main() == 0
-    assert asked == [([], 7, 0.0, [], False), ("parallel", "memory", "scale", "profiles", True)]
+    assert asked == [([], 7, 0.0, [], False), ("builds", "parallel", "memory", "scale", "profiles", True)]
     assert (tmp_path / "performance.md").read_text().startswith("# Performance")
 
 
@@ -596,3 +596,47 @@ def test_the_model_of_ranks_hides_sums_behind_backward() -> None:
             sent = 2 * (ranks - 1) / ranks * BYTES / net[1]
             assert 0.035 < early < late and late > 0.035 + sent
             assert early > max(0.035, sent)
+
+
+# Builds -------------------------------------------------------------------------------------------
+
+
+def test_builds_are_compared_with_their_targets() -> None:
+    from benchmarks import builds
+
+    n = {"cold": 0.1, "llvm": 0.05, "disk": 0.04, "jax": 0.4, "native": 3 << 20, "replay": 2 << 20}
+    numbers = {
+        "cases": {"MLP 1": n, "tanh": n | {"jax": 0.1}},
+        "depths": {"20": {"cold": 0.1}, "40": {"cold": 0.2}, "80": {"cold": 0.5, "llvm": 0.3}},
+    }
+    missed = [r for r in builds.limits(numbers) if r["value"] > r["target"]]
+    assert [(r["name"], r["value"]) for r in missed] == [
+        ("builds of MLP 1: from disk, seconds", 0.04),
+        ("builds of MLP 1: peak memory", 1.5),
+        ("builds of tanh: from disk, seconds", 0.04),
+        ("builds of tanh: cold", 1.0),
+        ("builds of tanh: peak memory", 1.5),
+        ("builds of 80 layers, Adam: cold, seconds", 0.5),
+        ("builds of 80 layers, Adam: beside 40 layers", 2.5),
+    ]
+    assert len(builds.limits(numbers)) == 9
+    line, deepest = [x for x in builds.text(numbers).splitlines() if x.startswith(("| tanh", "| 80"))]
+    assert line == (
+        "| tanh | 100 ms | 1.00 (≤ 0.5 **missed**) | 40 ms (≤ 0.03 **missed**) | 100 ms "
+        "| 3.0 MB, 1.50 (≤ 1 **missed**) |"
+    )
+    assert deepest == "| 80 layers | 500 ms |"
+    taken = builds.take_apart(missed[-1]["of"], missed[-1:], numbers)
+    assert builds.why(taken, missed[-1:], numbers).startswith(
+        "Of 500 ms of a cold build, LLVM compiles kernels for 300 ms;"
+    )
+
+
+def test_a_build_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("llvmlite")
+    from benchmarks import builds
+
+    found = builds.child("build", "1", str(tmp_path))
+    assert set(found) == {"first", "build", "llvm", "peak"} and found["llvm"] > 0.0
+    assert builds.child("build", "1", str(tmp_path))["llvm"] == 0.0
+    assert builds.child("replay", "1", str(tmp_path))["peak"] >= 0
