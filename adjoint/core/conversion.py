@@ -62,7 +62,7 @@ def check_conversion(t: Any, target: str, instead: str) -> None:
     )
 
 
-def check_polynomial(frame: FrameType, args: tuple[Any, ...], operands: tuple[Any, ...]) -> None:
+def check_polynomial(frame: FrameType, args: tuple[Any, ...]) -> None:
     """Raise if ``numpy.polynomial`` evaluates an array of several polynomials at a tensor.
 
     Such functions add axes to the coefficients only if ``isinstance(x, np.ndarray)``.  A tensor is not an
@@ -75,7 +75,7 @@ def check_polynomial(frame: FrameType, args: tuple[Any, ...], operands: tuple[An
     if not module.startswith("numpy.polynomial.") or not frame.f_locals.get("tensor", True):
         return
     several = getattr(frame.f_locals.get("x"), "ndim", 1) != 0
-    if several and any(isinstance(a, np.ndarray) for a in args) and all(t.ndim for t in operands):
+    if several and any(isinstance(a, np.ndarray) for a in args) and all(getattr(a, "ndim", 1) for a in args):
         raise InputError(
             f"{module}.{frame.f_code.co_name} treats a tensor as one number, so its result would be wrong.\n"
             "  Evaluate one polynomial at a time with np.polyval(coefficients, x).  For roots use "

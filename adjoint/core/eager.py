@@ -27,6 +27,7 @@ from adjoint.core.record import (
     NUMBERS64,
     as_result,
     careful,
+    constant,
     make_node,
     node_of_smooth,
     weak_number,
@@ -52,7 +53,7 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
 _NAMES = {
     "F32": F32, "F64": F64, "LEAF": LEAF, "NO_PARAMS": NO_PARAMS, "Node": Node, "Spec": Spec,
     "Tensor": Tensor, "as_result": as_result, "asarray": np.asarray, "careful": careful,
-    "differentiable": differentiable, "explained": explained, "float64": np.float64,
+    "constant": constant,     "differentiable": differentiable, "explained": explained, "float64": np.float64,
     "function_in_pieces": function_in_pieces, "large": COSTLY_SIZE,
     "ndarray": ndarray, "new_tensor": new_tensor, "next_seq": next_seq, "node_of_smooth": node_of_smooth,
     "note_view": note_view, "recording": recording, "special": special, "weak_number": weak_number,
@@ -66,7 +67,7 @@ try:
 except Exception as error:
     raise explained(op, ({arguments},), {params}, error) from None
 if type(data) is not ndarray:
-    data = as_result(op, data)
+    data = asarray(data) if type(data) is float64 else as_result(op, data)
 out = new_tensor()
 out._data = data
 out._version = 0
@@ -113,7 +114,7 @@ def make(op, forward, saved, numbers64, numbers32):
         else:
             parents = (parent,)
             versions = None
-        args = (data_x,) if saves_x else blank if elementwise else (Spec(name, x.shape, x.dtype),)
+        args = (data_x,) if saves_x else blank if elementwise else (Spec(name, data_x.shape, data_x.dtype),)
         kept = data if saves_out else None
         {fill}
         out._node = node
@@ -127,6 +128,7 @@ def make(op, forward, saved, numbers64, numbers32):
     name, unsaved, blank, smooth = op.name, op.unsaved, op.blank, op.differentiable
     elementwise = op.kind == "elementwise"
     saves_none = elementwise and not op.saves_any
+    copies = not elementwise or any(op.saves_args)
 
     known64, known32 = numbers64.get, numbers32.get
 
@@ -148,6 +150,10 @@ def make(op, forward, saved, numbers64, numbers32):
             elif kind is float64:
                 parent_y = None
                 data_y = asarray(y)
+            elif kind is ndarray and (y.dtype is F64 or y.dtype is F32) and not special.count:
+                parent_y = None
+                y = constant(y, copies, (x, y))
+                data_y = y._data
             else:
                 return careful(op, (x, y), NO_PARAMS)
         elif type(y) is Tensor and type(x) is float64:
@@ -163,6 +169,15 @@ def make(op, forward, saved, numbers64, numbers32):
             data_x = known64(x) if dtype is F64 else known32(x) if dtype is F32 else None
             if data_x is None:
                 data_x = weak_number(op, x, dtype)
+        elif (
+            type(y) is Tensor and type(x) is ndarray
+            and (x.dtype is F64 or x.dtype is F32) and not special.count
+        ):
+            parent_x = None
+            x = constant(x, copies, (x, y))
+            data_x = x._data
+            parent_y = y._node
+            data_y = y._data
         else:
             return careful(op, (x, y), NO_PARAMS)
         if special.count:

@@ -11,6 +11,7 @@ A rule receives one of them as ``xp`` and works with each of them.  ``define`` a
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -23,29 +24,22 @@ __all__ = ["Namespace", "Value", "dyn", "raw", "rec"]
 Value: TypeAlias = Any
 
 
-class Namespace:
-    """A mapping from op names to functions, as attributes so that rules are easy to read."""
+if TYPE_CHECKING:
 
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
+    class Namespace:
+        """A mapping from op names to functions, as attributes so that rules are easy to read."""
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        raise AttributeError(f"no op {name!r} in namespace {self.__name__!r}")
-
-    if TYPE_CHECKING:
-
+        def __init__(self, name: str) -> None: ...
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...
         def __setattr__(self, name: str, value: Callable[..., Any]) -> None: ...
 
-    def __repr__(self) -> str:
-        return f"<namespace {self.__name__}>"
-
-
-class _Recorded(Namespace):
-    """For type checkers: the type of ``rec``, whose ops return tensors."""
-
-    if TYPE_CHECKING:
+    class _Recorded(Namespace):
+        """The type of ``rec``, whose ops return tensors."""
 
         def __getattr__(self, name: str) -> Callable[..., Tensor]: ...
+
+else:  # a module: the interpreter finds its attributes fastest
+    _Recorded = Namespace = ModuleType
 
 
 raw = Namespace("raw")

@@ -219,9 +219,9 @@ def values_of(args: Sequence[Any]) -> list[Any]:
 
 def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """Run and record an op with any arguments and in any mode."""
-    operands = tuple([coerce(op, a) for a in args])
     if len(args) == 2 and "numpy.polynomial" in sys.modules:
-        check_polynomial(sys._getframe(2), args, operands)
+        check_polynomial(sys._getframe(2), args)
+    operands = tuple([coerce(op, a) for a in args])
     if special.count:
         note_reading(*operands)
         if (watcher := observer.get()) is not None:
@@ -350,6 +350,13 @@ def coerce(op: Op, a: Any) -> Any:
     # memory from outside is copied where backward reads it or the output could share it
     keeps = op.kind != "elementwise" or any(op.saves_args)
     return wrap(array.copy() if keeps else array)
+
+
+def constant(array: ndarray[Any, Any], copies: bool, args: tuple[Any, Any]) -> Tensor:
+    """Return a float array among the arguments of a fast path as a tensor; see ``coerce`` for ``copies``."""
+    if "numpy.polynomial" in sys.modules:
+        check_polynomial(sys._getframe(2), args)
+    return wrap(array.copy() if copies else array)
 
 
 def innermost(values: Any) -> Lifted | None:

@@ -95,7 +95,7 @@ def canonical_shape(op: str, shape: Any) -> Shape:
     try:
         if not isinstance(shape, (tuple, list)):
             return (operator.index(shape),)
-        return tuple(operator.index(n) for n in shape)
+        return tuple(map(operator.index, shape))
     except TypeError:
         raise InputError(f"{op}: a shape must consist of integers, but is {shape!r}.") from None
 

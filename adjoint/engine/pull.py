@@ -50,6 +50,7 @@ __all__ = [
 
 
 _F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
+np_add = np.add
 
 
 def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept: list[Any] | None) -> None:
@@ -60,7 +61,7 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
     output if there are several. The values that the node saved are released, unless the run retains them.
     """
     op, xp, parents = node.op, run.xp, node.parents
-    if needed is not None and needed.isdisjoint(parents):
+    if run.captured and needed is not None and needed.isdisjoint(parents):
         return  # the gradient of this node itself was asked for
     if op.places and _placed(run, node, g, zeros, kept):
         return
@@ -75,12 +76,16 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
                 raise modified(node, t)
     if node.extra is not None or xp is rec:
         values, out = _read(node, values, out, xp)
-    if zeros is not None and not op.pointwise and op.outputs == 1:
+    masking = zeros is not None or op.selects
+    stained = None  # the zeros of the contributions, where an elementwise op passes them on
+    if zeros is not None and op.pointwise:
+        stained = zeros.stain() if kept is None else None
+    elif zeros is not None and op.outputs == 1:
         g = cleaned(xp, g, zeros)
     conjugate = dtype is not _F64 and dtype is not _F32 and _conjugates(op, dtype)
     given = _conj(xp, g) if conjugate else g
     joint = None if op.joint is None else pull_joint(node, given, xp, values, out, needed, zeros)
-    plain = zeros is None and not op.selects
+    grads = run.grads
     # a call with * costs as much as the rest of the call
     rules, count = op.rules, 0 if params or joint is not None else len(values)
     i = -1  # counting by hand: zip and enumerate cost three times as much
@@ -105,14 +110,19 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
             fits = gp.shape == like.shape and gp.dtype is like.dtype and not conjugate
         except AttributeError:
             fits = False
-        if not plain or not fits:
+        if not fits or (masking and (stained is None or gp.shape != node.shape)):
             _give(run, node, i, parent, g, gp, zeros, fits, kept)
         elif kept is not None:
             kept[i] = gp
-        elif parent in run.grads:
-            add(run, parent, gp)
+        elif parent not in grads:
+            grads[parent] = gp
+            if masking:
+                run.zeros[parent] = zeros if gp is g else stained
+        elif parent in run.owned and (not run.zeros or run.zeros.get(parent) is stained):
+            total = grads[parent]
+            np_add(total, gp, total)
         else:
-            run.grads[parent] = gp
+            add(run, parent, gp, zeros if gp is g else stained)
     if not run.retain and op.saves_any:
         node.args = node.out = node.versions = None  # the versions hold the tensors
 

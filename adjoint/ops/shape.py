@@ -176,9 +176,10 @@ def reshape(x: ArrayLike, shape: Lengths, order: str = "C", *, copy: bool | None
     >>> ad.reshape(ad.arange(6), (2, -1)).shape
     (2, 3)
     """
-    x = asarray(x, copy=copy)
+    if type(x) is not Tensor or copy is not None:
+        x = asarray(x, copy=copy)
     wanted = _filled("reshape", x, canonical_shape("reshape", shape))
-    if _by_columns("reshape", order):
+    if order != "C" and _by_columns("reshape", order):
         return transpose(rec.reshape(transpose(x), shape=wanted[::-1]))
     return rec.reshape(x, shape=wanted)
 
@@ -221,17 +222,17 @@ def reshape_method(
 
 def _filled(op: str, x: Tensor, wanted: Shape) -> Shape:
     """Return the shape ``wanted`` with the length -1 replaced; raise if ``x`` has not as many elements."""
+    if math.prod(wanted) == x.size and builtins.min(wanted, default=0) >= 0:
+        return wanted
     known = 1
     for n in wanted:
         known *= 1 if n == -1 else n
     if wanted.count(-1) == 1 and known > 0 and x.size % known == 0:
         return tuple(x.size // known if n == -1 else n for n in wanted)
-    if builtins.min(wanted, default=0) < 0 or known != x.size:
-        raise ShapeError(
-            f"{op}: a tensor of shape {x.shape} with {x.size} elements cannot be reshaped to {wanted}.\n"
-            "  The product of the lengths must be the number of elements; one length may be -1."
-        )
-    return wanted
+    raise ShapeError(
+        f"{op}: a tensor of shape {x.shape} with {x.size} elements cannot be reshaped to {wanted}.\n"
+        "  The product of the lengths must be the number of elements; one length may be -1."
+    )
 
 
 def _by_columns(op: str, order: str) -> bool:

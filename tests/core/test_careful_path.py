@@ -57,6 +57,35 @@ def test_every_op_gives_the_same_bits_on_the_careful_path(name: str) -> None:
                 assert a.numpy().tobytes() == b.numpy().tobytes(), case
 
 
+def beside_array(case: Case, i: int) -> list[Any]:
+    """Run a case with argument ``i`` as a tensor and the other as an array, which is overwritten afterwards."""
+    args: list[Any] = [np.array(a) for a in case.args]
+    x = args[i] = ad.tensor(args[i], requires_grad=True)
+    y = op_of(case.op).eager(*args)
+    args[1 - i][...] = np.nan
+    if y.requires_grad:
+        y.backward(ad.ones(y.shape, dtype=y.dtype))
+    return [y, x.grad] if y.requires_grad else [y]
+
+
+BINARY = [n for n in OP_NAMES if op_of(n).arity == 2 and op_of(n).outputs == 1 and not op_of(n).params]
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_ops_of_a_tensor_and_an_array_give_the_same_bits_on_both_paths(name: str) -> None:
+    for case in CASES[name]:
+        for i in (0, 1) if all(map(is_float, case.args)) else ():
+            fast = beside_array(case, i)
+            special.enter()
+            try:
+                slow = beside_array(case, i)
+            finally:
+                special.leave()
+            for a, b in zip(fast, slow, strict=True):
+                assert a.dtype == b.dtype, case
+                assert a.numpy().tobytes() == b.numpy().tobytes(), case
+
+
 def test_a_large_costly_function_runs_in_pieces_on_the_careful_path(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     in_threads = spread.spread
