@@ -132,9 +132,12 @@ def _add_results(w: Writer, v: Variant) -> None:
     elif v.recorder is not None:
         w.add(f"found = {w.name(v.recorder.record)}(args, found, {w.name(v.fixed)})")
     made = []
-    for k, (kind, at) in enumerate(v.outs):
+    known: dict[int, str] = {}  # one tensor that is returned twice
+    for kind, at in v.outs:
         if kind in ("value", "number"):
-            made.append(_add_result(w, v, k, kind, at))
+            if at not in known:
+                known[at] = _add_result(w, v, kind, at)
+            made.append(known[at])
         elif kind == "argument":
             made.append(f"x{at}")
         else:
@@ -142,8 +145,8 @@ def _add_results(w: Writer, v: Variant) -> None:
     w.add(f"return {_tree(w, v.result, made)}")
 
 
-def _add_result(w: Writer, v: Variant, k: int, kind: str, at: int) -> str:
-    """Add the lines that make result ``k`` of the function from array ``at``; return an expression for it.
+def _add_result(w: Writer, v: Variant, kind: str, at: int) -> str:
+    """Add the lines that make a result of the function from array ``at``; return an expression for it.
 
     ``v`` is the program, and ``kind`` is the kind of the result, such as "number".
     """
@@ -159,11 +162,11 @@ def _add_result(w: Writer, v: Variant, k: int, kind: str, at: int) -> str:
         w.add("if type(a) is not ndarray: a = asarray(a)")  # a subclass of ndarray
         data = "a"
     for line in (
-        f"out{k} = new(Tensor)", f"out{k}._data = {data}", f"out{k}._node = {node}", f"out{k}._version = 0",
-        f"out{k}._extra = None",
+        f"out{at} = new(Tensor)", f"out{at}._data = {data}", f"out{at}._node = {node}",
+        f"out{at}._version = 0", f"out{at}._extra = None",
     ):  # fmt: skip
         w.add(line)
-    return f"out{k}"
+    return f"out{at}"
 
 
 def _tree(w: Writer, structure: tree.Structure, leaves: list[str]) -> str:

@@ -30,7 +30,7 @@ from adjoint.compiler.repeat import UnrollError
 from adjoint.compiler.symbolic import Number, Symbolic
 from adjoint.compiler.trace import Trace
 from adjoint.compiler.watch import Watch, possible
-from adjoint.config import grad_mode, special, transform
+from adjoint.config import special, transform
 from adjoint.core.node import LEAF, Node
 from adjoint.core.record import node_of
 from adjoint.core.tensor import Tensor, wrap
@@ -229,6 +229,7 @@ class Variant:
         outs, self.result = tree.flatten(result)
         tensors: list[Tensor] = []
         self.outs: list[tuple[str, Any]] = []
+        places: dict[int, int] = {}  # among ``tensors``, by id
         for o in outs:
             if isinstance(o, Symbolic):
                 o = wrap(o)
@@ -243,12 +244,13 @@ class Variant:
                 kind = "same" if held.argument is None else "argument"
                 self.outs.append((kind, o if held.argument is None else self.moves[held.argument]))
                 continue
-            value = trace.value(o)
-            self.outs.append(("number" if isinstance(value, Number) else "value", len(tensors)))
-            tensors.append(o)
+            place = places.setdefault(id(o), len(tensors))
+            self.outs.append(("number" if isinstance(trace.value(o), Number) else "value", place))
+            if place == len(tensors):
+                tensors.append(o)
         trace.program.results = [trace.value(o) for o in tensors]
         self.count = len(tensors)
-        if grad_mode.get() and any(type(o._node) is Node for o in tensors):
+        if any(type(o._node) is Node for o in tensors):
             try:
                 self.backward = Backward(trace, self.inputs, tensors, replay.build)
                 self.residuals = self.backward.owners(trace)
@@ -353,8 +355,8 @@ class Variant:
         """Call the original function; return those of its results that the program computes, as tensors."""
         args, kwargs = tree.unflatten(self.structure, leaves)
         found = zip(tree.flatten(self.f(*args, **kwargs))[0], self.outs, strict=True)
-        computed = [o for o, (kind, _) in found if kind in ("value", "number")]
-        return [o if isinstance(o, Tensor) else wrap(np.asarray(o)) for o in computed]
+        computed = {at: o for o, (kind, at) in found if kind in ("value", "number")}
+        return [o if isinstance(o, Tensor) else wrap(np.asarray(o)) for o in computed.values()]
 
     def explained(self, call: Call) -> Exception | None:
         """Return an error for the first index of a call that is out of range; None if there is none."""

@@ -41,6 +41,40 @@ def test_earlier_results_are_not_overwritten() -> None:
     assert [t.tolist() for t in kept] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
 
 
+@pytest.mark.parametrize("backend", ["replay", "native"])
+def test_one_tensor_that_is_returned_twice_is_one_tensor(backend: str) -> None:
+    p = ad.ones(2, requires_grad=True)
+    f = ad.compile(lambda x: (lambda y, z: (y, [y, z], {"z": z}))(x * 2, (p * x).sum()), backend=backend)
+    for x in (ad.ones(2), ad.ones(2), ad.ones(2), ad.tensor([1.0, 1.0], requires_grad=True)):
+        y, (again, loss), named = f(x)
+        assert again is y and named["z"] is loss
+        (grad,) = ad.gradients(loss, [p], create_graph=x.requires_grad)
+        assert grad.tolist() == [1.0, 1.0]
+    y, (again, _), _ = f(ad.ones(2))
+    if not y.requires_grad:
+        y[0] = 5.0
+        assert again.tolist() == [5.0, 2.0]
+
+
+@pytest.mark.parametrize("backend", ["replay", "native"])
+def test_a_result_that_is_recorded_inside_of_no_grad(backend: str) -> None:
+    p = ad.ones(2, requires_grad=True)
+
+    @ad.compile(backend=backend)
+    def f(x: Any) -> Any:
+        with ad.enable_grad():
+            loss = (p * x).sum()
+        return loss, p * 2
+
+    for _ in range(3):
+        with ad.no_grad():
+            loss, doubled = f(ad.tensor([3.0, 4.0]))
+        assert loss.requires_grad and not doubled.requires_grad
+        p.grad = None
+        loss.backward()
+        assert p.grad is not None and p.grad.tolist() == [3.0, 4.0]
+
+
 def test_gradients_of_earlier_calls_are_not_overwritten() -> None:
     w = ad.tensor([1.0, 2.0], requires_grad=True)
 
