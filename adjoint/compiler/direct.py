@@ -6,6 +6,7 @@ others to the general path of the compiled function.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -76,19 +77,24 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
         add_check(w, v.trace, v.guards, v.direct, _MISS)
     w.add("try:")
     start = len(w.lines)
+    made = None
     if native is not None:
         w.lines += native.lines[:-1]  # without the return
         for name, array in native.fixed.items() if watch is not None and not watch.asks else ():
             w.names[name] = array
             w.lines[start:] = [line.replace(f"{name}()", name) for line in w.lines[start:]]
     else:
-        add_call(w, v.program, v.trace, v.built, [s.kind for s in v.specs])
+        made = add_call(w, v.program, v.trace, v.built, [s.kind for s in v.specs])
+    end = len(w.lines)
     if watch is None and v.watch is None and v.calls < WATCHED and v.can_watch():
         w.add(f"n = {w.name(v)}.calls = {w.name(v)}.calls + 1")
         w.add(f"if n == {WATCHED}: leave({w.name(v.start_watch)}())")
     else:
         w.add(f"{w.name(v if watch is None else watch)}.calls += 1")
     _add_results(w, v)
+    if made is not None:
+        reads = w.lines[start : start + len(v.program.sources)]
+        _name_outputs(w, made, dict([line.strip().split(" = ", 1) for line in reads]), end)
     w.lines[start:] = [f"    {line}" for line in w.lines[start:]]
     w.add("except IndexError as error:")
     w.add("    better = explained(error, args, kwargs)")
@@ -97,6 +103,21 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
     if v.impure or v.trace.loops or not (v.native is None or v.native.is_atomic()):
         w.lines = ["    with lock:", *(f"    {line}" for line in w.lines)]
     return w.function("direct", ["*args", "**kwargs"])
+
+
+def _name_outputs(w: Writer, made: list[str], sources: dict[str, str], at: int) -> None:
+    """Replace the elements of ``found`` in the lines from ``at`` on by variables, or set ``found`` there.
+
+    ``made`` are the variables of the outputs, ``sources`` are those of the sources and how they are read.
+    """
+    lines = [re.sub(r"found\[(\d+)\]", lambda m: made[int(m[1])], line) for line in w.lines[at:]]
+    if not any("found" in line for line in lines):
+        known = {text: name for name, text in sources.items()}
+        read = re.compile(r"\b\w+\._data\b(?! =)")
+        w.lines[at:] = [read.sub(lambda m: known.get(m[0], m[0]), line) for line in lines]
+        return
+    end = " = ".join(dict.fromkeys([*sources, *(name for name in made if name not in w.names)])) or "s"
+    w.lines[at:at] = [f"    found = ({''.join(f'{name}, ' for name in made)})", f"    {end} = None"]
 
 
 def _add_modes(w: Writer) -> None:

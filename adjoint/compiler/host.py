@@ -155,11 +155,12 @@ def _make_python_call(
 
 def add_call(
     w: Writer, program: Program, trace: Trace, run: Any, kinds: Sequence[type] | None = None
-) -> None:
+) -> list[str] | None:
     """Add the lines that read the sources, call ``run`` and write; ``found`` has the outputs after that.
 
     ``kinds`` are the types of the arguments, if they are known: arrays or tensors.  The lines of a short
-    program are repeated instead of a call of ``run``.
+    program are repeated instead of a call of ``run``.  If that is all, ``found`` is not set, and the names of
+    the variables that have the outputs are returned.
     """
     w.names |= {
         "Tensor": Tensor, "own": own, "write": write, "set_grad": set_grad, "assign": assign,
@@ -169,6 +170,7 @@ def add_call(
     names = [f"v{s.value.id}" for s in program.sources]
     for name, s in zip(names, program.sources, strict=True):
         w.add(f"{name} = {_read(w, s.kind, s.owner, kinds)}")
+    shared = _shared(program, trace)
     if lines is None:
         w.add(f"found = {w.name(run, 'run')}({', '.join(names)})")
         made = []
@@ -176,9 +178,10 @@ def add_call(
         w.names |= used
         w.lines += lines
         made = [f"v{v.id}" for v in program.outputs()]
+        if kinds is not None and not shared and not program.writes:
+            return made
         w.add(f"found = ({''.join(f'{name}, ' for name in made)})")
         made = [name for name in made if name not in used]  # constants are global names
-    shared = _shared(program, trace)
     if shared:
         w.add(f"found = own(found, {w.name(shared)}, ({''.join(f'{name}, ' for name in names)}))")
     # a reference here would force a copy before each write
@@ -190,6 +193,7 @@ def add_call(
         w.add("except BaseException:")
         w.add("    take_back(undo)")
         w.add("    raise")
+    return None
 
 
 def _make_native_call(

@@ -329,10 +329,11 @@ def _methods(cls: type, bound: Any, names: set[str] | None) -> Iterator[tuple[An
 
     A library calls methods that override its own.  Without names, all methods are yielded.
     """
-    overridden = {name for c in cls.__mro__ if _is_foreign(c) for name in vars(c)}
-    for c in cls.__mro__:
-        if _is_foreign(c):
-            continue
+    own = [c for c in cls.__mro__ if not _is_foreign(c)]
+    if not own:
+        return
+    overridden = {name for c in cls.__mro__ if c not in own for name in vars(c)}
+    for c in own:
         for name, value in list(vars(c).items()):
             implicit = name.startswith("__") or name in overridden
             if bound is not None and name in ("__init__", "__new__"):

@@ -434,6 +434,22 @@ def test_all_random_generators_are_restored_when_a_trace_drew_from_them() -> Non
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_normal_draw_of_numpy_is_an_error(kept: bool) -> None:
+    """NumPy draws normal numbers in pairs, and keeps the second for the next draw."""
+    before = np.random.get_state(legacy=False)
+    try:
+        np.random.set_state({**before, "has_gauss": int(kept), "gauss": 0.5})
+        for draw in (np.random.randn, lambda: np.random.set_bit_generator(np.random.PCG64(0))):
+            with pytest.raises(TransformError, match="draws from a random generator"):
+                ad.compile(lambda x, draw=draw: (draw(), x)[1])(ad.tensor(1.0))
+            assert np.random.get_state(legacy=False)["has_gauss"] == kept
+        assert float(ad.compile(lambda x: x * 2.0)(ad.tensor(1.0))) == 2.0
+    finally:
+        np.random.set_bit_generator(np.random.MT19937())
+        np.random.set_state(before)
+
+
 def test_draws_of_ad_random_are_made_at_each_call() -> None:
     def draws(rng: Any) -> Any:
         def f(x: Any) -> Any:
