@@ -5,6 +5,7 @@ The missing units of a program are compiled together, and written to one file of
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -38,6 +39,7 @@ _salts: dict[Machine, bytes] = {}
 _libraries: list[Callable[[], str | None]] = []  # the texts
 _compiled: dict[str, bytes] = {}  # object code of libraries that are not loaded yet
 _started: list[threading.Thread] = []  # threads that compile libraries
+_preparing: dict[str, threading.Thread | None] = {}  # those of ``prepare``, by key
 _in_turn = held_across_fork(threading.RLock())  # one of these threads compiles at a time
 
 # How many units were found in memory, read from disk, or compiled.
@@ -178,16 +180,15 @@ def prepare() -> None:
         _libraries.clear()
     missing = {k: t for k, t in texts.items() if directory is None or not disk.read(directory, k)}
 
-    def work() -> None:
-        for key, text in missing.items():
-            _compiled[key] = compile_apart(Job({"library": text}, FAST), here)
+    def work(key: str, text: str) -> None:
+        _compiled[key] = compile_apart(Job({"library": text}, FAST), here)
 
-    if missing:
-        _start(work)
+    for key, text in missing.items():
+        _preparing[key] = _start(functools.partial(work, key, text))
 
 
-def _start(work: Callable[[], None]) -> None:
-    """Run a function in a thread, after those that were started before; its errors are ignored."""
+def _start(work: Callable[[], None]) -> threading.Thread | None:
+    """Run a function in a thread; one of these threads runs at a time, and errors are ignored."""
 
     def run() -> None:
         with _in_turn, suppress(Exception):
@@ -197,6 +198,8 @@ def _start(work: Callable[[], None]) -> None:
     with suppress(RuntimeError):  # no more threads
         thread.start()
         _started.append(thread)
+        return thread
+    return None
 
 
 def library(
@@ -223,8 +226,8 @@ def library(
                 counts["disk"] += 1
                 break
         else:
-            if key not in _compiled:
-                wait()  # for ``prepare``
+            if (thread := _preparing.pop(key, None)) is not None:
+                _join(thread)
             code = _compiled.pop(key, b"") or compile_all([Job({"library": text}, FAST)], here)[0]
             found = link(code, exports, imports)
             counts["compiled"] += 1
@@ -251,10 +254,14 @@ def library(
 def wait() -> None:
     """Wait until no other thread compiles a library."""
     for thread in tuple(_started):
-        if thread is not threading.current_thread():  # where a finalizer may run
-            thread.join()
-            with suppress(ValueError):  # another thread waits, too
-                _started.remove(thread)
+        _join(thread)
+
+
+def _join(thread: threading.Thread) -> None:
+    if thread is not threading.current_thread():  # where a finalizer may run
+        thread.join()
+        with suppress(ValueError):  # another thread waits, too
+            _started.remove(thread)
 
 
 if hasattr(os, "register_at_fork"):

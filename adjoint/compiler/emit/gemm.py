@@ -205,7 +205,7 @@ class _Gemm:
     def _pack_kernel(self) -> Kernel:
         w = Writer(self.machine)
         self._pack_b(w, w.slot(0), w.slot(1), w.low, w.high)
-        return Kernel(w.kernel(), self.b_panels)
+        return Kernel(w.kernel(plain=w.calls_only()), self.b_panels)
 
     def _pack_b(self, w: Writer, source: Value, target: Value, low: Index, high: Index) -> None:
         p = self.p

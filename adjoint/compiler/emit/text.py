@@ -494,6 +494,10 @@ class Writer:
         """Return the text of the function with a given signature."""
         return "\n".join([f"define {head} {{", "entry:", *self._entry, *self._lines, "}"])
 
+    def calls_only(self) -> bool:
+        """Return whether all vectors are in the functions that the kernel calls."""
+        return not any(" x " in line for line in self._lines)
+
     def kernel(self, plain: bool = False) -> str:
         """Finish the kernel and return the text of its unit.
 
