@@ -36,7 +36,7 @@ def build(program: Program) -> Callable[..., tuple[Any, ...]]:
 
 
 class _Builder:
-    """Generates the function of one program."""
+    """Generates the Python function that runs one program."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

@@ -46,7 +46,7 @@ next_level: Callable[[], int] = count(1).__next__
 def refuse_tracing(what: str, cure: str) -> None:
     """Raise inside ``ad.compile``, where ``what`` cannot be used; ``cure`` says what to write instead.
 
-    Call this only if ``special.count`` is not 0.
+    Callers check ``special.count`` first: if it is 0, no transform or context is active.
     """
     if tracing.get() is not None:
         raise TransformError(f"{what} cannot be used inside ad.compile.\n  {cure}")

@@ -265,7 +265,11 @@ def through(node: Node, i: int, g: Any, zeros: Any, shape: tuple[int, ...]) -> Z
 
 
 def summed_zeros(zeros: tuple[Zeros, ...], shape: tuple[int, ...], stained: bool = False) -> Zeros:
-    """Return the zeros of a gradient that is summed or broadcast to ``shape``."""
+    """Return the elements that are zero by selection in a gradient of a new shape.
+
+    The gradient was computed from gradients with ``zeros``, then summed or broadcast to ``shape``.
+    ``stained`` is as in ``Zeros``.
+    """
     found = _Reduced(zeros, None, stained)
     found.shape = shape
     return found

@@ -128,8 +128,8 @@ def backward_into_leaves(
 ) -> None:
     """Differentiate this tensor and add the gradients to the ``.grad`` of the leaves.
 
-    If anything fails, no ``.grad`` has changed.  Inside ``micro_batch`` of an accumulator, gradients of its
-    parameters are added to the accumulator instead.
+    If anything fails, no ``.grad`` has changed.  Inside ``with accumulator.micro_batch():``, the
+    gradients of the accumulator's parameters are added to the accumulator instead of ``.grad``.
 
     Parameters
     ----------
@@ -138,8 +138,8 @@ def backward_into_leaves(
     retain_graph : bool
         Whether saved values are kept, for a second backward.
     create_graph : bool
-        Whether the backward is recorded, so that the gradients can be differentiated.  ``.grad`` then
-        refers to a graph that refers to its leaf, a reference cycle until ``.grad`` is cleared.
+        Whether the backward is recorded, so that the gradients can be differentiated.  This makes a
+        reference cycle (leaf, ``.grad``, graph, leaf), which lasts until ``.grad`` is cleared.
         ``ad.gradients`` avoids it.
     inputs : Tensor or sequence of Tensor, optional
         Only these tensors get gradients.

@@ -679,7 +679,7 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
 def _best_splits(sizes: list[int]) -> dict[tuple[int, int], int]:
     """Return the cheapest split of each part (i, j) of a chain of matrix products, by dynamic programming.
 
-    ``sizes`` are the rows of the first matrix and the columns of all matrices.
+    ``sizes`` holds the number of rows of the first matrix, then the number of columns of each matrix.
     """
     n = len(sizes) - 1
     cost = {(i, i): 0 for i in range(n)}

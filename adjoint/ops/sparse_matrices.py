@@ -25,7 +25,7 @@ __all__ = ["Operator", "Pattern"]
 
 
 class Operator:
-    """A constant matrix or linear operator of SciPy, with the methods of ``Pattern``."""
+    """A matrix or linear operator of SciPy that gets no gradient, with the same methods as ``Pattern``."""
 
     def __init__(self, held: Any) -> None:
         self.held, self.shape, self.dtype, self.count = held, tuple(held.shape), np.dtype(held.dtype), 0

@@ -99,7 +99,7 @@ def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
 def images(op: str, x: Any, nd: int, lead: int = 2) -> tuple[Tensor, bool]:
     """Return images with a batch axis, and whether the batch axis was added.
 
-    ``nd`` is the number of space axes, ``lead`` that of the axes before them.
+    ``nd`` is the number of spatial axes, and ``lead`` the number of axes before them, with the batch axis.
     """
     x = asarray(x)
     if x.ndim not in (nd + lead - 1, nd + lead):

@@ -150,7 +150,7 @@ def _solved_each(op: str, run: Callable[..., Any], functions: Any, starts: Any, 
     if batch is None:
         return run([f and _plain(f) for f in functions], *map(plain_start, starts))
     if refused:
-        raise InputError(f"{op}: {refused} is not supported inside ad.vmap.\n  Leave it out there.")
+        raise InputError(f"{op}: {refused} is not supported inside ad.vmap.\n  Call {op} without it.")
     found = []
     for i in range(batch.size):
         own = [f and batch.function(i, f) for f in functions]

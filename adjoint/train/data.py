@@ -514,7 +514,7 @@ def _columns(data: Any) -> dict[Any, Any] | None:
 
 
 class _Ahead:
-    """Batches that a thread prepares, at most ``depth`` before they are used."""
+    """Batches that a thread prepares, at most ``depth`` batches ahead of the one in use."""
 
     def __init__(self, batches: Iterable[Any], depth: int) -> None:
         self.batches = batches

@@ -134,8 +134,8 @@ def _checked_run(rule: Rule, results: list[Tensor], top: Lifted | None) -> list[
     for t in results:
         if isinstance(t._data, Lifted) and t._data.level > level:
             raise TransformError(
-                f"{rule.name} uses a value of ad.vmap that is not among its arguments.\n"
-                "  Pass it as an argument."
+                f"{rule.name} uses a value that an enclosing ad.vmap batches, but that is no argument "
+                f"of {rule.name}.\n  Pass it as an argument."
             )
     return results
 
@@ -227,8 +227,8 @@ def _evaluated(rule: Rule) -> Op:
         for t in results:
             if isinstance(t._data, Lifted) and t._data.level >= own[0].level:
                 raise TransformError(
-                    f"{rule.name} uses a value of ad.vmap that is not among its arguments.\n"
-                    "  Pass it as an argument."
+                    f"{rule.name} uses a value that an enclosing ad.vmap batches, but that is no argument "
+                    f"of {rule.name}.\n  Pass it as an argument."
                 )
         op.outputs = len(results)
         return tuple(results) if op.outputs > 1 else results[0]

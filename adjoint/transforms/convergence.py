@@ -75,7 +75,7 @@ class Outcome:
 
 
 def _any(condition: Tensor) -> bool:
-    """Return whether a condition is true anywhere, also inside ``ad.vmap``."""
+    """Return whether a condition is true for any element; inside ``ad.vmap``, of any example."""
     data: Any = condition
     while not isinstance(data, np.ndarray):
         data = data._data if isinstance(data, Tensor) else data.value

@@ -97,9 +97,9 @@ class Body:
         leaves, structure = tree.flatten(new)
         if structure != self.structure:
             raise InputError(
-                f"{self.name}: the carry had the structure {_shown(self.structure)} before the step, and has "
-                f"{_shown(structure)} after it.\n"
-                f"  {self._where()} must return a carry with the structure of its argument."
+                f"{self.name}: the step received a carry with the structure {_shown(self.structure)}, "
+                f"but returned one with the structure {_shown(structure)}.\n"
+                f"  {self._where()} must return a carry with the same structure as the carry it receives."
             )
         found = [t if isinstance(t, Tensor) else asarray(t) for t in leaves]
         for k, (t, (shape, dtype)) in enumerate(zip(found, self.specs, strict=True)):

@@ -340,7 +340,8 @@ def _count(rows: Sequence[Tensor], length: int | None) -> int:
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, Tensor) and unknown(value) is not None:
         raise TransformError(
-            f"{name} of a loop must be known inside ad.compile.\n"
+            f"inside ad.compile, {name} of a loop must be known when the function is traced, but "
+            "is computed there.\n"
             "  Pass it as a Python integer, or use ad.while_loop with limit=."
         )
     try:

@@ -433,7 +433,7 @@ MISTAKES = [
     (DTypeError, lambda: ad.scan(lambda c, x: (c.astype("f4"), None), ad.zeros(3), XS),
      r"scan: carry was float64 before the step, and is float32 after it.\n.*test_loops.py:\d+\).*astype\('float64'\)"),
     (InputError, lambda: ad.scan(lambda c, x: ((c, c), None), ad.zeros(3), XS),
-     r"scan: the carry had the structure \* before the step, and has \(\*, \*\) after it"),
+     r"the step received a carry with the structure \*, but returned one with the structure \(\*, \*\)"),
     (InputError, lambda: ad.scan(lambda c, x: c, ad.zeros(3), XS), r"a pair \(carry, y\), but returned a tensor"),
     (ArgumentError, lambda: ad.scan(lambda c, x: (c, x), 0.0), "pass xs or length"),
     (ShapeError, lambda: ad.scan(lambda c, x: (c, x), 0.0, [XS, XS[:2]]), "have lengths 9, 2: they must be equal"),

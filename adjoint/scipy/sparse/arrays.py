@@ -231,7 +231,7 @@ def _values(other: Any) -> Any:
     if isinstance(other, SparseArray) or hasattr(other, "tocoo"):
         raise InputError(
             "the product of two sparse matrices is not differentiable.  Make one of them dense with "
-            "a.toarray(), or use SciPy's arrays."
+            "a.toarray(), or, if you need no gradient, multiply SciPy's sparse arrays."
         )
     return other
 
