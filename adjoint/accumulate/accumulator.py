@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -38,13 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GradientAccumulator"]
 
-# the events, and the state of the accumulator after a callback raised
-_EVENTS = {
-    "full": "the micro-batch was added and the window is full.",
-    "clip": "the window is unchanged, and apply() or gradients() may be called again.",
-    "skip": "the {} was left out.",
-    "update": "the update was made and the next window has begun.",
-}
+_EVENTS = ("full", "clip", "skip", "update")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,6 +84,14 @@ class GradientAccumulator:
     **options : Any
         Fields of ``AccumulationConfig``, which replace those of ``config``.
 
+    Attributes
+    ----------
+    config : AccumulationConfig
+        The options.
+    last_norm : float or None
+        The gradient norm of the last finished window, before clipping; None if it was not computed.
+        ``max_grad_norm=math.inf`` computes it without clipping.
+
     Examples
     --------
     >>> import numpy as np
@@ -130,7 +132,7 @@ class GradientAccumulator:
         self._counts = dict.fromkeys(COUNTS, 0)
         self._callbacks = {kind: HookList() for kind in _EVENTS}
         self._lock = threading.RLock()
-        self._last_norm: float | None = None
+        self.last_norm: float | None = None
         for name, t in self._params.items():
             self._sums.register(Slot(name, t.shape, self.config._sum_dtype(t.dtype), t))
         if isinstance(self._sums, RankSums):
@@ -226,7 +228,7 @@ class GradientAccumulator:
                 "accumulate: all gradients of a micro-batch must have the same weight, but this micro-batch "
                 f"has weight {window.open_weight:g} and {name!r} has weight {weight:g}."
             )
-        self._add(arrays, weight, joins, name)
+        self._add(arrays, weight, joins=joins, single=name)
 
     def micro_batch(self, weight: float | None = None) -> MicroBatch:
         """Return a context manager in which ``backward`` adds gradients to the accumulator, not to ``.grad``.
@@ -262,12 +264,7 @@ class GradientAccumulator:
         self._add(arrays, block.weight, scaled=block.scaled)
 
     def _add(
-        self,
-        arrays: Sequence[Any],
-        weight: float,
-        joins: bool = False,
-        single: str = "",
-        scaled: bool = False,
+        self, arrays: Any, weight: float, *, joins: bool = False, single: str = "", scaled: bool = False
     ) -> bool:
         """Add the gradients ``arrays``, which were checked before; return whether the window is full.
 
@@ -362,10 +359,6 @@ class GradientAccumulator:
         self._sums.reset()
         window.changing = False
 
-    @_locked
-    def _check_open(self) -> None:
-        self._window.check(ready=False)
-
     def _is_void(self) -> bool:
         """Return whether the window makes no update: no gradient, one not finite, or no weight."""
         window, some = self._window, self._sums.dense or self._sums.rows
@@ -414,14 +407,6 @@ class GradientAccumulator:
         if zeros:
             found = {n: found[n] if n in found else self._sums.total(n) for n in self.names}
         return shown(found)
-
-    @property
-    def last_norm(self) -> float | None:
-        """The gradient norm of the last finished window, before clipping; None if it was not computed.
-
-        ``max_grad_norm=math.inf`` computes the norm without clipping.
-        """
-        return self._last_norm
 
     # The update ------------------------------------------------------------------------------
 
@@ -546,12 +531,7 @@ class GradientAccumulator:
             return
         event = AccumulationEvent(kind, of.micro_batches, of.weight, **facts)
         for callback in self._callbacks[kind].snapshot():
-            try:
-                callback(event)
-            except Exception as error:
-                note = _EVENTS[kind].format("window" if event.window else "micro-batch")
-                error.add_note(f"Raised by a callback of the event {kind!r}: {note}")
-                raise
+            callback(event)
 
     @_locked
     def state_dict(self) -> dict[str, Any]:

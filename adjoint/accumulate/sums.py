@@ -264,11 +264,9 @@ class Sums:
                 self._add_rows(self.slots[name], g, factor)
         for buffer, _ in dense:
             buffer.fresh = False
-        if not plain:
+        if len(self.dense) < len(arrays):
             self.dense.update([n for n, g in zip(self.slots, arrays, strict=True) if type(g) is ndarray])
-        else:
-            if len(self.dense) < len(arrays):
-                self.dense.update(self.slots)
+        if plain:
             self._seen = self._seen or _facts(self.slots, arrays)
         return []
 

@@ -61,7 +61,7 @@ def gradient_of(acc: GradientAccumulator, scaler: GradScaler | None = None, *, u
         norm = norm or before
         clipped = clipped if after == before or math.isnan(before) else after
     if window.is_ready() and window.norm is None:
-        acc._last_norm, window.norm, window.clipped_norm = norm, norm, clipped
+        acc.last_norm, window.norm, window.clipped_norm = norm, norm, clipped
         if clipped is not None:
             acc._counts["clipped_windows"] += 1
             acc._send("clip", window, norm=norm, clipped_norm=clipped)

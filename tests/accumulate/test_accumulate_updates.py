@@ -172,25 +172,21 @@ def test_a_clip_function_that_takes_gradients_away_is_refused():
         one([1.0], clip=lambda g: g.pop("w")).apply(nothing)
 
 
-def test_an_error_in_a_callback_says_what_stands():
+def test_an_error_in_a_callback_comes_after_what_its_event_says():
     acc = accumulator("w", accumulation_steps=1, nonfinite="skip", max_grad_norm=1.0)
     for kind in ("full", "clip", "skip", "update"):
         acc.on(kind, lambda e: 1 / 0)
-    with pytest.raises(ZeroDivisionError) as caught:
+    with pytest.raises(ZeroDivisionError):
         acc.step({"w": [3.0, 4.0]})
-    assert caught.value.__notes__ == [
-        "Raised by a callback of the event 'full': the micro-batch was added and the window is full."
-    ]
-    for note in ("the window is unchanged, and apply() or gradients() may be called again.",
-                 "the update was made and the next window has begun."):  # fmt: skip
-        with pytest.raises(ZeroDivisionError) as caught:
+    for updates in (0, 1):  # "clip": no update yet; "update": it was made
+        assert acc.should_update()
+        with pytest.raises(ZeroDivisionError):
             acc.apply(nothing)
-        assert caught.value.__notes__[0].endswith(note)
-    with pytest.raises(ZeroDivisionError) as caught:
+        assert acc.stats().total_updates == updates
+    assert not acc.should_update()
+    with pytest.raises(ZeroDivisionError):
         acc.step({"w": [math.nan, 4.0]})
-    assert caught.value.__notes__ == [
-        "Raised by a callback of the event 'skip': the micro-batch was left out."
-    ]
+    assert acc.stats().skipped_micro_batches == 1
 
 
 def test_resetting_a_window_that_has_no_gradient_counts_as_skipped():
