@@ -27,7 +27,7 @@ from adjoint.transforms.inputs import name_of
 from adjoint.transforms.recompute import checkpoint as checkpointed
 from adjoint.typing import Tree
 
-__all__ = ["Body", "check_same", "run_scan"]
+__all__ = ["Body", "check_results_match", "run_scan"]
 
 
 def run_scan(body: Body, carry: Any, count: int, reverse: bool, checkpoint: bool | int) -> tuple[Any, Any]:
@@ -212,7 +212,7 @@ def _tensor(name: str, init: Any, k: int, leaf: Any) -> Tensor:
     return t
 
 
-def check_same(name: str, f: str, other: str, a: Any, b: Any, function: Any) -> None:
+def check_results_match(name: str, f: str, other: str, a: Any, b: Any, function: Any) -> None:
     """Raise if ``b``, the result of ``f``, differs from ``a``, that of ``other``, in structure or shape.
 
     ``name`` and ``function`` are the names of the loop and of its argument, for errors.

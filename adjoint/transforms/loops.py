@@ -30,7 +30,7 @@ from adjoint.errors import (
 from adjoint.ops.piecewise import where
 from adjoint.transforms.calls import ForwardRule, apply
 from adjoint.transforms.inputs import as_function, name_of
-from adjoint.transforms.loop_body import Body, check_same, run_scan
+from adjoint.transforms.loop_body import Body, check_results_match, run_scan
 from adjoint.typing import Tree
 
 __all__ = ["bounded_loop", "cond", "fori_loop", "map", "scan", "scan_until", "while_loop"]
@@ -294,7 +294,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
                 "cond: a branch draws random numbers or writes into tensors.\n"
                 "  Inside ad.compile both branches run: draw and write outside the branches."
             )
-    check_same("cond", name_of(false_fun), "the other branch", chosen, other, false_fun)
+    check_results_match("cond", name_of(false_fun), "the other branch", chosen, other, false_fun)
     return tree.map(functools.partial(_chosen, flag), chosen, other)
 
 

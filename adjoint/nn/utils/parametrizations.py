@@ -120,7 +120,7 @@ def _parametrize(module: Module, name: str, made: Module) -> None:
     delattr(module, name)
     if not isinstance(getattr(module, "parametrizations", None), ModuleDict):
         setattr(module, "parametrizations", ModuleDict())  # noqa: B010  not an attribute of every module
-    getattr(module, "parametrizations")[name] = made  # noqa: B009
+    getattr(module, "parametrizations")[name] = made  # noqa: B009  the attribute is not declared
     made.train(module.training)
     body = {
         name: property(lambda self: self.parametrizations[name]()),
