@@ -94,7 +94,7 @@ class ShapeError(AdjointError, ValueError):
     """Shapes, axes or lengths do not match.
 
     Cause: operands that do not broadcast, an axis out of range, a gradient whose shape differs from its
-    tensor's, a ragged list.  Fix: the message names the op and both shapes.
+    tensor's, a ragged list.  Fix: correct the operand that the message names.
     """
 
 

@@ -502,7 +502,7 @@ class GradientBuffer:
             return normalised(np.asarray(self._sums.total(self.name)), divisor / self._sums.unit, 1.0)
 
     def l2_norm(self) -> float:
-        """Return the 2-norm of the sum, not divided by the weight; large values do not overflow."""
+        """Return the 2-norm of the sum itself, not of the mean; large values do not overflow."""
         return global_norm([self._sums.total(self.name)]) * self._sums.unit
 
     def __repr__(self) -> str:

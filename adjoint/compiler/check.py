@@ -176,7 +176,7 @@ def _compare_results(name: str, found: Any, wanted: Any) -> None:
         if isinstance(a, Tensor) != isinstance(b, Tensor):
             raise TransformError(
                 f"ad.compile: result {k} of {name} is {words.a(type(a).__name__)} if compiled, but the "
-                f"function itself returns {words.a(type(b).__name__)}."
+                f"function itself returns {words.a(type(b).__name__)}.\n{_REMEDY}"
             )
         x, y = (np.asarray(v.detach().numpy() if isinstance(v, Tensor) else v) for v in (a, b))
         if not _same(x, y):

@@ -95,7 +95,7 @@ class _Lowering:
     def _native(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
         """Return the results of an instruction as primitives; raise ``NotNative`` if there are none."""
         if any(isinstance(a, Number) and a.kind is not float for a in (*i.args, *i.outs)):
-            raise NotNative("a Python number is not a float")
+            raise NotNative("an operand or the result is a Python number other than a float")
         values: list[Any] = [*(a for a in args if isinstance(a, View)), *i.outs]
         for v in values:
             if v.dtype not in DTYPES:
@@ -159,10 +159,10 @@ class _Lowering:
         """Return arithmetic on Python floats as primitives, unless Python could raise an error there."""
         safe = name in _NUMBERS or (name == "truediv" and _is_nonzero(i.args[1]))
         if not safe:
-            raise NotNative("numbers are computed in Python")
+            raise NotNative(f"{name} of Python floats may raise an error, so Python computes it")
         views = [self.graph.constant(float(a)) if not isinstance(a, View) else a for a in args]
         if any(v.dtype != _FLOAT64 for v in views):
-            raise NotNative("numbers are computed in Python")
+            raise NotNative(f"{name} of Python integers is computed by Python")
         out = self.graph.elementwise(_NUMBERS.get(name, "divide"), _FLOAT64, *views)
         found = View(self.graph, out.node, (), (), out.offset)
         found.weak = True

@@ -121,9 +121,9 @@ class Trace(Sources):
                 return t._data
         elif type(data) is not ndarray and not self._is_around(data):
             raise TransformError(
-                "ad.compile: the function uses a tensor whose values are not a NumPy array: it belongs to "
-                "another transform, or is sparse.\n"
-                "  Pass it as an argument, or call the compiled function inside the transform."
+                "ad.compile: the function uses a tensor from outside that is sparse, or that another "
+                "transform differentiates or batches.\n"
+                "  Pass the tensor as an argument of the compiled function."
             )
         if t._extra is not None and type(t._extra.grad) is SparseGradient:
             raise TransformError(

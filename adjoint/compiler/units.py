@@ -149,7 +149,7 @@ def _load(images: Sequence[Image], key: str) -> None:
 
 
 def _enter(image: Image) -> None:
-    """Load an image into the process."""
+    """Load an image of compiled code into the memory of the process."""
     if all(key in _addresses for key in image.units.values()):
         return
     found = link(image.code, tuple(image.units), {n: _addresses[key] for n, key in image.uses.items()})

@@ -600,9 +600,9 @@ _CURE = (
 
 
 def concrete(t: Tensor, what: str, cure: str = _CURE) -> ndarray[Any, Any]:
-    """Return the array of ``t``; raise inside a transform that hides the values.
+    """Return the array of ``t``, or raise an error if a transform makes its values unavailable.
 
-    ``what`` is the operation that needs them, and ``cure`` what to write instead.
+    ``what`` names the operation that needs the values, and ``cure`` says what to write instead.
     """
     if special.count:
         note_reading(t)

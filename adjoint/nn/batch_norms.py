@@ -188,8 +188,8 @@ def batch_norm_with_statistics(
     if n < 2:
         raise ShapeError(
             f"batch_norm: training requires more than one value per channel, but x has shape {x.shape}.\n"
-            "  Use a larger batch, or training=False.  If only the last batch is too short, use "
-            "DataLoader(drop_last=True).\n  If a trainer splits the batches, use a smaller accumulate=."
+            "  Use a larger batch, or training=False.  If only the last batch is too small, use "
+            "DataLoader(drop_last=True).\n  If Trainer(accumulate=n) splits each batch, use a smaller n."
         )
     axes = tuple(a for a in range(-x.ndim, 0) if a != 1 - x.ndim)
     z, mean, var = rec.standardize(widened_half(x), axis=axes, eps=number("batch_norm", "eps", eps))

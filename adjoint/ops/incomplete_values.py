@@ -1,9 +1,10 @@
 """Derivatives of the incomplete gamma and beta functions in their parameters, by numerical integration.
 
 The integrals start at the argument and go away from the mean of the density, so that nothing cancels and the
-far tails are accurate.  The variable is s, the logarithm of t/x or of the odds; in s the integrands are
-analytic and log-concave.  Gauss-Legendre rules up to the point where they have fallen by exp(-45) are
-accurate to about 1e-13.
+far tails are accurate.  With t the variable and x the argument, the integrals are taken over s = log(t/x) for gamma
+and the log-odds of t for beta, where the integrands are analytic and log-concave.  They are integrated by
+Gauss-Legendre rules up to the point where they have fallen by a factor of exp(-45); the results are accurate
+to about 1e-13.
 """
 
 from __future__ import annotations

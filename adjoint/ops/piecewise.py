@@ -480,9 +480,9 @@ def nan_to_num(
     nan : float, optional
         The replacement of NaN.
     posinf : float, optional
-        The replacement of infinity; by default the largest number of the dtype.
+        The replacement of infinity; by default the largest finite number of the dtype.
     neginf : float, optional
-        The replacement of -infinity; by default the smallest number of the dtype.
+        The replacement of -infinity; by default the most negative finite number of the dtype.
 
     Returns
     -------

@@ -218,9 +218,9 @@ class Unit:
         return found
 
     def _spans(self, present: list[bool]) -> Iterator[tuple[slice, int]]:
-        """Yield the longest slices of the flat array whose parameters have gradients and equal step counts.
+        """Split the flat array into slices as long as possible, and yield each with its step count.
 
-        ``present`` says which parameters have a gradient.  Each slice comes with the step count.
+        All parameters in a slice have a gradient, as ``present`` says, and the same step count.
         """
         assert self.block is not None
         runs: list[list[int]] = []  # start, stop, step

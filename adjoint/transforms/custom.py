@@ -161,7 +161,9 @@ def _outputs(name: str, result: Any) -> tuple[list[Tensor], tree.Structure]:
     leaves, structure = tree.flatten(result)
     if not leaves:
         what = "None" if result is None else "no tensors"
-        raise TransformError(f"{name} returned {what}.  Return a tensor, or a tree of them.")
+        raise TransformError(
+            f"{name} returned {what}.  Return a tensor, or nested tuples, lists or dicts of tensors."
+        )
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, VALUES):
             place = Place(structure, i, f"the result of {name}")

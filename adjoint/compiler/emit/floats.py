@@ -30,7 +30,7 @@ SQRT_HALF_BITS = {"float": 0x3F3504F3, "double": 0x3FE6A09E667F3BCD}
 
 
 def bits_of(number: float, element: str) -> int:
-    """Return the bits of a number as an integer."""
+    """Return the bit pattern of a number, stored as the LLVM type ``element``, as an integer."""
     if element == "float":
         return int(struct.unpack("<i", struct.pack("<f", number))[0])
     return int(struct.unpack("<q", struct.pack("<d", number))[0])

@@ -49,7 +49,7 @@ class Place:
 
 
 class Nest:
-    """The loops of one group."""
+    """Generates the nested loops of one group, the nodes that become one kernel."""
 
     def __init__(
         self, machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place]

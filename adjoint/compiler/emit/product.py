@@ -89,7 +89,7 @@ def conv_weight_kernels(machine: Machine, node: Node, threads: int) -> tuple[lis
 
 
 def _slot(view: View) -> Slot:
-    """Return the slot (an address in the kernel's table) of the first element of a view."""
+    """Return the entry of the kernel's table of addresses that points to the first element of a view."""
     return Slot(view.node, view.offset * view.dtype.itemsize)
 
 
