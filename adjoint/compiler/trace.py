@@ -380,6 +380,13 @@ class Trace(Sources):
         """Return the array that a captured tensor had before the trace."""
         return self.held[id(t)].data
 
+    def node_before(self, t: Tensor) -> Any:
+        """Return the node that a tensor has in eager mode: that of a captured one is a leaf in a trace."""
+        held = self.held.get(id(t))
+        if held is None:
+            return t._node if self.parent is None else self.parent.node_before(t)
+        return held.node if held.argument is None else self.arguments[held.argument]._node
+
     def replace(self, t: Tensor, value: Symbolic) -> None:
         """Replace the value of a tensor and increment its version."""
         self.capture(t)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -44,6 +45,7 @@ from adjoint.words import count
 __all__ = ["Variant"]
 
 
+_COPIED = (ndarray, set, deque, bytearray)  # results that are no trees, and that the caller may change
 _LONG = 64  # steps: programs with a longer loop are compiled to native code at the first call
 
 
@@ -234,7 +236,7 @@ class Variant:
             if isinstance(o, Symbolic):
                 o = wrap(o)
             if not isinstance(o, Tensor):
-                self.outs.append(("copy" if isinstance(o, ndarray) else "same", o))
+                self.outs.append(("copy" if isinstance(o, _COPIED) else "same", o))
                 continue
             held = trace.held.get(id(o))
             if type(o) is Tensor:  # from outside, and not touched

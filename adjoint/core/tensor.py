@@ -212,7 +212,10 @@ class Tensor(Methods):
     @property
     def is_leaf(self) -> bool:
         """Whether this tensor was made by the user and not by a recorded operation."""
-        return self._node is None or self._node is LEAF
+        node = self._node
+        if special.count and (trace := tracing.get()) is not None:
+            node = trace.node_before(self)
+        return node is None or node is LEAF
 
     @property
     def grad_fn(self) -> Node | None:

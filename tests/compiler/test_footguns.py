@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections import deque
 from typing import Any
@@ -54,6 +55,29 @@ def test_one_tensor_that_is_returned_twice_is_one_tensor(backend: str) -> None:
     if not y.requires_grad:
         y[0] = 5.0
         assert again.tolist() == [5.0, 2.0]
+
+
+def test_results_that_the_caller_changes_are_new_at_each_call() -> None:
+    f = ad.compile(lambda x: ([x], {1, 2}, collections.deque([3]), bytearray(b"a"), {"n": [4]}))
+    for _ in range(3):
+        found = f(ad.ones(1))
+        assert found[1:] == ({1, 2}, collections.deque([3]), bytearray(b"a"), {"n": [4]})
+        for each, change in zip(found, ("append", "add", "append", "append"), strict=False):
+            getattr(each, change)(7)
+        found[4]["n"].append(7)
+
+
+def test_leaves_are_those_of_eager_mode() -> None:
+    w = ad.ones(2, requires_grad=True)
+    later = w * 2
+
+    def f(x: Any) -> Any:
+        return x.is_leaf, w.is_leaf, later.is_leaf, (x * 1).is_leaf, (w * x).is_leaf, (w * x + later).sum()
+
+    compiled = ad.compile(f, backend="replay")
+    for x in (ad.ones(2), w, w * 3, ad.ones(2)):
+        for _ in range(2):
+            assert compiled(x)[:5] == f(x)[:5]
 
 
 @pytest.mark.parametrize("backend", ["replay", "native"])
