@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import random_events
 
 import adjoint as ad
 from adjoint import nn, optim
@@ -490,3 +491,24 @@ def test_same_as_in_eager_mode(name: str, backend: str) -> None:
     assert len(found) == len(wanted)
     for k, (a, b) in enumerate(zip(found, wanted, strict=True)):
         assert equal(a, b, 0.0 if backend == "replay" else 1e-5), f"entry {k}: {a}, but {b} in eager mode"
+
+
+def check_events(seed: int, backend: str, calls: int) -> None:
+    """Compare a step that reads many things, which change at random between its calls, with the eager one."""
+    wanted = random_events.run(seed, lambda f: f, calls)
+    found = random_events.run(seed, functools.partial(ad.compile, backend=backend, limit=64), calls)
+    for k, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        assert equal(a, b, 0.0 if backend == "replay" else 2e-4), f"call {k}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_events_between_calls(seed: int, backend: str) -> None:
+    check_events(seed, backend, 30)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_many_events_between_calls(seed: int) -> None:
+    for backend in BACKENDS:
+        check_events(seed, backend, 100)
