@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype, range, slice)
+_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # new objects at each access
+_BY_VALUE = frozenset(("datetime", "decimal", "fractions", "pathlib", "uuid"))  # their objects are constants
 MAPPINGS = (dict, types.MappingProxyType)
 BUFFERS = (array, bytearray)  # their elements are new objects at each access
 CONTAINERS = (list, tuple, set, frozenset, deque, *MAPPINGS, *BUFFERS)
@@ -54,6 +56,10 @@ def snapshot(value: Any, depth: int = 0) -> Any:
         return (Traced,)
     if isinstance(value, types.MethodType):
         return "method", id(value.__func__), id(value.__self__)
+    if isinstance(value, _BOUND):
+        return "method", value.__name__, id(value.__self__)
+    if type(value).__module__ in _BY_VALUE and type(value).__hash__:
+        return type(value), value
     if isinstance(value, CONTAINERS) and depth < DEEPEST:
         if isinstance(value, BUFFERS):
             return type(value), bytes(value)

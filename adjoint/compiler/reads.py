@@ -95,6 +95,8 @@ class _Walk:
     def _walk_function(self, function: Any, bound: Any, local: dict[str, Any]) -> None:
         if (id(function), id(bound)) in self.seen or _is_foreign(function):
             return
+        if not isinstance(function, types.FunctionType):  # a method whose function is not Python code
+            return
         self.seen.add((id(function), id(bound)))
         code = function.__code__
         where = function.__qualname__

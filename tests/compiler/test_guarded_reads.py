@@ -5,11 +5,13 @@ from __future__ import annotations
 import array
 import collections
 import enum
+import fractions
 import functools
 import inspect
 import logging
 import operator
 import os
+import pathlib
 import pickle
 import re
 import sys
@@ -259,6 +261,33 @@ def test_the_standard_library_is_not_searched(name: str) -> None:
         assert compiled(np.ones(1)) == STANDARD[name](ad.ones(1)).numpy()
     assert compiled.stats()["traces"] == 1
     assert len(compiled.stats()["programs"][0]["guards"]) < 100
+
+
+class Prices:
+    """Attributes that are new objects at each access."""
+
+    cents = 150
+
+    @property
+    def price(self) -> Any:
+        return fractions.Fraction(self.cents, 100)
+
+    @property
+    def path(self) -> Any:
+        return pathlib.PurePath(str(self.cents))
+
+
+def test_values_that_are_new_objects_at_each_access() -> None:
+    prices, count = Prices(), types.MethodType(len, [1, 2])  # a method whose function is not Python code
+
+    @ad.compile(backend="replay")
+    def f(a: Any) -> Any:
+        return a * float(prices.price) * len(str(prices.path)) * count()
+
+    assert [f(np.ones(1)).item() for _ in range(3)] == [9.0] * 3
+    assert f.stats()["traces"] == 1
+    prices.cents = 50
+    assert f(np.ones(1)).item() == 2.0 and f.stats()["traces"] == 2
 
 
 def test_a_changed_user_dictionary_is_noticed() -> None:
