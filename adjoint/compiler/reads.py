@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import operator
+import os
 import sys
 import types
 import weakref
@@ -36,6 +37,7 @@ _NOTHING = object()
 # Modules of the standard library with containers and wrappers of the user's functions.  The code of its other
 # modules is not searched: it has thousands of variables, such as those of logging, and some always change.
 _SEARCHED = frozenset(("collections", "_collections_abc", "contextlib", "functools", "types", "weakref"))
+_INSTALLED, _MOST_INSTALLED = ("site-packages", "dist-packages"), 200  # functions of other packages
 _STANDARD = frozenset(sys.stdlib_module_names) - _SEARCHED
 
 
@@ -69,6 +71,7 @@ class _Walk:
         self.owners: dict[str, tuple[Any, Callable[[], Any]]] = {}  # objects that were reached
         self.classes: dict[int, type] = {}
         self.added: set[Any] = set()  # the keys of arguments of partial functions and of context variables
+        self.installed = 0  # functions of installed packages that were searched
         self.names: dict[str, Any] = {}  # the keys of the variables that have these names
 
     def run(self) -> None:
@@ -97,6 +100,10 @@ class _Walk:
             return
         if not isinstance(function, types.FunctionType):  # a method whose function is not Python code
             return
+        if any(f"{os.sep}{name}{os.sep}" in function.__code__.co_filename for name in _INSTALLED):
+            self.installed += 1
+            if self.installed > _MOST_INSTALLED:
+                return
         self.seen.add((id(function), id(bound)))
         code = function.__code__
         where = function.__qualname__

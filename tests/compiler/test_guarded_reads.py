@@ -26,6 +26,7 @@ import pytest
 
 import adjoint as ad
 from adjoint import nn, optim
+from adjoint.compiler import reads
 from adjoint.errors import InputError, LostHistoryError, TransformError
 
 K = 1.0
@@ -261,6 +262,24 @@ def test_the_standard_library_is_not_searched(name: str) -> None:
         assert compiled(np.ones(1)) == STANDARD[name](ad.ones(1)).numpy()
     assert compiled.stats()["traces"] == 1
     assert len(compiled.stats()["programs"][0]["guards"]) < 100
+
+
+def test_few_functions_of_installed_packages_are_searched(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "_MOST_INSTALLED", 3)
+    space: dict[str, Any] = {f"k{n}": 1.0 for n in range(9)}
+    text = (
+        "".join(f"def f{n}(a): return f{n + 1}(a) * k{n}\n" for n in range(8)) + "def f8(a): return a * k8\n"
+    )
+    exec(compile(text, str(tmp_path / "site-packages" / "large.py"), "exec"), space)
+    first = space["f0"]
+    compiled = ad.compile(lambda a: first(a), backend="replay")
+    assert compiled(np.ones(1)) == 1.0
+    space["k1"] = 2.0
+    assert compiled(np.ones(1)) == 2.0
+    space["k8"] = 3.0
+    assert compiled(np.ones(1)) == 2.0  # as documented
 
 
 class Prices:
