@@ -61,7 +61,7 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
     output if there are several. The values that the node saved are released, unless the run retains them.
     """
     op, xp, parents = node.op, run.xp, node.parents
-    if run.captured and needed is not None and needed.isdisjoint(parents):
+    if needed is not None and run.captured and needed.isdisjoint(parents):
         return  # the gradient of this node itself was asked for
     if op.places and _placed(run, node, g, zeros, kept):
         return
@@ -76,15 +76,19 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
                 raise modified(node, t)
     if node.extra is not None or xp is rec:
         values, out = _read(node, values, out, xp)
-    masking = zeros is not None or op.selects
-    stained = None  # the zeros of the contributions, where an elementwise op passes them on
-    if zeros is not None and op.pointwise:
-        stained = zeros.stain() if kept is None else None
-    elif zeros is not None and op.outputs == 1:
-        g = cleaned(xp, g, zeros)
-    conjugate = dtype is not _F64 and dtype is not _F32 and _conjugates(op, dtype)
-    given = _conj(xp, g) if conjugate else g
-    joint = None if op.joint is None else pull_joint(node, given, xp, values, out, needed, zeros)
+    given, conjugate = g, False
+    stained = joint = None  # stained: the zeros of the contributions of an elementwise op
+    direct = kept is None  # whether contributions are added here, without ``_give``
+    if zeros is not None or not op.usual or (dtype is not _F64 and dtype is not _F32):
+        conjugate = _conjugates(op, dtype)
+        if zeros is not None and op.pointwise:
+            stained = zeros.stain() if direct else None
+        elif zeros is not None and op.outputs == 1:
+            g = cleaned(xp, g, zeros)
+        direct = direct and not conjugate and (stained is not None or (zeros is None and not op.selects))
+        given = _conj(xp, g) if conjugate else g
+        if op.joint is not None:
+            joint = pull_joint(node, given, xp, values, out, needed, zeros)
     grads = run.grads
     # a call with * costs as much as the rest of the call
     rules, count = op.rules, 0 if params or joint is not None else len(values)
@@ -107,16 +111,14 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
                 continue
         like = parent if type(parent) is Node else parent._data
         try:
-            fits = gp.shape == like.shape and gp.dtype is like.dtype and not conjugate
+            fits = gp.shape == like.shape and gp.dtype is like.dtype
         except AttributeError:
             fits = False
-        if not fits or (masking and (stained is None or gp.shape != node.shape)):
-            _give(run, node, i, parent, g, gp, zeros, fits, kept)
-        elif kept is not None:
-            kept[i] = gp
+        if not fits or not direct or (stained is not None and gp.shape != node.shape):
+            _give(run, node, i, parent, g, gp, zeros, fits and not conjugate, kept)
         elif parent not in grads:
             grads[parent] = gp
-            if masking:
+            if stained is not None:
                 run.zeros[parent] = zeros if gp is g else stained
         elif parent in run.owned and (not run.zeros or run.zeros.get(parent) is stained):
             total = grads[parent]
@@ -157,7 +159,7 @@ def _give(
     op, xp = node.op, run.xp
     own: Zeros | None = None
     if fits and op.pointwise:
-        if gp.shape == node.shape:
+        if zeros is not None and gp.shape == node.shape:
             own = zeros if gp is g else zeros.stain()
     elif type(gp) is Masked:  # of a call, which found the zeros itself
         gp, own = gp.g, gp.zeros
