@@ -250,15 +250,18 @@ class _Method(ctypes.Structure):
 
 
 _FASTCALL = 0x80
+# kept because built-in functions point to them; two threads may each make one, and the cache holds only one
+_METHODS: list[Any] = []
 
 
 def method(text: str, name: str, imports: dict[str, int]) -> _Method:
-    """Compile a library with the function ``name``; keep the result alive as long as its built-in functions.
+    """Compile a library with the function ``name``; the result is never freed.
 
     CPython reads the address of the function at each call, so optimised code replaces the first code in all
     built-in functions at once.
     """
     found = _Method(name.encode(), None, _FASTCALL, None)
+    _METHODS.append(found)
 
     def use(addresses: dict[str, int]) -> None:
         found.function = addresses[name]
