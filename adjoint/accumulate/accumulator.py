@@ -563,18 +563,20 @@ class GradientAccumulator:
 
         Raises
         ------
-        ArgumentError, UnknownNameError, ShapeError, DTypeError
+        ArgumentError
             The state was saved with different parameters or options.  Nothing was changed.
         """
         config, sums = self.config.state_dict(), self._sums
         own = {"config": config, "window": Window().state_dict(), "counts": self._counts, "unit": 1.0}
         check_like(state, {**own, "buffers": {name: sums.empty_state(name) for name in sums.slots}})
-        if state["config"] != config:
+        theirs = state["config"]
+        if differ := [f"{k}={theirs[k]!r} instead of {v!r}" for k, v in config.items() if theirs[k] != v]:
             raise ArgumentError(
-                f"load_state_dict: the state was saved with the options {state['config']} instead of "
-                f"{config}.\n  Only max_grad_norm, norm_type and nonfinite may differ."
+                f"load_state_dict: the state was saved with different options: {', '.join(differ)}.\n"
+                "  Only max_grad_norm, norm_type and nonfinite may differ."
             )
         window = Window(**state["window"], steps=self.config.accumulation_steps)
+        window.open = list(window.open)
         sums.check_undivided(window)
         with self._window:
             sums.load(state["buffers"], state["unit"])

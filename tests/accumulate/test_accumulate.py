@@ -462,9 +462,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
         "load_state_dict: state['buffers'] is missing keys: 'b' and has unknown keys: 'z'.\n"
         "  Create the accumulator with the same parameters, and pass the value returned by state_dict()."
     )
-    with pytest.raises(
-        ArgumentError, match=r"'accumulation_steps': 7.* instead of .*'accumulation_steps': 2"
-    ):
+    with pytest.raises(ArgumentError, match="different options: accumulation_steps=7 instead of 2"):
         acc.load_state_dict(accumulator("a", "b", accumulation_steps=7).state_dict())
     with pytest.raises(
         ArgumentError, match=r"state\['buffers'\]\['a'\]\['sum'\] is array.*shape=\(0, 1, 2\)"

@@ -511,4 +511,8 @@ def test_what_a_state_lacks_is_named():
         "load_state_dict: state is missing keys: 'unit'.\n"
         "  Create the accumulator with the same parameters, and pass the value returned by state_dict()."
     )
-    acc.load_state_dict(saved()[1])
+    again = saved()[1]
+    acc.load_state_dict(again)
+    acc.accumulate("b", [1.0, 2.0])  # joins the saved micro-batch, and leaves the state alone
+    assert acc.stats().window_micro_batches == 2
+    assert again["window"]["open"] == ["a"]
