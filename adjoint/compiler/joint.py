@@ -16,7 +16,7 @@ from adjoint.core.namespace import Namespace, raw, rec
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.record import joined_copy, make_node, pick
 from adjoint.core.tensor import Tensor, Traced, note_reading, wrap
-from adjoint.engine.pull import overwritten
+from adjoint.engine.pull import overwritten, released
 from adjoint.engine.run import differentiate, key_of, run_serial
 from adjoint.errors import TransformError
 from adjoint.grads.backward import gradients
@@ -48,6 +48,9 @@ class Backward:
         operands = [*inputs, *self.captured]
         targets = [t for t in operands if isinstance(t, Tensor) and t._node is LEAF]
         roots = [o for o in outs if o._node is not None]
+        nodes = [o._node for o in roots]
+        if all(type(n) is Node and n.args is None and n.op.saves_any for n in nodes):
+            raise released(nodes[0])  # as ``differentiate`` does, after more work
         body = trace.program.body
         mark, count = len(body), len(trace.program.sources)
         seeds = [wrap(Symbolic(trace, r.shape, r.dtype)) for r in roots]
