@@ -58,7 +58,7 @@ def snapshot(value: Any, depth: int = 0) -> Any:
         return "method", id(value.__func__), id(value.__self__)
     if isinstance(value, _BOUND):
         return "method", value.__name__, id(value.__self__)
-    if type(value).__module__.partition(".")[0] in _BY_VALUE:
+    if str(type(value).__module__).partition(".")[0] in _BY_VALUE:
         return type(value), value
     if isinstance(value, CONTAINERS) and depth < DEEPEST:
         if isinstance(value, BUFFERS):
