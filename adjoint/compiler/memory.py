@@ -15,6 +15,7 @@ from adjoint.compiler.simplify import Node
 __all__ = ["Memory", "stored_nodes"]
 
 _STACK = 1 << 15  # bytes: larger values are not kept on the stack
+_SPLIT = 1 << 16  # bytes: smaller values get memory of their own, so that kernels can run at the same time
 _LINE = 64  # bytes; addresses in the arena are multiples of it
 
 
@@ -73,6 +74,7 @@ class Memory:
         self.groups = groups
         self.offset: dict[int, int] = {}
         self.piece_of: dict[int, tuple[Node, int]] = {}  # the array around it, and the start there
+        self.region: dict[int, int] = {}  # of offsets: nodes of different regions share no memory
         self.size = 0
         self.fresh = {n.id for n in outputs}
         self.made = {n.id: k for k, g in enumerate(groups) for n in g.nodes}
@@ -132,14 +134,46 @@ class Memory:
                 if n.op not in ("call", *GIVEN):
                     starts.setdefault(self.made[n.id], []).append(n)
                     ends.setdefault(max(self.last.get(n.id, 0), self.made[n.id]), []).append(n)
-        free: dict[int, list[int]] = {}
+        free: dict[int, list[int]] = {}  # the offsets of free blocks by size, the oldest first
         for k in range(len(self.groups)):
             for n in starts.get(k, ()):
-                spots = free.get(_bytes(n))
-                if spots:  # the oldest: kernels that follow each other can then run at the same time
-                    self.offset[n.id] = spots.pop(0)
-                else:
-                    self.offset[n.id] = self.size
-                    self.size += _bytes(n)
+                self.offset[n.id] = self._take(free, _bytes(n))
             for n in ends.get(k, ()):
                 free.setdefault(_bytes(n), []).append(self.offset[n.id])
+        self._find_regions({(self.offset[n.id], _bytes(n)) for nodes in starts.values() for n in nodes})
+
+    def _find_regions(self, blocks: set[tuple[int, int]]) -> None:
+        """Find the start of the blocks around each offset that overlap, at different times."""
+        start = end = 0
+        for at, size in sorted(blocks):
+            start = start if at < end else at
+            end = max(end, at + size)
+            self.region[at] = start
+
+    def _take(self, free: dict[int, list[int]], size: int) -> int:
+        """Return the offset of ``size`` bytes: a free block, part of adjacent ones, or new memory."""
+        if free.get(size):  # the oldest: kernels that follow each other can then run at the same time
+            return free[size].pop(0)
+        if size < _SPLIT:
+            self.size += size
+            return self.size - size
+        blocks = sorted((at, n) for n, offsets in free.items() for at in offsets)
+        spans: list[tuple[int, int]] = []
+        for at, n in blocks:
+            if spans and sum(spans[-1]) == at:
+                spans[-1] = spans[-1][0], spans[-1][1] + n
+            else:
+                spans.append((at, n))
+        fitting = [(n, at) for at, n in spans if n >= size]
+        if fitting:
+            start = min(fitting)[1]
+        else:
+            start = spans[-1][0] if spans and sum(spans[-1]) == self.size else self.size
+            self.size = start + size
+        free.clear()
+        for at, n in blocks:
+            low, high = min(at + n, start), max(at, start + size)
+            for first, last in ((at, low), (high, at + n)) if low < at + n and at < high else ((at, at + n),):
+                if first < last:
+                    free.setdefault(last - first, []).append(first)
+        return start

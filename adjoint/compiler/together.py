@@ -18,7 +18,7 @@ _MOST = 16  # kernels of a run
 class _Use(NamedTuple):
     """Bytes ``low`` to ``high`` of a buffer that a kernel of a run reads or writes.
 
-    The buffer is a piece of the arena, by its offset there; the workspace; or the array of a node, by its id.
+    The buffer is a region of the arena, by its offset; the workspace; or the array of a node, by its id.
     """
 
     buffer: tuple[str, int]
@@ -82,7 +82,8 @@ def _uses(group: Group, kernel: Kernel, memory: Memory, stored: set[int], reuse:
         base, start = memory.place(node)
         spot = memory.offset.get(base.id)
         base = reuse.sources.get(base.id, base)
-        buffer = ("array", base.id) if spot is None else ("arena", spot)
+        buffer = ("array", base.id) if spot is None else ("arena", memory.region[spot])
+        start += spot or 0
         yield _Use(buffer, start, start + node.size * node.dtype.itemsize, node.id in made)
     if any(slot.node is None for slot in kernel.slots):
         yield _Use(("workspace", 0), *kernel.workspace, True)

@@ -12,6 +12,7 @@ import pytest
 import adjoint as ad
 from adjoint import nn, optim
 from adjoint.compiler import native
+from adjoint.compiler.memory import Memory
 from adjoint.errors import ArgumentError, IndexingError
 
 pytest.importorskip("llvmlite")
@@ -223,3 +224,39 @@ def test_explain_lists_the_kernels_of_a_step() -> None:
     assert all(re.match(r" *[\d.]+ µs +\S+ \S+    \w", line) for line in step)
     for a, b in zip(run(x), before, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_memory_of_the_arena_is_reused_in_parts_and_never_shared() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        arena = Memory([], set(), [], [])
+        free: dict[int, list[int]] = {}
+        used: list[tuple[int, int]] = []
+        most = 0
+        for _ in range(200):
+            if used and rng.random() < 0.5:
+                at, size = used.pop(int(rng.integers(len(used))))
+                free.setdefault(size, []).append(at)
+                continue
+            size = 64 * int(rng.choice([1, 8, 1024, 2048, 3072, 5000]))
+            at = arena._take(free, size)
+            assert at >= 0 and at + size <= arena.size and not at % 64
+            assert all(at + size <= a or a + n <= at for a, n in used)
+            used.append((at, size))
+            blocks = [*used, *((a, n) for n, offsets in free.items() for a in offsets)]
+            assert sum(n for _, n in blocks) == arena.size  # nothing is lost
+            most = max(most, sum(n for _, n in used))
+        assert most <= arena.size < 2 * most
+    arena, free = Memory([], set(), [], []), {}
+    first, second = arena._take(free, 1 << 17), arena._take(free, 1 << 17)
+    free[1 << 17] = [second, first]
+    assert arena._take(free, 1 << 18) == first and arena.size == 1 << 18  # two adjacent blocks
+    free[1 << 18] = [first]
+    assert arena._take(free, 1 << 16) == first and free == {(1 << 18) - (1 << 16): [1 << 16]}
+    arena._find_regions({(0, 64), (64, 128), (128, 128), (256, 64), (256, 192)})
+    assert arena.region == {
+        0: 0,
+        64: 64,
+        128: 64,
+        256: 256,
+    }  # blocks that overlap are compared with each other
