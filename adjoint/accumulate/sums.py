@@ -24,7 +24,7 @@ from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError, UnknownNameError
 from adjoint.grads.norm import all_finite_unwarned, global_norm
-from adjoint.threads.spread import SHARED, pieces, scratch, spread, threads_for
+from adjoint.threads.spread import SHARED, pieces, run_parts, scratch, threads_for
 
 __all__ = ["GradientBuffer", "Sums", "normalised"]
 
@@ -259,7 +259,7 @@ class Sums:
                 self._choose_unit(weight, before)
                 factor = weight / self.unit
             jobs = [(buffer, g, part) for buffer, g in dense for part in _parts(g, size, threads, 8)]
-            spread(lambda job: job[0].add(job[1], factor, job[2]), jobs, threads)
+            run_parts(lambda job: job[0].add(job[1], factor, job[2]), jobs, threads)
             for name, g in sparse:
                 self._add_rows(self.slots[name], g, factor)
         for buffer, _ in dense:
@@ -423,7 +423,7 @@ def _finite(arrays: list[Array], size: int, threads: int) -> bool:
     # long parts: NumPy lets other threads run only in long dot products
     parts = [a.reshape(-1)[part] for a in arrays for part in _parts(a, size, threads)]
     bad: list[Any] = []
-    spread(lambda a: None if all_finite_unwarned(a) else bad.append(a), parts, threads)
+    run_parts(lambda a: None if all_finite_unwarned(a) else bad.append(a), parts, threads)
     return not bad
 
 

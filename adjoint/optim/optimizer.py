@@ -31,7 +31,7 @@ from adjoint.optim.groups import Array, Hyper, ParameterGroup, State, Unit, Upda
 from adjoint.optim.saved import read_state
 from adjoint.optim.shard import ShardedUnit, check_ranks
 from adjoint.optim.traced import trace_update
-from adjoint.threads.spread import ALONE, SHARED, pieces, spread, threads_for
+from adjoint.threads.spread import ALONE, SHARED, pieces, run_parts, threads_for
 
 if TYPE_CHECKING:
     from adjoint.distributed.group import Group
@@ -470,7 +470,7 @@ class Optimizer:
         for write, p, g, state, numbers in parts:
             for s in pieces(p.size, bytes_ // p.itemsize):
                 cut.append((write, p[s], g[s], {k: v[s] for k, v in state.items()}, numbers))
-        spread(_write_part, cut, threads)
+        run_parts(_write_part, cut, threads)
 
     def _write_pure(self, p: Array, g: Array, state: State, hyper: Hyper) -> None:
         new, new_state = self.apply_one(raw, p, -g if hyper["maximize"] else g, state, hyper)

@@ -39,8 +39,8 @@ __all__ = [
     "function_in_pieces",
     "pieces",
     "processors",
+    "run_parts",
     "scratch",
-    "spread",
     "threads_for",
 ]
 
@@ -105,7 +105,7 @@ def scratch(size: int, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
     return memory[:wanted].view(dtype)
 
 
-def spread(work: Callable[[T], object], parts: Sequence[T], threads: int) -> None:
+def run_parts(work: Callable[[T], object], parts: Sequence[T], threads: int) -> None:
     """Call ``work(part)`` for each part, in several threads including the caller's.
 
     One thread processes the parts in order, several in any order.  Context variables apply in all threads.
@@ -141,7 +141,7 @@ def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any], out: Any = N
         out = np.empty_like(a)
     source, target = a.reshape(-1), out.reshape(-1)
     length = -(-a.size // (4 * threads * _VECTORS)) * _VECTORS
-    spread(lambda s: f(source[s], target[s]), pieces(a.size, length), threads)
+    run_parts(lambda s: f(source[s], target[s]), pieces(a.size, length), threads)
     return out
 
 

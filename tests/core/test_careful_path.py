@@ -88,8 +88,8 @@ def test_ops_of_a_tensor_and_an_array_give_the_same_bits_on_both_paths(name: str
 
 def test_a_large_costly_function_runs_in_pieces_on_the_careful_path(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    in_threads = spread.spread
-    monkeypatch.setattr(spread, "spread", lambda w, p, n: (seen.append(n), in_threads(w, p, n)))
+    in_threads = spread.run_parts
+    monkeypatch.setattr(spread, "run_parts", lambda w, p, n: (seen.append(n), in_threads(w, p, n)))
     x = ad.tensor(np.linspace(-3.0, 3.0, 2**18))
     with ad.config.threads(2), ad.Tape():
         ad.tanh(x)

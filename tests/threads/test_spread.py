@@ -19,7 +19,7 @@ import adjoint as ad
 from adjoint import errors
 from adjoint.core.op import OPS
 from adjoint.threads import spread as mechanism
-from adjoint.threads.spread import pieces, processors, scratch, spread, threads_for
+from adjoint.threads.spread import pieces, processors, run_parts, scratch, threads_for
 
 
 @pytest.fixture(autouse=True)
@@ -52,15 +52,15 @@ def test_the_bits_are_those_of_one_pass(size, threads, dtype):
         np.add(a, dtype(1e-3), a)
         got[s] = (x[s] + y[s]) * np.sqrt(np.abs(x[s])) / a - x[s]
 
-    spread(work, pieces(size, 97), threads)
+    run_parts(work, pieces(size, 97), threads)
     assert got.tobytes() == expected.tobytes()
 
 
 def test_one_thread_takes_parts_in_order_and_needs_no_helper():
     seen: list[int] = []
-    spread(seen.append, range(10), 1)
+    run_parts(seen.append, range(10), 1)
     assert seen == list(range(10))
-    spread(seen.append, [], 4)
+    run_parts(seen.append, [], 4)
     assert len(seen) == 10
 
 
@@ -75,8 +75,8 @@ class Meeting:
 
 
 def test_threads_work_at_the_same_time():
-    spread(Meeting(3), range(3), 3)
-    spread(Meeting(3), range(6), 3)
+    run_parts(Meeting(3), range(3), 3)
+    run_parts(Meeting(3), range(6), 3)
 
 
 def test_an_error_is_raised_when_all_have_stopped():
@@ -90,7 +90,7 @@ def test_an_error_is_raised_when_all_have_stopped():
         done.append(i)
 
     with pytest.raises(ValueError, match="part 0"):
-        spread(work, range(2), 2)
+        run_parts(work, range(2), 2)
     assert done == [1]
 
     def fail_at_once(i: int) -> None:
@@ -99,10 +99,10 @@ def test_an_error_is_raised_when_all_have_stopped():
 
     done.clear()
     with pytest.raises(KeyError):
-        spread(fail_at_once, range(1000), 3)
+        run_parts(fail_at_once, range(1000), 3)
     assert 1 <= len(done) <= 3  # what was not begun by then is left out
     count = len(done)
-    spread(Meeting(3), range(3), 3)  # the helpers are there for the next pass, and at nothing else
+    run_parts(Meeting(3), range(3), 3)  # the helpers are there for the next pass, and at nothing else
     assert len(done) == count
 
 
@@ -116,8 +116,8 @@ def test_an_error_in_a_helper_reaches_the_caller():
             raise SystemExit("in the helper")
 
     with pytest.raises(SystemExit, match="in the helper"):
-        spread(work, range(2), 2)
-    spread(Meeting(2), range(2), 2)
+        run_parts(work, range(2), 2)
+    run_parts(Meeting(2), range(2), 2)
 
 
 def test_context_variables_and_errstate_hold_in_all_threads():
@@ -132,7 +132,7 @@ def test_context_variables_and_errstate_hold_in_all_threads():
         mark.set("other")
 
     with np.errstate(over="raise"), ad.no_grad():
-        spread(work, range(2), 2)
+        run_parts(work, range(2), 2)
         assert seen == [("caller's", "raise", False)] * 2
 
     def overflow(i: int) -> None:
@@ -140,9 +140,9 @@ def test_context_variables_and_errstate_hold_in_all_threads():
         np.float32(1e38) * np.ones(4, np.float32) * np.float32(1e30)
 
     with np.errstate(over="raise"), pytest.raises(FloatingPointError):
-        spread(overflow, range(2), 2)
+        run_parts(overflow, range(2), 2)
     with np.errstate(over="ignore"):
-        spread(overflow, range(2), 2)
+        run_parts(overflow, range(2), 2)
 
 
 def test_a_pass_inside_a_pass_stays_in_its_thread():
@@ -153,11 +153,11 @@ def test_a_pass_inside_a_pass_stays_in_its_thread():
         meeting(i)
         here = threading.get_ident()
         assert threads_for(10**9, 1) == 1
-        spread(lambda j: inner.append((here, threading.get_ident())), range(5), threads_for(10**9, 1))
+        run_parts(lambda j: inner.append((here, threading.get_ident())), range(5), threads_for(10**9, 1))
 
     with ad.config.threads(4):
         assert threads_for(10**9, 1) == 4
-        spread(work, range(2), 2)
+        run_parts(work, range(2), 2)
     assert len(inner) == 10
     assert all(outer == here for outer, here in inner)
 
@@ -172,7 +172,7 @@ def test_many_callers_at_once():
             mine[s] += 1.0
 
         for _ in range(50):
-            spread(add, pieces(1000, 130), 3)
+            run_parts(add, pieces(1000, 130), 3)
 
     callers = [threading.Thread(target=caller, args=(k,)) for k in range(16)]
     for t in callers:
@@ -207,7 +207,7 @@ def test_without_threads_to_be_had_the_caller_does_it_all(monkeypatch):
     monkeypatch.setattr(mechanism, "_pool", mechanism._Pool())
     monkeypatch.setattr(_thread, "start_new_thread", none)
     seen: list[int] = []
-    spread(seen.append, range(5), 4)
+    run_parts(seen.append, range(5), 4)
     assert sorted(seen) == list(range(5))
 
 
@@ -225,8 +225,8 @@ def test_a_finished_pass_holds_nothing():
         pass
 
     for _ in range(20):
-        spread(work, range(4), 3)
-    spread(Meeting(3), range(3), 3)  # all helpers have passed by
+        run_parts(work, range(4), 3)
+    run_parts(Meeting(3), range(3), 3)  # all helpers have passed by
     del work, large
     gc.collect()
     assert gone() is None
@@ -247,9 +247,9 @@ def test_an_interrupt_is_raised_when_the_arrays_are_at_rest():
             state.append("whole")
 
     with pytest.raises(KeyboardInterrupt):
-        spread(work, range(2), 2)
+        run_parts(work, range(2), 2)
     assert state == ["whole"]
-    spread(Meeting(2), range(2), 2)
+    run_parts(Meeting(2), range(2), 2)
 
 
 # An interrupt inside a callback of a weak reference, as Python's own, is only reported.
@@ -266,14 +266,14 @@ def test_interrupts_at_any_moment_leave_nobody_at_work():
         try:
             timer.start()
             for _ in range(40):
-                spread(work, pieces(a.size, 10_000), 2)
+                run_parts(work, pieces(a.size, 10_000), 2)
             timer.join()
-            spread(lambda i: None, range(3), 2)
+            run_parts(lambda i: None, range(3), 2)
         except KeyboardInterrupt:
             came += 1
         timer.join()
         before = a.copy()
-        spread(Meeting(2), range(2), 2)
+        run_parts(Meeting(2), range(2), 2)
         np.testing.assert_array_equal(a, before)
     assert came > 0
 
@@ -282,19 +282,19 @@ def test_interrupts_at_any_moment_leave_nobody_at_work():
 def test_a_forked_child_works_in_one_thread():
     code = """
 import os, numpy as np, adjoint as ad
-from adjoint.threads.spread import pieces, spread, threads_for
+from adjoint.threads.spread import pieces, run_parts, threads_for
 a = np.zeros(100_000)
 def work(s): a[s] += 1
 ad.config.set_threads(3)
-spread(work, pieces(a.size, 1000), 3)
+run_parts(work, pieces(a.size, 1000), 3)
 pid = os.fork()
 if pid == 0:
     ok = threads_for(10**9, 1) == 1
-    spread(work, pieces(a.size, 1000), threads_for(10**9, 1))
-    spread(work, pieces(a.size, 1000), 3)
+    run_parts(work, pieces(a.size, 1000), threads_for(10**9, 1))
+    run_parts(work, pieces(a.size, 1000), 3)
     os._exit(0 if ok and (a == 3).all() else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-spread(work, pieces(a.size, 1000), threads_for(10**9, 1))
+run_parts(work, pieces(a.size, 1000), threads_for(10**9, 1))
 assert (a == 2).all()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -303,16 +303,16 @@ assert (a == 2).all()
 def test_a_program_ends_at_any_time():
     code = """
 import atexit, numpy as np, adjoint as ad
-from adjoint.threads.spread import pieces, spread, threads_for
+from adjoint.threads.spread import pieces, run_parts, threads_for
 a = np.zeros(100_000)
 def work(s, a=a): a[s] += 1
 ad.config.set_threads(3)
 class Late:
-    def __del__(self, spread=spread, pieces=pieces, work=work, threads_for=threads_for):
-        spread(work, pieces(100_000, 1000), threads_for(10**9, 1))
+    def __del__(self, run_parts=run_parts, pieces=pieces, work=work, threads_for=threads_for):
+        run_parts(work, pieces(100_000, 1000), threads_for(10**9, 1))
 late = Late()
-atexit.register(lambda: spread(work, pieces(a.size, 1000), 3))
-spread(work, pieces(a.size, 1000), 3)
+atexit.register(lambda: run_parts(work, pieces(a.size, 1000), 3))
+run_parts(work, pieces(a.size, 1000), 3)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -337,13 +337,13 @@ def test_an_interrupt_right_after_a_part_was_taken_does_not_hang():
         try:
             sys.setprofile(interrupt)
             while True:  # until the caller has taken its second part
-                spread(lambda i: None, range(50), 2)
+                run_parts(lambda i: None, range(50), 2)
         finally:
             sys.setprofile(before)
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    spread(Meeting(2), range(2), 2)
+    run_parts(Meeting(2), range(2), 2)
 
 
 # Costly functions ------------------------------------------------------------------------------
@@ -376,13 +376,13 @@ def test_the_bits_of_a_costly_function_are_those_of_one_pass(large_from_3000, f,
 def test_a_costly_function_of_a_large_tensor(monkeypatch):
     x = ad.tensor(np.linspace(-3.0, 3.0, 2**18).reshape(2**9, 2**9), requires_grad=True)
     seen: list[int] = []
-    in_threads = mechanism.spread
+    in_threads = mechanism.run_parts
 
     def noted(work: Any, parts: Any, threads: int) -> None:
         seen.append(threads)
         in_threads(work, parts, threads)
 
-    monkeypatch.setattr(mechanism, "spread", noted)
+    monkeypatch.setattr(mechanism, "run_parts", noted)
     with ad.config.threads(2):
         y = ad.tanh(x)
         ad.tanh(x.T)  # not contiguous
