@@ -86,7 +86,8 @@ if saves is None:  # only an argument without a rule is part of a graph
 SAVE = """
 if saves_{x}:
     if type(parent_{x}) is not Node and type({x}) is Tensor:
-        versions = (({x}, {x}._version),) if versions is None else (*versions, ({x}, {x}._version))
+        # (*versions, …) would make a list first
+        versions = (({x}, {x}._version),) if versions is None else versions + (({x}, {x}._version),)
 elif type({x}) is Tensor:
     data_{x} = unsaved if elementwise else Spec(name, data_{x}.shape, data_{x}.dtype)
 """
