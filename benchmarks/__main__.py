@@ -20,7 +20,7 @@ from typing import Any
 
 import adjoint as ad
 from benchmarks import builds, cases, eight, memory, missed, native, parallel, scale
-from benchmarks.harness import FEWEST_ROUNDS, THREADS, Case, Lacking, Numbers, Step, measure
+from benchmarks.harness import FEWEST_ROUNDS, THREADS, Case, Lacking, Numbers, Step, measure, release
 from benchmarks.report import page, picture, ratios
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -113,6 +113,7 @@ def run(names: list[str], rounds: int, seconds: float, without: list[str], ours:
             numbers["cases"][case.name] = {"group": group, **result.summary()}
             if found := native.numbers_of(result):
                 numbers["compiled"][case.name] = found
+            release()
             print(f"{time.perf_counter() - began:6.1f} s  {case.name}", file=sys.stderr)
     return numbers
 

@@ -159,6 +159,21 @@ def jax_x64() -> Any:
     return jax
 
 
+def release() -> None:
+    """Free the memory that engines keep after a case: compiled functions, their constants, free buffers."""
+    gc.collect()
+    found = sys.modules
+    if "jax" in found:
+        found["jax"].clear_caches()
+    if "torch._dynamo" in found:
+        found["torch"]._dynamo.reset()
+    if "mlx.core" in found:
+        found["mlx.core"].clear_cache()
+    if "tinygrad" in found:
+        found["tinygrad"].Device["CPU"].allocator.free_cache()
+    gc.collect()
+
+
 def measure(case: Case, rounds: int = 30, warmup: int = 2, seconds: float = 6.0) -> Result:
     """Set up every engine that is there, compare what they compute, then time them in turn.
 
