@@ -359,6 +359,11 @@ class GradientAccumulator:
         self._sums.reset()
         window.changing = False
 
+    @_locked
+    def _check_open(self) -> None:
+        """Raise if no micro-batch can be added; with the lock, because other threads may be adding one."""
+        self._window.check(ready=False)
+
     def _is_void(self) -> bool:
         """Return whether the window makes no update: no gradient, one not finite, or no weight."""
         window, some = self._window, self._sums.dense or self._sums.rows

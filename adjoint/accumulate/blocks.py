@@ -161,7 +161,7 @@ class MicroBatch:
         self._weight = checked_weight(weight)
 
     def __enter__(self) -> MicroBatch:
-        self._accumulator._window.check(ready=False)
+        self._accumulator._check_open()
         self._outer = sink.get()
         self._pending, self._ended, self._sent, self.scaled = {}, False, False, False
         sink.set(self)
