@@ -7,6 +7,7 @@ that reads the old value runs earlier, the new one can be written over it.
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -104,14 +105,15 @@ class Reuse:
         for read in itertools.takewhile(lambda read: read.low < start + n.size, reads[first:]):
             if read.high < start or read.group < k:
                 continue
-            reader = read.node
-            if (
-                read.group > k
-                or reader is None
-                or not self._is_alike(self.groups[k], reader, read.view, n, start)
-            ):
+            if read.group > k or not self._is_loaded_before(self.groups[k], read, n, start):
                 return False
         return self._comes_first(self.groups[k], n, source, start)
+
+    def _is_loaded_before(self, g: Group, read: _Read, n: Node, start: int) -> bool:
+        """Return whether a group loads each element of an input before it writes ``n`` there."""
+        if read.node is None:  # at its start: no other thread may have started earlier
+            return math.prod(g.kept) == 1
+        return self._is_alike(g, read.node, read.view, n, start)
 
     def _home(self, g: Group) -> Node | None:
         """Return the node in whose memory a product is summed, before other nodes are computed from it."""
@@ -127,10 +129,25 @@ class Reuse:
         if reader.op in ("matmul", "reduce", "gather") or g.level[reader.id] != g.level[n.id]:
             return False
         full = g.level[n.id] == FULL
-        if full and g.axis is not None:
-            return False  # a later loop may read again what an earlier one has written
+        if full and g.axis is not None and not self._is_read_before(g, reader, n):
+            return False  # a loop may read again what it, or an earlier one, has written
         shape = g.domain if full else g.kept
         return a.offset == start and over(a, shape) == row_major(shape)
+
+    def _is_read_before(self, g: Group, reader: Node, n: Node) -> bool:
+        """Return whether no loop of a group with reductions loads operands of ``reader`` after writing ``n``.
+
+        A loop computes a value of an earlier loop again where it needs it, and loads an element once.
+        """
+        stage = stages(g)[0]
+        loops = [
+            stage[x.id] - (x.op == "reduce") for x in g.nodes if x.op == "reduce" or g.level[x.id] == FULL
+        ]
+        if stage[n.id] < max(loops):
+            return False
+        if stage[reader.id] == stage[n.id]:
+            return reader in _ancestors(g, n)
+        return all(x is n for x in g.nodes if any(a.node is reader for a in x.args))
 
     def _comes_first(self, g: Group, n: Node, source: Node, start: int) -> bool:
         """Return whether a kernel loads an element of the input before it writes ``n`` there.
@@ -144,17 +161,19 @@ class Reuse:
             stage = stages(g)[0]
             order = {x.id: (stage[x.id], k) for k, x in enumerate(g.nodes)}
             return all(order[x.id] <= order[n.id] for x in readers)
-        inside = {x.id: x for x in g.nodes}
-        todo, seen = [n], {n.id}
-        while todo:
-            x = todo.pop()
-            if x in readers:
-                return True
-            for a in x.args:
-                if a.node.id in inside and a.node.id not in seen:
-                    seen.add(a.node.id)
-                    todo.append(a.node)
-        return False
+        return not _ancestors(g, n).isdisjoint(readers)
+
+
+def _ancestors(g: Group, n: Node) -> set[Node]:
+    """Return a node of a group, and the nodes of the group from which it is computed."""
+    inside = {x.id for x in g.nodes}
+    found, todo = {n}, [n]
+    while todo:
+        for a in todo.pop().args:
+            if a.node.id in inside and a.node not in found:
+                found.add(a.node)
+                todo.append(a.node)
+    return found
 
 
 def _is_covered(node: Node) -> bool:
