@@ -42,6 +42,8 @@ class Layout(NamedTuple):
     extra: int
     grad: int  # of that object: the gradient
     items: int  # the first item of a tuple
+    length: int  # of a list: its length, and the address of its items
+    elements: int
     now: int  # the counter from which tensors without a graph get their version
     holder: int  # the thread that holds a lock, 0 if none does
 
@@ -90,7 +92,7 @@ class Made(NamedTuple):
 
 
 # Number of 64-bit words in the header, in the row of an input, and in the row of an output; see ``Entry``.
-_HEADER, _GIVEN, _MADE = 21, 8, 8
+_HEADER, _GIVEN, _MADE = 23, 8, 8
 _SPARE = 5  # the word in the row of an output with the address of an array that the next call reuses
 _INPUT, _GRADED = 6, 7  # the words with the row of the input, or the tensor of the gradient, that it replaces
 _DONE = 18  # the word in the header that is 1 after a call that has written
@@ -158,8 +160,21 @@ def _probed() -> Layout:
     items = _place(marks, tuple.__basicsize__ + 16, id(marks[0]))
     assert _words(id(marks) + items + 8, 1)[0] == id(marks[1])
     return Layout(
-        _references(), *found.pop(), places.pop(), node, version, extra, grad, items, now, _holder()
+        _references(), *found.pop(), places.pop(), node, version, extra, grad, items, *_list(), now, _holder()
     )
+
+
+def _list() -> tuple[int, int]:
+    """Return the offsets of the length of a list and of the address of its items."""
+    mark = object()
+    listed = [mark, None, mark, None, None]
+    listed.append(mark)  # allocates spare room, so that only one word equals the length
+    elements = next(
+        8 * k
+        for k, word in enumerate(_words(id(listed), list.__basicsize__ // 8))
+        if k > 2 and word > 4096 and _words(word, 3) == [id(mark), id(None), id(mark)]
+    )
+    return _place(listed, list.__basicsize__, 6), elements
 
 
 def _references() -> int:
@@ -217,11 +232,13 @@ def _method() -> _Method:
         "Py_IncRef", "Py_DecRef", "PyTuple_New", "PyTuple_SetItem", "PyFloat_AsDouble", "PyErr_Occurred",
         "PyErr_Clear", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_AsLongLong",
         "PyLong_FromLongLong", "PyType_GenericAlloc", "PyDict_GetItemWithError",
+        "PyDict_SetItem",
     )  # fmt: skip
     imports = {n: _address(getattr(ctypes.pythonapi, n)) for n in names}
     imports |= {"ndarray": id(np.ndarray), "tensor": id(Tensor), "miss": id(NotImplemented)}
     imports |= {"none": id(None), "zero": id(0), "clock": id(clock), "committing": id(committing)}
     imports |= {"float": id(float), "int": id(int), "float64": id(np.float64), "dict": id(dict)}
+    imports |= {"list": id(list)}
     imports |= {"new_array": _numpy_functions()[_NEW_FROM_DESCR], "run": pool.addresses()["run"]}
     return method(text, "call", imports)
 
@@ -325,6 +342,9 @@ class Entry:
     always_writes : bool
         Whether a call that has started to run always writes.  Then outputs may have the memory of inputs and
         of old gradients.
+    counters : list of tuple
+        Pairs of a dictionary and a key, a string, if the entry always writes.  A call adds 1 to the int
+        there, or to all items of the list there, which must be equal.
     checked : int
         If the entry always writes, the number of records that run before the checks.  They are run first,
         while no other thread runs, and write no outputs that have the memory of inputs.
@@ -345,6 +365,7 @@ class Entry:
         runs: Sequence[int] | None = None,
         always_writes: bool = False,
         checked: int = 0,
+        counters: Sequence[tuple[dict[str, Any], str]] = (),
     ) -> None:
         tables, places = _tables(records)
         lists: list[Any] = []
@@ -384,6 +405,7 @@ class Entry:
             len(records) - first, rest, helpers if release else 0, release, len(checks), listed(checks),
             len(writes), written, len(grads), graded,
             size <= RECYCLED, always_writes, 0, first, rec.ctypes.data,
+            len(counters), listed([x for space, key in counters for x in (id(space), id(key), 0)]),
         )  # fmt: skip
         words.held = (
             tables,
@@ -395,6 +417,7 @@ class Entry:
             list(given),
             list(writes),
             list(grads),
+            list(counters),
             held,
         )
         words.spare = outs[:, _SPARE]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from adjoint.compiler import arrays_text, outputs_text
+from adjoint.compiler import arrays_text, counters_text, outputs_text
 
 __all__ = ["TEXT"]
 
 TEXT = (
     arrays_text.TEXT
     + outputs_text.TEXT
+    + counters_text.TEXT
     + r"""
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
@@ -250,6 +251,7 @@ pass: ; another thread has been adding to a gradient since @before_run: let it f
 keep:
   call void @put(ptr %w, ptr %result)
   call void @set_gradients(ptr %w, ptr %result)
+  call void @count_all(ptr %w)
   ret ptr %result
 check:
   %clear = call i1 @passes(ptr %w)
@@ -284,7 +286,13 @@ run:
   br i1 %clear, label %look, label %missed
 look:
   %places = call i1 @has_slots(ptr %w)
-  br i1 %places, label %number, label %missed
+  br i1 %places, label %count, label %missed
+count:
+  %uncounted = call ptr @count_ahead(ptr %w, ptr %result)
+  %counted = icmp eq ptr %uncounted, null
+  br i1 %counted, label %number, label %refused
+refused:
+  ret ptr %uncounted
 number:
   %numbered = call i1 @renumber(ptr %w)
   br i1 %numbered, label %good, label %failed

@@ -98,6 +98,11 @@ def take_back(undo: Undo) -> None:
             function(a, b)
 
 
+def restore(counter: Any, before: Any) -> None:
+    """Undo a count: restore the values that ``counter.count()`` returned."""
+    counter.take_back(before)
+
+
 class Writer:
     """Collects the lines of a generated function and the objects that they refer to."""
 
@@ -165,6 +170,7 @@ def add_call(
     w.names |= {
         "Tensor": Tensor, "own": own, "write": write, "set_grad": set_grad, "assign": assign,
         "set_item": set_item, "take_back": take_back, "committing": committing, "put_back": _put_back,
+        "restore": restore,
     }  # fmt: skip
     lines, used = getattr(run, "inline", (None, {}))
     names = [f"v{s.value.id}" for s in program.sources]
@@ -208,7 +214,7 @@ def _make_native_call(
     if any(s.kind == "draw" for s in program.sources):  # where Python must take over, it would draw again
         return None
     w = Writer(Tensor=Tensor, slow=slow, exchange=exchange, take_back=take_back, set_grad=set_grad,
-                write=write)  # fmt: skip
+                write=write, restore=restore)  # fmt: skip
     writes = _Writes(program, trace)
     if writes.twice() or (program.writes and writes.places != len(run.fresh)):
         return None
@@ -231,9 +237,13 @@ def _make_native_call(
                 given.append(s.owner.text(w.name, used[s.value.id]))
             else:
                 given.append(_read(w, s.kind, s.owner))
-    native = run.entry_for(owners, writes.swapped, len(given), writes.graded, reuses)
-    if reuses is not None:
-        _add_call_that_writes(w, native, given, count, writes)
+    counters = None if reuses is None else writes.counters()
+    native = run.entry_for(owners, writes.swapped, len(given), writes.graded, reuses, counters or ())
+    if counters is not None:
+        w.add(f"found = {w.name(native.call, 'entry')}({', '.join(given)})")
+        w.add(f"if found is NotImplemented: return slow({', '.join(given[:count])})")
+    elif writes.others and (reuses is not None or writes.only_count()):
+        _add_call_that_counts(w, native, given, count, writes)
     else:
         _add_call(w, native, given, count, writes)
     if not run.in_order:  # one array is several outputs, as the result of exp, which its backward reads
@@ -245,37 +255,32 @@ def _make_native_call(
     return made
 
 
-def _add_call_that_writes(
+def _add_call_that_counts(
     w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes
 ) -> None:
-    """Add the lines of a call that always writes once it has started to run.
-
-    Optimisers count their steps first, so that nothing is left to do in Python after the run.
-    """
-    counters = [(w.name(each.owner, "u"), f"b{k}") for k, (each, _) in enumerate(writes.others)]
+    """Add the lines of a call after which Python has nothing to do: optimisers count their steps first."""
     given = list(given)
-    if counters:
-        for k, text in enumerate(given[count:], count):
-            if "(" in text:  # numbers that depend on the count
-                w.add(f"g{k} = {text}")
-                given[k] = f"g{k}"
-        back = []
-        for name, before in counters:
-            w.add(f"{before} = {name}.count()")
-            back.append(f"{name}.take_back({before})")
-        w.add(f"try: {'; '.join(f'{name}()' for name, _ in counters)}")
-        w.add(f"except BaseException: {'; '.join(back)}; raise")
-    call = f"found = {w.name(native.call, 'entry')}({', '.join(given)})"
-    missed = f"if found is NotImplemented: return slow({', '.join(given[:count])})"
-    if counters:
-        w.add(f"try: {call}")
-        w.add("except BaseException:")
-        w.add(f"    if not {w.name(native.is_done)}(): {'; '.join(back)}")
-        w.add("    raise")
-        missed = missed.replace("return", f"{'; '.join(back)}; return")
-    else:
-        w.add(call)
-    w.add(missed)
+    for k, text in enumerate(given[count:], count):
+        if "(" in text:  # numbers that depend on the count
+            w.add(f"g{k} = {text}")
+            given[k] = f"g{k}"
+    back = _add_counts(w, writes)
+    w.add(f"try: found = {w.name(native.call, 'entry')}({', '.join(given)})")
+    w.add("except BaseException:")
+    w.add(f"    if not {w.name(native.is_done)}(): {back}")
+    w.add("    raise")
+    w.add(f"if found is NotImplemented: {back}; return slow({', '.join(given[:count])})")
+
+
+def _add_counts(w: Writer, writes: _Writes) -> str:
+    """Add the lines that count the steps of optimisers; return the statements that take it back."""
+    counters = [(w.name(each.owner, "u"), f"b{k}") for k, (each, _) in enumerate(writes.others)]
+    for name, before in counters:
+        w.add(f"{before} = {name}.count()")
+    back = "; ".join(f"{name}.take_back({before})" for name, before in counters)
+    w.add(f"try: {'; '.join(f'{name}()' for name, _ in counters)}")
+    w.add(f"except BaseException: {back}; raise")
+    return back
 
 
 def _add_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes) -> None:
@@ -292,8 +297,7 @@ def _add_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes
     w.add(f"found = {w.name(native.call, 'entry')}({', '.join(given)})")
     w.add(f"if found is NotImplemented: return slow({', '.join(given[:count])})")
     if writes.cells or writes.others:
-        undone = any(each.kind != "call" for each, _ in writes.others)
-        if undone:
+        if writes.others:
             w.add("undo = []")
         w.add("try:")
         owned = [each.owner for each, _ in writes.cells]
@@ -303,7 +307,7 @@ def _add_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes
         for each, at in writes.others:
             _write(w, each, at)
         w.add("except BaseException:")
-        if undone:
+        if writes.others:
             w.add("    take_back(undo)")
         for k, cell in enumerate(cells):
             w.add(f"    {cell} = o{k}")
@@ -363,6 +367,20 @@ class _Writes:
             if at not in found or type(key) is not str or not hasattr(container, "held_by"):
                 return None
         return found
+
+    def only_count(self) -> bool:
+        """Return whether Python writes nothing but the step counts of optimisers."""
+        return not self.cells and all(hasattr(each.owner, "take_back") for each, _ in self.others)
+
+    def counters(self) -> list[tuple[Any, str]] | None:
+        """Return the counters of optimisers, which the entry increments; None if Python has to count."""
+        found: list[tuple[Any, str]] = []
+        for each, _ in self.others:
+            counters = each.owner.counters()
+            if counters is None:
+                return None
+            found += counters
+        return found if len({(id(space), key) for space, key in found}) == len(found) else None
 
     def twice(self) -> bool:
         """Return whether the array or the gradient of a tensor is written twice."""
@@ -522,5 +540,8 @@ def _write(w: Writer, each: Write, place: int) -> int:
         container, key = owner
         w.add(f"    set_item(undo, {_container(w, container)}, {w.name(key)}, {values[0]})")
     else:  # a function of the values
-        w.add(f"    {w.name(owner, 'u')}({', '.join(values)})")
+        name = w.name(owner, "u")
+        if hasattr(owner, "take_back"):
+            w.add(f"    undo.append((restore, {name}, {name}.count()))")
+        w.add(f"    {name}({', '.join(values)})")
     return place

@@ -329,13 +329,14 @@ class Native(Plan):
         arguments: int,
         grads: Sequence[tuple[Any, int]] = (),
         reuses: dict[int, int] | None = None,
+        counters: Sequence[tuple[Any, str]] = (),
     ) -> Entry | None:
         """Return a native entry, which reads inputs from ``owners`` and stores outputs in tensors.
 
         ``owners`` are as in ``Given``; ``writes`` and ``grads`` are pairs of a tensor and the index of the
         output that becomes its array or its gradient; ``arguments`` is the number of arguments.  ``reuses``
         maps outputs to the inputs whose memory they get; with it the entry always writes.  None if the
-        program calls NumPy, or has an output that no kernel makes.
+        program calls NumPy, or has an output that no kernel makes.  ``counters`` are as in ``Entry``.
         """
         whole = len(self.steps) == 1 and isinstance(self.steps[0], tuple)
         plain = all(v.node.id in self.made for v in self.results)
@@ -354,6 +355,7 @@ class Native(Plan):
             records=rows, given=given, made=made, arguments=arguments, nanoseconds=int(self.estimate),
             helpers=self.helpers(), checks=flags, held=(self.arena, self.graph, self.kernels), writes=writes,
             grads=grads, runs=self.runs, always_writes=reuses is not None, checked=self.checked,
+            counters=counters,
         )  # fmt: skip
 
     def _entry_slot(self, s: Any) -> Any:

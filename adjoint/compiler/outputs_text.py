@@ -505,8 +505,9 @@ no:
   ret ptr null
 }
 
-; Release a result, and what was made to be written with it: gradients and versions.
+; Release a result, and what was made to be written with it: gradients, versions and counts.
 define internal void @discard(ptr %w, ptr %result) {
+  call void @release(ptr %w, i64 21)
   call void @release(ptr %w, i64 12)
   call void @release(ptr %w, i64 14)
   call void @Py_DecRef(ptr %result)

@@ -70,19 +70,11 @@ def layout() -> Layout | None:
 def _probed(base: entry.Layout) -> Layout:
     mark = object()
     cell = types.CellType(mark)
-    listed = [mark, None, mark, None, None]
-    listed.append(mark)  # allocates spare room, so that only one word equals the size
-    items = next(
-        8 * k
-        for k, word in enumerate(entry._words(id(listed), list.__basicsize__ // 8))
-        if k > 2 and word > 4096 and entry._words(word, 3) == [id(mark), id(None), id(mark)]
-    )
-    size = entry._place(listed, list.__basicsize__, 6)
     return Layout(
         base, base.node, entry._offset(Tensor, "_extra"), entry._offset(_Extra, "grad"),
         entry._offset(_Extra, "hooks"), entry._offset(_Extra, "post_hooks"),
         entry._place(cell, type(cell).__basicsize__, id(mark)),
-        entry._offset(type(special), "count"), size, items, _version_offset(),
+        entry._offset(type(special), "count"), base.length, base.elements, _version_offset(),
     )  # fmt: skip
 
 

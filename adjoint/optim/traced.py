@@ -381,6 +381,15 @@ class _HostCount:
         self.optimizer = optimizer
         self.counted = counted
 
+    def counters(self) -> list[tuple[dict[str, Any], str]] | None:
+        """Return the attributes that count steps, as pairs of a dictionary and a key.
+
+        None if only some of the parameters of a unit are updated.
+        """
+        if any(len(present) < len(unit.steps) for unit, present in self.counted):
+            return None
+        return [(vars(self.optimizer), "step_count"), *((vars(unit), "steps") for unit, _ in self.counted)]
+
     def count(self) -> tuple[int, list[list[int]]]:
         """Return the counts as they are, for ``take_back``."""
         return self.optimizer.step_count, [unit.steps[:] for unit, _ in self.counted]

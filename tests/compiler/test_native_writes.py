@@ -188,6 +188,7 @@ def test_nothing_is_written_while_a_gradient_is_being_added_to() -> None:
 
 
 def test_an_error_after_the_writes_takes_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adjoint.optim.traced._HostCount.counters", lambda self: None)  # count in Python
     for kind in ("SGD", "Adam"):
         net = Net(kind)
         step = net.compiled()

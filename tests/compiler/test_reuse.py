@@ -14,7 +14,7 @@ pytest.importorskip("llvmlite")
 
 import adjoint as ad
 from adjoint import errors, optim
-from adjoint.compiler import entry, machine
+from adjoint.compiler import entry, machine, native
 
 pytestmark = pytest.mark.skipif(entry.layout() is None, reason="the layout of this interpreter is not known")
 
@@ -187,20 +187,30 @@ def test_a_check_that_fails_changes_nothing() -> None:
     assert w.tolist() == [8.0 * k for k in range(5)]
 
 
-@pytest.mark.parametrize("kind", ["SGD", "Adam"])
-def test_an_interrupt_of_a_call_changes_all_or_nothing(kind: str) -> None:
+COUNTING = {"adjoint.compiled", "adjoint.optim.traced"}  # modules whose code may be interrupted
+
+
+@pytest.mark.parametrize(("kind", "indexed"), [("SGD", False), ("Adam", False), ("SGD", True)])
+def test_an_interrupt_of_a_call_changes_all_or_nothing(
+    kind: str, indexed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "CHECKED", -1.0)  # with an index, parameters are not written in place
     for moment in range(1, 1000):
         net, other = Net(kind, (5, 7, 3)), Net(kind, (5, 7, 3))
-        steps = [ad.compile(n.step, backend="native") for n in (net, other)]
+        steps = [
+            ad.compile(lambda x, i, n=n: n.step(x[i] if indexed else x), backend="native")
+            for n in (net, other)
+        ]
+        i = np.arange(6)
         for x in inputs(4, net):
-            steps[0](x), steps[1](x)
+            steps[0](x, i), steps[1](x, i)
         before = net.snapshot()
-        steps[1](x)
+        steps[1](x, i)
         moments = 0
 
         def interrupt(frame: Any, event: str, arg: Any, moment: int = moment) -> None:
             nonlocal moments  # where Python lets an interrupt in: after a call of a built-in function
-            if event == "c_return" and frame.f_globals.get("__name__") == "adjoint.compiled":
+            if event == "c_return" and frame.f_globals.get("__name__") in COUNTING:
                 moments += 1
                 if moments == moment:
                     raise KeyboardInterrupt
@@ -208,7 +218,7 @@ def test_an_interrupt_of_a_call_changes_all_or_nothing(kind: str) -> None:
         profiler = sys.getprofile()
         try:
             sys.setprofile(interrupt)
-            steps[0](x)
+            steps[0](x, i)
             break
         except KeyboardInterrupt:
             pass
