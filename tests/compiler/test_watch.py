@@ -181,6 +181,7 @@ def test_results_are_those_of_replay():
 
 
 def test_a_failure_after_the_native_writes_takes_them_back(monkeypatch):
+    monkeypatch.setattr("adjoint.optim.traced._HostCount.counters", lambda self: None)  # count in Python
     compiled, args, at = setting()
     net, opt = at["net"], at["opt"]
     before, counted = [p.numpy().copy() for p in net.parameters()], opt.step_count
