@@ -239,5 +239,7 @@ def assert_close(found: list[Any], wanted: list[Any], tolerance: float) -> None:
             assert np.array_equal(x, y)
             continue
         assert x.shape == y.shape and x.dtype == y.dtype
-        scale = np.abs(y[np.isfinite(y)]).max(initial=1e-3)
+        scale = np.abs(y[np.isfinite(y)]).max(
+            initial=1e-2
+        )  # gradients are sums of such numbers, which cancel
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * scale)
