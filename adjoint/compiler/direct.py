@@ -21,6 +21,7 @@ from adjoint.compiler.replay import build
 from adjoint.compiler.sources import Held, hooks_of
 from adjoint.config import get_default_dtype, special
 from adjoint.context import compile_mode, default_dtype, enclosing, grad_mode, sink, transform
+from adjoint.core.inplace import is_view
 from adjoint.core.node import Node
 from adjoint.core.tensor import Tensor
 from adjoint.transforms.arrays import owned, returned
@@ -220,6 +221,8 @@ def add_check(w: Writer, trace: Trace, guards: Sequence[Any], count: int, miss: 
     if positions and trace.program.writes:  # an argument that is also a captured tensor needs another trace
         ids = w.name(frozenset(id(h.tensor) for h in trace.held.values() if h.argument is None))
         w.add(f"if {' or '.join(f'id(x{k}) in {ids}' for k in positions)}: {miss}")
+    for k in trace.program.written_arguments():  # another trace raises the error of a write into a view
+        w.add(f"if {w.name(is_view)}(x{k}): {miss}")
     _check_names(w, [g for g in guards if type(g) is Guard], miss)
     for g in guards:
         if type(g) is not Guard:

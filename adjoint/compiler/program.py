@@ -129,6 +129,10 @@ class Program:
         """Return all outputs of the program: the results, then the values that are written."""
         return [*self.results, *(v for w in self.writes for v in w.values if v is not None)]
 
+    def written_arguments(self) -> list[int]:
+        """Return the positions of the arguments whose elements the program changes."""
+        return [w.owner for w in self.writes if w.kind == "data" and isinstance(w.owner, int)]
+
     def live(self) -> list[Instruction]:
         """Return the instructions that the outputs depend on, and those that are not pure."""
         wanted = {v.id for v in self.outputs()}

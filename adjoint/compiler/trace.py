@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
@@ -29,6 +30,7 @@ from adjoint.compiler.sources import Held, Sources
 from adjoint.compiler.symbolic import Nonzero, Number, Root, Symbolic, ended_error
 from adjoint.config import held_across_fork, locked, watched
 from adjoint.core.infer import infer
+from adjoint.core.inplace import is_view
 from adjoint.core.lifted import Lifted, enclosing, level_of, next_level, tracing
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.sparse import SparseGradient
@@ -168,6 +170,8 @@ class Trace(Sources):
             held.grad = None if leaf._extra is None else leaf._extra.grad
             if leaf._node is not None:
                 t._node = LEAF
+            if is_view(leaf):  # a write into it raises, as in eager mode
+                t._source = weakref.ref(leaf), None
         return t
 
     def value(self, a: Any) -> Symbolic:

@@ -301,7 +301,7 @@ class Variant:
     def can_watch(self) -> bool:
         """Return whether the guards can be checked natively."""
         trace = self.trace
-        given = any(h.argument is not None for h in trace.grad_guards())
+        given = any(h.argument is not None for h in trace.grad_guards()) or self.program.written_arguments()
         return self.direct >= 0 and not (trace.fixed or trace.decisions or given) and possible()
 
     def start_watch(self) -> None:

@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from adjoint.config import grad_mode, is_watched, logs, special
 from adjoint.core.explain import explained
-from adjoint.core.lifted import Unknown, running
+from adjoint.core.lifted import Unknown, running, tracing
 from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Node
 from adjoint.core.op import OPS
@@ -89,14 +89,17 @@ def refuse_leaf() -> Never:
 
 def refuse_write(t: Tensor) -> None:
     """Raise if a tensor is part of a graph, so that a write would change what was recorded."""
-    if t._node is None:
+    node = t._node
+    if special.count and (trace := tracing.get()) is not None:
+        node = trace.node_before(t)
+    if node is None:
         if is_watched(t) and grad_mode.get():
             refuse_leaf()
-    elif t._node is not LEAF or grad_mode.get():
-        if t._node is LEAF:
+    elif node is not LEAF or grad_mode.get():
+        if node is LEAF:
             refuse_leaf()
         raise InPlaceError(
-            f"this tensor is the result of {t._node.name!r} and part of a graph: it cannot be written to.\n"
+            f"this tensor is the result of {node.name!r} and part of a graph: it cannot be written to.\n"
             "  Use y = x.at[i].set(v), which is differentiable, or write into x.detach().clone()."
         )
 

@@ -292,6 +292,54 @@ def test_a_write_into_a_view_is_an_error_as_in_eager_mode() -> None:
         ad.compile(f)(np.ones(()))
 
 
+@pytest.mark.parametrize("backend", ["replay", "native"])
+def test_a_write_into_an_argument_that_is_a_view_is_an_error_as_in_eager_mode(backend: str) -> None:
+    def assign(a: Any, b: Any) -> Any:
+        a[0] = 10.0
+        return b.sum()
+
+    def add(a: Any, b: Any) -> Any:
+        a += 1.0
+        return b.sum()
+
+    for f in (assign, add):
+        whole = ad.tensor(np.arange(4.0))
+        view = whole[:2]
+        with pytest.raises(ad.errors.InPlaceError) as eager:
+            f(view, whole)
+        compiled = ad.compile(f, backend=backend)
+        for _ in range(2):
+            with pytest.raises(ad.errors.InPlaceError) as found:
+                compiled(view, whole)
+            assert str(found.value) == str(eager.value)
+            for _ in range(3):  # later calls with a view are noticed too
+                own = ad.tensor([1.0, 2.0])
+                assert compiled(own, whole).item() == 6.0
+                assert own.tolist() == ([10.0, 2.0] if f is assign else [2.0, 3.0])
+        assert compiled.stats()["traces"] == 1
+        lone = ad.tensor(np.arange(4.0))[:2]  # nothing else has its memory
+        assert compiled(lone, whole).item() == 6.0
+        assert whole.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_write_into_the_result_of_a_recorded_op_is_an_error_as_in_eager_mode() -> None:
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    made = w * 2
+
+    @ad.no_grad()
+    def f(a: Any) -> Any:
+        a[0] = 10.0
+
+    @ad.no_grad()
+    def g() -> Any:
+        made[0] = 10.0
+
+    for call in (lambda: f(made), lambda: ad.compile(f)(made), g, ad.compile(g)):
+        with pytest.raises(ad.errors.InPlaceError, match="result of 'multiply' and part of a graph"):
+            call()
+    assert made.tolist() == [2.0, 4.0]
+
+
 def test_plain_data_behind_a_local_variable_is_noticed() -> None:
     class Options:
         rate = 2.0
