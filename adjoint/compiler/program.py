@@ -46,10 +46,11 @@ class Instruction:
     """One op, its operands (values and Python numbers) and its results ``outs``.
 
     ``quiet`` means that floating-point warnings are off, as in a backward pass.  ``line`` is the "file:line"
-    of the user's code.
+    of the user's code.  ``in_place`` means that eager mode writes the result into the first operand, so the
+    result has its memory layout.
     """
 
-    __slots__ = ("args", "line", "op", "outs", "params", "quiet")
+    __slots__ = ("args", "in_place", "line", "op", "outs", "params", "quiet")
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Instruction:
         self.outs = outs
         self.quiet = quiet
         self.line = line
+        self.in_place = False
 
     def __str__(self) -> str:
         given = [str(a) for a in self.args]

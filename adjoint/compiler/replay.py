@@ -21,9 +21,6 @@ __all__ = ["build", "forward_of"]
 
 _FLOATS = "fd"
 _FOLDED = 64  # elements: larger constants are computed at each call
-_LARGE = (
-    1 << 17
-)  # bytes: smaller results are always new arrays, because looking for one to reuse takes longer
 _INLINED = 32  # lines: the function that calls a longer program does not repeat its lines
 
 
@@ -45,6 +42,7 @@ class _Builder:
         self.names: dict[str, Any] = {
             "__name__": "adjoint.compiled",
             "asarray": np.asarray,
+            "empty_like": np.empty_like,
             "ndarray": np.ndarray,
             "quiet": np.errstate,
             "reusable": reusable,
@@ -161,12 +159,28 @@ class _Builder:
         args = [self._argument(n, k, i, a, indent) for k, a in enumerate(i.args)]
         targets = ", ".join(f"v{o.id}" for o in i.outs)
         comma = "," if i.op.outputs > 1 and targets else ""
-        for call in phrase(i, args, targets) or [self._call(n, i, args)]:
+        for call in self._as_first(n, i, args) or phrase(i, args, targets) or [self._call(n, i, args)]:
             text = self._reused(n, i, args, call)
             self.lines.append(f"{indent}{targets}{comma}{' = ' if targets else ''}{text}")
         for o in i.outs:
             if not o.weak and not o.shape:
                 self.lines.append(f"{indent}if type(v{o.id}) is not ndarray: v{o.id} = asarray(v{o.id})")
+
+    def _as_first(self, n: int, i: Instruction, args: list[str]) -> list[str] | None:
+        """Return a call that gives the result the layout of the first operand, if that has to be asked for.
+
+        Later sums and products round by the layout.  NumPy chooses that of the first operand unless a second
+        array of two or more axes has another one.
+        """
+        forward = UFUNCS.get(i.op.forward, i.op.forward)
+        if not i.in_place or type(forward) is not np.ufunc or i.params:
+            return None
+        a, b = i.args
+        several = isinstance(b, Symbolic) and sum(n > 1 for n in b.shape) > 1
+        if not several or not isinstance(a, Symbolic) or a.dtype != i.outs[0].dtype:
+            return None
+        self.names[f"f{n}_{_identifier(i.op.name)}"] = forward
+        return [f"f{n}_{_identifier(i.op.name)}({', '.join(args)}, out=empty_like({args[0]}))"]
 
     def _call(self, n: int, i: Instruction, args: list[str]) -> str:
         """Return a call of an instruction's forward function, as source text."""

@@ -104,6 +104,25 @@ class Symbolic(Unknown):
         body = self.trace.program.body
         return bool(body) and body[-1].op.name in VIEWS and body[-1].args[0] is other
 
+    def __iadd__(self, other: Any) -> Any:
+        return self._overwrites(self + other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._overwrites(self - other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._overwrites(self * other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._overwrites(self / other)
+
+    def _overwrites(self, result: Any) -> Any:
+        """Return ``result``, which a rule writes into the array of this value in eager mode."""
+        body = self.trace.program.body
+        if body and len(body[-1].outs) == 1 and body[-1].outs[0] is result:
+            body[-1].in_place = True
+        return result
+
     def as_number(self, kind: type = float) -> Number:
         """Return the only element as a symbolic Python number."""
         return self.trace.number_of(_ITEM, (self,), kind)

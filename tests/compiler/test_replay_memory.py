@@ -165,3 +165,20 @@ def test_values_that_die_are_written_over() -> None:
         tracemalloc.stop()
     assert kept.size == 10_000
     assert peak < 1.5 * x.numpy().nbytes
+
+
+def test_in_place_writes_of_rules_keep_the_layout() -> None:
+    """The rule of a layer norm writes ``dx -= …``; sums round by the layout of ``dx``, here column-major."""
+    rng = np.random.default_rng(0)
+    w = ad.tensor(rng.normal(size=(65, 65)), requires_grad=True)
+    v = ad.tensor(rng.normal(size=(65, 31)), requires_grad=True)
+    scale, bias, b = (ad.tensor(rng.normal(size=65), requires_grad=True) for _ in range(3))
+
+    def gradients(x: Any) -> Any:
+        h = ad.nn.functional.layer_norm(x @ w + b, (65,), scale, bias)
+        loss = ((ad.swapaxes(v, 0, 1) @ ad.swapaxes(h, 0, 1)).T ** 2).mean()
+        return ad.gradients(loss, [w, v, scale, bias, b])
+
+    x = ad.tensor(rng.normal(size=(9, 65)))
+    for found, wanted in zip(ad.compile(gradients, backend="replay")(x), gradients(x), strict=True):
+        assert np.array_equal(found.numpy(), wanted.numpy())
