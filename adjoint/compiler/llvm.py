@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from adjoint.compiler.machine import Machine, binding, machine
-from adjoint.config import held_across_fork
+from adjoint.config import held_across_fork, locked
 
 __all__ = ["Job", "compile_all", "compile_apart", "compile_text", "link"]
 
@@ -54,7 +54,7 @@ def compile_all(jobs: Sequence[Job], here: Machine) -> list[bytes]:
                 except Exception as error:
                     found[k] = error
 
-    with _lock:
+    def share() -> None:
         threads = [
             threading.Thread(target=work, args=(k,), name="adjoint-llvm")
             for k in range(1, min(here.cores, _THREADS, len(jobs)))
@@ -70,6 +70,8 @@ def compile_all(jobs: Sequence[Job], here: Machine) -> list[bytes]:
             order.clear()
             for t in started:
                 t.join()
+
+    locked(_lock, share)
     outs = []
     for k in range(len(jobs)):
         code = found[k]
@@ -162,15 +164,18 @@ def link(
 
     The code is never unloaded, because programs and helper threads keep addresses.
     """
+    return locked(_lock, _link, code, exports, imports or {})
+
+
+def _link(code: bytes, exports: tuple[str, ...], imports: dict[str, int]) -> dict[str, int]:
     global _names
-    with _lock:
-        _names += 1
-        builder = binding().JITLibraryBuilder().add_object_img(code).add_current_process()
-        for name, address in (imports or {}).items():
-            builder.import_symbol(name, address)
-        for name in exports:
-            builder.export_symbol(name)
-        tracker = builder.link(_jit(), f"unit{_names}")
-        found = {name: tracker[name] for name in exports}
-        tracker.detach()
+    _names += 1
+    builder = binding().JITLibraryBuilder().add_object_img(code).add_current_process()
+    for name, address in imports.items():
+        builder.import_symbol(name, address)
+    for name in exports:
+        builder.export_symbol(name)
+    tracker = builder.link(_jit(), f"unit{_names}")
+    found = {name: tracker[name] for name in exports}
+    tracker.detach()
     return found

@@ -374,13 +374,11 @@ class Native(Plan):
             if self.entry is not None:
                 found = self.entry.call(*given)
                 if found is NotImplemented:  # broadcast gradients are not contiguous
-                    copied = [
-                        g.copy() if type(g) is np.ndarray and not g.flags.c_contiguous else g for g in given
-                    ]
+                    copied = _contiguous(given)
                     if any(map(operator.is_not, copied, given)):
                         found = self.entry.call(*copied)
                 if found is not NotImplemented:
-                    return found if self.in_order else tuple([found[k] for k in self.order])
+                    return found if self.in_order else tuple(map(found.__getitem__, self.order))
             return self._run(given)
 
     def _run(self, given: Sequence[Any]) -> tuple[Any, ...]:
@@ -570,3 +568,8 @@ def _typed(i: Any, args: Sequence[Any]) -> list[Any]:
         return list(args)
     weak = [getattr(a, "weak", False) and a.kind in (float, int) for a in i.args]
     return [np.asarray(a, dtype) if w else a for a, w in zip(args, weak, strict=True)]
+
+
+def _contiguous(given: Sequence[Any]) -> list[Any]:
+    """Return the arguments with row-major copies in place of other arrays."""
+    return [g.copy() if type(g) is np.ndarray and not g.flags.c_contiguous else g for g in given]

@@ -33,7 +33,7 @@ import numpy as np
 from adjoint.compiler import units
 from adjoint.compiler.machine import binding
 from adjoint.compiler.pool_text import DECLARATIONS, NO_THREADS, TEXT, THREADS
-from adjoint.config import held_across_fork
+from adjoint.config import held_across_fork, locked
 
 __all__ = ["MAX_CHUNKS", "RECORD", "addresses", "chunks_helped", "helpers", "records", "start", "trust"]
 
@@ -119,15 +119,17 @@ def _call(name: str, *args: int) -> int:
 
 def start(threads: int) -> int:
     """Start helpers until ``threads`` threads can run a record; return how many helpers are available."""
+    return locked(_lock, _start, min(threads, 64) - 1)
+
+
+def _start(wanted: int) -> int:
     global _helpers
-    wanted = min(threads, 64) - 1
-    with _lock:
-        addresses()
-        while _helpers < wanted and _has_threads():
-            if _call("start", _helpers + 1) & 0xFFFFFFFF:
-                break  # the system cannot create more threads
-            _helpers += 1
-        return max(0, min(wanted, _helpers))
+    addresses()
+    while _helpers < wanted and _has_threads():
+        if _call("start", _helpers + 1) & 0xFFFFFFFF:
+            break  # the system cannot create more threads
+        _helpers += 1
+    return max(0, min(wanted, _helpers))
 
 
 def helpers() -> int:

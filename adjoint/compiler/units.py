@@ -20,7 +20,7 @@ from adjoint.compiler.disk import Image
 from adjoint.compiler.emit.text import SHARED, unit_name
 from adjoint.compiler.llvm import Job, compile_all, compile_apart, link
 from adjoint.compiler.machine import Machine, binding, machine
-from adjoint.config import held_across_fork
+from adjoint.config import held_across_fork, locked
 
 __all__ = ["clear_memory", "counts", "expect", "function", "functions", "library", "prepare", "wait"]
 
@@ -53,20 +53,22 @@ def function(text: str) -> int:
 
 def functions(texts: Sequence[str]) -> list[int]:
     """Return the addresses of the functions ``@kernel`` of texts; equal texts are compiled once."""
-    here = machine()
-    with _lock:
-        wanted: dict[str, str] = {}  # name: text
-        names = []
-        for text in texts:
-            names.append(unit_name(text))
-            wanted |= {name: SHARED[name] for name in USED.findall(text)}
-            wanted[names[-1]] = text
-        keys = {name: _key(text, here) for name, text in wanted.items()}
-        missing = [name for name in wanted if keys[name] not in _addresses]
-        counts["memory"] += len(texts) - len(set(names).intersection(missing))
-        if missing:
-            _load_or_compile({name: wanted[name] for name in missing}, keys, here)
-        return [_addresses[keys[name]] for name in names]
+    return locked(_lock, _functions, texts, machine())
+
+
+def _functions(texts: Sequence[str], here: Machine) -> list[int]:
+    wanted: dict[str, str] = {}  # name: text
+    names = []
+    for text in texts:
+        names.append(unit_name(text))
+        wanted |= {name: SHARED[name] for name in USED.findall(text)}
+        wanted[names[-1]] = text
+    keys = {name: _key(text, here) for name, text in wanted.items()}
+    missing = [name for name in wanted if keys[name] not in _addresses]
+    counts["memory"] += len(texts) - len(set(names).intersection(missing))
+    if missing:
+        _load_or_compile({name: wanted[name] for name in missing}, keys, here)
+    return [_addresses[keys[name]] for name in names]
 
 
 def clear_memory() -> None:
@@ -170,14 +172,19 @@ def expect(text: Source) -> Source:
     return text
 
 
+def _expected(here: Machine) -> dict[str, str]:
+    """Return the texts of the expected libraries by key, and expect none any more."""
+    texts = {_key(text, here): text for make in _libraries if (text := make()) is not None}
+    _libraries.clear()
+    return texts
+
+
 def prepare() -> None:
     """Start to compile the expected libraries that are not on disk; call this before a program is lowered."""
     if not _libraries:
         return
     here, directory = machine(), disk.cache_directory()
-    with _lock:
-        texts = {_key(text, here): text for make in _libraries if (text := make()) is not None}
-        _libraries.clear()
+    texts = locked(_lock, _expected, here)
     missing = {k: t for k, t in texts.items() if directory is None or not disk.read(directory, k)}
 
     def work(key: str, text: str) -> None:
@@ -202,6 +209,16 @@ def _start(work: Callable[[], None]) -> threading.Thread | None:
     return None
 
 
+def _linked(images: Sequence[Image], exports: tuple[str, ...], imports: dict[str, int]) -> dict[str, int]:
+    """Return the addresses of the first image that can be loaded; none if there is no such image."""
+    for image in images:
+        with suppress(RuntimeError):  # the object file is of another machine
+            found = link(image.code, exports, imports)
+            counts["disk"] += 1
+            return found
+    return {}
+
+
 def library(
     text: str,
     exports: tuple[str, ...],
@@ -219,13 +236,8 @@ def library(
         key = _key(text, here)
         directory = disk.cache_directory()
         images = [] if directory is None else disk.read(directory, key)
-        code, found = b"", {}
-        for image in images:
-            with suppress(RuntimeError):  # the object file is of another machine
-                found = link(image.code, exports, imports)
-                counts["disk"] += 1
-                break
-        else:
+        code, found = b"", _linked(images, exports, imports)
+        if not found:
             if (thread := _preparing.pop(key, None)) is not None:
                 _join(thread)
             code = _compiled.pop(key, b"") or compile_all([Job({"library": text}, FAST)], here)[0]
