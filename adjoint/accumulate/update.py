@@ -19,7 +19,7 @@ from adjoint.accumulate.blocks import gradient_array
 from adjoint.core.convert import asarray
 from adjoint.core.sparse import SparseRows, as_gradient_tensor
 from adjoint.core.tensor import Tensor
-from adjoint.errors import InputError, NonFiniteError
+from adjoint.errors import InputError, NonFiniteError, UnknownNameError
 from adjoint.grads.clip import lending
 from adjoint.grads.norm import Measure, all_finite, global_norm, measured, stored_values
 from adjoint.grads.scaler import GradScaler
@@ -103,6 +103,8 @@ class NamedGradients(Gradients):
         self._items = {id(names[n]): (names[n], as_gradient_tensor(g)) for n, g in found.items()}
 
     def _tensor(self, key: Any) -> Any:
+        if isinstance(key, str) and key not in self._names:
+            raise UnknownNameError(f"no parameter is registered as {key!r}; see {words.quoted(self._names)}.")
         return self._names[key] if isinstance(key, str) else key
 
     def __contains__(self, key: object) -> bool:

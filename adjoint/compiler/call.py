@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from adjoint import tree
 from adjoint.config import get_default_dtype, grad_mode
-from adjoint.core.convert import array_of
+from adjoint.core.convert import array_of, refuse_foreign
 from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
@@ -142,6 +142,7 @@ class Call:
             elif kind is float and k not in fixed:
                 signature.append(float)
             else:
+                refuse_foreign(leaf)
                 signature.append((kind, self._hashable(k, parameters)))
                 continue
             self.moves.append(k)

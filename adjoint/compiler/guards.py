@@ -19,6 +19,7 @@ from adjoint.core.tensor import Traced
 from adjoint.core.user_code import LIBRARIES
 
 __all__ = [
+    "BOUND",
     "BUFFERS",
     "CONTAINERS",
     "DEEPEST",
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype, range, slice)
-_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # new objects at each access
+BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # new objects at each access
 _BY_VALUE = frozenset(("datetime", "decimal", "fractions", "pathlib", "uuid"))  # their objects are constants
 MAPPINGS = (dict, types.MappingProxyType)
 BUFFERS = (array, bytearray)  # their elements are new objects at each access
@@ -56,7 +57,7 @@ def snapshot(value: Any, depth: int = 0) -> Any:
         return (Traced,)
     if isinstance(value, types.MethodType):
         return "method", id(value.__func__), id(value.__self__)
-    if isinstance(value, _BOUND):
+    if isinstance(value, BOUND):
         return "method", value.__name__, id(value.__self__)
     if str(type(value).__module__).partition(".")[0] in _BY_VALUE:
         return type(value), value

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.bytecode import EVERY, loads
-from adjoint.compiler.guards import CONTAINERS, DEEPEST, MAPPINGS, is_library, itself, read_attributes
+from adjoint.compiler.guards import BOUND, CONTAINERS, DEEPEST, MAPPINGS, is_library, itself, read_attributes
 from adjoint.core.tensor import Tensor
 from adjoint.core.user_code import LIBRARIES
 
@@ -33,6 +33,10 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
 _BINDERS = (staticmethod, classmethod, property, functools.cached_property)
 _GETTERS = (operator.attrgetter, operator.methodcaller)
+# methods of containers and files that read nothing
+_WRITERS = frozenset(
+    ("add", "append", "appendleft", "clear", "discard", "extend", "insert", "remove", "update", "write")
+)
 _NOTHING = object()
 # Modules of the standard library with containers and wrappers of the user's functions.  The code of its other
 # modules is not searched: it has thousands of variables, such as those of logging, and some always change.
@@ -174,6 +178,8 @@ class _Walk:
                 self.values.append(after)
                 self.todo += _functions(after, {})
                 break  # a new object at each access: its owner is guarded
+            if _owner(after) is value:  # such as ``cfg.get``, which reads ``cfg``
+                break
             value = after
             used.append(name)
         where = ".".join([what, *used])
@@ -200,6 +206,8 @@ class _Walk:
         """Add a variable, and the code that its value can run.  ``key`` identifies the variable."""
         self.values.append(value)
         self._reach(value, 0)
+        if (owner := _owner(value)) is not None:
+            self._add_once(f"{what}.__self__", functools.partial(itself, owner), ("owner", id(owner)))
         if not isinstance(value, _SKIPPED):
             what = self._name(what, key)
             self.found.setdefault(what, read)
@@ -236,10 +244,10 @@ class _Walk:
             self._add_once("weakref", functools.partial(value), ("weakref", id(value)))
         elif isinstance(value, ContextVar):
             self._add_once(f"{value.name}.get()", functools.partial(value.get, None), ("context", id(value)))
-        elif hasattr(value, "__wrapped__"):  # a compiled function, or one with a cache or a derivative
+        elif _has(value, "__wrapped__"):  # a compiled function, or one with a cache or a derivative
             self.todo += _functions(value.__wrapped__, {})
             self._add_functions_of(value)
-        elif hasattr(value, "named_parameters"):  # a module
+        elif _has(value, "named_parameters"):  # a module
             for module in value.modules():
                 self.todo += _methods(type(module), module, self.free)
                 for each in vars(module).values():  # such as a function that a layer was given
@@ -299,6 +307,16 @@ def _attribute(owner: Any, name: str) -> Any:
         return _NOTHING
 
 
+def _has(owner: Any, name: str) -> bool:
+    return _attribute(owner, name) is not _NOTHING
+
+
+def _owner(method: Any) -> Any:
+    """Return the object that a method of a built-in class reads; None for functions and other values."""
+    owner = method.__self__ if isinstance(method, BOUND) and method.__name__ not in _WRITERS else None
+    return None if isinstance(owner, (types.ModuleType, type)) else owner
+
+
 def _module(name: str, space: dict[str, Any]) -> str:
     """Return the full name of a module that code imports; ``space`` has the globals of the code."""
     try:
@@ -328,7 +346,8 @@ def _functions(f: Any, *local: Any) -> Iterator[Any]:
             yield f, None, *local
             f = getattr(f, "__wrapped__", None)
         else:
-            f = None if isinstance(f, type) else getattr(f, "forward", None) or getattr(f, "__call__", None)  # noqa: B004
+            names = () if isinstance(f, type) else ("forward", "__call__")
+            f = next((each for n in names if isinstance(each := _attribute(f, n), types.MethodType)), None)
             if not isinstance(f, types.MethodType):
                 return
 

@@ -30,6 +30,7 @@ __all__ = [
     "checked_dtype",
     "foreign_array",
     "made",
+    "refuse_foreign",
     "refuse_masked",
     "resolved",
     "tensor",
@@ -212,7 +213,7 @@ def _array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
             "  Compute with ad functions instead."
         )
     if type(value) is not ndarray:
-        _refuse_foreign(value)
+        refuse_foreign(value)
         refuse_masked(value)
         if isinstance(value, (list, tuple)) and not _all_numbers(value):
             value = _unwrap_nested(value)
@@ -324,7 +325,7 @@ def _unwrap_nested(value: Any, depth: int = 0) -> Any:
                 f"the list has more than {_DEEPEST} levels of nesting, and an array cannot have so many axes."
             )
         return [_unwrap_nested(v, depth + 1) for v in value]
-    _refuse_foreign(value)
+    refuse_foreign(value)
     if isinstance(value, Tensor):
         check_conversion(value, "part of a plain array", "Use ad.array(list), which is differentiable.")
         return concrete(value, "this")
@@ -394,7 +395,8 @@ def _stacked(value: Any, dtype: np.dtype[Any]) -> Tensor:
 _FOREIGN = ("torch", "jax", "jaxlib", "tensorflow", "mlx", "tinygrad", "cupy", "autograd")
 
 
-def _refuse_foreign(value: Any) -> None:
+def refuse_foreign(value: Any) -> None:
+    """Raise if a value is a tensor of another library."""
     module = type(value).__module__.partition(".")[0]
     if module in _FOREIGN:
         raise InputError(

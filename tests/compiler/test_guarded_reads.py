@@ -502,3 +502,77 @@ def test_a_module_has_one_guard_for_all_its_attributes() -> None:
         assert f(np.ones(1)) == value**2
         blocks[3].other[0] = 1.0
     assert len([g for g in f.stats()["programs"][0]["guards"] if "Block" in g]) == 5
+
+
+BUILT_IN: dict[str, tuple[Any, Any, Any]] = {  # how to make a value, to change it, and to read it by a method
+    "get": (lambda: {"a": 1.0}, lambda d: d.update(a=5.0), lambda d: d.get("a", 0.0)),
+    "__getitem__": (lambda: {"a": 1.0}, lambda d: d.update(a=5.0), lambda d: d.__getitem__("a")),
+    "values": (lambda: {"a": 1.0}, lambda d: d.update(a=5.0), lambda d: sum(d.values())),
+    "items": (lambda: {"a": 1.0}, lambda d: d.update(a=5.0), lambda d: sum(v for _, v in d.items())),
+    "keys": (lambda: {1.0: "a"}, lambda d: d.update({2.0: "b"}), lambda d: sum(d.keys())),
+    "ordered": (lambda: collections.OrderedDict(a=1.0), lambda d: d.update(a=5.0), lambda d: sum(d.values())),
+    "copy": (lambda: [1.0], lambda a: a.append(2.0), lambda a: sum(a.copy())),
+    "count": (lambda: [1.0], lambda a: a.append(1.0), lambda a: a.count(1.0)),
+    "deque": (lambda: collections.deque([1.0]), lambda a: a.append(2.0), lambda a: sum(a.copy())),
+    "union": (lambda: {1.0}, lambda s: s.add(2.0), lambda s: sum(s.union(()))),
+    "bytes": (lambda: bytearray(b"a"), lambda b: b.extend(b"a"), lambda b: b.count(b"a")),
+}
+
+
+@pytest.mark.parametrize("place", ["closure", "attribute", "method"])
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_data_that_a_method_of_a_built_in_class_reads(name: str, place: str) -> None:
+    make, change, read = BUILT_IN[name]
+    value = make()
+    held = types.SimpleNamespace(value=value)
+    copied = value.copy  # a bound method that was made outside
+    uses = {
+        "closure": lambda a: a * read(value),
+        "attribute": lambda a: a * read(held.value),
+        "method": lambda a: a * read(copied()),
+    }
+    f = ad.compile(uses[place], backend="replay")
+    x = np.ones(2)
+    assert np.array_equal([f(x), f(x)], [uses[place](x)] * 2)
+    change(value)
+    assert np.array_equal(f(x), uses[place](x))
+    assert f.stats()["traces"] == 2
+
+
+def test_strings_and_numbers_that_their_methods_read() -> None:
+    held = types.SimpleNamespace(mode="up", count=3, rate=2.0)
+    f = ad.compile(
+        lambda a: a * (held.mode.startswith("up") + held.count.bit_length() + held.rate.is_integer()),
+        backend="replay",
+    )
+    x = np.ones(2)
+    assert f(x)[0] == f(x)[0] == 4
+    held.mode, held.count, held.rate = "down", 8, 2.5
+    assert f(x)[0] == 4.0 - 1 + 2 - 1
+
+
+def test_a_list_that_the_function_only_appends_to_is_not_guarded() -> None:
+    log: list[int] = []
+
+    def noisy(a: Any) -> Any:
+        log.append(1)
+        return a * 2
+
+    f = ad.compile(noisy, backend="replay")
+    for _ in range(3):
+        f(np.ones(2))
+        log.append(2)
+    assert f.stats()["traces"] == 1
+
+
+def test_an_object_whose_getattr_raises_any_error() -> None:
+    class Config:
+        def __init__(self, **values: float) -> None:
+            self.__dict__["values"] = values
+
+        def __getattr__(self, name: str) -> float:
+            return self.values[name]  # KeyError
+
+    assert ad.compile(lambda a, c: a * c.scale)(np.ones(1), Config(scale=2.0))[0] == 2
+    configs = {"c": Config(scale=3.0)}
+    assert ad.compile(lambda a: a * configs["c"].scale)(np.ones(1))[0] == 3
