@@ -1,6 +1,6 @@
-"""Detect that a function advances random generators or iterators while it is traced.
+"""Detect that a function advances random generators or iterators, or sets hyper-parameters, in a trace.
 
-A compiled program would use the same draw, or the same item, at each call.
+A compiled program would use the same draw, or the same item, at each call, and would set nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.ndarray, np.gene
 
 
 class Advances:
-    """The saved states of the global random generators, and of the generators and iterators in ``values``."""
+    """The saved states of the global random generators, and those of objects in ``values``.
+
+    The objects are generators, iterators and parameter groups of optimisers.
+    """
 
     def __init__(self, values: Iterable[Any]) -> None:
         found: dict[int, Any] = {}
         for value in values:
             for each in _found(value, 0):
                 found[id(each)] = each
+        groups = [found.pop(id(each)) for each in [*found.values()] if _is_group(each)]
+        self.hypers = [(g, g.hyper, _comparable(g.hyper)) for g in groups]
         self.reads: list[tuple[Callable[[], Any], Callable[[Any], None] | None]] = [
             (random.getstate, random.setstate),
             *map(_access, found.values()),
@@ -66,6 +71,23 @@ class Advances:
             raise TransformError(
                 f"ad.compile: {name} takes an item of an iterator, so each call would use the same one.\n"
                 "  Take the item outside, and pass it as an argument."
+            )
+        self._check_hyper()
+
+    def _check_hyper(self) -> None:
+        """Raise if a hyper-parameter of an optimiser has changed; all are restored before."""
+        names: list[str] = []
+        for group, hyper, before in self.hypers:
+            now = _comparable(group.hyper)
+            if now != before:
+                names += [k for k in {**before, **now} if now.get(k) != before.get(k) and k not in names]
+                group.hyper = hyper
+                hyper.clear()
+                hyper.update(before)
+        if names:
+            raise TransformError(
+                f"Setting {', '.join(names)} of an optimiser cannot be used inside ad.compile.\n"
+                "  Set it outside: the program reads it at each call."
             )
 
 
@@ -106,14 +128,19 @@ def _memory(generator: Any) -> bytes | None:
 
 
 def _found(value: Any, depth: int) -> Iterator[Any]:
-    """Yield the generators and iterators in a value, its elements and its attributes, up to a depth."""
+    """Yield the generators, iterators and parameter groups in a value, its elements and its attributes.
+
+    ``depth`` is that of the value; the deepest ones are not searched.
+    """
     if isinstance(value, (types.BuiltinFunctionType, types.MethodType)):  # rng.normal
         value = value.__self__
     if isinstance(value, _PLAIN) or depth > _DEEPEST:
         return
-    if isinstance(value, _DRAWS) or _position(value) is not None:
+    if isinstance(value, _DRAWS) or _is_group(value) or _position(value) is not None:
         yield value
         return
+    if hasattr(type(value), "apply_one"):  # an optimiser
+        yield from value.groups
     inside: Iterable[Any] = ()
     if isinstance(value, dict):
         inside = value.values()
@@ -123,6 +150,16 @@ def _found(value: Any, depth: int) -> Iterator[Any]:
         inside = getattr(value, "__dict__", {}).values()
     for each in itertools.islice(inside, _MOST):
         yield from _found(each, depth + 1)
+
+
+def _is_group(value: Any) -> bool:
+    """Return whether a value is a parameter group of an optimiser; ``optim`` cannot be imported here."""
+    return type(value).__name__ == "ParameterGroup" and is_library(type(value))
+
+
+def _comparable(hyper: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of hyper-parameters with lists as tuples, which an update turns them into."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in hyper.items()}
 
 
 def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None]:

@@ -108,7 +108,7 @@ class Variant:
         reads = named_reads(self.f, objects, values)
         self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
         imported = len(sys.modules)
-        advances = Advances([*values, *objects.values(), *call.leaves])
+        advances = Advances([self.f, *values, *objects.values(), *call.leaves])
         try:
             self._run_trace(trace, call)
         except UnrollError:

@@ -11,7 +11,7 @@ import numpy as np
 from adjoint import words
 from adjoint.config import no_grad, special
 from adjoint.core.inplace import writable
-from adjoint.core.lifted import tracing
+from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.namespace import dyn
 from adjoint.core.shapes import number_between
 from adjoint.core.tensor import Tensor, differentiable
@@ -48,6 +48,8 @@ class EMA:
     """
 
     def __init__(self, params: Iterable[Tensor] | Mapping[str, Tensor], decay: float = 0.999) -> None:
+        if special.count:
+            refuse_tracing("Creating an EMA", "Create it outside the compiled function.")
         number_between("EMA: decay", decay, 0.0, 1.0)
         self.decay = float(decay)
         self.params: list[Tensor] = parameter_list("EMA", params)

@@ -86,6 +86,8 @@ class Optimizer:
     pure: ClassVar[bool] = True  # whether ``numbers`` takes a tensor as the step, as ``Pure`` needs it
 
     def __init__(self, params: Iterable[Any], *, shard: Group | None = None, **defaults: Any) -> None:
+        if special.count:
+            refuse_tracing("Creating an optimiser", "Create it outside the compiled function.")
         if shard is not None:
             check_ranks(type(self).__name__, shard)
         self.shard = shard
@@ -221,6 +223,8 @@ class Optimizer:
         ArgumentError
             If a parameter is already in the optimiser, or a hyper-parameter is unknown.
         """
+        if special.count:
+            refuse_tracing("add_group() of an optimiser", "Call it outside the compiled function.")
         if not isinstance(group, Mapping) or "params" not in group:
             what = f"has only {', '.join(map(str, group))}" if isinstance(group, Mapping) else f"is {group!r}"
             raise InputError(
@@ -530,6 +534,8 @@ class Optimizer:
         ArgumentError
             If the state belongs to a different kind of optimiser, or has different groups.
         """
+        if special.count:
+            refuse_tracing("load_state_dict() of an optimiser", "Call it outside the compiled function.")
         saved, count = read_state(self, state)
         for g, (hyper, ratio, units) in zip(self.groups, saved, strict=True):
             g.hyper.update(hyper)

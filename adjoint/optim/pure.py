@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
+from adjoint.context import tracing, within
 from adjoint.core.convert import asarray
+from adjoint.core.lifted import run_at
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
@@ -57,8 +59,9 @@ class Pure:
                 f"Pure: {kind.__name__} counts its steps in Python, so it has no form as a function.\n"
                 "  Use SGD, Adam, AdamW, RMSprop, Adagrad or Lion."
             )
-        # one parameter, so that the constructor checks the hyper-parameters
-        self._optimizer = kind([wrap(np.zeros(1)).requires_grad_()], **hyper)
+        # one parameter, so that the constructor checks the hyper-parameters; it is outside of all transforms
+        made = lambda: kind([wrap(np.zeros(1)).requires_grad_()], **hyper)
+        self._optimizer = within(tracing, None, run_at, None, made)
         self._hyper = self._optimizer.groups[0].hyper
 
     def __repr__(self) -> str:

@@ -36,6 +36,88 @@ def test_a_changed_learning_rate_is_used_without_another_trace() -> None:
     assert step.stats()["traces"] == 1
 
 
+class _Learner:
+    """An object with an optimiser, which a method changes."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def halve(self) -> None:
+        for g in self.optimizer.groups:
+            g.hyper["lr"] *= 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda o: o.groups[0].hyper.update(lr=0.5), "lr"),
+        (lambda o: [g.hyper.__setitem__("betas", (0.5, 0.5)) for g in o.groups], "betas"),
+        (lambda o: setattr(o.groups[0], "hyper", {**o.groups[0].hyper, "lr": 0.5, "eps": 0.1}), "lr, eps"),
+        (lambda o: _Learner(o).halve(), "lr"),
+    ],
+)
+def test_hyper_parameters_that_are_set_inside_are_an_error(change: Any, names: str) -> None:
+    w = ad.tensor([1.0], requires_grad=True)
+    o = optim.Adam([w], lr=1.0)
+    o.groups[0].hyper["betas"] = [0.8, 0.9]  # accepted: it is set outside
+    before = dict(o.groups[0].hyper)
+
+    def update(set_inside: bool) -> None:
+        o.zero_grad()
+        (w * 2).sum().backward()
+        if set_inside:
+            change(o)
+        o.step()
+
+    step = ad.compile(update)
+    for _ in range(2):
+        with pytest.raises(TransformError, match=f"^Setting {names} of an optimiser cannot be used"):
+            step(True)
+        assert {**o.groups[0].hyper, "betas": [*o.groups[0].hyper["betas"]]} == before
+    step(False)
+    assert w.item() != 1.0
+
+
+def test_hyper_parameters_of_an_argument_or_attribute_that_are_set_inside_are_an_error() -> None:
+    o = optim.SGD([ad.tensor([1.0], requires_grad=True)], lr=1.0)
+    learner = _Learner(o)
+
+    def assign() -> None:
+        o.groups[0].hyper["lr"] = 0.5
+
+    for f, args in (
+        (lambda o: _Learner(o).halve(), (o,)),
+        (learner.halve, ()),
+        (_Learner.halve, (learner,)),
+        (assign, ()),
+    ):
+        with pytest.raises(TransformError, match="Setting lr of an optimiser"):
+            ad.compile(f)(*args)
+        assert o.lr == 1.0
+
+
+def test_optimisers_are_created_outside() -> None:
+    w = ad.tensor([1.0], requires_grad=True)
+    other = ad.tensor([1.0], requires_grad=True)
+    o = optim.Adam([w])
+    state = o.state_dict()
+    for f, what in (
+        (lambda: optim.SGD([w], lr=0.1), "Creating an optimiser"),
+        (lambda: ((w * 2).sum().backward(), optim.SGD([w], lr=0.1).step()), "Creating an optimiser"),
+        (lambda: optim.EMA([w]), "Creating an EMA"),
+        (lambda: o.add_group({"params": [other]}), "add_group() of an optimiser"),
+        (lambda: o.load_state_dict(state), "load_state_dict() of an optimiser"),
+    ):
+        with pytest.raises(TransformError) as found:
+            ad.compile(f)()
+        assert str(found.value).startswith(f"{what} cannot be used inside ad.compile.\n")
+        assert "outside the compiled function." in str(found.value)
+    # as a function of its state it can be created anywhere
+    x = ad.ones(2)
+    pure = lambda x: optim.Pure(optim.SGD, lr=0.5).update(x, x, optim.Pure(optim.SGD, lr=0.5).init(x))[0]
+    assert ad.compile(pure)(x).tolist() == pure(x).tolist() == [0.5, 0.5]
+
+
 def test_earlier_results_are_not_overwritten() -> None:
     f = ad.compile(lambda x: x + 1)
     kept = [f(np.full(2, k, float)) for k in range(3)]
