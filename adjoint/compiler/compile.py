@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import threading
 import weakref
@@ -25,7 +26,7 @@ from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.record import anomaly, saved_hooks
 from adjoint.core.tensor import wrap
 from adjoint.core.user_code import warn
-from adjoint.errors import AdjointError, ArgumentError
+from adjoint.errors import AdjointError, ArgumentError, InputError
 from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.inputs import as_function, name_of
 from adjoint.words import count
@@ -34,6 +35,7 @@ __all__ = ["Compiled", "compile"]
 
 
 BACKENDS = ("auto", "native", "replay")
+_PAUSED = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
 
 
 def compile(
@@ -68,6 +70,11 @@ def compile(
     Compiled
         The compiled function.
 
+    Raises
+    ------
+    InputError
+        If ``f`` is a generator function or an async function.
+
     Examples
     --------
     >>> import adjoint as ad
@@ -89,7 +96,13 @@ def compile(
         raise ArgumentError(f"compile: backend must be one of {', '.join(BACKENDS)}, but got {backend!r}.")
     if backend == "native":
         binding()
-    return Compiled(as_function("compile", f), static, backend, limit, flush)
+    for each in (as_function("compile", f), getattr(f, "forward", None), f.__call__):
+        if any(is_kind(each) for is_kind in _PAUSED):
+            raise InputError(
+                f"compile: {name_of(f)} is a generator function or an async function, which cannot be "
+                "compiled.\n  Compile the functions of tensors that it calls."
+            )
+    return Compiled(f, static, backend, limit, flush)
 
 
 class _Callable:

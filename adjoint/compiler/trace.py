@@ -380,6 +380,11 @@ class Trace(Sources):
         held = self.held.get(id(t))
         return held is not None and t._data is held.symbol
 
+    def owns(self, t: Any) -> bool:
+        """Return whether a value is a tensor of this trace, which has no elements after it."""
+        held = self.held.get(id(t))
+        return type(t) is Traced and (held is None or held.argument is not None)
+
     def data_before(self, t: Tensor) -> Any:
         """Return the array that a captured tensor had before the trace."""
         return self.held[id(t)].data

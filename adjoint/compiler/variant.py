@@ -9,14 +9,15 @@ import functools
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
 from contextlib import suppress
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from adjoint import tree
+from adjoint import tree, words
 from adjoint.compiler import native, replay
 from adjoint.compiler.advances import Advances
 from adjoint.compiler.call import Call, Parameters, Wanted
@@ -37,7 +38,7 @@ from adjoint.core.record import node_of
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.user_code import warn
 from adjoint.engine.pull import release
-from adjoint.errors import GraphReleasedError
+from adjoint.errors import GraphReleasedError, TransformError
 from adjoint.transforms.calls import new_op
 from adjoint.transforms.inputs import name_of
 from adjoint.words import count
@@ -46,6 +47,9 @@ __all__ = ["Variant"]
 
 
 _COPIED = (ndarray, set, deque, bytearray)  # results that are no trees, and that the caller may change
+_BAGS = (set, frozenset, deque, ValuesView, ItemsView)  # collections that are no trees
+# results that are computed after the trace
+_LAZY = (map, zip, filter, GeneratorType, CoroutineType, AsyncGeneratorType)
 _LONG = 64  # steps: programs with a longer loop are compiled to native code at the first call
 
 
@@ -236,6 +240,7 @@ class Variant:
             if isinstance(o, Symbolic):
                 o = wrap(o)
             if not isinstance(o, Tensor):
+                self._check_result(trace, o)
                 self.outs.append(("copy" if isinstance(o, _COPIED) else "same", o))
                 continue
             held = trace.held.get(id(o))
@@ -263,6 +268,19 @@ class Variant:
                 self.spent = [
                     _spent(self.name, o, leaves) if type(o._node) is Node else None for o in tensors
                 ]
+
+    def _check_result(self, trace: Trace, o: Any) -> None:
+        """Raise if ``o``, a result that is no tree, has tensors that only the trace knows."""
+        if isinstance(o, _LAZY):
+            what = words.a(type(o).__name__)
+        elif isinstance(o, _BAGS) and any(trace.owns(each) for each in tree.flatten(list(o))[0]):
+            what = f"{words.a(type(o).__name__)} with tensors in it"
+        else:
+            return
+        raise TransformError(
+            f"ad.compile: {self.name} returns {what}, which compiled functions do not support.\n"
+            "  Return a list, a tuple or a dictionary."
+        )
 
     # A call ----------------------------------------------------------------------------------------
 

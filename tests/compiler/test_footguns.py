@@ -149,6 +149,48 @@ def test_results_that_the_caller_changes_are_new_at_each_call() -> None:
         found[4]["n"].append(7)
 
 
+def test_results_that_are_no_trees_and_have_tensors_are_an_error() -> None:
+    w = ad.ones(2)
+    for f, what in (
+        (lambda x: {x * 2, x * 3}, "a set with tensors in it"),
+        (lambda x: {"n": frozenset([x])}, "a frozenset with tensors in it"),
+        (lambda x: [deque([(x + w, 1)])], "a deque with tensors in it"),
+        (lambda x: {"y": x * 2}.values(), "a dict_values with tensors in it"),
+        (lambda x: map(ad.tanh, [x]), "a map"),
+        (lambda x: (x * n for n in range(3)), "a generator"),
+    ):
+        with pytest.raises(TransformError) as found:
+            ad.compile(f)(ad.ones(2))
+        assert str(found.value) == (
+            f"ad.compile: <lambda> returns {what}, which compiled functions do not support.\n"
+            "  Return a list, a tuple or a dictionary."
+        )
+    (same,) = ad.compile(lambda x: (w + x, {w})[1])(ad.ones(2))
+    assert same is w
+
+
+def test_generator_functions_and_async_functions_are_an_error() -> None:
+    def generate(x: Any) -> Any:
+        yield x
+
+    async def wait(x: Any) -> Any:
+        return x
+
+    async def generate_later(x: Any) -> Any:
+        yield x
+
+    class Layer(nn.Module):
+        def forward(self, x: Any) -> Any:
+            yield x
+
+    class Function:
+        __call__ = generate
+
+    for f in (generate, wait, generate_later, Layer(), Function(), functools.partial(generate, 1)):
+        with pytest.raises(ad.errors.InputError, match="is a generator function or an async function"):
+            ad.compile(f)
+
+
 def test_leaves_are_those_of_eager_mode() -> None:
     w = ad.ones(2, requires_grad=True)
     later = w * 2
