@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +35,11 @@ def named_params(params: Any) -> dict[str, Tensor]:
         pairs = list(params.named_parameters())
     elif isinstance(params, Mapping):
         pairs = list(params.items())
+    elif not isinstance(params, Iterable):
+        raise InputError(
+            f"GradientAccumulator: params must be a module or a list of tensors, not {params!r}.\n"
+            "  Pass the number of micro-batches as accumulation_steps=…."
+        )
     else:
         found = enumerate([params] if isinstance(params, Tensor) else params)
         pairs = [p if isinstance(p, tuple) and len(p) == 2 else (str(i), p) for i, p in found]

@@ -418,6 +418,8 @@ def test_a_weight_is_a_number_and_the_steps_have_a_name():
         acc.step({"w": [1.0]}, weight="3")
     with pytest.raises(ad.errors.InputError, match="accumulation_steps="):
         ad.GradientAccumulator([], 4)
+    with pytest.raises(ad.errors.InputError, match=r"(?s)not 3.*accumulation_steps="):
+        ad.GradientAccumulator(3)
 
 
 # State -----------------------------------------------------------------------------------------
