@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -123,6 +125,7 @@ class Compiled(_Callable):
             self, f, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=()
         )
         self._f = f
+        self._options = static, backend, limit, flush
         self._parameters = Parameters(f, static)
         self._backend = backend
         self._flush = bool(flush)
@@ -151,6 +154,24 @@ class Compiled(_Callable):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind to an instance, as a method does."""
         return self if instance is None else _Method(self, instance)
+
+    # Copies have no programs.  A copied method belongs to the copied instance.
+
+    def __copy__(self) -> Compiled:
+        return Compiled(self._f, *self._options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        f = copy.deepcopy(self._f, memo)
+        made: Compiled | None = memo.get(id(self))  # if its instance refers to it
+        return Compiled(f, *self._options) if made is None else made
+
+    def __reduce__(self) -> Any:
+        """Return how to pickle the function: by its name if that is its name, or else the original one."""
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (Compiled, (self._f, *self._options))
 
     def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program for any arguments; trace the function first if there is none."""
@@ -331,6 +352,9 @@ class _Method(functools.partial[Any]):
     """A compiled method of an instance, which is its first argument."""
 
     func: Compiled
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Method:
+        return _Method(self.func, *copy.deepcopy(self.args, memo))
 
     def program(self, *args: Any, **kwargs: Any) -> str:
         """Return the program for these arguments as text, as ``Compiled.program`` does."""

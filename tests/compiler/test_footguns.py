@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import copy
 import functools
+import pickle
 from collections import deque
 from typing import Any
 
@@ -243,6 +245,72 @@ def test_a_function_inside_another_one_is_part_of_it() -> None:
     outer = ad.compile(lambda x: inner(x) + inner(x * 3))
     assert outer(ad.tensor([1.0])).tolist() == [8.0]
     assert inner.stats()["traces"] == 0
+
+
+@ad.compile(limit=3)
+def _doubled(x: Any) -> Any:
+    return x * 2
+
+
+def _tripled(x: Any) -> Any:
+    return x * 3
+
+
+class _Holder(nn.Module):
+    """A module with a compiled method, one that is made in the constructor, and itself compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(ad.ones(2))
+        self.fast = ad.compile(self.scale)
+        self.itself = ad.compile(self)
+        self.kept = self.method
+
+    def forward(self, x: Any) -> Any:
+        return self.weight * x
+
+    def scale(self, x: Any) -> Any:
+        return self.weight * x
+
+    @ad.compile
+    def method(self, x: Any) -> Any:
+        return self.weight * x
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_of_compiled_functions(copied: Any) -> None:
+    x = ad.ones(2)
+    own, other = ad.compile(_tripled, backend="replay", limit=2), _Holder()
+    calls = (other.fast, other.itself, other.method, other.kept)
+    for f in (_doubled, own, *calls):
+        f(x)
+    assert copied(_doubled)(x).tolist() == [2.0, 2.0]
+    twin = copied(own)
+    assert type(twin) is type(own) and twin is not own and twin.stats()["traces"] == 0
+    assert twin(x).tolist() == [3.0, 3.0]
+    assert (twin._backend, twin._limit) == ("replay", 2)
+    holder = copied(other)
+    assert holder.fast is not other.fast
+    with ad.no_grad():
+        holder.weight.copy_([5.0, 5.0])
+    for _ in range(3):
+        for f in (holder.fast, holder.itself, holder.method, holder.kept):
+            assert f(x).tolist() == [5.0, 5.0]
+        for f in calls:
+            assert f(x).tolist() == [1.0, 1.0]
+    method = copied(other.fast)  # the copy of its instance has it
+    assert method is not other.fast and method(x).tolist() == [1.0, 1.0]
+    assert method._f.__self__ is not other
+
+
+def test_a_copied_method_is_that_of_the_copied_instance() -> None:
+    holder = _Holder()
+    fast = copy.deepcopy(holder.fast)
+    assert fast is fast._f.__self__.fast
+    assert copy.copy(holder.fast)._f == holder.scale
+    assert pickle.loads(pickle.dumps(_doubled)) is _doubled
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(ad.compile(lambda x: x))
 
 
 def test_instances_do_not_share_state() -> None:
