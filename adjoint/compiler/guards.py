@@ -60,12 +60,12 @@ def snapshot(value: Any, depth: int = 0) -> Any:
     if isinstance(value, BOUND):
         return "method", value.__name__, id(value.__self__)
     if str(type(value).__module__).partition(".")[0] in _BY_VALUE:
-        return type(value), value
+        return type(value), repr(value)  # equal times and decimals may have different zones and digits
     if isinstance(value, CONTAINERS) and depth < DEEPEST:
         if isinstance(value, BUFFERS):
-            return type(value), bytes(value)
+            return type(value), getattr(value, "typecode", ""), bytes(value)
         if isinstance(value, MAPPINGS):
-            return dict, tuple([(k, snapshot(v, depth + 1)) for k, v in value.items()])
+            return type(value), tuple([(k, snapshot(v, depth + 1)) for k, v in value.items()])
         items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         return type(value), tuple([snapshot(v, depth + 1) for v in items])
     return "object", id(value)

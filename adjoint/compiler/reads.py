@@ -67,9 +67,8 @@ class _Walk:
     def __init__(self, values: list[Any]) -> None:
         self.values = values
         self.found: dict[str, Callable[[], Any]] = {}
-        self.todo: list[
-            tuple[Any, Any, dict[str, Any]]
-        ] = []  # functions, their owners, their known arguments
+        # functions, their owners, their known arguments
+        self.todo: list[tuple[Any, Any, dict[str, Any]]] = []
         self.seen: set[tuple[int, int]] = set()
         self.free: set[str] = set()  # names of attributes of local variables and other results
         self.owners: dict[str, tuple[Any, Callable[[], Any]]] = {}  # objects that were reached
@@ -206,8 +205,6 @@ class _Walk:
         """Add a variable, and the code that its value can run.  ``key`` identifies the variable."""
         self.values.append(value)
         self._reach(value, 0)
-        if (owner := _owner(value)) is not None:
-            self._add_once(f"{what}.__self__", functools.partial(itself, owner), ("owner", id(owner)))
         if not isinstance(value, _SKIPPED):
             what = self._name(what, key)
             self.found.setdefault(what, read)
@@ -229,13 +226,20 @@ class _Walk:
         if isinstance(value, type):
             if not _is_foreign(value):
                 self.classes[id(value)] = value
+        elif isinstance(value, BOUND):
+            if (owner := _owner(value)) is not None:
+                self._add_once(
+                    f"owner of {value.__name__}", functools.partial(itself, owner), ("owner", id(owner))
+                )
         elif isinstance(value, CONTAINERS):
+            self.todo += _methods(type(value), value, self.free)
             for each in islice(value.values() if isinstance(value, MAPPINGS) else value, _MOST):
                 if depth < DEEPEST:
                     self._reach(each, depth + 1)
         elif isinstance(value, _FUNCTIONS):
             if isinstance(value, functools.partial):
                 self.add_bound(value)
+                self._reach(value.func, depth)
             self.todo += _functions(value, {})
         elif isinstance(value, _GETTERS):
             texts = [s for s in value.__reduce__()[1] if isinstance(s, str)]
@@ -278,7 +282,8 @@ class _Walk:
             pairs = owner.items() if isinstance(owner, MAPPINGS) else enumerate(owner)
             for key, each in islice(pairs, _MOST):
                 self._visit(f"{what}[{key!r}]", each, functools.partial(itself, each), depth + 1, depths)
-            return
+            if not hasattr(owner, "__dict__"):
+                return
         self._reach(owner, depth)
         if is_library(type(owner)):
             return
@@ -368,21 +373,15 @@ def _methods(cls: type, bound: Any, names: set[str] | None) -> Iterator[tuple[An
                 implicit = False
             if not (implicit or names is None or name in names):
                 continue
-            if isinstance(value, _BINDERS):
-                owner = (
-                    None
-                    if isinstance(value, staticmethod)
-                    else cls
-                    if isinstance(value, classmethod)
-                    else bound
-                )
-                value = (
-                    getattr(value, "fget", None)
-                    or getattr(value, "func", None)
-                    or getattr(value, "__func__", None)
-                )
-            else:
-                owner = bound
+            owner = bound
+            if isinstance(value, staticmethod):
+                value, owner = value.__func__, None
+            elif isinstance(value, classmethod):
+                value, owner = value.__func__, cls
+            elif isinstance(value, property):
+                value = value.fget
+            elif isinstance(value, functools.cached_property):
+                value = value.func
             if isinstance(value, types.FunctionType):
                 yield value, owner, {}
 

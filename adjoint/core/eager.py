@@ -53,7 +53,7 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
 _NAMES = {
     "F32": F32, "F64": F64, "LEAF": LEAF, "NO_PARAMS": NO_PARAMS, "Node": Node, "Spec": Spec,
     "Tensor": Tensor, "as_result": as_result, "asarray": np.asarray, "careful": careful,
-    "constant": constant,     "differentiable": differentiable, "explained": explained, "float64": np.float64,
+    "constant": constant, "differentiable": differentiable, "explained": explained, "float64": np.float64,
     "function_in_pieces": function_in_pieces, "large": COSTLY_SIZE,
     "ndarray": ndarray, "new_tensor": new_tensor, "next_seq": next_seq, "node_of_smooth": node_of_smooth,
     "note_view": note_view, "recording": recording, "special": special, "weak_number": weak_number,

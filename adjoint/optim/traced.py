@@ -72,7 +72,7 @@ def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
 def _parts_of_unit(group: ParameterGroup, unit: Unit) -> list[tuple[Any, ...]]:
     """Return the places where a unit stores its state and step counts, which ``ad.compile`` compares.
 
-    The list of counts is changed in place only if all counts are incremented together; see ``_count``.
+    The list of counts is changed in place only if all counts are incremented together.
     """
     parts: list[tuple[Any, ...]] = [("item", vars(unit), "steps"), ("item", vars(unit), "state")]
     if unit.state is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import array
 import collections
+import datetime
+import decimal
 import enum
 import fractions
 import functools
@@ -576,3 +578,62 @@ def test_an_object_whose_getattr_raises_any_error() -> None:
     assert ad.compile(lambda a, c: a * c.scale)(np.ones(1), Config(scale=2.0))[0] == 2
     configs = {"c": Config(scale=3.0)}
     assert ad.compile(lambda a: a * configs["c"].scale)(np.ones(1))[0] == 3
+
+
+def test_data_of_built_in_methods_in_containers_partial_functions_and_attributes() -> None:
+    cfg = {"k": 2.0}
+    listed, named, part = [cfg.get], {"a": cfg.get}, functools.partial(cfg.get, "k")
+    held = types.SimpleNamespace(get=cfg.get)
+
+    def of_local(a: Any) -> Any:
+        q = held
+        return a * q.get("k")
+
+    uses = [lambda a: a * listed[0]("k"), lambda a: a * named["a"]("k"), lambda a: a * part(), of_local]
+    compiled = [ad.compile(f, backend="replay") for f in uses]
+    assert [f(np.ones(1))[0] for f in compiled] == [2.0] * 4
+    cfg["k"] = 3.0
+    assert [f(np.ones(1))[0] for f in compiled] == [3.0] * 4
+
+
+def test_attributes_of_a_list_of_the_users_own_class() -> None:
+    class Numbers(list[float]):
+        scale = 1.0
+
+    numbers = Numbers([1.0])
+
+    def f(a: Any) -> Any:
+        q = [numbers][0]
+        return a * q.scale
+
+    compiled = ad.compile(f, backend="replay")
+    assert compiled(np.ones(1))[0] == 1
+    numbers.scale = 4.0
+    assert compiled(np.ones(1))[0] == 4
+
+
+class _Always7(dict[str, float]):
+    def __getitem__(self, key: str) -> float:
+        return 7.0
+
+
+ALIKE: dict[str, tuple[Any, Any, Any]] = {  # two values that are equal, and how the function reads them
+    "decimals": (decimal.Decimal("1.0"), decimal.Decimal("1.00"), lambda v: len(str(v))),
+    "zones": (
+        datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC),
+        datetime.datetime(2020, 1, 1, 15, tzinfo=datetime.timezone(datetime.timedelta(hours=3))),
+        lambda v: v.hour,
+    ),
+    "arrays": (array.array("i", [1]), array.array("h", [1, 0]), len),
+    "dictionaries": ({"k": 1.0}, _Always7(k=1.0), lambda v: v["k"]),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_values_that_are_equal_but_not_alike(name: str) -> None:
+    first, second, read = ALIKE[name]
+    held = types.SimpleNamespace(value=first)
+    f = ad.compile(lambda a: a * read(held.value), backend="replay")
+    assert f(np.ones(1))[0] == read(first)
+    held.value = second
+    assert f(np.ones(1))[0] == read(second)
