@@ -7,7 +7,6 @@ unused features cost nothing.  ``logs.count`` is the number of contexts that wri
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +25,7 @@ from adjoint.context import threads as _threads
 from adjoint.context import transform as transform
 from adjoint.context import workers as _workers
 from adjoint.errors import ArgumentError, DTypeError, InputError
+from adjoint.forks import held_across_fork as held_across_fork
 
 __all__ = [
     "compiling",
@@ -53,16 +53,6 @@ def __dir__() -> list[str]:
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-L = TypeVar("L", bound=Any)
-
-
-def held_across_fork(lock: L) -> L:
-    """Return a lock that is acquired before a fork and released after it, so that it is free in the child."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
-    return lock
 
 
 def locked(lock: Any, function: Callable[..., T], *args: Any) -> T:

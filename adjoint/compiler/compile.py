@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import os
 import sys
 import threading
 import weakref
@@ -21,7 +20,7 @@ from adjoint.compiler.direct import Owner
 from adjoint.compiler.machine import binding
 from adjoint.compiler.reads import named_reads
 from adjoint.compiler.variant import Variant
-from adjoint.config import compile_mode, locked, special, tapes, transform
+from adjoint.config import compile_mode, held_across_fork, locked, special, tapes, transform
 from adjoint.context import observer
 from adjoint.core.convert import array_of
 from adjoint.core.lifted import enclosing, tracing
@@ -132,8 +131,7 @@ class Compiled(_Callable):
         self._limit = limit
         self._variants: list[Variant] = []  # the most recently used is first
         self._reasons: list[str] = []
-        self._lock = threading.RLock()
-        _everyone.add(self)
+        self._lock = held_across_fork(threading.RLock())
         self._warned = False
         # No cycle: a compiled function is deleted with its last reference.  It exists while it is called.
         me = cast("Callable[[], Compiled]", weakref.ref(self))
@@ -377,31 +375,4 @@ class _Method(functools.partial[Any]):
         return f"{self.func!r} of {type(self.args[0]).__name__}"
 
 
-class _Everyone:
-    """All compiled functions; their locks are acquired before a fork, so that they are free in the child."""
-
-    def __init__(self) -> None:
-        self.functions: weakref.WeakSet[Compiled] = weakref.WeakSet()
-        self.locks: list[Any] = []
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=self.hold, after_in_parent=self.free, after_in_child=self.free)
-
-    def add(self, function: Compiled) -> None:
-        """Add a compiled function, whose lock is acquired before a fork."""
-        self.functions.add(function)
-
-    def hold(self) -> None:
-        """Acquire all locks."""
-        self.locks = [f._lock for f in list(self.functions)]
-        for lock in self.locks:
-            lock.acquire()
-
-    def free(self) -> None:
-        """Release all locks."""
-        for lock in self.locks:
-            lock.release()
-        self.locks = []
-
-
-_everyone = _Everyone()
 _DIFFERENTIATED = (None, "ad.grad", "ad.value_and_grad", "ad.vjp")

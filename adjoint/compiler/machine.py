@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adjoint.config import held_across_fork
 from adjoint.context import cpu_level
 from adjoint.errors import ArgumentError, MissingExtraError
 
@@ -78,7 +79,7 @@ class Machine(NamedTuple):
         return max(1, self.width // max(1, np.dtype(dtype).itemsize))
 
 
-_lock = threading.Lock()
+_lock = held_across_fork(threading.RLock())
 
 
 def has_llvm() -> bool:

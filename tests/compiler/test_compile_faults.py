@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ from by_replay import by_replay as by_replay
 from steps import state_of
 
 import adjoint as ad
-from adjoint import nn, optim
+from adjoint import forks, nn, optim
 from adjoint.compiler import replay
 from adjoint.compiler.trace import Trace, _tracing_lock
 from adjoint.core.lifted import enclosing, tracing
+from adjoint.forks import held_across_fork
 
 
 class StopError(Exception):
@@ -243,3 +246,103 @@ def test_a_fork_of_another_thread_waits_for_the_trace() -> None:
     ad.compile(f)(ad.tensor(2.0))
     thread.join()
     assert status == [0]
+
+
+class Told:
+    """A lock that tells when the main thread is going to acquire it, or has it."""
+
+    def __init__(self, tell: threading.Event, at_once: bool) -> None:
+        self.lock, self.tell, self.at_once = threading.RLock(), tell, at_once
+
+    def acquire(self, timeout: float = -1) -> bool:
+        here = threading.current_thread() is threading.main_thread()
+        if here and self.at_once:
+            self.tell.set()
+        found = self.lock.acquire(timeout=timeout)
+        if here:
+            self.tell.set()
+        return found
+
+    def release(self) -> None:
+        self.lock.release()
+
+
+def exit_code_of_fork(works: Callable[[], bool]) -> int:
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if works() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("older", [True, False])
+def test_a_fork_waits_for_threads_that_acquire_locks_in_any_order(older: bool) -> None:
+    ready, forking = threading.Event(), threading.Event()
+    made = [Told(forking, at_once=k == older) for k in range(2)]
+    outer, inner = made[older], made[not older]
+
+    def work() -> None:
+        outer.acquire()
+        ready.set()
+        forking.wait()  # the fork waits for ``outer``, or it has ``inner``
+        inner.acquire()
+        inner.release()
+        outer.release()
+
+    for lock in made:
+        held_across_fork(lock)
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+    assert exit_code_of_fork(lambda: outer.acquire(timeout=5) and inner.acquire(timeout=5)) == 0
+    thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("fresh", [False, True])
+def test_forks_while_another_thread_calls_or_builds_a_program_with_a_numpy_call(fresh: bool) -> None:
+    """A call acquires the lock of the function, then the lock of its program."""
+
+    def make() -> Any:
+        return ad.compile(lambda x: ad.sort(ad.tanh(x)).sum())
+
+    x, f, stop = ad.ones(2000), make(), threading.Event()
+    expected = float(f(x))
+    started = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            g = make() if fresh else f
+            g(x), g(x)
+            started.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        started.wait()
+        for _ in range(10):
+            assert exit_code_of_fork(lambda: abs(float(f(x)) - expected) < 1e-6 * expected) == 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_locks_of_deleted_programs_are_forgotten() -> None:
+    def known() -> int:
+        return len(forks._forks.known)
+
+    x = ad.ones(4)
+    f = ad.compile(lambda x: ad.tanh(x).sum())
+    f(x), f(x)
+    gc.collect()
+    before = known()
+    for _ in range(3):
+        g = ad.compile(lambda x: ad.tanh(x).sum())
+        g(x), g(x)
+    assert known() > before
+    del g
+    gc.collect()
+    assert known() == before

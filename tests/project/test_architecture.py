@@ -18,7 +18,7 @@ ROOT = Path(adjoint.__file__).parent
 ALLOWED = {
     "errors": set(),
     "context": {"errors"},
-    "config": {"context", "errors"},
+    "config": {"context", "errors", "forks"},
     "tree": {"errors", "typing"},
     "foreign_names": set(),
     "hints": {"errors", "foreign_names"},
@@ -65,6 +65,7 @@ ALLOWED["words"] = set()
 for _user in set(ALLOWED) - {"errors", "context", "config", "tree", "hints", "foreign_names", "__main__"}:
     ALLOWED[_user].add("threads")
 ALLOWED["threads"] = {"context", "errors", "config"}
+ALLOWED["forks"] = set()
 
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -1,0 +1,76 @@
+"""Locks across a fork: all of them are acquired before it, so that they are free in the child."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, TypeVar
+
+__all__ = ["held_across_fork"]
+
+L = TypeVar("L", bound=Any)
+
+FIRST_WAIT = 0.01  # seconds
+
+
+def held_across_fork(lock: L) -> L:
+    """Return the lock, an ``RLock``, which is from now on acquired before a fork and released after it."""
+    _forks.known.add(weakref.ref(lock, _forks.known.discard))
+    return lock
+
+
+class _Forks:
+    """Acquires all known locks before a fork, whatever the order in which other threads acquire them."""
+
+    def __init__(self) -> None:
+        self.known: set[weakref.ref[Any]] = set()
+        self.held: list[Any] = []
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self.hold, after_in_parent=self.free, after_in_child=self.free)
+
+    def hold(self) -> None:
+        """Acquire all locks.
+
+        Another thread may have one lock and wait for one that is held here.  So after a while all locks are
+        released, and the one that was not free is acquired first.
+        """
+        first: list[Any] = []
+        wait = FIRST_WAIT
+        while (busy := self._hold_all(first, wait)) is not None:
+            first = [busy, *(lock for lock in first if lock is not busy)]
+            wait *= 2
+
+    def _hold_all(self, first: list[Any], wait: float) -> Any:
+        """Acquire all locks, first those in ``first``; return None.
+
+        If one is not free within ``wait`` seconds, release all, and return it.
+        """
+        held: list[Any] = []
+        known: set[weakref.ref[Any]] = set()
+        locks = first
+        while True:
+            for lock in locks:
+                if not lock.acquire(timeout=wait):
+                    _release(held)
+                    return lock
+                held.append(lock)
+            new = self.known - known  # at the end those that other threads have added meanwhile
+            if not new:
+                break
+            known |= new
+            locks = [lock for ref in new if (lock := ref()) is not None]
+        self.held = held
+        return None
+
+    def free(self) -> None:
+        """Release all locks that were acquired, and no other ones, which may be new."""
+        held, self.held = self.held, []
+        _release(held)
+
+
+def _release(locks: list[Any]) -> None:
+    for lock in reversed(locks):
+        lock.release()
+
+
+_forks = _Forks()
