@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from adjoint import words
 from adjoint.accumulate.blocks import MicroBatch, checked_weight, named_params, split_batch
 from adjoint.accumulate.ranks import RankBlock, RankSums
-from adjoint.accumulate.sums import Slot, Sums, normalised
+from adjoint.accumulate.sums import Slot, Staged, Sums, normalised
 from adjoint.accumulate.update import gradient_of, shown, update
 from adjoint.accumulate.window import (
     COUNTS,
@@ -274,33 +274,39 @@ class GradientAccumulator:
         """
         window, policy = self._window, self.config.nonfinite
         mean = self.config.reduction == "mean"
-        bad: list[str] = []
-        with window:
+        staged: Staged = [], None
+        with window:  # an exception here has changed no sum
             if not window.spoiled and (weight or not mean):
-                bad = self._sums.add(arrays, weight if mean else None, window.weight, check=policy != "allow")
-            if bad and (policy == "raise" or (policy == "skip" and single)):
-                raise NonFiniteError(
-                    f"this micro-batch has gradients that are not finite: {words.quoted(bad)}.  Nothing was "
-                    "added.\n  ad.detect_anomaly() finds the op that produced them.  To leave out such "
-                    'micro-batches pass nonfinite="skip", or "skip_window" with a GradScaler.'
-                )
-            if not joins:
-                window.open, window.open_weight = [], weight
-                window.micro_batches += 1
-                window.scaled |= scaled
-                self._counts["total_micro_batches"] += 1
-                if not bad and not window.spoiled:
-                    window.last = scale_clock.now
-                    window.first = window.last if window.first is None else window.first
-                    window.weight += weight
-            if single:
-                window.open.append(single)
-            if bad:
-                window.spoiled = policy == "skip_window"
-                window.skipped += 1
-                self._counts["skipped_micro_batches"] += 1
-            full = window.micro_batches >= window.steps
-            self._sums.end_piece(0.0 if bad or window.spoiled else weight, full)
+                factor = weight if mean else None
+                staged = self._sums.staged(arrays, factor, window.weight, check=policy != "allow")
+        bad, add = staged
+        if bad and (policy == "raise" or (policy == "skip" and single)):
+            raise NonFiniteError(
+                f"this micro-batch has gradients that are not finite: {words.quoted(bad)}.  Nothing was "
+                "added.\n  ad.detect_anomaly() finds the op that produced them.  To leave out such "
+                'micro-batches pass nonfinite="skip", or "skip_window" with a GradScaler.'
+            )
+        window.changing = True  # also after an exception
+        if add is not None:
+            add()
+        if not joins:
+            window.open, window.open_weight = [], weight
+            window.micro_batches += 1
+            window.scaled |= scaled
+            self._counts["total_micro_batches"] += 1
+            if not bad and not window.spoiled:
+                window.last = scale_clock.now
+                window.first = window.last if window.first is None else window.first
+                window.weight += weight
+        if single:
+            window.open.append(single)
+        if bad:
+            window.spoiled = policy == "skip_window"
+            window.skipped += 1
+            self._counts["skipped_micro_batches"] += 1
+        full = window.micro_batches >= window.steps
+        self._sums.end_piece(0.0 if bad or window.spoiled else weight, full)
+        window.changing = False
         if bad:
             self._send("skip", window, names=tuple(bad))
         if full and not joins:
@@ -583,10 +589,10 @@ class GradientAccumulator:
         window = Window(**state["window"], steps=self.config.accumulation_steps)
         window.open = list(window.open)
         sums.check_undivided(window)
-        with self._window:
-            sums.load(state["buffers"], state["unit"])
-            window.gradient = sums.totals() if window.finished else None
-            self._window, self._counts = window, dict(state["counts"])
+        self._window.changing = True  # until it is replaced
+        sums.load(state["buffers"], state["unit"])
+        window.gradient = sums.totals() if window.finished else None
+        self._window, self._counts = window, dict(state["counts"])
 
     def __repr__(self) -> str:
         window = self._window

@@ -22,7 +22,7 @@ from numpy import ndarray
 
 from adjoint import words
 from adjoint.accumulate.blocks import MicroBatch
-from adjoint.accumulate.sums import WIDE, Buffer, Slot, Sums
+from adjoint.accumulate.sums import WIDE, Buffer, Slot, Staged, Sums
 from adjoint.config import no_grad
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
@@ -227,23 +227,26 @@ class RankSums(Sums):
                 bucket.push(self.pieces - 1)
         self.pieces += 1
 
-    def add(self, arrays: Sequence[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
-        """Add weight·gradient as the next piece; if some are not finite, only return their names.
+    def staged(self, arrays: Sequence[Any], weight: float | None, before: float, *, check: bool) -> Staged:
+        """Return the names of gradients that are not finite, or a function that adds the next piece.
 
-        The arguments are those of ``Sums.add``.
+        The arguments are those of ``Sums.staged``.
         """
         self._check_weight(weight or 0.0)
         pairs = [(slot, g) for slot, g in zip(self.slots.values(), arrays, strict=True) if g is not None]
         if check:
             bad = [slot.name for slot, g in pairs if not all_finite_unwarned(getattr(g, "values", g))]
             if self.bad or bad:
-                return self.bad + bad
-        if not self.ahead:
-            self.begin()
-        with np.errstate(all="ignore"):
-            for slot, g in pairs:
-                self.store(slot, g, 1.0 if weight is None else weight)
-        return []
+                return self.bad + bad, None
+
+        def add() -> None:
+            if not self.ahead:
+                self.begin()
+            with np.errstate(all="ignore"):
+                for slot, g in pairs:
+                    self.store(slot, g, 1.0 if weight is None else weight)
+
+        return [], add
 
     def store(self, slot: Slot, g: Any, factor: float) -> None:
         """Store factor·g as the gradient of a parameter in the current piece."""

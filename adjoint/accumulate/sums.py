@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -26,10 +26,12 @@ from adjoint.errors import DTypeError, InputError, ShapeError, UnknownNameError
 from adjoint.grads.norm import all_finite_unwarned, global_norm
 from adjoint.threads.spread import SHARED, pieces, run_parts, scratch, threads_for
 
-__all__ = ["GradientBuffer", "Sums", "normalised"]
+__all__ = ["WIDE", "Buffer", "GradientBuffer", "Slot", "Staged", "Sums", "normalised"]
 
 Array = ndarray[Any, Any]
 Rows = tuple[Array, Array]  # ascending row numbers, and their sums in an array like the memory of a buffer
+# the names of gradients that are not finite, and if there are none, a function that adds the micro-batch
+Staged = tuple[list[str], Callable[[], None] | None]
 
 SMALL = 1 << 13  # a parameter of at most so many elements shares an array with others
 BLOCK = 1 << 17  # elements of such an array: 1 MiB of float64, which stays in the cache
@@ -235,16 +237,17 @@ class Sums:
             found[slot.index] = slot.fitting(gradient_array(repr(name), value), weak)
         return found
 
-    def add(self, arrays: Sequence[Any], weight: float | None, before: float, *, check: bool) -> list[str]:
-        """Add weight·gradient to each sum.  If some are not finite, add nothing and return their names.
+    def staged(self, arrays: Sequence[Any], weight: float | None, before: float, *, check: bool) -> Staged:
+        """Return the names of gradients that are not finite, or a function that adds weight·gradient.
 
+        No sum is changed before that function is called; an error in the function may leave a part added.
         ``arrays`` are in the order of the slots.  ``before`` is the weight of all earlier micro-batches.
         With ``weight=None`` the gradients are added as they are.
         """
         with np.errstate(all="ignore"):
             if self.pending and any(arrays[slot.index] is not None for slot in self.pending):
                 if check and (bad := self._not_finite(arrays)):  # before they decide a dtype
-                    return bad
+                    return bad, None
                 self.lay_out(arrays)
             plain = type(arrays) is tuple or set(map(type, arrays)) == {ndarray}
             dense = [(b, g) for b in self.buffers if (g := b.staged(arrays, plain)) is not None]
@@ -253,35 +256,42 @@ class Sums:
             size = sum([g.size for _, g in dense])
             threads = threads_for(size, LEAST)
             if check and not _finite([g for _, g in dense] + [g.values for _, g in sparse], size, threads):
-                return self._not_finite(arrays)
-            factor = 1.0
-            if weight is not None:
-                self._choose_unit(weight, before)
-                factor = weight / self.unit
+                return self._not_finite(arrays), None
+            unit = self.unit if weight is None else self._unit_for(weight, before)
+            factor = 1.0 if weight is None else weight / unit
+            change = self.unit / unit if before else 1.0  # of the earlier sums
             jobs = [(buffer, g, part) for buffer, g in dense for part in _parts(g, size, threads, 8)]
-            run_parts(lambda job: job[0].add(job[1], factor, job[2]), jobs, threads)
-            for name, g in sparse:
-                self._add_rows(self.slots[name], g, factor)
-        for buffer, _ in dense:
-            buffer.fresh = False
-        if len(self.dense) < len(arrays):
-            self.dense.update([n for n, g in zip(self.slots, arrays, strict=True) if type(g) is ndarray])
-        if plain:
-            self._seen = self._seen or _facts(self.slots, arrays)
-        return []
+            rows = {name: self._with_rows(self.slots[name], g, factor, change) for name, g in sparse}
 
-    def _add_rows(self, slot: Slot, g: SparseRows, factor: float) -> None:
+        def add() -> None:
+            with np.errstate(all="ignore"):
+                for a in self.values() if change != 1.0 else ():
+                    a *= change
+                run_parts(lambda job: job[0].add(job[1], factor, job[2]), jobs, threads)
+            self.unit = unit
+            self.rows.update(rows)
+            for buffer, _ in dense:
+                buffer.fresh = False
+            if len(self.dense) < len(arrays):
+                self.dense.update([n for n, g in zip(self.slots, arrays, strict=True) if type(g) is ndarray])
+            if plain:
+                self._seen = self._seen or _facts(self.slots, arrays)
+
+        return [], add
+
+    def _with_rows(self, slot: Slot, g: SparseRows, factor: float, change: float) -> Rows:
+        """Return change·(the sum of the sparse gradients of a parameter) + factor·g in new arrays."""
         part = g.mapped(np.multiply(g.values, factor, dtype=slot.dtype)).coalesced()
         none = np.zeros(0, np.intp), np.zeros((self.depth, 0, *slot.shape[1:]), slot.dtype)
         before, earlier = self.rows.get(slot.name, none)
         rows = np.union1d(before, part.rows)
         sums = np.zeros((self.depth, rows.size, *slot.shape[1:]), slot.dtype)
-        sums[:, np.searchsorted(rows, before)] = earlier
+        sums[:, np.searchsorted(rows, before)] = earlier if change == 1.0 else earlier * change
         at = np.searchsorted(rows, part.rows)
         found = sums[:, at]
         _add_to(found, part.values)
         sums[:, at] = found
-        self.rows[slot.name] = rows, sums
+        return rows, sums
 
     def _not_finite(self, arrays: Sequence[Any]) -> list[str]:
         pairs = [(n, getattr(g, "values", g)) for n, g in zip(self.slots, arrays, strict=True)]
@@ -306,15 +316,12 @@ class Sums:
         self.buffer_of.update((slot.name, buffer) for buffer in buffers for slot in buffer.slots)
         self.pending = [slot for slot in self.pending if slot.name not in self.buffer_of]
 
-    def _choose_unit(self, weight: float, before: float) -> None:
-        """Change the unit of weights if a weight is WIDE times larger, or the first WIDE times smaller."""
+    def _unit_for(self, weight: float, before: float) -> float:
+        """Return a new unit of weights if one is WIDE times larger, or the first WIDE times smaller."""
         ratio = weight / self.unit
         if weight and (ratio > WIDE or (not before and ratio * WIDE < 1.0)):
-            unit = 2.0 ** (math.frexp(weight)[1] - 1)
-            if before:
-                for a in self.values():
-                    a *= self.unit / unit
-            self.unit = unit
+            return 2.0 ** (math.frexp(weight)[1] - 1)
+        return self.unit
 
     def total(self, name: str) -> Array | SparseRows:
         """Return the sum of a parameter, for reading only; zeros if nothing was added."""
@@ -467,6 +474,8 @@ class GradientBuffer:
     def add(self, grad: Any, weight: float = 1.0) -> None:
         """Add weight·grad.
 
+        An interrupt, or an error such as ``MemoryError``, may leave a part added; call ``reset`` then.
+
         Parameters
         ----------
         grad : array_like
@@ -480,7 +489,9 @@ class GradientBuffer:
             The gradient has a wrong shape or dtype.  Nothing was added.
         """
         weight = checked_weight(weight)
-        self._sums.add(self._sums.checked({self.name: grad}), weight, self.weight, check=False)
+        _, add = self._sums.staged(self._sums.checked({self.name: grad}), weight, self.weight, check=False)
+        assert add is not None  # because check=False
+        add()
         self.count += 1
         self.weight += weight
 

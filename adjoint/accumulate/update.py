@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,10 +49,11 @@ def gradient_of(acc: GradientAccumulator, scaler: GradScaler | None = None, *, u
     # a clip function that raises leaves the sums as they were
     in_place = update and acc._clip is None and not sums.rows and not config.compensated
     norm, clipped = measure.norm, config.max_grad_norm if measure.clipped else None
-    with window if in_place else nullcontext():
-        found = sums.finish(measure.divisor, measure.factor, in_place)
-        if in_place:
-            window.gradient, window.finished = found, True
+    window.changing = in_place  # also after an exception
+    found = sums.finish(measure.divisor, measure.factor, in_place)
+    if in_place:
+        window.gradient, window.finished = found, True
+    window.changing = False
     if acc._clip is not None:
         before = global_norm(found.values(), config.norm_type)
         found = _clipped(acc, found)

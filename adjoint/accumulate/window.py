@@ -126,7 +126,7 @@ class Window:
     open_weight: float = 0.0
     # from here on not saved
     steps: int = 1  # micro-batches of a full window
-    changing: bool = False  # sums or parameters are being changed; stays True if that was interrupted
+    changing: bool = False  # sums or parameters are being changed; stays True if that did not end
     # when the first and the last micro-batch came, on the clock of GradScaler
     first: int | None = None
     last: int | None = None
@@ -141,10 +141,10 @@ class Window:
         return self.closed or self.micro_batches >= self.steps
 
     def check(self, *, ready: bool | None = None) -> None:
-        """Raise if an interrupt has left the window incomplete, or if it is not, or already, ``ready``."""
+        """Raise if a change of the window did not end, or if the window is not, or already, ``ready``."""
         if self.changing:
             raise AccumulationError(
-                "an interrupt stopped the accumulator while it added, divided or applied gradients.\n"
+                "an error or an interrupt stopped the accumulator while it changed sums or parameters.\n"
                 "  The window is incomplete, and some parameters may already be updated.\n"
                 "  Call drop() to discard the window, or load_state_dict() to restore a saved one."
             )
@@ -163,7 +163,7 @@ class Window:
         self.changing = True
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # what raises an exception has changed nothing
+        # in these blocks, what raises an exception has changed nothing
         self.changing = kind is not None and not issubclass(kind, Exception)
 
     def state_dict(self) -> dict[str, Any]:

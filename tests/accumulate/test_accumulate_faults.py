@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextvars
+import itertools
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 from accumulators import accumulator, frozen
 
 import adjoint as ad
-from adjoint.accumulate.sums import Sums
+from adjoint import distributed
+from adjoint.accumulate import ranks, sums
+from adjoint.accumulate.sums import Buffer, Sums
+from adjoint.core.sparse import SparseRows
 from adjoint.errors import (
     AccumulationError,
     ArgumentError,
@@ -257,6 +262,120 @@ def test_an_interrupt_while_loading_is_noticed(monkeypatch):
         other.gradients()
     other.load_state_dict(state)
     assert_equal(applied(other), gradients)
+
+
+# No memory -------------------------------------------------------------------------------------
+
+
+class Faulty:
+    """NumPy, whose functions ``counted`` wraps."""
+
+    def __init__(self, counted):
+        self.counted = counted
+
+    def __getattr__(self, name):
+        found = getattr(np, name)
+        return self.counted(found) if callable(found) and not isinstance(found, type) else found
+
+
+def fails_at(k, action, monkeypatch):
+    """Raise MemoryError at the k-th call of a function that sums gradients; False if there are fewer calls."""
+    calls = itertools.count()
+
+    def counted(f):
+        def call(*args, **options):
+            if next(calls) == k:
+                raise MemoryError
+            return f(*args, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for module in (sums, ranks):
+            patch.setattr(module, "np", Faulty(counted))
+        for name in ("_add_to", "run_parts", "scratch", "normalised"):
+            patch.setattr(sums, name, counted(getattr(sums, name)))
+        for owner, name in (
+            (Buffer, "add"), (Buffer, "open"), (Sums, "lay_out"), (Sums, "add_buffers"), (Sums, "end_piece"),
+            (ranks.Bucket, "push"), (ranks.Bucket, "open"), (ranks.RankSums, "store"),
+        ):  # fmt: skip
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        try:
+            action()
+        except MemoryError:
+            return True
+    return False
+
+
+def is_incomplete(acc):
+    """Whether the window was left incomplete; then every use says so."""
+    if acc._window.changing:
+        with pytest.raises(AccumulationError, match="The window is incomplete"):
+            acc.gradients()
+    return acc._window.changing
+
+
+def bits(gradients):
+    return {name: np.asarray(g).tobytes() for name, g in gradients.items()}
+
+
+def rows_and_arrays(k):
+    rows = SparseRows(np.array([k, 2]), np.full((2, 2), k + 0.5, np.float32), (5, 2))
+    return {
+        "t": rows if k < 3 else np.full((5, 2), 0.1, np.float32),
+        "v": np.full(3, k + 0.1, np.float32),
+        "w": np.full(9, k + 0.1, np.float32),
+    }
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("weight", [1.0, 3.0, 2.0**70])
+@pytest.mark.parametrize("options", [{}, {"compensated": True}, {"group": True}])
+def test_an_error_in_an_addition_adds_nothing_or_is_noticed(at, weight, options, monkeypatch):
+    for name, value in {"SMALL": 4, "CHUNK": 4, "SHARED": 16}.items():
+        monkeypatch.setattr(sums, name, value)
+    weight = min(weight, 2.0**60) if "group" in options else weight
+
+    def new():
+        params = {"t": ad.zeros((5, 2), requires_grad=True), "v": ad.zeros(3, requires_grad=True),
+                  "w": ad.zeros(9, requires_grad=True)}  # fmt: skip
+        given = {"group": distributed.world()} if "group" in options else options
+        return ad.GradientAccumulator(params, accumulation_steps=4, **given)
+
+    def add(acc, first, last):
+        for k in range(first, last):
+            acc.step(rows_and_arrays(k), weight if k == at else 1.0)
+        return acc
+
+    expected = bits(add(new(), 0, 4).gradients())
+    noticed = 0
+    for k in itertools.count():
+        acc = add(new(), 0, at)
+        if not fails_at(k, partial(add, acc, at, at + 1), monkeypatch):
+            break
+        incomplete = is_incomplete(acc)
+        noticed += incomplete
+        if incomplete:
+            acc.drop()
+        assert bits(add(acc, 0 if incomplete else at, 4).gradients()) == expected
+    assert 0 < noticed < k
+
+
+@pytest.mark.parametrize("load", [False, True])
+def test_an_error_in_a_division_or_while_loading_is_noticed(load, monkeypatch):
+    saved, gradients = full()
+    state, expected = saved.state_dict(), bits(gradients)
+    noticed = 0
+    for k in itertools.count():
+        acc, _ = full()
+        action = partial(acc.load_state_dict, state) if load else partial(acc.apply, lambda g: None)
+        if not fails_at(k, action, monkeypatch):
+            break
+        if is_incomplete(acc):
+            noticed += 1
+            acc.load_state_dict(state)
+        assert bits(applied(acc)) == expected
+    assert noticed
 
 
 # Threads ---------------------------------------------------------------------------------------

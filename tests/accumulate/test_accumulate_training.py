@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adjoint as ad
-from adjoint.accumulate.sums import Sums
+from adjoint.accumulate.sums import Buffer, Sums
 from adjoint.errors import (
     AccumulationError,
     ArgumentError,
@@ -220,6 +220,24 @@ def test_other_leaves_keep_their_grad():
     assert v.grad.item() == 1.0
 
 
+def test_nested_blocks_of_one_accumulator_are_two_micro_batches():
+    w = ad.tensor([1.0, 1.0], requires_grad=True)
+
+    def nested(acc):
+        with acc.micro_batch():
+            (w * 3.0).sum().backward()
+            with acc.micro_batch():
+                (w * 5.0).sum().backward()
+
+    acc = ad.GradientAccumulator([w], accumulation_steps=2)
+    nested(acc)
+    np.testing.assert_array_equal(acc.gradients()["0"], [4.0, 4.0])
+    acc = ad.GradientAccumulator([w], accumulation_steps=1)
+    with pytest.raises(AccumulationError, match="the window is full"):
+        nested(acc)
+    np.testing.assert_array_equal(acc.gradients()["0"], [5.0, 5.0])
+
+
 def test_nested_blocks_of_two_accumulators():
     w, v = ad.tensor(3.0, requires_grad=True), ad.tensor(2.0, requires_grad=True)
     outer = ad.GradientAccumulator([w], accumulation_steps=1)
@@ -409,7 +427,7 @@ def test_parameters_in_every_form():
     for none in ([], {}, used_up):  # before: an accumulator without parameters, as for gradients by name
         with pytest.raises(NoGradientError, match="none of the 0 parameters requires grad"):
             ad.GradientAccumulator(none)
-    with pytest.raises(TypeError, match="'int' object is not iterable"):
+    with pytest.raises(InputError, match="must be a module or a list of tensors, not 3"):
         ad.GradientAccumulator(3)
 
 
@@ -479,7 +497,7 @@ def test_an_interrupt_while_adding_is_noticed(monkeypatch):
     acc = accumulator("a", "b", accumulation_steps=3)
     acc.step({"a": [1.0, 1.0]})
     with monkeypatch.context() as patch:
-        patch.setattr(Sums, "add", interrupt)
+        patch.setattr(Buffer, "add", interrupt)
         with pytest.raises(KeyboardInterrupt):
             acc.step({"a": [1.0, 1.0]})
     assert_torn(acc)
