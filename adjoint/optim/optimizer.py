@@ -395,8 +395,11 @@ class Optimizer:
                 self._refuse_misfits(gradient)
             raise
 
-    def update_units(self, grads: list[list[Any]]) -> None:
-        """Update parameters; ``grads`` has one list per unit, with None for parameters without a gradient."""
+    def update_units(self, grads: list[list[Any]], restored: bool = False) -> None:
+        """Update parameters; ``grads`` has one list per unit, with None for parameters without a gradient.
+
+        With ``restored`` the caller restores everything after an error.
+        """
         groups = self.groups
         written = [group for group in groups if group.hyper != group.checked]
         for group in written:
@@ -418,8 +421,9 @@ class Optimizer:
             for scatter in scatters:
                 scatter()
         except BaseException as error:
-            units = [unit for group in self.groups for unit in group.units]
-            self._take_back(error, count, zip(units, counts, strict=True))
+            if not restored:
+                units = [unit for group in self.groups for unit in group.units]
+                self._take_back(error, count, zip(units, counts, strict=True))
             raise
         finally:
             grad_mode.set(before)

@@ -46,6 +46,9 @@ def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], 
     )
     trace.guards.append(_Checked(optimizer))
     params = [p for p, _ in found]
+    for action in trace.actions:
+        if isinstance(action.owner, _HostUpdate):
+            action.owner.keeps = True  # this update may fail after that one was made
     update.action = trace.act(_HostUpdate(optimizer, params), *update.grads.values())
     if not trace.updates and all(trace.untouched(p) for p in params):
         update.waiting = [(p, p._data, trace.defer(p, update.settle)) for p in params]
@@ -83,7 +86,7 @@ def _parts_of_unit(group: ParameterGroup, unit: Unit) -> list[tuple[Any, ...]]:
 class _HostUpdate:
     """An update that the optimiser makes in Python at the end of a compiled call, from its gradients."""
 
-    __slots__ = ("in_order", "optimizer", "places", "position", "units")
+    __slots__ = ("in_order", "keeps", "optimizer", "places", "position", "units")
 
     def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
         self.optimizer = optimizer
@@ -91,6 +94,32 @@ class _HostUpdate:
         self.units: list[Unit] = []
         self.places: list[list[int | None]] = []  # of the gradients of each unit
         self.in_order = False  # whether there is one unit, which has a gradient for each parameter, in order
+        # whether ``count`` keeps what the update changes: a user's formula may fail
+        self.keeps = not hasattr(type(optimizer).apply_one, "forms")
+
+    def count(self) -> Any:
+        """Return what the update changes, as it is, for ``take_back``; None if no update can fail."""
+        if not self.keeps:
+            return None
+        groups = self.optimizer.groups
+        units = []
+        for unit in (u for group in groups for u in group.units):
+            state = None if unit.state is None else {k: v.copy() for k, v in unit.state.items()}
+            # a write copies the data of parameters first, because they are referred to here
+            units.append((unit, unit.steps, state, [(p, p._data, p._version) for p in unit.params]))
+        return self.optimizer.step_count, [group.checked for group in groups], units
+
+    def take_back(self, before: Any) -> None:
+        """Restore what ``count`` returned."""
+        if before is None:
+            return
+        self.optimizer.step_count, checked, units = before
+        for group, values in zip(self.optimizer.groups, checked, strict=True):
+            group.checked = values
+        for unit, steps, state, params in units:
+            unit.steps, unit.state = steps, state
+            for p, data, version in params:
+                p._data, p._version = data, version
 
     def __call__(self, *grads: Any) -> None:
         units = [u for group in self.optimizer.groups for u in group.units]
@@ -101,7 +130,7 @@ class _HostUpdate:
         if self.in_order and self._update_block(grads):
             return
         self.optimizer.update_units(
-            [[None if n is None else grads[n] for n in places] for places in self.places]
+            [[None if n is None else grads[n] for n in places] for places in self.places], self.keeps
         )
 
     def _is_block(self) -> bool:
@@ -128,7 +157,8 @@ class _HostUpdate:
             grad_mode.set(False)
             _write_block(optimizer, unit, grads, group.hyper)
         except BaseException as error:
-            optimizer._take_back(error, count, [(unit, steps)])
+            if not self.keeps:
+                optimizer._take_back(error, count, [(unit, steps)])
             raise
         finally:
             grad_mode.set(before)
