@@ -56,7 +56,7 @@ def gradient_of(acc: GradientAccumulator, scaler: GradScaler | None = None, *, u
     window.changing = False
     if acc._clip is not None:
         before = global_norm(found.values(), config.norm_type)
-        found = _clipped(acc, found)
+        found = _clipped(acc, acc._clip, found)
         after = global_norm(found.values(), config.norm_type)
         norm = norm or before
         clipped = clipped if after == before or math.isnan(before) else after
@@ -117,11 +117,13 @@ class NamedGradients(Gradients):
         return new if wide else super()._fitting(key, grad)
 
 
-def _clipped(acc: GradientAccumulator, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the gradients ``found`` after the clip function, which may write into them or replace them."""
+def _clipped(
+    acc: GradientAccumulator, clip: Callable[[Any], object], found: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the gradients ``found`` after ``clip``, which may write into them or replace them."""
     given: Any = NamedGradients(acc._params, found) if acc._params else shown(found)
     with lending(given):
-        acc._clip(given)  # type: ignore[misc]  # not None here
+        clip(given)
     if missing := [name for name in found if name not in given]:
         raise InputError(f"clip: the function removed {words.quoted(missing)}, but it may only change them.")
     clipped = {}
