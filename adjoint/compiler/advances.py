@@ -1,6 +1,7 @@
-"""Detect that a function advances random generators or iterators, or sets hyper-parameters, in a trace.
+"""Raise an error if a traced function draws random numbers, advances an iterator or sets hyper-parameters.
 
-A compiled program would use the same draw, or the same item, at each call, and would set nothing.
+A trace runs the Python code of the function once.  The program would use the same random numbers, or the same
+item, at each call, and would not set the hyper-parameters again.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from adjoint.errors import TransformError
 __all__ = ["Advances"]
 
 _DRAWS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
-_random: Any = np.random  # whose stubs lack a function
-_MOST = 100  # elements of a container that are visited
-_DEEPEST = 3
+_random: Any = np.random  # Any: the stubs of NumPy lack get_bit_generator
+_MOST = 100  # at most this many elements of each container are searched
+_DEEPEST = 3  # nesting depth below which containers and attributes are not searched
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.ndarray, np.generic, type, types.ModuleType)
 
 
 class Advances:
-    """The saved states of the global random generators, and those of objects in ``values``.
+    """States that are saved before a trace; ``check`` raises after the trace if one has changed.
 
-    The objects are generators, iterators and parameter groups of optimisers.
+    These are the states of the global random generators, and of the random generators, iterators and
+    parameter groups of optimisers that are found in ``values``.
     """
 
     def __init__(self, values: Iterable[Any]) -> None:
@@ -48,7 +50,7 @@ class Advances:
         self.legacy = _Legacy()
 
     def check(self, name: str) -> None:
-        """Raise if a saved state has changed; the state of a random generator is restored before raising.
+        """Raise TransformError if a saved state has changed; random generators are restored first.
 
         ``name`` is the name of the traced function, for the message.
         """
@@ -69,13 +71,13 @@ class Advances:
             )
         if advanced:
             raise TransformError(
-                f"ad.compile: {name} takes an item of an iterator, so each call would use the same one.\n"
-                "  Take the item outside, and pass it as an argument."
+                f"ad.compile: {name} gets an item from an iterator, so each call would use the same item.\n"
+                "  Get the item outside of the compiled function, and pass it as an argument."
             )
         self._check_hyper()
 
     def _check_hyper(self) -> None:
-        """Raise if a hyper-parameter of an optimiser has changed; all are restored before."""
+        """Raise TransformError if a hyper-parameter of an optimiser has changed; restore its value first."""
         names: list[str] = []
         for group, hyper, before in self.hypers:
             now = _comparable(group.hyper)
@@ -87,22 +89,23 @@ class Advances:
         if names:
             raise TransformError(
                 f"Setting {', '.join(names)} of an optimiser cannot be used inside ad.compile.\n"
-                "  Set it outside: the program reads it at each call."
+                "  Set it outside of the compiled function, which reads it at each call."
             )
 
 
 class _Legacy:
-    """The saved state of NumPy's global generator.
+    """The saved state of NumPy's global random generator.
 
-    To read the state takes 60 µs, so the memory of the generator is compared first.  It lacks whether a
-    second normal number is kept for the next draw.  If none is, every draw changes the memory.
+    Reading the state takes 60 µs, so ``restore`` compares the memory of the generator instead if possible.
+    The memory does not show whether the generator has cached a normal number for the next draw.  So it is
+    compared only if none is cached: every draw then changes the memory.
     """
 
     def __init__(self) -> None:
         self.before: Any = np.random.get_state(legacy=False)
         self.generator = _random.get_bit_generator()
         self.memory = None if self.before["has_gauss"] else _memory(self.generator)
-        if self.memory is not None:  # is its layout as expected?
+        if self.memory is not None:  # compare it only if its layout is as expected
             key, position = self.before["state"]["key"], self.before["state"]["pos"]
             if self.memory != key.tobytes() + position.to_bytes(4, sys.byteorder):
                 self.memory = None
@@ -121,16 +124,16 @@ class _Legacy:
 
 
 def _memory(generator: Any) -> bytes | None:
-    """Return the key and the position of a Mersenne Twister; None for other generators."""
+    """Return the key and the position of a Mersenne Twister as bytes; None for other generators."""
     if type(generator) is not np.random.MT19937:
         return None
     return ctypes.string_at(generator.ctypes.state_address, 624 * 4 + 4)
 
 
 def _found(value: Any, depth: int) -> Iterator[Any]:
-    """Yield the generators, iterators and parameter groups in a value, its elements and its attributes.
+    """Yield the random generators, iterators and parameter groups in a value, its elements and attributes.
 
-    ``depth`` is that of the value; the deepest ones are not searched.
+    ``depth`` is the nesting depth of the value; values deeper than ``_DEEPEST`` are not searched.
     """
     if isinstance(value, (types.BuiltinFunctionType, types.MethodType)):  # rng.normal
         value = value.__self__
@@ -153,12 +156,15 @@ def _found(value: Any, depth: int) -> Iterator[Any]:
 
 
 def _is_group(value: Any) -> bool:
-    """Return whether a value is a parameter group of an optimiser; ``optim`` cannot be imported here."""
+    """Return whether a value is a parameter group of an optimiser.
+
+    The class is recognised by its name, because ``optim`` cannot be imported here.
+    """
     return type(value).__name__ == "ParameterGroup" and is_library(type(value))
 
 
 def _comparable(hyper: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of hyper-parameters with lists as tuples, which an update turns them into."""
+    """Return a copy of hyper-parameters with lists converted to tuples, as an update converts them."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in hyper.items()}
 
 
@@ -184,7 +190,7 @@ def _position(value: Any) -> Any:
         return "end" if frame is None else (frame.f_lasti, {k: id(v) for k, v in frame.f_locals.items()})
     if isinstance(value, itertools.count):
         return repr(value)
-    if type(value).__module__ == "builtins" and hasattr(value, "__next__"):  # of a list, dict; enumerate, zip
+    if type(value).__module__ == "builtins" and hasattr(value, "__next__"):  # list_iterator, enumerate, zip
         _, parts, *state = value.__reduce__()
         return *state, *(len(p) if isinstance(p, (list, tuple)) else _position(p) or p for p in parts)
     return None
@@ -193,13 +199,13 @@ def _position(value: Any) -> Any:
 def _equal(a: Any, b: Any) -> bool:
     """Return whether two states are equal."""
     try:
-        return bool(a == b)  # Python's generators: hundreds of integers
-    except ValueError:  # arrays
+        return bool(a == b)  # fast for the hundreds of integers of Python's generators
+    except ValueError:  # the states contain arrays
         return bool(_frozen(a) == _frozen(b))
 
 
 def _frozen(state: Any) -> Any:
-    """Return the state of a generator in a form that can be compared, without arrays."""
+    """Return the state of a generator with arrays converted to bytes, so that states can be compared."""
     if isinstance(state, np.ndarray):
         return state.tobytes()
     if isinstance(state, dict):

@@ -1,8 +1,8 @@
-"""A cache of kernel texts: groups of nodes that differ only in their buffers share one text.
+"""Cache the LLVM IR texts of kernels: groups of nodes that differ only in their buffers share one text.
 
-The layers of a network are usually such groups.  The text of a kernel depends on the ops of its group, on the
-strides of their operands, and on which operands are the same; it does not depend on the buffers or on offsets
-into them.
+Equal layers of a network usually give such groups.  The text of a kernel depends on the ops of its group, on
+the strides of their operands, and on which operands are the same; it does not depend on the buffers or on
+offsets into them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from adjoint.compiler.simplify import Node, View
 __all__ = ["written"]
 
 Made = tuple[list[Kernel], int]  # kernels, and the number of bytes of workspace that they need
-_LIMIT = 2000  # groups
-# key: the form of a group; value: the attributes of each kernel, and bytes of workspace
+_LIMIT = 2000  # cached groups
+# key: the machine and the key of ``_Form``; value: the attributes of each kernel, and bytes of workspace
 _known: dict[Any, tuple[list[tuple[Any, ...]], int]] = {}
 
 
 def written(machine: Machine, group: Group, stored: Sequence[Node], write: Callable[[], Made]) -> Made:
-    """Return the kernels of a group, and the bytes of workspace that they need.
+    """Return the kernels of a group, and the number of bytes of workspace that they need.
 
-    They are made from the cached kernels of a group of the same form, or else by ``write()``.  ``stored`` are
-    the nodes of the group whose values are written to memory.
+    If the kernels of a group of the same form are cached, they are copied with the buffers of this group.
+    Otherwise ``write()`` makes them.  ``stored`` are the nodes of the group whose values are written to
+    memory.
     """
     form = _Form(group, {n.id for n in stored})
     key = machine, form.key
@@ -54,9 +55,10 @@ def written(machine: Machine, group: Group, stored: Sequence[Node], write: Calla
 
 
 def _number(numbers: dict[tuple[int, int], int], slot: Slot) -> tuple[bool, int]:
-    """Return a slot in a form that does not name nodes.
+    """Encode a slot (the address of a buffer that a kernel receives) without naming its node.
 
-    It is ``(True, index into _Form.places)``, or ``(False, offset in the workspace)`` if it has no node.
+    Return ``(True, number in _Form.places)``, or ``(False, offset in the workspace)`` if the slot has no
+    node.
     """
     if slot.node is None:
         return False, slot.offset
@@ -64,7 +66,7 @@ def _number(numbers: dict[tuple[int, int], int], slot: Slot) -> tuple[bool, int]
 
 
 def _slot(places: list[tuple[Node, int]], slot: tuple[bool, int]) -> Slot:
-    """Return the slot that ``_number`` has encoded; ``places`` are the ``_Form.places`` of the new group."""
+    """Decode a slot that ``_number`` encoded; ``places`` has the (node, offset) pairs of the new group."""
     inside, number = slot
     return Slot(*places[number]) if inside else Slot(None, number)
 
@@ -72,8 +74,8 @@ def _slot(places: list[tuple[Node, int]], slot: tuple[bool, int]) -> Slot:
 class _Form:
     """The properties of a group that determine the text of its kernels.
 
-    ``key`` compares equal for groups that can share a text.  ``places`` numbers every (node, offset in bytes)
-    that a kernel may get the address of.
+    ``key`` is equal for groups that can share a text.  ``places`` assigns a number to every address that a
+    kernel may receive, given by the id of a node and an offset in bytes.
     """
 
     def __init__(self, group: Group, stored: set[int]) -> None:
@@ -108,5 +110,5 @@ class _Form:
             args = tuple([self._operand(x) for x in node.args])
             self.parts.append((node.op, node.params, node.dtype.char, args))
         place = self._place(node, a.offset * node.dtype.itemsize)
-        whole = self._place(node, 0)  # tables are read from their start
+        whole = self._place(node, 0)  # the table of a gather is read from its start
         return self._enter(node), place, whole, node.dtype.char, a.shape, a.strides

@@ -12,7 +12,7 @@ TEXT = r"""
 @ndarray = external global i8
 @tensor = external global i8
 
-; Return an array itself, or the array of a tensor; null for other objects.
+; Return %object if it is an array, or its array if it is a tensor; null for other objects.
 define internal ptr @array_of(ptr %object) {
   %at.kind = getelementptr i8, ptr %object, i64 KIND
   %kind = load ptr, ptr %at.kind

@@ -1,4 +1,4 @@
-"""Which variables a code object loads, and which attributes it reads from them."""
+"""Find in bytecode which variables a function loads, and which attributes it reads from them."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from typing import NamedTuple
 
 __all__ = ["EVERY", "loads"]
 
-EVERY = "*"  # at the end of a chain: all attributes, because the name is computed
-_BY_NAME = ("getattr", "attrgetter", "methodcaller", "vars", "__dict__")  # read attributes by their names
-_BY_TEXT = ("globals", "eval", "exec")  # read variables whose names are in strings
+EVERY = "*"  # the last item of a chain if the name of the attribute is computed: any attribute may be read
+_BY_NAME = ("getattr", "attrgetter", "methodcaller", "vars", "__dict__")  # the names may be in strings
+_BY_TEXT = ("globals", "eval", "exec")  # these read variables whose names are in strings
 _IGNORED = ("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 class Load(NamedTuple):
-    """A variable that a code object loads, and the chain of attributes that is read from it."""
+    """A variable that a code object loads, and the attributes read from it: ("a", "b") for ``x.a.b``."""
 
-    kind: str  # "global", "cell", "local", "import" for a module, or "free" for a value that has no name
+    # "global", "cell" (of a closure), "local", "import" (``name`` is a module), or "free" (attributes of an
+    # object that is in no variable; ``name`` is the first attribute)
+    kind: str
     name: str
     chain: tuple[str, ...]
 
 
 @functools.lru_cache(1024)
 def loads(outer: types.CodeType) -> list[Load]:
-    """Return the variables that a function loads, also in the functions and comprehensions inside it."""
+    """Return the variables that a code object loads, including its nested functions and comprehensions."""
     found: list[Load] = []
     codes = [(code, _instructions(code)) for code in _codes(outer)]
-    imported: dict[str, Load] = {}  # by the name of the local variable
+    imported: dict[str, Load] = {}  # key: the name of the local variable
     for _, instructions in codes:
         found += _imports(instructions, imported)
     for code, instructions in codes:
         if any(i.argval in _BY_NAME or i.opname == "MATCH_CLASS" for i in instructions):
             found += [Load("free", name, (name,)) for s in _strings(code.co_consts) for name in _names(s)]
-        used = 0  # instructions before this one belong to a chain
+        used = 0  # instructions before this index belong to a chain that was already found
         for n, i in enumerate(instructions):
-            names = i.argval if isinstance(i.argval, tuple) else (i.argval,)  # two loads in one instruction
+            names = i.argval if isinstance(i.argval, tuple) else (i.argval,)  # tuple: loads two variables
             kind = _kind(i, code is outer)
             if kind is None and "LOAD_FAST" in i.opname and names[-1] in imported:
                 kind = "local"
@@ -63,7 +65,11 @@ def _instructions(code: types.CodeType) -> list[dis.Instruction]:
 
 
 def _kind(i: dis.Instruction, outermost: bool) -> str | None:
-    """Return the kind of the variable that an instruction loads; None if it loads none that is known."""
+    """Return the kind of the variable that an instruction loads, as in ``Load.kind``.
+
+    None if the instruction loads no variable, or a local variable of a nested function (``outermost`` is
+    false).
+    """
     if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
         return "global"
     if i.opname.startswith("LOAD") and "DEREF" in i.opname:
@@ -72,16 +78,19 @@ def _kind(i: dis.Instruction, outermost: bool) -> str | None:
 
 
 def _through(load: Load, imported: dict[str, Load]) -> Load:
-    """Return what is loaded by a local variable that is a module, or was imported from one."""
+    """Return the load of a module or of its attribute if ``load`` is a variable that was imported.
+
+    Other loads are returned unchanged.
+    """
     source = imported.get(load.name) if load.kind in ("local", "cell") else None
     return load if source is None else Load("import", source.name, source.chain + load.chain)
 
 
 def _imports(instructions: list[dis.Instruction], imported: dict[str, Load]) -> Iterator[Load]:
-    """Yield what code imports.  ``imported`` gets what each local variable is."""
+    """Yield a load for each imported module or object; add it to ``imported`` by the name of its variable."""
     module = ""
     chain: tuple[str, ...] = ()
-    whole = False  # the module ``a`` of ``import a.b``, not ``a.b``
+    whole = False  # true for ``import a.b``, which binds the module ``a``, not ``a.b``
     for n, i in enumerate(instructions):
         if i.opname == "IMPORT_NAME":
             level, names = instructions[n - 2].argval, instructions[n - 1].argval
@@ -90,7 +99,7 @@ def _imports(instructions: list[dis.Instruction], imported: dict[str, Load]) -> 
         elif i.opname == "IMPORT_FROM":
             chain = (*chain, i.argval) if whole else (i.argval,)
         elif module and i.opname.startswith("STORE"):
-            name = i.argval[0] if isinstance(i.argval, tuple) else i.argval  # 3.13 stores and loads in one
+            name = i.argval[0] if isinstance(i.argval, tuple) else i.argval  # 3.13: STORE_FAST_LOAD_FAST
             imported[name] = Load("import", module, chain)
             yield imported[name]
         elif module and i.opname not in ("SWAP", "POP_TOP"):
@@ -98,12 +107,13 @@ def _imports(instructions: list[dis.Instruction], imported: dict[str, Load]) -> 
 
 
 def _computed(instructions: list[dis.Instruction], n: int, outermost: bool) -> Iterator[Load]:
-    """Yield a load of all attributes of the variable that ``getattr`` or ``vars`` gets, if it has a name.
+    """Yield a load of all attributes of the variable that is passed to ``getattr`` or ``vars``.
 
-    ``n`` is the place of the function.  Nothing is yielded if the name of the attribute is a constant.
+    ``n`` is the index of the instruction that loads ``getattr`` or ``vars``.  Nothing is yielded if the
+    argument is not a variable, or if the name of the attribute is a constant.
     """
     depth = 0
-    second = None  # what puts the name of the attribute on the stack
+    second = None  # the instruction that pushes the name of the attribute
     for i in instructions[n + 1 :]:
         if i.opname in ("PRECALL", "CALL") and depth == i.arg:
             break
@@ -122,14 +132,14 @@ def _computed(instructions: list[dis.Instruction], n: int, outermost: bool) -> I
         if i.opname not in _ATTRIBUTE:
             break
         chain.append(i.argval)
-    if isinstance(first.argval, tuple):  # the object and the name, in one instruction
+    if isinstance(first.argval, tuple):  # one instruction loads the object and the name
         yield Load(kind, first.argval[0], (EVERY,))
     else:
         yield Load(kind, first.argval, (*chain, EVERY))
 
 
 def _strings(constants: tuple[object, ...]) -> Iterator[str]:
-    """Yield the strings among the constants of a function."""
+    """Yield the strings among the constants of a function, including those in tuples."""
     for c in constants:
         if isinstance(c, tuple):
             yield from _strings(c)
@@ -143,7 +153,7 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object, those of the functions inside it, and those of the strings that it evaluates."""
+    """Yield a code object, the code objects of its nested functions, and the code in strings it evaluates."""
     yield code
     for c in code.co_consts:
         if isinstance(c, types.CodeType):

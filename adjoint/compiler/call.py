@@ -1,4 +1,4 @@
-"""The arguments of a call of a compiled function: which are traced, and the key of their program."""
+"""The arguments of a call of a compiled function: which of them are traced, and the key of the program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class Parameters:
-    """The parameters of a function, for names in messages and for ``static=``."""
+    """The parameters of a compiled function: their names, for messages, and which of them are static."""
 
     def __init__(self, f: Callable[..., Any], static: Any) -> None:
         self.function = name_of(f)
@@ -37,13 +37,13 @@ class Parameters:
         self.positional = [p.name for p in found or () if p.kind in _POSITIONAL]
         self.others = [p.name for p in found or () if p.kind is p.KEYWORD_ONLY]
         kinds = {p.kind: p.name for p in found or ()}
-        self.many = kinds.get(inspect.Parameter.VAR_POSITIONAL)  # the name behind a *
+        self.many = kinds.get(inspect.Parameter.VAR_POSITIONAL)  # the name "args" of ``*args``
         self.any_position = found is None or self.many is not None
         self.any_name = found is None or inspect.Parameter.VAR_KEYWORD in kinds
         self.static = self._places((static,) if isinstance(static, (str, int)) else tuple(static))
 
     def _places(self, static: tuple[Any, ...]) -> frozenset[Any]:
-        """Return the positions of static arguments, and their names in the form ``['name']`` of a path."""
+        """Return a set with the positions of static arguments, and their names in the form ``"['name']"``."""
         found: set[Any] = set()
         for s in static:
             if not isinstance(s, (str, int)) or isinstance(s, bool):
@@ -60,7 +60,7 @@ class Parameters:
             if not known:
                 given = ", ".join([*names, *self.others])
                 has = f"has the parameters {given}" if given else "has no parameters"
-                raise ArgumentError(f"compile: static names {s!r}, but {self.function} {has}.")
+                raise ArgumentError(f"compile: static= contains {s!r}, but {self.function} {has}.")
         return frozenset(found - {None})
 
     def name(self, position: int) -> str:
@@ -78,7 +78,7 @@ class Parameters:
             yield name[2:-2], child, name in self.static
 
     def static_leaves(self, structure: tree.Structure) -> frozenset[int]:
-        """Return the indices of the leaves that belong to static arguments."""
+        """Return the indices of the leaves of static arguments, among all leaves of the arguments."""
         found: list[int] = []
         n = 0
         for _, child, static in self.arguments(structure):
@@ -88,7 +88,7 @@ class Parameters:
         return frozenset(found)
 
     def paths(self, structure: tree.Structure) -> list[str]:
-        """Return the name of each leaf for messages: ``x``, ``batch['x']``."""
+        """Return a name of each leaf of the arguments, for messages: ``x``, ``batch['x']``."""
         return [path for name, child, _ in self.arguments(structure) for path in child.paths(name)]
 
 
@@ -108,9 +108,10 @@ class Wanted(NamedTuple):
 
 
 class Call:
-    """The arguments of one call: their leaves, the leaves that are traced, and the key of the program.
+    """The arguments of one call of a compiled function.
 
-    The leaves are the elements of the arguments that are not containers.
+    ``leaves`` are the elements of the arguments that are not containers.  ``moving`` are the leaves that are
+    traced, and ``moves`` are their indices.  Calls with equal ``key`` can run the same program.
     """
 
     __slots__ = ("key", "leaves", "moves", "moving", "structure")
@@ -118,7 +119,7 @@ class Call:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Parameters) -> None:
         self.leaves, self.structure = tree.flatten((args, kwargs))
         fixed = parameters.static_leaves(self.structure) if parameters.static else frozenset()
-        self.moves: list[int] = []  # which leaves are traced
+        self.moves: list[int] = []
         self.moving: list[Any] = []
         signature: list[Any] = []
         for k, leaf in enumerate(self.leaves):
@@ -126,9 +127,9 @@ class Call:
             if isinstance(leaf, Tensor):
                 if k in fixed:
                     raise InputError(
-                        f"compile: {parameters.paths(self.structure)[k]} is a tensor, but static= names it.\n"
-                        "  Only numbers, strings and other hashable objects can be static.  Remove it from "
-                        "static=, or pass a Python number."
+                        f"compile: {parameters.paths(self.structure)[k]} is a tensor, but static= lists it.\n"
+                        "  Only numbers, strings and other hashable objects can be static.  Remove the "
+                        "argument from static=, or pass a Python number."
                     )
                 node = leaf._node
                 signature.append(
@@ -148,11 +149,11 @@ class Call:
             self.moves.append(k)
             self.moving.append(leaf)
         modes = grad_mode.get(), get_default_dtype(), sink.get() is None
-        # structures compare equal for any order of dict keys, but the order of the leaves depends on it
+        # structures are equal for any order of dict keys, but the order of the leaves depends on that order
         self.key = (self.structure, tuple(signature), (*modes, tuple(_key_orders(self.structure))))
 
     def objects(self, parameters: Parameters) -> dict[str, Any]:
-        """Return the arguments that are objects and not traced, by parameter name."""
+        """Return the arguments that have attributes, by parameter name; traced leaves are left out."""
         moving = set(self.moves)
         leaves = [None if k in moving else leaf for k, leaf in enumerate(self.leaves)]
         args, kwargs = tree.unflatten(self.structure, leaves)
@@ -192,7 +193,7 @@ class Call:
         return leaf
 
     def difference(self, had: Any, parameters: Parameters) -> str:
-        """Return how the key of this call differs from ``had``, the key of the last program, as text."""
+        """Describe how the key of this call differs from ``had``, the key of an earlier program."""
         structure, signature, modes = self.key
         if had[0] != structure:
             return _changed_structure(had[0], structure, parameters)
@@ -207,7 +208,7 @@ class Call:
 
 
 def _key_orders(structure: tree.Structure) -> Iterator[tuple[str, ...]]:
-    """Yield the keys of each dictionary in a tree, in insertion order."""
+    """Yield the keys, in insertion order, of each dictionary in a tree that has more than one key."""
     if isinstance(structure.kind, type) and issubclass(structure.kind, dict) and len(structure.names) > 1:
         yield structure.names
     for child in structure.children:
@@ -228,7 +229,10 @@ def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Par
 
 
 def _said(part: Any, paths: list[str]) -> str:
-    """Return text that describes the part of a key that belongs to one argument."""
+    """Describe the entry of one leaf in a key, for example "float64[3] that requires grad".
+
+    ``paths`` are the names of all leaves.
+    """
     if part is float:
         return "a float"
     if not isinstance(part[0], tuple):

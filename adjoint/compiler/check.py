@@ -23,20 +23,22 @@ if TYPE_CHECKING:
 __all__ = ["Variables", "run_both"]
 
 _REMEDY = (
-    "  The function depends on a value that is not guarded; stats() lists the guarded values.\n"
+    "  The function depends on a value that is not guarded (checked before each call).  stats() lists the "
+    "guarded values.\n"
     "  Pass the value as an argument.  A value that the function itself changes must be a tensor."
 )
 
 
 def run_both(variant: Variant, call: Call, variables: Variables, function: Callable[[], Any]) -> Any:
-    """Run the program, restore all state, and call the original function; raise if results or state differ.
+    """Run the program, restore all state, call the original function, and return the function's result.
 
-    ``variables`` were read before the trace.  Returns the result of the function.
+    Raise TransformError if the results, or the states afterwards, differ.  ``variables`` has the values of
+    plain variables before the trace.
     """
     if sink.get() is not None:
         raise TransformError(
-            'compiling("check"): gradients would be added to the open micro-batch twice.\n'
-            "  Check the function outside of micro_batch()."
+            'compiling("check") runs the function twice, so gradients would be added to the open micro-batch '
+            "twice.\n  Check the function outside of micro_batch()."
         )
     state = _State(variant, call)
     before = state.copied()
@@ -50,8 +52,8 @@ def run_both(variant: Variant, call: Call, variables: Variables, function: Calla
     for (what, a), (_, b) in zip(after, state.copied(), strict=True):
         if not _same(a, b):
             raise TransformError(
-                f"ad.compile: {what} differs after the compiled {variant.name} and after the "
-                f"function itself.\n{_REMEDY}"
+                f"ad.compile: {what} has different values after a call of the compiled {variant.name} and "
+                f"after a call of the original function.\n{_REMEDY}"
             )
     return wanted
 
@@ -64,9 +66,10 @@ def _leave(found: Any) -> None:
 
 
 class Variables:
-    """The values of the plain variables that a function reads, before it is traced.
+    """The values, before a trace, of the variables with plain data that the traced function reads.
 
-    They are restored after the trace, so that a function which changes them changes them once per call.
+    Plain data are numbers, strings and containers.  ``set_back`` restores the values after the program has
+    run.  So a function that changes them, and is called again for the check, changes them once per call.
     """
 
     def __init__(self, reads: dict[str, Callable[[], Any]]) -> None:
@@ -76,7 +79,7 @@ class Variables:
             self._keep(value, 0)
 
     def _keep(self, value: Any, depth: int) -> None:
-        """Copy a container and the containers inside it, up to a depth, to restore them later."""
+        """Copy a container and its nested containers, up to a maximal depth, to restore them later."""
         if isinstance(value, CONTAINERS) and depth < DEEPEST:
             if not isinstance(value, (tuple, frozenset, MappingProxyType)):
                 self.contents[id(value)] = value, copy(value)
@@ -84,7 +87,7 @@ class Variables:
                 self._keep(each, depth + 1)
 
     def set_back(self) -> None:
-        """Restore the values that have changed."""
+        """Restore the variables and containers that have changed."""
         for container, before in self.contents.values():
             if snapshot(container) == snapshot(before):
                 continue
@@ -99,7 +102,7 @@ class Variables:
 
 
 class _State:
-    """The state that a program reads or writes: tensors, items of containers, optimisers and generators."""
+    """The state that a program uses: tensors, items of containers, optimisers and random generators."""
 
     def __init__(self, variant: Variant, call: Call) -> None:
         held = [h.tensor for h in variant.trace.held.values() if h.argument is None]
@@ -125,16 +128,16 @@ class _State:
             data = None if grad is None else np.array(grad._data)
             found.append((f"a tensor of shape {t.shape}", np.array(t._data)))
             found.append((f"the .grad of a tensor of shape {t.shape}", data))
-        found += [("a cell", np.array(container[key])) for container, key in self.cells]
+        found += [("an item of a container", np.array(container[key])) for container, key in self.cells]
         for unit in self._units():
             state = None if unit.state is None else {k: v.copy() for k, v in unit.state.items()}
-            found += [("the state of an optimiser", state), ("the number of updates", list(unit.steps))]
-        found += [("the number of steps", o.step_count) for o in self.optimizers]
-        found.append(("a generator", self.generators.read()))
+            found += [("the state of an optimiser", state), ("the update count", list(unit.steps))]
+        found += [("the step count of an optimiser", o.step_count) for o in self.optimizers]
+        found.append(("the state of a random generator", self.generators.read()))
         return found
 
     def set_back(self, copies: list[tuple[str, Any]]) -> None:
-        """Restore the state from what ``copied`` returned."""
+        """Restore the state from ``copies``, a result of ``copied``."""
         values = iter([value for _, value in copies])
         for t in self.tensors:
             t._data = next(values)
@@ -167,20 +170,21 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _compare_results(name: str, found: Any, wanted: Any) -> None:
-    """Raise if the results of the program (``found``) differ from those of the function (``wanted``)."""
+    """Raise TransformError if the results of the program (``found``) and the function (``wanted``) differ."""
     if tree.structure(found) != tree.structure(wanted):
         raise TransformError(
-            f"ad.compile: the compiled {name} and the function return different structures.\n{_REMEDY}"
+            f"ad.compile: the compiled {name} and the original function return different structures.\n"
+            f"{_REMEDY}"
         )
     for k, (a, b) in enumerate(zip(tree.leaves(found), tree.leaves(wanted), strict=True)):
         if isinstance(a, Tensor) != isinstance(b, Tensor):
             raise TransformError(
-                f"ad.compile: result {k} of {name} is {words.a(type(a).__name__)} if compiled, but the "
-                f"function itself returns {words.a(type(b).__name__)}.\n{_REMEDY}"
+                f"ad.compile: result {k} of the compiled {name} is {words.a(type(a).__name__)}, but the "
+                f"original function returns {words.a(type(b).__name__)}.\n{_REMEDY}"
             )
         x, y = (np.asarray(v.detach().numpy() if isinstance(v, Tensor) else v) for v in (a, b))
         if not _same(x, y):
             raise TransformError(
-                f"ad.compile: result {k} of the compiled {name} differs from that of the function itself.\n"
-                f"{_REMEDY}"
+                f"ad.compile: result {k} of the compiled {name} differs from the result of the original "
+                f"function.\n{_REMEDY}"
             )

@@ -1,9 +1,9 @@
 """Sum columns in the kernel that processes the rows, instead of reading all arrays once more.
 
-The gradients of a layer norm are an example.  One kernel reads x and the gradient row by row; the gradients
-of weight and bias are sums of products of both along the columns.  The kernel of the rows adds each row to
-such sums: one *partial* sum per chunk of its outermost loop, so that the result does not depend on which
-thread runs a chunk.  The kernel of the columns then adds the partial sums.
+The backward of a layer norm is an example.  One kernel reads x and the gradient row by row; the gradients of
+weight and bias are column sums of x times the gradient and of the gradient.  The kernel that processes the
+rows adds each row to such sums.  It has one *partial* sum per chunk of its outermost loop, so that the result
+does not depend on which thread runs a chunk.  The kernel of the column sums then adds the partial sums.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from adjoint.compiler.simplify import Graph, Node, View
 
 __all__ = ["sum_columns_in_rows"]
 
-_LARGE = 1 << 12  # elements
+_LARGE = 1 << 12  # elements: the sums of smaller arrays are not moved
 _CHUNK = 1 << 15  # elements per chunk
-_ROWS = 8  # per chunk, at least
-_CHUNKS = 64  # at most
-_BYTES = 1 << 16  # of all sums that a row is added to: they have to stay in the cache
+_ROWS = 8  # smallest number of rows per chunk
+_CHUNKS = 64  # largest number of chunks
+_BYTES = 1 << 16  # largest total size of the sums that a row is added to: they have to stay in the cache
 
 
 def sum_columns_in_rows(graph: Graph, groups: Sequence[Group]) -> None:
-    """Move column sums to earlier groups that process the rows of the same arrays."""
+    """Move column sums to earlier groups that read the same arrays row by row; changes ``groups``."""
     where = {n.id: k for k, g in enumerate(groups) for n in g.nodes}
     for k, group in enumerate(groups):
         if group.kind != "loop" or group.axis != 0 or len(group.domain) != 2:
@@ -39,7 +39,7 @@ def sum_columns_in_rows(graph: Graph, groups: Sequence[Group]) -> None:
 
 
 def _full(group: Group) -> list[Node]:
-    """Return the nodes that have one value per element of the domain."""
+    """Return the nodes of a group that have one value per element of its domain (the shape of its loops)."""
     return [n for n in group.nodes if n.op != "reduce" and group.level[n.id] == FULL]
 
 
@@ -48,7 +48,7 @@ def _sums(group: Group) -> list[Node]:
 
 
 def _processes_rows(rows: Group, columns: Group) -> bool:
-    """Return whether a group reduces the rows of the domain whose columns another group reduces."""
+    """Return whether ``rows`` reduces the rows, and ``columns`` the columns, of the same domain."""
     if rows.kind != "loop" or rows.axis is None or rows.axis != len(rows.domain) - 1:
         return False
     return (math.prod(rows.domain[:-1]), rows.domain[-1]) == columns.domain
@@ -57,7 +57,8 @@ def _processes_rows(rows: Group, columns: Group) -> bool:
 class _Move:
     """Moves the nodes of the group ``columns`` to the earlier group ``rows``.
 
-    ``at`` is the number of ``rows``; ``where`` has the number of the group of each node.
+    ``at`` is the index of ``rows`` among the groups; ``where`` maps the id of a node to the index of its
+    group.
     """
 
     def __init__(self, graph: Graph, columns: Group, rows: Group, at: int, where: dict[int, int]) -> None:
@@ -65,7 +66,7 @@ class _Move:
         self.moved = {n.id for n in _full(columns)}
 
     def fits(self) -> bool:
-        """Return whether all nodes can be computed in ``rows`` without reading any further array."""
+        """Return whether ``rows`` can compute all nodes of ``columns`` without reading any further array."""
         full, sums = _full(self.columns), _sums(self.columns)
         size = sum(self.columns.domain[1] * n.dtype.itemsize for n in sums)
         if size > _BYTES or len(self.rows.nodes) + len(full) + len(sums) > MOST:
@@ -77,7 +78,10 @@ class _Move:
         return all(self._is_there(a, read) for a in operands)
 
     def _is_there(self, a: View, read: set[int]) -> bool:
-        """Return whether ``rows`` can read an operand; ``read`` are the nodes that it reads or computes."""
+        """Return whether the group ``rows`` can read the operand ``a``.
+
+        ``read`` has the ids of the nodes that ``rows`` already reads or computes.
+        """
         if a.node.id in self.moved or a.scalar() is not None or a.node.id in self.rows.numbers:
             return True
         if over(a, self.rows.domain) is None:
@@ -94,7 +98,7 @@ class _Move:
         return self.graph.permute(n.args[0], (1, 0))
 
     def put(self) -> None:
-        """Move the nodes; each sum becomes the sum of partial sums."""
+        """Move the nodes to ``rows``; the sums that stay in ``columns`` then add the partial sums."""
         rows, length = self.columns.domain
         chunks = self.rows.chunks or max(1, min(rows // _ROWS, rows * length // _CHUNK, _CHUNKS))
         for n in _full(self.columns):

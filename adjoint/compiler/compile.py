@@ -101,13 +101,16 @@ def compile(
         if any(is_kind(each) for is_kind in _PAUSED):
             raise InputError(
                 f"compile: {name_of(f)} is a generator function or an async function, which cannot be "
-                "compiled.\n  Compile the functions of tensors that it calls."
+                "compiled.\n  Compile the functions that it calls on tensors instead."
             )
     return Compiled(f, static, backend, limit, flush)
 
 
 class _Callable:
-    """An object with a ``__call__`` of its own, which is called without a method in between."""
+    """Base class with ``__call__`` as a slot: calling an instance calls the function that is stored there.
+
+    This is faster than a ``__call__`` method that calls the stored function.
+    """
 
     __slots__ = ("__call__",)
 
@@ -133,7 +136,8 @@ class Compiled(_Callable):
         self._reasons: list[str] = []
         self._lock = held_across_fork(threading.RLock())
         self._warned = False
-        # No cycle: a compiled function is deleted with its last reference.  It exists while it is called.
+        # A weak reference makes no cycle, so a compiled function is deleted with its last reference.  It is
+        # never None here, because the function exists while it is called.
         me = cast("Callable[[], Compiled]", weakref.ref(self))
         self._owner = Owner(
             lambda args, kwargs: me()._general(args, kwargs),
@@ -144,7 +148,7 @@ class Compiled(_Callable):
         self._enter(None)
 
     def _enter(self, direct: Callable[..., Any] | None) -> None:
-        """Make calls start with ``direct``, the direct function of a program, or with the general path."""
+        """Let the next calls run ``direct``, the direct function of a program; None for the general path."""
         general = self._owner.general
         self._direct = direct
         self.__call__ = direct or (lambda *args, **kwargs: general(args, kwargs))
@@ -160,11 +164,11 @@ class Compiled(_Callable):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
         f = copy.deepcopy(self._f, memo)
-        made: Compiled | None = memo.get(id(self))  # if its instance refers to it
+        made: Compiled | None = memo.get(id(self))  # set if copying ``_f`` has copied this function too
         return Compiled(f, *self._options) if made is None else made
 
     def __reduce__(self) -> Any:
-        """Return how to pickle the function: by its name if that is its name, or else the original one."""
+        """Pickle the name if it refers to this object; otherwise pickle the original function and options."""
         name = getattr(self, "__qualname__", "")
         found: Any = sys.modules.get(self.__module__)
         for part in name.split("."):
@@ -172,7 +176,7 @@ class Compiled(_Callable):
         return name if found is self else (Compiled, (self._f, *self._options))
 
     def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the program for any arguments; trace the function first if there is none."""
+        """Run the program that matches the arguments; trace the function first if no program matches."""
         try:
             return self._call(args, kwargs)
         except IndexError as error:
@@ -191,7 +195,10 @@ class Compiled(_Callable):
         return returned(found) if plain and transform.get() is None else found
 
     def _explained(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
-        """Return the error that eager code raises for an index out of range; None if there is none."""
+        """Return the error that eager code would raise for an index that is out of range.
+
+        None if no index is out of range, or if ``error`` already has the message of eager code.
+        """
         if isinstance(error, AdjointError) or self._inline():
             return None
         with self._lock:
@@ -200,9 +207,9 @@ class Compiled(_Callable):
             return last.explained(call) if last is not None and last.key == call.key else None
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> tuple[Any, bool]:
-        """Return the results of a call, and whether they must be converted to arrays.
+        """Return the result of a call, and whether its tensors must be converted to arrays.
 
-        In the mode "check" the function runs too, and is compared with the program.
+        In the mode "check" the original function runs too, and its results are compared with the program's.
         """
         if not kwargs and mode is True:
             for n, v in enumerate(self._variants):
@@ -220,13 +227,13 @@ class Compiled(_Callable):
         return variant.run(call), variant.plain
 
     def _itself(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function without compiling it.  Arrays are passed as tensors, as in a trace."""
+        """Call the original function.  Arrays are converted to tensors for it, and its results back."""
         plain = outermost() and given_arrays(args, kwargs) and Call(args, kwargs, self._parameters).moving
         found = self._on_tensors(*args, **kwargs)
         return returned(found) if plain else found
 
     def _on_tensors(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function with arrays converted to tensors."""
+        """Call the original function with arrays converted to tensors, as in a trace."""
         leaves, structure = tree.flatten((args, kwargs))
         if any(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves):
             static = self._parameters.static_leaves(structure)
@@ -237,7 +244,11 @@ class Compiled(_Callable):
         return self._f(*args, **kwargs)
 
     def _inline(self) -> bool:
-        """Return whether to call the original function: in a trace or transform, or if ops are observed."""
+        """Return whether a call must run the original function instead of a program.
+
+        This is so inside a trace or a transform, and while something observes ops, such as a saved-tensor
+        hook.
+        """
         if tracing.get() is not None or enclosing.get() is not None:
             return True
         if transform.get() not in _DIFFERENTIATED:
@@ -273,7 +284,7 @@ class Compiled(_Callable):
         return fresh
 
     def _reason(self, call: Call) -> str:
-        """Return why no program matches a call."""
+        """Return, as text, why no program matches a call."""
         if not self._variants:
             return "it was the first call"
         for v in self._variants:
@@ -324,8 +335,9 @@ class Compiled(_Callable):
         -------
         dict
             "traces" (the number of traces), "reasons" (one string per trace) and "programs": a list with a
-            dict for each program that is kept, with the keys "instructions", "guards", "trace_seconds",
-            "build_seconds" and "calls".
+            dict for each program that is kept, with the keys "instructions" (their number), "guards" (names
+            of the values that are checked before each call), "trace_seconds", "build_seconds" and "calls"
+            (how often it ran).
         """
         with self._lock:
             return {
@@ -347,7 +359,7 @@ class Compiled(_Callable):
 
 
 class _Method(functools.partial[Any]):
-    """A compiled method of an instance, which is its first argument."""
+    """A compiled function that is bound to an instance, which is passed as its first argument."""
 
     func: Compiled
 

@@ -1,4 +1,8 @@
-"""LLVM IR of the native entry that increments the step counts of optimisers; see ``entry_text``."""
+"""LLVM IR that increments the step counts of optimisers, a part of the native entry; see ``entry_text``.
+
+A counter is an int, or a list of ints, in a dictionary.  Its row has three words: the dictionary, the key and
+the next number.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ TEXT = r"""
 declare i32 @PyDict_SetItem(ptr, ptr, ptr)
 @list = external global i8
 
-; The list or int in a row of a counter; null if it is neither.
+; Return the int or the list of a counter; null if the value in the dictionary is neither.
 define internal ptr @counter(ptr %row) {
 entry:
   %dict = load ptr, ptr %row
@@ -30,7 +34,8 @@ no:
   ret ptr null
 }
 
-; The number of a counter: an int, or the one object that is all items of a list; null if it has none.
+; Return the number of a counter: the int itself, or the item of a list whose items are all the same object;
+; null for other lists.
 define internal ptr @number_of(ptr %counter) {
 entry:
   %at.kind = getelementptr i8, ptr %counter, i64 KIND
@@ -68,8 +73,8 @@ no:
   ret ptr null
 }
 
-; Make the next number of each counter.  Return null; @miss if one cannot be counted here; or the result if
-; there is no memory.
+; Create the next number of each counter, without storing it in the counter.  Return null if this succeeds,
+; @miss if Python has to count, or %result if there is no memory.
 define internal ptr @count_ahead(ptr %w, ptr %result) {
 entry:
   %at.count = getelementptr i64, ptr %w, i64 21
@@ -107,7 +112,7 @@ made:
   br label %row
 good:
   ret ptr null
-clear: ; it may be too large
+clear: ; the number may be too large for 64 bits
   call void @PyErr_Clear()
   br label %missed
 missed:
@@ -116,7 +121,7 @@ failed:
   ret ptr %result
 }
 
-; Store the numbers of @count_ahead in the counters.
+; Store the numbers that @count_ahead has created in the counters.
 define internal void @count_all(ptr %w) {
 entry:
   %at.count = getelementptr i64, ptr %w, i64 21

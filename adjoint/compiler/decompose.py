@@ -1,7 +1,7 @@
-"""Lower ops to primitives: the namespace ``xp`` in which formulas are evaluated on views of a graph.
+"""Lower ops to primitives: the namespace ``xp``, whose functions add nodes to a graph and return views.
 
 An op is either a primitive, or has a formula in its op record (``fused``), or has a rule in ``RULES``: a
-function ``rule(xp, *args, **params)`` that returns its results.  NumPy runs all other ops.
+function ``rule(xp, *args, **params)`` that returns the results of the op.  NumPy runs all other ops.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from adjoint.core.shapes import Shape
 
 __all__ = ["RULES", "UFUNCS", "Primitives", "rule"]
 
-# The elementwise primitives, each with a ufunc that has the same rules for dtypes.
+# The elementwise primitives, each with a NumPy ufunc whose rules for dtypes it follows.
 UFUNCS: dict[str, Any] = {
     name: getattr(np, name)
     for name in """add subtract multiply divide negative sqrt maximum minimum fmax fmin copysign floor ceil
@@ -64,9 +64,9 @@ def rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @functools.cache
 def _resolved(name: str, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the dtypes to which the primitive ``name`` casts its operands, then the dtype of its result.
+    """Return the dtypes to which the primitive ``name`` casts its operands, and then the dtype of its result.
 
-    ``kinds`` has the dtype of each operand, or the type of a Python number.
+    ``kinds`` has the dtype of each operand; for a Python number, its type.
     """
     try:
         found = UFUNCS[name].resolve_dtypes((*kinds, None))
@@ -78,7 +78,7 @@ def _resolved(name: str, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class Primitives:
-    """The namespace ``xp`` of one graph; it has an attribute for each op."""
+    """The namespace ``xp`` of one graph; for each op it has a function that adds the op to the graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -92,7 +92,7 @@ class Primitives:
         return found
 
     def apply(self, name: str, *args: Any, **params: Any) -> Any:
-        """Add an op to the graph; its operands are views, arrays and numbers."""
+        """Add an op to the graph and return its result; raise NotNative if it has no native form."""
         if name in RULES:
             return RULES[name](self, *args, **params)
         if name in UFUNCS:
@@ -107,7 +107,7 @@ class Primitives:
         return self.graph.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a
 
     def view(self, a: Any, dtype: Any = None) -> View:
-        """Return a value as a view; a Python number becomes a constant of ``dtype``."""
+        """Return a value as a view; a constant is added for an array, or for a number (with ``dtype``)."""
         if isinstance(a, View):
             return a
         if isinstance(a, (np.ndarray, np.generic)):
@@ -115,10 +115,10 @@ class Primitives:
         return self.graph.constant(np.asarray(a, dtype))
 
     def ufunc(self, name: str, *args: Any) -> View:
-        """Add an elementwise primitive, with the dtypes that NumPy would use."""
+        """Add an elementwise primitive, with the dtypes that NumPy would use, and return its result."""
         args = tuple(map(self.operand, args))
         kinds = [_kind(a) for a in args]
-        if all(isinstance(k, type) for k in kinds):  # Python numbers alone
+        if all(isinstance(k, type) for k in kinds):  # all operands are Python numbers
             kinds = [np.result_type(k) if isinstance(k, type) else k for k in kinds]
         *types, dtype = _resolved(name, tuple(kinds))
         views = [self.cast(self.view(a, t), t) for a, t in zip(args, types, strict=True)]
@@ -150,7 +150,7 @@ class Primitives:
         return self.graph.node("gather", (positions, table), None, positions.shape, x.dtype)
 
     def scatter(self, mode: str, base: View, positions: View, values: View, width: int = 1) -> View:
-        """Return a flat array with rows added (mode "add") or assigned ("set").
+        """Return a copy of the flat array ``base`` with rows added to it (mode "add") or assigned ("set").
 
         ``positions`` has the position of the first element of each row; ``values`` are the rows, of ``width``
         elements each.
@@ -170,7 +170,7 @@ def _kind(a: Any) -> Any:
     """Return the dtype of a value; for a Python number, its type."""
     if isinstance(a, View):
         return float if a.weak else a.dtype
-    return _BOOL if type(a) is bool else type(a)  # a bool is not weak
+    return _BOOL if type(a) is bool else type(a)  # NumPy promotes a Python bool like an array of bools
 
 
 # Elementwise -----------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def _floats(x: View) -> View:
 
 
 def _bell(xp: Any, y: Any) -> Any:
-    """Return q / (1 + q)² with q = exp(y) for y <= 0: a quarter of sech² of y/2.
+    """Return q / (1 + q)² with q = exp(y), for y <= 0.  This is sech²(y/2) / 4.
 
     In float32 this takes a fifth of the time of cosh.
     """
@@ -237,9 +237,9 @@ RULES.update(
 
 @rule("tanh")
 def _tanh(xp: Any, x: Any) -> Any:
-    """Return tanh(x); in float32 it shares the exponential with ``sech_squared``."""
+    """Return tanh(x); in float32 it is computed from ``tanh_gap``, which ``sech_squared`` uses too."""
     y = xp.ufunc("tanh", x)
-    if y.dtype != _FLOAT32 or y.node.op != "tanh":  # in float64 it needs more digits than the gap has
+    if y.dtype != _FLOAT32 or y.node.op != "tanh":  # in float64, tanh needs more digits than the gap has
         return y
     (x,) = y.node.args
     return xp.graph.elementwise("tanh_from_gap", _FLOAT32, x, xp.tanh_gap(x))
@@ -475,7 +475,7 @@ def _argmin(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def _place_of(xp: Any, op: str, x: View, axis: Any, keepdims: bool) -> View:
-    """Return the index of the first maximum or minimum (``op``), or of the first NaN if there is one."""
+    """Return the index of the first maximum ("argmax") or minimum ("argmin"), or of the first NaN if any."""
     axes = list(range(x.ndim)) if axis is None else _axes(x, axis)
     if len(axes) != 1:
         x = xp.flat(x) if len(axes) == x.ndim else x
@@ -508,7 +508,7 @@ def _std(xp: Any, x: Any, axis: Any, correction: Any, keepdims: bool) -> Any:
 
 @rule("vector_norm")
 def _vector_norm(xp: Any, x: Any, ord: float, axis: Any, keepdims: bool) -> Any:
-    """Return the 2-norm; where squares overflow or underflow, scale by the largest element first."""
+    """Return the 2-norm; where squares would overflow or underflow, divide by the largest element first."""
     if ord != 2 or _floats(x).dtype.kind != "f" or not _count(x, axis):
         raise NotNative(f"a norm of order {ord} has no native form")
     found = xp.sqrt(_sum(xp, x * x, axis, keepdims))
@@ -583,9 +583,9 @@ def _attention(xp: Any, q: Any, k: Any, v: Any, m: Any, scale: float, causal: bo
 
 
 def _exponentials(xp: Any, q: Any, k: Any, m: Any, scale: float, causal: bool) -> Sequence[Any]:
-    """Return exp(s - max s) of the attention scores s, the row sums, max s, and the fully masked rows.
+    """Return exp(s - max s) of the attention scores s, its row sums, max s, and which rows are all masked.
 
-    The scores are s = q kᵀ · scale, masked by ``m`` and ``causal``.
+    The scores are s = q kᵀ · scale, masked by ``m`` and ``causal``.  Without ``m`` the last result is None.
     """
     s = xp.matmul(q * scale, xp.matrix_transpose(k))
     if type(m) is not int:

@@ -1,7 +1,8 @@
-"""The direct function of a program: a generated function that checks, runs and wraps the results of a call.
+"""The direct function of a program: a generated function that checks the guards and runs the program.
 
-A compiled function calls it first.  It handles calls that match the program that ran last, and passes all
-others to the general path of the compiled function.
+A call of a compiled function starts in the direct function of the program that ran last.  If the program
+matches the call, the direct function runs it and wraps the results.  Otherwise it passes the call to the
+general path of the compiled function, which looks for another program or traces a new one.
 """
 
 from __future__ import annotations
@@ -34,31 +35,32 @@ if TYPE_CHECKING:
 
 __all__ = ["Owner", "make_check", "make_direct", "make_fits"]
 
-# Compared by identity.  The trace that runs is not among them: ``special.count`` is not 0 during a trace.
+# Modes that are compared by identity.  ``tracing`` is not among them, because ``special.count``, which is
+# compared too, is not 0 during a trace.
 _CONTEXTS = (compile_mode, enclosing, transform, grad_mode, default_dtype)
 _MISS = "return general(args, kwargs)"
-WATCHED = 1000  # calls that are checked by Python code, before the native check is loaded for NumPy programs
+WATCHED = 1000  # calls of a NumPy program whose guards Python code checks, before native code checks them
 
 
 class Owner(NamedTuple):
-    """What a direct function needs of its compiled function."""
+    """The functions and the lock of a compiled function that its direct functions use."""
 
-    general: Callable[[Any, Any], Any]  # runs a call, given its arguments and keyword arguments
-    explained: Callable[[Exception, Any, Any], Exception | None]  # of an IndexError: a better error, or None
+    general: Callable[[Any, Any], Any]  # the general path, given the arguments and the keyword arguments
+    explained: Callable[[Exception, Any, Any], Exception | None]  # a better error for an IndexError, or None
     leave: Callable[[Any], None]  # makes the next call take the general path
     lock: Any
 
 
 def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., Any]:
-    """Return a function of the arguments that runs a program if its guards hold.
+    """Return the direct function of the program ``v``, which takes the arguments of the compiled function.
 
-    The guards are checked by ``watch``, or by Python code if that is None.  The lines of ``v.execute`` are
-    repeated here, because calling it would take longer than running them.  While the native check watches the
-    hyper-parameters, numbers that depend only on them are not read again: a call after the last full check
-    has read them.
+    The native check ``watch`` checks the guards; if it is None, Python code does.  The lines of ``v.execute``
+    are copied into the function, because a call of ``v.execute`` would take longer than the lines themselves.
+    While ``watch`` detects changes of the hyper-parameters, numbers that depend only on hyper-parameters are
+    not computed again, because a call after the last full check has computed them.
 
-    A program that changes nothing runs without the lock, unless it has loops, which keep arrays of their own,
-    or is native code during which other threads run.
+    A program that changes nothing runs without the lock.  The lock is needed, however, if the program has
+    loops, because they reuse their arrays, or if it is native code during which other threads run.
     """
     w = Writer(**owner._asdict(), special=special, new=object.__new__, Tensor=Tensor, ndarray=ndarray,
                asarray=np.asarray)  # fmt: skip
@@ -107,9 +109,11 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
 
 
 def _name_outputs(w: Writer, made: list[str], sources: dict[str, str], at: int) -> None:
-    """Replace the elements of ``found`` in the lines from ``at`` on by variables, or set ``found`` there.
+    """Replace each ``found[k]`` in the lines from index ``at`` to the end by the variable of output ``k``.
 
-    ``made`` are the variables of the outputs, ``sources`` are those of the sources and how they are read.
+    If the lines use ``found`` in another way too, they are not changed, and a line that sets ``found`` is
+    inserted before them.  ``made`` has the variables of the outputs; ``sources`` maps the variable of each
+    source to the expression that reads it.
     """
     lines = [re.sub(r"found\[(\d+)\]", lambda m: made[int(m[1])], line) for line in w.lines[at:]]
     if not any("found" in line for line in lines):
@@ -122,7 +126,7 @@ def _name_outputs(w: Writer, made: list[str], sources: dict[str, str], at: int) 
 
 
 def _add_modes(w: Writer) -> None:
-    """Add the check that the modes of the library are those of now."""
+    """Add a line that checks that the modes of the library, such as the grad mode, have not changed."""
     parts = ["special.count"]
     for variable in _CONTEXTS:
         value = variable.get()
@@ -139,7 +143,7 @@ def _add_fits(w: Writer, specs: Sequence[Wanted]) -> None:
 
 
 def _add_results(w: Writer, v: Variant) -> None:
-    """Add the lines that return the results, whose arrays are in ``found``."""
+    """Add the lines that make the results of the function from the arrays in ``found``, and return them."""
     if v.plain and transform.get() is None:
         if all(kind == "value" for kind, _ in v.outs):
             w.add(f"held = [*found[:{v.count}]]")
@@ -154,7 +158,7 @@ def _add_results(w: Writer, v: Variant) -> None:
     elif v.recorder is not None:
         w.add(f"found = {w.name(v.recorder.record)}(args, found, {w.name(v.fixed)})")
     made = []
-    known: dict[int, str] = {}  # one tensor that is returned twice
+    known: dict[int, str] = {}  # key: index of the array, because a tensor may be returned twice
     for kind, at in v.outs:
         if kind in ("value", "number"):
             if at not in known:
@@ -168,9 +172,9 @@ def _add_results(w: Writer, v: Variant) -> None:
 
 
 def _add_result(w: Writer, v: Variant, kind: str, at: int) -> str:
-    """Add the lines that make a result of the function from array ``at``; return an expression for it.
+    """Add the lines that make a result of the function from ``found[at]``; return an expression for it.
 
-    ``v`` is the program, and ``kind`` is the kind of the result, such as "number".
+    ``v`` is the program.  ``kind`` is "value" if the result is a tensor, "number" if it is a Python number.
     """
     if v.recorder is not None and not v.single:  # ``record`` has made tensors
         return f"found[{at}]" + (".item()" if kind == "number" else "")
@@ -181,7 +185,7 @@ def _add_result(w: Writer, v: Variant, kind: str, at: int) -> str:
     value = v.program.results[at].id
     if v.native is None and all(value != o.id or not is_fresh(i) for i in v.program.body for o in i.outs):
         w.add(f"a = {data}")
-        w.add("if type(a) is not ndarray: a = asarray(a)")  # a subclass of ndarray
+        w.add("if type(a) is not ndarray: a = asarray(a)")  # a NumPy scalar, or a subclass of ndarray
         data = "a"
     for line in (
         f"out{at} = new(Tensor)", f"out{at}._data = {data}", f"out{at}._node = {node}",
@@ -192,7 +196,7 @@ def _add_result(w: Writer, v: Variant, kind: str, at: int) -> str:
 
 
 def _tree(w: Writer, structure: tree.Structure, leaves: list[str]) -> str:
-    """Return an expression for a tree whose leaves are given as expressions."""
+    """Return a Python expression that builds a tree (nested containers) from the expressions ``leaves``."""
     kinds = {c.kind for c in structure.children}
     if structure.kind is tree.Structure.LEAF:
         return leaves[0]
@@ -218,10 +222,10 @@ def add_check(w: Writer, trace: Trace, guards: Sequence[Any], count: int, miss: 
     w.names |= {"same": np.array_equal, "hooks_of": hooks_of, "Tensor": Tensor}
     _check_tensors(w, trace, miss)
     positions = [h.argument for h in trace.held.values() if h.argument is not None]
-    if positions and trace.program.writes:  # an argument that is also a captured tensor needs another trace
+    if positions and trace.program.writes:  # trace again if an argument is also a captured tensor
         ids = w.name(frozenset(id(h.tensor) for h in trace.held.values() if h.argument is None))
         w.add(f"if {' or '.join(f'id(x{k}) in {ids}' for k in positions)}: {miss}")
-    for k in trace.program.written_arguments():  # another trace raises the error of a write into a view
+    for k in trace.program.written_arguments():  # trace again if it is a view: the trace raises an error
         w.add(f"if {w.name(is_view)}(x{k}): {miss}")
     _check_names(w, [g for g in guards if type(g) is Guard], miss)
     for g in guards:
@@ -237,7 +241,10 @@ def add_check(w: Writer, trace: Trace, guards: Sequence[Any], count: int, miss: 
 
 
 def _check_names(w: Writer, guards: Sequence[Guard], miss: str) -> None:
-    """Add the checks of variables; a guard is called only if the object is not the same as before."""
+    """Add lines that check the guards of variables.
+
+    The objects are compared by identity first, which is faster; ``holds()`` is called only if they differ.
+    """
     tests = []
     for g in guards:
         holds, value, seen = f"{w.name(g.holds, 'g')}()", _expression(w, g.read), w.name(g.seen)
@@ -255,7 +262,7 @@ def _check_names(w: Writer, guards: Sequence[Guard], miss: str) -> None:
 
 
 def _expression(w: Writer, read: Any) -> str | None:
-    """Return an expression for the value that a guard reads; None if ``read`` must be called."""
+    """Return a Python expression for the value that a guard reads; None if ``read`` must be called."""
     if not isinstance(read, partial):
         return None
     if read.func is read_attributes:
@@ -270,9 +277,10 @@ def _expression(w: Writer, read: Any) -> str | None:
 
 
 def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
-    """Return ``fits(*arguments)``, which returns whether the arguments match the key of a program.
+    """Return ``fits(*arguments)``, which returns whether the arguments and the modes match a program.
 
-    ``specs`` has what each argument must be, and ``modes`` are the modes of the library at the trace.
+    ``specs`` has the type, shape, dtype and node that each argument must have, and ``modes`` are the modes of
+    the library that are part of the program's key.
     """
     w = Writer(grad_mode=grad_mode, dtype=get_default_dtype, sink=sink)
     parts = _fitting(w, specs)
@@ -282,7 +290,7 @@ def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
 
 
 def _fitting(w: Writer, specs: Sequence[Wanted]) -> list[str]:
-    """Return conditions that hold if the arguments have the required types, shapes, dtypes and nodes."""
+    """Return Python conditions: the arguments match ``specs``, and no two tensors are the same object."""
     parts = []
     tensors = []
     for k, (kind, shape, dtype, node) in enumerate(specs):
@@ -300,7 +308,7 @@ def _fitting(w: Writer, specs: Sequence[Wanted]) -> list[str]:
 
 
 def _check_tensors(w: Writer, trace: Trace, miss: str) -> None:
-    """Generate the checks of captured tensors."""
+    """Add lines that check the shapes, dtypes, nodes, hooks and gradients of captured tensors."""
     for h in trace.held.values():
         if h.argument is None:
             t, symbol = w.name(h.tensor, "t"), h.symbol
@@ -323,7 +331,7 @@ def _check_tensors(w: Writer, trace: Trace, miss: str) -> None:
 
 
 def _node_changed(w: Writer, t: str, h: Held) -> str:
-    """Return an expression that is true if the graph node of the tensor (variable ``t``) has changed."""
+    """Return a condition that is true if the graph node of a captured tensor (variable ``t``) has changed."""
     if type(h.node) is Node:
         return f"type({t}._node) is not {w.name(Node, 'n')}"
     return f"{t}._node is not {w.name(h.node, 'n')}"

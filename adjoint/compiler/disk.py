@@ -1,9 +1,10 @@
 """The disk cache of compiled kernels.
 
-A file has the object code of one or more units, and a digest of its contents.  Each unit has a key.  The file
-has one name (a hard link) per key, so that it is found by any of them.  The cache is used only if its
-directory belongs to the user and has mode 0700.  A file that is damaged, or owned by another user, is ignored
-and replaced.  ``ADJOINT_KERNEL_CACHE`` names another directory; ``0`` or ``off`` disables the cache.
+A unit is one text of LLVM IR; its key is a digest of the text.  A file has the object code of one or more
+units, and a digest of its contents.  The file has one name (a hard link) per key, so that it is found by the
+key of any of its units.  The cache is used only if its directory belongs to the user and has mode 0700.  A
+file that is damaged, or owned by another user, is ignored and replaced.  The environment variable
+``ADJOINT_KERNEL_CACHE`` sets the directory; ``0`` or ``off`` disables the cache.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ _pruned = False
 
 
 class Image(NamedTuple):
-    """Object code: the names and keys of the units in it, and of the units in other images that it uses."""
+    """The object code of one or more units, and which units they are.
+
+    ``units`` maps the name of each unit in the code to its key; ``uses`` does so for the units of other
+    images that the code calls.
+    """
 
     units: dict[str, str]
     uses: dict[str, str]
@@ -61,9 +66,9 @@ def _default_directory() -> Path:
 
 
 def read(directory: Path, key: str) -> list[Image]:
-    """Return the images of the file with the unit of a key; each comes after those that it uses.
+    """Return the images in the file that has the unit with this key; an image follows those that it uses.
 
-    The list is empty if the file is missing, damaged, not owned by the user, or without that unit.
+    The list is empty if the file is missing, damaged, not owned by the user, or does not contain the unit.
     """
     try:
         descriptor = os.open(directory / (key + SUFFIX), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
@@ -81,7 +86,7 @@ def read(directory: Path, key: str) -> list[Image]:
 
 
 def write(directory: Path, images: Sequence[Image], keys: Iterable[str]) -> None:
-    """Write a file atomically under each of the keys; disk errors are ignored.
+    """Write images to a file, atomically, under the name of each of the keys; disk errors are ignored.
 
     Unlike ``storage.atomic`` this does not wait for the disk: a file that was cut off by a crash fails the
     digest check.
@@ -109,7 +114,7 @@ def write(directory: Path, images: Sequence[Image], keys: Iterable[str]) -> None
 
 
 def _packed(images: Sequence[Image]) -> bytes:
-    """Return images as bytes: the length of the list of their names, that list, and their code."""
+    """Return images as bytes: the length of a JSON list with units, uses and sizes; that list; the codes."""
     names = json.dumps([(image.units, image.uses, len(image.code)) for image in images]).encode()
     return b"".join([len(names).to_bytes(8, "little"), names, *(image.code for image in images)])
 
@@ -124,7 +129,7 @@ def _unpacked(body: bytes) -> list[Image]:
 
 
 def _prune(directory: Path) -> None:
-    """Delete the oldest half of a cache with too many files; done at most once per process."""
+    """Delete the oldest half of the files if there are more than ``LIMIT``; once per process at most."""
     global _pruned
     if _pruned:
         return

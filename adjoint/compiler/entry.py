@@ -28,14 +28,14 @@ __all__ = ["Entry", "Given", "Layout", "Made", "Record", "layout"]
 class Layout(NamedTuple):
     """The offsets in bytes of the struct members that the entry reads."""
 
-    references: int  # the number of references to an object
-    kind: int  # its type
+    references: int  # the reference count of an object
+    kind: int  # the type of an object
     data: int  # of an ndarray: address of the elements, number of axes, shape, dtype, flags
     ndim: int
     shape: int
     dtype: int
     flags: int
-    weak: int  # of an ndarray: its weak references
+    weak: int  # of an ndarray: the list of its weak references
     tensor: int  # of a tensor: its array, node, version, and the object with its gradient
     node: int
     version: int
@@ -51,8 +51,8 @@ class Layout(NamedTuple):
 class Record(NamedTuple):
     """A kernel call: the address of the function, its slots, and the bounds of the chunks of its loop.
 
-    A slot is an address; or ``("given", k)`` or ``("made", k)``, for the address of input or output ``k``,
-    with an offset in bytes as an optional third item.
+    A slot is an address that the kernel receives.  It is an int, or ``("given", k)`` or ``("made", k)`` for
+    the address of input or output ``k``, with an offset in bytes as an optional third item.
     """
 
     function: int
@@ -61,17 +61,18 @@ class Record(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """An array in a dictionary: which argument is the dictionary, and the key, a string."""
+    """An array in a dictionary: the position of the argument that is the dictionary, and the key."""
 
     position: int
     key: str
 
 
 class Given(NamedTuple):
-    """An input of the entry: where it is read at each call, and its required dtype and shape.
+    """An input of the entry: where it is read at each call, and the dtype and shape that it must have.
 
-    ``owner`` is a tensor, an array, the position of an argument that is one of them, or a cell.  For a Python
-    number the shape is None; it is stored as float64, and its slot has the address of that float64.
+    ``owner`` is a tensor, an array, the position of an argument that is a tensor or an array, or a cell.  For
+    a Python number the shape is None; the number is stored as float64, and its slot has the address of that
+    float64.
     """
 
     owner: int | Tensor | np.ndarray[Any, Any] | Cell
@@ -80,10 +81,11 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """An array that the entry allocates at each call for an output: its dtype and shape.
+    """The dtype and shape of an output, for which the entry allocates an array at each call.
 
-    With ``reuses``, the index of an input, it has the memory of that input instead.  If something else refers
-    to the array of the input, the output is a new array; for a cell the call misses.
+    If ``reuses`` is the index of an input, the output is written into the array of that input instead.  If
+    anything else refers to that array, the output is a new array after all; if the input is a cell, the call
+    then returns NotImplemented.
     """
 
     dtype: Any
@@ -93,16 +95,17 @@ class Made(NamedTuple):
 
 # Number of 64-bit words in the header, in the row of an input, and in the row of an output; see ``Entry``.
 _HEADER, _GIVEN, _MADE = 23, 8, 8
-_SPARE = 5  # the word in the row of an output with the address of an array that the next call reuses
-_INPUT, _GRADED = 6, 7  # the words with the row of the input, or the tensor of the gradient, that it replaces
-_DONE = 18  # the word in the header that is 1 after a call that has written
-RELEASING = 20_000  # nanoseconds: other threads run during a longer program
-RECYCLED = 1 << 16  # bytes: programs with at most as many bytes of outputs reuse the arrays they replaced
+_SPARE = 5  # word in the row of an output: the address of an array that the next call reuses
+_INPUT, _GRADED = 6, 7  # words in the row of an output: address of the row of the input whose memory it
+# reuses, and of the tensor whose gradient it replaces
+_DONE = 18  # word in the header that is 1 after a call that has written
+RELEASING = 20_000  # nanoseconds: programs that take longer release the GIL
+RECYCLED = 1 << 16  # bytes: programs whose outputs are not larger in total reuse the arrays they replaced
 
 
 @functools.cache
 def layout() -> Layout | None:
-    """Return the offsets that the entry reads; None if CPython or NumPy are not laid out as expected."""
+    """Return the offsets of struct members; None if the structs of CPython or NumPy are not as expected."""
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -129,7 +132,7 @@ def _place(object_: Any, size: int, value: int) -> int:
 
 
 def _probed() -> Layout:
-    """Find the offsets by searching arrays of several shapes for known addresses; assert that all agree."""
+    """Return the offsets, found by searching for known values in objects; assert that all objects agree."""
     arrays: list[Any] = [np.zeros((3, 5, 7), np.float32), np.ones((2, 4)), np.zeros((2, 3), order="F")]
     found: set[tuple[int, int, int, int, int, int, int]] = set()
     for a in arrays:
@@ -210,7 +213,7 @@ _NEW_FROM_DESCR = 94
 
 
 def with_offsets(text: str, where: Layout | None) -> str | None:
-    """Replace the names of members by their offsets; None if the offsets are not known."""
+    """Return ``text`` with the upper-case names of struct members replaced by offsets; None without them."""
     if where is None:
         return None
     for name, value in where._asdict().items():
@@ -225,7 +228,7 @@ def _text() -> str | None:
 
 @functools.cache
 def _method() -> _Method:
-    """Compile the entry."""
+    """Compile the native code that all entries share, once; return its method definition."""
     text = _text()
     assert text is not None
     names = (
@@ -267,15 +270,17 @@ class _Method(ctypes.Structure):
 
 
 _FASTCALL = 0x80
-# kept because built-in functions point to them; two threads may each make one, and the cache holds only one
+# Kept alive because built-in functions point to them.  The cache of ``_method`` is not enough: if two threads
+# make a method at the same time, it keeps only one of them.
 _METHODS: list[Any] = []
 
 
 def method(text: str, name: str, imports: dict[str, int]) -> _Method:
-    """Compile a library with the function ``name``; the result is never freed.
+    """Compile LLVM IR that defines the function ``name``, and return a method definition, never freed.
 
-    CPython reads the address of the function at each call, so optimised code replaces the first code in all
-    built-in functions at once.
+    ``imports`` has the addresses of external symbols by name.  CPython reads the address of the function from
+    the method definition at each call.  So when the optimised code is ready, all built-in functions made from
+    this definition run it.
     """
     found = _Method(name.encode(), None, _FASTCALL, None)
     _METHODS.append(found)
@@ -288,14 +293,14 @@ def method(text: str, name: str, imports: dict[str, int]) -> _Method:
 
 
 def built_in(native: _Method, owner: Any) -> Any:
-    """Return a built-in function for native code; the function keeps its ``owner`` alive."""
+    """Return a built-in function that calls native code with ``owner`` as ``self``, and keeps it alive."""
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     return make(ctypes.addressof(native), owner, None)
 
 
 class _Words(np.ndarray[Any, np.dtype[np.int64]]):
-    """The 64-bit words that an entry reads; ``held`` keeps alive the objects that they point to."""
+    """The header of an entry, 64-bit words; ``held`` keeps alive the objects that they point to."""
 
     held: Any
     spare: Any = ()  # addresses of arrays that are kept for the next call; 0: none
@@ -307,7 +312,7 @@ class _Words(np.ndarray[Any, np.dtype[np.int64]]):
 
 
 class Entry:
-    """A program as one built-in function.
+    """A program as one built-in function, ``entry.call``.
 
     ``entry.call(*arguments)`` returns a tuple of new arrays.  It returns NotImplemented if an argument has
     the wrong type, shape or dtype, if the program is already running (in another thread, or a finalizer calls
@@ -318,7 +323,8 @@ class Entry:
     records : list of Record
         The kernel calls, in order.
     runs : list of int
-        The number of records of each run, as in ``pool.records``; None if each record is a run.
+        The number of records in each run (a sequence of records that do not depend on each other); None if
+        each record is a run.
     given : list of Given
         The inputs.
     made : list of Made
@@ -326,7 +332,7 @@ class Entry:
     arguments : int
         The number of arguments of ``call``.
     nanoseconds : float
-        The estimated time of all kernels.  If it is long, the GIL is released while they run.
+        The estimated time of all kernels.  If it is above ``RELEASING``, the GIL is released while they run.
     helpers : int
         The number of helper threads that may run chunks.
     checks : list of int
@@ -340,14 +346,14 @@ class Entry:
         Pairs of a tensor and the index of an output.  The gradient of the tensor becomes a new tensor with
         this output as its array, and the returned tuple has the old gradient in its place.
     always_writes : bool
-        Whether a call that has started to run always writes.  Then outputs may have the memory of inputs and
-        of old gradients.
+        Whether a call always writes once its kernels have started, because everything that can fail is done
+        before.  Outputs may then be written into the memory of inputs and of old gradients.
     counters : list of tuple
-        Pairs of a dictionary and a key, a string, if the entry always writes.  A call adds 1 to the int
-        there, or to all items of the list there, which must be equal.
+        Pairs of a dictionary and a key (a string), if the entry always writes.  The value is an int, or a
+        list of equal ints.  A call adds 1 to the int, or to all items of the list.
     checked : int
-        If the entry always writes, the number of records that run before the checks.  They are run first,
-        while no other thread runs, and write no outputs that have the memory of inputs.
+        If the entry always writes, the number of records that the checks depend on.  They run first, while
+        the GIL is held, and write no outputs that have the memory of inputs.
     """
 
     def __init__(
@@ -430,7 +436,7 @@ class Entry:
 
 
 def _listed(lists: list[Any], values: Sequence[int]) -> int:
-    """Return the address of an array with these values and a 0, which is appended to ``lists``."""
+    """Return the address of a new array with ``values`` and a final 0; ``lists`` keeps the array alive."""
     lists.append(np.array([*values, 0], np.int64))
     return int(lists[-1].ctypes.data)
 
@@ -438,10 +444,10 @@ def _listed(lists: list[Any], values: Sequence[int]) -> int:
 def _made_rows(
     made: Sequence[Made], places: dict[tuple[str, int], list[int]], rows: Any, lists: list[Any]
 ) -> Any:
-    """Return the table of outputs.
+    """Return the table of outputs, with one row of ``_MADE`` words for each output.
 
-    ``places`` has the argument slots of each output, ``rows`` is the table of inputs; what the rows point
-    to is appended to ``lists``.
+    ``places`` has the slots of each output (see ``_tables``), and ``rows`` is the table of inputs.  Objects
+    that the table points to are appended to ``lists``, which keeps them alive.
     """
     outs = np.zeros((len(made) + 1, _MADE), np.int64)
     for k, m in enumerate(made):
@@ -456,10 +462,10 @@ def _made_rows(
 
 
 def _tables(records: Sequence[Record]) -> tuple[list[Any], dict[tuple[str, int], list[int]]]:
-    """Return the argument table of each record, and the slots to fill at each call.
+    """Return the argument table of each record, and the slots that are filled at each call.
 
-    The second result maps ``("given", k)`` and ``("made", k)`` to a flat list: address of a slot, offset in
-    bytes, and so on.
+    The second result maps ``("given", k)`` and ``("made", k)`` to a flat list with two items per slot: the
+    address of the slot, and an offset in bytes that is added to the address of the input or output.
     """
     tables = []
     places: dict[tuple[str, int], list[int]] = {}

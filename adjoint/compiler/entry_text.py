@@ -139,7 +139,7 @@ no:
   ret i1 false
 }
 
-; Increment (%take) or decrement the reference counts of the inputs, because the GIL is released meanwhile.
+; Increment (%take) or decrement the reference counts of the inputs, to keep them alive without the GIL.
 define internal void @hold(ptr %w, i1 %take) {
 entry:
   %w2 = getelementptr i64, ptr %w, i64 2
@@ -174,7 +174,7 @@ end:
   ret void
 }
 
-; Read all inputs; false if one does not fit.
+; Read all inputs; return false if the type, dtype or shape of one is wrong.
 define internal i1 @read_all(ptr %w, ptr %args) {
 entry:
   %w2 = getelementptr i64, ptr %w, i64 2
@@ -200,7 +200,7 @@ no:
   ret i1 false
 }
 
-; Whether all checks have passed.
+; Return whether all checks have passed.
 define internal i1 @passes(ptr %w) {
 entry:
   %w10 = getelementptr i64, ptr %w, i64 10
@@ -227,7 +227,7 @@ no:
   ret i1 false
 }
 
-; Whether a call that has started to run always writes.
+; Return whether a call always writes once its kernels have started.
 define internal i1 @always_writes(ptr %w) {
   %at.always = getelementptr i64, ptr %w, i64 17
   %always = load i64, ptr %at.always
@@ -235,8 +235,8 @@ define internal i1 @always_writes(ptr %w) {
   ret i1 %yes
 }
 
-; After the run: write, unless a check failed.  Return the result, @miss, or null if there is no memory.
-; If the program always writes, @before_run has done everything that can fail.
+; After the kernels have run: write the outputs, unless a check failed.  Return the result, @miss, or null if
+; there is no memory.  If the program always writes, @before_run has done everything that can fail.
 define internal ptr @commit(ptr %w, ptr %result) {
 entry:
   %always = call i1 @always_writes(ptr %w)
@@ -268,7 +268,7 @@ failed:
   ret ptr null
 }
 
-; Before a program that always writes runs, do everything that can fail, with the kernels of the checks first.
+; If the program always writes: run the kernels of the checks, then do everything else that can fail.
 ; Return null if nothing failed; @miss; or the result if there is no memory.
 define internal ptr @before_run(ptr %w, ptr %result) {
   %always = call i1 @always_writes(ptr %w)
@@ -363,7 +363,8 @@ no:
   ret ptr null
 }
 
-; The first word is 1 during a call.  Calls by other threads, or by Python code that runs meanwhile, miss.
+; The built-in function.  The first word is 1 during a call; calls of the same program during that time, by
+; other threads or by Python code that a finalizer runs, return @miss.
 define ptr @call(ptr %self, ptr %args, i64 %n) {
 entry:
   %at.words = getelementptr i8, ptr %self, i64 DATA

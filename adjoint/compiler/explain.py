@@ -21,11 +21,11 @@ _KINDS = {
     "loop": "loop", "matmul": "product", "conv": "conv", "conv_input": "conv", "conv_weight": "conv",
     "place": "pieces", "scatter": "scatter", "repeat": "steps",
 }  # fmt: skip
-_SECONDS, _ROUNDS = 0.05, 20  # at most, to measure times
+_SECONDS, _ROUNDS = 0.05, 20  # limits of the measurement of times
 
 
 def explain(program: Native) -> str:
-    """Describe a native program: one line per kernel and per NumPy call, in execution order."""
+    """Describe a native program: a summary line, then one line per kernel and per NumPy call, in order."""
     taken = _times(program)
     rows: list[tuple[str, str, str]] = []
     total = calls = 0
@@ -57,9 +57,10 @@ def explain(program: Native) -> str:
 
 
 def _row(g: Group, kernel: Kernel, seconds: float | None, indent: str = "") -> tuple[str, str, str]:
-    """Return the cells of a table row: the time of a kernel, its bytes, and its kind, domain and ops.
+    """Return the three texts of a row: the time of a kernel, its bytes, and its kind, domain and ops.
 
-    The domain of a loop is its number of iterations.  The last cell is indented by ``indent``.
+    The domain is the shape of the kernel's loops, or the number of steps.  The last text starts with
+    ``indent``.
     """
     domain = list(g.domain) if g.kind != "repeat" else [kernel.length]
     what = f"{indent}{_KINDS[g.kind]:8} {domain!s:16} {_ops(g)}"
@@ -67,10 +68,10 @@ def _row(g: Group, kernel: Kernel, seconds: float | None, indent: str = "") -> t
 
 
 def _times(program: Native) -> dict[Any, float | None]:
-    """Return the shortest measured time, in seconds, of each kernel (by number) and NumPy call (by node).
+    """Return the shortest measured time in seconds of each kernel (by number) and NumPy call (by node).
 
-    The program runs on random inputs; integer inputs are 0.  The time is None if a step fails on these
-    inputs.
+    The kernels of a loop body have keys (number of the loop, number in the body).  The program runs on random
+    inputs; integer inputs are 0.  A time is None if the program fails on these inputs before that kernel.
     """
     found: dict[Any, float | None] = dict.fromkeys(range(len(program.kernels)))
     for k, (_, kernel) in enumerate(program.kernels):
@@ -78,7 +79,7 @@ def _times(program: Native) -> dict[Any, float | None]:
             found |= dict.fromkeys((k, j) for j in range(len(kernel.tables.body.kernels)))
     kernels = list(found)
     found |= dict.fromkeys(step for step in program.steps if not isinstance(step, tuple))
-    found[None] = None  # a call of no kernel
+    found[None] = None  # the time of a measurement without a kernel, which is subtracted from the others
     rng = np.random.default_rng(0)
     given = [_stand_in(rng, s.value) for s in program.program.sources]
     end = time.perf_counter() + _SECONDS
@@ -101,7 +102,7 @@ def _times(program: Native) -> dict[Any, float | None]:
 
 
 def _stand_in(rng: np.random.Generator, value: Any) -> Any:
-    """Return a random array or number with the shape and dtype of a value."""
+    """Return an array like ``value``: random numbers, or zeros for integers and bools; 0.5 for a float."""
     if value.weak:
         return 0.5
     if value.dtype.kind in "fc":
@@ -110,7 +111,7 @@ def _stand_in(rng: np.random.Generator, value: Any) -> Any:
 
 
 def _ops(g: Group) -> str:
-    """Return the names of the ops that a group computes, in order."""
+    """Return the names of the ops that a group computes, in order, separated by commas."""
     names = [n.origin or n.op for n in g.nodes]
     return ", ".join(dict.fromkeys(names))
 

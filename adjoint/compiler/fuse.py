@@ -1,11 +1,12 @@
 """Divide the nodes of a graph into groups, each of which becomes one kernel, in one pass over the nodes.
 
-A node is added to the latest group that one of its operands is in, if their loops match; so a group reads
+A node is added to the latest group that computes one of its operands, if their loops match.  So a group reads
 only results of earlier groups.  An elementwise node is added only when a reduction, a product or another node
-with its own kernel needs it; so it is in a late group, and less memory is used.  Nodes with one element are
+with its own kernel needs it.  So it is computed late, and less memory is used.  Nodes with one element are
 computed by every kernel that reads them.
 
-The *domain* of a group is the shape of its loops.
+The *domain* of a group is the shape of its loops.  *Roots* are the nodes whose values the program returns or
+writes.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ __all__ = ["FULL", "KEPT", "PRODUCTS", "Group", "fuse", "needed", "over", "stage
 # how many values a node has: one per element of the domain, or one per element of the reduced domain
 FULL, KEPT = "full", "kept"
 GIVEN = frozenset(("source", "number", "constant"))
-PRODUCTS = frozenset(("matmul", "conv", "conv_input"))  # elementwise nodes join their groups
+PRODUCTS = frozenset(("matmul", "conv", "conv_input"))  # elementwise nodes can join their groups
 ALONE = PRODUCTS | {"conv_weight", "place", "scatter", "call", "repeat"}  # they start a group of their own
 CHEAP = frozenset(("add", "subtract", "multiply", "negative", "abs", "maximum", "minimum", "copy"))
-MOST = 64  # nodes in one kernel
-_AGAIN, _ARRAYS = 4, 2  # at most, for a value that is computed again: nodes, and arrays that they read
-EARLY = -1 << 40  # first order number of the groups that depend on inputs only
+MOST = 64  # largest number of nodes in one kernel
+_AGAIN, _ARRAYS = 4, 2  # a later loop computes at most so many nodes again, from at most so many arrays
+EARLY = -1 << 40  # smallest order number: groups that depend only on inputs run before all others
 
 
 class Group:
@@ -44,9 +45,9 @@ class Group:
         self.level: dict[int, str] = {}
         self.domain = domain
         self.axis = axis
-        self.reads: set[int] = set()  # ids of the nodes that it reads
+        self.reads: set[int] = set()  # ids of the nodes that are operands in the group
         self.numbers: set[int] = set()  # ids of one-element nodes that every kernel computes for itself
-        self.chunks = 0  # of the outermost loop, if there are partial sums; 0: any number
+        self.chunks = 0  # number of chunks of the outermost loop, if there are partial sums; 0: any number
         self.flat = True  # whether all operands are whole arrays or numbers: the domain can then be reshaped
 
     @property
@@ -65,9 +66,9 @@ class Group:
 
 
 def over(view: View, shape: Shape) -> tuple[int, ...] | None:
-    """Return the strides with which to read an operand along the axes of a domain of the same size.
+    """Return the strides of a view if it is reshaped to ``shape``, which has the same number of elements.
 
-    None if no strides can express this.
+    None if strides cannot express the reshaped view.
     """
     return view.strides if view.shape == shape else reshaped(view.shape, view.strides, shape)
 
@@ -78,12 +79,12 @@ def _simple(view: View) -> bool:
 
 
 def fuse(graph: Graph, roots: Sequence[Node]) -> list[Group]:
-    """Return the groups in execution order; nodes that no root depends on are left out."""
+    """Return groups of the nodes that the roots depend on, in execution order."""
     return _Fusion(graph, roots).run()
 
 
 def needed(graph: Graph, roots: Sequence[Node]) -> list[bool]:
-    """Return, for each node, whether a root depends on it."""
+    """Return a list with one bool per node of the graph: whether a root depends on the node."""
     wanted = [False] * len(graph.nodes)
     for r in roots:
         wanted[r.id] = True
@@ -95,7 +96,7 @@ def needed(graph: Graph, roots: Sequence[Node]) -> list[bool]:
 
 
 class _Fusion:
-    """The groups while they are built.  ``waiting`` has the ids of nodes that are not in a group yet."""
+    """Builds the groups.  ``waiting`` has the ids of elementwise nodes that are not in a group yet."""
 
     def __init__(self, graph: Graph, roots: Sequence[Node]) -> None:
         self.graph = graph
@@ -127,12 +128,15 @@ class _Fusion:
         waiting = [n for n in self.graph.nodes if n.id in self.waiting]
         read = {a.node.id for n in waiting for a in n.args}
         for n in waiting:
-            if n.id not in read:  # the operands that still wait are placed with it
+            if n.id not in read:  # the others are placed with the node that reads them
                 self._place(n)
         return [*self.early, *self.groups]
 
     def _find_numbers(self, wanted: list[bool]) -> None:
-        """Find the one-element nodes that depend only on inputs and are read only inside kernels."""
+        """Fill ``numbers`` with the one-element nodes that every kernel that reads them can compute.
+
+        These depend only on inputs and are read only inside kernels.
+        """
         kept = {r.id for r in self.roots}
         for n in self.graph.nodes:
             if wanted[n.id] and (n.op in ALONE or n.op == "gather"):
@@ -147,7 +151,7 @@ class _Fusion:
                     self.numbers.add(n.id)
 
     def _alone(self, n: Node) -> None:
-        """Start a group that has only ``n``, after placing the waiting nodes that it needs."""
+        """Start a new group with the node ``n``, after placing the waiting nodes that ``n`` reads."""
         for a in n.args:
             if a.node.id in self.waiting:
                 self._place(a.node)
@@ -162,7 +166,7 @@ class _Fusion:
         return groups[-1]
 
     def _place(self, n: Node) -> None:
-        """Add the waiting nodes that a node needs, then the node, each to the latest possible group."""
+        """Add a node to a group, after the waiting nodes that it depends on."""
         found, todo = {n.id: n}, [n]
         while todo:
             for a in todo.pop().args:
@@ -181,10 +185,11 @@ class _Fusion:
         return max(groups, key=lambda g: g.order) if groups else None
 
     def _settle(self, n: Node, top: Group | None, reads: set[int], last_of_them: Node) -> None:
-        """Add a node to a group that is not earlier than ``top`` and the node's operands, or to a new group.
+        """Add a node to an existing group if possible, otherwise to a new group.
 
-        ``reads`` are the ids that this node and the nodes placed together with it read; ``last_of_them`` is
-        the node that needs all the others.
+        The group must not be earlier than ``top``, or than the groups of the node's operands.  ``_place``
+        settles several nodes in turn: ``reads`` has the ids of the nodes that any of them reads, and
+        ``last_of_them`` is the one that depends on all others.
         """
         self.waiting.discard(n.id)
         last = self._last(n)
@@ -218,7 +223,8 @@ class _Fusion:
     def _beside(g: Group, n: Node) -> bool:
         """Return whether a node is a reduction over the same axis and domain as the reductions of a group.
 
-        Later nodes often need both results.
+        Such a node may join the group even if they read different arrays, because later nodes often need the
+        results of both.
         """
         if n.op != "reduce" or g.axis is None or g.axis != n.params[1]:
             return False
@@ -248,7 +254,7 @@ class _Fusion:
         return None
 
     def _fits_product(self, g: Group, n: Node) -> str | None:
-        """Return FULL if a node is elementwise and can join the group of a matrix product; None if not."""
+        """Return FULL if a node is elementwise and can join the group of a product; None if it cannot."""
         if n.op in ("reduce", "gather") or n.size != math.prod(g.domain) or len(g.nodes) >= MOST // 2:
             return None
         for a in n.args:
@@ -318,16 +324,19 @@ class _Fusion:
         return not plain.offset and plain.strides == row_major(plain.shape) and plain.size == plain.node.size
 
     def _refit(self, g: Group, domain: Shape) -> bool:
-        """Return whether all operands of a group can be read with strides along another domain's axes."""
+        """Return whether the domain of a group can be replaced by ``domain``, of the same number of elements.
+
+        This requires strides with which all operands of the group can be read along the new axes.
+        """
         if math.prod(g.domain) != math.prod(domain):
             return False
         return all(over(a, domain) is not None for n in g.nodes for a in _operands(n))
 
 
 def reads_in_place(g: Group, a: View, domain: Shape) -> bool:
-    """Return whether the operand ``a``, computed in the group, is read only where it is computed.
+    """Return whether a kernel can use the operand ``a``, which its own group computes, without storing it.
 
-    This means that each element of ``domain`` reads the element of ``a`` at the same position.
+    This requires that each element of ``domain`` reads the element of ``a`` at the same position.
     """
     strides = over(a, domain)
     if strides is None or a.offset:
@@ -341,10 +350,12 @@ def reads_in_place(g: Group, a: View, domain: Shape) -> bool:
 
 
 def stages(g: Group) -> tuple[dict[int, int], set[int]]:
-    """Number the loops of a group, and find the values that must be saved for a later loop.
+    """Return the number of the loop that computes each node of a group, and the nodes to save.
 
-    A value that depends on a reduction is computed in a later loop than the operand of that reduction.  A
-    later loop computes a cheap value again: that takes less time than to write it and to read it.
+    A kernel has several loops if it has reductions: a value that depends on a reduction is computed in a
+    later loop than the operand of that reduction.  A value that a later loop reads must be saved in memory.
+    Cheap values are computed again instead, which is faster than writing and reading them.  Nodes are given
+    by their ids.
     """
     stage: dict[int, int] = {}
     for n in g.nodes:
@@ -363,9 +374,12 @@ def stages(g: Group) -> tuple[dict[int, int], set[int]]:
 
 
 def _needed_again(g: Group, node: Node) -> set[int]:
-    """Return the ids of the values from which a later loop computes a value: its own if it is not cheap."""
+    """Return the ids of the nodes to save so that a later loop can compute ``node`` again.
+
+    If that is not cheap, the node itself is saved.
+    """
     again: set[int] = set()
-    arrays: set[int] = set()  # the nodes whose arrays it would read
+    arrays: set[int] = set()  # ids of the nodes outside of the group whose arrays the loop would read
     saved: set[int] = set()
     todo = [node]
     while todo:

@@ -1,4 +1,4 @@
-"""Guards: checks, before each call, that Python values which a function reads have not changed.
+"""Guards: checks before each call that the Python values which a compiled function reads have not changed.
 
 Plain data and containers are compared by value, all other objects by identity.  The arrays of tensors need no
 guard: the program reads them at each call.  ``compiler.reads`` finds the values.
@@ -37,23 +37,26 @@ __all__ = [
 ]
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype, range, slice)
-BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # new objects at each access
-_BY_VALUE = frozenset(("datetime", "decimal", "fractions", "pathlib", "uuid"))  # their objects are constants
+BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # each access creates a new object
+_BY_VALUE = frozenset(("datetime", "decimal", "fractions", "pathlib", "uuid"))  # modules of immutable objects
 MAPPINGS = (dict, types.MappingProxyType)
 BUFFERS = (array, bytearray)  # their elements are new objects at each access
 CONTAINERS = (list, tuple, set, frozenset, deque, *MAPPINGS, *BUFFERS)
-DEEPEST = 4  # containers in containers, below which identity counts
+DEEPEST = 4  # nesting depth of containers; objects below it are compared by identity
 
 
 def snapshot(value: Any, depth: int = 0) -> Any:
-    """Return a snapshot of a value; two snapshots of it are equal if the value has not changed."""
+    """Return a value that can be compared with a later snapshot; they are equal if ``value`` is unchanged.
+
+    ``depth`` is the number of containers around ``value``.
+    """
     if isinstance(value, float):
         return float, value.hex()
     if isinstance(value, np.generic):
         return value.dtype, value.tobytes()
     if isinstance(value, _PLAIN):
         return type(value), value
-    if type(value) is Traced:  # a value of an earlier trace, which raises when it is used: all are alike
+    if type(value) is Traced:  # a value of an earlier trace: using it raises, so all are treated as equal
         return (Traced,)
     if isinstance(value, types.MethodType):
         return "method", id(value.__func__), id(value.__self__)
@@ -79,7 +82,7 @@ def element_ids(value: Any) -> list[int]:
 
 
 class Guard:
-    """A check that a value is unchanged.  ``read()`` returns the value; ``what`` is its name in messages."""
+    """Checks that a value is unchanged.  ``read()`` returns the value; ``what`` is its name in messages."""
 
     __slots__ = ("elements", "ids", "mark", "mutable", "read", "seen", "watch", "what")
 
@@ -92,7 +95,8 @@ class Guard:
         self.seen = read()  # kept alive, so that its id is not reused
         self.mark = snapshot(self.seen)
         self.mutable = isinstance(self.seen, CONTAINERS)
-        # the ids of the elements, if they show every change; ``elements`` keeps them alive: no id is reused
+        # the ids of the elements, if every change of the container changes them; ``elements`` keeps the
+        # elements alive, so that no id is reused
         self.ids: list[int] | None = None
         if self.mutable and is_flat(self.seen):
             self.ids = element_ids(self.seen)
@@ -114,7 +118,10 @@ class Guard:
 
 
 def is_flat(value: Any) -> bool:
-    """Return whether the ids of a container's elements show every change: it has no containers or methods."""
+    """Return whether every change inside a container changes the ids of its elements.
+
+    This is not so if an element is a container or a method, or if each access creates new elements.
+    """
     elements = value.values() if isinstance(value, MAPPINGS) else value
     return not isinstance(value, BUFFERS) and not any(
         isinstance(v, (*CONTAINERS, types.MethodType)) for v in elements
@@ -122,7 +129,7 @@ def is_flat(value: Any) -> bool:
 
 
 def _marks(owner: Any) -> dict[str, Any]:
-    """Return snapshots of the attributes of an object that differ from the defaults of its class.
+    """Return snapshots of the attributes of an object, by name, without those equal to the class's defaults.
 
     Empty parameter caches of modules are left out.
     """
@@ -131,7 +138,7 @@ def _marks(owner: Any) -> dict[str, Any]:
 
 
 class ObjectGuard:
-    """A check that the attributes of an object, such as a module, are unchanged."""
+    """Checks that the attributes of an object, such as a module, are unchanged."""
 
     __slots__ = ("attributes", "containers", "ids", "marks", "owner", "values", "what")
 
@@ -153,7 +160,7 @@ class ObjectGuard:
 
     def holds(self) -> bool:
         """Return whether all attributes are unchanged; ids are compared first, because that is faster."""
-        attributes = vars(self.owner)  # which may have been assigned
+        attributes = vars(self.owner)  # not ``self.attributes``: ``__dict__`` may have been assigned
         if attributes is not self.attributes or [*map(id, attributes.values())] != self.ids:
             if _marks(self.owner) != self.marks:
                 return False
@@ -168,10 +175,11 @@ class ObjectGuard:
 
 
 def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
-    """Return what a function of ``named_reads`` reads: (cell, dictionary, key, value).
+    """Return where ``read``, a function made by ``named_reads``, gets its value: (cell, dict, key, value).
 
-    Either the cell, or the dictionary and key, or the value is set; the others are None.  All four are None
-    for any other function.
+    For a closure variable only the cell is set, for a global variable only the dictionary and the key, and
+    for a fixed value only a tuple with this value.  The others are None.  All four are None for any other
+    function.
     """
     if isinstance(read, functools.partial):
         if read.func is getattr and isinstance(read.args[0], types.CellType):
@@ -185,7 +193,7 @@ def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
 
 
 def is_library(function: Any) -> bool:
-    """Return whether a function or a class belongs to a library."""
+    """Return whether a function or a class is defined in one of ``LIBRARIES``, not in the user's code."""
     return (getattr(function, "__module__", None) or "").partition(".")[0] in LIBRARIES
 
 
@@ -195,7 +203,7 @@ def itself(value: Any) -> Any:
 
 
 def read_attributes(read: Callable[[], Any], chain: list[str]) -> Any:
-    """Return the value of ``read()`` after following a chain of attributes."""
+    """Return an attribute of an attribute of ``read()``, and so on: ``read().a.b`` for the chain a, b."""
     value = read()
     for name in chain:
         value = getattr(value, name)
@@ -203,7 +211,7 @@ def read_attributes(read: Callable[[], Any], chain: list[str]) -> Any:
 
 
 def assign(read: Any, value: Any) -> None:
-    """Set the variable that a function of ``named_reads`` reads."""
+    """Assign ``value`` to the variable that ``read``, a function made by ``named_reads``, reads."""
     if read.func is read_attributes:
         inner, chain = read.args
         setattr(read_attributes(inner, chain[:-1]), chain[-1], value)

@@ -1,4 +1,8 @@
-"""The Python part of a call, as a generated function that reads the sources, runs the program and writes."""
+"""Generate the function that runs a call: it reads the sources, runs the program and makes the writes.
+
+Sources are the values that a program reads at each call; writes assign its outputs to tensors, gradients,
+cells (items of containers) and optimisers; see ``program``.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["Writer", "add_call", "is_fresh", "make_call", "write"]
 
 
-Undo = list[tuple[Callable[..., None], Any, Any]]  # how to undo a write: a function and its arguments
+Undo = list[tuple[Callable[..., None], Any, Any]]  # each item undoes a write: a function and two arguments
 
 
 def write(undo: Undo, t: Tensor, value: Any) -> None:
-    """Replace the array of ``t`` by ``value``, which nothing else uses, and increment its version.
+    """Replace the array of ``t`` by ``value``, and increment the version of ``t``.
 
-    How to restore the old array is appended to ``undo``.
+    Nothing else may use ``value``.  An item that restores the old array is appended to ``undo``.
     """
     undo.append((_set_data, t, t._data))
     t._data = value
@@ -39,7 +43,7 @@ def _set_data(t: Tensor, data: Any) -> None:
 
 
 def set_grad(undo: Undo, t: Tensor, value: Any) -> None:
-    """Set the gradient of a tensor; None deletes it.  The old gradient is appended to ``undo``."""
+    """Set the gradient of a tensor; None deletes it.  How to restore it is appended to ``undo``."""
     undo.append((_put_grad, t, None if t._extra is None else t._extra.grad))
     _put_grad(t, None if value is None else wrap(value))
 
@@ -51,10 +55,11 @@ def _put_grad(t: Tensor, grad: Any) -> None:
 def assign(
     undo: Undo, written: list[Tensor], graded: list[Tensor], dropped: list[Tensor], *values: Any
 ) -> None:
-    """Assign the arrays of ``written``, the gradients of ``graded``, and None to those of ``dropped``.
+    """Set the arrays of the tensors ``written`` and the gradients of ``graded``; delete those of ``dropped``.
 
-    ``values`` are the arrays, then the gradients.  The old ones are appended to ``undo``.  Nothing is
-    allocated between two assignments, so that no finalizer sees, or changes, only some of them.
+    ``values`` are the new arrays, then the new gradients.  An item that restores the old ones is appended to
+    ``undo``.  Nothing is allocated between two assignments, so no finalizer can run when only some of them
+    are made.
     """
     locked(committing, _assign, undo, written, graded, dropped, values)
 
@@ -84,7 +89,7 @@ def _put_back(arrays: tuple[list[Tensor], list[Any]], grads: tuple[list[Any], li
 
 
 def set_item(undo: Undo, container: Any, key: Any, value: Any) -> None:
-    """Assign an element of a list or a dictionary; append to ``undo`` how to restore the old element."""
+    """Assign an item of a list or a dictionary; how to restore the old item is appended to ``undo``."""
     undo.append((partial(container.__setitem__, key), container[key], None))
     container[key] = value
 
@@ -99,7 +104,7 @@ def take_back(undo: Undo) -> None:
 
 
 def restore(counter: Any, before: Any) -> None:
-    """Undo a count: restore the values that ``counter.count()`` returned."""
+    """Restore the step counts of an optimiser to ``before``, the value that ``counter.count()`` returned."""
     counter.take_back(before)
 
 
@@ -110,7 +115,8 @@ class Writer:
         self.lines: list[str] = []
         self.names = {"__name__": "adjoint.compiled", **names}
         self.known: dict[int, str] = {}
-        self.fixed: dict[str, Any] = {}  # arrays that functions return, by name; see ``make_direct``
+        # key: name of a function in the code; value: the array that it fills and returns; see ``make_direct``
+        self.fixed: dict[str, Any] = {}
 
     def name(self, value: Any, prefix: str = "k") -> str:
         """Return the variable name of an object in the generated code; a new name starts with ``prefix``."""
@@ -134,16 +140,17 @@ class Writer:
 
 
 def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Return ``call(*arguments)``, which reads the sources, calls ``run``, writes, and returns the outputs.
+    """Return ``call(*arguments)``, which reads the sources, runs the program, and returns the outputs.
 
-    ``count`` is the number of arguments.
+    ``call`` makes the writes of the program too.  ``run`` is the built program, a function of the sources,
+    and ``count`` is the number of arguments.
     """
     slow = partial(_make_python_call, program, trace, run, count)
     return _make_native_call(program, trace, run, count, _later(slow)) or slow()
 
 
 def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a function that calls the result of ``make()``; ``make`` is called at the first call."""
+    """Return a function that calls the function ``make()``, which is made when it is first needed."""
     made = functools.cache(make)
     return lambda *args: made()(*args)
 
@@ -151,7 +158,7 @@ def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
 def _make_python_call(
     program: Program, trace: Trace, run: Callable[..., Any], count: int
 ) -> Callable[..., Any]:
-    """Return a ``call`` as ``make_call`` does, which reads and writes tensors in Python."""
+    """Return the ``call`` of ``make_call`` as generated Python code, without a native entry."""
     w = Writer()
     add_call(w, program, trace, run)
     w.add("return found")
@@ -161,11 +168,11 @@ def _make_python_call(
 def add_call(
     w: Writer, program: Program, trace: Trace, run: Any, kinds: Sequence[type] | None = None
 ) -> list[str] | None:
-    """Add the lines that read the sources, call ``run`` and write; ``found`` has the outputs after that.
+    """Add the lines that read the sources, call ``run``, set ``found`` to the outputs, and make the writes.
 
-    ``kinds`` are the types of the arguments, if they are known: arrays or tensors.  The lines of a short
-    program are repeated instead of a call of ``run``.  If that is all, ``found`` is not set, and the names of
-    the variables that have the outputs are returned.
+    ``kinds`` has the type of each argument, array or tensor, if it is known.  The lines of a short program
+    are copied instead of a call of ``run``.  If nothing else is to do, ``found`` is not set, and the names of
+    the variables with the outputs are returned; otherwise None.
     """
     w.names |= {
         "Tensor": Tensor, "own": own, "write": write, "set_grad": set_grad, "assign": assign,
@@ -190,7 +197,7 @@ def add_call(
         made = [name for name in made if name not in used]  # constants are global names
     if shared:
         w.add(f"found = own(found, {w.name(shared)}, ({''.join(f'{name}, ' for name in names)}))")
-    # a reference here would force a copy before each write
+    # drop the references: they would force a copy before each write
     w.add(f"{' = '.join(dict.fromkeys([*names, *made])) or 's'} = None")
     if program.writes:
         w.add("undo = []")
@@ -205,13 +212,13 @@ def add_call(
 def _make_native_call(
     program: Program, trace: Trace, run: Any, count: int, slow: Callable[..., Any]
 ) -> Callable[..., Any] | None:
-    """Return a ``call`` whose native entry reads and writes tensors; None if there is no native entry.
+    """Return a ``call`` that reads and writes tensors by a native entry; None if an entry cannot be used.
 
-    ``slow`` is the ``call`` in Python, which is used if the native entry cannot run.
+    ``slow`` is the ``call`` in Python, which runs if the entry returns NotImplemented.
     """
     if getattr(run, "entry", None) is None or (program.writes and not run.in_order):
         return None
-    if any(s.kind == "draw" for s in program.sources):  # where Python must take over, it would draw again
+    if any(s.kind == "draw" for s in program.sources):  # ``slow`` would draw again
         return None
     w = Writer(Tensor=Tensor, slow=slow, exchange=exchange, take_back=take_back, set_grad=set_grad,
                 write=write, restore=restore)  # fmt: skip
@@ -246,7 +253,7 @@ def _make_native_call(
         _add_call_that_counts(w, native, given, count, writes)
     else:
         _add_call(w, native, given, count, writes)
-    if not run.in_order:  # one array is several outputs, as the result of exp, which its backward reads
+    if not run.in_order:  # one array can be several outputs: the result of exp is also a residual
         w.add(f"found = ({''.join(f'found[{k}], ' for k in run.order)})")
     w.add("return found")
     made = w.function("call", given[:count])
@@ -258,10 +265,13 @@ def _make_native_call(
 def _add_call_that_counts(
     w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes
 ) -> None:
-    """Add the lines of a call after which Python has nothing to do: optimisers count their steps first."""
+    """Add the lines of a call whose writes are all made by the native entry, except the step counts.
+
+    Python increments the step counts of optimisers before it calls the entry.
+    """
     given = list(given)
     for k, text in enumerate(given[count:], count):
-        if "(" in text:  # numbers that depend on the count
+        if "(" in text:  # numbers that depend on the step count are read before it is incremented
             w.add(f"g{k} = {text}")
             given[k] = f"g{k}"
     back = _add_counts(w, writes)
@@ -273,7 +283,7 @@ def _add_call_that_counts(
 
 
 def _add_counts(w: Writer, writes: _Writes) -> str:
-    """Add the lines that count the steps of optimisers; return the statements that take it back."""
+    """Add the lines that increment the step counts of optimisers; return the statements that undo this."""
     counters = [(w.name(each.owner, "u"), f"b{k}") for k, (each, _) in enumerate(writes.others)]
     for name, before in counters:
         w.add(f"{before} = {name}.count()")
@@ -284,7 +294,7 @@ def _add_counts(w: Writer, writes: _Writes) -> str:
 
 
 def _add_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes) -> None:
-    """Add the lines of a call whose writes are taken back if a later one fails."""
+    """Add the lines of a call that undoes all writes if one of them fails."""
     containers: dict[str, str] = {}
     for k, (each, _) in enumerate(writes.cells):
         text = _container(w, each.owner[0])
@@ -316,7 +326,10 @@ def _add_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes
 
 
 def _used_numbers(program: Program) -> dict[int, set[int]]:
-    """Return the indices of the numbers that a program uses, by the id of the source; -1 stands for all."""
+    """Return which numbers a program uses of each source of numbers, such as hyper-parameters.
+
+    The result maps the id of the source's value to a set of indices; the index -1 stands for all numbers.
+    """
     used: dict[int, set[int]] = {
         s.value.id: set() for s in program.sources if s.kind == "numbers" and hasattr(s.owner, "constant")
     }
@@ -328,9 +341,10 @@ def _used_numbers(program: Program) -> dict[int, set[int]]:
 
 
 class _Writes:
-    """The writes of a program, with their positions in its outputs.
+    """The writes of a program, with the indices of their values among its outputs.
 
-    Some are made by the native entry, the others in Python.
+    The native entry makes ``swapped`` and ``graded``; Python makes ``others``, and ``cells`` unless they can
+    be written in place.
     """
 
     def __init__(self, program: Program, trace: Trace) -> None:
@@ -354,9 +368,10 @@ class _Writes:
         self.others.sort(key=lambda other: other[0].kind == "call")  # the updates of optimisers come last
 
     def reuses(self, run: Any) -> dict[int, int] | None:
-        """Return which outputs get the memory of which source; None if Python has to write after the run.
+        """Return a dict from the index of an output to the index of the source whose memory it uses.
 
-        Python writes nothing if all cells can be written in place, and all checks are made before the run.
+        None if Python has to write after the program has run.  It does not have to if all cells can be
+        written in place and all checks are made before.
         """
         counts = all(hasattr(each.owner, "take_back") for each, _ in self.others)
         if (run.checks and not run.checked) or not counts or not (self.swapped or self.graded or self.cells):
@@ -373,7 +388,7 @@ class _Writes:
         return not self.cells and all(hasattr(each.owner, "take_back") for each, _ in self.others)
 
     def counters(self) -> list[tuple[Any, str]] | None:
-        """Return the counters of optimisers, which the entry increments; None if Python has to count."""
+        """Return (dictionary, key) of the step counts that the entry increments; None if Python has to."""
         found: list[tuple[Any, str]] = []
         for each, _ in self.others:
             counters = each.owner.counters()
@@ -383,16 +398,16 @@ class _Writes:
         return found if len({(id(space), key) for space, key in found}) == len(found) else None
 
     def twice(self) -> bool:
-        """Return whether the array or the gradient of a tensor is written twice."""
+        """Return whether the array, or the gradient, of some tensor is written twice."""
         return any(len({id(t) for t, _ in each}) < len(each) for each in (self.swapped, self.graded))
 
 
 def exchange(
     swapped: list[tuple[Tensor, int]], graded: list[tuple[Tensor, int]], found: tuple[Any, ...]
 ) -> None:
-    """Put the previous arrays and gradients, which are in ``found``, back into the tensors.
+    """Restore the old arrays and gradients of tensors, which the native entry returned in ``found``.
 
-    ``swapped`` and ``graded`` are pairs of a tensor and the index in ``found`` of its array or gradient.
+    ``swapped`` and ``graded`` are pairs of a tensor and the index of its old array or gradient in ``found``.
     """
     for t, place in swapped:
         t._data = found[place]
@@ -401,9 +416,9 @@ def exchange(
 
 
 def _write_all(w: Writer, program: Program, fast: bool) -> None:
-    """Generate the lines that write: first the writes that can be undone, then the updates of optimisers.
+    """Add the lines that make the writes: those to tensors and cells first, then the updates of optimisers.
 
-    With ``fast`` there are more lines, which run faster.
+    With ``fast`` the code is longer, but runs faster.
     """
     place = len(program.results)
     owners: dict[str, list[Tensor]] = {"data": [], "grad": [], "none": []}
@@ -432,7 +447,7 @@ def _write_all(w: Writer, program: Program, fast: bool) -> None:
 
 
 def _set_grads(w: Writer, tensors: list[str], values: list[str]) -> None:
-    """Generate what ``assign`` does if only gradients are assigned, for ``direct``."""
+    """Add lines that do the same as ``assign``, for the case that only gradients are assigned."""
     extras = [f"extra{k}" for k in range(len(tensors))]
     grads = [f"grad{k}" for k in range(len(tensors))]
     for t, value, e, g in zip(tensors, values, extras, grads, strict=True):
@@ -447,19 +462,19 @@ def _set_grads(w: Writer, tensors: list[str], values: list[str]) -> None:
     w.add(f"        undo.append((put_back, ((), ()), (({', '.join(extras)},), ({old}))))")
     for e, g in zip(extras, grads, strict=True):
         w.add(f"        {e}.grad = {g}")
-    w.add(f"    {' = '.join(['a', *extras, *grads])} = None")  # a reference would force copies
+    w.add(f"    {' = '.join(['a', *extras, *grads])} = None")  # references would force copies before writes
 
 
 def own(found: tuple[Any, ...], shared: Sequence[int], given: tuple[Any, ...]) -> list[Any]:
-    """Return the outputs ``found``; copy those at the positions ``shared`` that share memory with inputs.
+    """Return the outputs ``found``, with copies of those that are inputs, or views of any array.
 
-    ``given`` are the inputs.
+    Only the outputs at the positions ``shared`` are copied; ``given`` are the inputs.
     """
     outs, ids = list(found), {*map(id, given)}
     for k in shared:
         value = outs[k]
         if value.base is not None or id(value) in ids:
-            outs[k] = value.copy("K")  # BLAS rounds by the layout
+            outs[k] = value.copy("K")  # keeps the memory layout, on which the rounding of BLAS depends
     return outs
 
 
@@ -470,7 +485,7 @@ _FRESH = frozenset(("linear", "matmul", "mean", "mse", "sum"))
 def _shared(program: Program, trace: Trace) -> list[int]:
     """Return the positions of outputs that may share memory with arrays that the user can write to.
 
-    The memory of tensors may be shared: a write into a tensor copies memory that something else holds.
+    Outputs may share memory with tensors, because a write into a tensor first copies memory that is shared.
     """
     tensors = {h.argument for h in trace.held.values()}
     users = set()
@@ -498,7 +513,7 @@ def is_fresh(i: Instruction) -> bool:
 
 
 def _read(w: Writer, kind: str, owner: Any, kinds: Sequence[type] | None = None) -> str:
-    """Return an expression for the value of a source; ``kinds`` are the types of the arguments."""
+    """Return a Python expression for the value of a source; ``kinds`` has the types of the arguments."""
     if kind == "argument" and kinds is not None:
         return f"x{owner}._data" if kinds[owner] is Tensor else f"x{owner}"
     if kind == "argument":
@@ -518,13 +533,16 @@ def _read(w: Writer, kind: str, owner: Any, kinds: Sequence[type] | None = None)
 
 
 def _container(w: Writer, container: Any) -> str:
-    """Return an expression for a list or a dictionary; see ``Trace.cell``."""
+    """Return a Python expression for a container of cells.
+
+    A container with the attribute ``held_by`` is read from its owner at each call; see ``Trace.cell``.
+    """
     owner, attribute = getattr(container, "held_by", (None, ""))
     return w.name(container) if owner is None else f"{w.name(owner)}.{attribute}"
 
 
 def _write(w: Writer, each: Write, place: int) -> int:
-    """Add the lines of one write, whose values start at index ``place`` of the outputs.
+    """Add the lines of one write, whose values are the outputs from index ``place``.
 
     Return the index at which the values of the next write start.
     """

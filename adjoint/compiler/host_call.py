@@ -1,8 +1,9 @@
-"""Calls of the host inside a program: a solver of SciPy runs Python at each call of the compiled function.
+"""Calls of Python code inside a program, such as a solver of SciPy that runs each time the program runs.
 
-The functions that the solver evaluates are traced once.  The values that they read from outside are operands
-of the instruction.  When it runs, the solver gets functions of arrays that replay these programs.  The
-instruction itself has no derivative: its callers know one, such as the implicit function theorem.
+The functions that the solver evaluates are traced once, each to a program of its own.  The values that they
+read from outside become operands of the instruction.  When the instruction runs, the solver is given
+functions of arrays that run these programs.  The instruction has no derivative: the code that adds it must
+supply one, for example by the implicit function theorem.
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ Specs = Sequence[tuple[Any, Any]]
 
 
 class Inner:
-    """A function of tensors, traced once: ``run(*arrays, *captured)`` returns a tuple of arrays."""
+    """A function of tensors, traced once: ``run(*arrays, *captured)`` returns a tuple of arrays.
+
+    ``captured`` are the tensors that it reads from outside; ``specs`` are the shapes and dtypes of its
+    arguments.
+    """
 
     def __init__(self, name: str, outer: Trace, f: Callable[..., Any], specs: Specs) -> None:
         self.name = name
         sub = outer.inner()
-        sub.loop = self  # it decides what branches on values do
+        sub.loop = self  # so that a branch on a value calls ``decide``
         within(grad_mode, False, sub.run, lambda: self._call(sub, f, specs), lambda result: None)
         program = sub.program
         program.sources.sort(key=lambda s: s.kind != "argument")
@@ -50,7 +55,8 @@ class Inner:
         if any(s.kind not in ("tensor", "array", "outer") for s in others) or program.writes:
             raise TransformError(
                 f"{name}: inside ad.compile, the function must not draw random numbers or write into "
-                "tensors.\n  Draw and write before the call, or call it outside of the compiled function."
+                f"tensors.\n  Draw and write before calling {name}, or call {name} outside of the compiled "
+                "function."
             )
         self.captured = [from_outside(outer, s) for s in others]
         self.specs = [(v.shape, v.dtype) for v in program.results]
@@ -65,10 +71,10 @@ class Inner:
         sub.program.results = [sub.value(t) for t in found]
 
     def decide(self, *_: Any) -> NoReturn:
-        """Raise: the solver calls the function at points that are not known yet."""
+        """Raise TransformError for a branch on a value: the points of evaluation are not known in a trace."""
         raise TransformError(
-            f"{self.name}: inside ad.compile, the function must not branch on values.\n"
-            "  Use ad.where or ad.cond, or call it outside of the compiled function."
+            f"{self.name}: inside ad.compile, the function must not branch on the values of tensors.\n"
+            f"  Use ad.where or ad.cond, or call {self.name} outside of the compiled function."
         )
 
 
@@ -80,14 +86,14 @@ def call_on_host(
     given: Sequence[Tensor],
     specs: Specs,
 ) -> list[Tensor]:
-    """Add a call of ``run(functions, *given)``, and return its results, which are not part of a graph.
+    """Add a call of ``run(functions, *given)`` to the program; return its results, tensors without a graph.
 
-    When the program runs, ``functions`` take arrays and return tuples of them, ``given`` are arrays, and the
-    results have the shapes and dtypes ``specs``.
+    When the program runs, ``functions`` take arrays and return tuples of arrays, and ``given`` are arrays.
+    ``specs`` has the shape and dtype of each result.
     """
 
     def host(*operands: Any) -> Any:
-        arrays = [np.asarray(a) for a in operands]  # a program may pass a number as such
+        arrays = [np.asarray(a) for a in operands]  # a program may pass a Python number
         bound, at = [], len(given)
         for f in functions:
             own = arrays[at : at + len(f.captured)]
@@ -103,7 +109,10 @@ def call_on_host(
 
 
 def _outside(run: Callable[..., Any], *args: Any) -> Any:
-    """Call a function outside of all transforms; a trace may run a part of its program."""
+    """Call ``run(*args)`` with transforms, tracing and recording switched off.
+
+    They may be on, because a trace may run a part of its program.
+    """
     enclosing.set(None)
     tracing.set(None)
     grad_mode.set(False)
@@ -111,7 +120,7 @@ def _outside(run: Callable[..., Any], *args: Any) -> Any:
 
 
 def _plain(data: Any) -> Any:
-    """Return ``data`` without the graphs of tensors outside of a ``vmap``."""
+    """Return ``data`` with tensors inside a ``vmap`` value replaced by their arrays, to record nothing."""
     if isinstance(data, Batched):
         inner = data.value._data if isinstance(data.value, Tensor) else data.value
         return Batched(data.level, data.size_, _plain(inner), data.batched)
@@ -119,9 +128,10 @@ def _plain(data: Any) -> Any:
 
 
 def _host_op(name: str, host: Callable[..., Any], specs: Specs) -> Op:
-    """Return an op that adds a call of ``host`` to the program; on a batch, one call for each element.
+    """Return an op that adds a call of ``host`` to the program.
 
-    ``specs`` are the shapes and dtypes of the results.
+    On a batch, the instruction calls ``host`` for each element.  ``specs`` has the shape and dtype of each
+    result.
     """
     op = new_op(name, (), False, len(specs))
 

@@ -86,18 +86,19 @@ class Backward:
         self.build_with(build)
 
     def owners(self, trace: Trace) -> list[int | Tensor | None]:
-        """Return the tensor that has each residual as its array; None if the program must return it.
+        """Return, for each residual, the tensor whose array it is.
 
-        The tensor is one from outside, or an argument, given by its position.
+        An argument is given by its position.  None means that the residual is the array of no tensor, so the
+        forward program must return it.
         """
-        if trace.actions:  # they may write to tensors
+        if trace.actions:  # these updates of optimisers may write to tensors
             return [None] * len(self.residuals)
         unwritten = [h for h in trace.held.values() if h.tensor._data is h.symbol]
         found = {h.symbol.id: h.tensor if h.argument is None else h.argument for h in unwritten}
         return [found.get(v.id) for v in self.residuals]
 
     def build_with(self, build: Callable[[Program], Any]) -> None:
-        """Build the program with ``replay.build`` or ``native.build``."""
+        """Set ``run`` to the program, built by ``replay.build`` or ``native.build``."""
         built, fresh = build(self.program), self.fresh
         self.run: Callable[..., tuple[Any, ...]] = built
         if fresh:
@@ -106,7 +107,7 @@ class Backward:
 
 @contextmanager
 def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Context manager: remove the hooks of tensors, which run at each call, outside of the program."""
+    """Context manager: remove the hooks of tensors for a while, because hooks run outside of the program."""
     extras = [t._extra for t in tensors if t._extra is not None]
     before = [e.hooks for e in extras]
     try:
@@ -119,7 +120,7 @@ def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def _read(source: Source) -> Any:
-    """Return the current value of a source, from where the program reads it."""
+    """Return the present value of a source of a program."""
     kind, owner = source.kind, source.owner
     if kind == "tensor":
         return owner._data
@@ -144,9 +145,9 @@ class Recorder:
         residuals: Sequence[int | Tensor | None],
         leaves: Sequence[int],
     ) -> None:
-        """Record calls of ``owner``; ``residuals`` are the tensors of ``Backward.owners``.
+        """Record calls of the program ``owner``; ``residuals`` is the result of ``Backward.owners``.
 
-        ``leaves`` are the positions of the arguments that are leaves.
+        ``leaves`` are the positions of the arguments that are leaves of the graph.
         """
         self.owner = owner
         self.back = back
@@ -157,11 +158,11 @@ class Recorder:
         self.blank = (None,) * (self.count + len(back.residuals))
         self.places = [
             k for k, w in enumerate(back.wanted) if w
-        ]  # of the gradients that the backward computes
+        ]  # positions of the operands whose gradients the backward computes
         specs = [(r.shape, r.dtype) for r in owner.program.results[: self.results]]
         self.specs = specs
-        # A recorded backward calls the function again, which reads these tensors as they are then; arguments
-        # are given by position.  The versions of tensors that the backward reads are compared anyway.
+        # Tensors that must not change before a recorded backward, which calls the function again; arguments
+        # are given by position.  The versions of tensors that the backward reads are always compared.
         read = {id(t) for t, r in zip(back.captured, back.reads[len(owner.moves) :], strict=True) if r}
         outside = [h.tensor for h in owner.trace.held.values() if h.argument is None]
         self.unread: list[int | Tensor] = [t for t in outside if id(t) not in read]
@@ -173,9 +174,10 @@ class Recorder:
         self.op.differentiable = True
 
     def record(self, given: Sequence[Any], found: Sequence[Any], fixed: list[Any]) -> list[Tensor]:
-        """Return the results of a call as tensors, recorded as one node.
+        """Record a call as one node of the graph; return its results as tensors.
 
-        ``given`` are the traced arguments, ``fixed`` the others; ``found`` are the outputs of the program.
+        ``given`` are the traced arguments, ``found`` the outputs of the program, and ``fixed`` the other
+        arguments (see ``Call.fixed``).
         """
         returned = iter(found[self.results :])
         kept = [next(returned) if r is None else (given[r] if isinstance(r, int) else r)._data
@@ -207,7 +209,7 @@ class Recorder:
         return outs
 
     def lines(self, name: Callable[[Any], str]) -> list[str]:
-        """Return lines of Python that do what ``record`` does for one result, and set ``node``.
+        """Return lines of Python that set ``node`` to the node that ``record`` makes, for a single result.
 
         The arguments are ``x0``, ``x1`` and so on, arrays or tensors with the nodes of the program's key;
         ``found`` has the arrays that the program returned.  ``name`` returns the variable name of an object.
@@ -249,10 +251,10 @@ class Recorder:
         fixed: list[Any],
         seen: tuple[int, ...],
     ) -> list[Any]:
-        """Return the gradients of the values that the node saved: the joint derivative rule of the node.
+        """Return the gradients of the values that the node saved; this is the derivative rule of the node.
 
         ``g`` are the gradients of the results, ``wanted`` says which gradients are needed, and ``fixed`` are
-        the arguments of the call that are not traced.  ``seen`` has the versions of ``unread``.
+        the arguments that are not traced.  ``seen`` has the versions at the call of the tensors ``unread``.
         """
         n, back = self.count, self.back
         if xp is raw and self.results == 1 and type(g) is np.ndarray:
@@ -277,7 +279,7 @@ class Recorder:
         return pulled
 
     def seeds(self, grads: Sequence[Any]) -> list[Any]:
-        """Return the gradients of the results; a result without a gradient gets zeros."""
+        """Return the gradients of the results that depend on a differentiable input; zeros replace None."""
         return [
             np.zeros(*spec) if g is None else g
             for g, spec, flows in zip(grads, self.specs, self.back.flows, strict=True)
@@ -286,9 +288,9 @@ class Recorder:
 
 
 class Joint(Rule):
-    """The derivative of a call of a compiled function, in a form that can be differentiated or batched again.
+    """The derivative of a call of a compiled function, which can be differentiated or batched again.
 
-    It calls the original function again and records it.
+    For that, it calls the original function again and records the ops.
     """
 
     def __init__(self, recorder: Recorder, fixed: list[Any]) -> None:
@@ -302,17 +304,17 @@ class Joint(Rule):
         return f"argument {i}" if i < len(self.owner.moves) else "a tensor from outside"
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Call the compiled function without recording a graph."""
+        """Call the original function and return its results."""
         return self._again(tensors)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Call the compiled function; return the results and the tensors that the backward needs."""
+        """Call the original function; return its results, the tensors that the backward needs, and None."""
         return self._again(tensors), list(tensors), None
 
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Run the program of the backward, or differentiate the function itself.
+        """Return the gradients: run the backward program, or differentiate the original function.
 
         The arguments are those of ``Rule.backward``.
         """
@@ -325,12 +327,12 @@ class Joint(Rule):
         return [wrap(np.asarray(next(found))) if w else None for w in back.wanted]
 
     def _again(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Call the original function; raise if it draws random numbers or changes tensors."""
+        """Call the original function; raise TransformError if it draws random numbers or changes tensors."""
         if self.owner.impure:
             raise TransformError(
-                f"ad.compile: a second derivative of {self.name} would call the function again, but it draws "
-                "random numbers or changes tensors.\n"
-                "  Call it inside `with ad.config.compiling(False):`."
+                f"ad.compile: a second derivative of {self.name} would call {self.name} again, but this "
+                "function draws random numbers or changes tensors.\n"
+                f"  Call {self.name} inside `with ad.config.compiling(False):` to differentiate it twice."
             )
         leaves = list(self.fixed)
         for k, t in zip(self.owner.moves, tensors, strict=False):
@@ -341,7 +343,7 @@ class Joint(Rule):
     def _recorded(
         self, residuals: list[Tensor], grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Return gradients that are themselves recorded, by differentiating the function.
+        """Differentiate the original function; return gradients that are themselves recorded in the graph.
 
         The arguments are those of ``Rule.backward``.
         """

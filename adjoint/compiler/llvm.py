@@ -1,4 +1,4 @@
-"""Compile LLVM IR to object code, in several threads at once, and load object code into the process."""
+"""Compile LLVM IR to object code, in several threads, and load object code into the process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _names = 0
 
 
 class Job(NamedTuple):
-    """Texts that are compiled together: in each, ``@kernel`` is renamed to the name of the text.
+    """Texts of LLVM IR, by name, that are compiled together to one piece of object code.
 
-    ``effort`` is LLVM's level of optimisation, from 0 to 3.
+    The function ``@kernel`` of each text gets the name of the text.  ``effort`` is LLVM's level of
+    optimisation, from 0 to 3.
     """
 
     texts: dict[str, str]
@@ -31,7 +32,7 @@ class Job(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of characters."""
+        """The number of characters of all texts."""
         return sum(map(len, self.texts.values()))
 
 
@@ -41,7 +42,7 @@ def compile_text(text: str, here: Machine, effort: int = 2) -> bytes:
 
 
 def compile_all(jobs: Sequence[Job], here: Machine) -> list[bytes]:
-    """Return the object code of each job; threads take the jobs one by one, the longest first."""
+    """Return the object code of each job; several threads compile the jobs, the longest first."""
     order = sorted(range(len(jobs)), key=lambda k: jobs[k].size)
     found: dict[int, bytes | Exception] = {}
 
@@ -62,7 +63,7 @@ def compile_all(jobs: Sequence[Job], here: Machine) -> list[bytes]:
         started = []
         try:
             for t in threads:
-                with suppress(RuntimeError):  # no more threads: this one does the work
+                with suppress(RuntimeError):  # no thread can be started: the present one does the work
                     t.start()
                     started.append(t)
             work(0)
@@ -82,14 +83,14 @@ def compile_all(jobs: Sequence[Job], here: Machine) -> list[bytes]:
 
 
 def compile_apart(job: Job, here: Machine) -> bytes:
-    """Return the object code of a job, while other threads may call ``compile_all``."""
+    """Return the object code of a job, without the lock: other threads may run ``compile_all`` meanwhile."""
     return _compiled(job, _target(here, job.effort))
 
 
 def _compiled(job: Job, target: Any) -> bytes:
-    """Return the object code of a job.
+    """Return the object code of a job for an LLVM target machine.
 
-    SROA is the only optimisation pass: the texts already use vector instructions.
+    SROA is the only optimisation pass, because the texts already use vector instructions.
     """
     llvm = binding()
     context = llvm.create_context()
@@ -102,7 +103,8 @@ def _compiled(job: Job, target: Any) -> bytes:
         module.link_in(other)  # renames internal functions
     module.triple = llvm.get_process_triple()
     module.data_layout = str(target.target_data)
-    # a new one for each module: llvmlite adds callbacks at each run, whose data it deletes at its end
+    # each module needs a new pass builder: llvmlite adds callbacks to it at each run, and deletes their data
+    # at the end of the run
     passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=0))
     manager = llvm.create_new_module_pass_manager()
     manager.add_sroa_pass()
@@ -139,7 +141,7 @@ def _emit_function() -> Any:
 
 @functools.cache
 def _target_of(here: Machine, effort: int, worker: int) -> Any:
-    """Return the target machine of the processor ``here`` for one thread."""
+    """Return an LLVM target machine for the processor ``here``; each worker thread has its own."""
     return _target(here, effort)
 
 
@@ -158,11 +160,11 @@ def _jit() -> Any:
 def link(
     code: bytes, exports: Sequence[str] = ("kernel",), imports: dict[str, int] | None = None
 ) -> dict[str, int]:
-    """Load object code into the process and return the addresses of the functions ``exports``.
+    """Load object code into the process and return the addresses of the functions ``exports``, by name.
 
     ``imports`` has the addresses of the functions that the code calls, by name.
 
-    The code is never unloaded, because programs and helper threads keep addresses.
+    The code is never unloaded, because programs and helper threads keep addresses of its functions.
     """
     return locked(_lock, _link, code, exports, imports or {})
 

@@ -1,10 +1,11 @@
 """Compile a loop to one instruction: the body is traced once, and its program runs once per step.
 
-The backward pass is a second loop, over the program of the body's backward.  The residuals (values of the
-forward that the backward of a step reads) are stacked over the steps.  The gradients of values that all steps
-read are carried from step to step.  Random numbers and hyper-parameters of optimisers are computed for all
-steps before the loop.  A loop is unrolled instead if its body branches on values, or if it writes into
-tensors and is differentiated.
+The *carry* are the values that each step receives from the step before; a *row* is the part of a stacked
+input that one step receives.  The backward pass is a second loop, over the program of the body's backward.
+The residuals (values of the forward that the backward of a step reads) are stacked over the steps.  The
+gradients of values that all steps read are carried from step to step.  Random numbers and hyper-parameters of
+optimisers are computed for all steps before the loop.  A loop is unrolled instead if its body branches on
+values, or if it writes into tensors and is differentiated.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ _FEWEST = 8  # steps; shorter loops are unrolled
 def trace_scan(
     outer: Trace, sub: Trace, body: Body, carry: Any, count: int, reverse: bool
 ) -> tuple[Any, Any] | None:
-    """Return the last carry and the stacked results of a loop whose body is traced once; None to unroll it.
+    """Add a loop to a trace as one instruction; return its last carry and stacked results.
 
-    ``outer`` is the trace around the loop, ``sub`` a trace for the body, ``count`` the number of steps.
+    None if the loop must be unrolled.  ``outer`` is the trace around the loop, ``sub`` a trace for the body,
+    and ``count`` the number of steps.
     """
     top = enclosing.get()
     mapped = isinstance(top, Batched)
@@ -64,7 +66,7 @@ def trace_scan(
     try:
         loop = Loop(outer, sub, body, leaves, count, reverse)
     except (AdjointError, TypeError, ValueError):
-        return None  # unrolled, it works or raises the same error with a better message
+        return None  # the unrolled loop works, or raises the same error with a better message
     state = State(outer, sub, count) if sub.program.writes else None
     if mapped and (state is not None or sub.drawn):
         return None
@@ -81,9 +83,9 @@ def trace_scan(
 
 
 class Loop(ForwardRule):
-    """One loop of a trace, with its derivatives.
+    """A loop that is one instruction of a trace, with its derivative rules.
 
-    Values inside a ``vmap`` around the loop are operands like others.  The derivative rule then runs on
+    Values of a ``vmap`` around the loop are operands like all others.  The derivative rules then run on
     batches.
     """
 
@@ -105,7 +107,10 @@ class Loop(ForwardRule):
         sub.run(lambda: self._call(leaves), self._finish)
 
     def simple(self) -> bool:
-        """Return whether the body has no branches on values, no checks and only known sources."""
+        """Return whether the loop can be one instruction.
+
+        The body must have no branches on values, no checks, and only sources of the known kinds.
+        """
         sub = self.sub
         kinds = {s.kind for s in sub.program.sources}
         if self.backward_of is not None:
@@ -124,7 +129,11 @@ class Loop(ForwardRule):
         return any(a and b for a, b in zip(given, wanted, strict=True))
 
     def operands(self, leaves: list[Tensor]) -> list[Tensor]:
-        """Return the operands: initial carry, rows, values made for all steps, values that all steps read."""
+        """Return the operands of the loop, as tensors.
+
+        They are the initial carry, the stacked inputs, the values that are computed for all steps before the
+        loop, and the values that all steps read.  ``leaves`` is the initial carry.
+        """
         made = prepared(self.outer, self.sub.program.sources[len(self.inputs) : self.end], self.count)
         others = self.sub.program.sources[self.end :]
         self.captured = [from_outside(self.outer, s) for s in others]
@@ -132,11 +141,12 @@ class Loop(ForwardRule):
         return [*self._cast(leaves), *rows, *map(wrap, made), *self.captured]
 
     def decide(self, function: Callable[[Any], Any], part: Program) -> Any:
-        """Return ``function`` of the values that a value has in all steps of the present call, stacked.
+        """Return ``function(values)``, on which the body branches.
 
-        ``part`` is the program that computes the value.  The program gets a guard on the result.
+        ``part`` is the program that computes one value in each step; ``values`` are those of all steps of the
+        present call, stacked.  The outer program gets a guard on the result of ``function``.
 
-        Raises TransformError if the value depends on an earlier step.
+        Raise TransformError if the value depends on an earlier step, or on a value of ``vmap``.
         """
         if any(s.kind not in ("argument", "tensor", "array", "outer") for s in part.sources):
             raise TransformError("scan: a step branches on a value that the step before it computes.")
@@ -158,7 +168,7 @@ class Loop(ForwardRule):
         return self.outer.decide(function, stacked)
 
     def _row(self, k: int) -> Tensor:
-        """Return the tensor with all rows of input ``k``; for a ``fori_loop`` that of the step numbers."""
+        """Return stacked input ``k``, which has one row per step; for a ``fori_loop``, the step numbers."""
         if k < len(self.body.rows):
             return self.body.rows[k]
         first = self.body.lower
@@ -168,7 +178,7 @@ class Loop(ForwardRule):
     # The trace of the body ----------------------------------------------------------------------------
 
     def _call(self, leaves: list[Tensor]) -> Any:
-        """Call the body with symbols for the carry and for one row."""
+        """Call the body with symbolic tensors for the carry and for one row; return its result."""
         records = grad_mode.get()
         self.inputs: list[Tensor] = []
         for t in leaves:
@@ -193,7 +203,7 @@ class Loop(ForwardRule):
         outs = [t if isinstance(t, Tensor) else wrap(np.asarray(t)) for t in (*tree.leaves(new), *ys)]
         outs = [t if isinstance(t._data, Symbolic) else wrap(self.sub.value(t._data)) for t in outs]
         self.ys = len(ys)
-        # the dtypes of Python numbers in the carry are those of the first step
+        # a Python number in the initial carry has the dtype that the first step returns for it
         if any(a.dtype != b.dtype for a, b in zip(self.inputs, outs[: self.carries], strict=False)):
             raise TransformError(
                 "scan: the first step changes the dtype of the carry.  Give init that dtype."
@@ -214,13 +224,13 @@ class Loop(ForwardRule):
             self.stacked = [v for v, n in zip(back.residuals, self.fixed, strict=True) if n is None]
 
     def _sort_sources(self) -> None:
-        """Sort the sources: arguments, then values computed for all steps, then the others."""
+        """Sort the sources: arguments, then values computed before the loop, then the others."""
         sources = self.sub.program.sources
         sources.sort(key=lambda s: 0 if s.kind == "argument" else 1 if s.kind in PREPARED else 2)
         self.end = sum(s.kind == "argument" or s.kind in PREPARED for s in sources)
 
     def _cast(self, leaves: list[Tensor]) -> list[Tensor]:
-        """Return the initial carry, cast to the dtypes of the carry."""
+        """Return the initial carry, cast to the dtypes that the carry has in the loop."""
         return tree.leaves(self.body.cast(tree.unflatten(self.body.structure, leaves)))
 
     # Running ------------------------------------------------------------------------------------------
@@ -245,7 +255,7 @@ class Loop(ForwardRule):
         return self._emit("scan", steps, [t._data for t in tensors])
 
     def run_with(self, state: State, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Run a loop whose body writes: the tensors it writes are part of the carry."""
+        """Add a loop whose body writes; the written tensors and cells (``state``) are part of its carry."""
         sources, values = self.sub.program.sources, [t._data for t in tensors]
         rest = [k for k in range(self.end, len(sources)) if sources[k].value.id not in state.known]
         order = [*range(self.carries, self.end), *rest]
@@ -261,11 +271,11 @@ class Loop(ForwardRule):
         return [*found[: self.carries], *found[carries:]]
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Run the loop without a gradient."""
+        """Add the loop without residuals for a backward; return its results."""
         return self._forward(tensors, self.results)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Run the loop; return the results and the residuals for the backward."""
+        """Add the loop; return its results, the tensors that the backward needs, and None."""
         if any(map(has_outer_history, tensors)):  # the backward runs the steps again
             return apply(self, tensors), list(tensors), None
         found = self._forward(tensors, [*self.results, *self.stacked])
@@ -275,7 +285,7 @@ class Loop(ForwardRule):
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Run the steps of the backward, from the last to the first.
+        """Add the backward loop, from the last step to the first; return the gradients of the operands.
 
         The arguments are those of ``Rule.backward``.
         """
@@ -295,11 +305,11 @@ class Loop(ForwardRule):
         return [found.get(k) if w else None for k, w in enumerate(wanted)]
 
     def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
-        """Return the tangents of the results: run the steps together with their tangents."""
+        """Return the tangents of the results; each step computes its results and their tangents."""
         return pushed(self, tensors, tangents)
 
     def target(self, k: int) -> Symbolic | None:
-        """Return the gradient of operand ``k`` as a value of the program of one backward step, or None."""
+        """Return the gradient of operand ``k`` as a value of one backward step; None if there is none."""
         back = self.backward_of
         assert back is not None
         place: int | None = k
@@ -316,7 +326,8 @@ class _Backwards:
     """The program of one backward step, and the values of the outer trace that it reads.
 
     Gradients of carried values and of values that all steps read are carried; gradients of rows are stacked.
-    Each pair in ``carry``, ``rows`` and ``rest`` has a value of the program and its value in the outer trace.
+    The program reads ``carry``, ``rows`` and ``rest`` (the same in all steps).  These are lists of pairs: a
+    value of the program, and the value of the outer trace that it is read from.
     """
 
     def __init__(
@@ -356,9 +367,9 @@ class _Backwards:
         self.program.results.append(value)
 
     def _add_residuals(self, values: list[Symbolic], kept: list[Tensor], operands: list[Tensor]) -> None:
-        """Determine from where a backward step reads each residual: a row, or a value that all steps read.
+        """Add the residuals: each is a row, or a value that is the same in all steps.
 
-        ``values`` are the residuals in the program, ``kept`` those that the forward stacked.
+        ``values`` are the residuals in the program, ``kept`` the residuals that the forward has stacked.
         """
         loop = self.loop
         stacked = iter(kept)
@@ -374,7 +385,7 @@ class _Backwards:
     ) -> None:
         """Add the incoming gradients: those of the carry are carried, those of stacked results are rows.
 
-        ``seeds`` are their values in the program of one step, ``grads`` the gradients in the outer trace.
+        ``seeds`` are the gradients in the program of one step, ``grads`` the gradients in the outer trace.
         """
         loop, given = self.loop, iter(seeds)
         self.zeros: list[Source] = []
@@ -392,14 +403,14 @@ class _Backwards:
                 self._add_result(k, self._zero(*spec) if found is None else found)
 
     def _zero(self, shape: Any, dtype: Any) -> Symbolic:
-        """Return zeros: the gradient of a carried value that the results of a step do not depend on."""
+        """Return a constant of zeros: the gradient of a carried value that no result of a step depends on."""
         value = Symbolic(self.loop.sub, shape, dtype)
         value.known = np.zeros(shape, dtype)
         self.zeros.append(Source("array", value, value.known))
         return value
 
     def _add_total(self, k: int, operand: Tensor) -> None:
-        """Carry the sum of the gradients of a value that all steps read."""
+        """Add a carried sum over all steps: the gradient of operand ``k``, which all steps read."""
         g = self.loop.target(k)
         if g is None:
             return
@@ -410,7 +421,7 @@ class _Backwards:
 
 
 def _moves(t: Tensor) -> bool:
-    """Return whether a tensor is part of a graph: in the trace, or outside of a ``vmap`` around the loop."""
+    """Return whether a tensor is part of a graph, in the trace or outside of a ``vmap`` around the loop."""
     return tracked(t) or has_outer_history(t)
 
 

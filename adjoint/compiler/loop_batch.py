@@ -1,4 +1,4 @@
-"""Loops inside ``vmap``: the program of one step is converted to a program for all elements of the batch."""
+"""Loops inside ``vmap``: convert the program of one step to a program that processes the whole batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def loop_op(name: str, steps: Repeat) -> Op:
         flags = [k < carries or a.batched for k, a in enumerate(own)]
         values = [_whole(a, size) if k < carries else a.value for k, a in enumerate(own)]
         for k in range(carries, end):
-            if flags[k]:  # the steps first
+            if flags[k]:  # the axis of the steps must be the first
                 values[k] = _swapped(values[k])
         mapped, constants = _mapped(steps, size, flags)
         found = evaluate(loop_op(name, mapped), (*values, *constants), {})
@@ -51,20 +51,20 @@ def loop_op(name: str, steps: Repeat) -> Op:
 
 
 def _swapped(value: Any) -> Any:
-    """Exchange the first two axes: steps and batch."""
+    """Return an array with its first two axes, steps and batch, exchanged."""
     n = len(value.shape)
     return held.moveaxis(value, source=-n, destination=1 - n)
 
 
 def _whole(value: Batched, size: int) -> Any:
-    """Return the array inside ``value``, with the batch axis first; without a batch axis, broadcast it."""
+    """Return the array of a value of ``vmap``, with the batch axis first; broadcast it if it has none."""
     if value.batched:
         return value.value
     return held.broadcast_to(value.value, shape=(size, *value.shape))
 
 
 def _mapped(steps: Repeat, size: int, flags: Sequence[bool]) -> tuple[Repeat, list[Any]]:
-    """Return the loop ``steps`` for a batch of ``size`` elements, and the arrays that it reads in addition.
+    """Return the loop ``steps`` for a batch of ``size`` elements, and constants to append to its operands.
 
     ``flags`` says which operands have a batch axis.
     """
@@ -85,7 +85,10 @@ class _Mapping:
         self.known: dict[int, Any] = {}
 
     def loop(self, flags: Sequence[bool]) -> tuple[Repeat, list[Any]]:
-        """Return the loop for the batch, and its constants."""
+        """Return the loop for the batch, and its constants.
+
+        ``flags`` says which operands have a batch axis.
+        """
         steps, sub = self.steps, self.sub
         for k, (s, flag) in enumerate(zip(steps.program.sources, flags, strict=True)):
             shape = (self.size, *s.value.shape) if flag else s.value.shape
@@ -125,15 +128,12 @@ class _Mapping:
         return self._batched(self.sub.call_host(i.op, values, [(shape, out.dtype)], params)[0], flag)
 
 
-# Batch rules of Python functions: each returns whether the result has a batch axis, the arguments and the
-# parameters.
+# Batch rules of Python functions: ``rule(size, args, params)`` returns whether the result has a batch axis,
+# and the arguments and parameters with which to call the function on the batch.
 
 
 def _same_places(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """Batch rule of an elementwise function that the host computes.
-
-    Like all rules here, it gets the length of the batch, the arguments and the parameters.
-    """
+    """Batch rule of an elementwise function."""
     ndim = max(len(a.shape) for a in args)
     values = []
     for a in args:
@@ -149,7 +149,7 @@ def _condition(size: int, args: Sequence[Batched], params: Any) -> Any:
 
 
 def _chosen(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """Batch rule of a choice between two values by one condition."""
+    """Batch rule of a choice between two values by one condition, which must be the same for all elements."""
     flag, *rest = args
     if flag.batched:
         raise UnrollError
@@ -157,7 +157,7 @@ def _chosen(size: int, args: Sequence[Batched], params: Any) -> Any:
 
 
 def _sum_at(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """Batch rule of an addition at an index."""
+    """Batch rule of ``total[key] += g``."""
     total, g = args
     key = params["key"] if isinstance(params["key"], tuple) else (params["key"],)
     if not all(k is None or k is Ellipsis or isinstance(k, (int, slice)) for k in key):

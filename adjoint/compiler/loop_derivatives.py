@@ -1,8 +1,8 @@
 """Derivatives of a loop that are loops themselves, and can be differentiated again.
 
-Forward mode is a loop over the steps together with their tangents.  A backward that is recorded, or that runs
-inside a ``vmap`` differentiated from outside, runs the steps again: one loop computes the carry before each
-step, and a second one goes back over the steps and propagates gradients through each of them.
+Forward mode is a loop whose steps compute their results and tangents.  A backward that is recorded, or that
+runs inside a ``vmap`` that is differentiated from outside, runs the steps again: one loop computes the carry
+before each step, and a second loop goes from the last step to the first and computes the gradients of each.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def has_outer_history(t: Tensor) -> bool:
 
 
 def pushed(loop: Loop, operands: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
-    """Return the tangents of the results of a loop."""
+    """Return the tangents of the results of a loop, given its operands and their tangents."""
     return _at_this_level((*operands, *tangents), _pushed, loop, operands, tangents)
 
 
 def _at_this_level(given: Sequence[Tensor], function: Callable[..., list[Any]], *args: Any) -> list[Any]:
-    """Call ``function(*args)``; the results are part of a graph only if one of the tensors ``given`` is.
+    """Return ``function(*args)``, detached from the graph unless one of the tensors ``given`` is part of it.
 
-    Values inside ``vmap`` keep their graphs at outer levels.
+    Values of ``vmap`` stay part of the graphs outside of the ``vmap``.
     """
     here = any(t._node is not None for t in given)
     records = grad_mode.get() and (here or any(map(has_outer_history, given)))
@@ -144,17 +144,23 @@ def _scan(loop: Loop, body: Any, init: Any, xs: Any, reverse: bool, flagged: boo
 
 
 class _Steps:
-    """The body of a loop as a function of its carry and row; ``operands`` replace captured tensors."""
+    """The body of a loop as a function of its carry and row.
+
+    The tensors that the body reads from outside are replaced by the last ``operands``.
+    """
 
     def __init__(self, loop: Loop, operands: list[Tensor]) -> None:
         self.loop = loop
         self.given = operands[loop.end :]
         values = [s.owner for s in loop.sub.program.sources[loop.end :]]
         if loop.end > len(loop.inputs) or any(isinstance(v, Batched) for v in values):
-            raise UnrollError  # it draws, or uses values of a vmap that are not tensors
+            raise UnrollError  # the body draws random numbers, or reads ``vmap`` values that are not tensors
 
     def plain(self, leaves: list[Tensor], given: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Run the body without recording a graph; return the leaves of its results."""
+        """Run the body; return the leaves of its results.
+
+        ``leaves`` are the carry and the row; ``given`` replaces the tensors that the body reads from outside.
+        """
         body, n = self.loop.body, self.loop.carries
         x = leaves[n] if body.lower is not None else tree.unflatten(body.of_rows, leaves[n:])
         if given is None:
@@ -165,7 +171,7 @@ class _Steps:
         return [t if isinstance(t, Tensor) else asarray(t) for t in (*tree.leaves(new), *tree.leaves(y))]
 
     def run(self, leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Run the body, recorded; return its inputs (carry, row, captured tensors) and its results."""
+        """Run and record the body; return its inputs (carry, row, tensors from outside) and its results."""
         note_reading(*self.given)
         inputs = [_joined(t) for t in (*leaves, *self.given)]
         with enable_grad():
@@ -173,7 +179,7 @@ class _Steps:
 
 
 def _joined(t: Tensor) -> Tensor:
-    """Return a copy of a tensor with its own node, with respect to which derivatives can be taken."""
+    """Return a copy of a tensor with a graph node of its own, to differentiate with respect to it."""
     return joined_copy(t, key_of(t) if tracked(t) else None) if differentiable(t.dtype) else t
 
 

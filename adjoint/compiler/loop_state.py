@@ -1,4 +1,4 @@
-"""Random draws and writes in the body of a compiled loop.
+"""Support random draws and writes in the body of a compiled loop.
 
 Random numbers, and numbers of optimisers such as the learning rate, are computed in Python before the loop,
 for all iterations, in the order of eager code.  Tensors, gradients and optimiser state that the body writes
@@ -26,7 +26,7 @@ PREPARED = ("draw", "numbers")  # kinds of sources that are computed in Python b
 
 
 def prepared(outer: Trace, sources: Sequence[Source], count: int) -> list[Symbolic]:
-    """Return one value per source, with a row for each of ``count`` iterations, computed before the loop."""
+    """Return, for each source, a value computed before the loop, with one row for each of ``count`` steps."""
     draws = _Draws([s for s in sources if s.kind == "draw"], count)
     found = []
     for s in sources:
@@ -39,7 +39,7 @@ def prepared(outer: Trace, sources: Sequence[Source], count: int) -> list[Symbol
 
 
 class _Draws:
-    """The random numbers of all iterations, drawn in the order of eager code."""
+    """Draws the random numbers of all iterations, in the order of eager code."""
 
     def __init__(self, sources: Sequence[Source], count: int) -> None:
         self.sources = sources
@@ -66,7 +66,7 @@ class _Draws:
 
 
 class State:
-    """The tensors, gradients and optimiser state that the body of a loop writes to.
+    """The tensors, gradients and optimiser state that the body of a loop writes to, which are carried.
 
     ``outer`` is the trace around the loop, ``sub`` the trace of its body, ``count`` the number of iterations.
     """
@@ -91,7 +91,7 @@ class State:
         return calls and not read and not earlier and all(n == 1 for n in counts)
 
     def _source(self, write: Write) -> Source:
-        """Return the source of the program that reads what ``write`` assigns, before an iteration."""
+        """Return the source from which an iteration reads the old value that ``write`` replaces."""
         owner = write.owner
         if write.kind == "grad":  # the old gradient is not read
             value = write.values[0]
@@ -107,7 +107,7 @@ class State:
         )
 
     def before(self) -> list[Symbolic]:
-        """Return the carried values before the first iteration."""
+        """Return the values that are carried into the first iteration."""
         found = []
         for w in self.writes:
             if w.kind == "grad":
@@ -118,7 +118,7 @@ class State:
         return found
 
     def write(self, values: Sequence[Symbolic]) -> None:
-        """Record in the outer trace the writes of the values after the last iteration."""
+        """Add the writes to the outer trace; ``values`` are the carried values after the last iteration."""
         outer = self.outer
         for w, value in zip(self.writes, values, strict=True):
             if w.kind == "data":

@@ -8,7 +8,7 @@ import numpy as np
 
 import adjoint.compiler.rearrange
 import adjoint.compiler.recurrences
-import adjoint.compiler.windows  # noqa: F401  they enter rules
+import adjoint.compiler.windows  # noqa: F401  these modules register rules
 from adjoint.compiler.decompose import Primitives
 from adjoint.compiler.program import Host, Instruction, Program
 from adjoint.compiler.repeat import Repeat
@@ -24,16 +24,16 @@ _FAILURES = (NotNative, TypeError, AttributeError, KeyError, ValueError, IndexEr
 
 
 class Lowered:
-    """A graph, the views that the program returns or writes, and the reasons for calls of NumPy."""
+    """The graph of a program, the views of its outputs, and the reasons for calls of NumPy."""
 
     def __init__(self, graph: Graph, outputs: list[View], reasons: dict[int, str]) -> None:
         self.graph = graph
         self.outputs = outputs
-        self.reasons = reasons  # key: the id of the node of the call
+        self.reasons = reasons  # key: the id of the node that calls NumPy; value: why it is not native
 
 
 def lower(program: Program) -> Lowered:
-    """Return the graph of a program."""
+    """Return the graph of a program, with the views of its outputs."""
     lowering = _Lowering()
     for k, s in enumerate(program.sources):
         lowering.source(k, s)
@@ -45,7 +45,7 @@ def lower(program: Program) -> Lowered:
 
 
 class _Lowering:
-    """The graph of a program while it is built, and the view of each value that is already in it."""
+    """Builds the graph of a program; ``known`` maps the id of each value in the graph to its view."""
 
     def __init__(self) -> None:
         self.graph = Graph()
@@ -93,7 +93,7 @@ class _Lowering:
             self.known[o.id] = view
 
     def _native(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
-        """Return the results of an instruction as primitives; raise ``NotNative`` if there are none."""
+        """Add an instruction as primitives; return its results.  Raise NotNative if that is not possible."""
         if any(isinstance(a, Number) and a.kind is not float for a in (*i.args, *i.outs)):
             raise NotNative("an operand or the result is a Python number other than a float")
         values: list[Any] = [*(a for a in args if isinstance(a, View)), *i.outs]
@@ -109,11 +109,11 @@ class _Lowering:
         outs = [o if isinstance(o, View) else self.xp.view(o) for o in outs]
         for o, wanted in zip(outs, i.outs, strict=True):
             if o.shape != tuple(wanted.shape) or o.dtype != wanted.dtype:
-                raise NotNative(f"native code would return {o.dtype}{list(o.shape)}")
+                raise NotNative(f"native code would return a different result, {o.dtype}{list(o.shape)}")
         return outs
 
     def _host(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
-        """Return the results of a call of a Python function, if the function has a native form."""
+        """Add a call of a Python function as primitives; return its results.  Raise NotNative as above."""
         xp, name = self.xp, i.op.name
         if name == "number_at":
             found = View(self.graph, args[0].node, (), (), i.params["k"])
@@ -146,17 +146,20 @@ class _Lowering:
         raise NotNative(f"{name} runs in Python")
 
     def _repeat(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
-        """Return the results of a loop; raise ``NotNative`` if a part of its body has no native form."""
+        """Add a loop; return its results.  Raise NotNative if a part of its body has no native form."""
         loop = i.op.forward
         body = lower(loop.program)
         if body.reasons:
-            raise NotNative(f"a step calls NumPy: {next(iter(body.reasons.values()))}")
+            raise NotNative(f"a step of the loop calls NumPy: {next(iter(body.reasons.values()))}")
         of_rows = loop.carries, loop.rows, loop.backwards, loop.settles
         steps = Steps(body.graph, body.outputs, loop.count, *of_rows)
         return repeat(self.graph, steps, args)
 
     def _number(self, name: str, args: tuple[Any, ...], i: Instruction) -> View:
-        """Return arithmetic on Python floats as primitives, unless Python could raise an error there."""
+        """Add arithmetic on Python floats; return its result.
+
+        Raise NotNative if Python could raise an error there, as in a division by zero.
+        """
         safe = name in _NUMBERS or (name == "truediv" and _is_nonzero(i.args[1]))
         if not safe:
             raise NotNative(f"{name} of Python floats may raise an error, so Python computes it")

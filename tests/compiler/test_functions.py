@@ -422,7 +422,7 @@ ITERATORS: dict[str, Any] = {
 def test_an_iterator_that_is_advanced_is_an_error(kind: str) -> None:
     items = ITERATORS[kind]()
     f = ad.compile(lambda x: (next(items), x + 1)[1])
-    with pytest.raises(TransformError, match=r"takes an item of an iterator.*\n.*as an argument"):
+    with pytest.raises(TransformError, match=r"gets an item from an iterator.*\n.*as an argument"):
         f(ad.tensor(1.0))
 
 
@@ -542,7 +542,7 @@ def test_compiling_check_compares() -> None:
     f = ad.compile(lambda x: x + hidden.read(1)[0])
     with (
         ad.config.compiling("check"),
-        pytest.raises(TransformError, match="differs from that of the function"),
+        pytest.raises(TransformError, match="differs from the result of the original"),
     ):
         f(ad.tensor(1.0))
     g = ad.compile(lambda x: x.sum())
@@ -565,7 +565,7 @@ def test_compiling_check_compares_what_is_written() -> None:
 
     with ad.config.compiling("check"):
         assert [f(ad.tensor(1.0)).item() for _ in range(3)] == [2.0, 3.0, 4.0]
-        with pytest.raises(TransformError, match=r"a tensor of shape \(1,\) differs after"):
+        with pytest.raises(TransformError, match=r"a tensor of shape \(1,\) has different values after"):
             stale(ad.tensor(1.0))
 
 
@@ -903,12 +903,12 @@ def test_static_arguments_that_do_not_exist() -> None:
     def loss(x: Any, scale: float, *, power: float) -> Any:
         return (x * scale) ** power
 
-    message = "static names 'sacle', but loss has the parameters x, scale, power"
+    message = "static= contains 'sacle', but loss has the parameters x, scale, power"
     with pytest.raises(ArgumentError, match=message):
         ad.compile(loss, static="sacle")
-    with pytest.raises(ArgumentError, match="static names 3, but loss has"):
+    with pytest.raises(ArgumentError, match="static= contains 3, but loss has"):
         ad.compile(loss, static=3)
-    with pytest.raises(ArgumentError, match=r"static names 0, but .* has no parameters"):
+    with pytest.raises(ArgumentError, match=r"static= contains 0, but .* has no parameters"):
         ad.compile(lambda: 1, static=0)
     ad.compile(lambda *values, **named: named["p"], static=("p", 4))  # any name and position
 
