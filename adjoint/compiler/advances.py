@@ -169,7 +169,7 @@ def _comparable(hyper: dict[str, Any]) -> dict[str, Any]:
 
 
 def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None]:
-    """Return two functions that read and set the state of a generator or an iterator.
+    """Return two functions that read and set the state of a random generator or an iterator.
 
     The second one is None for an iterator, whose state cannot be set.
     """
@@ -197,7 +197,7 @@ def _position(value: Any) -> Any:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Return whether two states are equal."""
+    """Return whether two states of a random generator or an iterator are equal."""
     try:
         return bool(a == b)  # fast for the hundreds of integers of Python's generators
     except ValueError:  # the states contain arrays
@@ -205,7 +205,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _frozen(state: Any) -> Any:
-    """Return the state of a generator with arrays converted to bytes, so that states can be compared."""
+    """Return the state of a random generator with arrays converted to bytes, so that ``==`` works."""
     if isinstance(state, np.ndarray):
         return state.tobytes()
     if isinstance(state, dict):

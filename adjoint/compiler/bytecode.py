@@ -153,7 +153,7 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object, the code objects of its nested functions, and the code in strings it evaluates."""
+    """Yield a code object and those of its nested functions; with eval or exec, also its compiled strings."""
     yield code
     for c in code.co_consts:
         if isinstance(c, types.CodeType):

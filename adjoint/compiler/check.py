@@ -1,4 +1,4 @@
-"""``ad.config.compiling("check")``: compare a program with the function it was traced from."""
+"""Implement ``ad.config.compiling("check")``: compare a program with the function it was traced from."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def run_both(variant: Variant, call: Call, variables: Variables, function: Calla
 
 
 def _leave(found: Any) -> None:
-    """Copy the arrays of returned tensors without a graph, so that restoring state cannot change them."""
+    """Replace the arrays of returned tensors by copies, so that restoring the state cannot change them.
+
+    Tensors that are part of a graph are left alone.
+    """
     for leaf in tree.leaves(found):
         if isinstance(leaf, Tensor) and leaf._node is None and type(leaf._data) is np.ndarray:
             leaf._data = leaf._data.copy()

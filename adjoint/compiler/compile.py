@@ -54,8 +54,8 @@ def compile(
         A function of arrays, tensors, numbers and trees of them, such as a model, a loss or a whole training
         step.
     static : str, int, or tuple of them
-        Names or positions of arguments whose floats are constants of the program, so that a new value traces
-        ``f`` again.  Integers, strings, None and other objects are always constants.
+        Names or positions of arguments.  Python floats in these arguments become constants of the program, so
+        a new value traces ``f`` again.  Integers, strings, None and other objects are always constants.
     backend : {"auto", "native", "replay"}
         How programs run.  "replay" calls NumPy for each instruction.  "native" compiles programs to machine
         code with llvmlite.  "auto" uses replay for the first call of a program and native code after that;
@@ -73,8 +73,12 @@ def compile(
 
     Raises
     ------
+    ArgumentError
+        If ``limit`` or ``backend`` is not valid, or if ``static`` lists something that is not a parameter.
     InputError
         If ``f`` is a generator function or an async function.
+    MissingExtraError
+        If ``backend`` is "native" and llvmlite is not installed.
 
     Examples
     --------
@@ -148,7 +152,10 @@ class Compiled(_Callable):
         self._enter(None)
 
     def _enter(self, direct: Callable[..., Any] | None) -> None:
-        """Let the next calls run ``direct``, the direct function of a program; None for the general path."""
+        """Set the function that the next calls run: ``direct``, the direct function of a program.
+
+        None for the general path, which finds the program that matches the arguments.
+        """
         general = self._owner.general
         self._direct = direct
         self.__call__ = direct or (lambda *args, **kwargs: general(args, kwargs))
@@ -227,7 +234,7 @@ class Compiled(_Callable):
         return variant.run(call), variant.plain
 
     def _itself(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the original function.  Arrays are converted to tensors for it, and its results back."""
+        """Call the original function on tensors; if arrays were given, convert the results to arrays."""
         plain = outermost() and given_arrays(args, kwargs) and Call(args, kwargs, self._parameters).moving
         found = self._on_tensors(*args, **kwargs)
         return returned(found) if plain else found

@@ -103,11 +103,11 @@ class Primitives:
         return fused(self, *map(self.operand, args), **params)
 
     def operand(self, a: Any) -> Any:
-        """Return an array as a constant view; return views and Python numbers unchanged."""
+        """Return views and Python numbers unchanged; add an array to the graph as a constant."""
         return self.graph.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a
 
     def view(self, a: Any, dtype: Any = None) -> View:
-        """Return a value as a view; a constant is added for an array, or for a number (with ``dtype``)."""
+        """Return a view of a value; an array, or a number with ``dtype``, is added as a constant."""
         if isinstance(a, View):
             return a
         if isinstance(a, (np.ndarray, np.generic)):
@@ -179,7 +179,7 @@ _LN2, _LN10 = math.log(2.0), math.log(10.0)
 
 
 def _filled(number: float) -> Callable[[Any, View], View]:
-    """Return a lowering rule that fills an array like ``x`` with a number."""
+    """Return a rule of ``RULES`` whose result is an array like its operand, filled with ``number``."""
     return lambda xp, x: xp.graph.broadcast(xp.graph.constant(np.asarray(number, x.dtype)), x.shape)
 
 

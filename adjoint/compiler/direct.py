@@ -52,12 +52,13 @@ class Owner(NamedTuple):
 
 
 def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., Any]:
-    """Return the direct function of the program ``v``, which takes the arguments of the compiled function.
+    """Return a generated function that runs the program ``v``, or calls ``owner.general`` if a guard fails.
 
-    The native check ``watch`` checks the guards; if it is None, Python code does.  The lines of ``v.execute``
-    are copied into the function, because a call of ``v.execute`` would take longer than the lines themselves.
-    While ``watch`` detects changes of the hyper-parameters, numbers that depend only on hyper-parameters are
-    not computed again, because a call after the last full check has computed them.
+    It takes the arguments of the compiled function.  The native check ``watch`` checks the guards; if it is
+    None, Python code does.  The lines of ``v.execute`` are copied into the function, because a call of
+    ``v.execute`` would take longer than the lines themselves.  While ``watch`` detects changes of the
+    hyper-parameters, numbers that depend only on hyper-parameters are not computed again, because a call
+    after the last full check has computed them.
 
     A program that changes nothing runs without the lock.  The lock is needed, however, if the program has
     loops, because they reuse their arrays, or if it is native code during which other threads run.
@@ -241,7 +242,7 @@ def add_check(w: Writer, trace: Trace, guards: Sequence[Any], count: int, miss: 
 
 
 def _check_names(w: Writer, guards: Sequence[Guard], miss: str) -> None:
-    """Add lines that check the guards of variables.
+    """Add lines that check the guards of variables; ``miss`` is the statement that runs if one fails.
 
     The objects are compared by identity first, which is faster; ``holds()`` is called only if they differ.
     """

@@ -114,7 +114,7 @@ def write(directory: Path, images: Sequence[Image], keys: Iterable[str]) -> None
 
 
 def _packed(images: Sequence[Image]) -> bytes:
-    """Return images as bytes: the length of a JSON list with units, uses and sizes; that list; the codes."""
+    """Return images as bytes: the length of a JSON list of (units, uses, code size), the list, the codes."""
     names = json.dumps([(image.units, image.uses, len(image.code)) for image in images]).encode()
     return b"".join([len(names).to_bytes(8, "little"), names, *(image.code for image in images)])
 

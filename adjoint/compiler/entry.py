@@ -213,7 +213,10 @@ _NEW_FROM_DESCR = 94
 
 
 def with_offsets(text: str, where: Layout | None) -> str | None:
-    """Return ``text`` with the upper-case names of struct members replaced by offsets; None without them."""
+    """Return LLVM IR with the upper-case names of struct members replaced by the offsets ``where``.
+
+    None if ``where`` is None.
+    """
     if where is None:
         return None
     for name, value in where._asdict().items():
@@ -228,7 +231,7 @@ def _text() -> str | None:
 
 @functools.cache
 def _method() -> _Method:
-    """Compile the native code that all entries share, once; return its method definition."""
+    """Compile the native code that all entries share, once; return its PyMethodDef."""
     text = _text()
     assert text is not None
     names = (
@@ -251,7 +254,7 @@ def _address(function: Any) -> int:
 
 
 def _numpy_functions() -> list[int]:
-    """Return the start of NumPy's table of C functions, as addresses."""
+    """Return the addresses in NumPy's table of C functions, up to that of PyArray_NewFromDescr."""
     capsule = np._core._multiarray_umath._ARRAY_API  # type: ignore[attr-defined]  # not in the stubs
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -276,11 +279,11 @@ _METHODS: list[Any] = []
 
 
 def method(text: str, name: str, imports: dict[str, int]) -> _Method:
-    """Compile LLVM IR that defines the function ``name``, and return a method definition, never freed.
+    """Compile LLVM IR that defines the function ``name``; return a PyMethodDef for it, which is never freed.
 
     ``imports`` has the addresses of external symbols by name.  CPython reads the address of the function from
-    the method definition at each call.  So when the optimised code is ready, all built-in functions made from
-    this definition run it.
+    the PyMethodDef at each call.  So when the optimised code is ready, all built-in functions made from this
+    PyMethodDef run it.
     """
     found = _Method(name.encode(), None, _FASTCALL, None)
     _METHODS.append(found)
@@ -431,7 +434,7 @@ class Entry:
         self.call = built_in(_method(), words)
 
     def is_done(self) -> bool:
-        """Return whether the last call has written."""
+        """Return whether the last call has made its writes."""
         return bool(self.words[_DONE])
 
 
@@ -462,7 +465,7 @@ def _made_rows(
 
 
 def _tables(records: Sequence[Record]) -> tuple[list[Any], dict[tuple[str, int], list[int]]]:
-    """Return the argument table of each record, and the slots that are filled at each call.
+    """Return the argument table of each record (kernel call), and the slots that are filled at each call.
 
     The second result maps ``("given", k)`` and ``("made", k)`` to a flat list with two items per slot: the
     address of the slot, and an offset in bytes that is added to the address of the input or output.

@@ -133,9 +133,9 @@ class _Fusion:
         return [*self.early, *self.groups]
 
     def _find_numbers(self, wanted: list[bool]) -> None:
-        """Fill ``numbers`` with the one-element nodes that every kernel that reads them can compute.
+        """Add to ``numbers`` the ids of one-element nodes that each kernel computes when it reads them.
 
-        These depend only on inputs and are read only inside kernels.
+        Such nodes depend only on inputs and are read only inside kernels.
         """
         kept = {r.id for r in self.roots}
         for n in self.graph.nodes:
@@ -180,7 +180,7 @@ class _Fusion:
             self._settle(found[k], top, reads, n)
 
     def _last(self, n: Node) -> Group | None:
-        """Return the latest group that computes an operand of a node, or None."""
+        """Return the latest group that computes an operand of a node; None if no group does."""
         groups = [self.group[a.node.id] for a in n.args if a.node.id in self.group]
         return max(groups, key=lambda g: g.order) if groups else None
 
@@ -234,9 +234,9 @@ class _Fusion:
     # Whether a node can join a group -----------------------------------------------------------------
 
     def _fits(self, g: Group, n: Node) -> str | None:
-        """Return the level (FULL or KEPT) that a node would have in a group; None if it cannot join it.
+        """Return the level (FULL or KEPT) that a node would have in a group; None if it cannot join.
 
-        The domain of the group may be reshaped.
+        The domain of the group (the shape of its loops) is reshaped if needed.
         """
         if g.kind in PRODUCTS:
             return self._fits_product(g, n)
@@ -324,9 +324,10 @@ class _Fusion:
         return not plain.offset and plain.strides == row_major(plain.shape) and plain.size == plain.node.size
 
     def _refit(self, g: Group, domain: Shape) -> bool:
-        """Return whether the domain of a group can be replaced by ``domain``, of the same number of elements.
+        """Return whether the loops of a group can have the shape ``domain`` instead.
 
-        This requires strides with which all operands of the group can be read along the new axes.
+        This requires the same number of elements, and strides with which all operands can be read along the
+        new axes.
         """
         if math.prod(g.domain) != math.prod(domain):
             return False

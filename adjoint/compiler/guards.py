@@ -198,7 +198,7 @@ def is_library(function: Any) -> bool:
 
 
 def itself(value: Any) -> Any:
-    """Return ``value``: the read function of a guard on an argument."""
+    """Return ``value``; ``partial(itself, value)`` is the ``read`` of a guard on a fixed object."""
     return value
 
 

@@ -43,7 +43,10 @@ def _set_data(t: Tensor, data: Any) -> None:
 
 
 def set_grad(undo: Undo, t: Tensor, value: Any) -> None:
-    """Set the gradient of a tensor; None deletes it.  How to restore it is appended to ``undo``."""
+    """Set the gradient of a tensor; None deletes it.
+
+    An item that restores the old gradient is appended to ``undo``.
+    """
     undo.append((_put_grad, t, None if t._extra is None else t._extra.grad))
     _put_grad(t, None if value is None else wrap(value))
 
@@ -171,8 +174,8 @@ def add_call(
     """Add the lines that read the sources, call ``run``, set ``found`` to the outputs, and make the writes.
 
     ``kinds`` has the type of each argument, array or tensor, if it is known.  The lines of a short program
-    are copied instead of a call of ``run``.  If nothing else is to do, ``found`` is not set, and the names of
-    the variables with the outputs are returned; otherwise None.
+    are copied instead of a call of ``run``.  If there is nothing else to do, ``found`` is not set, and the
+    names of the variables with the outputs are returned; otherwise None.
     """
     w.names |= {
         "Tensor": Tensor, "own": own, "write": write, "set_grad": set_grad, "assign": assign,
@@ -265,9 +268,9 @@ def _make_native_call(
 def _add_call_that_counts(
     w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes
 ) -> None:
-    """Add the lines of a call whose writes are all made by the native entry, except the step counts.
+    """Add the lines that call a native entry which makes all writes except the step counts of optimisers.
 
-    Python increments the step counts of optimisers before it calls the entry.
+    Python increments the step counts before it calls the entry.
     """
     given = list(given)
     for k, text in enumerate(given[count:], count):
@@ -294,7 +297,7 @@ def _add_counts(w: Writer, writes: _Writes) -> str:
 
 
 def _add_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes) -> None:
-    """Add the lines of a call that undoes all writes if one of them fails."""
+    """Add the lines that call a native entry and make the other writes; all are undone if one fails."""
     containers: dict[str, str] = {}
     for k, (each, _) in enumerate(writes.cells):
         text = _container(w, each.owner[0])
@@ -388,7 +391,7 @@ class _Writes:
         return not self.cells and all(hasattr(each.owner, "take_back") for each, _ in self.others)
 
     def counters(self) -> list[tuple[Any, str]] | None:
-        """Return (dictionary, key) of the step counts that the entry increments; None if Python has to."""
+        """Return (dictionary, key) of each step count; None if the native entry cannot increment them."""
         found: list[tuple[Any, str]] = []
         for each, _ in self.others:
             counters = each.owner.counters()

@@ -1,4 +1,4 @@
-"""A compiled function as one node of the graph; its forward and backward passes are two programs."""
+"""Record a call of a compiled function as one graph node; its forward and backward are two programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Backward:
     def __init__(
         self, trace: Trace, inputs: Sequence[Any], outs: Sequence[Tensor], build: Callable[[Program], Any]
     ) -> None:
-        """Differentiate ``outs`` inside the trace; ``inputs`` are the symbols of the arguments."""
+        """Differentiate ``outs`` inside the trace; ``inputs`` are the symbolic arguments."""
         held = [h for h in trace.held.values() if h.argument is None]
         # a tensor of a vmap around a loop has no node, but may depend on tensors further out
         self.captured = [h.tensor for h in held if h.node is not None or h.tensor._node is LEAF]
@@ -211,8 +211,8 @@ class Recorder:
     def lines(self, name: Callable[[Any], str]) -> list[str]:
         """Return lines of Python that set ``node`` to the node that ``record`` makes, for a single result.
 
-        The arguments are ``x0``, ``x1`` and so on, arrays or tensors with the nodes of the program's key;
-        ``found`` has the arrays that the program returned.  ``name`` returns the variable name of an object.
+        The lines read the variables ``x0``, ``x1`` and so on, the arguments, and ``found``, the arrays that
+        the program returned.  ``name`` returns the variable name of an object.
         """
         places = [f"x{k}" for k in range(len(self.owner.moves))]
         nodes = [None if s.kind is np.ndarray else s.node for s in self.owner.specs]
@@ -272,7 +272,7 @@ class Recorder:
         return call.pull(xp, g, out, *values, wanted=wanted)
 
     def _placed(self, found: Sequence[Any]) -> list[Any]:
-        """Return the gradients ``found`` as a list with one entry, a gradient or None, per parent."""
+        """Return a list with one entry per parent of the node: its gradient, from ``found``, or None."""
         pulled = list(self.blank)
         for k, g in zip(self.places, found, strict=True):
             pulled[k] = g

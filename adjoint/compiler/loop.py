@@ -1,11 +1,11 @@
 """Compile a loop to one instruction: the body is traced once, and its program runs once per step.
 
-The *carry* are the values that each step receives from the step before; a *row* is the part of a stacked
-input that one step receives.  The backward pass is a second loop, over the program of the body's backward.
-The residuals (values of the forward that the backward of a step reads) are stacked over the steps.  The
-gradients of values that all steps read are carried from step to step.  Random numbers and hyper-parameters of
-optimisers are computed for all steps before the loop.  A loop is unrolled instead if its body branches on
-values, or if it writes into tensors and is differentiated.
+Each step receives the *carry* (values computed by the step before) and a *row* of each stacked input.  The
+backward pass is a second loop, over the program of the body's backward.  The residuals (values of the forward
+that the backward of a step reads) are stacked over the steps.  The gradients of values that all steps read
+are carried from step to step.  Random numbers and hyper-parameters of optimisers are computed for all steps
+before the loop.  A loop is unrolled instead if its body branches on values, or if it writes into tensors and
+is differentiated.
 """
 
 from __future__ import annotations
@@ -141,10 +141,10 @@ class Loop(ForwardRule):
         return [*self._cast(leaves), *rows, *map(wrap, made), *self.captured]
 
     def decide(self, function: Callable[[Any], Any], part: Program) -> Any:
-        """Return ``function(values)``, on which the body branches.
+        """Decide a branch of the body: return ``function(values)``, where ``values`` has one value per step.
 
-        ``part`` is the program that computes one value in each step; ``values`` are those of all steps of the
-        present call, stacked.  The outer program gets a guard on the result of ``function``.
+        ``part`` is the program that computes the value of one step.  The values are those of the present
+        call.  The outer program gets a guard on the result, so that a different result causes a new trace.
 
         Raise TransformError if the value depends on an earlier step, or on a value of ``vmap``.
         """

@@ -116,7 +116,10 @@ class _Mapping:
                 self.known[o.id] = v if isinstance(v, Batched) else self._batched(np.asarray(v), False)
 
     def _host(self, i: Instruction, args: tuple[Batched, ...]) -> Any:
-        """Return the result of an instruction that calls a Python function, for the batch."""
+        """Add an instruction that calls a Python function on the batch; return its result.
+
+        Raise UnrollError if the function has no batch rule.
+        """
         if isinstance(i.op.forward, Repeat):
             return evaluate(loop_op(i.op.name, i.op.forward), args, {})
         rule = _HOSTS.get(i.op.name)
@@ -133,7 +136,7 @@ class _Mapping:
 
 
 def _same_places(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """Batch rule of an elementwise function."""
+    """Batch rule of an elementwise function; see the comment above for what a rule returns."""
     ndim = max(len(a.shape) for a in args)
     values = []
     for a in args:

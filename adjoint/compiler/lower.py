@@ -113,7 +113,10 @@ class _Lowering:
         return outs
 
     def _host(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
-        """Add a call of a Python function as primitives; return its results.  Raise NotNative as above."""
+        """Add a call of a Python function as primitives; return its results.
+
+        Raise NotNative if the function has no native form.
+        """
         xp, name = self.xp, i.op.name
         if name == "number_at":
             found = View(self.graph, args[0].node, (), (), i.params["k"])
