@@ -96,8 +96,9 @@ class Made(NamedTuple):
 # Number of 64-bit words in the header, in the row of an input, and in the row of an output; see ``Entry``.
 _HEADER, _GIVEN, _MADE = 23, 8, 8
 _SPARE = 5  # word in the row of an output: the address of an array that the next call reuses
-_INPUT, _GRADED = 6, 7  # words in the row of an output: address of the row of the input whose memory it
-# reuses, and of the tensor whose gradient it replaces
+# words in the row of an output: the address of the row of the input whose memory it reuses, and the address
+# of the tensor whose gradient it replaces
+_INPUT, _GRADED = 6, 7
 _DONE = 18  # word in the header that is 1 after a call that has written
 RELEASING = 20_000  # nanoseconds: programs that take longer release the GIL
 RECYCLED = 1 << 16  # bytes: programs whose outputs are not larger in total reuse the arrays they replaced

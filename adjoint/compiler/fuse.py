@@ -26,7 +26,7 @@ PRODUCTS = frozenset(("matmul", "conv", "conv_input"))  # elementwise nodes can 
 ALONE = PRODUCTS | {"conv_weight", "place", "scatter", "call", "repeat"}  # they start a group of their own
 CHEAP = frozenset(("add", "subtract", "multiply", "negative", "abs", "maximum", "minimum", "copy"))
 MOST = 64  # largest number of nodes in one kernel
-_AGAIN, _ARRAYS = 4, 2  # a later loop computes at most so many nodes again, from at most so many arrays
+_AGAIN, _ARRAYS = 4, 2  # limits for computing a value again in a later loop: nodes, and arrays to read
 EARLY = -1 << 40  # smallest order number: groups that depend only on inputs run before all others
 
 

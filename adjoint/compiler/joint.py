@@ -43,14 +43,14 @@ class Backward:
     ) -> None:
         """Differentiate ``outs`` inside the trace; ``inputs`` are the symbolic arguments."""
         held = [h for h in trace.held.values() if h.argument is None]
-        # a tensor of a vmap around a loop has no node, but may depend on tensors further out
+        # a tensor of a vmap around a loop has no node, but may depend on tensors outside of the vmap
         self.captured = [h.tensor for h in held if h.node is not None or h.tensor._node is LEAF]
         operands = [*inputs, *self.captured]
         targets = [t for t in operands if isinstance(t, Tensor) and t._node is LEAF]
         roots = [o for o in outs if o._node is not None]
         nodes = [o._node for o in roots]
         if all(type(n) is Node and n.args is None and n.op.saves_any for n in nodes):
-            raise released(nodes[0])  # as ``differentiate`` does, after more work
+            raise released(nodes[0])  # ``differentiate`` would raise the same error, after more work
         body = trace.program.body
         mark, count = len(body), len(trace.program.sources)
         seeds = [wrap(Symbolic(trace, r.shape, r.dtype)) for r in roots]
@@ -59,7 +59,7 @@ class Backward:
                 roots, seeds, targets=targets, retain=True, create_graph=False, runner=run_serial
             )
         found = {**run.captured, **dict(leaves)}
-        # pop: if a tensor is given twice, its gradient belongs to the first place
+        # pop: if a tensor is given twice, its gradient belongs to the first position
         grads = [None if not isinstance(t, Tensor) else found.pop(key_of(t), None) for t in operands]
         values = [None if g is None else trace.value(g) for g in grads]
         self.program = Program()

@@ -14,7 +14,7 @@ from adjoint.config import held_across_fork, locked
 
 __all__ = ["Job", "compile_all", "compile_apart", "compile_text", "link"]
 
-_THREADS = 4  # at most
+_THREADS = 4  # largest number of threads that compile
 
 _lock = held_across_fork(threading.RLock())
 _names = 0
