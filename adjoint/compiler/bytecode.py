@@ -78,7 +78,7 @@ def _kind(i: dis.Instruction, outermost: bool) -> str | None:
 
 
 def _through(load: Load, imported: dict[str, Load]) -> Load:
-    """Return the load of a module or of its attribute if ``load`` is a variable that was imported.
+    """Return ``load`` with an imported variable replaced by the module, or its attribute, that it refers to.
 
     Other loads are returned unchanged.
     """
@@ -153,7 +153,10 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object and those of its nested functions; with eval or exec, also its compiled strings."""
+    """Yield a code object and the code objects of its nested functions.
+
+    If the code names ``eval``, ``exec`` or ``globals``, its string constants are compiled and yielded too.
+    """
     yield code
     for c in code.co_consts:
         if isinstance(c, types.CodeType):

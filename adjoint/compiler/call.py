@@ -229,7 +229,7 @@ def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Par
 
 
 def _said(part: Any, paths: list[str]) -> str:
-    """Describe the entry of one leaf in a key, for example "float64[3] that requires grad".
+    """Describe a leaf of the arguments by its part of a program's key: "float64[3] that requires grad".
 
     ``paths`` are the names of all leaves.
     """

@@ -71,8 +71,9 @@ def _leave(found: Any) -> None:
 class Variables:
     """The values, before a trace, of the variables with plain data that the traced function reads.
 
-    Plain data are numbers, strings and containers.  ``set_back`` restores the values after the program has
-    run.  So a function that changes them, and is called again for the check, changes them once per call.
+    Plain data are numbers, strings and containers.  The Python code of the function may run twice: in the
+    trace, and in the call of the original function.  ``set_back`` restores the values in between, so that a
+    function that changes them changes them only once.
     """
 
     def __init__(self, reads: dict[str, Callable[[], Any]]) -> None:

@@ -74,12 +74,12 @@ def over(view: View, shape: Shape) -> tuple[int, ...] | None:
 
 
 def _simple(view: View) -> bool:
-    """Return whether a view is row-major or the same for all elements (all strides are 0)."""
+    """Return whether a view is row-major, or repeats one element (all strides are 0)."""
     return not any(view.strides) or view.strides == row_major(view.shape)
 
 
 def fuse(graph: Graph, roots: Sequence[Node]) -> list[Group]:
-    """Return groups of the nodes that the roots depend on, in execution order."""
+    """Divide the nodes that the roots (the outputs) depend on into groups; return them in execution order."""
     return _Fusion(graph, roots).run()
 
 

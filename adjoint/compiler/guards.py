@@ -203,7 +203,7 @@ def itself(value: Any) -> Any:
 
 
 def read_attributes(read: Callable[[], Any], chain: list[str]) -> Any:
-    """Return an attribute of an attribute of ``read()``, and so on: ``read().a.b`` for the chain a, b."""
+    """Return the attribute of ``read()`` that ``chain`` names: ``read().a.b`` for ["a", "b"]."""
     value = read()
     for name in chain:
         value = getattr(value, name)

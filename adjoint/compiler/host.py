@@ -215,9 +215,10 @@ def add_call(
 def _make_native_call(
     program: Program, trace: Trace, run: Any, count: int, slow: Callable[..., Any]
 ) -> Callable[..., Any] | None:
-    """Return a ``call`` that reads and writes tensors by a native entry; None if an entry cannot be used.
+    """Return the ``call`` of ``make_call`` as a function that calls a native entry (see ``Entry``).
 
-    ``slow`` is the ``call`` in Python, which runs if the entry returns NotImplemented.
+    None if an entry cannot be used.  ``slow`` is the ``call`` in Python, which runs if the entry returns
+    NotImplemented.
     """
     if getattr(run, "entry", None) is None or (program.writes and not run.in_order):
         return None

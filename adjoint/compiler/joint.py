@@ -107,7 +107,10 @@ class Backward:
 
 @contextmanager
 def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Context manager: remove the hooks of tensors for a while, because hooks run outside of the program."""
+    """Context manager: remove the hooks of tensors, and restore them at the end.
+
+    A program has no hooks, because they run outside of it, at each call.
+    """
     extras = [t._extra for t in tensors if t._extra is not None]
     before = [e.hooks for e in extras]
     try:
@@ -254,7 +257,8 @@ class Recorder:
         """Return the gradients of the values that the node saved; this is the derivative rule of the node.
 
         ``g`` are the gradients of the results, ``wanted`` says which gradients are needed, and ``fixed`` are
-        the arguments that are not traced.  ``seen`` has the versions at the call of the tensors ``unread``.
+        the arguments that are not traced.  ``seen`` has the versions that the tensors ``self.unread`` had at
+        the call.
         """
         n, back = self.count, self.back
         if xp is raw and self.results == 1 and type(g) is np.ndarray:

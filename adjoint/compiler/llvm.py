@@ -37,7 +37,7 @@ class Job(NamedTuple):
 
 
 def compile_text(text: str, here: Machine, effort: int = 2) -> bytes:
-    """Return the object code of a text; its functions keep their names."""
+    """Return the object code of a text of LLVM IR; its functions keep their names."""
     return compile_all([Job({"kernel": text}, effort)], here)[0]
 
 

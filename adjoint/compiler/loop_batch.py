@@ -85,7 +85,7 @@ class _Mapping:
         self.known: dict[int, Any] = {}
 
     def loop(self, flags: Sequence[bool]) -> tuple[Repeat, list[Any]]:
-        """Return the loop for the batch, and its constants.
+        """Return the loop for the batch, and the constants to append to its operands.
 
         ``flags`` says which operands have a batch axis.
         """
