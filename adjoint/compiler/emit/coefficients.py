@@ -1,6 +1,7 @@
 """Coefficients of the functions in ``emit.math``, highest power first.
 
-tools/fit_kernel_functions.py prints them.  Those with 64 are for float64; those with 32 give float32 results.
+tools/fit_kernel_functions.py prints them.  Names that end in 64 are for float64; names that end in 32 are for
+float32 results.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ neighbouring numbers.  For one row of windows, the result is a matrix product.  
 the convolution kernel.  The second matrix, of shape (k, windows), is not stored: a table has, for each k, the
 offset in the planes at which row k starts.
 
-In the forward the zeros of the padding are multiplied like other numbers, so an infinite weight gives NaN.
+In the forward pass the zeros of the padding are multiplied like other numbers: an infinite weight gives NaN.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["Conv", "Weights", "conv", "conv_input", "conv_weight"]
 
 # Slot numbers: images, convolution kernels (packed, if there is a pack kernel), result, scratch memory.
 IMAGES, KERNELS, RESULT, SCRATCH, FREE = range(5)
-PARTS = 8  # conv_weight sums over images in this many parts, whatever the number of threads: a fixed order
-PART_BYTES = 1 << 21  # largest size of the sums of all parts
+PARTS = 8  # conv_weight sums the images in this many parts, for any number of threads: the order is fixed
+PART_BYTES = 1 << 21  # at most this many bytes for the sums of all parts
 
 
 class Conv(NamedTuple):
@@ -61,8 +61,9 @@ class Conv(NamedTuple):
 class Weights(NamedTuple):
     """The kernels of the gradient of the convolution kernel.
 
-    ``main`` sums over parts of the images and writes ``partial`` bytes to slot RESULT; ``last`` reads them
-    from slot 0, adds the parts, and writes to slot 1.
+    ``main`` sums over parts of the images and writes ``partial`` bytes to slot RESULT.  ``last`` reads these
+    sums from slot 0, adds the parts, and writes the result to slot 1.  ``scratch`` is the number of bytes
+    that each thread needs.
     """
 
     main: Kernel
@@ -77,8 +78,8 @@ class _Planes(NamedTuple):
     element: str
     channels: int
     size: tuple[int, int]  # of the image
-    first: tuple[int, int]  # position of its first number; if negative, this many numbers are left out
-    spread: tuple[int, int]  # distance between its numbers; 1: adjacent
+    first: tuple[int, int]  # position of the image's first number; if negative, so many numbers are left out
+    spread: tuple[int, int]  # distance between the image's numbers; 1 if they are adjacent
     phases: int
     rows: int
     width: int  # of one phase
@@ -129,7 +130,7 @@ class _Planes(NamedTuple):
 
     @staticmethod
     def _kept(first: int, spread: int, count: int, room: int) -> tuple[int, int]:
-        """Return the range of the ``count`` indices whose position lies from 0 to below ``room``.
+        """Return (start, stop) of the indices below ``count`` whose positions are from 0 to below ``room``.
 
         Index i has the position ``first`` + i · ``spread``.
         """
@@ -157,7 +158,7 @@ class _Planes(NamedTuple):
 
 
 def _planes_of(spec: Conv, element: str) -> _Planes:
-    """Return the planes that the windows of a convolution read."""
+    """Return the description of the planes that the windows of a convolution read."""
     needed = [
         s * (n - 1) + d * (k - 1) + 1
         for n, k, s, d in zip(spec.windows, spec.kernel, spec.stride, spec.dilation, strict=True)
@@ -171,14 +172,17 @@ def _planes_of(spec: Conv, element: str) -> _Planes:
 
 
 class _Work(NamedTuple):
-    """The sizes of a convolution as a sum over channels and kernel offsets, per window and output channel."""
+    """The sizes of a convolution, computed for each window and output channel as a sum over k.
+
+    k counts the pairs of a channel and an offset in the convolution kernel.
+    """
 
     machine: Machine
     planes: _Planes
     outputs: int
     windows: tuple[int, int]
-    offsets: list[int]  # the offset in the planes of each k
-    step: int  # distance in the planes of two rows of windows
+    offsets: list[int]  # for each k, the offset in the planes
+    step: int  # distance in the planes between two rows of windows
 
     @property
     def element(self) -> str:
@@ -198,9 +202,9 @@ def _work(machine: Machine, spec: Conv, planes: _Planes, outputs: int) -> _Work:
 
 
 def _own_planes(w: Writer, work: _Work, image: Index, around: Value | None = None) -> Value:
-    """Emit the copy of image number ``image`` into this thread's planes; return their address.
+    """Emit the copy of image number ``image`` into the planes of this thread; return their address.
 
-    The padding gets the value ``around``, by default 0.
+    The padding gets the value ``around``, by default 0.  If the planes equal the image, nothing is copied.
     """
     planes = work.planes
     source = w.at(w.slot(IMAGES), work.element, w.times(image, planes.channels * math.prod(planes.size)))
@@ -212,11 +216,12 @@ def _own_planes(w: Writer, work: _Work, image: Index, around: Value | None = Non
 
 
 def _correlation(work: _Work, epilogue: Epilogue | None, images: int, exact: bool = False) -> Kernel:
-    """Return the kernel of one product per image; slot KERNELS has a matrix (outputs, k).
+    """Return the kernel that computes one matrix product per image; slot KERNELS has a matrix (outputs, k).
 
-    ``epilogue`` emits the nodes that are fused into it, and ``images`` is the number of images.  With
-    ``exact`` the padding is marked by a special NaN, and products with it are left out if the matrix has an
-    infinity or NaN.  If the matrix is finite, padding with zeros is faster and gives the same result.
+    ``epilogue`` emits the nodes that are fused into the product, and ``images`` is the number of images.  If
+    ``exact`` is true, the padding is marked by a special NaN, and products with it are left out if the matrix
+    contains an infinity or NaN.  If the matrix is finite, padding with zeros is faster and gives the same
+    result.
     """
     w = Writer(work.machine)
     element, lanes, depth = work.element, work.lanes, len(work.offsets)
@@ -276,7 +281,7 @@ def _correlation(work: _Work, epilogue: Epilogue | None, images: int, exact: boo
 
 
 def _all_finite(w: Writer, work: _Work, start: Value, count: int) -> Value:
-    """Emit whether all of the ``count`` numbers from the address ``start`` are finite."""
+    """Emit a test whether all of the ``count`` numbers at the address ``start`` are finite."""
     element, lanes = work.element, work.lanes
 
     def one(i: Value, sums: list[Value]) -> list[Value]:
@@ -296,9 +301,9 @@ def _missing(w: Writer, element: str) -> Value:
 
 @functools.cache
 def _exact_text(machine: Machine, element: str) -> str:
-    """Return the text of a slow function that computes a tile without products with padding.
+    """Return the text of a slow function that computes a tile and leaves out products with padding.
 
-    Its parameters are those of ``tile_text`` with ``by_table``, and the rows and columns of the tile.
+    Its parameters are those of ``tile_text`` with ``by_table``, then the rows and columns of the tile.
     """
     w = Writer(machine)
     a, b, c, table = (Value(f"%{n}", "ptr") for n in ("a", "b", "c", "bk"))
@@ -362,7 +367,7 @@ def _finish(
 
 
 def conv(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kernels:
-    """Return the kernels of a convolution; the epilogue receives image, channel and position."""
+    """Return the kernels of a convolution; ``epilogue`` receives the image, channel and position."""
     planes = _planes_of(spec, element_of(spec.dtype))
     work = _work(machine, spec, planes, spec.o)
     return Kernels(None, _correlation(work, epilogue, spec.n), 0, 0 if planes.is_image else planes.bytes)
@@ -389,7 +394,7 @@ def conv_input(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -
 
 
 def _turned_kernels(machine: Machine, spec: Conv, element: str) -> Kernel:
-    """Return the kernel that packs (o, c, *kernel) as (c, o, *kernel), rotated by 180 degrees."""
+    """Return the kernel that copies weights (o, c, *kernel) to (c, o, *kernel), rotated by 180 degrees."""
     w, area = Writer(machine), math.prod(spec.kernel)
 
     def one(c: Value, _: list[Value]) -> None:
@@ -427,7 +432,10 @@ def conv_weight(machine: Machine, spec: Conv) -> Weights:
 
 
 def _weight_parts(work: _Work, images: int, parts: int) -> Kernel:
-    """Return the kernel that sums over parts of the images; an iteration is one part and panel of outputs."""
+    """Return the kernel that sums over parts of the images.
+
+    An iteration computes one part for one panel, which is a range of output channels.
+    """
     w = Writer(work.machine)
     element, lanes, depth = work.element, work.lanes, len(work.offsets)
     most = 6 if work.machine.registers == 32 else 3
@@ -531,8 +539,8 @@ def _with_rest(
 ) -> list[Value]:
     """Emit the addition of the ``rest`` numbers after the last full vector of a row to ``sums``.
 
-    They are added with a mask, or one by one into the first lane.  ``step`` emits one addition; ``g_at`` and
-    ``x_at`` are the offsets of the numbers.
+    They are added with a mask, or one by one into the first lane if the processor has no masks.  ``step``
+    emits one addition; ``g_at`` and ``x_at`` are the offsets of the numbers.
     """
     if w.machine.masks:
         mask = w.constants([int(k < rest) for k in range(lanes)], "i1")
@@ -545,7 +553,7 @@ def _with_rest(
 
 
 def _weight_sum(work: _Work, parts: int) -> Kernel:
-    """Return the kernel that adds the parts, and the lanes of each sum."""
+    """Return the kernel that adds the sums of all parts, then the lanes of each sum."""
     w = Writer(work.machine)
     element, lanes, count = work.element, work.lanes, work.outputs * len(work.offsets)
 

@@ -58,7 +58,7 @@ def apply(w: Writer, op: str, given: Any, made: Any, *x: Value) -> Value:
 def cast(w: Writer, x: Value, given: Any, made: Any) -> Value:
     """Emit a conversion of ``x`` from the dtype ``given`` to the dtype ``made``.
 
-    A float outside of the int64 range gives the value that x86 gives.
+    For a float out of the range of the integer dtype, the result is the one that x86 processors give.
     """
     element = element_of(made)
     if given.kind == "f" and made.kind in "iu":
@@ -82,8 +82,8 @@ def _to_int64(w: Writer, x: Value) -> Value:
 def extreme(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
     """Emit the larger or smaller of two values; ``op`` is "maximum", "minimum", "fmax" or "fmin".
 
-    ``maximum`` is NaN if either operand is NaN, ``fmax`` only if both are.  If both are equal, the result is
-    the second one, as in NumPy.
+    ``maximum`` is NaN if either operand is NaN, ``fmax`` only if both are.  If the operands are equal, the
+    result is the second operand, as in NumPy.
     """
     more = op in ("maximum", "fmax")
     if dtype.kind != "f":
@@ -174,9 +174,9 @@ def _of_integers(w: Writer, op: str, dtype: Any, *x: Value) -> Value:
 
 
 def _divided_integers(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
-    """Emit integer division rounded down; the result is 0 for a divisor of 0.
+    """Emit ``floor_divide``, ``remainder`` or ``fmod`` of integers; the result is 0 if the divisor is 0.
 
-    The smallest integer divided by -1 is itself, because the result overflows.
+    The smallest integer divided by -1 gives itself, because the exact quotient overflows.
     """
     none = w.compare("eq", b, 0)
     if dtype.kind == "u":
@@ -209,7 +209,7 @@ def combine(w: Writer, n: Node, a: Value, b: Value) -> Value:
 
 
 def neutral(n: Node) -> Any:
-    """Return the neutral element of a reduction."""
+    """Return the neutral element of a reduction, such as 1 for a product."""
     op, dtype = n.params[0], n.dtype
     if op == "sum":
         return -0.0 if dtype.kind == "f" else 0

@@ -1,7 +1,7 @@
 """Vector code for exponentials, logarithms and hyperbolic functions.
 
-With ``lean`` a float64 computation only has to give a float32 result: it uses shorter polynomials and no
-correction terms.
+If ``lean`` is true, the result of a float64 computation is rounded to float32 afterwards, so that shorter
+polynomials without correction terms suffice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TINY = {"float": 1e-30, "double": 1e-290}
 
 
 class Exponential(NamedTuple):
-    """exp(x) = 2ⁿ (1 + r + c), where c is small compared to r."""
+    """exp(x) as the parts of 2ⁿ (1 + r + c), where c is small compared to r."""
 
     k: Value  # n as a float
     n: Value
@@ -49,12 +49,12 @@ class Exponential(NamedTuple):
 def _clamp(w: Writer, x: Value, low: float, high: float) -> Value:
     """Return x limited to the range from ``low`` to ``high``; NaN is unchanged."""
     top, bottom = w.like(x, high), w.like(x, low)
-    x = w.select(w.compare("olt", top, x), top, x)  # in this form it is one x86 instruction
+    x = w.select(w.compare("olt", top, x), top, x)  # LLVM turns this form into one x86 instruction
     return w.select(w.compare("ogt", bottom, x), bottom, x)
 
 
 def _reduced(w: Writer, x: Value, lean: bool, beside: Value | None = None) -> Exponential:
-    """Reduce exp(x + beside) to 2ⁿ (1 + r + c); ``beside`` is a small correction of x."""
+    """Return exp(x + beside) as the parts of 2ⁿ (1 + r + c); ``beside`` is a small correction of x."""
     high, low = LN2[x.element]
     k, n = nearest(w, x, math.log2(math.e))
     if lean:
@@ -72,7 +72,7 @@ def _reduced(w: Writer, x: Value, lean: bool, beside: Value | None = None) -> Ex
 
 
 def _scaled(w: Writer, y: Value, e: Exponential, lean: bool) -> Value:
-    """Return y · 2ⁿ, rounded once, also if the result is subnormal."""
+    """Return y · 2ⁿ, rounded once, even if the result is subnormal."""
     if w.machine.level == "avx512" and y.lanes * size_of(y.element) == 64:
         return _scaled_by_instruction(w, y, e.k)
     if lean:
@@ -127,13 +127,13 @@ def exp2(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def _half_expm1(w: Writer, x: Value, lean: bool) -> Value:
-    """Return (exp(x) − 1) / 2 for x from about −45 up to the overflow of exp; not for tiny x."""
+    """Return (exp(x) − 1) / 2 for x from about −45 up to the overflow of exp; x must not be tiny."""
     high, low = _half_expm1_parts(w, x, lean)
     return w.add(high, low)
 
 
 def _half_expm1_parts(w: Writer, x: Value, lean: bool) -> tuple[Value, Value]:
-    """Return (exp(x) − 1) / 2 as a number and a small correction."""
+    """Return two numbers whose sum is (exp(x) − 1) / 2; the second is a small correction."""
     e = _reduced(w, x, lean)
     s = power_of_two(w, w.sub(e.n, 1), x.element)
     high, error = two_sum(w, w.mul(s, e.r), w.sub(s, 0.5))
@@ -175,7 +175,10 @@ def tanh_gap(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def tanh_from_gap(w: Writer, x: Value, gap: Value) -> Value:
-    """Emit tanh of float32 from ``tanh_gap(x)``, and by a polynomial where that would cancel."""
+    """Emit tanh(x) of float32 from ``gap``, which is ``tanh_gap(x)``.
+
+    A polynomial is used for small x, where 1 − gap would lose precision.
+    """
     a = w.abs(x)
     z = w.mul(a, a)
     small = w.fma(w.mul(z, polynomial(w, z, TANH32)), a, a)
@@ -226,7 +229,7 @@ def sinh(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 class Logarithm(NamedTuple):
-    """log(x) = k ln 2 + log(1 + f); ``rest`` is log(1 + f) − f + f²/2."""
+    """log(x) = k ln 2 + log(1 + f) in parts: ``half_square`` is f²/2, ``rest`` is log(1 + f) − f + f²/2."""
 
     k: Value
     f: Value
@@ -235,7 +238,7 @@ class Logarithm(NamedTuple):
 
 
 def _normal(w: Writer, x: Value, lean: bool) -> tuple[Value, Value | None]:
-    """Scale subnormal x by a power of two; return the result and the number to subtract from its exponent."""
+    """Scale x to a normal number if it is subnormal; return it and what to subtract from its exponent."""
     if lean:
         return x, None
     smallest, scale = (2.0**-126, 25.0) if x.element == "float" else (2.0**-1022, 54.0)
@@ -265,7 +268,7 @@ def _of_mantissa(w: Writer, k: Value, f: Value, lean: bool) -> Logarithm:
 
 
 def _at_the_ends(w: Writer, x: Value, y: Value, zero: float = 0.0) -> Value:
-    """Return the logarithm y with its special values: -∞ at ``zero``, NaN below it and for NaN, ∞ at ∞."""
+    """Return y = log(x) with its special values: -∞ at ``zero``, NaN below it and for NaN, ∞ at ∞."""
     y = w.select(w.compare("ueq", x, INF), x, y)
     y = w.select(w.compare("olt", x, zero), w.like(x, NAN), y)
     return w.select(w.compare("oeq", x, zero), w.like(x, -INF), y)
@@ -302,9 +305,9 @@ def log1p(w: Writer, x: Value, lean: bool = False) -> Value:
 def _in_base(
     w: Writer, x: Value, lean: bool, inverse: tuple[float, float], k_part: tuple[float, float]
 ) -> Value:
-    """Emit code for log(x) · inverse for a base, where inverse = 1 / log(base).
+    """Emit code for log(x) / log(base).
 
-    ``inverse`` and ``k_part`` (log 2 · inverse) are sums of two numbers.
+    ``inverse`` is 1 / log(base) and ``k_part`` is log(2) / log(base), each as a sum of two numbers.
     """
     part = _logarithm(w, x, lean)
     # log(1 + f) = high + low, where high has zeros in its lower half
@@ -380,7 +383,7 @@ def pow(w: Writer, x: Value, y: Value, lean: bool = False) -> Value:
 
 
 def _power(w: Writer, a: Value, y: Value) -> Value:
-    """Return aʸ for a > 0, from a logarithm with about twice the precision."""
+    """Return aʸ for a > 0, computed from a logarithm with about twice the usual precision."""
     scaled, shift = _normal(w, a, False)
     n, m = exponent_and_mantissa(w, scaled)
     k = float_of(w, n, a.element)
@@ -422,10 +425,10 @@ def _long_log(w: Writer, k: Value, f: Value) -> tuple[Value, Value]:
 
 
 def _special_powers(w: Writer, x: Value, y: Value, size: Value) -> Value:
-    """Replace the results for which signs, zeros, infinities or NaN need a special value."""
+    """Return ``size``, which is |x|ʸ, with the sign of xʸ and its values for zeros, infinities and NaN."""
     a, b = w.abs(x), w.abs(y)
     zero_y, one = w.compare("oeq", y, 0.0), w.like(x, 1.0)
-    # |x| of 0 and ∞, |y| of ∞
+    # |x| is 0 or ∞, or |y| is ∞
     grows = w.op("xor", w.compare("ogt", a, 1.0), w.compare("olt", y, 0.0))  # xʸ is large
     extreme = w.op(
         "or", w.compare("oeq", a, 0.0), w.op("or", w.compare("oeq", a, INF), w.compare("oeq", b, INF))

@@ -1,4 +1,4 @@
-"""Building blocks of the vector functions: polynomials, rounding, powers of two, sums with their errors."""
+"""Building blocks of the vector functions: polynomials, rounding, powers of two, and rounding errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bits_of(number: float, element: str) -> int:
 
 
 def polynomial(w: Writer, x: Value, coefficients: Sequence[float]) -> Value:
-    """Evaluate a polynomial by Horner's rule, highest power first."""
+    """Emit a polynomial in x by Horner's rule; the coefficient of the highest power comes first."""
     y = w.like(x, coefficients[0])
     for c in coefficients[1:]:
         y = w.fma(y, x, c)
@@ -47,7 +47,7 @@ def polynomial(w: Writer, x: Value, coefficients: Sequence[float]) -> Value:
 def nearest(w: Writer, x: Value, scale: float = 1.0) -> tuple[Value, Value]:
     """Return the integer nearest to ``x * scale``, as a float and as an integer.
 
-    Its absolute value must be below 2²² in float32, 2⁵¹ in float64.
+    The absolute value of the integer must be below 2²² in float32, 2⁵¹ in float64.
     """
     rounder = ROUNDER[x.element]
     moved = w.fma(x, scale, rounder) if scale != 1.0 else w.add(x, rounder)
@@ -55,7 +55,10 @@ def nearest(w: Writer, x: Value, scale: float = 1.0) -> tuple[Value, Value]:
 
 
 def float_of(w: Writer, n: Value, element: str) -> Value:
-    """Convert a small integer to a float without a conversion instruction: AVX2 has none for 64 bits."""
+    """Convert a small integer to a float.
+
+    64-bit integers are converted by additions, because AVX2 has no instruction for them.
+    """
     if element == "float":
         return w.convert(n, "float")
     rounder = ROUNDER[element]
@@ -68,7 +71,7 @@ def integer_of(w: Writer, x: Value) -> Value:
 
 
 def halve(w: Writer, n: Value) -> Value:
-    """Return ``n // 2`` of a small integer: AVX2 has no arithmetic shift of 64-bit integers."""
+    """Return ``n // 2`` for a small integer, with a logical shift: AVX2 has no arithmetic one for 64 bits."""
     return w.sub(w.bits("lshr", w.add(n, 8192), 1), 4096)
 
 
@@ -94,20 +97,20 @@ def sign_bit_of(w: Writer, n: Value, bit: int, element: str) -> Value:
 
 
 def two_sum(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """Return ``a + b`` and its rounding error."""
+    """Return ``a + b`` and the rounding error of the sum."""
     s = w.add(a, b)
     v = w.sub(s, a)
     return s, w.add(w.sub(a, w.sub(s, v)), w.sub(b, v))
 
 
 def quick_sum(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """Return ``a + b`` and its rounding error; requires ``|a| >= |b|``."""
+    """Return ``a + b`` and the rounding error of the sum; requires ``|a| >= |b|``."""
     s = w.add(a, b)
     return s, w.sub(b, w.sub(s, a))
 
 
 def two_product(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """Return ``a * b`` and its rounding error; without FMA, by Dekker's splitting."""
+    """Return ``a * b`` and the rounding error of the product; without FMA, by Dekker's splitting."""
     p = w.mul(a, b)
     if w.machine.fma:
         return p, w.fma(a, b, w.neg(p))
@@ -117,7 +120,7 @@ def two_product(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _split(w: Writer, a: Value) -> tuple[Value, Value]:
-    """Split a number into two halves of its mantissa."""
+    """Return two numbers with half as many mantissa bits whose sum is ``a``."""
     moved = w.mul(a, 4097.0 if a.element == "float" else 134217729.0)
     high = w.sub(moved, w.sub(moved, a))
     return high, w.sub(a, high)

@@ -1,4 +1,4 @@
-"""Matrix products.
+"""Kernels of matrix products C = A · B.
 
 The rows of A are divided into panels of a few rows, the columns of B into panels of a few vectors.  A panel
 of A times a panel of B gives a *tile* of C, whose sums stay in registers during the loop over k.  B is first
@@ -7,7 +7,8 @@ panels if its rows would evict each other from the cache.  Each element is summe
 result does not depend on how the panels are divided among threads.
 
 If B would be packed and A is smaller, as in a layer of a net, the product is *turned*: Cᵀ = Bᵀ·Aᵀ, and A is
-packed instead.  Its tiles are transposed in registers before the epilogue.
+packed instead.  The tiles are transposed in registers before the *epilogue*, the elementwise nodes that are
+fused into the product.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ After = Callable[[Writer, Index, Index, Index], None]
 # The slot numbers of the main kernel; an epilogue uses FREE and the following.
 A, B, C, SCRATCH, FREE = range(5)
 
-PLAIN_DEPTH = 64  # products summed by a tile, from which on the loops around it take little time
+PLAIN_DEPTH = 64  # if k is at least this, the loops around a tile take little time
 PACK_BYTES = 256 * 1024  # a larger B is packed
-COLUMN_BYTES = 256 * 1024  # the part of B that is used for some rows of A before the next rows
-BLOCK_BYTES = 192 * 1024  # a block of A, which stays in the second-level cache for all columns of B
+COLUMN_BYTES = 256 * 1024  # size of the columns of B that are processed before the next rows of A
+BLOCK_BYTES = 192 * 1024  # size of a block of A, which stays in the second-level cache for all columns of B
 
 
 class Product(NamedTuple):
@@ -67,8 +68,8 @@ class Kernels(NamedTuple):
 
     A slot is an entry of the table of addresses that a kernel reads.  ``pack`` reads B from slot 0 and writes
     ``packed`` bytes to slot 1, which is slot ``B`` of ``main``.  ``main`` needs ``scratch`` bytes per thread
-    at the address in slot ``SCRATCH``.  If ``turned``, A and B change places: ``pack`` reads A, and slot
-    ``A`` of ``main`` has the address of B.
+    at the address in slot ``SCRATCH``.  If ``turned`` is true, A and B are exchanged: ``pack`` reads A, and
+    slot ``A`` of ``main`` has the address of B.
     """
 
     pack: Kernel | None
@@ -106,8 +107,8 @@ def gemm(
 ) -> Kernels:
     """Return the kernels of a matrix product.
 
-    ``epilogue`` emits nodes that are fused into the product; ``after`` emits code that runs after some
-    rows are complete.
+    ``epilogue`` emits the nodes that are fused into the product; ``after`` emits code that runs when some
+    rows of C are complete.
     """
     return _Gemm(machine, product, epilogue, after).kernels()
 
@@ -128,7 +129,7 @@ class _Gemm:
             self.p = product._replace(m=product.n, n=product.m, a=product.b[::-1], b=product.a[::-1])
         p = self.p
         self.tile = tile_of(machine, p.m, p.n, self.lanes)
-        if self.turned:  # a panel has as many rows as a vector has lanes: some tiles above each other
+        if self.turned:  # a panel has as many rows as a vector has lanes, in several tiles
             rows = next(r for r in range(_most_rows(machine), 0, -1) if self.lanes % r == 0)
             self.tile = self.tile._replace(rows=rows)
         self.columns = self.tile.vectors * self.lanes
@@ -146,13 +147,13 @@ class _Gemm:
         self.stack: Value | None = None
 
     def _dots_pay(self) -> bool:
-        """Return whether vectorising along k is faster: for one column, or few rows and contiguous B."""
+        """Return whether to vectorise along k: for one column, or for few rows if B is contiguous along k."""
         p = self.p
         along_a, along_b = p.a[1] == 1 or p.k == 1, p.b[0] == 1 or p.k == 1
         return self.lanes > 1 and along_a and along_b and (p.n == 1 or (p.m <= 3 and p.b[1] != 1)) and p.k > 1
 
     def _turning_pays(self) -> bool:
-        """Return whether to compute Cᵀ: B is contiguous along k, A is smaller, and both are whole vectors."""
+        """Return whether to compute Cᵀ: B is contiguous along k, A is smaller, and no vector is partial."""
         p, lanes = self.p, self.lanes
         if p.batch or self.after is not None or lanes == 1 or p.k < 2 or p.c[1] != 1:
             return False
@@ -174,7 +175,7 @@ class _Gemm:
     def _wide(self) -> int:
         """Return the number of columns to process before the next rows.
 
-        An epilogue reads and writes them as whole rows, which the processor can prefetch.
+        An epilogue then reads and writes long rows, which the processor can prefetch.
         """
         p = self.p
         if self.epilogue is None or self.turned or not (p.c[1] == 1 or p.n == 1):
@@ -198,7 +199,7 @@ class _Gemm:
         if p.m and p.n and self.batches:
             (self._by_panel if self.batches == 1 else self._by_batch)(w)
         length = (self.panels if self.batches == 1 else self.batches) if p.m and p.n else 0
-        # loops around long tiles need no optimisation, which takes half of the time to compile them
+        # loops around long tiles are not optimised: that would double the time to compile them
         plain = self.batches == 1 and p.k >= PLAIN_DEPTH and not self.packs_a and not self.by_dots
         return Kernels(pack, Kernel(w.kernel(plain), length), packed, scratch, self.turned)
 
@@ -247,7 +248,7 @@ class _Gemm:
         return w.at(w.slot(SCRATCH), "i8", w.plus(w.times(w.thread, self.scratch), offset))
 
     def _panels(self, w: Writer, item: Index, a: Value, b: Value, c: Value, low: Index, high: Index) -> None:
-        """Emit the row panels ``low`` to ``high`` of batch item ``item``, in blocks.
+        """Emit code that computes the row panels ``low`` to ``high`` of batch item ``item``, in blocks.
 
         ``a``, ``b`` and ``c`` are the addresses of the matrices of this item.
         """
@@ -284,7 +285,7 @@ class _Gemm:
         return w.plus(w.times(panel, self.rows), w.least(panel, self.larger) if self.larger else 0)
 
     def _by_rows(self, w: Writer, low: Index, high: Index, body: Callable[[Value, int], None]) -> None:
-        """Emit ``body(panel, rows)`` for the panels from low to high; larger panels come first."""
+        """Emit ``body(panel, rows)`` for the panels ``low`` to ``high``; larger panels come first."""
         if self.larger:
             w.loop(low, w.least(high, self.larger), 1, lambda i, _: body(i, self.rows + 1))
             beyond = w.index_value(low)
@@ -296,7 +297,7 @@ class _Gemm:
     def _pack_block(self, w: Writer, a: Value, target: Value, first: Value, end: Index) -> None:
         """Emit the packing of the row panels ``first`` to ``end`` of A into ``target``.
 
-        The rows of a panel are adjacent there at each k.
+        In ``target``, the numbers of all rows of a panel at one k are adjacent.
         """
         p = self.p
 
@@ -314,7 +315,7 @@ class _Gemm:
         self, w: Writer, item: Index, a: Value, packed_a: Value | None, b: Value, c: Value,
         first: Value, end: Index, j: Index, count: int,
     ) -> None:  # fmt: skip
-        """Emit the tiles of ``count`` columns for the row panels from ``first`` to ``end``.
+        """Emit code that computes ``count`` columns of the row panels ``first`` to ``end``, tile by tile.
 
         ``a``, ``b`` and ``c`` are the addresses of the matrices, ``packed_a`` is that of the packed panels,
         ``j`` is the number of the range of columns, and ``item`` the batch item.
@@ -374,7 +375,7 @@ class _Gemm:
         self._finish(w, item, start, count, row, lanes, to, stride, c)
 
     def _target(self, w: Writer, c: Value, row: Index, column: Index) -> tuple[Value, int]:
-        """Return where a tile is stored, and the stride of its rows: in C, or in memory on the stack."""
+        """Return the address at which a tile is stored, in C or on the stack, and the stride of its rows."""
         p = self.p
         if not self.turned and (p.c[1] == 1 or p.n == 1):
             return w.at(c, self.element, w.plus(w.times(row, p.c[0]), column)), p.c[0]
@@ -452,7 +453,7 @@ class _Gemm:
             w.store(w.extract(value, lane), w.at(place, self.element, lane * stride))
 
     def _dots(self, w: Writer, item: Index, a: Value, b: Value, c: Value, low: Index, high: Index) -> None:
-        """Emit the row panels ``low`` to ``high`` of a batch item, computed as dot products along k.
+        """Emit code that computes the row panels ``low`` to ``high`` of a batch item by dot products along k.
 
         ``a``, ``b`` and ``c`` are the addresses of the matrices of this item.
         """
@@ -487,7 +488,7 @@ class _Gemm:
     ) -> None:
         """Emit the epilogue of ``rows`` whole rows of a batch item, which are at the address ``out``.
 
-        It works element by element if the columns of C are not ``adjacent``.
+        If the columns of C are not ``adjacent`` in memory, the code works element by element.
         """
         p = self.p
         if adjacent:
@@ -519,9 +520,9 @@ def tile_text(
 ) -> str:
     """Return the text of a function that computes one tile.
 
-    Its parameters are (a, b, c, row stride of a, k stride of a, k stride of b, row stride of c, k).  With
-    ``padded`` whole vectors of B can be read.  With ``by_table`` the parameter "k stride of b" is the address
-    of a table of offsets, one for each k, and the k stride of a is 1.
+    Its parameters are (a, b, c, row stride of a, k stride of a, k stride of b, row stride of c, k).  If
+    ``padded`` is true, whole vectors can be read at the end of a row of B.  If ``by_table`` is true, the "k
+    stride of b" is the address of a table of offsets, one for each k, and the k stride of a is 1.
     """
     w = Writer(machine)
     lanes = machine.lanes(np.float32 if element == "float" else np.float64)
@@ -576,7 +577,7 @@ def tile_text(
 
 @functools.cache
 def dots_text(machine: Machine, element: str, rows: int, columns: int) -> str:
-    """Return the text of a function that computes dot products.
+    """Return the text of a function that computes the dot products of some rows of A and columns of B.
 
     Its parameters are (a, b, c, row stride of a, column stride of b, row stride of c, column stride of c, k).
     """

@@ -1,4 +1,4 @@
-"""What a program knows of a kernel: its text, the addresses that it reads, and how its loop is divided."""
+"""The description of a kernel: its LLVM text, the addresses that it reads, and how its loop is divided."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class Slot(NamedTuple):
 class Kernel:
     """The text of a kernel, its slots, and the length of its outermost loop.
 
-    The loop can be divided at multiples of ``unit``; ``chunks`` is the number of its chunks, 0 for any.
-    ``cost`` is the total work, in simple operations on one element.  ``tables`` are those of a loop that runs
-    records.  ``workspace`` is the range of bytes of the workspace that the kernel uses.
+    The loop can be divided among threads at multiples of ``unit``.  ``chunks`` is the required number of
+    chunks; 0 allows any number.  ``cost`` is the total work, in simple operations on one element.  ``tables``
+    has the tables of a loop that runs other kernels (see ``emit.repeat``), else None.  ``workspace`` is the
+    range of bytes of the workspace that the kernel uses.
     """
 
     __slots__ = ("chunks", "cost", "length", "slots", "tables", "text", "unit", "workspace")

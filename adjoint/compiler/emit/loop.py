@@ -1,9 +1,11 @@
 """Kernels of elementwise nodes and reductions: nested loops over the domain of a group.
 
-One axis of the domain is processed in vectors, whose elements are called lanes.  If the group reduces this
-axis, the lanes are combined at the end; if it reduces another axis, each lane has its own sum.  The remaining
-axes are flattened into the outermost loop, whose iterations are called items.  A value that is computed
-before a reduction and needed after it is kept in scratch memory, or read back if it is stored.
+A group is the set of nodes that one kernel computes; its domain is the shape that the loops run over.  One
+axis of the domain is processed in vectors, whose elements are called lanes.  If the group reduces this axis,
+the lanes are combined at the end; if it reduces another axis, each lane has its own sum.  The remaining axes
+are flattened into the outermost loop, whose iterations are called items.  Nodes that need the result of a
+reduction are computed in a later inner loop, the next *stage*.  A value that two stages need is kept in
+scratch memory, or read back if it is stored.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ def loop_kernel(
 ) -> Kernel:
     """Return the kernel of a group.
 
-    ``stored`` are the nodes whose values are written to memory; ``places`` says where, by node id, if not in
-    the node's own memory.
+    ``stored`` are the nodes whose values are written to memory.  ``places`` has, by node id, the places of
+    values that are not written to the node's own memory.
     """
     return Loop(machine, group, stored, places or {}).kernel()
 
@@ -57,7 +59,7 @@ class Lane:
         self.common = self.known  # values that are the same for all items processed together
 
     def moved(self, row: Index = 0, spot: int = 0) -> Lane:
-        """Return a vector at the same position along the vector axis.
+        """Return a ``Lane`` at the same position along the vector axis, without computed values.
 
         ``row`` is its position along the reduced axis, and ``spot`` the number of its item or block of
         columns.
@@ -88,7 +90,7 @@ class Loop(Nest):
     # The kernel --------------------------------------------------------------------------------------
 
     def kernel(self) -> Kernel:
-        """Generate the kernel."""
+        """Generate the text of the kernel; return the kernel."""
         w, length = self.w, self.lengths[self.across]
         heavy = any(n.op not in LIGHT and self._is_full(n) for n in self.group.nodes)
         self.unroll = 1 if heavy else 4 if self.reduced is not None else 2
@@ -129,7 +131,7 @@ class Loop(Nest):
                         self.once[place.key] = self.w.load(self.slot(place.base, place.offset), place.element)
 
     def _number(self, node: Node) -> Value:
-        """Return the value of a one-element node."""
+        """Return the value of a one-element node, which is computed once, at the start."""
         found = self.numbers.get(node.id)
         if found is None:
             values = []
@@ -158,7 +160,7 @@ class Loop(Nest):
         return None if found is None else self.w.splat(found, lanes)
 
     def _start(self, *indices: Sequence[Index]) -> None:
-        """Start items of the outermost loop: discard the values computed for the previous items."""
+        """Start the items with these indices: discard the values computed for the previous items."""
         self.offsets, self.hoisted, self.kept = {}, {}, {}
         self.indices = indices
 
@@ -175,7 +177,7 @@ class Loop(Nest):
         return found[::-1]
 
     def _offset(self, place: Place, spot: int) -> Index:
-        """Return the offset, in elements, at which the elements of a place start in an item."""
+        """Return the offset, in elements, at which ``place`` starts in item number ``spot``."""
         key = place.key, spot
         found = self.offsets.get(key)
         if found is None:
@@ -188,7 +190,7 @@ class Loop(Nest):
     def slot(self, node: Node, offset: int = 0) -> Value:
         """Return the address of an element of a node.
 
-        The kernel reads it from its table, so that kernels of several layers can share one text.
+        The kernel reads the address from its table, so that the layers of a net can share one text.
         """
         return self.w.slot(self._slot_of(node, offset))
 
@@ -202,7 +204,7 @@ class Loop(Nest):
     # The forms of loops ------------------------------------------------------------------------------
 
     def _run_flat(self) -> None:
-        """Emit the loop over elements lo … hi of a single axis.
+        """Emit the loop over the elements of a single axis, from ``w.low`` to ``w.high``.
 
         The last chunk also processes the elements after the last full vector.
         """
@@ -227,9 +229,9 @@ class Loop(Nest):
         return [Lane(low + p.offset, p.lanes, p.mask, min(p.lanes, high - low - p.offset)) for p in pieces]
 
     def _rows_together(self, items: int, heavy: bool) -> int:
-        """Return how many items with the vector axis as their reduced axis are processed together.
+        """Return how many rows are processed together, if the vector axis is the reduced axis.
 
-        If a later loop needs the sum of a row, the processor computes with another row while it waits.
+        If a later loop needs the sum of a row, the processor works on another row while it waits.
         """
         waits = sum(map(self._busy, range(self.stages))) > 1
         return 2 if waits and items % 2 == 0 and (self.machine.registers >= 32 or not heavy) else 1
@@ -270,7 +272,7 @@ class Loop(Nest):
     def _row_loop(self, t: int, totals: dict[Any, list[Value]]) -> list[list[Lane]]:
         """Emit the loop over the full vectors of rows at stage ``t``; add its results to ``totals``.
 
-        Return the vectors that are left.
+        Returns the vectors that the loop does not process: those at the end of the rows.
         """
         w, n, v = self.w, self.lengths[self.across], self.vector
         count = self._vectors_at_once(t)
@@ -292,9 +294,9 @@ class Loop(Nest):
         return self._beside(self._rest(whole, n))
 
     def _vectors_at_once(self, t: int) -> int:
-        """Return how many vectors of a row loop ``t`` processes in one iteration.
+        """Return how many vectors of a row one iteration of loop ``t`` processes.
 
-        With several, the processor does not wait for the last addition to a sum.
+        With several vectors, the processor need not wait for the previous addition to a sum.
         """
         if self.together > 1 or self.reduced is None:
             return 1
@@ -404,7 +406,7 @@ class Loop(Nest):
         return full and self.stage[n.id] == t and (n.id in self.stored or n.id in self.saved)
 
     def _accumulators(self, t: int) -> dict[int, Any]:
-        """Return the ids of the reductions that loop ``t`` computes."""
+        """Return the ids of the reductions that loop ``t`` computes, as keys of a dictionary."""
         return {n.id: None for n in self.group.nodes if n.op == "reduce" and self.stage[n.id] == t + 1}
 
     def _stage(self, t: int, lanes: Sequence[Lane], sums: dict[int, Any]) -> dict[int, list[Value]]:
@@ -430,7 +432,7 @@ class Loop(Nest):
     def _added(self, n: Node, before: Any, i: int, x: Value, lane: Lane) -> Value:
         """Emit the update of accumulator ``i`` of the reduction ``n`` by the vector ``x``.
 
-        ``before`` is its value before; ``lane`` is the position of the vector.
+        ``before`` has the old values of all accumulators; ``lane`` is the position of the vector.
         """
         if lane.mask is not None and not self.columns:
             x = self.w.select(lane.mask, x, self._neutral(n, lane.lanes))
@@ -440,7 +442,7 @@ class Loop(Nest):
         return self.w.const(neutral(n) if length else neutral(n) or 0, element_of(n.dtype), lanes)
 
     def _fold(self, n: Node, parts: list[Value]) -> Value:
-        """Emit the reduction of vectors to one number."""
+        """Emit the reduction of vectors, and of their lanes, to one number."""
         if not parts:
             return self.w.const(neutral(n) or 0, element_of(n.dtype))
         by_lanes: dict[int, Value] = {}
@@ -454,7 +456,7 @@ class Loop(Nest):
         return found
 
     def _value(self, n: Node, lane: Lane, t: int) -> Value:
-        """Return the value of a node of the group in one vector; emit it if needed."""
+        """Return the value of a node of the group for one vector; emit its code if it is not known yet."""
         found = lane.known.get(n.id)
         if found is None:
             if self.stage[n.id] < t and (n.id in self.saved or n.id in self.stored):
@@ -465,14 +467,14 @@ class Loop(Nest):
         return found
 
     def _compute(self, n: Node, lane: Lane, values: Sequence[Value]) -> Value:
-        """Emit a node on the values of its operands."""
+        """Emit a node, given the values of its operands."""
         if n.op == "gather":
             return self._gather(n, values[0], lane)
         given = n.args[1 if n.op == "where" else 0].dtype if n.args else n.dtype
         return apply(self.w, n.op, given, n.dtype, *values)
 
     def _gather(self, n: Node, index: Value, lane: Lane) -> Value:
-        """Emit loads of the elements of a table, one per lane."""
+        """Emit loads of the elements of an array at ``index``, one per lane."""
         w, element = self.w, element_of(n.dtype)
         base = self.slot(n.args[1].node)
         if lane.mask is not None:
@@ -489,7 +491,7 @@ class Loop(Nest):
         return found
 
     def _operand(self, n: Node, k: int, lane: Lane, t: int) -> Value:
-        """Return the value of an operand in one vector; load it if needed."""
+        """Return the value of an operand for one vector; load it if it is not known yet."""
         a = n.args[k]
         inner = self.inside.get(a.node.id)
         if inner is not None:
@@ -516,9 +518,9 @@ class Loop(Nest):
     # Values per item ---------------------------------------------------------------------------------
 
     def _hoist(self, spots: Sequence[Lane]) -> None:
-        """Load the operands that do not change inside the loops of an item, before these loops.
+        """Emit loads of the operands that do not change inside the loops of an item, before these loops.
 
-        ``spots`` has one vector per block of columns.
+        ``spots`` has one vector per item or block of columns.
         """
         fixed = self.reduced if self.columns else self.across
         assert fixed is not None  # a loop over columns reduces an axis

@@ -1,7 +1,7 @@
 """Vector functions such as exp and sin, accurate within 2 ulp: ``emit(w, name, *values)``.
 
-float64 has its own versions.  For float32, the common functions have their own versions; the others are
-computed in float64 with shorter polynomials, which is faster than a careful float32 version would be.
+All functions have a float64 version.  The common ones also have a float32 version; for float32, the others
+are computed in float64 with shorter polynomials, which is faster than a careful float32 version would be.
 """
 
 from __future__ import annotations

@@ -38,6 +38,6 @@ define void @kernel(GIVEN) {
 
 
 def flushing(parameters: Sequence[tuple[str, str]]) -> str | None:
-    """Return a kernel that calls ``@body`` in this mode; None for processors that are not supported."""
+    """Return the text of ``@kernel``, which calls ``@body`` in this mode; None if the processor has none."""
     mode = _MODES.get(architecture())
     return None if mode is None else mode.replace("GIVEN", ", ".join(f"{t} %{n}" for t, n in parameters))

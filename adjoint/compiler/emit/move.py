@@ -25,7 +25,7 @@ def place_kernels(
 ) -> list[Kernel]:
     """Return the kernels of a "place" node: one that fills the array, then one per piece, in order.
 
-    ``skip`` are the indices of pieces that are already in the array.
+    ``skip`` has the indices of the pieces that are already in the array.
     """
     fill, where = node.params
     first = 1 if len(where) > 1 and _tiled(where[1:], node.size) else 0
@@ -41,7 +41,7 @@ def place_kernels(
 
 
 def _tiled(where: Sequence[tuple[Shape, tuple[int, ...], int]], size: int) -> bool:
-    """Return whether the contiguous ones of the pieces ``where`` cover an array of ``size`` elements."""
+    """Return whether the contiguous pieces among ``where`` cover an array of ``size`` elements."""
     spans = [(o, o + math.prod(s)) for s, t, o in where if t == row_major(s)]
     end = 0
     for low, high in sorted(spans):
@@ -62,10 +62,10 @@ def _copy(
 
 
 def scatter_kernels(machine: Machine, node: Node) -> list[Kernel]:
-    """Return the kernels of a "scatter" node: one that copies the array, one that adds or assigns rows.
+    """Return the kernels of a "scatter" node: one copies the array, the other adds or assigns rows.
 
-    The first does nothing if the array is the memory of the result, as it is for a parameter that is written
-    in place.
+    The first does nothing if the array is already in the memory of the result, as it is for a parameter that
+    is updated in place.
     """
     return [_copy_unless_same(machine, node), _put_rows(machine, node)]
 

@@ -1,4 +1,4 @@
-"""The loops of a group, before any code is generated: axes, stages, vector width, and places in memory.
+"""The plan of the loops of a group: axes, stages, vector width, and places in memory.
 
 One axis of the domain is processed in vectors, whose elements are called lanes.  The remaining axes that are
 not reduced are flattened into the outermost loop, whose iterations are called items.
@@ -23,7 +23,7 @@ LIGHT = frozenset(
     """add subtract multiply negative abs maximum minimum where copy astype equal not_equal less less_equal
     greater greater_equal logical_and logical_or logical_not reduce partial""".split()
 )
-_COSTLY = {"divide": 8, "sqrt": 10, "tanh_gap": 12, "tanh_from_gap": 4}  # simple operations; else 16
+_COSTLY = {"divide": 8, "sqrt": 10, "tanh_gap": 12, "tanh_from_gap": 4}  # simple operations; others: 16
 
 
 def weight(n: Node) -> float:
@@ -49,7 +49,7 @@ class Place:
 
 
 class Nest:
-    """Generates the nested loops of one group, the nodes that become one kernel."""
+    """The nested loops of one group, the nodes that become one kernel."""
 
     def __init__(
         self, machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place]
@@ -70,7 +70,7 @@ class Nest:
         return n.op == "reduce" or self.group.level[n.id] == FULL
 
     def _find_places(self, places: dict[int, Place]) -> None:
-        """Find the strides, along each axis of the domain, of operands in memory and of stored nodes."""
+        """Find where operands and stored nodes are in memory: their strides along each axis of the domain."""
         g = self.group
         for n in g.nodes:
             full = n.op == "reduce" or g.level[n.id] == FULL
@@ -130,7 +130,7 @@ class Nest:
     def _vector_axis(self, places: Sequence[Place]) -> int:
         """Return the axis along which most arrays are contiguous; if several, the last of them."""
         if (self.saved and self.group.axis == len(self.group.domain) - 1) or self.group.chunks:
-            return len(self.lengths) - 1  # a row of saved values fits on the stack
+            return len(self.lengths) - 1  # the saved values of one row fit on the stack
         best, score = len(self.lengths) - 1, -1
         for i in reversed(range(len(self.lengths))):
             found = sum(p.strides[i] == 1 for p in places) if self.lengths[i] > 3 else 0
@@ -143,7 +143,7 @@ class Nest:
         self.stages = max(self.stage.values(), default=0) + 1
 
     def _lanes(self) -> int:
-        """Return the number of lanes of a vector, from the widest floating-point dtype of the group."""
+        """Return the number of lanes of a vector; the widest floating-point dtype of the group decides."""
         dtypes = [n.dtype for n in self.group.nodes] + [p.base.dtype for p in self.access.values()]
         floats = [d for d in dtypes if d.kind == "f"] or dtypes
         self.widest = np.float64 if any(d.itemsize == 8 for d in floats) else np.float32

@@ -1,4 +1,4 @@
-"""Copies of matrices in panels, as matrix products read them.
+"""Copy matrices into panels, the layout that matrix products read.
 
 A panel is a block of rows or columns with a fixed width; the numbers that a tile of the product needs at one
 step along k are adjacent in memory.
@@ -24,7 +24,7 @@ def pack_panels(
 
     The matrix has ``count`` numbers along the axis that is divided into panels of ``width``, and ``depth``
     along the other axis (k).  ``along`` and ``deep`` are the strides of the source on these axes; ``stride``
-    is the distance of two steps along k in the target.  Positions beyond ``count`` get arbitrary numbers.
+    is the distance between two steps along k in the target.  Positions beyond ``count`` may get any number.
     """
     full, rest = divmod(count, width)
 
@@ -48,7 +48,7 @@ def _rows(
     w: Writer, element: str, lanes: int, start: Value, out: Value,
     wide: int, stride: int, depth: int, along: int, deep: int,
 ) -> None:  # fmt: skip
-    """Copy a panel whose numbers at each step are adjacent in the source, vector by vector.
+    """Emit the copy of a panel whose numbers at each step are adjacent in the source, vector by vector.
 
     The arguments are those of ``pack_panels``; ``wide`` is the number of rows or columns of this panel.
     """
@@ -67,7 +67,7 @@ def _rows(
 
 
 def _zeros(w: Writer, element: str, lanes: int, to: Value, wide: int, stride: int) -> None:
-    """Emit zeros after the ``wide`` numbers of one step, up to ``stride``."""
+    """Emit stores of zeros after the ``wide`` numbers of one step along k, up to ``stride`` numbers."""
     covered = max((p.offset + p.lanes for p in w.pieces(wide, lanes)), default=0)
     for offset, n, mask in w.pieces(max(0, stride - covered), lanes):
         w.store(w.const(0.0, element, n), w.at(to, element, covered + offset), mask)
@@ -84,7 +84,7 @@ def _one_by_one(
     along: int,
     deep: int,
 ) -> None:
-    """Copy a panel number by number.
+    """Emit the copy of a panel number by number.
 
     The arguments are those of ``pack_panels``; ``wide`` is the number of rows or columns of this panel.
     """
@@ -113,7 +113,7 @@ def _turned(
     depth: int,
     along: int,
 ) -> None:
-    """Copy a panel that is contiguous along k in the source, by transposing square blocks of vectors.
+    """Emit the copy of a panel that is contiguous along k in the source, by transposing square blocks.
 
     The arguments are those of ``pack_panels``; ``wide`` is the number of rows or columns of this panel.
     """

@@ -94,7 +94,7 @@ def _slot(view: View) -> Slot:
 
 
 class _Epilogue(Loop):
-    """Emits the elementwise nodes of the group for one vector of a tile."""
+    """Emits the fused elementwise nodes of a product for one vector of a tile."""
 
     def __init__(self, machine: Machine, group: Group, stored: Sequence[Node], home: Node) -> None:
         self.home = home
@@ -110,7 +110,7 @@ class _Epilogue(Loop):
         self.outer = list(range(self.across))
 
     def slot(self, node: Node, offset: int = 0) -> Value:
-        """Return the address of an element of a node."""
+        """Return the address of an element of a node; the slots before ``FREE`` belong to the product."""
         return self.w.slot(self._slot_of(node, offset) + gemm.FREE)
 
     def __call__(
@@ -118,7 +118,8 @@ class _Epilogue(Loop):
     ) -> Value:
         """Emit the nodes of the group for ``sums``, a vector of results of the product.
 
-        The vector starts at (batch item, row, column).  All results are stored except one, which is returned.
+        The vector starts at (batch item, row, column).  All stored nodes are written, except one, whose
+        value is returned.
         """
         self._use(w)
         self._start([*self._batch(item), row])
@@ -130,7 +131,7 @@ class _Epilogue(Loop):
         return self._value(self.home, lane, 0)
 
     def _use(self, w: Writer) -> None:
-        """Load the numbers that the nodes use: at the function's start, or here if that needs branches."""
+        """Load the numbers that the nodes use: at the function's start, or here if the code has branches."""
         if w is self.w and self.plain:
             return
         self.w, self.numbers, self.once = w, {}, {}

@@ -1,8 +1,8 @@
 """The kernel of a loop with a large body: it runs the kernels of the body once per iteration.
 
-Between two iterations it advances the addresses of the rows and swaps the addresses of the carried values.
-It reads a list of words: how to run the body, and which table entries are addresses that change.  Its text
-is the same for all loops.
+Between two iterations the kernel advances the addresses of the rows and swaps the addresses of the carried
+values.  It reads a list of words that says how to run the body and which addresses change, so all loops share
+one text.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def same_bytes(w: Writer, a: Value, b: Value, size: Any) -> Value:
 
 
 def driver_kernel(body: Plan, node: Node, outs: list[Node], kept: list[int]) -> Kernel:
-    """Return the kernel of a loop.
+    """Return the kernel of a loop that runs the kernels of ``body`` once per iteration.
 
-    ``body`` is the plan of one iteration; ``kept`` are the indices of the loop's outputs that it computes.
+    ``kept`` has the indices of the outputs of the loop that ``body`` computes.
     """
     steps: Steps = node.value
     slots, where = operand_slots(node, outs)
@@ -78,9 +78,10 @@ def driver_kernel(body: Plan, node: Node, outs: list[Node], kept: list[int]) -> 
 
 
 class _Tables:
-    """The words that a kernel reads: addresses that advance by a stride, addresses that are swapped, copies.
+    """The tables that the kernel of a loop reads.
 
-    The copies initialise the carried values before the loop and store them after it.
+    They list the addresses that advance by a stride, the addresses that are swapped, and the copies that
+    initialise the carried values before the loop and store them after it.
     """
 
     def __init__(self, body: Plan, node: Node, steps: Steps, kept: list[int], where: dict[int, int]) -> None:
@@ -89,8 +90,8 @@ class _Tables:
         self.where = where
         self.moves: list[tuple[int, int, int, int]] = []  # table entry, argument, first byte, stride
         self.swaps: list[tuple[int, int, int]] = []  # table entry, address in even and odd iterations
-        self.copies: list[tuple[int, int, int, int, int]] = []  # bytes; from, to at the start; at the end
-        # if the loop settles: the buffers of a carried value, and the rows that are read and stored
+        self.copies: list[tuple[int, int, int, int, int]] = []  # bytes; from, to before and after the loop
+        # if the loop settles: the two buffers of each carried value, and the rows that are read and stored
         self.pairs: list[tuple[int, int, int]] = []  # bytes, addresses
         self.read: list[tuple[int, int, int, int]] = []  # bytes, argument, first byte, stride
         self.stored: list[tuple[int, int, int, int]] = []
@@ -125,7 +126,7 @@ class _Tables:
     def _operand(self, address: int, k: int, node: Node, offset: int) -> None:
         """Record how the address of operand ``k`` of the loop changes from iteration to iteration.
 
-        ``address`` is where the body's kernels read it, ``offset`` a distance in bytes.
+        ``address`` is the table entry that the body's kernels read; ``offset`` is added to the address.
         """
         steps = self.steps
         if k < steps.carries:
@@ -151,7 +152,7 @@ class _Tables:
         self._move(address, self.where[k], offset, v.size * v.dtype.itemsize)
 
     def _add_rows(self, node: Node) -> None:
-        """Record where the rows are that an iteration reads, and those that it stores."""
+        """Record the rows that an iteration reads and stores, for the comparison with the previous one."""
         steps = self.steps
         for k in range(steps.carries, steps.carries + steps.rows):
             a = node.args[k]
@@ -165,7 +166,7 @@ class _Tables:
                 self.stored.append((size, argument, *self._way(0, size)))
 
     def _way(self, offset: int, stride: int) -> tuple[int, int]:
-        """Return the first byte and the stride of rows in the order of the iterations."""
+        """Return the first byte and the stride of rows, in the order of the iterations."""
         if self.steps.backwards:
             return offset + (self.steps.count - 1) * stride, -stride
         return offset, stride
@@ -174,12 +175,12 @@ class _Tables:
         self.moves.append((address, argument, *self._way(offset, stride)))
 
     def rewind(self) -> None:
-        """Set the addresses of the rows back to those of the last iteration, after the kernel has run."""
+        """Set the addresses of the rows back by one iteration: the body can then run the last one again."""
         for entry, _, _, stride in self.moves:
             ctypes.c_int64.from_address(entry).value -= stride
 
     def words(self) -> _Words:
-        """Return the words that the kernel reads."""
+        """Return the list of words that the kernel reads."""
         body, long = self.body, self.body.estimate > _LONG
         checks = [(c.ctypes.data,) for c in body.checks]
         lists: list[Any] = [
@@ -213,9 +214,9 @@ def _text(machine: Machine) -> str:
 
 
 class _Kernel:
-    """The parts of a loop's kernel; each method writes the text for one row of a table, or one iteration.
+    """Emits the kernel of a loop; each method emits the code for one row of a table, or for one iteration.
 
-    A table is a pair: the number of its rows, and the address of the first.
+    A table is a pair: the number of its rows, and the address of the first row.
     """
 
     def __init__(self, w: Writer) -> None:
@@ -227,7 +228,7 @@ class _Kernel:
         self.copies, self.moves, self.swaps, self.checks, self.pairs, self.read, self.stored = tables
 
     def word(self, at: Value, k: Any, element: str = "i64") -> Value:
-        """Load word ``k`` after an address."""
+        """Emit the load of word ``k`` after an address."""
         return self.w.load(self.w.at(at, "i64", k), element)
 
     def row(self, table: tuple[Value, Value], i: Value, size: int) -> Value:
@@ -235,49 +236,52 @@ class _Kernel:
         return self.w.at(table[1], "i64", self.w.times(i, size))
 
     def begin(self, i: Value, _: list[Value]) -> None:
-        """Copy a carried value to the loop's own memory."""
+        """Emit the copy of an initial carried value to its buffer."""
         one = self.row(self.copies, i, 5)
         given = self.word(self.args, self.word(one, 1), "ptr")
         copy_bytes(self.w, self.word(one, 2, "ptr"), given, self.word(one, 0))
 
     def end(self, i: Value, _: list[Value]) -> None:
-        """Copy a carried value to where the program wants it, if it does."""
+        """Emit the copy of a final carried value to the program's memory, if the program uses it."""
         one = self.row(self.copies, i, 5)
         to = self.word(one, 4)
         with self.w.when(self.w.compare("ne", to, 0)):
             copy_bytes(self.w, self.word(self.args, to, "ptr"), self.word(one, 3, "ptr"), self.word(one, 0))
 
     def start(self, i: Value, _: list[Value]) -> None:
-        """Set the address of a sliced value for the first iteration."""
+        """Emit code that sets the address of a row for the first iteration."""
         one = self.row(self.moves, i, 4)
         base = self.word(self.args, self.word(one, 1), "ptr")
         self.w.store(self.w.at(base, "i8", self.word(one, 2)), self.word(one, 0, "ptr"))
 
     def move(self, i: Value, _: list[Value]) -> None:
-        """Set the address of a sliced value for the next iteration."""
+        """Emit code that sets the address of a row for the next iteration."""
         one = self.row(self.moves, i, 4)
         slot = self.word(one, 0, "ptr")
         self.w.store(self.w.at(self.w.load(slot, "ptr"), "i8", self.word(one, 3)), slot)
 
     def look(self, i: Value, flags: list[Value]) -> list[Value]:
-        """Add the flag of a check."""
+        """Emit the check flag after check ``i``: True if this check or an earlier one has failed."""
         return [self.w.bits("or", flags[0], self.w.load(self.word(self.checks[1], i, "ptr"), "i1"))]
 
     def unchanged(self, i: Value, same: list[Value]) -> list[Value]:
-        """Compare a carried value with that of the iteration before."""
+        """Emit the comparison of a carried value with its value before the iteration."""
         one = self.row(self.pairs, i, 3)
         equal = same_bytes(self.w, self.word(one, 1, "ptr"), self.word(one, 2, "ptr"), self.word(one, 0))
         return [self.w.bits("and", same[0], equal)]
 
     def both(self, at: Value, j: Value) -> tuple[Value, Value, Value]:
-        """Return the number of bytes of a slice, its address, and that of the slice before."""
+        """Return the bytes of a row, its address in iteration ``j``, and the address of the row before."""
         base = self.w.at(self.word(self.args, self.word(at, 1), "ptr"), "i8", self.word(at, 2))
         stride = self.word(at, 3)
         here = self.w.at(base, "i8", self.w.mul(j, stride))
         return self.word(at, 0), here, self.w.at(here, "i8", self.w.sub(0, stride))
 
     def again(self, j: Value, settled: Value) -> Value:
-        """Return whether an iteration reads what the one before it read, and so has the same results."""
+        """Emit whether iteration ``j`` has the same results as the one before, as it reads the same values.
+
+        ``settled`` says whether the iteration before has changed no carried value.
+        """
 
         def compare(i: Value, same: list[Value]) -> list[Value]:
             size, here, before = self.both(self.row(self.read, i, 4), j)
@@ -289,7 +293,10 @@ class _Kernel:
         )[0]
 
     def step(self, j: Value, given: list[Value]) -> list[Value]:
-        """Run iteration ``j`` or copy the results before it; ``given`` is the check flag and "settled"."""
+        """Emit iteration ``j``: run the body, or copy the previous results if they would be the same.
+
+        ``given`` are two flags: whether a check has failed, and "settled" as in ``again``.
+        """
         found = self.w.choose(
             self.again(j, given[1]), lambda: self._copy(j, given), lambda: self._compute(j, given)
         )

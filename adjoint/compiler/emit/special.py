@@ -19,7 +19,7 @@ from adjoint.compiler.emit.values import Value
 __all__ = ["cbrt", "erf", "erfc", "hypot"]
 
 TWO_OVER_ROOT_PI = (1.1283791670955126, 1.533545961316588e-17)
-CENTRE = 4.0  # of the polynomial fit of erfc
+CENTRE = 4.0  # centre of the polynomial fit of erfc
 
 
 def _small_erf(w: Writer, a: Value, lean: bool) -> Value:

@@ -26,8 +26,8 @@ from adjoint.compiler.steps import Steps
 
 __all__ = ["small_kernel"]
 
-_MOST = 2500  # simple operations per iteration
-_LARGEST = 64  # elements of one array
+_MOST = 2500  # simple operations per iteration: longer bodies are not small
+_LARGEST = 64  # elements: bodies with a larger array are not small
 
 
 def small_kernel(machine: Machine, node: Node, outs: list[Node]) -> Kernel | None:
@@ -98,7 +98,7 @@ class _Small:
                 self._enter(n)
             for a in n.args[:1] if n.op == "gather" else n.args:
                 if a.node.id not in self.moving:
-                    self._all(a)  # load what all iterations read
+                    self._all(a)  # load the operands that all iterations read
         start = [self._given(k, i) for k in range(steps.carries) for i in range(self.node.args[k].size)]
         flag = [w.const(0, "i1")] if steps.graph.checks else []
         if steps.settles:
@@ -117,9 +117,9 @@ class _Small:
         return Kernel(w.kernel(), slots, steps.count, steps.count, cost)
 
     def _settling(self, j: Value, given: list[Value]) -> list[Value]:
-        """Emit one iteration that is skipped if it has the results of the one before it.
+        """Emit one iteration, which is skipped if it has the same results as the one before.
 
-        The last value of ``given`` says whether that one changed no carried value.
+        The last value of ``given`` says whether the iteration before changed no carried value.
         """
         w, *carried = self.w, *given
         settled = carried.pop()
@@ -144,7 +144,7 @@ class _Small:
         return w.choose(again, copied, computed)
 
     def _reads_the_same(self, j: Value) -> Value:
-        """Emit whether the rows that an iteration reads are those of the iteration before it."""
+        """Emit whether an iteration reads the same rows as the iteration before."""
         w, steps, found = self.w, self.steps, self.w.const(1, "i1")
         for k in range(steps.carries, steps.carries + steps.rows):
             a = self.node.args[k]
@@ -155,7 +155,7 @@ class _Small:
         return found
 
     def _rows(self, slot: int, element: str, stride: int, j: Value) -> tuple[Value, Value]:
-        """Return the addresses of the row of iteration ``j`` and of the one before it."""
+        """Return the addresses of the row of iteration ``j`` and of the row of the iteration before."""
         w, way = self.w, -1 if self.steps.backwards else 1
         here = w.at(w.slot(slot), element, w.times(self._row(j), stride))
         return here, w.at(here, element, -way * stride)
@@ -274,7 +274,7 @@ class _Small:
         return [self.w.load(self.w.at(base, element, i), element) for i in self._all(n.args[0])]
 
     def _constant(self, table: Node) -> Value:
-        """Return the address of a constant array, after adding the array to the operands of the kernel."""
+        """Add a constant array to the operands of the kernel; return its address."""
         slot = Slot(table, 0)
         if slot not in self.slots:
             self.slots.append(slot)
@@ -295,7 +295,7 @@ class _Lazy:
 
 
 def _as_bits(w: Writer, x: Value) -> Value:
-    """Return a number as an integer of the same size, so that NaN is equal to itself and 0 is not to -0."""
+    """Return the bits of a number as an integer, so that NaN equals itself and 0 differs from -0."""
     sizes = {"float": "i32", "double": "i64", "half": "i16", "bfloat": "i16"}
     return w.bitcast(x, sizes[x.element]) if x.element in sizes else x
 

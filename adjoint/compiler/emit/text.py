@@ -38,7 +38,11 @@ class Piece(NamedTuple):
 
 
 class Writer:
-    """Generates one function; functions of one unit share their declarations and definitions."""
+    """The text of one LLVM function, while it is generated.
+
+    To *emit* a value means to append the instructions that compute it and to return the ``Value``.  The
+    functions of one unit share their declarations and definitions.
+    """
 
     def __init__(self, machine: Machine, unit: _Unit | None = None) -> None:
         self.machine = machine
@@ -171,7 +175,7 @@ class Writer:
     def compare(self, predicate: str, a: Any, b: Any) -> Value:
         """Emit a comparison by an LLVM predicate.
 
-        It is ``olt``, ``oeq``, ``uno``, … for floats, and ``slt``, ``ult``, ``eq``, … for integers.
+        Predicates are ``olt``, ``oeq``, ``uno``, … for floats, and ``slt``, ``ult``, ``eq``, … for integers.
         """
         x, y = self._pair(a, b)
         return self.emit(f"{'fcmp' if x.floating else 'icmp'} {predicate} {x.typed}, {y.text}", "i1", x.lanes)
@@ -425,7 +429,10 @@ class Writer:
 
     @contextmanager
     def early(self) -> Iterator[None]:
-        """Context manager: emit the code inside ``with`` at the start of the function; it must not branch."""
+        """Return a context manager: code emitted inside it goes to the start of the function.
+
+        The code must not branch.
+        """
         lines, self._lines = self._lines, []
         yield
         self._entry += self._lines
@@ -433,7 +440,7 @@ class Writer:
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        """Context manager: emit the code inside ``with`` under a condition."""
+        """Return a context manager: code emitted inside it runs only if ``condition`` is true."""
         inside, end = self._fresh("then"), self._fresh("end")
         self.line(f"br {condition.typed}, label %{inside}, label %{end}")
         self.label(inside)
@@ -495,7 +502,7 @@ class Writer:
         return "\n".join([f"define {head} {{", "entry:", *self._entry, *self._lines, "}"])
 
     def calls_only(self) -> bool:
-        """Return whether all vectors are in the functions that the kernel calls."""
+        """Return whether the kernel has no vectors itself, only the functions that it calls."""
         return not any(" x " in line for line in self._lines)
 
     def kernel(self, plain: bool = False) -> str:
@@ -515,7 +522,7 @@ class Writer:
         return "\n".join([*parts, self.body(f"void @kernel({given}){attributes}"), ""])
 
     def shared(self, parameters: Sequence[str]) -> str:
-        """Finish a function that kernels call by ``use``, and return the text of its unit."""
+        """Finish a function that kernels call with ``use``; return the text of its unit."""
         self.line("ret void")
         parts = [*sorted(self.unit.declarations), *(d for _, d in sorted(self.unit.definitions.items()))]
         return "\n".join([*parts, self.body(f"void @kernel({', '.join(parameters)})"), ""])

@@ -28,7 +28,7 @@ class Angle(NamedTuple):
 
 
 def _reduced(w: Writer, x: Value, lean: bool) -> Angle:
-    """Subtract the nearest multiple of π/2."""
+    """Return x as the nearest multiple of π/2 and the remainder (see ``Angle``)."""
     k, n = nearest(w, x, 2 / math.pi)
     first, second, third = HALF_PI
     a = w.fma(k, -first, x)
@@ -138,7 +138,7 @@ def tan(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def _atan_of_ratio(w: Writer, top: Value, low: Value, lean: bool) -> Value:
-    """Return atan(top / low) of non-negative numbers of moderate size."""
+    """Return atan(top / low) of non-negative numbers that are neither huge nor subnormal."""
     # above tan(π/8): π/4 + atan((t − l) / (t + l)); above tan(3π/8): π/2 − atan(l / t)
     middle = w.compare("ogt", top, w.mul(low, math.tan(math.pi / 8)))
     high = w.compare("ogt", top, w.mul(low, math.tan(3 * math.pi / 8)))
@@ -168,7 +168,7 @@ def atan2(w: Writer, y: Value, x: Value, lean: bool = False) -> Value:
     both = w.op("and", w.compare("oeq", a, INF), infinite)
     top = w.select(both, w.like(a, 1.0), a)
     low = w.select(both, w.like(b, 1.0), b)
-    # if one of them is ∞, the ratio is 1 to 0 or 0 to 1
+    # if one of them is ∞, the ratio becomes 1 / 0 or 0 / 1
     tall = w.compare("oeq", top, INF)
     wide = w.compare("oeq", low, INF)
     one, zero = w.like(a, 1.0), w.like(a, 0.0)
@@ -191,7 +191,7 @@ def _moderate(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
 
 
 class Arcsine(NamedTuple):
-    """asin(s) = s + tail, where s = |x|; above ½, s + rest = √((1 − |x|)/2)."""
+    """The parts of asin(|x|): asin(s) = s + tail; s = |x| up to ½, above it s + rest = √((1 − |x|)/2)."""
 
     large: Value
     s: Value
@@ -217,7 +217,7 @@ def _arcsine(w: Writer, x: Value, lean: bool) -> Arcsine:
 
 
 def asin(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit code for asin(x) = π/2 − 2 asin(√((1 − x)/2)) above ½."""
+    """Emit code for asin(x); above ½ it is π/2 − 2 asin(√((1 − x)/2))."""
     part = _arcsine(w, x, lean)
     twice = w.add(part.s, part.s)
     small_terms = w.add(part.tail, part.rest)

@@ -69,7 +69,7 @@ def stored_as(element: str) -> str:
 
 
 def parameter(type_text: str, name: str) -> Value:
-    """Return a parameter of a function as a value; ``type_text`` may end in attributes."""
+    """Return a parameter of a function as a value; in ``type_text`` attributes may follow the type."""
     if type_text.startswith("<"):
         count, element = type_text[1:-1].split(" x ")
         return Value(f"%{name}", element, int(count))
