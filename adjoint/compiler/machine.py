@@ -1,8 +1,8 @@
 """The processor that kernels are compiled for: vector width, registers and features.
 
-A *level* is a set of vector instructions, such as "avx2".  Kernels use the widest level of the processor,
-unless ``with using("avx2")`` or the environment variable ``ADJOINT_CPU_FEATURES`` selects another; the tests
-do this to run every level on one machine.
+A *level* is a set of vector instructions, such as "avx2".  By default kernels use the widest level that the
+processor supports.  ``with using("avx2")`` or the environment variable ``ADJOINT_CPU_FEATURES`` selects
+another level; the tests do this to run every level on one machine.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ __all__ = [
 
 
 class Level(NamedTuple):
-    """A set of vector instructions.
+    """A set of vector instructions that kernels can be compiled for.
 
-    ``needs`` are the processor features that it requires; ``without`` are the features that are disabled when
-    it is selected.
+    ``needs`` lists the processor features that the level requires.  ``without`` lists the features that LLVM
+    must not use when it compiles for the level.
     """
 
     architecture: str
     needs: tuple[str, ...]
     without: tuple[str, ...]
-    width: int  # bytes of a vector; 0 if there are no vectors
+    width: int  # bytes of a vector register; 0 if the level has no vectors
     registers: int
     fma: bool
-    masks: bool  # loads and stores of a part of a vector
+    masks: bool  # whether a part of a vector can be loaded and stored
 
 
-# From wide to narrow: the default is the first level whose features the processor has.
+# Ordered from wide to narrow.  The default is the first level that the processor supports.
 LEVELS = {
     "avx512": Level("x86", ("avx512f", "avx512vl", "avx512dq", "avx512bw", "fma"), (), 64, 32, True, True),
     "avx2": Level("x86", ("avx2", "fma"), ("avx512f", "avx10.1"), 32, 16, True, True),
@@ -75,7 +75,7 @@ class Machine(NamedTuple):
     flush: bool = False  # whether kernels treat subnormal numbers as 0
 
     def lanes(self, dtype: Any) -> int:
-        """Return how many elements of a dtype a vector has."""
+        """Return how many elements of ``dtype`` fit into one vector register."""
         return max(1, self.width // max(1, np.dtype(dtype).itemsize))
 
 
@@ -83,7 +83,7 @@ _lock = held_across_fork(threading.RLock())
 
 
 def has_llvm() -> bool:
-    """Return whether llvmlite is installed.  It is not imported: that takes longer than most traces."""
+    """Return whether llvmlite is installed, without importing it (the import is slower than most traces)."""
     return importlib.util.find_spec("llvmlite") is not None
 
 
@@ -124,7 +124,7 @@ def available() -> tuple[str, ...]:
 
 
 def machine() -> Machine:
-    """Return the processor description for the level that is selected in this context."""
+    """Return the description of this processor at the selected level (see the module docstring)."""
     chosen = cpu_level.get() or os.environ.get("ADJOINT_CPU_FEATURES") or available()[0]
     return _machine(chosen)
 
@@ -133,8 +133,8 @@ def machine() -> Machine:
 def _machine(name: str) -> Machine:
     if name not in available():
         raise ArgumentError(
-            f"kernels cannot be compiled for {name!r}: this processor has {', '.join(available())}.\n"
-            "  Set ADJOINT_CPU_FEATURES to one of them, or unset it."
+            f"kernels cannot be compiled for {name!r}: this processor supports {', '.join(available())}.\n"
+            "  Set the environment variable ADJOINT_CPU_FEATURES to one of these names, or unset it."
         )
     level, llvm = LEVELS[name], binding()
     has = _host_features()
@@ -155,7 +155,7 @@ def _cores() -> int:
 
 @contextmanager
 def using(name: str) -> Iterator[Machine]:
-    """Return a context manager that compiles kernels for the level ``name``, one of ``available()``."""
+    """Return a context manager inside which kernels are compiled for the level ``name``."""
     found = _machine(name)
     token = cpu_level.set(name)
     try:

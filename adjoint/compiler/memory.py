@@ -1,8 +1,8 @@
 """Memory of a native program: which values are stored, and at which address.
 
-Outputs of the program are new arrays at each call.  All other stored values are in one buffer, the arena;
-their memory is reused after the last group that reads them.  If an array is assembled from pieces, as in a
-concatenation, the pieces are computed directly in the memory of that array.
+Outputs of the program are new arrays at each call.  All other stored values are in one buffer, the *arena*;
+the memory of a value is reused after the last group of nodes that reads the value.  If an array is assembled
+from pieces, as in a concatenation, the pieces are computed directly in the memory of that array.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from adjoint.compiler.simplify import Node
 __all__ = ["Memory", "stored_nodes"]
 
 _STACK = 1 << 15  # bytes: larger values are not kept on the stack
-_SPLIT = 1 << 16  # bytes: smaller values get memory of their own, so that kernels can run at the same time
-_LINE = 64  # bytes; addresses in the arena are multiples of it
+_SPLIT = 1 << 16  # bytes: smaller values use only free blocks of their size, so that more kernels can overlap
+_LINE = 64  # bytes of a cache line; offsets in the arena are multiples of it
 
 
 def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node], replacing: set[int]) -> set[int]:
-    """Return the ids of the nodes whose values must be in memory, because other groups read them.
+    """Return the ids of the nodes whose values must be in memory.
 
-    ``replacing`` are the ids of nodes that may be written over an input of the program.
+    These are the outputs, and the nodes that other groups read.  ``replacing`` has the ids of nodes that may
+    be written over an input of the program.
     """
     where = {n.id: g for g in groups for n in g.nodes}
     found = {n.id for n in outputs}
@@ -34,7 +35,7 @@ def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node], replacing: se
                 if where.get(a.node.id) is not g:
                     found.add(a.node.id)
         found |= _large(g)
-    for g in groups:  # the product is computed in the memory of a result with the same dtype
+    for g in groups:  # a product is summed in the memory of a stored node with the same dtype
         if g.kind in PRODUCTS:
             first, homes = g.nodes[0], [n for n in g.nodes if n.id in found and n.id not in replacing]
             if not any(n.dtype == first.dtype for n in homes):
@@ -43,24 +44,27 @@ def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node], replacing: se
 
 
 def _large(g: Group) -> set[int]:
-    """Return the ids of the values that are too large for the stack between the loops of a kernel."""
+    """Return the ids of the nodes whose values are too large for the stack.
+
+    A kernel with several loops keeps the values that a later loop needs on the stack.
+    """
     if g.kind != "loop" or g.axis is None:
         return set()
     length = g.domain[g.axis]
-    columns = 1 if g.axis == len(g.domain) - 1 else 64  # of a block, at most
+    columns = 1 if g.axis == len(g.domain) - 1 else 64  # at most, of one block
     saved = stages(g)[1]
     return {n.id for n in g.nodes if n.id in saved and length * columns * n.dtype.itemsize > _STACK}
 
 
 def _bytes(n: Node) -> int:
-    """Return the size of a node in bytes, rounded up to whole cache lines."""
+    """Return the size of a node's value in bytes, rounded up to whole cache lines."""
     return max(-(-n.size * n.dtype.itemsize // _LINE), 1) * _LINE
 
 
 class Memory:
-    """The memory of each stored node: ``offset`` in the arena, or its position in another node.
+    """The place of each stored node: an ``offset`` in the arena, or a position in another node.
 
-    Both are keyed by the id of the node.
+    ``offset`` and ``piece_of`` are keyed by the id of the node.
     """
 
     def __init__(
@@ -68,13 +72,13 @@ class Memory:
     ) -> None:
         """Assign memory to the ``stored`` nodes.
 
-        ``outputs`` are new arrays at each call, outside of the arena.  ``lasting`` nodes are read after the
-        last group, so their memory is not reused.
+        ``outputs`` are new arrays at each call, so they get no memory in the arena.  ``lasting`` nodes are
+        read after the last group, so their memory is not reused.
         """
         self.groups = groups
         self.offset: dict[int, int] = {}
-        self.piece_of: dict[int, tuple[Node, int]] = {}  # the array around it, and the start there
-        self.region: dict[int, int] = {}  # of offsets: nodes of different regions share no memory
+        self.piece_of: dict[int, tuple[Node, int]] = {}  # the assembled array, and the first element in it
+        self.region: dict[int, int] = {}  # by offset: nodes of different regions share no memory
         self.size = 0
         self.fresh = {n.id for n in outputs}
         self.made = {n.id: k for k, g in enumerate(groups) for n in g.nodes}
@@ -88,7 +92,7 @@ class Memory:
         self._allocate(stored)
 
     def place(self, node: Node) -> tuple[Node, int]:
-        """Return the node in whose memory a node is stored, and the offset in that memory in bytes."""
+        """Return the node whose memory contains the value of ``node``, and the offset in it in bytes."""
         if node.id not in self.piece_of:
             return node, 0
         whole, first = self.piece_of[node.id]
@@ -96,7 +100,7 @@ class Memory:
         return base, offset + first * node.dtype.itemsize
 
     def _find_pieces(self) -> None:
-        """Find the kernel results that can be computed directly in the array that they are a piece of."""
+        """Find the nodes that can be computed directly in the memory of the array assembled from them."""
         for k, g in enumerate(self.groups):
             node = g.nodes[0]
             if g.kind != "place" or node.value is None:
@@ -116,7 +120,7 @@ class Memory:
                     self.made[node.id] = min(self.made[node.id], self.made[a.node.id])
 
     def pieces_in_place(self, node: Node) -> frozenset[int]:
-        """Return the indices of the operands that are computed directly in an assembled array."""
+        """Return the indices of the operands of ``node`` that are computed directly in its memory."""
         where = node.params[1]
         return frozenset(
             k for k, a in enumerate(node.args)
@@ -124,7 +128,7 @@ class Memory:
         )  # fmt: skip
 
     def _allocate(self, stored: set[int]) -> None:
-        """Assign arena memory to the nodes in the order of the groups; reuse it after the last read."""
+        """Assign arena memory to stored nodes in the order of the groups; reuse it after the last read."""
         starts: dict[int, list[Node]] = {}
         ends: dict[int, list[Node]] = {}
         for g in self.groups:
@@ -143,7 +147,10 @@ class Memory:
         self._find_regions({(self.offset[n.id], _bytes(n)) for nodes in starts.values() for n in nodes})
 
     def _find_regions(self, blocks: set[tuple[int, int]]) -> None:
-        """Find the start of the blocks around each offset that overlap, at different times."""
+        """Map the offset of each block to the start of its region, a series of blocks that overlap.
+
+        ``blocks`` are pairs (offset, bytes).  Blocks overlap if nodes use their memory one after another.
+        """
         start = end = 0
         for at, size in sorted(blocks):
             start = start if at < end else at
@@ -151,8 +158,8 @@ class Memory:
             self.region[at] = start
 
     def _take(self, free: dict[int, list[int]], size: int) -> int:
-        """Return the offset of ``size`` bytes: a free block, part of adjacent ones, or new memory."""
-        if free.get(size):  # the oldest: kernels that follow each other can then run at the same time
+        """Return the offset of ``size`` bytes: a free block, part of adjacent free blocks, or new memory."""
+        if free.get(size):  # the oldest, so that consecutive kernels use different memory and can overlap
             return free[size].pop(0)
         if size < _SPLIT:
             self.size += size

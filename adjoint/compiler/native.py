@@ -1,8 +1,9 @@
-"""Native programs: kernels in the order of their groups, with calls of NumPy between them.
+"""Native programs: compiled kernels, which run in order, with NumPy calls between them.
 
 ``build`` turns a traced program into a ``Native``, which is called with the arrays and numbers of its sources
-and returns its outputs.  A *slot* is an address that a kernel reads from a table; a *record* describes one
-kernel call: the function, its table of slots and the chunks of its outermost loop.
+and returns its outputs.  Each kernel reads the addresses of its arrays from a table; an entry of the table is
+a *slot*.  A *record* describes one kernel call: the address of the function, the address of its slots and the
+chunks of its outermost loop.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ __all__ = ["Native", "build"]
 
 CHUNK = 200_000.0  # simple operations per chunk of a loop
 HELPED = 100_000.0  # nanoseconds: shorter programs use no helper threads
-CHECKED = 100_000.0  # nanoseconds: if the checks take longer, they come after the run
+CHECKED = 100_000.0  # nanoseconds: checks of arguments that take longer run after the kernels
 SPARE = 1 << 17  # bytes of workspace beyond the largest part, for kernels that run at the same time
-VIEWED = 1 << 16  # bytes of results from which on a view by NumPy is faster than a native copy
+VIEWED = 1 << 16  # bytes: for larger results a NumPy view is faster than a native copy
 NANOSECONDS = 0.02  # per simple operation, with 16 lanes
 
 
@@ -54,10 +55,11 @@ def build(program: Program, flush: bool = False) -> Native:
 
 
 class Plan:
-    """The kernels of a graph, its memory, and the tables of addresses that the kernels read.
+    """The kernels of a graph, its memory, and the table of addresses that the kernels read.
 
-    With ``apart`` no two outputs share memory; the body of a loop needs this.  ``replacing`` are pairs of an
-    output and the source that it replaces; ``reuses`` has those that can be written over the source.
+    If ``apart`` is true, no two outputs share memory, as the body of a loop requires.  ``replacing`` has
+    pairs of indices (output, source), where the output replaces the source after the call; ``reuses`` has the
+    pairs whose output can be written over the memory of the source.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Plan:
             k: s for k, s in replacing if s in given and self.reuse.accepts(self.results[k], given[s])
         }
         self.kernels: list[tuple[Group, Kernel]] = []
-        self.steps: list[Node | tuple[int, int]] = []  # a NumPy call, or a range of records
+        self.steps: list[Node | tuple[int, int]] = []  # each is a NumPy call, or a range of records
         self._make_kernels(first)
         self._make_tables(sources)
         self.checks = [self._array(c) for c in flags]
@@ -102,7 +104,10 @@ class Plan:
     # Outputs -----------------------------------------------------------------------------------------
 
     def _results(self, outputs: Sequence[View], apart: bool) -> list[View]:
-        """Return the outputs as views of whole nodes, each with the shape that the caller gets."""
+        """Return the outputs as views of whole nodes, in the shapes that the caller receives.
+
+        If ``apart`` is true, an output that is returned twice is copied.
+        """
         shapes: dict[int, Any] = {}
         found = []
         for v in outputs:
@@ -115,15 +120,16 @@ class Plan:
         return found
 
     def _materialised(self, v: View) -> View:
-        """Return a view of a whole node that the program computes; copy the elements if needed."""
+        """Return ``v`` if it is all of a computed node in row-major order, otherwise a view of a copy."""
         return _copied(v) if not v.is_whole() or (v.node.op in GIVEN and v.size) else v
 
     # The plan ----------------------------------------------------------------------------------------
 
     def _put_checks_first(self, flags: Sequence[View]) -> int:
-        """Move the groups that the checks need to the front; return how many there are.
+        """Move the groups that compute the checks to the front; return the number of these groups.
 
-        The inputs can then be written after the checks have passed.  Nothing is moved if NumPy is called.
+        Checks are flags for arguments that are out of range; inputs can be overwritten as soon as the checks
+        have passed.  Programs that call NumPy are not reordered.
         """
         if not flags or any(g.kind == "call" for g in self.groups):
             return 0
@@ -139,12 +145,12 @@ class Plan:
         return len(first)
 
     def _make_kernels(self, first: int) -> None:
-        """Make the kernels of all groups; NumPy calls divide them into ranges.
+        """Make the kernels of all groups, and divide them into ranges between the NumPy calls.
 
-        ``first`` is the number of groups that the checks need.  ``checked`` becomes the number of their
-        kernels, or 0 if these take so long that other threads must not wait for them.
+        ``first`` is the number of groups that the checks depend on.  Sets ``checked`` to the number of their
+        kernels, or to 0 if these take too long to run while other threads wait.
         """
-        self.workspaces: list[tuple[int, list[Kernel]]] = []  # bytes, and the kernels that use them
+        self.workspaces: list[tuple[int, list[Kernel]]] = []  # bytes, and the kernels that share them
         for g in self.groups:
             if g.kind == "call":
                 self.steps.append(g.nodes[0])
@@ -170,20 +176,21 @@ class Plan:
             self.checked = 0
 
     def _make_runs(self, low: int, high: int) -> None:
-        """Sort the kernels ``low`` to ``high`` into runs, whose kernels may run at the same time."""
+        """Sort the kernels ``low`` to ``high`` into runs; kernels of one run may run at the same time."""
         part = self.kernels[low:high]
         runs = together(part, self.memory, self.stored, self.reuse)
         self.kernels[low:high] = [part[k] for run in runs for k in run]
         self.runs += map(len, runs)
 
     def _scale(self) -> float:
-        """Return the nanoseconds per simple operation."""
+        """Return the estimated nanoseconds per simple operation."""
         return NANOSECONDS * 16 / max(1, self.machine.lanes(np.float32))
 
     def _place_workspaces(self) -> None:
-        """Give kernels different parts of the workspace, so that they can run at the same time.
+        """Assign each kernel a part of the workspace, the temporary memory of all kernels.
 
-        Beyond the size of the largest part plus ``SPARE`` bytes, parts are used again.
+        Kernels with different parts can run at the same time.  The workspace has the size of the largest part
+        plus ``SPARE`` bytes; if it is full, parts are reused.
         """
         sizes = [size for size, _ in self.workspaces]
         self.space = min(sum(sizes), max(sizes, default=0) + SPARE)
@@ -196,7 +203,7 @@ class Plan:
             at += size
 
     def _kernels(self, g: Group) -> list[Kernel]:
-        """Return the kernels of a group."""
+        """Return the kernels that compute a group."""
         node = g.nodes[0]
         stored = [n for n in g.nodes if n.id in self.stored]
         if g.kind in ("loop", "conv_weight", *PRODUCTS):
@@ -210,7 +217,7 @@ class Plan:
         return place_kernels(self.machine, self.graph, node, self.memory.pieces_in_place(node))
 
     def _write(self, g: Group, stored: list[Node]) -> tuple[list[Kernel], int]:
-        """Generate the kernels of a loop or a product; return them and their bytes of workspace."""
+        """Generate the kernels of a loop or a product; return them and the bytes of workspace they need."""
         if g.kind == "loop":
             return [loop_kernel(self.machine, g, stored)], 0
         if g.kind == "conv_weight":
@@ -218,7 +225,7 @@ class Plan:
         return product_kernels(self.machine, g, stored, self.threads)
 
     def _repeat(self, node: Node, outs: list[Node]) -> Kernel:
-        """Return the kernel of a loop: one function if the body is small, else one that runs records."""
+        """Return the kernel of a loop: one function if it is small, else one that runs its body's kernels."""
         found = small_kernel(self.machine, node, outs)
         if found is not None:
             return found
@@ -228,7 +235,10 @@ class Plan:
         return driver_kernel(body, node, outs, kept)
 
     def _make_tables(self, sources: int) -> None:
-        """Allocate the arena and find the address of every slot."""
+        """Allocate the arena, find the address of every slot, and compile the kernels.
+
+        ``sources`` is the number of sources of the program.
+        """
         size = -(-self.memory.size // 64) * 64
         self.arena = np.zeros(size + self.space + 128, np.uint8)
         self.start = self.arena.ctypes.data + -self.arena.ctypes.data % 64
@@ -271,7 +281,7 @@ class Plan:
         if node.id in self.made:
             return "made", self.made[node.id], offset
         if not node.size:
-            return self.start  # an empty array: nothing is read
+            return self.start  # any address: an empty array is never read
         return self.start + self.memory.offset[node.id] + offset
 
     def record(self, k: int) -> int:
@@ -283,7 +293,7 @@ class Plan:
         return pool.start(self.threads) if self.threads > 1 and self.helped else 0
 
     def _array(self, v: View) -> Any:
-        """Return a node in the arena as a NumPy array."""
+        """Return the view ``v`` of a node in the arena as a NumPy array."""
         whole, offset = self.memory.place(v.node)
         at = self.start - self.arena.ctypes.data + self.memory.offset[whole.id] + offset
         size = v.node.dtype.itemsize
@@ -293,12 +303,12 @@ class Plan:
 
 
 class Native(Plan):
-    """A compiled program; ``native(*sources)`` returns the outputs."""
+    """A program compiled to native code; ``native(*sources)`` runs it and returns the outputs."""
 
     def __init__(self, program: Program, flush: bool = False) -> None:
         self.program = program
         self.lock = held_across_fork(threading.RLock())
-        self.running = False  # whether Python code runs the program step by step
+        self.running = False  # whether ``_run`` is running the program step by step
         units.prepare()
         self.lowered: Lowered = lower(program)
         graph, replacing = self.lowered.graph, list(_replacing(program))
@@ -309,17 +319,17 @@ class Native(Plan):
         self.in_order = self.order == list(range(len(self.fresh)))
 
     def is_worthwhile(self) -> bool:
-        """Return whether native code does more than copy large arrays, of which NumPy returns views."""
+        """Return whether native code pays: not if it only copies large arrays, where NumPy uses views."""
         if all(n.op == "copy" for g in self.groups for n in g.nodes):
             return bool(self.kernels) and sum(v.node.size * v.dtype.itemsize for v in self.fresh) <= VIEWED
         return bool(self.kernels)
 
     def is_atomic(self) -> bool:
-        """Return whether no other thread runs during a call."""
+        """Return whether a call keeps the GIL, so that no other Python thread runs during it."""
         return self.entry is not None and self.estimate <= RELEASING
 
     def _make_entry(self) -> Entry | None:
-        """Return the native entry, or None if the program has none (see ``entry_for``)."""
+        """Return a native entry with all sources as arguments; None if ``entry_for`` returns None."""
         return self.entry_for(range(len(self.program.sources)), (), len(self.program.sources))
 
     def entry_for(
@@ -333,10 +343,11 @@ class Native(Plan):
     ) -> Entry | None:
         """Return a native entry, which reads inputs from ``owners`` and stores outputs in tensors.
 
-        ``owners`` are as in ``Given``; ``writes`` and ``grads`` are pairs of a tensor and the index of the
-        output that becomes its array or its gradient; ``arguments`` is the number of arguments.  ``reuses``
-        maps outputs to the inputs whose memory they get; with it the entry always writes.  None if the
-        program calls NumPy, or has an output that no kernel makes.  ``counters`` are as in ``Entry``.
+        Returns None if the program calls NumPy, or if no kernel computes one of the outputs.  ``owners`` are
+        as in ``Given`` and ``counters`` as in ``Entry``.  ``writes`` and ``grads`` are pairs of a tensor and
+        the index of the output that becomes its array or its gradient.  ``arguments`` is the number of
+        arguments.  ``reuses`` maps an output to the input whose memory the output gets; if it is given, the
+        entry always writes the tensors.
         """
         whole = len(self.steps) == 1 and isinstance(self.steps[0], tuple)
         plain = all(v.node.id in self.made for v in self.results)
@@ -359,7 +370,7 @@ class Native(Plan):
         )  # fmt: skip
 
     def _entry_slot(self, s: Any) -> Any:
-        """Return a slot as the entry expects it: numbers are referred to by the index of the source."""
+        """Return a slot as ``Entry`` expects it: the address of a number becomes ("given", source index)."""
         if isinstance(s, int):
             first = self.numbers.ctypes.data
             inside = first <= s < first + self.numbers.nbytes
@@ -369,11 +380,11 @@ class Native(Plan):
     # A call ------------------------------------------------------------------------------------------
 
     def __call__(self, *given: Any) -> tuple[Any, ...]:
-        """Run the program."""
+        """Run the program on its sources; return the outputs."""
         with self.lock:  # all calls share the arena
             if self.entry is not None:
                 found = self.entry.call(*given)
-                if found is NotImplemented:  # broadcast gradients are not contiguous
+                if found is NotImplemented:  # an input is not contiguous, such as a broadcast gradient
                     copied = _contiguous(given)
                     if any(map(operator.is_not, copied, given)):
                         found = self.entry.call(*copied)
@@ -382,8 +393,8 @@ class Native(Plan):
             return self._run(given)
 
     def _run(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Run the program step by step from Python."""
-        if self.running:  # a finalizer makes this call in the middle of a run, which uses the table and arena
+        """Run the program step by step from Python; the fallback if there is no native entry."""
+        if self.running:  # called by a finalizer during another run, which is using the table and the arena
             return replay.build(self.program)(*given)
         self.running = True
         try:
@@ -392,7 +403,7 @@ class Native(Plan):
             self.running = False
 
     def _run_steps(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Run all kernels and calls of NumPy in order; return the outputs."""
+        """Run all kernels and NumPy calls in order; return the outputs."""
         values, run = self._prepare(given), _runner()
         helpers = self.helpers()
         for step in self.steps:
@@ -405,10 +416,11 @@ class Native(Plan):
         return tuple([self._value(v, values, given) for v in self.results])
 
     def timed(self, given: Sequence[Any]) -> Iterator[tuple[Any, float]]:
-        """Run kernel by kernel; yield each kernel's number, or each NumPy call's node, with its seconds.
+        """Run the program step by step; yield pairs (step, seconds).
 
-        After a loop its last iteration runs again, kernel by kernel; the numbers of these kernels are pairs.
-        First, calls that run no kernel are timed, with None as the number: this is the cost of a call.
+        A step is the number of a kernel, or the node of a NumPy call.  After the kernel of a loop, its last
+        iteration runs again kernel by kernel; these steps are pairs (kernel, kernel of the body).  The first
+        pairs have the step None: they time a call that runs no kernel.
         """
         values, run = self._prepare(given), _runner()
         helpers = self.helpers()
@@ -437,7 +449,7 @@ class Native(Plan):
                     yield (k, j), clock() - start
 
     def _prepare(self, given: Sequence[Any]) -> dict[Any, Any]:
-        """Write the addresses of inputs and new output arrays into the table; return the arrays by node."""
+        """Write the addresses of inputs and new outputs into the table; return the outputs by node id."""
         held = {k: _plain(given[k]) for k in self.sources}
         for k, source in enumerate(self.program.sources):
             if source.value.weak:
@@ -450,19 +462,19 @@ class Native(Plan):
         return {v.node.id: a for v, a in zip(self.fresh, arrays, strict=True)}
 
     def _call(self, node: Node, values: dict[Any, Any], given: Sequence[Any]) -> None:
-        """Run the instruction of a "call" node with NumPy; store its results in ``values``."""
+        """Run the NumPy call ``node``; store its results in ``values`` and their addresses in the table."""
         i = node.value
         args = [self._value(a, values, given) if isinstance(a, View) else a for a in node.params]
         if i.op.kind == "elementwise" and not i.op.literals:
             args = _typed(i, args)
-        if not i.op.pure and i.op.kind != "host":  # such an op may keep its arguments
+        if not i.op.pure and i.op.kind != "host":  # such an op may keep a reference to its arguments
             args = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
         found = replay.forward_of(i)(*args, **i.params)
         outs = found if i.op.outputs > 1 else (found,)
         for k, (o, x) in enumerate(zip(i.outs, outs, strict=False)):
             if not o.weak:
                 x = np.asarray(x)
-                if np.may_share_memory(x, self.arena):  # an argument, or a view of it
+                if np.may_share_memory(x, self.arena):  # it is an argument, or a view of one
                     x = x.copy()
             values[node.id, k] = x
         for slot, (kind, part, offset) in self.moving:
@@ -475,7 +487,7 @@ class Native(Plan):
     def _value(self, v: View, values: dict[Any, Any], given: Sequence[Any]) -> Any:
         """Return the value of the view ``v`` as an array or a Python float.
 
-        ``values`` has the arrays by node, ``given`` the sources of the program.
+        ``values`` has the computed arrays by node id; ``given`` has the sources of the program.
         """
         node = v.node
         if node.op == "number":
@@ -507,7 +519,7 @@ class Native(Plan):
 
 
 def _replacing(program: Program) -> Iterator[tuple[int, int]]:
-    """Yield pairs of an output and a source: arrays of tensors and of states, after and before a call."""
+    """Yield index pairs (output, source) that are the new and the old value of one tensor or cell."""
     kinds = {"tensor": "data", "cell": "cell"}
     known = {(kinds[s.kind], _key(s.owner)): k for k, s in enumerate(program.sources) if s.kind in kinds}
     at = len(program.results)
@@ -519,12 +531,12 @@ def _replacing(program: Program) -> Iterator[tuple[int, int]]:
 
 
 def _key(owner: Any) -> Any:
-    """Return a key of a tensor, or of a cell, which is a container and a key."""
+    """Return a hashable key for ``owner``: a tensor, or a cell, which is a pair (container, key)."""
     return (id(owner[0]), owner[1]) if isinstance(owner, tuple) else id(owner)
 
 
 def _copied(v: View) -> View:
-    """Add a node that copies a view, even if the view is whole."""
+    """Return a view of a new node that copies ``v``; ``v`` itself if kernels do not support its dtype."""
     if v.dtype.kind not in "biuf":
         return v
     return v.graph.view(v.graph.add(Node("copy", (v,), None, v.shape, v.dtype)))
@@ -537,7 +549,7 @@ def _runner() -> Callable[..., None]:
 
 
 def _cuts(kernel: Kernel, threads: int) -> list[int]:
-    """Return the bounds of the chunks of a kernel's outermost loop; threads claim chunks one by one."""
+    """Return the bounds of the chunks of a kernel's outermost loop; each thread takes one chunk at a time."""
     pieces = kernel.length // kernel.unit
     count = min(pieces, int(kernel.cost / CHUNK), 64) if threads > 1 else 1
     count = kernel.chunks or count
@@ -547,8 +559,8 @@ def _cuts(kernel: Kernel, threads: int) -> list[int]:
 
 
 def _plain(a: Any) -> Any:
-    """Return the array ``a`` itself if it is contiguous, otherwise a contiguous copy."""
-    a = np.asarray(a)  # it may be a Python number
+    """Return the array ``a`` itself if it is contiguous and aligned, otherwise a contiguous copy."""
+    a = np.asarray(a)  # ``a`` may be a Python number
     return a if a.flags.c_contiguous and a.flags.aligned else np.array(a, order="C")
 
 
@@ -561,7 +573,7 @@ def _strided(base: Any, v: View) -> Any:
 
 
 def _typed(i: Any, args: Sequence[Any]) -> list[Any]:
-    """Return the arguments of an elementwise op; Python numbers become arrays of the others' dtype."""
+    """Return the arguments of an elementwise op, with Python numbers converted to the dtype of the arrays."""
     dtypes = [a.dtype for a in args if hasattr(a, "dtype")]
     dtype = np.result_type(*dtypes) if dtypes else None
     if dtype is None or dtype.char not in "fd":
@@ -571,5 +583,5 @@ def _typed(i: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def _contiguous(given: Sequence[Any]) -> list[Any]:
-    """Return the arguments with row-major copies in place of other arrays."""
+    """Return the arguments, with a contiguous copy of each array that is not contiguous."""
     return [g.copy() if type(g) is np.ndarray and not g.flags.c_contiguous else g for g in given]

@@ -1,4 +1,4 @@
-"""LLVM IR of the native entry that makes outputs and stores them in tensors; see ``entry_text``."""
+"""LLVM IR of the native entry: make the outputs and store them in tensors (see ``entry_text``)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ declare ptr @new_array(ptr, ptr, i32, ptr, ptr, ptr, i32, ptr)
 @zero = external global i8
 @committing = external global i8
 
-; Keep an array that nothing else refers to, so that the next call writes into it.  It is still in the result
-; of this call, in the place of what was made.
+; Keep a replaced array that nothing else refers to, so that the next call writes into it.  The result of this
+; call still refers to it, at the position of the new array.
 define internal void @keep(ptr %w, i64 %place, ptr %array) {
 entry:
   %at.recycles = getelementptr i64, ptr %w, i64 16
@@ -216,7 +216,7 @@ define internal ptr @new(ptr %row) {
   ret ptr %made
 }
 
-; Whether the gradients can be written: every tensor has a place for one, and no thread is adding to one.
+; Whether the gradients can be written: every tensor can store a gradient, and no thread is adding to one.
 define internal i1 @has_slots(ptr %w) {
 entry:
   %at.count = getelementptr i64, ptr %w, i64 14
@@ -505,7 +505,7 @@ no:
   ret ptr null
 }
 
-; Release a result, and what was made to be written with it: gradients, versions and counts.
+; Release a result, and the new gradients, versions and counts that have not been stored.
 define internal void @discard(ptr %w, ptr %result) {
   call void @release(ptr %w, i64 21)
   call void @release(ptr %w, i64 12)

@@ -1,8 +1,8 @@
 """Python expressions for the instructions of a program that runs on NumPy (see ``replay``).
 
-They make the same NumPy calls as the forward function of the op, so results are equal bit for bit.  They omit
-the checks of the forward function: the number of axes, the dtypes and the presence of a bias are known when
-the program is built.
+An expression makes the same NumPy calls as the forward function of the op, so its result is equal bit for
+bit.  It omits the checks of the forward function, because the number of axes, the dtypes and the presence of
+a bias are known when the program is built.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
 __all__ = ["LARGE", "NAMES", "phrase"]
 
-# Bytes: smaller results are always new arrays, because to look for one that can be reused takes longer.
+# Bytes.  Smaller results are always new arrays, because a search for a reusable array would take longer.
 LARGE = 1 << 17
 # globals of the generated code
 NAMES: dict[str, Any] = {
@@ -34,9 +34,10 @@ Phrase = list[str] | None
 
 
 def phrase(i: Instruction, args: list[str], target: str) -> Phrase:
-    """Return Python expressions for an instruction; None if the op's forward must be called.
+    """Return Python expressions that compute an instruction; None if the op's forward must be called.
 
-    They are assigned to the variable ``target`` one after the other.
+    The generated code assigns the expressions to the variable ``target`` one after the other.  ``args`` are
+    the expressions of the operands.
     """
     sign = _INFIX.get(i.op.forward)
     if sign is not None:
@@ -48,7 +49,7 @@ def phrase(i: Instruction, args: list[str], target: str) -> Phrase:
 
 
 def _simple(text: Callable[[Instruction], str]) -> Callable[..., Phrase]:
-    """Return the phrase of an instruction with one operand: a method call, ``.`` and the text."""
+    """Return a function that makes the expression ``x.<text(i)>`` for an instruction with one operand."""
     return lambda i, target, x: [f"{x}.{text(i)}"]
 
 

@@ -1,18 +1,18 @@
 """Run the kernel calls of a program; native helper threads share the longer ones.
 
 A record describes a kernel call: its function, its arguments, and the bounds of the chunks of its outermost
-loop.  The caller takes chunks from the front and helpers take them from the back.  The caller waits only for
-chunks that a helper has already taken, so a helper that is late costs nothing.  The result is the same bit
-for bit, whichever thread runs a chunk.
+loop.  The calling thread takes chunks from the front and helper threads take them from the back.  The caller
+waits only for chunks that a helper has already taken, so a helper that wakes up late costs nothing.  The
+result is the same bit for bit, whichever thread runs a chunk.
 
 Consecutive records that do not depend on each other can form a *run*: threads take chunks of all of them, and
 the caller waits only once, at the end of the run.
 
 When other programs use the processors, the system may stop a helper in the middle of a chunk for some
-milliseconds, or run it on the processor of the caller.  After either, the caller works alone for a while.
-Linux often wakes a thread on the processor of the thread that wakes it, even if another processor is idle; it
-then waits there for milliseconds.  So the caller first removes its own
-processor from those that helpers may use.
+milliseconds, or run it on the processor of the caller.  After either event the caller works alone for a
+while.  Linux often wakes a thread on the processor of the thread that wakes it, even if another processor is
+idle; the helper then waits there for milliseconds.  To avoid this, the caller first removes its own processor
+from the processors that helpers may use.
 
 Helpers are POSIX threads that never call Python.  They spin for a while after their last chunk, then sleep on
 a futex.  They exist on Linux only; on other systems the caller runs all chunks.
@@ -37,16 +37,16 @@ from adjoint.config import held_across_fork, locked
 
 __all__ = ["MAX_CHUNKS", "RECORD", "addresses", "chunks_helped", "helpers", "records", "start", "trust"]
 
-# Words of a record: function, arguments, number of chunks, address of the chunk bounds; the first record of a
-# run also has the number of records and of chunks of the run.
+# The 64-bit words of a record: function, arguments, number of chunks, address of the chunk bounds.  The first
+# record of a run also has the number of records and the number of chunks of the run.
 RECORD = 6
 MAX_CHUNKS = 4096
-SPIN = 20_000  # rounds before a helper sleeps: about half a millisecond
-LATE = 20_000  # nanoseconds that a helper may take for its last chunk, beside twice what the caller takes
-REST, LONGEST = 4, 20_000_000  # how long the caller is alone: times the wait, and nanoseconds at most
-CROWDED = 1_000_000  # nanoseconds that it is alone after a helper was on its processor
+SPIN = 20_000  # iterations that a helper spins before it sleeps: about half a millisecond
+LATE = 20_000  # nanoseconds: a helper's last chunk may take this plus twice the time of the caller's chunk
+REST, LONGEST = 4, 20_000_000  # the caller works alone for REST times its wait, at most LONGEST nanoseconds
+CROWDED = 1_000_000  # nanoseconds that the caller works alone after a helper ran on the caller's processor
 
-# The numbers of the system calls futex and gettid; the instruction that hints a spin loop to the processor.
+# The numbers of the system calls futex and gettid, and the instruction for use inside a spin loop.
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _GETTID = {"x86_64": 186, "aarch64": 178}
 _PAUSE = {
@@ -60,12 +60,12 @@ _helpers = 0
 
 
 def _has_threads() -> bool:
-    """Return whether helper threads exist on this system."""
+    """Return whether this system supports helper threads."""
     return sys.platform == "linux" and platform.machine() in _FUTEX
 
 
 def _text() -> str:
-    """Return the LLVM IR for this system."""
+    """Return the LLVM IR of the pool for this system."""
     kind = platform.machine()
     declaration, pause = _PAUSE.get(kind, ("", ""))
     threads = _has_threads()
@@ -97,7 +97,7 @@ def addresses() -> dict[str, int]:
         if not _found:
             binding()
             exports = ("run", "start", "forget", "chunks_helped", "trust", "avoid")
-            # it is not improved: most of it waits or runs once, and there is one copy of its variables
+            # not optimised: most of this code waits or runs once, and its variables must not exist twice
             _found.update(units.library(_text(), exports, {}))
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=_forget)
@@ -118,7 +118,7 @@ def _call(name: str, *args: int) -> int:
 
 
 def start(threads: int) -> int:
-    """Start helpers until ``threads`` threads can run a record; return how many helpers are available."""
+    """Start helpers, so that ``threads`` threads can run chunks; return how many helpers are available."""
     return locked(_lock, _start, min(threads, 64) - 1)
 
 
@@ -143,9 +143,9 @@ def chunks_helped() -> int:
 
 
 def trust() -> None:
-    """Let helper threads take part again at once.
+    """Let helper threads take chunks again immediately.
 
-    They are left out for a while after one of them was late.
+    Without this call, helpers get no chunks for a while after one of them was late.
     """
     _call("trust")
 
@@ -153,10 +153,10 @@ def trust() -> None:
 def records(
     rows: list[tuple[int, int, list[int]]], runs: Sequence[int] | None = None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Pack kernel calls into one array of words: the records, then the chunk bounds of all of them.
+    """Pack kernel calls into one array of 64-bit words: all records, then the chunk bounds of each record.
 
-    ``rows`` has (address of the function, address of its arguments, chunk bounds).  ``runs`` has the number
-    of records of each run, in order; by default each record is a run.
+    Each of ``rows`` is (address of the function, address of its arguments, chunk bounds).  ``runs`` has the
+    number of records of each run, in order; by default each record is a run of its own.
     """
     words = np.zeros(RECORD * len(rows) + sum(len(cuts) for _, _, cuts in rows), np.int64)
     place = RECORD * len(rows)

@@ -1,4 +1,4 @@
-"""The LLVM IR of the pool; ``pool`` replaces the upper-case names."""
+"""The LLVM IR of the thread pool; ``pool`` replaces the names in upper case."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ end:
   ret void
 }
 
-; Run records in order.  A run of which only some records are given is not shared as a whole.
+; Run records in order.  If only some records of a run are given, they run one after the other.
 define void @run(ptr %records, i64 %count, i64 %wanted) {
 entry:
   %any = icmp sgt i64 %count, 0

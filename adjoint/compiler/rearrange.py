@@ -1,4 +1,4 @@
-"""Lowering rules of ops that move elements: views, joins, indexing and einsum."""
+"""Lowering rules (from ops to primitives) of ops that move elements: views, joins, indexing and einsum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INT64 = np.dtype(np.int64)
 
 
 def _below(x: View, k: int) -> Any:
-    """Return a mask of the elements of the last two axes that are on or below diagonal ``k``."""
+    """Return a boolean matrix that is True on and below diagonal ``k``, for the last two axes of ``x``."""
     return np.tri(x.shape[-2], x.shape[-1], k, dtype=bool)
 
 
@@ -74,7 +74,7 @@ def _windows(xp: Any, x: Any, size: int, axis: int) -> Any:
 
 
 def full_key(key: Sequence[Any], ndim: int) -> list[Any]:
-    """Return a basic index with one entry per axis."""
+    """Return a basic index with one entry per axis: expand the ellipsis and add missing slices."""
     used = sum(k is not None and k is not Ellipsis for k in key)
     found: list[Any] = []
     for k in key:
@@ -84,7 +84,7 @@ def full_key(key: Sequence[Any], ndim: int) -> list[Any]:
 
 
 def placed(xp: Any, shape: Shape, fill: Any, dtype: Any, pieces: Sequence[tuple[View, Sequence[Any]]]) -> Any:
-    """Return an array that is filled with ``fill`` and has pieces assigned at basic indices."""
+    """Return an array filled with ``fill`` to which ``pieces`` are assigned: pairs (view, basic index)."""
     target = xp.graph.target(shape)
     found = []
     for value, key in pieces:
@@ -148,7 +148,7 @@ def _pad(xp: Any, x: Any, widths: Any, value: Any) -> Any:
 
 
 def _fill(value: Any, dtype: Any) -> Any:
-    """Return a Python number that is ``value`` cast to a dtype."""
+    """Return ``value`` cast to ``dtype``, as a Python number."""
     return np.asarray(value).astype(dtype).item()
 
 
@@ -163,12 +163,12 @@ def _undiagonal(xp: Any, x: Any, offset: int, shape: Shape) -> Any:
 
 
 def _basic(key: Sequence[Any]) -> bool:
-    """Return whether an index has no arrays and no booleans."""
+    """Return whether an index is basic, as NumPy defines it: no arrays and no booleans."""
     return not any(isinstance(k, (np.ndarray, bool, np.bool_)) for k in key)
 
 
 def _positions(shape: Shape, key: Any) -> Any:
-    """Return the flat positions of the elements that an index selects."""
+    """Return the positions, in the flattened array, of the elements that an index selects."""
     return np.arange(math.prod(shape)).reshape(shape)[key]
 
 
@@ -205,9 +205,9 @@ def _index_set(xp: Any, x: Any, v: Any, key: Any) -> Any:
 
 
 def _set_basic(xp: Any, x: View, v: View, key: Any) -> Any:
-    """Return an array with a piece assigned.
+    """Return ``x`` with ``v`` assigned at a basic index.
 
-    If the array is itself assembled from pieces, the piece is appended to them.
+    If ``x`` is itself assembled from pieces (a "place" node), ``v`` becomes its last piece.
     """
     pieces: list[tuple[View, Any]] = [(x, xp.graph.target(x.shape).where)]
     fill = None
@@ -228,9 +228,9 @@ def _add_into(xp: Any, total: Any, g: Any, key: Any) -> Any:
 
 
 def _from_start(xp: Any, i: View, length: int) -> View:
-    """Return an index array with negative indices replaced by positions from the start.
+    """Return an int64 index array in which negative indices are replaced by positions from the start.
 
-    The program gets a check that all indices are in range.
+    A check that all indices are in range is added to the graph.
     """
     if i.dtype.kind not in "iu":
         raise NotNative(f"an index of {i.dtype} has no native form")
@@ -244,7 +244,7 @@ def _from_start(xp: Any, i: View, length: int) -> View:
 
 
 def _rows(xp: Any, i: View, before: int, length: int, after: int) -> View:
-    """Return the flat positions of ``x[:, i]`` for an x of shape (before, length, after).
+    """Return the positions, in the flattened ``x``, of ``x[:, i]`` for an x of shape (before, length, after).
 
     The shape of the result is (before, size of ``i``, after).
     """
@@ -275,7 +275,10 @@ def _untake(xp: Any, g: Any, i: Any, axis: int, length: int) -> Any:
 
 
 def _along(xp: Any, i: View, length: int, axis: int) -> View:
-    """Return the flat positions of the elements that ``take_along_axis`` selects."""
+    """Return the positions, in the flattened array, of the elements that ``take_along_axis`` selects.
+
+    ``length`` is the length of the array along ``axis``.
+    """
     at = i.ndim + axis
     before, after = math.prod(i.shape[:at]), math.prod(i.shape[at + 1 :])
     rows = xp.graph.reshape(xp.graph.copied(_from_start(xp, i, length)), (before, i.shape[at], after))
@@ -289,7 +292,7 @@ def _take_along_axis(xp: Any, x: Any, i: Any, axis: int) -> Any:
     if not x.shape[axis] or any(
         n != m for k, (n, m) in enumerate(zip(x.shape, i.shape, strict=True), -x.ndim) if k != axis
     ):
-        raise NotNative("an index into an empty axis has no native form")
+        raise NotNative("an index array into an empty axis, or one that is broadcast, has no native form")
     return xp.graph.reshape(xp.gather(x, _along(xp, i, x.shape[axis], axis)), i.shape)
 
 
@@ -317,9 +320,10 @@ def _put_along_axis(xp: Any, x: Any, i: Any, v: Any, axis: int) -> Any:
 
 
 def _distinct(xp: Any, x: View, labels: str, kept: str) -> tuple[View, str]:
-    """Return ``x`` with each label once, and its labels: repeated ones become diagonals.
+    """Return ``x`` with each label at most once, and the labels of its axes.
 
-    Labels that are not in ``kept`` are summed.  A label is a letter for an axis, as in einsum.
+    A label is a letter that names an axis, as in einsum.  A repeated label selects the diagonal.  Axes whose
+    labels are not in ``kept`` are summed.
     """
     unique = "".join(dict.fromkeys(labels))
     if unique != labels:
@@ -333,10 +337,10 @@ def _distinct(xp: Any, x: View, labels: str, kept: str) -> tuple[View, str]:
 
 
 def _spread_labels(xp: Any, z: View, labels: str, output: str, size: dict[str, int]) -> View:
-    """Return ``z`` with its axes in the order of ``output``, broadcast along new labels.
+    """Return ``z``, whose axes are named by ``labels``, with the axes that ``output`` names, in this order.
 
-    ``size`` has the length of each label.  For a label that ``output`` repeats, the values are written to the
-    diagonal.
+    ``z`` is broadcast along labels that it does not have; ``size`` has the length of each label.  If
+    ``output`` repeats a label, the values are written to the diagonal of an array of zeros.
     """
     unique = "".join(dict.fromkeys(output))
     z = xp.graph.permute(z, [labels.index(c) for c in unique if c in labels])

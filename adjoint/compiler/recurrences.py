@@ -1,4 +1,4 @@
-"""Lowering rules of ops with a loop over steps: LSTM, GRU, cumulative sums and products."""
+"""Lowering rules of ops that loop over steps: LSTM, GRU, cumulative sums and cumulative products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adjoint.compiler.steps import Steps, repeat
 
 __all__: list[str] = []
 
-_FEW = 64  # elements: longer steps must be contiguous in memory
+_FEW = 64  # elements: steps with more elements must be contiguous in memory
 
 Body = Callable[[Any, list[View], list[View], list[View]], tuple[Sequence[Any], Sequence[Any]]]
 
@@ -27,10 +27,11 @@ def _loop(
     rest: Sequence[View] = (),
     backwards: bool = False,
 ) -> list[View]:
-    """Add a loop over the first axis of ``rows``; return the final carried values and the stacked results.
+    """Add a loop over the first axis of ``rows``; return the final carried values, then the stacked results.
 
+    ``carry`` has the initial carried values: each iteration receives them from the iteration before.
     ``body(xp, carry, row, rest)`` returns the new carried values and the results of one iteration.  All
-    iterations read ``rest``.
+    iterations read the same ``rest``.  If ``backwards`` is true, the loop starts at the last row.
     """
     inner = Primitives(Graph())
     shapes = [*(c.shape for c in carry), *(r.shape[1:] for r in rows), *(r.shape for r in rest)]
@@ -59,13 +60,13 @@ def _moved(xp: Any, x: View, source: int, destination: int) -> View:
 
 
 def _running(xp: Any, x: Any, axis: int, op: str, start: float) -> View:
-    """Return the cumulative sum or product along an axis; ``start`` is the neutral element."""
+    """Return the cumulative sum or product of ``x``; ``start`` is the neutral element of ``op``."""
     x = xp.view(x)
     dtype = (np.cumsum if op == "add" else np.cumprod)(np.zeros(1, x.dtype)).dtype
     rows = _moved(xp, xp.cast(x, dtype), axis, 0)
     size = math.prod(rows.shape[1:])
     if not rows.size or (size > _FEW and axis % x.ndim):
-        raise NotNative("a cumulative sum along rows, or of an empty array has no native form")
+        raise NotNative("a cumulative op of an empty array, or not along the first axis, has no native form")
     start = start if dtype.kind == "f" else abs(start)
     first = xp.graph.broadcast(xp.graph.constant(np.asarray(start, dtype)), rows.shape[1:])
 
@@ -90,12 +91,12 @@ def _cumprod(xp: Any, x: Any, axis: int) -> View:
 
 
 def _columns(x: View, j: int, n: int) -> View:
-    """Return block ``j`` of ``n`` columns."""
+    """Return columns ``j * n`` to ``(j + 1) * n`` of ``x``, which belong to gate ``j``."""
     return x[..., slice(j * n, (j + 1) * n)]
 
 
 def _part(x: View, j: int) -> View:
-    """Return part ``j`` of the values that the forward pass has stacked."""
+    """Return array ``j`` of those that ``_stacked`` has stacked in ``x``."""
     return x[..., j, slice(None), slice(None)]
 
 
@@ -104,19 +105,19 @@ def _sigmoid(xp: Any, x: View) -> Any:
 
 
 def _stacked(xp: Any, *parts: Any) -> Any:
-    """Stack parts along a new axis before the last two."""
+    """Stack arrays along a new axis before the last two."""
     wide = [xp.graph.reshape(p, (*p.shape[:-2], 1, *p.shape[-2:])) for p in map(xp.view, parts)]
     return xp.apply("concat", *wide, axis=-3)
 
 
 def _weights(xp: Any, w: View) -> View:
-    """Return the transposed weights as a row-major copy, which the steps read without packing."""
+    """Return a row-major copy of the transposed weights, so that the products in the loop need no packing."""
     found: View = xp.graph.copied(xp.graph.permute(w, [*range(w.ndim - 2), w.ndim - 1, w.ndim - 2]))
     return found
 
 
 def _inputs(xp: Any, p: Any, b: Any) -> View:
-    """Return the contribution of the inputs and the bias to the gates, with the step axis first."""
+    """Return what the inputs ``p`` and the bias ``b`` add to the gates, with the step axis first."""
     if not p.shape[-3] or not p.size:
         raise NotNative("a sequence of no steps has no native form")
     if not isinstance(b, (int, float)):
@@ -164,10 +165,10 @@ def _lstm_pull(xp: Any, gh: Any, gc: Any, ga: Any, k: Any, w: Any) -> Any:
 def _given(
     xp: Any, gradients: Sequence[Any], k: View
 ) -> tuple[Callable[[list[View]], list[Any]], list[View]]:
-    """Return a function that selects the gradients of a step from its row, and the rows, step axis first.
+    """Return a function that extracts the gradients of a step from the rows of a loop, and these rows.
 
-    ``gradients`` are those of the results; one that is a Python number (0) has no row.  ``k`` are the
-    coefficients.
+    ``gradients`` are the gradients of the op's results; a gradient that is the Python number 0 gets no row.
+    ``k`` are the coefficients of the backward recurrence.  In the rows the step axis comes first.
     """
     if not k.size:
         raise NotNative("a sequence of no steps has no native form")

@@ -1,4 +1,4 @@
-"""A program that runs once for each iteration of a loop."""
+"""``Repeat``: a loop that runs a program once per iteration."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ __all__ = ["Repeat", "UnrollError"]
 
 
 class UnrollError(Exception):
-    """Raised internally if a loop cannot be one instruction.  The function is then traced again, unrolled."""
+    """Raised internally when a loop cannot be traced as one instruction.
+
+    The function is then traced again with its loops unrolled.
+    """
 
 
 class Repeat:
-    """A loop over a program, called as a function of arrays.
+    """A loop whose body is a program; a ``Repeat`` is called as a function of arrays.
 
-    The sources of the program are first the ``carries`` carried values (each iteration receives them from the
-    one before), then one row of each of ``rows`` arrays, then the values that all iterations read.  Its
-    results are the new carried values, then one row of each stacked result.  If ``whole`` is true and the
-    body is compiled to native code, the whole loop is compiled too.
+    The sources of the program are the ``carries`` carried values, which each iteration receives from the
+    iteration before, then one row of each of ``rows`` arrays, then the values that all iterations read.  The
+    results of the program are the new carried values, then one row of each stacked result.  If ``whole`` is
+    true and the body is compiled to native code, the loop around the body is compiled too.
     """
 
     __slots__ = (
@@ -45,19 +48,19 @@ class Repeat:
         self.count = count
         self.carries = carries
         self.rows = rows
-        self.backwards = backwards  # from the last row to the first
+        self.backwards = backwards  # whether the loop goes from the last row to the first
         self.whole = False
-        self.settles = False  # whether it may end early, once a step changes nothing
-        self.flagged = False  # whether steps change nothing once the first value of the carry is false
+        self.settles = False  # whether the loop may end early, when an iteration changes no carried value
+        self.flagged = False  # whether iterations change nothing once the first carried value is false
         self.build_with(replay.build)
 
     def build_with(self, build: Callable[[Program], Any]) -> None:
-        """Set the function that compiles the body, used when the loop is called from Python."""
+        """Set the function that compiles the body when the loop is called from Python."""
         self._build = build
         self._run: Callable[..., tuple[Any, ...]] | None = None
 
     def _makes_one(self) -> bool:
-        """Return whether the loop is compiled as a whole, and not only its body."""
+        """Return whether the whole loop is compiled to native code, and not only its body."""
         return self.whole and self._build is not replay.build
 
     def _in_one(self) -> Program:
@@ -76,7 +79,7 @@ class Repeat:
         return found
 
     def specs(self) -> list[tuple[Any, Any]]:
-        """Return the shape and dtype of each result of the loop."""
+        """Return the (shape, dtype) of each result: the final carried values, then the stacked results."""
         found = [(v.shape, v.dtype) for v in self.program.results]
         return [s if k < self.carries else ((self.count, *s[0]), s[1]) for k, s in enumerate(found)]
 
@@ -91,7 +94,7 @@ class Repeat:
         end = self.carries + self.rows
         carry, rows, rest = list(given[: self.carries]), given[self.carries : end], given[end:]
         outs = [np.empty(*spec) for spec in self.specs()[self.carries :]]
-        tail = _tail(rows) if self.settles else self.count  # from here on all rows are equal
+        tail = _tail(rows) if self.settles else self.count  # the rows from here to the end are equal
         n, step = (self.count - 1, -1) if self.backwards else (0, 1)
         while 0 <= n < self.count:
             if self.flagged and not outs and not np.any(carry[0]):
@@ -110,7 +113,7 @@ class Repeat:
 
 
 def _tail(rows: Sequence[Any]) -> int:
-    """Return the smallest index from which on all rows are equal, in each of the arrays."""
+    """Return the smallest index ``k`` for which, in each array, the rows from ``k`` to the end are equal."""
     first = 0
     for r in rows:
         flat = np.ascontiguousarray(r).reshape(len(r), -1).view(np.uint8)

@@ -1,4 +1,4 @@
-"""Run a program on NumPy: generate a Python function with one call per instruction, as in eager mode."""
+"""Run a program on NumPy: generate a Python function with one call per instruction, as eager mode does."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 __all__ = ["build", "forward_of"]
 
 _FLOATS = "fd"
-_FOLDED = 64  # elements: larger constants are computed at each call
-_INLINED = 32  # lines: the function that calls a longer program does not repeat its lines
+_FOLDED = 64  # elements: instructions with a larger result run at each call, even if it is constant
+_INLINED = 32  # lines: shorter programs are copied into the function that calls them (see ``host``)
 
 
 def build(program: Program) -> Callable[..., tuple[Any, ...]]:
-    """Return a function ``run(*sources)`` that returns the outputs of a program.
+    """Return a function ``run(*sources)`` that runs a program and returns its outputs.
 
     ``run`` releases each value after its last use.
     """
@@ -51,14 +51,14 @@ class _Builder:
         self.lines: list[str] = []
         self.kept = {o.id for o in self.outputs}
         self._fold()
-        self.typed: set[str] = set()  # variables of weak numbers that are already converted to arrays
+        self.typed: set[str] = set()  # variables with a Python number that was converted to an array
         self.makers = {o.id: i for i in self.body for o in i.outs}
         self.fresh = frozenset(self.makers)
         self.branches = self._find_branches()
         inner = {k: n for n, inside in self.branches.items() for k in inside}
         self.inner = frozenset(inner)  # instructions that run only under a condition
         self.uses: Counter[int] = Counter()
-        self.last: dict[int, int] = {}  # the last instruction that uses a value
+        self.last: dict[int, int] = {}  # by the id of a value: the last instruction that uses it
         for n, i in enumerate(self.body):
             for a in i.args:
                 if isinstance(a, Symbolic):
@@ -66,7 +66,7 @@ class _Builder:
                     self.last[a.id] = max(self.last.get(a.id, 0), inner.get(n, n))
 
     def _fold(self) -> None:
-        """Compute instructions of the backward pass whose operands are constants, and remove them."""
+        """Compute small results of the backward pass that are constant, and remove their instructions."""
         known = {s.value.id: s.value.known for s in self.program.sources if s.value.known is not None}
         body = []
         for i in self.body:
@@ -81,7 +81,10 @@ class _Builder:
         self.body = body
 
     def _find_branches(self) -> dict[int, list[int]]:
-        """Return, for each conditional instruction, the instructions that only its last argument needs."""
+        """Return, for each conditional instruction, the instructions that only its last argument depends on.
+
+        Keys and values are instruction numbers.  These instructions run only if the condition is true.
+        """
         maker = {o.id: n for n, i in enumerate(self.body) for o in i.outs}
         users: dict[int, list[int]] = {}  # by instruction number: the instructions that use its results
         for n, i in enumerate(self.body):
@@ -110,7 +113,7 @@ class _Builder:
     def _only_for(self, k: int, used: list[int], inside: set[int]) -> bool:
         """Return whether instruction ``k`` is needed only inside a branch and can be moved there.
 
-        ``used`` are the instructions that use its results, ``inside`` those in the branch.
+        ``used`` are the instructions that use the results of ``k``; ``inside`` are those in the branch.
         """
         i = self.body[k]
         simple = i.op.pure and (i.op.kind != "host" or i.op.when is None)
@@ -144,7 +147,7 @@ class _Builder:
         return run
 
     def _branch(self, n: int, i: Instruction, indent: str) -> None:
-        """Generate a conditional instruction, and inside its branch the instructions that only it needs."""
+        """Generate a conditional instruction; the instructions that only it needs go into its branch."""
         self.names[f"when{n}"] = i.op.when
         self.lines.append(f"{indent}if when{n}(v{i.args[0].id}):")
         before = set(self.typed)
@@ -155,7 +158,7 @@ class _Builder:
         self.lines.append(f"{indent}else: v{i.outs[0].id} = v{i.args[-2].id}")
 
     def _instruction(self, n: int, i: Instruction, indent: str) -> None:
-        """Generate the line of instruction ``i``, which has the number ``n``."""
+        """Generate the lines of instruction ``i``, which has the number ``n``."""
         args = [self._argument(n, k, i, a, indent) for k, a in enumerate(i.args)]
         targets = ", ".join(f"v{o.id}" for o in i.outs)
         comma = "," if i.op.outputs > 1 and targets else ""
@@ -167,10 +170,10 @@ class _Builder:
                 self.lines.append(f"{indent}if type(v{o.id}) is not ndarray: v{o.id} = asarray(v{o.id})")
 
     def _as_first(self, n: int, i: Instruction, args: list[str]) -> list[str] | None:
-        """Return a call that gives the result the layout of the first operand, if that has to be asked for.
+        """Return a call that gives the result the memory layout of the first operand; None if NumPy does so.
 
-        Later sums and products round by the layout.  NumPy chooses that of the first operand unless a second
-        array of two or more axes has another one.
+        The layout matters because later sums and products round depending on it.  NumPy chooses the layout of
+        the first operand, unless the second operand has two or more axes and another layout.
         """
         forward = UFUNCS.get(i.op.forward, i.op.forward)
         if not i.in_place or type(forward) is not np.ufunc or i.params:
@@ -183,7 +186,7 @@ class _Builder:
         return [f"f{n}_{_identifier(i.op.name)}({', '.join(args)}, out=empty_like({args[0]}))"]
 
     def _call(self, n: int, i: Instruction, args: list[str]) -> str:
-        """Return a call of an instruction's forward function, as source text."""
+        """Return the source text of a call of the instruction's forward function."""
         if i.params:
             self.names[f"p{n}"] = i.params
             args = [*args, f"**p{n}"]
@@ -193,9 +196,9 @@ class _Builder:
         return f"{f}({', '.join(args)})"
 
     def _reused(self, n: int, i: Instruction, args: list[str], call: str) -> str:
-        """Return ``call``, or an expression that writes its value over an operand if that is possible.
+        """Return ``call``, or if possible an expression that writes its result into an operand.
 
-        The operand must be a value of the program that nothing uses after this instruction.
+        The operand must be an array that the program made and that nothing uses after this instruction.
         """
         forward: Any = UFUNCS.get(i.op.forward, i.op.forward)
         if type(forward) is not np.ufunc or len(i.outs) != 1 or len(args) != forward.nin or i.params:
@@ -219,13 +222,13 @@ class _Builder:
         return new and a.id not in self.kept and self.last[a.id] == n
 
     def _is_own(self, value: Symbolic) -> bool:
-        """Return whether ``value`` is an array that the program made for sums, and only the sum uses it."""
+        """Return whether the program made ``value`` to add gradients to, and nothing else uses it."""
         maker = self.makers.get(value.id)
         sums = maker is not None and (maker.op is ADD_INTO or maker.op.name == "unindex")
         return sums and self.uses[value.id] == 1 and value.id not in self.kept
 
     def _drop(self, n: int, i: Instruction, indent: str) -> None:
-        """Generate the assignment of None to the values whose last use is this instruction."""
+        """Generate a line that sets to None the variables of values whose last use is this instruction."""
         some = [i, *(self.body[k] for k in self.branches.get(n, ()))]
         dead = {a.id for each in some for a in each.args if isinstance(a, Symbolic) and self.last[a.id] == n}
         dead |= {o.id for each in some for o in each.outs if self.last.get(o.id, n) == n}
@@ -234,7 +237,7 @@ class _Builder:
             self.lines.append(f"{indent}{' = '.join(f'v{d}' for d in sorted(dead))} = None")
 
     def _argument(self, n: int, k: int, i: Instruction, a: Any, indent: str) -> str:
-        """Return the expression for ``a``, operand ``k`` of instruction ``i``."""
+        """Return the Python expression for ``a``, which is operand ``k`` of instruction ``i``."""
         if not isinstance(a, Symbolic):
             self.names[f"c{n}_{k}"] = a
             return f"c{n}_{k}"
@@ -252,10 +255,10 @@ class _Builder:
 
 
 def reusable(a: Any, *others: Any) -> bool:
-    """Return whether a result of a ufunc can be written into its operand ``a``, a variable of the caller.
+    """Return whether a ufunc may write its result into its operand ``a``, a variable of the caller.
 
     Nothing else may refer to the array.  All operands must be row-major, or one number that is repeated,
-    because then the result would be row-major too: its layout decides how later sums and products round.
+    because then a new result would be row-major too: its layout decides how later sums and products round.
     """
     if sys.getrefcount(a) > _ALONE or a.base is not None or not a.flags.carray:
         return False
@@ -271,14 +274,15 @@ def _references(a: Any) -> int:
     return sys.getrefcount(a)
 
 
-# What ``reusable`` counts if only one variable of its caller refers to the array; see ``core.inplace``.
+# The reference count of an array in ``reusable`` if only one variable of its caller refers to the array
+# (see ``core.inplace``).
 _ALONE = _measure_alone() if hasattr(sys, "getrefcount") else -1
 
 
 def forward_of(i: Instruction) -> Callable[..., Any]:
     """Return the function that computes an instruction.
 
-    Expensive functions of large arrays are divided into pieces that threads compute, as in eager mode.
+    If the function is expensive and the array large, threads compute pieces of the result, as in eager mode.
     """
     forward: Callable[..., Any] = i.op.forward
     if i.op.kind != "host" and i.op.costly and i.outs[0].size >= COSTLY_SIZE:

@@ -1,7 +1,7 @@
 """Find outputs that kernels can compute in the memory of an input.
 
 An optimiser replaces a parameter by a function of its old value, element by element.  If every other kernel
-that reads the old value runs earlier, the new one can be written over it.
+that reads the old value runs earlier, the new value can be written over the old one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from adjoint.compiler.simplify import Node, View, row_major
 __all__ = ["Reuse"]
 
 
-_WRITERS = ("loop", "matmul", "scatter")  # groups that can write over an input
+_WRITERS = ("loop", "matmul", "scatter")  # kinds of groups that can write over an input
 
 
 class _Read(NamedTuple):
-    """A group reads elements ``low`` to ``high`` of an input; ``node`` is None if it does so at its start."""
+    """Elements ``low`` to ``high`` of an input, which a group reads through ``view``.
+
+    ``node`` is the node that reads the elements; None if the group reads them once, at its start.
+    """
 
     low: int
     high: int
@@ -33,17 +36,17 @@ class _Read(NamedTuple):
 
 
 class Reuse:
-    """The reads of all inputs and the writes of all outputs of a program.
+    """Which elements of the inputs each group reads, and which outputs are written over inputs.
 
-    The first ``checked`` groups run before the checks, so they do not write over inputs.
+    The first ``checked`` groups compute the checks of the program, so they must not write over inputs.
     """
 
     def __init__(self, groups: Sequence[Group], memory: Memory, stored: set[int], checked: int = 0) -> None:
         self.groups, self.memory, self.stored, self.checked = groups, memory, stored, checked
-        self.sources: dict[int, Node] = {}  # the input that an output is written over, by the output's node
+        self.sources: dict[int, Node] = {}  # the input that an output is written over, by the output's id
         self.replaced: set[int] = set()  # the ids of these inputs
-        self.made: dict[int, list[int]] = {}  # the groups that compute a node
-        self.reads: dict[int, list[_Read]] = {}  # by the node of the input
+        self.made: dict[int, list[int]] = {}  # the indices of the groups that compute a node, by its id
+        self.reads: dict[int, list[_Read]] = {}  # by the id of the input
         self.read_by: dict[int, list[View]] = {}  # by the id of the group
         for k, g in enumerate(groups):
             for n in g.nodes:
@@ -52,7 +55,7 @@ class Reuse:
                     self._read(k, n, a)
 
     def _read(self, k: int, n: Node | None, a: View) -> None:
-        """Record that group ``k`` reads an operand; ``n`` is None if it is read once, at the start."""
+        """Record that group ``k`` reads ``a`` to compute ``n``; ``n`` is None if it is read at the start."""
         if a.node.op == "source":
             self.reads.setdefault(a.node.id, []).append(_Read(*_extent(a), k, n, a))
             self.read_by.setdefault(id(self.groups[k]), []).append(a)
@@ -61,7 +64,7 @@ class Reuse:
                 self._read(k, None, inner)
 
     def accepts(self, output: View, source: Node) -> bool:
-        """Return whether an output can have the memory of an input; if so, note the input in ``sources``."""
+        """Return whether an output can have the memory of an input; if so, add the pair to ``sources``."""
         node = output.node
         if node.dtype != source.dtype or output.shape != source.shape or not node.size:
             return False
@@ -75,14 +78,18 @@ class Reuse:
         return True
 
     def spans(self, group: Group) -> Iterator[tuple[Node, int, int]]:
-        """Yield the first and the last element that a group reads of inputs that are written over."""
+        """Yield (input, first, last): the elements that a group reads of inputs that are written over."""
         found = {(a.node.id, _extent(a)): a.node for a in self.read_by.get(id(group), ())}
         for (key, span), node in found.items():
             if key in self.replaced:
                 yield node, *span
 
     def _writes(self, node: Node) -> Iterator[tuple[int, Node, int]]:
-        """Yield (group, node, position in the output) of all nodes in an output; none if it is not known."""
+        """Yield (group index, node, start) for each node that is written into an output, from ``start``.
+
+        The index is -1 if the group cannot write over an input.  Yields nothing if the output is copied from
+        other memory.
+        """
         if node.op != "place":
             parts = [(node, 0)]
         elif _is_covered(node) and self.memory.pieces_in_place(node).issuperset(i for _, _, i in node.value):
@@ -97,7 +104,7 @@ class Reuse:
                 yield where[0], n, start
 
     def _is_safe(self, k: int, n: Node, start: int, source: Node) -> bool:
-        """Return whether group ``k`` can write ``n`` over an input, starting at its element ``start``."""
+        """Return whether group ``k`` can write ``n`` over the input ``source``, from element ``start``."""
         if k < self.checked or n is self._home(self.groups[k]):
             return False
         reads = self.reads.get(source.id, [])
@@ -111,33 +118,34 @@ class Reuse:
 
     def _is_loaded_before(self, g: Group, read: _Read, n: Node, start: int) -> bool:
         """Return whether a group loads each element of an input before it writes ``n`` there."""
-        if read.node is None:  # at its start: no other thread may have started earlier
+        if read.node is None:  # at the start of each thread, when another thread may already have written
             return math.prod(g.kept) == 1
         return self._is_alike(g, read.node, read.view, n, start)
 
     def _home(self, g: Group) -> Node | None:
-        """Return the node in whose memory a product is summed, before other nodes are computed from it."""
+        """Return the node in whose memory a matrix product is summed; None for other groups."""
         if g.kind != "matmul":
             return None
         first, stored = g.nodes[0], [n for n in g.nodes if n.id in self.stored]
         return first if first in stored else next((n for n in stored if n.dtype == first.dtype), first)
 
     def _is_alike(self, g: Group, reader: Node, a: View, n: Node, start: int) -> bool:
-        """Return whether ``reader`` reads of an input the element that ``n`` is written to."""
+        """Return whether ``reader`` reads exactly the element of the input that ``n`` is written to."""
         if reader.op == "scatter":
             return a is reader.args[0] and a.is_whole()
         if reader.op in ("matmul", "reduce", "gather") or g.level[reader.id] != g.level[n.id]:
             return False
         full = g.level[n.id] == FULL
         if full and g.axis is not None and not self._is_read_before(g, reader, n):
-            return False  # a loop may read again what it, or an earlier one, has written
+            return False  # a loop may read an element again after it, or an earlier loop, has written it
         shape = g.domain if full else g.kept
         return a.offset == start and over(a, shape) == row_major(shape)
 
     def _is_read_before(self, g: Group, reader: Node, n: Node) -> bool:
-        """Return whether no loop of a group with reductions loads operands of ``reader`` after writing ``n``.
+        """Return whether no loop of a group loads operands of ``reader`` after it has written ``n``.
 
-        A loop computes a value of an earlier loop again where it needs it, and loads an element once.
+        The group has reductions, so its kernel has several loops.  A loop computes the values of earlier
+        loops again where it needs them, and loads each element once.
         """
         stage = stages(g)[0]
         loops = [
@@ -150,9 +158,9 @@ class Reuse:
         return all(x is n for x in g.nodes if any(a.node is reader for a in x.args))
 
     def _comes_first(self, g: Group, n: Node, source: Node, start: int) -> bool:
-        """Return whether a kernel loads an element of the input before it writes ``n`` there.
+        """Return whether a kernel loads each element of ``source`` before it writes ``n`` over this element.
 
-        An element is loaded when the first node that needs it is computed.
+        An element is loaded when the first node that reads it is computed.
         """
         readers = [x for x in g.nodes if any(_overlaps(a, source, start, n.size) for a in x.args)]
         if not readers:
@@ -165,7 +173,7 @@ class Reuse:
 
 
 def _ancestors(g: Group, n: Node) -> set[Node]:
-    """Return a node of a group, and the nodes of the group from which it is computed."""
+    """Return ``n`` and the nodes of the group that ``n`` is computed from."""
     inside = {x.id for x in g.nodes}
     found, todo = {n}, [n]
     while todo:
@@ -177,17 +185,17 @@ def _ancestors(g: Group, n: Node) -> set[Node]:
 
 
 def _is_covered(node: Node) -> bool:
-    """Return whether an array is assembled from pieces that do not overlap and cover all of it."""
+    """Return whether a "place" node is assembled from pieces that do not overlap and cover all of it."""
     return node.value is not None and sum(end - start for start, end, _ in node.value) == node.size
 
 
 def _operands(n: Node) -> list[View]:
-    """Return the operands that a node reads: not the array that is covered by pieces."""
+    """Return the operands that a node reads, without an operand that pieces overwrite completely."""
     return [n.args[i] for _, _, i in n.value] if n.op == "place" and _is_covered(n) else list(n.args)
 
 
 def _extent(a: View) -> tuple[int, int]:
-    """Return the first and the last element of a node that a view can read."""
+    """Return the lowest and the highest position in its node that a view reads, in elements."""
     spans = [s * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)]
     return a.offset + sum(min(0, s) for s in spans), a.offset + sum(max(0, s) for s in spans)
 

@@ -1,8 +1,8 @@
-"""Update only the rows of a parameter that its gradient has.
+"""Update only the rows of a parameter that have a gradient.
 
 The gradient of an embedding is zero, except for a few rows.  ``p - lr * g`` equals ``p`` bit for bit where
-``g`` is 0, so only these rows are computed and assigned.  This does not hold if ``lr * 0.0`` is NaN or has
-the wrong sign: -0.0 - -0.0 is 0.0.  A check finds these cases at each call.
+``g`` is 0, so only the other rows are computed and assigned.  This is wrong if ``lr * 0.0`` is NaN or has the
+wrong sign, because -0.0 - -0.0 is 0.0.  A check in the program detects these cases at each call.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from adjoint.compiler.simplify import Graph, Node, View
 __all__ = ["update_rows"]
 
 _LARGE = 1 << 14  # elements: smaller parameters are updated as a whole
-_FEW = 8  # the parameter has at least this many times the elements of the rows
+_FEW = 8  # the parameter must have at least this many times as many elements as the rows
 
 
 def update_rows(graph: Graph, outputs: Sequence[View], replacing: Sequence[tuple[int, int]]) -> list[View]:
-    """Return the outputs, with the updates of a few rows in place of those of whole parameters.
+    """Return the outputs; where possible, updates of whole parameters are replaced by updates of a few rows.
 
-    ``replacing`` are pairs of an output and the source that it replaces.
+    ``replacing`` has index pairs (output, source), where the output is the new value of the source.
     """
     found = list(outputs)
     for k, source in replacing:
@@ -35,15 +35,15 @@ def update_rows(graph: Graph, outputs: Sequence[View], replacing: Sequence[tuple
 
 
 class _Update:
-    """The new value of a parameter: it, minus or plus a gradient that goes through a chain of products."""
+    """The update of a parameter: ``parameter ± step``, where the step is the gradient scaled by numbers."""
 
     def __init__(self, output: View, source: int) -> None:
         self.graph, self.node, self.source = output.graph, output.node, source
-        self.chain: list[tuple[Node, int]] = []  # the nodes from the update to the gradient, and the operand
+        self.chain: list[tuple[Node, int]] = []  # nodes from the step to the gradient; index of the operand
         self.whole = output.is_whole()
 
     def is_possible(self) -> bool:
-        """Return whether the update changes only the rows of the gradient, if the check passes."""
+        """Return whether the update changes only the rows that have a gradient, if the check passes."""
         n = self.node
         if n.op not in ("subtract", "add") or n.dtype.kind != "f" or n.size < _LARGE or not self.whole:
             return False
@@ -64,8 +64,11 @@ class _Update:
         return few and start.scalar() == 0 and self._keeps(self._sign())
 
     def _sign(self) -> float:
-        """Return what the chain makes of 0.0, if all numbers that are not constants are positive."""
-        found = 1.0  # with the sign of the zero
+        """Return 1.0 or -1.0, the sign of the step for a gradient of 0.0; NaN if the step is not 0.
+
+        Numbers that are not constants are assumed to be positive; the check of the program verifies this.
+        """
+        found = 1.0
         for n, k in reversed(self.chain):
             others = [a.scalar() for i, a in enumerate(n.args) if i != k]
             if n.op == "divide" and k == 1:
@@ -78,7 +81,7 @@ class _Update:
         return sign > 0 if self.node.op == "subtract" else sign < 0
 
     def of_rows(self) -> View:
-        """Return the parameter with its new rows assigned, and add the check."""
+        """Return the parameter with its new rows assigned, and add the check to the graph."""
         graph, xp = self.graph, self.graph.xp
         graph.current = self.node.origin
         _, rows, _ = self.gradient.node.args
@@ -94,7 +97,7 @@ class _Update:
         return xp.scatter("set", xp.flat(old), rows, xp.flat(new), width)
 
     def _repeated(self, n: Node, k: int, x: View) -> View:
-        """Return the node ``n`` of the chain with ``x`` as its operand ``k``."""
+        """Return a copy of the chain's node ``n`` that has ``x`` as operand ``k``."""
         args = [
             x if i == k else View(self.graph, a.node, x.shape, (0,) * x.ndim, a.offset)
             for i, a in enumerate(n.args)
@@ -103,7 +106,7 @@ class _Update:
 
 
 def _is_number(a: View) -> bool:
-    """Return whether an operand is one number that depends on inputs only."""
+    """Return whether an operand is one number that is computed from inputs by elementwise primitives."""
     todo: list[Any] = [a.node] if a.node.op not in GIVEN else []
     while todo:
         n = todo.pop()

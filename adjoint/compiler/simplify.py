@@ -69,7 +69,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class View:
-    """The elements of a node with a shape, strides and an offset, in elements.
+    """The elements of a node, in some order: a shape, strides and an offset, counted in elements.
 
     ``weak`` marks a Python float that is given at each call.
     """
@@ -87,7 +87,7 @@ class View:
         self.offset = offset
         self.weak = False
 
-    if TYPE_CHECKING:  # installed below
+    if TYPE_CHECKING:  # the methods are installed below
 
         def __add__(self, other: Any) -> View: ...
 
@@ -158,7 +158,7 @@ class View:
         return self.offset == 0 and self.strides == row_major(self.shape) and self.size == self.node.size
 
     def scalar(self) -> Any:
-        """Return the number if the view is a constant with one value for all elements; otherwise None."""
+        """Return the number if all elements of the view are one known constant; otherwise None."""
         node = self.node
         if node.op != "constant" or any(self.strides) or node.size == 0:
             return None
@@ -171,7 +171,7 @@ class View:
         return self.graph.xp.index(self, key=key if isinstance(key, tuple) else (key,))
 
     def __bool__(self) -> bool:
-        raise NotNative("its formula branches on values")
+        raise NotNative("the formula of the op branches on values")
 
     def __hash__(self) -> int:
         return id(self)
@@ -205,7 +205,7 @@ for _method, _name in {"neg": "negative", "abs": "abs", "invert": "bitwise_inver
 
 
 class Graph:
-    """A list of nodes, and the methods that add nodes.
+    """A list of nodes; its methods add nodes and return views of them.
 
     ``xp`` is the namespace of primitives that rules are written in (see ``decompose``).
     """
@@ -220,7 +220,7 @@ class Graph:
     # Nodes -------------------------------------------------------------------------------------------
 
     def node(self, op: str, args: tuple[View, ...], params: Any, shape: Shape, dtype: Any) -> View:
-        """Return a view of a node; an equal node that exists already is used again."""
+        """Return a view of a node with these properties; an equal node that exists is used again."""
         key = op, params, shape, dtype, tuple([a.key for a in args])
         found = self.known.get(key)
         if found is None:
@@ -228,7 +228,7 @@ class Graph:
         return self.view(found)
 
     def add(self, node: Node) -> Node:
-        """Append a node to the list of nodes and set its id; return it."""
+        """Append a node to the list of nodes and set its id; return the node."""
         node.id = len(self.nodes)
         node.origin = self.current
         self.nodes.append(node)
@@ -239,17 +239,17 @@ class Graph:
         return View(self, node, node.shape, row_major(node.shape))
 
     def source(self, k: int, shape: Shape, dtype: Any) -> View:
-        """Add the array that is argument ``k`` of the program."""
+        """Add a node for the array that is argument ``k`` of the program; return a view of the node."""
         return self.view(self.add(Node("source", (), k, shape, dtype)))
 
     def number(self, k: int) -> View:
-        """Add the Python float that is argument ``k`` of the program."""
+        """Add a node for the Python float that is argument ``k`` of the program; return a view of it."""
         found = self.view(self.add(Node("number", (), k, (), np.dtype(np.float64))))
         found.weak = True
         return found
 
     def constant(self, value: Any, dtype: Any = None) -> View:
-        """Add a constant, a known array or number; return a view of it."""
+        """Add a node for a known array or number; return a view of the node."""
         array = np.asarray(value, dtype)
         if array.dtype not in DTYPES:
             raise NotNative(f"a constant of {array.dtype} has no native form")
@@ -265,7 +265,7 @@ class Graph:
     def call(self, instruction: Any, args: tuple[Any, ...], specs: Sequence[Any]) -> list[View]:
         """Add an instruction that NumPy runs on ``args``; return one view per result.
 
-        ``specs`` has the shape and dtype of each result, and whether it is a Python float.
+        ``specs`` has, for each result, the shape, the dtype and whether it is a Python float.
         """
         views = tuple([a for a in args if isinstance(a, View)])
         node = self.add(Node("call", views, args, (), _BOOL))
@@ -280,7 +280,7 @@ class Graph:
     # Views -------------------------------------------------------------------------------------------
 
     def reshape(self, x: View, shape: Shape) -> View:
-        """Return a view in another shape, of a copy if strides cannot express it."""
+        """Return ``x`` in another shape; the elements are copied if strides cannot express the shape."""
         if x.shape == shape:
             return x
         strides = reshaped(x.shape, x.strides, shape)
@@ -289,18 +289,18 @@ class Graph:
         return View(self, x.node, shape, strides, x.offset)
 
     def copied(self, x: View) -> View:
-        """Return a view of a whole row-major node with these elements; copy them if needed."""
+        """Return ``x`` if it is all of a node in row-major order, otherwise a view of a row-major copy."""
         if x.is_whole():
             return x
         return self.node("copy", (x,), None, x.shape, x.dtype)
 
     def permute(self, x: View, axes: Sequence[int]) -> View:
-        """Return a view with its axes in another order."""
+        """Return ``x`` with its axes in the order ``axes``."""
         shape, strides = (tuple([s[a] for a in axes]) for s in (x.shape, x.strides))
         return View(self, x.node, shape, strides, x.offset)
 
     def broadcast(self, x: View, shape: Shape) -> View:
-        """Return a view that is broadcast to a shape."""
+        """Return ``x`` broadcast to ``shape``."""
         if x.shape == shape:
             return x
         extra = len(shape) - len(x.shape)
@@ -312,7 +312,7 @@ class Graph:
         return View(self, x.node, shape, strides, x.offset)
 
     def slice(self, x: View, key: Sequence[Any]) -> View:
-        """Return the view at a basic index, which has one entry per axis, and None for each new axis."""
+        """Return the view at a basic index that has one entry per axis, and None for each new axis."""
         shape, strides, offset = [], [], x.offset
         axis = 0
         for k in key:
@@ -364,7 +364,7 @@ class Graph:
         return self.node(op, args, params, shape, dtype)
 
     def reduce(self, op: str, x: View, axes: Sequence[int], dtype: Any) -> View:
-        """Add a reduction over ``axes``, which the result lacks; adjacent axes are reduced together."""
+        """Add a reduction over ``axes``, which the result does not have; adjacent axes are merged first."""
         axes = sorted(axes)
         if not axes or all(x.shape[a] == 1 for a in axes):
             kept = tuple([n for k, n in enumerate(x.shape) if k not in axes])
@@ -397,7 +397,7 @@ class Graph:
         return self.reduce(op, out, rest, dtype) if rest else out
 
     def _reduce(self, op: str, x: View, axis: int, dtype: Any) -> View:
-        """Add a reduction over one axis, which is the last axis of the operand of the node."""
+        """Add a node that reduces ``axis``, which is moved to the end of its operand."""
         shape = x.shape[:axis] + x.shape[axis + 1 :]
         long = [k for k, n in enumerate(x.shape) if n != 1 or k == axis]
         if len(long) < x.ndim:  # drop axes of length 1, so that more nodes share a domain
@@ -421,8 +421,8 @@ class Graph:
     def place(self, shape: Shape, dtype: Any, fill: Any, pieces: Sequence[tuple[View, Any]]) -> View:
         """Add an array that is filled with ``fill``, then overwritten by pieces in order.
 
-        ``pieces`` has pairs of a view and its position in the array: a shape, strides and an offset.  With
-        ``fill=None`` the pieces cover the array.
+        ``pieces`` has pairs of a view and its position in the array: a shape, strides and an offset.  If
+        ``fill`` is None, the pieces must cover the array.
         """
         kept = [(v, w) for v, w in pieces if v.size]
         where = tuple([w for _, w in kept])
@@ -432,12 +432,12 @@ class Graph:
         return out
 
     def target(self, shape: Shape) -> View:
-        """Return a view of an array that does not exist yet; its slices give the positions of pieces."""
+        """Return a view of an array that does not exist; its slices give the positions of pieces."""
         return View(self, Node("target", (), None, shape, _BOOL), shape, row_major(shape))
 
 
 def _spans(where: Sequence[Any]) -> list[tuple[int, int, int]] | None:
-    """Return (start, end, index) of each piece in order, if all are contiguous and no two overlap; else None.
+    """Return (start, end, index) of the pieces in memory order; None if two overlap or one is not contiguous.
 
     If the first piece covers the whole array and the other pieces overwrite parts of it, it is left out.
     """
@@ -454,7 +454,7 @@ def _spans(where: Sequence[Any]) -> list[tuple[int, int, int]] | None:
 
 
 def _piece(x: View) -> View:
-    """Return a view of part of a "place" as a view of the piece that contains it; ``x`` if no piece does."""
+    """Return ``x``, a view of a "place" node, as a view of the piece that contains it; ``x`` if none does."""
     spans = x.node.value
     if spans is None or not x.size:
         return x
@@ -496,9 +496,9 @@ _LONG = 1 << 14  # elements: longer axes are reduced in blocks
 
 
 def _block(count: int, x: View, axis: int) -> int:
-    """Return the length of the blocks in which a long axis of ``count`` elements is reduced.
+    """Return the length of the blocks in which an axis of ``count`` elements is reduced.
 
-    It is 1 if the axis is reduced without blocks.
+    Returns 1 if the axis is too short for blocks, or if no block length divides ``count``.
     """
     if count < _LONG:
         return 1
@@ -510,7 +510,7 @@ def _block(count: int, x: View, axis: int) -> int:
 
 
 def reshaped(shape: Shape, strides: tuple[int, ...], wanted: Shape) -> tuple[int, ...] | None:
-    """Return the strides of a view in another shape, or None if that needs a copy.
+    """Return the strides of a view in the shape ``wanted``; None if the elements must be copied.
 
     >>> reshaped((2, 3, 4), (12, 4, 1), (6, 4)), reshaped((2, 3), (1, 2), (6,))
     ((4, 1), None)

@@ -1,6 +1,6 @@
 """Loops in a graph of primitives: the graph of one iteration, and the node that repeats it.
 
-A *carry* is a value that each iteration receives from the one before and replaces.
+A *carry* is a value that each iteration receives from the previous iteration and replaces.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Steps:
 
     The sources of the graph are first the ``carries`` carried values, then one row of each of ``rows`` arrays
     (iteration ``k`` reads row ``k``), then the values that all iterations read.  ``outputs`` are the new
-    carried values, then the results that are stacked over the iterations.  With ``backwards`` the loop goes
-    from the last row to the first.  With ``settles`` an iteration is skipped if the one before it read the
-    same values and changed no carried value: its results are the same.
+    carried values, then the results that are stacked over the iterations.  If ``backwards`` is true, the loop
+    goes from the last row to the first.  If ``settles`` is true, an iteration is skipped when the previous
+    iteration read the same values and changed no carried value, because its results would be the same.
     """
 
     __slots__ = ("backwards", "carries", "count", "graph", "outputs", "rows", "settles")
@@ -51,8 +51,8 @@ class Steps:
 def repeat(graph: Graph, steps: Steps, args: Sequence[View]) -> list[View]:
     """Add a loop to a graph; return its final carried values, then its stacked results.
 
-    ``args`` are the operands, in the order of the sources of ``steps``.  The value of the new node is a flag:
-    True if a check inside an iteration failed.
+    ``args`` are the operands, in the order of the sources of ``steps``.  The new "repeat" node itself is a
+    flag: True if a check inside an iteration failed.
     """
     end = steps.carries + steps.rows
     laid = [_laid(a, 1 if steps.carries <= k < end else 0) for k, a in enumerate(args)]

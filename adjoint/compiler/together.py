@@ -12,13 +12,14 @@ from adjoint.compiler.reuse import Reuse
 
 __all__ = ["together"]
 
-_MOST = 16  # kernels of a run
+_MOST = 16  # kernels per run
 
 
 class _Use(NamedTuple):
-    """Bytes ``low`` to ``high`` of a buffer that a kernel of a run reads or writes.
+    """Bytes ``low`` to ``high`` of a buffer that a kernel reads or writes.
 
-    The buffer is a region of the arena, by its offset; the workspace; or the array of a node, by its id.
+    ``buffer`` is ("arena", offset of the region), ("workspace", 0) or ("array", id of the node).  ``run`` is
+    the index of the run that the kernel is in.
     """
 
     buffer: tuple[str, int]
@@ -28,28 +29,28 @@ class _Use(NamedTuple):
     run: int = 0
 
     def clashes(self, other: _Use) -> bool:
-        """Return whether the kernels of two uses of one buffer must run one after the other."""
+        """Return whether two uses of one buffer conflict: their kernels must then run one after the other."""
         return (self.writes or other.writes) and self.low < other.high and other.low < self.high
 
 
 def together(
     kernels: Sequence[tuple[Group, Kernel]], memory: Memory, stored: set[int], reuse: Reuse
 ) -> list[list[int]]:
-    """Divide kernels into runs; threads may run the kernels of a run at the same time.
+    """Divide kernels into runs; threads may run the kernels of one run at the same time.
 
-    Returns the numbers of the kernels of each run.  A kernel is in the run after the last one that it
-    depends on.  ``stored`` are the ids of the nodes in memory; ``reuse`` has the outputs that are written
+    Returns the indices of the kernels of each run.  A kernel is in a later run than all kernels that it
+    depends on.  ``stored`` has the ids of the nodes in memory; ``reuse`` has the outputs that are written
     over inputs.
     """
     runs: list[list[int]] = []
     known: dict[tuple[str, int], list[_Use]] = {}  # by the buffer
     last: Group | None = None
-    place = first = 0  # the run of the last kernel; the first run after the last loop
+    place = first = 0  # the run of the previous kernel; the first run after the last loop
     for k, (group, kernel) in enumerate(kernels):
         uses = list(_uses(group, kernel, memory, stored, reuse))
         earlier = [t.run + 1 for u in uses for t in known.get(u.buffer, ()) if u.clashes(t)]
         place = max([first, *earlier, *([place + 1] if group is last else [])])
-        if group.kind == "repeat":  # it uses memory that is not in its slots
+        if group.kind == "repeat":  # a loop uses memory that its slots do not list
             place = len(runs)
             first = place + 1
         while place < len(runs) and len(runs[place]) == _MOST:
@@ -64,14 +65,14 @@ def together(
 
 
 def _note(uses: list[_Use], new: _Use) -> None:
-    """Add a use of a buffer; a write stands for the earlier uses of its bytes."""
+    """Add a use of a buffer; a write replaces the earlier uses of the bytes that it covers."""
     if new.writes:
         uses[:] = [u for u in uses if u.low < new.low or u.high > new.high]
     uses.append(new)
 
 
 def _uses(group: Group, kernel: Kernel, memory: Memory, stored: set[int], reuse: Reuse) -> Iterator[_Use]:
-    """Yield the memory that a kernel uses."""
+    """Yield each part of memory that a kernel reads or writes."""
     for source, first, last in reuse.spans(group):
         size = source.dtype.itemsize
         yield _Use(("array", source.id), first * size, (last + 1) * size, False)

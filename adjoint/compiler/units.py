@@ -1,4 +1,4 @@
-"""Compiled kernels, one *unit* per distinct text: found in memory, then on disk, else compiled by LLVM.
+"""Compiled kernels, one *unit* per distinct text: found in memory or on disk, otherwise compiled by LLVM.
 
 The missing units of a program are compiled together, and written to one file of the disk cache.
 """
@@ -27,32 +27,33 @@ __all__ = ["clear_memory", "counts", "expect", "function", "functions", "library
 Source = TypeVar("Source", bound=Callable[[], str | None])
 
 USED = re.compile(r"@(unit_[0-9a-f]{32})\(")
-# Levels of optimisation of libraries.  Level 0 takes a sixth of the time of level 1, but calls of small
-# programs take 6 % longer.  Level 2 takes a fifth more, for code that runs as fast: it is not arithmetic.
+# LLVM's optimisation levels for libraries (see ``expect``).  Compilation at level 0 takes a sixth of the time
+# of level 1, but calls of small programs then take 6 % longer.  Level 2 takes a fifth longer than level 1,
+# and the code is not faster, because it does little arithmetic.
 FAST, GOOD = 0, 1
 PART = 20_000  # characters: longer texts are divided among threads
 
 _lock = held_across_fork(threading.RLock())
 _addresses: dict[str, int] = {}
-_images: dict[str, Image] = {}  # the image of each unit in ``_addresses``
+_images: dict[str, Image] = {}  # by key: the object file that contains the unit
 _salts: dict[Machine, bytes] = {}
-_libraries: list[Callable[[], str | None]] = []  # the texts
+_libraries: list[Callable[[], str | None]] = []  # functions that return the texts
 _compiled: dict[str, bytes] = {}  # object code of libraries that are not loaded yet
 _started: list[threading.Thread] = []  # threads that compile libraries
-_preparing: dict[str, threading.Thread | None] = {}  # those of ``prepare``, by key
-_in_turn = held_across_fork(threading.RLock())  # one of these threads compiles at a time
+_preparing: dict[str, threading.Thread | None] = {}  # threads of ``prepare``, by key
+_in_turn = held_across_fork(threading.RLock())  # only one of these threads compiles at a time
 
 # How many units were found in memory, read from disk, or compiled.
 counts = {"memory": 0, "disk": 0, "compiled": 0}
 
 
 def function(text: str) -> int:
-    """Return the address of the function ``@kernel`` of a text."""
+    """Compile the function ``@kernel`` of an LLVM text unless it is cached; return its address."""
     return functions([text])[0]
 
 
 def functions(texts: Sequence[str]) -> list[int]:
-    """Return the addresses of the functions ``@kernel`` of texts; equal texts are compiled once."""
+    """Compile the functions ``@kernel`` of LLVM texts unless they are cached; return their addresses."""
     return locked(_lock, _functions, texts, machine())
 
 
@@ -79,7 +80,7 @@ def clear_memory() -> None:
 
 
 def _key(text: str, here: Machine) -> str:
-    """Return the key of a text: it depends on the versions, the processor and its features, too."""
+    """Return the cache key of a text: a hash of the text, the versions, the processor and its features."""
     if here not in _salts:
         llvm = binding()
         version = sys.modules["adjoint"].__version__
@@ -97,7 +98,7 @@ def _key(text: str, here: Machine) -> str:
 
 
 def _load_or_compile(texts: dict[str, str], keys: dict[str, str], here: Machine) -> None:
-    """Load units from disk; compile those that are not there, and write them to disk."""
+    """Load units from disk; compile the others and write them to disk."""
     directory = disk.cache_directory()
     if directory is not None:
         for name in texts:
@@ -122,7 +123,7 @@ def _load_or_compile(texts: dict[str, str], keys: dict[str, str], here: Machine)
 
 
 def _jobs(texts: dict[str, str], here: Machine) -> list[Job]:
-    """Divide texts into jobs of LLVM; the first has the units that the others call, if there are any."""
+    """Divide texts among LLVM jobs; if texts call shared units, the first job has these units."""
     shared = {name: text for name, text in texts.items() if name in SHARED}
     others = sorted(((len(text), name) for name, text in texts.items() if name not in SHARED), reverse=True)
     count = max(1, min(here.cores, sum(n for n, _ in others) // PART))
@@ -136,7 +137,7 @@ def _jobs(texts: dict[str, str], here: Machine) -> list[Job]:
 
 
 def _load(images: Sequence[Image], key: str) -> None:
-    """Load the unit of a key from the images of a file, with the units that it uses."""
+    """Load the unit of ``key``, and the units that it calls, from the images of one file."""
     needed = {key}
     found = []
     for image in reversed(images):
@@ -147,11 +148,11 @@ def _load(images: Sequence[Image], key: str) -> None:
         try:
             _enter(image)
         except (RuntimeError, KeyError):
-            return  # the object file is of another machine: compile again
+            return  # the object file was made for another machine: compile again
 
 
 def _enter(image: Image) -> None:
-    """Load an image of compiled code into the memory of the process."""
+    """Load an image (an object file) into the process, and record the addresses of its units."""
     if all(key in _addresses for key in image.units.values()):
         return
     found = link(image.code, tuple(image.units), {n: _addresses[key] for n, key in image.uses.items()})
@@ -164,23 +165,26 @@ def _enter(image: Image) -> None:
 
 
 def expect(text: Source) -> Source:
-    """Register a library that all programs need, so that ``prepare`` compiles it.
+    """Register a library, native code that all programs need, so that ``prepare`` compiles it.
 
-    ``text()`` returns its text, or None if this system cannot use it.
+    ``text()`` returns the LLVM text of the library, or None if this system cannot use it.
     """
     _libraries.append(text)
     return text
 
 
 def _expected(here: Machine) -> dict[str, str]:
-    """Return the texts of the expected libraries by key, and expect none any more."""
+    """Return the texts of the registered libraries, by cache key, and forget the libraries."""
     texts = {_key(text, here): text for make in _libraries if (text := make()) is not None}
     _libraries.clear()
     return texts
 
 
 def prepare() -> None:
-    """Start to compile the expected libraries that are not on disk; call this before a program is lowered."""
+    """Start to compile the registered libraries that are not on disk, in threads.
+
+    Call this before a program is lowered, so that both happen at the same time.
+    """
     if not _libraries:
         return
     here, directory = machine(), disk.cache_directory()
@@ -195,14 +199,17 @@ def prepare() -> None:
 
 
 def _start(work: Callable[[], None]) -> threading.Thread | None:
-    """Run a function in a thread; one of these threads runs at a time, and errors are ignored."""
+    """Run a function in a new thread, which waits for earlier threads and ignores errors; return the thread.
+
+    Returns None if no thread can be started.
+    """
 
     def run() -> None:
         with _in_turn, suppress(Exception):
             work()
 
     thread = threading.Thread(target=run, name="adjoint-llvm")
-    with suppress(RuntimeError):  # no more threads
+    with suppress(RuntimeError):  # the system cannot create more threads
         thread.start()
         _started.append(thread)
         return thread
@@ -210,9 +217,9 @@ def _start(work: Callable[[], None]) -> threading.Thread | None:
 
 
 def _linked(images: Sequence[Image], exports: tuple[str, ...], imports: dict[str, int]) -> dict[str, int]:
-    """Return the addresses of the first image that can be loaded; none if there is no such image."""
+    """Return the addresses of the ``exports`` of the first image that can be loaded; {} if none can."""
     for image in images:
-        with suppress(RuntimeError):  # the object file is of another machine
+        with suppress(RuntimeError):  # the object file was made for another machine
             found = link(image.code, exports, imports)
             counts["disk"] += 1
             return found
@@ -225,11 +232,11 @@ def library(
     imports: dict[str, int],
     use: Callable[[dict[str, int]], None] | None = None,
 ) -> dict[str, int]:
-    """Compile a text without optimisation and return the addresses of the functions ``exports``.
+    """Compile a library without optimisation; return the addresses of the functions ``exports``, by name.
 
-    ``imports`` has the addresses of the functions that the text calls, by name.  With ``use`` a thread then
-    compiles the text again with optimisation, for the disk cache, too; ``use`` is called with the first
-    addresses and later with the new ones.  The first ones stay valid.
+    ``imports`` has the addresses of the functions that the library calls, by name.  If ``use`` is given, it
+    is called with the addresses.  A thread then compiles the library again with optimisation, calls ``use``
+    with the new addresses, and writes the code to the disk cache.  The first addresses stay valid.
     """
     here = machine()
     with _lock:
@@ -264,17 +271,17 @@ def library(
 
 
 def wait() -> None:
-    """Wait until no other thread compiles a library."""
+    """Wait until all threads that compile libraries have ended."""
     for thread in tuple(_started):
         _join(thread)
 
 
 def _join(thread: threading.Thread) -> None:
-    if thread is not threading.current_thread():  # where a finalizer may run
+    if thread is not threading.current_thread():  # a finalizer may call this in the thread itself
         thread.join()
-        with suppress(ValueError):  # another thread waits, too
+        with suppress(ValueError):  # another thread waited, too, and has removed it
             _started.remove(thread)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=wait)  # a child has no threads
+    os.register_at_fork(before=wait)  # the threads would not exist in the child

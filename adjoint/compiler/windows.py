@@ -1,7 +1,7 @@
-"""Lowering rules of windows of images: convolutions and pooling.
+"""Lowering rules (from ops to primitives) of convolutions and pooling.
 
-The windows of an image are a view with overlapping strides.  Their adjoint adds windows where they overlap:
-it writes the windows into an array of zeros and sums a skewed view of this array.
+The windows of an image are a view with overlapping strides.  The adjoint of taking windows adds them where
+they overlap: it writes the windows into an array of zeros and sums a skewed view of this array.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__: list[str] = []
 
 
 def _image(xp: Any, x: View, padding: Pairs, value: Any = 0) -> View:
-    """Return a view with padding around its last axes."""
+    """Return ``x`` with its last axes padded with ``value``; ``x`` itself if no padding is positive."""
     if all(lo <= 0 and hi <= 0 for lo, hi in padding):
         return x
     lead, size = x.shape[: -len(padding)], x.shape[-len(padding) :]
@@ -41,9 +41,9 @@ def _windowed(xp: Any, image: View, kernel: Shape, stride: Shape, dilation: Shap
 def _added(
     xp: Any, parts: View, size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> View:
-    """Add windows (…, *count, *kernel) where they overlap; the adjoint of taking windows of an image.
+    """Add windows (…, *count, *kernel) where they overlap; return the image of size ``size``.
 
-    ``size`` is the size of the image.
+    This is the adjoint of taking the windows of an image.
     """
     nd = len(kernel)
     lead, count = parts.shape[: -2 * nd], parts.shape[-2 * nd : -nd]
@@ -82,14 +82,14 @@ def _overlap_add(xp: Any, x: Any, axis: int, length: int) -> Any:
     return xp.moveaxis(found, source=-1, destination=axis)
 
 
-_NARROW = 8  # rows with fewer windows leave vectors too empty
-_LARGE = 1 << 17  # more weights need too much memory for the sums of their gradient
+_NARROW = 8  # windows per row: with fewer, most of each vector would be empty
+_LARGE = 1 << 17  # weights: with more, the partial sums of their gradient need too much memory
 
 
 def _is_direct(
     x: View, w: View, kernel: Shape, padding: Pairs, groups: int, wide: int, weights: int = 0
 ) -> bool:
-    """Return whether a convolution gets kernels of its own; if not, it becomes a product of copied windows.
+    """Return whether a convolution has kernels of its own; if not, it is a product of copied windows.
 
     ``wide`` is the length of the rows that the kernels compute or read; ``weights`` is the size of the
     gradient of the weights, if that is computed.
@@ -125,7 +125,7 @@ def _conv(xp: Any, x: Any, w: Any, stride: Any, padding: Any, dilation: Any, gro
 def _columns(
     xp: Any, x: View, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int, count: Shape
 ) -> View:
-    """Return all windows as columns, of shape (batch, groups, channels · kernel, windows)."""
+    """Return the windows of ``x`` as columns, in the shape (batch, groups, channels · kernel, windows)."""
     if 0 in count or 0 in x.shape or x.dtype.kind != "f":
         raise NotNative("a convolution of integers, or an empty one, has no native form")
     nd = len(kernel)
@@ -170,7 +170,7 @@ def _conv_input(
     return _added(xp, xp.graph.permute(cols, order), size, kernel, stride, padding, dilation)
 
 
-_MANY = 64  # larger windows are not unrolled
+_MANY = 64  # elements: pooling windows with more have no native form
 
 
 def _slices(
@@ -190,7 +190,7 @@ def _slices(
 
 
 def _lowest(dtype: Any) -> Any:
-    """Return the lowest value of a dtype."""
+    """Return the lowest value of a dtype: -inf for floats."""
     return -math.inf if dtype.kind == "f" else int(np.iinfo(dtype).min)
 
 

@@ -112,5 +112,5 @@ def test_conversions(level):
 
 
 def test_a_level_that_the_processor_has_not(level):
-    with pytest.raises(ArgumentError, match="kernels cannot be compiled for 'mmx': this processor has"):
+    with pytest.raises(ArgumentError, match="kernels cannot be compiled for 'mmx': this processor supports"):
         machine._machine("mmx")
