@@ -1,7 +1,7 @@
 """The result of a trace: a list of instructions on values that have a shape and a dtype but no elements.
 
-Such a value is a ``Symbolic``.  A *weak* value is a Python float that is not known yet.  A *cell* is an entry
-of a container, such as a value in the state of an optimiser.
+Such a value is a ``Symbolic``.  A *weak* value is a Python number that is known only when the program runs.
+A *cell* is an entry of a container, such as a value in the state of an optimiser.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Host:
     """A Python function that a program calls like the forward of an op: ``forward(*arrays, **params)``.
 
     ``pure`` means that the call can be removed if its results are not used; a check is not pure.  If ``when``
-    is given and ``when(first argument)`` is false, the function is not called and its last argument is not
-    computed; the result is then the second-last argument.
+    is given and ``when(first argument)`` is false, the function is not called and the last argument is not
+    computed; the result of the instruction is then the second-last argument.
     """
 
     __slots__ = ("forward", "kind", "literals", "name", "outputs", "pure", "when")
@@ -47,7 +47,7 @@ class Instruction:
 
     ``quiet`` means that floating-point warnings are off, as in a backward pass.  ``line`` is the "file:line"
     of the user's code.  ``in_place`` means that eager mode writes the result into the first operand, so the
-    result has its memory layout.
+    result must have the memory layout of that operand.
     """
 
     __slots__ = ("args", "in_place", "line", "op", "outs", "params", "quiet")
@@ -80,9 +80,9 @@ class Instruction:
 class Source:
     """A value that is read at the start of each call.
 
-    ``kind`` says where it is read from, and what ``owner`` is: "argument" (its position), "tensor" or "grad"
-    (the tensor), "array" (a NumPy array that the function uses), "cell" (``(container, key)``), "numbers" or
-    "draw" (a function that returns the value).
+    ``kind`` says where the value is read from, and what ``owner`` is: "argument" (owner: its position),
+    "tensor" or "grad" (the tensor), "array" (a NumPy array that the function uses), "cell" (a pair
+    ``(container, key)``), "numbers" or "draw" (a function that returns the value).
     """
 
     __slots__ = ("kind", "owner", "value")
@@ -100,8 +100,8 @@ class Source:
 class Write:
     """An assignment of ``values`` to ``owner`` at the end of each call.
 
-    ``kind`` says what ``owner`` is: "data" or "grad" (the tensor, or the position of an argument), "cell"
-    (``(container, key)``) or "call" (a function that is called with the arrays).
+    ``kind`` says what ``owner`` is: "data" or "grad" (a tensor, or the position of an argument), "cell" (a
+    pair ``(container, key)``) or "call" (a function that is called with the arrays).
     """
 
     __slots__ = ("kind", "owner", "values")
@@ -109,14 +109,14 @@ class Write:
     def __init__(self, kind: str, owner: Any, values: tuple[Any, ...]) -> None:
         self.kind = kind
         self.owner = owner
-        self.values = values  # Symbolic, or None to set a gradient to None
+        self.values = values  # each is a Symbolic, or None to set a gradient to None
 
     def __str__(self) -> str:
         return f"write {self.kind} <- {', '.join(map(str, self.values))}"
 
 
 class Program:
-    """A list of instructions, with the values that each call reads, returns and writes."""
+    """A list of instructions, and the values that each call reads (sources), returns and writes."""
 
     __slots__ = ("body", "count", "results", "sources", "writes")
 
@@ -125,10 +125,10 @@ class Program:
         self.body: list[Instruction] = []
         self.results: list[Any] = []  # Symbolic
         self.writes: list[Write] = []
-        self.count = 0  # number of values
+        self.count = 0  # number of values that have an id
 
     def outputs(self) -> list[Any]:
-        """Return all outputs of the program: the results, then the values that are written."""
+        """Return all values that a call outputs: the results, then the values that are written."""
         return [*self.results, *(v for w in self.writes for v in w.values if v is not None)]
 
     def written_arguments(self) -> list[int]:
@@ -136,7 +136,7 @@ class Program:
         return [w.owner for w in self.writes if w.kind == "data" and isinstance(w.owner, int)]
 
     def live(self) -> list[Instruction]:
-        """Return the instructions that the outputs depend on, and those that are not pure."""
+        """Return the instructions to run: those that outputs depend on, and those that are not pure."""
         wanted = {v.id for v in self.outputs()}
         kept = []
         for i in reversed(self.body):

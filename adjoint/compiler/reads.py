@@ -1,8 +1,8 @@
-"""Which Python values a function reads: found in its bytecode and in that of the user's code that it reaches.
+"""Find the Python values that a function reads, from its bytecode and from the user's code that it calls.
 
-A variable is a global, a closure variable or an argument that is not traced, followed by a chain of
-attributes (``cfg.model.rate``).  Attributes of other values, such as local variables, are free names: they
-may belong to any object that the code reaches.
+A *variable* is a global, a closure variable or an argument that is not traced, followed by a chain of
+attributes (``cfg.model.rate``).  Attributes of other values, such as local variables, are *free names*: any
+object that the code reaches may have an attribute of this name.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ from adjoint.core.user_code import LIBRARIES
 
 __all__ = ["named_reads"]
 
-_MOST = 100  # elements of a container that are visited
+_MOST = 100  # at most this many elements of a container are visited
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
 _BINDERS = (staticmethod, classmethod, property, functools.cached_property)
 _GETTERS = (operator.attrgetter, operator.methodcaller)
-# methods of containers and files that read nothing
+# methods of containers and files that change the object and read nothing from it
 _WRITERS = frozenset(
     ("add", "append", "appendleft", "clear", "discard", "extend", "insert", "remove", "update", "write")
 )
 _NOTHING = object()
-# Modules of the standard library with containers and wrappers of the user's functions.  The code of its other
-# modules is not searched: it has thousands of variables, such as those of logging, and some always change.
+# Modules of the standard library whose code is searched, because they contain or wrap the user's functions.
+# The others are skipped: they read thousands of variables (logging does), and some change all the time.
 _SEARCHED = frozenset(("collections", "_collections_abc", "contextlib", "functools", "types", "weakref"))
-_INSTALLED, _MOST_INSTALLED = ("site-packages", "dist-packages"), 200  # functions of other packages
+_INSTALLED, _MOST_INSTALLED = ("site-packages", "dist-packages"), 200  # functions that are searched there
 _STANDARD = frozenset(sys.stdlib_module_names) - _SEARCHED
 
 
 def named_reads(f: Any, objects: dict[str, Any], values: list[Any]) -> dict[str, Callable[[], Any]]:
-    """Return, for each variable that ``f`` and the user's code behind it read, a function that reads it.
+    """Find the variables that ``f`` and the user code that it calls read; return a reader for each.
 
-    The keys describe the variables.  ``objects`` are the arguments of ``f`` that are not traced, by name.
-    The values of the variables are appended to ``values``.
+    The result maps a description of the variable to a function that returns its value.  ``objects`` has the
+    arguments of ``f`` that are not traced, by name.  The present values of the variables are appended to
+    ``values``.
     """
     walk = _Walk(values)
     if isinstance(f, functools.partial):
@@ -62,23 +63,23 @@ def named_reads(f: Any, objects: dict[str, Any], values: list[Any]) -> dict[str,
 
 
 class _Walk:
-    """A search of all code that a function can reach."""
+    """A search for the variables of all user code that a function can call."""
 
     def __init__(self, values: list[Any]) -> None:
         self.values = values
         self.found: dict[str, Callable[[], Any]] = {}
-        # functions, their owners, their known arguments
+        # functions to search, the objects they are bound to (or None), and their known local variables
         self.todo: list[tuple[Any, Any, dict[str, Any]]] = []
         self.seen: set[tuple[int, int]] = set()
-        self.free: set[str] = set()  # names of attributes of local variables and other results
-        self.owners: dict[str, tuple[Any, Callable[[], Any]]] = {}  # objects that were reached
+        self.free: set[str] = set()  # free names (see the module docstring)
+        self.owners: dict[str, tuple[Any, Callable[[], Any]]] = {}  # objects found, and how to read them
         self.classes: dict[int, type] = {}
         self.added: set[Any] = set()  # the keys of arguments of partial functions and of context variables
-        self.installed = 0  # functions of installed packages that were searched
-        self.names: dict[str, Any] = {}  # the keys of the variables that have these names
+        self.installed = 0  # how many functions of installed packages were searched
+        self.names: dict[str, Any] = {}  # the key of the variable that has each name
 
     def run(self) -> None:
-        """Walk until nothing new is found.  A free name of a later round may concern an earlier object."""
+        """Search until nothing new is found: code found late may name attributes of earlier objects."""
         size = None
         while True:
             while self.todo:
@@ -92,7 +93,7 @@ class _Walk:
                 self._visit(what, owner, read, 0, depths)
             for cls in list(self.classes.values()):
                 self.todo += _methods(cls, None, self.free)
-                for name in _class_attributes(cls) & self.free:  # of an object that the code creates
+                for name in _class_attributes(cls) & self.free:  # the code may create objects of this class
                     value = _attribute(cls, name)
                     if value is not _NOTHING:
                         read = functools.partial(read_attributes, functools.partial(itself, cls), [name])
@@ -137,7 +138,7 @@ class _Walk:
             self._follow(f"{where}: {name}", read, chain, key)
 
     def _name(self, what: str, key: Any) -> str:
-        """Return a name that no other variable has: functions and objects of one name may be different."""
+        """Return ``what``, with a number appended if a variable with another ``key`` has this name."""
         name, n = what, 1
         while self.names.setdefault(name, key) != key:
             n += 1
@@ -147,9 +148,10 @@ class _Walk:
     def _follow(
         self, what: str, read: Callable[[], Any], chain: tuple[str, ...], key: tuple[Any, Any]
     ) -> None:
-        """Add the value of a variable after as many attributes of its chain as exist.
+        """Follow a chain of attributes from a variable, and add the value that is reached.
 
-        ``key`` identifies the variable.
+        ``what`` is the name of the variable, ``read`` returns its value, and ``key`` identifies it.  If an
+        attribute does not exist, the rest of the chain is added to the free names.
         """
         try:
             value = read()
@@ -176,7 +178,7 @@ class _Walk:
             if isinstance(after, types.MethodType) and after.__self__ is value:
                 self.values.append(after)
                 self.todo += _functions(after, {})
-                break  # a new object at each access: its owner is guarded
+                break  # each access makes a new method object, so its owner is guarded instead
             if _owner(after) is value:  # such as ``cfg.get``, which reads ``cfg``
                 break
             value = after
@@ -188,7 +190,10 @@ class _Walk:
     def _add_every(
         self, what: str, read: Callable[[], Any], used: list[str], value: Any, key: tuple[Any, Any]
     ) -> None:
-        """Add all attributes of an object, whose names are computed, and the code of all its methods."""
+        """Add all attributes of ``value`` and the code of all its methods.
+
+        This is needed where the name of the attribute is computed, as in ``getattr(cfg, name)``.
+        """
         if isinstance(value, types.ModuleType):
             names = {name for name in vars(value) if not name.startswith("__")}
         elif isinstance(value, type):
@@ -202,7 +207,7 @@ class _Walk:
             self._follow(what, read, (*used, name), key)
 
     def add(self, what: str, value: Any, read: Callable[[], Any], key: Any) -> None:
-        """Add a variable, and the code that its value can run.  ``key`` identifies the variable."""
+        """Add a variable, and search the code that its value can run.  ``key`` identifies the variable."""
         self.values.append(value)
         self._reach(value, 0)
         if not isinstance(value, _SKIPPED):
@@ -211,18 +216,18 @@ class _Walk:
             self.owners.setdefault(what, (value, read))
 
     def add_bound(self, f: functools.partial[Any]) -> None:
-        """Add the arguments that a partial function has."""
+        """Add the arguments that are stored in a partial function."""
         for k, value in (*enumerate(f.args), *f.keywords.items()):
             self._add_once(f"partial: {k}", functools.partial(itself, value), ("partial", id(f), k))
 
     def _add_once(self, what: str, read: Callable[[], Any], key: Any) -> None:
-        """Add a variable, but not inside its own value."""
+        """Add a variable unless it was added before: a value may contain itself."""
         if key not in self.added:
             self.added.add(key)
             self.add(what, read(), read, key)
 
     def _reach(self, value: Any, depth: int) -> None:
-        """Add the functions that a value is or contains, and the methods of the objects and classes in it."""
+        """Search the functions that a value is or contains, and the methods of objects and classes in it."""
         if isinstance(value, type):
             if not _is_foreign(value):
                 self.classes[id(value)] = value
@@ -254,14 +259,14 @@ class _Walk:
         elif _has(value, "named_parameters"):  # a module
             for module in value.modules():
                 self.todo += _methods(type(module), module, self.free)
-                for each in vars(module).values():  # such as a function that a layer was given
+                for each in vars(module).values():  # such as an activation function passed to a layer
                     if isinstance(each, _FUNCTIONS):
                         self._reach(each, depth)
         else:
             self.todo += _methods(type(value), value, self.free)
 
     def _add_functions_of(self, value: Any) -> None:
-        """Add the functions that an object of a library was given, such as the rules of a derivative."""
+        """Add the functions that are stored in an object of a library, such as the rules of a derivative."""
         for name, each in vars(value).items() if is_library(type(value)) else ():
             if isinstance(each, _FUNCTIONS):
                 read = functools.partial(read_attributes, functools.partial(itself, value), [name])
@@ -270,15 +275,15 @@ class _Walk:
     def _visit(
         self, what: str, owner: Any, read: Callable[[], Any], depth: int, depths: dict[int, int]
     ) -> None:
-        """Add those attributes of a user's object, and of the objects in it, whose names are free names.
+        """Add the attributes of a user's object, and of the objects in it, whose names are free names.
 
-        ``what`` and ``read`` are the name of the object ``owner`` and how to read it; ``depths`` has the
-        objects that were visited.
+        ``what`` is the name of the object ``owner``, and ``read`` returns the object.  ``depths`` has the
+        depth at which each object was visited, by its id.
         """
         if depth >= depths.get(id(owner), DEEPEST) or isinstance(owner, (*_FUNCTIONS, *_SKIPPED)):
             return
         depths[id(owner)] = depth
-        if isinstance(owner, CONTAINERS):  # which is guarded itself: its elements stay the same objects
+        if isinstance(owner, CONTAINERS):  # the container itself is guarded, so its elements do not change
             pairs = owner.items() if isinstance(owner, MAPPINGS) else enumerate(owner)
             for key, each in islice(pairs, _MOST):
                 self._visit(f"{what}[{key!r}]", each, functools.partial(itself, each), depth + 1, depths)
@@ -299,13 +304,13 @@ class _Walk:
 
 
 def _is_foreign(function: Any) -> bool:
-    """Return whether the code of a function or a class is not searched: it is not the user's."""
+    """Return whether the code of a function or a class is skipped, because it belongs to a library."""
     module = getattr(function, "__module__", None) or ""
     return is_library(function) or module.partition(".")[0] in _STANDARD
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """Return an attribute; ``_NOTHING`` if it does not exist yet, or if a property or a descriptor raises."""
+    """Return an attribute; ``_NOTHING`` if it does not exist, or if a property or a descriptor raises."""
     try:
         return getattr(owner, name)
     except Exception:
@@ -317,13 +322,13 @@ def _has(owner: Any, name: str) -> bool:
 
 
 def _owner(method: Any) -> Any:
-    """Return the object that a method of a built-in class reads; None for functions and other values."""
+    """Return the object that a built-in method, such as ``cfg.get``, reads; None for other values."""
     owner = method.__self__ if isinstance(method, BOUND) and method.__name__ not in _WRITERS else None
     return None if isinstance(owner, (types.ModuleType, type)) else owner
 
 
 def _module(name: str, space: dict[str, Any]) -> str:
-    """Return the full name of a module that code imports; ``space`` has the globals of the code."""
+    """Return the full name of the module that code imports as ``name``; ``space`` has the code's globals."""
     try:
         return importlib.util.resolve_name(name, space.get("__package__") or space.get("__name__"))
     except ImportError:
@@ -331,7 +336,7 @@ def _module(name: str, space: dict[str, Any]) -> str:
 
 
 def _defaults(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of the defaults of a function."""
+    """Yield the name and the default value of each parameter that has a default."""
     code, defaults = function.__code__, function.__defaults__ or ()
     yield from zip(
         code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True
@@ -340,7 +345,7 @@ def _defaults(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _functions(f: Any, *local: Any) -> Iterator[Any]:
-    """Yield the Python functions that calling ``f`` runs, with the object each is bound to, and ``local``."""
+    """Yield (function, object it is bound to, *local) for each Python function that calling ``f`` runs."""
     while f is not None:
         if isinstance(f, functools.partial):
             f = f.func
@@ -358,9 +363,10 @@ def _functions(f: Any, *local: Any) -> Iterator[Any]:
 
 
 def _methods(cls: type, bound: Any, names: set[str] | None) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
-    """Yield the methods of a user's class that Python or a library calls, and those with given names.
+    """Yield (function, owner, {}) for the methods of a user's class that may be called.
 
-    A library calls methods that override its own.  Without names, all methods are yielded.
+    These are the methods in ``names``, special methods, which Python calls, and methods that override those
+    of a library, which the library calls.  If ``names`` is None, all methods are yielded.
     """
     own = [c for c in cls.__mro__ if not _is_foreign(c)]
     if not own:
@@ -387,12 +393,15 @@ def _methods(cls: type, bound: Any, names: set[str] | None) -> Iterator[tuple[An
 
 
 def _attributes(owner: Any) -> set[str]:
-    """Return the names of the data attributes of an object and of those of its classes that users wrote."""
+    """Return the names of the attributes of an object and of the data attributes of its classes.
+
+    Classes of libraries are left out.
+    """
     return set(getattr(owner, "__dict__", ())) | _class_attributes(type(owner))
 
 
 def _class_attributes(cls: type) -> set[str]:
-    """Return the names of the data attributes of a class and its bases, of those that users wrote."""
+    """Return the names of the data attributes of a class and its bases, without those of libraries."""
     found = set()
     for c in cls.__mro__:
         if not is_library(c) and c.__module__ != "builtins":

@@ -20,7 +20,7 @@ __all__ = ["Held", "Sources", "hooks_of"]
 
 
 class Held:
-    """A tensor that a trace has captured, with its state before the trace."""
+    """A tensor whose array a trace has replaced by a symbol, and the tensor's state before the trace."""
 
     __slots__ = (
         "argument", "data", "entry", "grad", "grad_known", "hooks", "kind", "node", "symbol", "tensor",
@@ -31,17 +31,17 @@ class Held:
         self.tensor = t
         self.kind = type(t)
         self.symbol = symbol
-        self.argument = argument  # its position, for the stand-in of an argument
+        self.argument = argument  # the position, if the tensor stands for an argument; otherwise None
         self.data = t._data
         self.version = t._version
         self.node = t._node
         self.grad = None if t._extra is None else t._extra.grad
-        self.entry: Symbolic | None = None  # the value of its .grad before the trace, if that was read
-        self.grad_known = False  # whether the trace has read or set its .grad
+        self.entry: Symbolic | None = None  # the symbol of the .grad before the trace, if that was read
+        self.grad_known = False  # whether the trace has read or set the .grad
         self.hooks = hooks_of(t)
 
     def change(self) -> str:
-        """Return what of a tensor from outside differs from its state before the trace, or ""."""
+        """Return which property of the tensor differs from its state before the trace; "" if none does."""
         t, then = self.tensor, self.symbol
         if t.shape != then.shape:
             return f"the shape, from {then.shape} to {t.shape},"
@@ -55,7 +55,7 @@ class Held:
 
 
 def hooks_of(t: Tensor) -> tuple[Any, ...]:
-    """Return the hooks of a leaf, for comparison."""
+    """Return the hooks of a tensor as a tuple that can be compared."""
     extra = t._extra
     if extra is None:
         return ()
@@ -64,29 +64,29 @@ def hooks_of(t: Tensor) -> tuple[Any, ...]:
 
 
 class Sources:
-    """The program of a trace, and where the values that it reads come from."""
+    """The program of a trace, and the values that the program reads at each call."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
-        self.arguments = arguments  # of the present call
+        self.arguments = arguments  # of the current call
         self.program = Program()
-        self.held: dict[int, Held] = {}  # by the id of the tensor, which is held
-        self.arrays: dict[int, tuple[Any, Symbolic]] = {}  # by the id of the array, which is held
+        self.held: dict[int, Held] = {}  # by the id of the tensor, which is kept alive
+        self.arrays: dict[int, tuple[Any, Symbolic]] = {}  # by the id of the array, which is kept alive
         self.cells: dict[tuple[int, Any], tuple[Any, Symbolic]] = {}  # by the id of the container and the key
-        self.containers: dict[int, tuple[Any, Any]] = {}  # by the id of their owner, which is held
+        self.containers: dict[int, tuple[Any, Any]] = {}  # by the id of their owner, which is kept alive
         self.drawn: list[Symbolic] = []
-        self.again: Iterator[Symbolic] | None = None  # earlier draws that are used again
+        self.again: Iterator[Symbolic] | None = None  # the draws to use again, if a function runs twice
 
     def source(self, kind: str, shape: Sequence[int], dtype: Any, owner: Any) -> Symbolic:
-        """Return the symbol of a value that is passed to the program at each call.
+        """Add an input of the program, which is read at each call; return its symbol.
 
-        ``kind`` and ``owner`` say where it is read from, as in ``Source``.
+        ``kind`` and ``owner`` say where the value is read from, as in ``Source``.
         """
         value = Symbolic(cast("Trace", self), tuple(shape), np.dtype(dtype))
         self.program.sources.append(Source(kind, value, owner))
         return value
 
     def number(self, kind: str, owner: Any) -> Number:
-        """Return the symbol of a number that is passed to the program at each call.
+        """Add an input of the program that is a Python float, read at each call; return its symbol.
 
         ``kind`` and ``owner`` are as for ``source``.
         """
@@ -95,7 +95,7 @@ class Sources:
         return value
 
     def draw(self, make: Callable[[], Any], shape: Sequence[int], dtype: Any) -> Symbolic:
-        """Return the symbol of an array that ``make`` returns before each call."""
+        """Return the symbol of a random array, which ``make`` returns before each call."""
         if self.again is not None:  # a checkpoint runs its function again
             value = next(self.again)
         else:
@@ -104,18 +104,18 @@ class Sources:
         return value
 
     def mark(self) -> tuple[int, list[tuple[Tensor, Any]]]:
-        """Return a mark for ``since``: the number of draws so far, and the values of all captured tensors."""
+        """Return a mark for ``since``: the number of draws, and the present value of each captured tensor."""
         return len(self.drawn), [(h.tensor, h.tensor._data) for h in self.held.values()]
 
     def since(self, mark: Any) -> tuple[list[Symbolic], list[tuple[Tensor, Any]]]:
-        """Return the draws since a mark, and the tensors written since, with their values at the mark."""
+        """Return the draws since ``mark``, and (tensor, value at the mark) of each tensor assigned since."""
         count, before = mark
         known = {id(t): data for t, data in before}
         values = [(h.tensor, known.get(id(h.tensor), h.symbol)) for h in self.held.values()]
         return self.drawn[count:], [(t, data) for t, data in values if t._data is not data]
 
     def drawing(self, drawn: list[Symbolic], function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function so that its random draws are ``drawn``, the draws of an earlier call."""
+        """Call a function whose random draws are replaced by ``drawn``, the draws of an earlier call."""
         before = self.again
         try:
             self.again = iter(drawn)
@@ -150,16 +150,16 @@ class Sources:
         return found[1]
 
     def cells_of(self, owner: Any, make: Callable[[Any], Any]) -> Any:
-        """Return the container ``make(owner)``; the same one each time in this trace."""
+        """Return the container ``make(owner)``; in one trace, ``owner`` always gets the same container."""
         return self.containers.setdefault(id(owner), (make(owner), owner))[0]
 
     def set_cell(self, container: Any, key: Any, value: Symbolic) -> None:
-        """Make the program assign an element of a list or a dictionary at each call."""
+        """Make the program assign ``value`` to an element of a list or a dictionary at each call."""
         self.cell(container, key)
         self.cells[id(container), key] = container, value
 
     def present(self, source: Source) -> Any:
-        """Return the array or number of a source in the present call."""
+        """Return the array or number of a source in the current call."""
         kind, owner = source.kind, source.owner
         if kind == "argument":
             given = self.arguments[owner]

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["ADD_INTO", "VIEWS", "Nonzero", "Number", "Root", "Symbolic", "add_in_place", "ended_error"]
 
 _FLOAT64 = np.dtype(np.float64)
-_TENSOR: Any = Tensor  # its protocols of NumPy are attached later
+_TENSOR: Any = Tensor  # Any, because its methods for NumPy are attached at runtime
 
 
 class Symbolic(Unknown):
-    """A value inside ``ad.compile``: an op on it adds an instruction to a program.
+    """A value inside ``ad.compile``: each op on it adds an instruction to the program.
 
-    ``known`` is the array of a value that was made from a constant inside the trace.
+    ``known`` is the array of a constant that was made inside the trace; None for other values.
     """
 
     __slots__ = ("dtype", "id", "known", "shape", "trace")
@@ -51,7 +51,7 @@ class Symbolic(Unknown):
         return self.trace.value(value)
 
     def detached(self) -> Symbolic:
-        """Return the same value: a trace does not record the graphs of tensors made outside."""
+        """Return this value: in a trace, it is not connected to the graphs of tensors made outside."""
         return self
 
     def adopt(self, leaf: Any) -> None:
@@ -59,7 +59,7 @@ class Symbolic(Unknown):
         self.trace.capture(leaf)
 
     def marker(self) -> Root:
-        """Return the value of the context variable ``enclosing`` during the trace, which marks the trace."""
+        """Return the marker of the trace, which is the value of the context variable ``enclosing``."""
         return Root(self.trace)
 
     def release(self) -> list[Any]:
@@ -67,7 +67,7 @@ class Symbolic(Unknown):
         return []
 
     def numbers(self) -> Any:
-        """Return the array if this value is a constant, otherwise None."""
+        """Return the array if this value is a known constant, otherwise None."""
         return self.known
 
     def check_running(self) -> None:
@@ -80,25 +80,25 @@ class Symbolic(Unknown):
         return self.trace.emit(op, args, params)
 
     def decide(self, function: Callable[[Any], Any]) -> Any:
-        """Return ``function`` of this value's array in the present call.
+        """Return ``function(array)`` for the array that this value has in the current call.
 
-        The program gets a guard: the function is traced again in calls where the result differs.
+        The result is guarded: a call for which the result differs is traced again.
         """
         return self.trace.decide(function, self)
 
     def check(self, function: Callable[[Any], None]) -> None:
-        """Make the program call ``function`` with this value's array at each call."""
+        """Make the program call ``function`` with this value's array at each call; it may raise."""
         self.trace.call("check", function, [self], [], pure=False)
 
     def explain(self, function: Callable[[Any], None]) -> None:
-        """Register a function for when the compiled program raises IndexError.
+        """Register a function that explains an IndexError of the compiled program.
 
-        It is called with the actual array of this symbol, and may raise a clearer error.
+        ``function`` is called with the actual array of this symbol, and may raise a clearer error.
         """
         self.trace.indices.append((function, self))
 
     def views(self, other: Any) -> bool:
-        """Return whether this value may be a view of ``other``, from which it was just computed."""
+        """Return whether this value is ``other``, or a view of it that the last instruction has computed."""
         if other is self:
             return True
         body = self.trace.program.body
@@ -117,7 +117,7 @@ class Symbolic(Unknown):
         return self._overwrites(self / other)
 
     def _overwrites(self, result: Any) -> Any:
-        """Return ``result``, which a rule writes into the array of this value in eager mode."""
+        """Mark that eager mode writes ``result`` into the array of this value; return ``result``."""
         body = self.trace.program.body
         if body and len(body[-1].outs) == 1 and body[-1].outs[0] is result:
             body[-1].in_place = True
@@ -141,11 +141,11 @@ class Symbolic(Unknown):
         return self.trace.call_host(_KEEP_ZEROS, (self, live), [(self.shape, self.dtype)])[0]
 
     def add_into(self, total: Any, key: Any) -> Symbolic:
-        """Return ``total`` with this gradient added at an index."""
+        """Return ``total`` with this gradient added at the index ``key``."""
         return self.trace.call_host(ADD_INTO, (total, self), [(total.shape, total.dtype)], {"key": key})[0]
 
     def any_nan(self, values: Any) -> Symbolic:
-        """Return a symbolic bool: whether one of these values contains NaN."""
+        """Return a symbolic bool: True if one of ``values`` contains NaN."""
         return self.trace.call_host(_ANY_NAN, tuple(values), [((), np.dtype(bool))])[0]
 
     def unless(self, condition: Any, other: Any) -> Symbolic:
@@ -207,7 +207,7 @@ _OTHER = Host("other", lambda flag, first, other: other, when=bool)
 
 
 class Root(Symbolic):
-    """The value of the context variable ``enclosing`` during a trace."""
+    """The marker of a running trace: the value of the context variable ``enclosing``."""
 
     __slots__ = ()
 
@@ -222,8 +222,8 @@ class Number(Symbolic):
     """A symbolic Python number: an argument, a hyper-parameter of an optimiser, or a result of arithmetic.
 
     Arithmetic with Python numbers returns another ``Number``, which Python computes at each call.  In
-    arithmetic with an array the result has the dtype of the array.  ``kind`` is the type of the number, which
-    ``isinstance`` sees too.
+    arithmetic with an array the result has the dtype of the array.  ``kind`` is the type that the number has
+    in eager mode; ``isinstance(number, kind)`` is True.
     """
 
     __slots__ = ("kind",)
@@ -233,13 +233,13 @@ class Number(Symbolic):
         super().__init__(trace, (), _DTYPES[kind])
         self.kind = kind
 
-    @property  # type: ignore[misc]  # that of object can be set
+    @property  # type: ignore[misc]  # object.__class__ can be assigned, this property cannot
     def __class__(self) -> Any:
         """Return the type that the number has in eager mode."""
         return self.kind
 
     def _read(self, function: Callable[[Any], Any]) -> Any:
-        """Return ``function`` of the number in the present call, and guard the result."""
+        """Return ``function(number)`` for the number in the current call, and guard the result."""
         found = self.trace.read_number(function, self)
         return self._refuse() if found is NotImplemented else found
 
@@ -278,7 +278,7 @@ class Number(Symbolic):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if all(isinstance(a, _KINDS) and not isinstance(a, np.generic) for a in inputs):
-            # NumPy makes arrays of them, which are not weak
+            # NumPy would convert them to arrays, which are not weak
             inputs = tuple([a.as_tensor(a.dtype) if isinstance(a, Number) else a for a in inputs])
         return _TENSOR.__array_ufunc__(self, ufunc, method, *inputs, **kwargs)
 
@@ -292,7 +292,7 @@ class Number(Symbolic):
 
 
 class Nonzero(Number):
-    """A number that is never 0, such as a hyper-parameter that is guarded against becoming 0."""
+    """A number that is never 0, such as a hyper-parameter: a guard checks that it does not become 0."""
 
     __slots__ = ()
 
@@ -313,7 +313,7 @@ def _pow(x: Any, y: Any) -> Any:
     if isinstance(found, complex) and not isinstance(x, complex) and not isinstance(y, complex):
         raise TransformError(
             f"ad.compile: {x!r} ** {y!r} is complex, but it was real when the function was traced.\n"
-            "  Use ad.tensor(x) ** y, which is NaN there, or x + 0j."
+            "  Use ad.tensor(x) ** y, which returns NaN, or (x + 0j) ** y, which is always complex."
         )
     return found
 
@@ -332,7 +332,10 @@ _COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge
 
 
 def _binary(host: Host, method: str, reflected: bool) -> Callable[[Number, Any], Any]:
-    """Return an operator method of ``Number``: for two numbers it adds a call of ``host``, else of the op."""
+    """Return an operator method of ``Number``.
+
+    With two Python numbers, the method adds a call of ``host`` to the program; otherwise it adds the op.
+    """
 
     def call(self: Number, other: Any) -> Any:
         if isinstance(other, Number) or type(other) in _KINDS:

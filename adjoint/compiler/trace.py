@@ -48,23 +48,23 @@ _NUMBERS = (float, int, bool, complex)
 
 
 class Trace(Sources):
-    """One run of a function on symbols."""
+    """One call of a function on symbols, which records a program."""
 
     def __init__(self, arguments: Sequence[Any] = (), updates: bool = False) -> None:
         super().__init__(arguments)
         self.updates = updates  # whether updates of optimisers are always part of the program
         self.level = next_level()
         self.fixed: list[tuple[ndarray[Any, Any], ndarray[Any, Any]]] = []  # arrays, and copies of them
-        self.start = next_seq()  # hooks that were registered earlier have smaller numbers
-        self.guards: list[Any] = []  # (what, read, value): see guards.py
+        self.start = next_seq()  # hooks that were registered before the trace have smaller numbers
+        self.guards: list[Any] = []  # see guards.py
         self.called: dict[int, tuple[Any, Advances]] = {}  # see ``guard_reads``
         self.modules: dict[int, Any] = {}  # modules that were called, by id
         self.actions: list[Write] = []  # updates of optimisers and gradients for micro-batches, in order
         self.deferred: dict[int, Callable[[], None]] = {}  # how to compute values that nothing has read yet
         self.counted: dict[int, tuple[Any, dict[int, int]]] = {}  # see ``updates_of``
-        # functions, what they are called with, their results, and what to say if those change
+        # functions, the programs that compute their arguments, their results, and the reason for a retrace
         self.decisions: list[tuple[Callable[[Any], Any], Program, Any, str]] = []
-        self.indices: list[tuple[Callable[[Any], None], Symbolic]] = []  # and how to check them
+        self.indices: list[tuple[Callable[[Any], None], Symbolic]] = []  # how to check index arrays
         self.undo: list[Callable[[], None]] = []
         self.parent: Trace | None = None  # the trace around a loop, if this is the trace of its body
         self.loop: Any = None  # the loop, if this is the trace of its body
@@ -76,7 +76,7 @@ class Trace(Sources):
     # Inputs ------------------------------------------------------------------------------------
 
     def numbers(self, read: Callable[[], Any], count: int) -> list[Number]:
-        """Return symbols for the elements of the array that ``read`` returns at each call; none is ever 0."""
+        """Return symbols for the ``count`` numbers that ``read`` returns at each call; none of them is 0."""
         array = self.source("numbers", (count,), np.float64, read)
         found: list[Number] = [Nonzero(self) for _ in range(count)]
         for k, number in enumerate(found):
@@ -84,7 +84,7 @@ class Trace(Sources):
         return found
 
     def made(self, t: Tensor, source: Any = None) -> Tensor:
-        """Replace the array of a tensor that the function created by a symbol.
+        """Replace the array of ``t``, which the function created, by a symbol; return ``t``.
 
         ``source`` is the array that the tensor is a copy of, if any.
         """
@@ -103,7 +103,7 @@ class Trace(Sources):
             self.fixed.append((array, array.copy()))
 
     def touch(self, tensors: Iterable[Any]) -> None:
-        """Capture those of the given values that are tensors."""
+        """Capture the given values that are tensors: replace their arrays by symbols."""
         for t in tensors:
             if type(t) is Tensor or (
                 self.parent is not None and isinstance(t, Tensor) and level_of(t._data) <= self.level
@@ -111,20 +111,20 @@ class Trace(Sources):
                 self.capture(t)
 
     def capture(self, t: Tensor) -> Symbolic:
-        """Replace the array of a tensor by a symbol, until the end of the trace; return the symbol."""
+        """Replace the array of ``t`` by a symbol until the trace ends; return the symbol."""
         data = t._data
         if isinstance(data, Symbolic):
             if data.trace is self:
                 return data
             if self.parent is None or data.trace.ended:
                 raise ended_error()
-            if data.weak:  # the wrapper of a Python number, which only this op has
+            if data.weak:  # a tensor that this op made from a Python number
                 t._data = self._from_parent(data)
                 return t._data
         elif type(data) is not ndarray and not self._is_around(data):
             raise TransformError(
-                "ad.compile: the function uses a tensor from outside that is sparse, or that another "
-                "transform differentiates or batches.\n"
+                "ad.compile: the function uses a tensor that is not an argument and that is sparse, or is "
+                "being differentiated or batched by another transform.\n"
                 "  Pass the tensor as an argument of the compiled function."
             )
         if t._extra is not None and type(t._extra.grad) is SparseGradient:
@@ -141,11 +141,11 @@ class Trace(Sources):
         return symbol
 
     def _is_around(self, data: Any) -> bool:
-        """Return whether a value belongs to a ``vmap`` outside of the loop whose body is traced."""
+        """Return whether ``data`` belongs to a ``vmap`` around the loop whose body is traced."""
         return self.parent is not None and isinstance(data, Lifted) and data.level < self.level
 
     def lend(self, inner: Trace, t: Tensor) -> Symbolic:
-        """Return this trace's symbol of a tensor that ``inner``, the trace of a loop body, uses."""
+        """Return the symbol in this trace of a tensor that ``inner``, the trace of a loop body, uses."""
         held, symbol = inner.held[id(t)], t._data
         t._data, t.__class__ = held.data, held.kind
         held.data, held.kind = self.capture(t), Traced
@@ -153,7 +153,7 @@ class Trace(Sources):
         return held.data
 
     def refuse_freezing(self, t: Tensor, value: bool) -> None:
-        """Raise if the function changes ``requires_grad`` of a tensor: later calls would not repeat it."""
+        """Raise if the function changes ``requires_grad`` of a tensor: compiled calls would not repeat it."""
         if (type(t) is Tensor or id(t) in self.held) and (t._node is not None) != value:
             raise TransformError(
                 "ad.compile: the function changes requires_grad of a tensor that was created outside of it.\n"
@@ -161,7 +161,7 @@ class Trace(Sources):
             )
 
     def stand_in(self, leaf: Any, position: int) -> Any:
-        """Return the symbol that the function receives instead of the traced argument at ``position``."""
+        """Return the symbol that the function receives in place of ``leaf``, the argument at ``position``."""
         if type(leaf) is float:
             return self.number("argument", position)
         t = wrap(self.source("argument", leaf.shape, leaf.dtype, position))
@@ -197,7 +197,7 @@ class Trace(Sources):
         return self.constant(np.asarray(a))
 
     def _from_parent(self, value: Any) -> Symbolic:
-        """Return the symbol, in the body of a loop, of a value of the trace or the ``vmap`` around it."""
+        """Return the symbol, in the trace of a loop body, of a value from the trace or ``vmap`` around it."""
         if self.parent is None or (isinstance(value, Symbolic) and value.trace.ended):
             raise ended_error()
         found = self.arrays.get(id(value))
@@ -210,7 +210,7 @@ class Trace(Sources):
         return found[1]
 
     def _settle(self, value: Symbolic) -> Symbolic:
-        """Return ``value``; compute it first if ``defer`` has postponed this."""
+        """Return ``value``; if ``defer`` has postponed its computation, compute it first."""
         settle = self.deferred.get(value.id)
         if settle is not None:
             settle()
@@ -224,12 +224,12 @@ class Trace(Sources):
         if getattr(op, "call", False):
             return op.forward(*args)
         own = tuple([self._operand(a) for a in args])
-        known = tuple([a.kind(1) if isinstance(a, Number) else a for a in own])  # it is weak
+        known = tuple([a.kind(1) if isinstance(a, Number) else a for a in own])  # 1 has the same dtype rules
         outs = self._add(op, own, params, infer(op, known, params))
         return outs if op.outputs > 1 else outs[0]
 
     def number_of(self, op: Host, args: tuple[Any, ...], kind: type | None = None) -> Number:
-        """Add an instruction that makes a Python number; return it."""
+        """Add an instruction that computes a Python number; return the symbol of the number."""
         if kind is None:
             kind = type(op.forward(*[a.kind(1) if isinstance(a, Number) else a for a in args]))
         out = Number(self, kind)
@@ -237,12 +237,12 @@ class Trace(Sources):
         return out
 
     def read_number(self, function: Callable[[Any], Any], value: Number) -> Any:
-        """Return ``function`` of a number and guard the result; NotImplemented if it depends on tensors."""
+        """Return ``function(value)`` and guard the result; NotImplemented if ``value`` depends on tensors."""
         part = self.part(value, pure=True)
         if self.ended or any(s.kind != "argument" or not s.value.weak for s in part.sources):
             return NotImplemented
         return self._decided(
-            function, part, f"{user_line()} reads the value of a float argument, and that changed"
+            function, part, f"{user_line()} reads the value of a float argument, which has changed"
         )
 
     def call(
@@ -253,13 +253,19 @@ class Trace(Sources):
         specs: Sequence[Any],
         pure: bool = True,
     ) -> list[Symbolic]:
-        """Add a call of a Python function on arrays; ``specs`` are the shapes and dtypes of its results."""
+        """Add a call of a Python function on arrays; return the symbols of its results.
+
+        ``specs`` has the shape and dtype of each result.
+        """
         return self.call_host(Host(name, function, len(specs), pure), args, specs)
 
     def call_host(
         self, host: Host, args: Sequence[Any], specs: Sequence[Any], params: dict[str, Any] | None = None
     ) -> list[Symbolic]:
-        """Add a call of a ``Host``; return the symbols of its results."""
+        """Add a call of a ``Host``; return the symbols of its results.
+
+        ``specs`` has the shape and dtype of each result.
+        """
         own = tuple([self.value(a) for a in args])
         return list(self._add(host, own, params or {}, specs))
 
@@ -283,7 +289,7 @@ class Trace(Sources):
         if threading.get_ident() != self.thread and not self.ended:
             raise TransformError(
                 "ad.compile is tracing a function that uses this tensor in another thread.\n"
-                "  Wait for the first call of the compiled function before you use the tensor."
+                "  Wait until the first call of the compiled function has returned before you use the tensor."
             )
 
     def _operand(self, a: Any) -> Any:
@@ -296,14 +302,14 @@ class Trace(Sources):
         return self.value(a)
 
     def decide(self, function: Callable[[Any], Any], value: Symbolic) -> Any:
-        """Return ``function`` of a value's array in the present call, and guard the result."""
+        """Return ``function(array)`` for the array of ``value`` in the current call, and guard the result."""
         part = self.part(value)
         if self.loop is not None:
             return self.loop.decide(function, part)
         return self._decided(function, part)
 
     def part(self, value: Symbolic, pure: bool = False) -> Program:
-        """Return the part of the program that computes a value; without the checks before it if ``pure``."""
+        """Return the part of the program that computes ``value``; if ``pure`` is true, without the checks."""
         part = Program()
         part.body, part.results = [i for i in self.program.body if i.op.pure or not pure], [value]
         part.body = part.live()
@@ -317,21 +323,25 @@ class Trace(Sources):
         return found
 
     def scan(self, body: Any, carry: Any, count: int, reverse: bool) -> tuple[Any, Any] | None:
-        """Return the result of a loop whose body is traced once; None if it must be unrolled.
+        """Trace the body of a loop once; return the final carry and the stacked results.
 
-        ``carry`` is the initial carry and ``count`` the number of steps; with ``reverse`` the loop goes from
-        the last row to the first.
+        Returns None if the loop must be unrolled.  ``carry`` is the initial carry, the values that each
+        iteration passes to the next, and ``count`` is the number of iterations.  If ``reverse`` is true, the
+        loop goes from the last row to the first.
         """
         return trace_scan(self, self.inner(), body, carry, count, reverse)
 
     def function(self, name: str, f: Callable[..., Any], specs: Sequence[Any]) -> Inner:
-        """Trace a function of tensors with the shapes and dtypes ``specs``, for ``on_host``."""
+        """Trace ``f`` for tensors with the shapes and dtypes ``specs``; the result is for ``on_host``."""
         return Inner(name, self, f, specs)
 
     def on_host(
         self, name: str, run: Any, functions: Sequence[Inner], given: Sequence[Tensor], specs: Sequence[Any]
     ) -> list[Tensor]:
-        """Return the results of ``run(functions, *given)``, a Python function that each call calls."""
+        """Add a call of the Python function ``run(functions, *given)``; return its results as tensors.
+
+        ``specs`` has the shape and dtype of each result.
+        """
         return call_on_host(self, name, run, functions, given, specs)
 
     def inner(self) -> Trace:
@@ -350,7 +360,7 @@ class Trace(Sources):
         self.guards.append(Guard(what, read, watch))
 
     def guard_reads(self, functions: Iterable[Callable[..., Any]]) -> None:
-        """Guard what functions read that the library is about to call, such as hooks."""
+        """Guard the variables that ``functions`` read.  The library calls these functions, such as hooks."""
         if self.parent is not None:
             self.parent.guard_reads(functions)
             return
@@ -361,7 +371,7 @@ class Trace(Sources):
                 self.called[id(f)] = f, Advances(values)
 
     def act(self, function: Callable[..., Any], *values: Any) -> Write:
-        """Make the program call a function with the arrays of values at the end of each call."""
+        """Make the program call a function with the arrays of ``values`` at the end of each call."""
         self.actions.append(Write("call", function, tuple([self.value(v) for v in values])))
         return self.actions[-1]
 
@@ -381,7 +391,7 @@ class Trace(Sources):
         return held is not None and t._data is held.symbol
 
     def owns(self, t: Any) -> bool:
-        """Return whether a value is a tensor of this trace, which has no elements after it."""
+        """Return whether ``t`` is a tensor made by this trace, which has no elements after the trace."""
         held = self.held.get(id(t))
         return type(t) is Traced and (held is None or held.argument is not None)
 
@@ -390,7 +400,7 @@ class Trace(Sources):
         return self.held[id(t)].data
 
     def node_before(self, t: Tensor) -> Any:
-        """Return the node that a tensor has in eager mode: that of a captured one is a leaf in a trace."""
+        """Return the node that a tensor has in eager mode; in a trace, a captured tensor is a leaf."""
         held = self.held.get(id(t))
         if held is None:
             return t._node if self.parent is None else self.parent.node_before(t)
@@ -403,25 +413,28 @@ class Trace(Sources):
         t._version += 1
 
     def defer(self, t: Tensor, settle: Callable[[], None]) -> Symbolic:
-        """Replace the value of a tensor by one that ``settle`` computes when it is first read; return it."""
+        """Replace the value of a tensor by a symbol that ``settle`` computes at its first read; return it."""
         value = Symbolic(self, t.shape, t.dtype)
         self.deferred[value.id] = settle
         self.replace(t, value)
         return value
 
     def resume(self, value: Symbolic, computed: Symbolic) -> None:
-        """Set a deferred value to ``computed``."""
+        """Define a deferred value: it equals ``computed``."""
         del self.deferred[value.id]
         self._add_with(_ALIAS, (computed,), {}, (value,))
 
     def updates_of(self, unit: Any) -> dict[int, int]:
-        """Return how often each parameter of an optimiser unit was updated in this trace, by position."""
+        """Return how often the trace updates each parameter of an optimiser's unit, by parameter index.
+
+        A unit is a list of parameters that are updated together.
+        """
         return self.counted.setdefault(id(unit), (unit, {}))[1]
 
     # .grad ---------------------------------------------------------------------------------------
 
     def grad_of(self, t: Tensor) -> Any:
-        """Return the ``.grad`` of a tensor; a gradient from before the trace is replaced by a symbol."""
+        """Return ``t.grad``; a gradient from before the trace is replaced by a symbol."""
         self.capture(t)
         held = self.held.get(id(t))
         if held is not None and not held.grad_known:
@@ -481,11 +494,11 @@ class Trace(Sources):
     # The run -------------------------------------------------------------------------------------
 
     def run(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
-        """Call ``f`` on symbols, then ``finish(result)``; restore all captured tensors."""
+        """Call ``f`` on symbols and return ``finish(result)``; then restore all captured tensors."""
         return locked(_tracing_lock, self._run_apart, f, finish)
 
     def _run_apart(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
-        """Do what ``run`` does, in a separate context: an interrupt leaves no context variable set."""
+        """Call ``_run`` in a copy of the context, so that an interrupt leaves no context variable set."""
         try:
             return copy_context().run(self._run, f, finish)
         finally:
@@ -511,7 +524,7 @@ class Trace(Sources):
                 self._release()
 
     def _note_writes(self) -> None:
-        """Add to the program the writes that it makes at the end of each call."""
+        """Add to the program the assignments that it makes at the end of each call."""
         writes = self.program.writes
         changed = any(h.grad_known or h.tensor._data is not h.symbol for h in self.held.values())
         if changed and any(isinstance(a, Tensor) and id(a) in self.held for a in self.arguments):
@@ -531,7 +544,8 @@ class Trace(Sources):
                 elif now._data is not h.entry:
                     if type(now._node) is Node:
                         raise TransformError(
-                            "ad.compile: backward(create_graph=True) would leave a .grad that has a graph.\n"
+                            "ad.compile: backward(create_graph=True) would store a .grad that has a graph, "
+                            "which compiled functions do not support.\n"
                             "  Call ad.gradients(loss, params, create_graph=True) instead."
                         )
                     writes.append(Write("grad", owner, (self.value(now),)))
@@ -558,7 +572,7 @@ class Trace(Sources):
 
 
 def _take(leaves: list[Tensor], *gradients: Any) -> None:
-    """Add gradients of ``leaves`` to the micro-batch of an accumulator that is open now."""
+    """Add gradients of ``leaves`` to the micro-batch that is open in the current accumulator."""
     target = sink.get()
     assert target is not None
     target.take(dict(zip(leaves, gradients, strict=True)))

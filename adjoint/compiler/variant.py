@@ -1,6 +1,6 @@
 """One program of a compiled function: traced, built, and run for all calls with the same key.
 
-The key has the structure, shapes and dtypes of the arguments, and the modes of the library.
+The key has the structure, shapes and dtypes of the arguments, and settings such as the grad mode.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from adjoint.words import count
 __all__ = ["Variant"]
 
 
-_COPIED = (ndarray, set, deque, bytearray)  # results that are no trees, and that the caller may change
-_BAGS = (set, frozenset, deque, ValuesView, ItemsView)  # collections that are no trees
-# results that are computed after the trace
+_COPIED = (ndarray, set, deque, bytearray)  # results that are copied: the caller may change them
+_BAGS = (set, frozenset, deque, ValuesView, ItemsView)  # collections that ``tree.flatten`` does not open
+# results whose elements are computed later, after the trace
 _LAZY = (map, zip, filter, GeneratorType, CoroutineType, AsyncGeneratorType)
-_LONG = 64  # steps: programs with a longer loop are compiled to native code at the first call
+_LONG = 64  # iterations: programs with a longer loop are compiled to native code at the first call
 
 
 class Variant:
-    """One program of a compiled function, for all calls with the same key."""
+    """One traced program of a compiled function, which runs all calls with the same key."""
 
     def __init__(
         self, f: Callable[..., Any], call: Call, backend: str, parameters: Parameters, flush: bool = False
@@ -73,7 +73,7 @@ class Variant:
         self.copies: list[Any] = []
         self.backward: Backward | None = None
         self.residuals: list[int | Tensor | None] = []  # see ``Backward.owners``
-        self.spent: list[Node | None] = []  # nodes of results that were differentiated inside
+        self.spent: list[Node | None] = []  # released nodes of results that the function differentiated
         self._trace_call(call, parameters)
         self.trace_seconds = time.perf_counter() - start
         trace = self.trace
@@ -83,15 +83,15 @@ class Variant:
         leaves = [k for k, m in enumerate(call.moving) if getattr(m, "_node", None) is LEAF]
         back = self.backward
         self.recorder = None if back is None else Recorder(self, back, self.residuals, leaves)
-        self.waits = self.backend == "auto"  # native code is built at the second call, or at the first
-        # if there is a long loop
+        self.waits = self.backend == "auto"  # whether native code is to be built in a later call
+        # how many calls come before native code is built: none if there is a long loop
         self.patience = 0 if any(loop.count >= _LONG for loop in trace.loops) else 1
         if self.backend == "native":
             self._go_native()
         else:
             self._use(replay.build(self.program))
         self.direct = self._count_direct(call)
-        # arrays in, arrays out: no tensor was given, and none that requires grad is used
+        # whether no argument is a tensor and no tensor that requires grad is used
         self.plain = (
             bool(call.moving)
             and not any(isinstance(leaf, Tensor) for leaf in call.leaves)
@@ -105,7 +105,7 @@ class Variant:
         self.build_seconds = time.perf_counter() - start - self.trace_seconds
 
     def _trace_call(self, call: Call, parameters: Parameters) -> None:
-        """Trace the function; set the trace, the program and the guards."""
+        """Trace the function; set ``trace``, ``program`` and ``guards``."""
         self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
         objects = call.objects(parameters)
         values: list[Any] = []
@@ -121,19 +121,19 @@ class Variant:
             self._run_trace(trace, call)
         for each in (advances, *(found for _, found in trace.called.values())):
             each.check(self.name)
-        if len(sys.modules) != imported:  # the function may have imported them
+        if len(sys.modules) != imported:  # the function may have imported modules
             later = named_reads(self.f, objects, [])
             self.guards += [Guard(what, read) for what, read in later.items() if what not in reads]
         trace.arguments = ()
         self.program = trace.program
         modules = self._module_guards(call)
         covered = {id(g.owner) for g in modules}
-        # a guard that the trace itself has broken stays: the others have the values after the trace
+        # keep a guard that fails because of the trace: the guards of modules have the values after the trace
         self.guards = [g for g in self.guards if not (_reads_attribute(g, covered) and g.holds())]
         self.guards += [*modules, *trace.guards]
 
     def _module_guards(self, call: Call) -> list[ObjectGuard]:
-        """Return a guard of each module that was called or given; forget the copies that the trace made."""
+        """Return a guard for each module that was called or passed, except copies that the trace made."""
         copies = {id(m) for m in self.copies}
         called = [m for m in self.trace.modules.values() if id(m) not in copies]
         self.copies = []
@@ -141,12 +141,16 @@ class Variant:
         return [ObjectGuard(type(m).__name__, m) for m in modules.values()]
 
     def _use(self, built: Callable[..., Any]) -> None:
-        """Let the next calls run ``built``, the program as a function of its sources."""
+        """Use ``built``, a function of the program's sources, to run the program from now on."""
         self.built = built
         self.execute = make_call(self.program, self.trace, built, len(self.moves))
 
     def _go_native(self) -> None:
-        """Build native code for later calls; keep replay if no op of the program has a native form."""
+        """Build native code for later calls.
+
+        NumPy still runs the program if native code would not be faster, or, with a warning, if the build
+        fails.
+        """
         self.waits = False
         start = time.perf_counter()
         try:
@@ -173,7 +177,7 @@ class Variant:
             self.build_seconds += time.perf_counter() - start
 
     def run_by_replay(self, call: Call) -> Any:
-        """Run the program with NumPy, which returns exactly the values of the function."""
+        """Run the program with NumPy, whose results equal those of the function bit for bit."""
         built, execute, waits = self.built, self.execute, self.waits
         try:
             self.waits = False
@@ -205,7 +209,7 @@ class Variant:
             c.kind is tree.Structure.LEAF for c in args
         )
         known = all(type(m) in (ndarray, Tensor) for m in call.moving)
-        if self.backward is None:  # then a tensor with a graph is written to, or an error
+        if self.backward is None:  # then a tensor with a graph is an error, or the program writes into it
             known = known and all(getattr(m, "_node", None) is None for m in call.moving)
         distinct = len({id(m) for m in call.moving}) == len(call.moving)
         return len(args) if flat and known and distinct else -1
@@ -218,7 +222,7 @@ class Variant:
     def _call(self, trace: Trace, call: Call) -> Any:
         """Call the function with symbols in place of the traced arguments."""
         leaves = list(call.leaves)
-        made: dict[int, Any] = {}  # one tensor that is given twice has one stand-in
+        made: dict[int, Any] = {}  # a tensor that is passed twice gets one symbol
         self.inputs = []
         for position, k in enumerate(call.moves):
             leaf = leaves[k]
@@ -227,15 +231,15 @@ class Variant:
             leaves[k] = made[id(leaf)]
             self.inputs.append(leaves[k])
         args, kwargs = tree.unflatten(call.structure, leaves)
-        self.copies = list(_modules(tree.structure((args, kwargs))))  # modules with stand-ins as parameters
+        self.copies = list(_modules(tree.structure((args, kwargs))))  # modules with symbols as parameters
         return self.f(*args, **kwargs)
 
     def _finish(self, trace: Trace, result: Any) -> None:
-        """Record how to obtain each result of a call, and trace the backward pass if there is one."""
+        """Record how each result of a call is obtained, and trace the backward pass if a result needs it."""
         outs, self.result = tree.flatten(result)
         tensors: list[Tensor] = []
         self.outs: list[tuple[str, Any]] = []
-        places: dict[int, int] = {}  # among ``tensors``, by id
+        places: dict[int, int] = {}  # the index in ``tensors``, by the id of the tensor
         for o in outs:
             if isinstance(o, Symbolic):
                 o = wrap(o)
@@ -244,7 +248,7 @@ class Variant:
                 self.outs.append(("copy" if isinstance(o, _COPIED) else "same", o))
                 continue
             held = trace.held.get(id(o))
-            if type(o) is Tensor:  # from outside, and not touched
+            if type(o) is Tensor:  # created outside, and not used by any op
                 self.outs.append(("same", o))
                 continue
             if held is not None:
@@ -270,7 +274,7 @@ class Variant:
                 ]
 
     def _check_result(self, trace: Trace, o: Any) -> None:
-        """Raise if ``o``, a result that is no tree, has tensors that only the trace knows."""
+        """Raise if ``o``, a result that is not a tree, contains tensors that exist only in the trace."""
         if isinstance(o, _LAZY):
             what = words.a(type(o).__name__)
         elif isinstance(o, _BAGS) and any(trace.owns(each) for each in tree.flatten(list(o))[0]):
@@ -300,10 +304,10 @@ class Variant:
         return t
 
     def make_direct(self, owner: Owner) -> Callable[..., Any] | None:
-        """Return a function of the arguments that runs the program; call this after a check of all guards.
+        """Return a fast function that runs the program on arguments; call this after a check of all guards.
 
-        The function passes the call to ``owner`` if something has changed.  None is returned if calls may not
-        skip the general path.
+        The returned function passes the call to ``owner`` if something has changed.  Returns None if every
+        call must take the general path.
         """
         if self.waits or special.count:
             return None
@@ -323,7 +327,7 @@ class Variant:
         return self.direct >= 0 and not (trace.fixed or trace.decisions or given) and possible()
 
     def start_watch(self) -> None:
-        """Check the guards natively from now on: the program has run often."""
+        """Check the guards natively in all later calls; this is called when the program has run often."""
         self.directs.clear()
         with suppress(Exception):  # llvmlite cannot be imported
             self.watch = self._watch()
@@ -348,7 +352,7 @@ class Variant:
         return self._built(found, call.leaves)
 
     def results(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """Return the results of the function, made from the arrays that the program returned."""
+        """Return the results of the function, made from the arrays that the program has returned."""
         found = [wrap(r) for r in arrays[: self.count]]
         for t, node in zip(found, self.spent, strict=False):
             t._node = node
@@ -357,7 +361,7 @@ class Variant:
     def _built(self, found: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
         """Return the results in the structure that the function returns.
 
-        ``found`` are the results of the program, ``leaves`` the leaves of the arguments.
+        ``found`` has the results of the program, and ``leaves`` has the leaves of the arguments.
         """
         outs = []
         for kind, at in self.outs:
@@ -372,17 +376,17 @@ class Variant:
         return tree.unflatten(self.result, outs)
 
     def eager(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """Call the original function; return those of its results that the program computes, as tensors."""
+        """Call the original function; return the results that the program also computes, as tensors."""
         args, kwargs = tree.unflatten(self.structure, leaves)
         found = zip(tree.flatten(self.f(*args, **kwargs))[0], self.outs, strict=True)
         computed = {at: o for o, (kind, at) in found if kind in ("value", "number")}
         return [o if isinstance(o, Tensor) else wrap(np.asarray(o)) for o in computed.values()]
 
     def explained(self, call: Call) -> Exception | None:
-        """Return an error for the first index of a call that is out of range; None if there is none."""
+        """Return an error that explains the first index that is out of range; None if all are in range."""
         for check, value in self.trace.indices:
             part = self.trace.part(value, pure=True)
-            if any(s.kind == "draw" for s in part.sources):  # they would be drawn again
+            if any(s.kind == "draw" for s in part.sources):  # the random numbers would be drawn again
                 continue
             read = make_call(part, self.trace, replay.build(part), len(self.moves))
             try:
@@ -392,7 +396,7 @@ class Variant:
         return None
 
     def reason(self, call: Call) -> str:
-        """Return why the program does not match a call with the same key."""
+        """Return in words why the program cannot run a call that has the same key."""
         for g in self.guards:
             if not g.holds():
                 return str(g.reason())
@@ -407,10 +411,8 @@ class Variant:
             t = h.tensor if h.argument is None else call.moving[h.argument]
             if (t.grad is None) != (h.grad is None):
                 name = self._tensor_name(t) if h.argument is None else "an argument"
-                return (
-                    f".grad of {name} is {'None, which it was not' if t.grad is None else 'no longer None'}"
-                )
-        return "an array that it reads changed, or one tensor is both an argument and a variable"
+                return f".grad of {name} is {'None, but was not' if t.grad is None else 'no longer None'}"
+        return "an array that the function reads changed, or one tensor is both an argument and a variable"
 
     def _tensor_name(self, t: Tensor) -> str:
         """Return the name of a tensor that the program reads, for messages."""
@@ -424,7 +426,10 @@ class Variant:
         return f"a tensor of shape {t.shape}"
 
     def stats(self) -> dict[str, Any]:
-        """Return the entry of this program in the result of ``Compiled.stats``."""
+        """Return the entry of this program in the result of ``Compiled.stats``.
+
+        The keys are "instructions", "guards", "trace_seconds", "build_seconds" and "calls".
+        """
         tensors = sum(h.argument is None for h in self.trace.held.values())
         return {
             "instructions": len(self.program.live()),
@@ -444,7 +449,7 @@ def _modules(structure: tree.Structure) -> Iterator[Any]:
 
 
 def _reads_attribute(g: Guard, owners: set[int]) -> bool:
-    """Return whether a guard reads an attribute of one of these objects, which have guards of their own."""
+    """Return whether a guard reads an attribute of one of the objects ``owners``, which have own guards."""
     read: Any = g.read
     if not isinstance(read, functools.partial) or read.func is not read_attributes or len(read.args[1]) != 1:
         return False
@@ -453,13 +458,13 @@ def _reads_attribute(g: Guard, owners: set[int]) -> bool:
 
 
 def _spent(name: str, out: Tensor, leaves: list[Tensor]) -> Node:
-    """Return a released node for ``out``, a result that the function differentiated itself.
+    """Return a released node for ``out``, a result that the function itself has differentiated.
 
     A second backward from this result then raises, as in eager mode.  ``leaves`` are the parents of the node.
     """
     like = np.broadcast_to(np.zeros((), out.dtype), out.shape)
     op = new_op(name, (True,) * (1 + len(leaves)), False, 1)
-    op.joint = op.forward  # never called: the engine sees first that the node is released
+    op.joint = op.forward  # never called: the engine raises first, because the node is released
     node = node_of(op, (wrap(like), *leaves), {}, (None, *leaves), like)
     release(node)
     return node

@@ -30,17 +30,17 @@ from adjoint.core.tensor import Tensor, _Extra
 __all__ = ["Watch", "layout"]
 
 _CONTEXTS = (compile_mode, tracing, enclosing, transform, grad_mode, default_dtype, sink)
-_DEEPEST = 4
+_DEEPEST = 4  # levels of containers inside containers
 # After this many renewals without a success, guards with a ``watch`` method are called each time instead
 # (guards of optimisers have one: a schedule changes the rate at each step).  After twice as many, the native
 # check is given up.
 _TRIES = 3
 _MANAGED = 1 << 4  # the flag Py_TPFLAGS_MANAGED_DICT of a class
-_IN_USE = 16  # the word that is 1 while the rows that the words point to are read or written
+_IN_USE = 16  # the index of the word that is 1 while the tables of the check are read or written
 
 
 class Layout(NamedTuple):
-    """The offsets in bytes of the struct members that are compared."""
+    """The offsets in bytes of the members of CPython's structs that the check reads."""
 
     base: entry.Layout
     node: int
@@ -57,7 +57,7 @@ class Layout(NamedTuple):
 
 @functools.cache
 def layout() -> Layout | None:
-    """Return the offsets that the check reads; None if CPython is not laid out as expected."""
+    """Return the offsets that the check reads; None if CPython's structs are not as expected."""
     base = entry.layout()
     if base is None:
         return None
@@ -114,7 +114,7 @@ def _text() -> str | None:
 
 @functools.cache
 def _method() -> Any:
-    """Compile the check."""
+    """Return the compiled check, as a method definition of CPython."""
     text = _text()
     assert text is not None
     names = (
@@ -153,7 +153,7 @@ class Watch:
     ) -> None:
         self.grads, self.guards, self.tensors = grads, guards, [t for t, _, _ in held]
         self.failures = 0
-        self.calls = self.known = 0  # of the program, after this check alone: now, and at the last renewal
+        self.calls = self.known = 0  # calls that passed this check: until now, and until the last renewal
         self.asks = False
         self._fixed: list[Any] = []
         rows = [
@@ -181,9 +181,9 @@ class Watch:
         return [id(dtype), len(shape), self._listed(self._fixed, shape)]
 
     def renew(self) -> None:
-        """Record the current values; call this after a full check has found that all guards hold."""
+        """Record what the guards depend on; call this after a full check has found that all guards hold."""
         self.words[0] = -1  # ``ready`` returns False until this is done
-        if self.words[_IN_USE]:  # a finalizer calls the program during a check or a renewal
+        if self.words[_IN_USE]:  # a finalizer has called the program during a check or a renewal
             return
         self.words[_IN_USE] = 1
         try:
@@ -226,10 +226,11 @@ class Watch:
 
 
 class _Seen:
-    """The values that a renewal has recorded; it keeps the objects alive, so that no address is reused.
+    """The memory that a renewal has recorded.
 
-    ``equal`` and ``differ`` have (address, word), ``items`` have (dictionary, key, value) as addresses,
-    ``asked`` has functions that must return True.
+    ``equal`` and ``differ`` have pairs (address, word): the word in memory must, or must not, be this one.
+    ``items`` has (dictionary, key, value) as addresses; ``asked`` has functions that must return True.
+    ``objects`` keeps all objects alive, so that no address is reused.
     """
 
     def __init__(self) -> None:
@@ -243,7 +244,7 @@ class _Seen:
         self.objects: list[Any] = []
 
     def word(self, owner: Any, offset: int) -> None:
-        """Record the 64-bit word in memory at an offset of an object."""
+        """Record the 64-bit word in memory at ``offset`` bytes from the start of an object."""
         address = id(owner) + offset
         self.objects.append(owner)
         self.equal.append((address, entry._words(address, 1)[0]))
@@ -275,7 +276,10 @@ class _Seen:
         return True
 
     def guard(self, g: Any, asks: bool) -> None:
-        """Record what a guard compares; if that is not possible, have the guard called each time."""
+        """Record the memory that a guard depends on; if it is not known, the guard is called at each check.
+
+        If ``asks`` is true, guards with a ``watch`` method are always called.
+        """
         found = len(self.equal), len(self.items)
         try:
             if isinstance(g, ObjectGuard):
@@ -292,9 +296,9 @@ class _Seen:
             self.asked.append(g.holds)
 
     def _part(self, kind: str, value: Any, key: Any = None) -> None:
-        """Record a part of a container, which ``kind`` names.
+        """Record a part of a container.
 
-        It is the whole container ("whole"), the identity of one dictionary item ("item"), or the keys.
+        ``kind`` is "whole" (the container and its contents), "item" (one item of a dictionary) or "keys".
         """
         if kind == "whole":
             self._value(value, 0)
@@ -319,7 +323,7 @@ class _Seen:
             self._value(g.read(), 0)
 
     def _variable(self, read: Any) -> None:
-        """Record the places that change if a variable, or an attribute in its chain, is assigned.
+        """Record the memory that changes if a variable, or an attribute in its chain, is assigned.
 
         ``read`` is the function of ``named_reads`` that reads the variable.
         """
@@ -354,9 +358,9 @@ class _Seen:
             self._item(space, name)
 
     def _dictionary(self, owner: Any, space: dict[str, Any]) -> None:
-        """Record the word of an object that refers to the dictionary of its attributes."""
+        """Record the word of ``owner`` that refers to ``space``, the dictionary of its attributes."""
         kind = type(owner)
-        # the words before an object, for classes whose dictionaries CPython manages
+        # for classes whose dictionaries CPython manages, the reference is before the object
         offsets = range(-32, 0, 8) if kind.__flags__ & _MANAGED else (max(0, kind.__dictoffset__),)
         found = [k for k in offsets if entry._words(id(owner) + k, 1)[0] == id(space)]
         if len(found) != 1:
@@ -371,7 +375,7 @@ class _Seen:
     def _value(self, value: Any, depth: int) -> None:
         """Record a container and the containers inside it.
 
-        Other values are compared by identity, which is recorded by the caller.
+        Other values are compared by identity, which the caller has recorded.
         """
         if depth > _DEEPEST:
             raise _Unknown
@@ -396,9 +400,9 @@ class _Seen:
 
 
 class _Unknown(Exception):  # noqa: N818  not an error: the guard is called each time
-    """Raised when a guard cannot be watched."""
+    """Raised when it is not known which memory a guard depends on."""
 
 
 def possible() -> bool:
-    """Return whether the native check can be used here."""
+    """Return whether the native check can be used: llvmlite is installed and CPython's structs are known."""
     return has_llvm() and layout() is not None

@@ -1,4 +1,4 @@
-"""The LLVM IR of ``watch``, which replaces the upper-case names by offsets of struct members."""
+"""The LLVM IR of ``watch``, which replaces the names in upper case by offsets of struct members."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ no:
   ret i1 false
 }
 
-; Whether all words that must be equal are so, and all that must differ.  This is not done by @all: there
-; are many of them, and LLVM puts no function into another one here.
+; Whether all words that must be equal are equal, and all words that must differ are different.  @all is not
+; used: there are many words, and LLVM does not inline functions here.
 define internal i1 @words_hold(ptr %words) {
 entry:
   %at.count = getelementptr i64, ptr %words, i64 2
