@@ -100,7 +100,7 @@ class EMA:
         return f"EMA({words.count(len(self.params), 'tensor')}, {numbers}; decay={self.decay})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the averages, and the decay."""
+        """Return a dictionary with the keys ``"decay"`` and ``"averages"``, a list of copied arrays."""
         return {"decay": self.decay, "averages": [a.copy() for a in self.averages]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -117,7 +117,10 @@ class EMA:
             If the number, the shapes or the kinds of dtype differ.
         """
         if not isinstance(state, Mapping) or not {"decay", "averages"} <= set(state):
-            raise ArgumentError('EMA: the state must have the keys "decay" and "averages".')
+            raise ArgumentError(
+                'EMA: the state must have the keys "decay" and "averages".\n'
+                "  Pass the value that state_dict() returned."
+            )
         number_between("EMA: decay", state["decay"], 0.0, 1.0)
         saved = state["averages"]
         if not isinstance(saved, (list, tuple)) or len(saved) != len(self.averages):
@@ -126,6 +129,6 @@ class EMA:
         found = [fitting(a, ours) for a, ours in zip(saved, self.averages, strict=True)]
         wrong = [f"  {i}: {a}" for i, a in enumerate(found) if isinstance(a, str)]
         if wrong:
-            raise ShapeError("EMA: averages of the state do not match the parameters:\n" + "\n".join(wrong))
+            raise ShapeError("EMA: these averages do not match their parameters:\n" + "\n".join(wrong))
         self.decay = float(state["decay"])
         self.averages = [np.array(a) for a in found]

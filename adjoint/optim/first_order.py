@@ -91,9 +91,9 @@ class SGD(Optimizer):
             )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """Return the velocity, or nothing without momentum.
+        """Return the initial velocity, or an empty dictionary without momentum.
 
-        With dampening the velocity is NaN, which marks the first step.
+        With dampening the velocity is NaN, so that ``apply_one`` recognises the first step.
         """
         if not hyper["momentum"]:
             return {}
@@ -101,7 +101,7 @@ class SGD(Optimizer):
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Return ``p`` after a step along the gradient ``g`` or the velocity, and the new velocity."""
+        """Return ``p`` after a step against the gradient ``g`` or the velocity, and the new velocity."""
         if hyper["weight_decay"]:
             g = g + hyper["weight_decay"] * p
         if not hyper["momentum"]:
@@ -183,10 +183,10 @@ class Adam(Optimizer):
         return state
 
     def numbers(self, hyper: Hyper) -> Hyper:
-        """Return ``hyper`` with the rate and ε changed to include the bias corrections of both moments.
+        """Return ``hyper`` with ``"rate"`` and ``"eps"`` that include the bias corrections of both moments.
 
-        lr m̂ / (√v̂ + ε) = lr c/(1-β₁ᵗ) · m / (√v + ε c), with c = √(1-β₂ᵗ).  This saves two passes over the
-        arrays.
+        lr m̂ / (√v̂ + ε) = lr c/(1-β₁ᵗ) · m / (√v + ε c), with c = √(1-β₂ᵗ).  Correcting the numbers instead
+        of the arrays saves two passes over memory.
         """
         (b1, b2), t = hyper["betas"], hyper["step"]
         c = math.sqrt(1 - b2**t) if type(t) is int else (1 - b2**t) ** 0.5  # a tensor in ``Pure``
@@ -258,7 +258,7 @@ class AdamW(Adam):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize, shard=shard)
 
 
-_products: dict[tuple[float, float, int], float] = {}  # cached, so that the next step needs one factor
+_products: dict[tuple[float, float, int], float] = {}  # a cache: the next step multiplies by one factor
 
 
 def _mu_product(b1: float, decay: float, t: int) -> float:
@@ -280,7 +280,8 @@ def _mu_product(b1: float, decay: float, t: int) -> float:
 class NAdam(Optimizer):
     """Adam with Nesterov momentum, whose decay follows a schedule (Dozat 2016).
 
-    The bias correction depends only on the step: changed betas are treated as if used from the first step.
+    The bias correction is computed from the current betas and the step.  If betas are changed later, the
+    correction is that of a run that used the new betas from the first step.
 
     Parameters
     ----------
@@ -336,9 +337,9 @@ class NAdam(Optimizer):
         )
 
     def numbers(self, hyper: Hyper) -> Hyper:
-        """Return ``hyper`` with the factors of the gradient and of the first moment in step t.
+        """Return ``hyper`` with the factors ``"of_gradient"``, ``"of_moment"`` and ``"square"`` of step t.
 
-        They follow from the momentum μ_t = β₁ (1 - 0.96^(t·decay) / 2) and the product of all μ so far.
+        They are computed from the momentum μ_t = β₁ (1 - 0.96^(t·decay) / 2) and the product μ₁ … μ_t.
         """
         lr, (b1, b2), t, decay = hyper["lr"], hyper["betas"], hyper["step"], hyper["momentum_decay"]
         now, following = (b1 * (1.0 - 0.5 * 0.96 ** (n * decay)) for n in (t, t + 1))
@@ -352,7 +353,7 @@ class NAdam(Optimizer):
 
     @in_place
     def apply_one(self, xp: Namespace, p: Any, g: Any, state: State, hyper: Hyper) -> tuple[Any, State]:
-        """Return ``p`` after a step along gradient and first moment, and the new moments.
+        """Return ``p`` after a step against the gradient and the first moment, and the new moments.
 
         The step is divided by the root of the second moment.
         """

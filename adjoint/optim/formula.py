@@ -1,8 +1,9 @@
 """Generate the in-place form of an optimiser's update from its pure formula.
 
-``apply_one`` is called once on symbols.  The arithmetic that it does becomes the source of a function that
-makes the same NumPy calls in the same order, and writes into the parameter, its state and scratch arrays.
-Arithmetic on numbers alone becomes a second function, which is called once for all pieces of an update.
+``apply_one`` is called once with symbols instead of arrays.  Its array operations become the source of a
+function that makes the same NumPy calls in the same order, and writes into the parameter, its state and
+scratch arrays.  Its operations on hyper-parameters alone become a second function, which is called once per
+update.
 """
 
 from __future__ import annotations
@@ -17,23 +18,25 @@ from adjoint.threads.spread import scratch
 
 __all__ = ["InPlaceForm", "form_of", "in_place"]
 
-SCRATCH = 4096  # elements: a smaller array is made faster than scratch memory is found
+SCRATCH = 4096  # elements: allocating a smaller array is faster than looking up scratch memory
 
 
 class InPlaceForm(NamedTuple):
-    """The in-place form of an update formula: ``write(p, g, state, scalars(hyper, dtype))``."""
+    """Two generated functions that make an update in place: ``write(p, g, state, scalars(hyper, dtype))``."""
 
     scalars: Callable[[dict[str, Any], Any], tuple[Any, ...]]
     write: Callable[[Any, Any, dict[str, Any], tuple[Any, ...]], None]
 
 
 def in_place(apply_one: Any) -> Any:
-    """Mark the method ``apply_one`` of an optimiser: its in-place form may be generated.
+    """Decorate the method ``apply_one`` of an optimiser, so that its in-place form is generated.
 
-    Such a formula uses only ``+ - * /`` and functions of ``xp``.  Its only branches test whether a
-    hyper-parameter is 0.  It reads no other values that change.
+    The method must use only ``+ - * /`` and functions of ``xp``.  It may branch only on whether a
+    hyper-parameter is 0.  It must not read other values that can change.
     """
-    apply_one.forms = {}  # by optimiser class: hyper-parameters that it tests, the tests, forms by results
+    # by optimiser class: the names of the hyper-parameters in branches, a function that returns which of them
+    # are 0, and the generated forms by the result of that function
+    apply_one.forms = {}
     return apply_one
 
 
@@ -41,7 +44,7 @@ _UNKNOWN: tuple[tuple[str, ...], Callable[[Any], Any], dict[Any, InPlaceForm]] =
 
 
 def form_of(optimizer: Any, slots: Any, hyper: dict[str, Any]) -> InPlaceForm | None:
-    """Return the in-place form of an optimiser's formula; None if it is not marked with ``in_place``.
+    """Return the in-place form of an optimiser's ``apply_one``, or None if ``in_place`` does not decorate it.
 
     ``slots`` are the names of the state arrays.
     """
@@ -73,12 +76,12 @@ def _operators(name: str, sign: str) -> tuple[Callable[[Any, Any], Any], Callabl
 
 
 class _Symbol:
-    """A symbolic value of a formula; its operators record the computation in a ``_Trace``."""
+    """A symbolic number or array; its operators record the operation in a ``_Trace``."""
 
     def __init__(self, trace: _Trace, text: str, name: str = "") -> None:
         self.trace = trace
         self.text = text
-        self.name = name  # of the hyper-parameter that it is
+        self.name = name  # of the hyper-parameter, if the symbol is one
 
     __add__, __radd__ = _operators("add", "+")
     __sub__, __rsub__ = _operators("subtract", "-")
@@ -105,22 +108,22 @@ def _number(trace: _Trace, text: str, value: Any, name: str = "") -> Any:
 
 
 class _Trace:
-    """The steps of a formula, and the namespace ``xp`` in which it is evaluated."""
+    """Records the operations of a formula; it is passed to ``apply_one`` as the namespace ``xp``."""
 
     def __init__(self, hyper: dict[str, Any]) -> None:
         self.hyper = hyper
         self.tested: set[str] = set()
         self.steps: list[tuple[str, list[str], str]] = []  # function, operands, result
-        self.scalars: dict[str, str] = {}  # variables by the expression of a number
+        self.scalars: dict[str, str] = {}  # the expression of each number, and its variable
         self.functions: dict[str, Any] = {"scratch": scratch, "array": np.array, "copyto": np.copyto}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *operands: self.emit(name, "", *operands)
 
     def emit(self, name: str, sign: str, *operands: Any) -> Any:
-        """Record one operation, on arrays or on numbers alone; return its symbolic result.
+        """Record one operation and return its symbolic result: an array if an operand is one, or a number.
 
-        ``name`` is NumPy's name of the operation; ``sign`` is its Python operator, for numbers.
+        ``name`` is NumPy's name of the operation.  ``sign`` is the Python operator, or "" for a function.
         """
         if not any(isinstance(x, _Array) for x in operands):
             left, right = [x.text if isinstance(x, _Number) else repr(x) for x in operands]
@@ -137,7 +140,7 @@ class _Trace:
         return self.scalars.setdefault(text, f"n{len(self.scalars)}")
 
     def finish(self, p: _Array, state: dict[str, _Array]) -> InPlaceForm:
-        """Return the generated functions, which run the recorded steps and write the results.
+        """Generate and return the functions that run the recorded operations and write the results.
 
         ``p`` and ``state`` are the symbolic results of the formula.
         """
@@ -154,7 +157,7 @@ class _Trace:
         numbers = "".join(f"array({text}, dtype), " for text in self.scalars)
         source = f"def scalars(h, dtype):\n    return ({numbers})\n"
         source += "def write(p, g, state, n):\n    " + "\n    ".join([*head, *lines])
-        exec(source, self.functions)  # as dataclasses make their methods
+        exec(source, self.functions)  # the module dataclasses creates methods in the same way
         return InPlaceForm(self.functions["scalars"], self.functions["write"])
 
 
@@ -163,16 +166,16 @@ def _allocate(
 ) -> tuple[list[str], int]:
     """Choose the array that each step writes to; return the lines of code and the number of scratch arrays.
 
-    ``outputs`` maps a result to the array that it replaces.  A result is written into that array as soon as
-    the old value is no longer needed.  All other values are written into an array whose value is no longer
-    needed.
+    ``outputs`` maps each array that must be written to the name of its new value.  The new value is written
+    into that array directly if the old value is no longer needed.  All other values are written into arrays
+    that are no longer needed.
     """
     last = {
         x: i for i, (_, operands, _) in enumerate(steps) for x in operands
     }  # step that reads a value last
     last.update(dict.fromkeys(outputs.values(), len(steps)))
     home = {text: name for name, text in outputs.items()}
-    place = {name: name for name in outputs}  # the array in which each value is; old values are in their own
+    place = {name: name for name in outputs}  # the array of each value; at the start, the old values
     free = [name for name in outputs if name not in last]
     lines, registers = [], 0
     for i, (name, operands, result) in enumerate(steps):
@@ -180,7 +183,7 @@ def _allocate(
         free[:0] = sorted({place[x] for x in operands if x in place and last[x] == i})
         types = getattr(functions[name], "types", ())
         if "d->d" not in types and "dd->d" not in types:
-            lines.append(f"{result} = {call})")  # it cannot write into one of the arrays
+            lines.append(f"{result} = {call})")  # the result has another dtype than the arrays
             continue
         wanted = home.get(result)
         fits = [x for x in free if x == wanted] or [x for x in free if not wanted or x not in outputs]

@@ -1,4 +1,4 @@
-"""Parameter groups, their memory and optimiser state, and the updates that are computed from gradients."""
+"""Parameter groups of optimisers: the memory of parameters, the optimiser state, and the pending updates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 Array = ndarray[Any, Any]
 State = dict[str, Any]
 Hyper = dict[str, Any]
-Update = tuple[Array, Array, State, Hyper]  # flat parameter, gradient, state, hyper-parameters
+Update = tuple[Array, Array, State, Hyper]  # to be written: flat parameter, gradient, state, hyper-parameters
 
 _EXCLUSIVE = exclusive_count()
 
@@ -60,7 +60,7 @@ class Block:
         self._gather()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to rebuild a copy from the tensors: pickling separates views from the flat array."""
+        """Return the constructor and its arguments, because pickling separates views from the flat array."""
         return Block, (self.tensors,)
 
     def _gather(self) -> None:
@@ -71,21 +71,21 @@ class Block:
             flat[s] = t._data.reshape(-1)
             t._data = flat[s].reshape(t.shape)
             views.append(t._data)
-        # in this order: after an interrupt the old views differ from the tensors' data, and open() gathers
-        # again
+        # assigned last: if an interrupt comes before this, the old views differ from the tensors' data, and
+        # open() gathers again
         self.flat = flat
         self.views = views
 
     def open(self) -> ndarray[Any, Any]:
-        """Return the flat array for writing; increment the versions of all tensors."""
+        """Increment the versions of all tensors and return the flat array for writing."""
         limit, count, views = _EXCLUSIVE, sys.getrefcount, self.views
-        # a view of a view has the flat array as its base: each one adds to the flat's count
+        # every view, even a view of a view, has the flat array as its base and so adds 1 to its refcount
         exclusive = limit >= 0 and count(self.flat) <= len(views) + limit - 1
         i = 0
         for t in self.tensors:
             t._version += 1
             if t._data is not views[i] or count(views[i]) > limit:
-                exclusive = False  # something besides the tensors and this block holds the memory
+                exclusive = False  # another object, such as a NumPy view, uses the memory
             i += 1  # noqa: SIM113  enumerate costs more
         if not exclusive:
             self._gather()
@@ -95,8 +95,8 @@ class Block:
 class ParameterGroup:
     """Parameters that share hyper-parameters.
 
-    Small parameters of one dtype are stored and updated together, in one ``Unit``.  A large parameter is a
-    unit by itself.
+    Small parameters of one dtype are stored and updated together, in one ``Unit``.  Each large parameter has
+    its own unit.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ParameterGroup:
         made = Unit if unit is None else unit
         self.params = params
         self.hyper = hyper
-        self.checked = dict(hyper)  # the values that were checked last
+        self.checked = dict(hyper)  # the values at the last check, to detect values that a user assigned
         self.given = hyper.get("lr", 0.0)
         self.own_rate = False  # whether the group has its own learning rate
         self.ratio = 1.0  # of its learning rate to the optimiser's
@@ -116,7 +116,7 @@ class ParameterGroup:
         small: dict[Any, list[Tensor]] = {}
         for p in params:
             if p.size <= SMALL:
-                # frozen ones separately: a block with missing gradients is updated in parts
+                # frozen parameters in a separate block: a block with missing gradients is updated in parts
                 small.setdefault((p.dtype, p.requires_grad), []).append(p)
             else:
                 self.units.append(made([p], None))
@@ -124,11 +124,11 @@ class ParameterGroup:
         self._unit_of = {id(p): u for u in self.units for p in u.params}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)  # of a copy, whose parameters have new ids
+        self.__dict__.update(state)  # the parameters of a copy have new ids
         self._unit_of = {id(p): u for u in self.units for p in u.params}
 
     def state_of(self, p: Tensor, copy: bool = False) -> State:
-        """Return the state arrays of one parameter, in its shape."""
+        """Return the state arrays of one parameter by name, each in the shape of the parameter."""
         return self._unit_of[id(p)].state_of(p, copy)
 
     def steps_of(self, p: Tensor) -> int:
@@ -139,9 +139,9 @@ class ParameterGroup:
     def take_over(
         self, optimizer: Optimizer, data: Callable[[Tensor], Any] = operator.attrgetter("_data")
     ) -> None:
-        """Add or drop state arrays after a change of hyper-parameters, such as a momentum that was 0.
+        """Add or drop state arrays after a change of ``self.hyper``, such as a momentum that was 0 before.
 
-        ``data`` returns the array of a parameter.
+        ``data`` is a function that returns the array of a parameter.
         """
         if any(v != self.checked[k] for k, v in self.hyper.items() if k != "lr"):
             fitted = [unit.fitted_state(optimizer, self.hyper, data) for unit in self.units]
@@ -152,7 +152,7 @@ class ParameterGroup:
 
 
 class Unit:
-    """Parameters that are updated together: a block of small parameters, or one large parameter."""
+    """Parameters of a group that are updated together: a block of small ones, or one large parameter."""
 
     def __init__(self, params: list[Tensor], block: Block | None) -> None:
         self.params = params
@@ -164,11 +164,11 @@ class Unit:
     def updates(
         self, optimizer: Optimizer, grads: list[Any], hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> list[Update]:
-        """Increment the step counts of parameters with a gradient; return the updates to write.
+        """Increment the step counts of the parameters with a gradient; return the updates to be written.
 
-        ``grads`` has a gradient or None for each parameter.  Nothing is written here, so that an error
-        changes no parameter.  Functions that the caller must call after all updates are appended to
-        ``scatters``.
+        ``grads`` has a gradient or None for each parameter.  No parameter is written here, so an error
+        changes none.  For sparse gradients, functions that copy updated rows back are appended to
+        ``scatters``.  The caller must call them after it has written all updates.
         """
         present = [g is not None for g in grads]
         if not any(present):
@@ -218,9 +218,10 @@ class Unit:
         return found
 
     def _spans(self, present: list[bool]) -> Iterator[tuple[slice, int]]:
-        """Split the flat array into slices as long as possible, and yield each with its step count.
+        """Yield the longest slices of the flat array in which all parameters can be updated by one call.
 
-        All parameters in a slice have a gradient, as ``present`` says, and the same step count.
+        These parameters have a gradient (``present`` is True) and the same step count.  Each slice is yielded
+        as a pair with this step count.
         """
         assert self.block is not None
         runs: list[list[int]] = []  # start, stop, step
@@ -256,9 +257,9 @@ class Unit:
         return self.state
 
     def fitted_state(self, optimizer: Optimizer, hyper: Hyper, data: Callable[[Tensor], Any]) -> State | None:
-        """Return the state with exactly the arrays that the hyper-parameters need; None if there is none yet.
+        """Return the state with exactly the arrays that ``hyper`` requires; None before the first update.
 
-        ``data`` returns the array of a parameter.
+        ``data`` is a function that returns the array of a parameter.
         """
         if self.state is None:
             return None
@@ -268,19 +269,19 @@ class Unit:
     def initial_state(
         self, optimizer: Optimizer, hyper: Hyper, data: Callable[[Tensor], Any] = operator.attrgetter("_data")
     ) -> State:
-        """Return the state arrays before the first update, for all parameters of the unit.
+        """Return new state arrays for all parameters of the unit, as they are before the first update.
 
-        ``data`` returns the array of a parameter.
+        ``data`` is a function that returns the array of a parameter.
         """
         flat = np.concatenate([data(p) for p in self.params], None)
         return _initial(optimizer, flat, hyper)
 
     def kept(self, state: State) -> State:
-        """Return the part of the state arrays that this process keeps: here, all of them."""
+        """Return the part of the state arrays that this process stores: all of them, unless overridden."""
         return state
 
     def take_back(self, steps: list[int]) -> None:
-        """Restore the step counts to ``steps``, and the versions, after an update that was not written."""
+        """Undo ``updates`` after an error: set the step counts to ``steps`` and decrement the versions."""
         self.steps = steps
         for p in self.params:
             p._version -= 1
@@ -290,11 +291,11 @@ class Unit:
         return next(i for i, q in enumerate(self.params) if q is p)
 
     def slice_of(self, p: Tensor) -> slice:
-        """Return the slice of a parameter in the flat arrays."""
+        """Return the slice of the flat arrays that belongs to a parameter."""
         return slice(0, p.size) if self.block is None else self.block.slices[self.position(p)]
 
     def state_of(self, p: Tensor, copy: bool) -> State:
-        """Return the state arrays of one parameter, in its shape."""
+        """Return the state arrays of one parameter by name, each in the shape of the parameter."""
         found = {k: v[self.slice_of(p)].reshape(p.shape) for k, v in (self.state or {}).items()}
         return {k: v.copy() if copy else read_only(v) for k, v in found.items()}
 
@@ -306,7 +307,7 @@ def _initial(optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:
 
 
 def in_parts(update: Update) -> Update:
-    """Return an update in which complex arrays are viewed as real arrays of pairs, as in PyTorch."""
+    """Return the update with complex arrays viewed as real arrays of twice the size, as in PyTorch."""
     p, g, state, hyper = update
     if p.dtype.kind != "c":
         return update
@@ -314,14 +315,15 @@ def in_parts(update: Update) -> Update:
 
 
 def _parts(flat: Array) -> Array:
-    """Return a view of a flat complex array with real and imaginary parts alternating."""
+    """Return a real view of a flat complex array, in which real and imaginary parts alternate."""
     return flat.view(flat.real.dtype)
 
 
 def _rows(data: Array, grad: Any, state: State, hyper: Hyper, scatters: list[Callable[[], None]]) -> Update:
-    """Return the update of the rows of a sparse gradient, on copies of the rows of ``data`` and ``state``.
+    """Return an update of the rows in which the sparse gradient ``grad`` has values.
 
-    A function that writes the copies back is appended to ``scatters``.
+    The update is made on copies of these rows of ``data`` and ``state``.  A function that writes the copies
+    back is appended to ``scatters``.
     """
     rows = grad.rows
     piece = data[rows]
@@ -339,10 +341,7 @@ def _rows(data: Array, grad: Any, state: State, hyper: Hyper, scatters: list[Cal
 
 
 class _SparseError(Exception):
-    """Raised internally if a gradient is sparse.
-
-    The parameters of the block are then updated one by one.
-    """
+    """Raised internally if a gradient of a block is sparse.  The block is then updated in parts."""
 
 
 def _whole(g: Any) -> Array:
@@ -352,18 +351,22 @@ def _whole(g: Any) -> Array:
 
 
 def fitted(grad: Any, p: Tensor) -> Any:
-    """Return the gradient of ``p`` as an array with its shape and dtype; a sparse gradient unchanged."""
+    """Return the gradient of ``p`` as an array of the dtype of ``p``; a sparse gradient unchanged.
+
+    Raise a bare ValueError if the shapes differ, or TypeError if the dtype cannot be cast.  The caller adds
+    the message.
+    """
     rows = getattr(grad, "rows", None)
     g = grad if rows is not None else grad._data if type(grad) is Tensor else np.asarray(grad)
     if g.shape != p.shape:
-        raise ValueError  # the caller adds the message, which names the parameter
+        raise ValueError
     if not castable(g.dtype, p.dtype):
         raise TypeError
     return g if rows is not None else g.astype(p.dtype, copy=False)
 
 
 def plain_value(value: Any) -> Any:
-    """Return NumPy scalars as Python numbers, which keep float32 arrays float32."""
+    """Return NumPy scalars as Python numbers, because Python numbers do not promote float32 arrays."""
     if isinstance(value, (tuple, list)):
         return tuple(map(plain_value, value))
     return value.item() if isinstance(value, np.generic) else value

@@ -73,7 +73,7 @@ class LBFGS:
             if isinstance(p, Mapping):
                 raise InputError("LBFGS: parameter groups are not supported.  Pass a list of all parameters.")
         leaves = all(isinstance(p, Tensor) and p.is_leaf for p in self.params)
-        if not leaves or not any(p.requires_grad for p in self.params):  # frozen ones are not updated
+        if not leaves or not any(p.requires_grad for p in self.params):  # frozen parameters are not updated
             raise InputError("LBFGS: parameters must be leaf tensors, and at least one must require grad.")
         for name, count in (("max_iter", max_iter), ("history", history)):
             if whole_number("LBFGS", name, count) < 1:
@@ -148,7 +148,7 @@ class LBFGS:
             If the loss or the gradient is not finite at the start.
         """
         if special.count:
-            refuse_tracing("LBFGS", "It decides on values: compile the closure instead.")
+            refuse_tracing("LBFGS", "The line search branches on values: compile the closure instead.")
         before = self._flat()
         pairs, iterations = self.pairs.copy(), self.iterations
         try:
@@ -194,7 +194,7 @@ class LBFGS:
             t, new_loss, new_g = strong_wolfe(evaluate, x, first, d, loss, g, slope)
             s = t * d
             y = new_g - g
-            # positive beyond rounding, independent of the scales of loss and parameters
+            # the curvature must be positive, beyond rounding errors at any scale of loss and parameters
             if float(y @ s) > 1e-14 * math.sqrt(float(y @ y)) * math.sqrt(float(s @ s)):
                 self.pairs.append((s, y, 1.0 / float(y @ s)))
             change = abs(new_loss - loss)
@@ -222,7 +222,7 @@ class LBFGS:
         return q
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the stored pairs, and the number of iterations."""
+        """Return a dictionary with copies of the stored ``"pairs"`` and the number of ``"iterations"``."""
         return {"pairs": [(s.copy(), y.copy()) for s, y, _ in self.pairs], "iterations": self.iterations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -234,7 +234,10 @@ class LBFGS:
             The result of ``state_dict()``.
         """
         if not isinstance(state, Mapping) or not {"pairs", "iterations"} <= set(state):
-            raise ArgumentError('LBFGS: the state must have the keys "pairs" and "iterations".')
+            raise ArgumentError(
+                'LBFGS: the state must have the keys "pairs" and "iterations".\n'
+                "  Pass the value that state_dict() returned."
+            )
         iterations = whole_number("LBFGS", "iterations", state["iterations"])
         size = sum(map(_count, self.params))
         pairs = []
@@ -247,7 +250,7 @@ class LBFGS:
             curvature = float(y @ s)
             if not 0 < curvature < math.inf:
                 raise ArgumentError(
-                    f"LBFGS: pair {i} of the state has curvature {curvature}, but must be above 0."
+                    f"LBFGS: the curvature of pair {i} of the state must be above 0, but is {curvature}."
                 )
             pairs.append((s, y, 1.0 / curvature))
         self.pairs = deque(pairs, maxlen=self.history)
@@ -286,12 +289,13 @@ def strong_wolfe(
     c2: float = 0.9,
     limit: int = 25,
 ) -> tuple[float, float, Any]:
-    """Find a step length t along the direction ``d`` with sufficient decrease and curvature.
+    """Find a step length along the direction ``d`` that satisfies the strong Wolfe conditions.
 
-    Return t, the loss and the gradient there.  ``loss``, ``g`` and ``slope`` are the loss, the gradient and
-    the derivative along ``d`` at ``x``.  The conditions are loss(t) ≤ loss + c1·t·slope and |slope(t)| ≤
-    c2·|slope| (Nocedal and Wright, 3.5 and 3.6).  Like minFunc and PyTorch, the search tries the minimum of
-    the cubic through the last two points, at most ``limit`` times.
+    Return this step length t, and the loss and the gradient at ``x + t d``.  ``loss``, ``g`` and ``slope``
+    are the loss, the gradient and the derivative along ``d`` at ``x``.  The conditions are loss(t) ≤ loss +
+    c1·t·slope and |slope(t)| ≤ c2·|slope| (Nocedal and Wright, algorithms 3.5 and 3.6).  ``t`` is tried
+    first, then, like in minFunc and PyTorch, the minimum of the cubic through the last two points.  The
+    search ends after ``limit`` trials.
     """
     before: Point = (0.0, loss, slope, g)
     for i in range(limit):
@@ -326,13 +330,13 @@ def _zoom(
     c2: float,
     limit: int,
 ) -> tuple[float, float, Any]:
-    """Shrink the bracket ``ends`` until a point satisfies both Wolfe conditions; return that point.
+    """Shrink the interval between ``ends`` until a point satisfies both Wolfe conditions; return that point.
 
-    If no such point is found, return the end of the bracket with the lower loss.  The other arguments are as
-    for ``strong_wolfe``.
+    The point is returned as its step length, loss and gradient.  If no such point is found, the end of the
+    interval with the lower loss is returned.  The other arguments are as for ``strong_wolfe``.
     """
     length = float(np.abs(d).max(initial=0.0))
-    near = False  # whether the last point was near an end of the bracket
+    near = False  # whether the last point was near an end of the interval
     low = _lower(ends)
     for _ in range(limit):
         a, b = sorted((ends[0][0], ends[1][0]))
@@ -358,18 +362,15 @@ def _zoom(
 
 
 def _lower(ends: list[Point]) -> int:
-    """Return the index (0 or 1) of the end of a bracket with the lower loss.
-
-    A loss that is not finite is never lower.
-    """
+    """Return the index, 0 or 1, of the point with the lower loss; losses that are not finite count as inf."""
     first, second = (loss if math.isfinite(loss) else math.inf for _, loss, _, _ in ends)
     return 0 if first <= second else 1
 
 
 def _cubic(p: Point, q: Point, low: float, high: float) -> float:
-    """Return the position from ``low`` to ``high`` at which a cubic is minimal.
+    """Return the minimum of the cubic through ``p`` and ``q`` with their slopes, limited to [low, high].
 
-    The cubic has the values and slopes of the points ``p`` and ``q``.
+    Return the middle of this interval if the cubic has no minimum.
     """
     p, q = (p, q) if p[0] <= q[0] else (q, p)
     d1 = p[2] + q[2] - 3 * (p[1] - q[1]) / (p[0] - q[0])

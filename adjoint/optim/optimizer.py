@@ -1,9 +1,8 @@
 """The base class of optimisers: hyper-parameters, groups, and updates in place.
 
 An optimiser is defined by a pure function on arrays, ``apply_one(xp, p, g, state, hyper)``, which returns the
-new parameter and the new state.  Small parameters are updated together as one flat array.  Updates are
-computed in pieces that stay in the cache: few NumPy calls for many small tensors, and one pass over memory
-for large ones, shared by several threads.
+new parameter and the new state.  Small parameters are updated together as one flat array, which needs few
+NumPy calls.  Large parameters are updated in pieces that fit in the CPU cache, by several threads.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _own_rate = operator.attrgetter("own_rate")
 
 Part = tuple[
     Callable[[Array, Array, State, Any], None], Array, Array, State, Any
-]  # a function, its arguments
+]  # a function and its arguments
 
 _FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
 
@@ -83,7 +82,7 @@ class Optimizer:
     """
 
     slots: ClassVar[tuple[str, ...]] = ()  # the names of the state arrays of each parameter
-    pure: ClassVar[bool] = True  # whether ``numbers`` takes a tensor as the step, as ``Pure`` needs it
+    pure: ClassVar[bool] = True  # whether the step that ``numbers`` gets may be a tensor, as in ``Pure``
 
     def __init__(self, params: Iterable[Any], *, shard: Group | None = None, **defaults: Any) -> None:
         if special.count:
@@ -94,7 +93,7 @@ class Optimizer:
         self.defaults = {"maximize": False, **defaults}
         self.step_count = 0
         self.groups: list[ParameterGroup] = []
-        self._paused = False  # whether all rates are 0 because lr was set to 0
+        self._paused = False  # whether all learning rates are 0 because lr was set to 0
         self._complex = False  # whether a parameter is complex
         given = parameter_list(type(self).__name__, params)
         if not given:
@@ -285,16 +284,18 @@ class Optimizer:
         self._refuse_unknown(set(hyper))
         missing = [name for name in self.defaults if name not in hyper]
         if missing:
-            raise ArgumentError(f"{type(self).__name__}: a group has no {', '.join(missing)}.")
+            raise ArgumentError(
+                f"{type(self).__name__}: the hyper-parameters of a group are missing {', '.join(missing)}."
+            )
         self.check(hyper)
 
     def _relate(self, added: ParameterGroup) -> None:
-        """Store the ratio of the learning rate of a new group to ``self.lr``, which the group keeps later."""
+        """Store the ratio of a new group's rate to ``self.lr``, which later changes of ``lr`` keep."""
         lead = self._lead()
-        rate = lead.hyper["lr"] or lead.given  # given: if all rates are 0 for a time
+        rate = lead.hyper["lr"] or lead.given  # the rate it was created with, if lr is 0 now
         if rate:
             added.ratio = added.given / rate
-        elif added.given:  # the first above 0: earlier groups stay at 0
+        elif added.given:  # the first group with a rate above 0: earlier groups stay at 0
             for g in self.groups:
                 g.ratio = 0.0
 
@@ -306,8 +307,8 @@ class Optimizer:
     def _lead(self) -> ParameterGroup:
         """Return the group whose learning rate is ``self.lr``.
 
-        This is the first group whose rate is or was above 0.  Groups without their own rate come before
-        groups with their own.
+        This is the first group whose rate is or was above 0.  Groups that use the default rate are considered
+        before groups that were given their own rate.
         """
         if len(self.groups) == 1:
             return self.groups[0]
@@ -333,11 +334,15 @@ class Optimizer:
         if "lr" not in self.defaults:
             raise ArgumentError(f"{type(self).__name__} has no learning rate to set.")
         if special.count:
-            refuse_tracing("Setting the learning rate", "Set it outside: the program reads it at each call.")
+            refuse_tracing(
+                "Setting the learning rate",
+                "Set it outside the compiled function, which reads it at each call.",
+            )
         number_between(f"{type(self).__name__}: lr", value, 0.0)
         before = self.lr
         for g in self.groups:
-            if before and not self._paused and g.hyper["lr"] != before * g.ratio:  # it was set separately
+            # the rate of this group was assigned separately: keep its new ratio
+            if before and not self._paused and g.hyper["lr"] != before * g.ratio:
                 g.ratio = g.hyper["lr"] / before
             g.hyper["lr"] = g.checked["lr"] = float(value) * g.ratio
         self._paused = value == 0
@@ -375,7 +380,7 @@ class Optimizer:
         strange = next((k for k in grads if not isinstance(k, (Tensor, int))), None)
         if strange is not None:
             raise InputError(
-                f"{type(self).__name__}: the keys of gradients must be parameters, but one is {strange!r}."
+                f"{type(self).__name__}: the keys of grads must be parameters, but one key is {strange!r}."
             )
         gradient = lambda p: _found(grads, p)
         self._refuse_misfits(gradient)
@@ -391,14 +396,16 @@ class Optimizer:
         try:
             self.update_units(grads)
         except (ValueError, TypeError) as error:
-            if not hasattr(error, "__notes__"):  # nothing was written
+            if not hasattr(error, "__notes__"):  # no note from _take_back: no parameter was written
                 self._refuse_misfits(gradient)
             raise
 
     def update_units(self, grads: list[list[Any]], restored: bool = False) -> None:
-        """Update parameters; ``grads`` has one list per unit, with None for parameters without a gradient.
+        """Update all parameters that have a gradient.
 
-        With ``restored`` the caller restores everything after an error.
+        ``grads`` has one list per unit (a ``Unit`` is a set of parameters that are updated together), with
+        None for a parameter without a gradient.  If ``restored`` is True, the caller restores the optimiser
+        after an error, so this method does not.
         """
         groups = self.groups
         written = [group for group in groups if group.hyper != group.checked]
@@ -409,7 +416,7 @@ class Optimizer:
         counts = [unit.steps for group in groups for unit in group.units]
         before, count = grad_mode.get(), self.step_count
         try:
-            # parameters are written to; set inside try, so that an interrupt does not leave it set
+            # off, because parameters are written; set inside try, so that an interrupt cannot leave it off
             grad_mode.set(False)
             for group in written:
                 group.take_over(self)
@@ -429,21 +436,25 @@ class Optimizer:
             grad_mode.set(before)
 
     def _take_back(self, error: BaseException, count: int, steps: Iterable[tuple[Unit, list[int]]]) -> None:
-        """Restore the step counts of units after an error; if the update was being written, say so instead.
+        """Restore the step counts of units after an error in an update.
 
-        ``count`` is the ``step_count`` before the update.
+        If the error came while parameters were written, they cannot be restored: add a note to ``error``
+        instead.  ``count`` is the ``step_count`` before the update, ``steps`` the step counts of each unit.
         """
         if self.step_count != count:  # an interrupt, or an error in a user's apply_one
-            error.add_note(f"{type(self).__name__} was writing: some parameters are updated, others not.")
+            error.add_note(
+                f"{type(self).__name__}: this error interrupted the update.  Some parameters are updated, "
+                "others are not."
+            )
             return
         for unit, before in steps:
             if unit.steps is not before:
                 unit.take_back(before)
 
     def _refuse_misfits(self, gradient: Callable[[Tensor], Any]) -> None:
-        """Raise for the first gradient that does not match its parameter.
+        """Raise if the shape or dtype of a gradient does not match its parameter.
 
-        ``gradient`` returns the gradient of a parameter.
+        ``gradient`` is a function that returns the gradient of a parameter, or None.
         """
         for i, p in enumerate(self.params):
             if (g := gradient(p)) is None:
@@ -457,7 +468,7 @@ class Optimizer:
 
     @np.errstate(all="ignore")  # a warning raised as an error would leave the update incomplete
     def _write(self, updates: list[Update]) -> None:
-        """Write all updates, in pieces, and in several threads if they are large."""
+        """Compute all updates and write them, in pieces; use several threads if the parameters are large."""
         parts: list[Part] = []
         for update in updates:
             p, g, state, hyper = in_parts(update) if self._complex else update
@@ -511,10 +522,10 @@ class Optimizer:
         raise InputError("state_of: this tensor is not a parameter of the optimiser.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the step count, the hyper-parameters and the state.
+        """Return a dictionary with copies of the step count, the hyper-parameters and the state.
 
-        With ``shard=`` all ranks must call this.  Each gets the whole state, which can be loaded on any
-        number of ranks.
+        With ``shard=`` all ranks must call this method.  Each rank gets the whole state, which can be loaded
+        on any number of ranks.
         """
         return {
             "kind": type(self).__name__,
@@ -570,9 +581,9 @@ def _found(grads: Mapping[Any, Any], p: Tensor) -> Any:
 
 
 def parameter_list(kind: str, params: Any) -> list[Any]:
-    """Return parameters, or groups of them, as a list; raise for a module or a single tensor.
+    """Return the parameters, or parameter groups, as a list; raise for a module or a single tensor.
 
-    ``kind`` is the name of the optimiser, for errors.
+    ``kind`` is the name of the optimiser's class, for error messages.
     """
     if callable(getattr(params, "parameters", None)):
         empty = (

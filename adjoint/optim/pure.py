@@ -19,10 +19,9 @@ __all__ = ["Pure"]
 
 
 class Pure:
-    """An optimiser as two functions: one that makes a state, and one that makes an update.
+    """An optimiser as two functions: ``init`` returns a state, ``update`` new parameters and a new state.
 
-    Nothing is changed in place, so an update can be mapped by ``ad.vmap``, repeated by ``ad.scan`` and
-    compiled.
+    Nothing is changed in place, so ``update`` can be used in ``ad.vmap``, ``ad.scan`` and ``ad.compile``.
 
     Parameters
     ----------
@@ -34,9 +33,10 @@ class Pure:
     Raises
     ------
     InputError
-        If ``kind`` is not a subclass of ``Optimizer``, such as ``LBFGS``, which decides on values.
+        If ``kind`` is not a subclass of ``Optimizer``.  ``LBFGS`` is not one.
     ArgumentError
-        If the optimiser has no such form: ``NAdam`` counts its steps in Python.
+        If the optimiser cannot be written as a pure function.  ``NAdam`` cannot: it computes with the step
+        count in Python.
 
     Examples
     --------
@@ -56,10 +56,11 @@ class Pure:
             raise InputError(f"Pure: kind must be a class of optimisers, such as optim.Adam, not {kind!r}.")
         if not kind.pure:
             raise ArgumentError(
-                f"Pure: {kind.__name__} counts its steps in Python, so it has no form as a function.\n"
+                f"Pure: {kind.__name__} cannot be used, because it counts its steps in Python.\n"
                 "  Use SGD, Adam, AdamW, RMSprop, Adagrad or Lion."
             )
-        # one parameter, so that the constructor checks the hyper-parameters; it is outside of all transforms
+        # an optimiser of one dummy parameter: the constructor checks the hyper-parameters.  It is created
+        # outside of all transforms, because a tensor of a transform is not a leaf.
         made = lambda: kind([wrap(np.zeros(1)).requires_grad_()], **hyper)
         self._optimizer = within(tracing, None, run_at, None, made)
         self._hyper = self._optimizer.groups[0].hyper
@@ -78,7 +79,8 @@ class Pure:
         Returns
         -------
         dict
-            The number of updates so far, ``"step"``, and a list of arrays for each parameter, ``"slots"``.
+            ``"step"``: the number of updates so far; ``"slots"``: a list with one dictionary of state tensors
+            per parameter.
         """
         slots = []
         for p in map(_checked, tree.leaves(params)):
@@ -100,7 +102,7 @@ class Pure:
         state : dict
             The state, from ``init`` or from the update before.
         **changes : object
-            Hyper-parameters of this update that differ, such as ``lr``; they may be tensors.
+            Hyper-parameters to override in this update, such as ``lr``.  The values may be tensors.
 
         Returns
         -------
@@ -110,11 +112,11 @@ class Pure:
         Raises
         ------
         ArgumentError
-            If the optimiser has no such hyper-parameter, or a number is out of its range.
+            If a name in ``changes`` is not a hyper-parameter, or its value is out of range.
         TransformError
-            If the gradients are a tree of another structure than the parameters.
+            If the gradients and the parameters are trees of different structure.
         ShapeError
-            If a gradient has another shape than its parameter.
+            If a gradient and its parameter have different shapes.
         """
         unknown = sorted(changes.keys() - self._hyper.keys())
         if unknown:
@@ -125,8 +127,8 @@ class Pure:
         gradients = tree.flatten_like(structure, grads, "update: grads")
         if len(state["slots"]) != len(leaves):
             raise InputError(
-                f"update: there are {len(leaves)} parameters, but states of {len(state['slots'])}.  Pass the "
-                "state that init returned for these parameters."
+                f"update: there are {len(leaves)} parameters, but the state is that of "
+                f"{len(state['slots'])}.\n  Pass the state that init returned for these parameters."
             )
         numbers = {k: v for k, v in changes.items() if type(v) in (int, float, bool)}
         self._optimizer.check({**self._hyper, **numbers})
@@ -142,9 +144,9 @@ class Pure:
         )
 
     def _one(self, p: Tensor, g: Tensor, slots: dict[str, Any], hyper: dict[str, Any]) -> tuple[Tensor, Any]:
-        """Return the parameter ``p`` and its state after an update by the gradient ``g``.
+        """Return the new value and the new state of ``p`` after an update by its gradient ``g``.
 
-        ``slots`` is the state, ``hyper`` the hyper-parameters.
+        ``slots`` is the state of ``p`` before the update.
         """
         if g.shape != p.shape:
             raise ShapeError(
@@ -160,7 +162,7 @@ class Pure:
 
 
 def _checked(p: Any) -> Tensor:
-    """Return a parameter as a tensor of real floats."""
+    """Return a parameter as a tensor; raise if its dtype is not a real float."""
     p = asarray(p)
     if p.dtype.kind != "f":
         raise DTypeError(f"Pure: a parameter must have a real float dtype, but one has {p.dtype}.")

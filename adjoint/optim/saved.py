@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ["read_state"]
 
+# of one group: hyper-parameters, ratio of its learning rate to the optimiser's, then for each unit
+# (parameters that are updated together) the state arrays and the step count of each parameter
 Read = tuple[dict[str, Any], float, list[tuple[dict[str, Any] | None, list[int]]]]
 
 
 def read_state(optimizer: Optimizer, state: Any) -> tuple[list[Read], int]:
-    """Return what each group restores from a saved ``state``, and the step count.
+    """Check a saved ``state``; return the values to restore, as one ``Read`` per group, and the step count.
 
-    For each group: its hyper-parameters, the ratio of its learning rate to the optimiser's, and for each unit
-    its state arrays and step counts.
+    A ``Read`` is a tuple: the hyper-parameters, the ratio of the group's learning rate to the optimiser's,
+    and a list with the state arrays and step counts of each unit (the parameters that are updated together).
     """
     kind = type(optimizer).__name__
     if not isinstance(state, Mapping):
@@ -41,7 +43,10 @@ def read_state(optimizer: Optimizer, state: Any) -> tuple[list[Read], int]:
     for part in ("state", "steps"):
         counts = [len(s) for s in state[part]]
         if counts != ours or len(state["groups"]) != len(ours):
-            raise ArgumentError(f"the state has {counts} parameters per group, but the optimiser has {ours}.")
+            raise ArgumentError(
+                f"{kind}: the state has {counts} parameters per group, but the optimiser has {ours}.\n"
+                "  Create the optimiser with the same parameter groups as the one that was saved."
+            )
     ratios = state.get("ratios") or [g.ratio for g in optimizer.groups]
     parts = (optimizer.groups, state["groups"], ratios, state["state"], state["steps"])
     return [_group(optimizer, *each) for each in zip(*parts, strict=True)], _steps("step", state["step"])
@@ -70,9 +75,9 @@ def _group(
 def _arrays(
     optimizer: Optimizer, unit: Unit, hyper: dict[str, Any], saved: list[tuple[int, Any]]
 ) -> dict[str, Any] | None:
-    """Return the saved state of a unit as flat arrays; None if none of its parameters has a state yet.
+    """Return the saved state of a unit as flat arrays by name, or None if no parameter was updated yet.
 
-    ``saved`` has the number and the saved state of each parameter.
+    ``saved`` has one pair per parameter of the unit: its index in the group, and its saved state.
     """
     if not any(s for _, s in saved):
         return None

@@ -58,7 +58,7 @@ def _power(base: float, exponent: float) -> float:
     try:
         return base**exponent
     except OverflowError:
-        return math.inf  # the optimiser raises for it
+        return math.inf  # the optimiser raises an error for an infinite rate
 
 
 def _callable(name: str, schedule: Any) -> None:
@@ -435,9 +435,10 @@ def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
 
 
 class _Chain:
-    """Several schedules, one after the other; each counts steps from its own start.
+    """A schedule that follows several schedules, one after the other.
 
-    Metrics are passed to the current schedule.  The states of all schedules are saved.
+    Each of them is called with the number of steps since its own start.  Metrics are passed to the current
+    schedule.  The state is that of all schedules.
     """
 
     def __init__(self, parts: Sequence[tuple[Schedule, int | None]]) -> None:
@@ -448,12 +449,12 @@ class _Chain:
         return bisect.bisect_right(self._starts, max(step, 0)) - 1
 
     def __call__(self, step: int) -> float:
-        """Return the rate of a step, from the schedule that applies at this step."""
+        """Return the learning rate of a step."""
         i = self._followed(step)
         return self._parts[i](step - self._starts[i])
 
     def report(self, metric: float, step: int | None = None) -> float:
-        """Report a metric to the schedule that applies after this step; return the new rate."""
+        """Pass a metric to the schedule that is followed at this step; return the learning rate after it."""
         if step is None:
             raise ArgumentError("report: a sequence of schedules needs the step: report(metric, step).")
         i = self._followed(step)
@@ -462,14 +463,17 @@ class _Chain:
         return self(step)
 
     def report_from(self, logs: Mapping[str, float], step: int) -> float:
-        """Report the monitored metric among ``logs``, the metrics of an epoch by name; return the rate."""
+        """Pass the metrics of an epoch to the schedule that is followed at this step; return the new rate.
+
+        ``logs`` maps the names of the metrics to their values.
+        """
         i = self._followed(step)
         if hasattr(self._parts[i], "report_from"):
             self._parts[i].report_from(logs, step - self._starts[i])
         return self(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of those schedules that have one, by index."""
+        """Return the states of the schedules that have one, by the index of the schedule as a string."""
         return {str(i): p.state_dict() for i, p in enumerate(self._parts) if hasattr(p, "state_dict")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -477,8 +481,8 @@ class _Chain:
         ours = {str(i): p for i, p in enumerate(self._parts) if hasattr(p, "load_state_dict")}
         if set(ours) != set(state):
             raise ArgumentError(
-                f"load_state_dict: the state has the parts {sorted(state)}, but the parts of this sequence "
-                f"that have a state are {sorted(ours)}."
+                f"load_state_dict: the state is that of the schedules with indices {sorted(state)}, but in "
+                f"this sequence the schedules with a state have the indices {sorted(ours)}."
             )
         for i, part in ours.items():
             part.load_state_dict(state[i])
@@ -487,9 +491,9 @@ class _Chain:
 class Plateau:
     """Reduce the rate when a metric stops improving.
 
-    Call ``report(metric)`` once per epoch; a trainer does this automatically.  As a schedule, it returns the
-    current rate.  If ``monitor`` is changed, also in a resumed run, the best value is reset and the rate is
-    kept.
+    Call ``report(metric)`` once per epoch; a trainer does this automatically.  Calling the object with a step
+    returns the current rate.  If ``monitor`` is changed, also in a resumed run, the best value is reset and
+    the rate is kept.
 
     Parameters
     ----------
@@ -508,7 +512,8 @@ class Plateau:
     mode : {"min", "max"}
         Whether lower or higher is better.
     monitor : str, optional
-        The logged number that a trainer reports.  The default is the validation loss, or else the loss.
+        The name of the metric that a trainer reports.  The default is "val_loss" if it is logged, or else
+        "loss".
 
     Examples
     --------
@@ -541,7 +546,7 @@ class Plateau:
         self.cooldown, self.minimum, self.mode = cooldown, minimum, mode
         self.monitor = monitor
         self.resting = 0
-        self.followed: str | None = None  # the logged number of the best value
+        self.followed: str | None = None  # the name of the metric that ``best`` belongs to
         self._forget()
 
     def __repr__(self) -> str:
@@ -582,12 +587,12 @@ class Plateau:
         return self.rate
 
     def report_from(self, logs: Mapping[str, float], step: int | None = None) -> float:
-        """Report the monitored number among the numbers of an epoch.
+        """Report the monitored metric, looked up among the metrics of an epoch.
 
         Parameters
         ----------
         logs : mapping of str to float
-            The logged numbers.
+            The metrics by name.
         step : int, optional
             Ignored.
 
@@ -606,7 +611,7 @@ class Plateau:
         return self.report(logs[name])
 
     def _better(self, metric: float) -> bool:
-        # the relative threshold changes its direction for negative values
+        # a negative best value must be multiplied by 1 + threshold where a positive one needs 1 - threshold
         down = (self.mode == "min") == (self.best > 0)
         bar = self.best * (1 - self.threshold if down else 1 + self.threshold)
         return metric < bar if self.mode == "min" else metric > bar
@@ -616,7 +621,7 @@ class Plateau:
         return self.rate
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rate, the best metric and the counters."""
+        """Return a dictionary of the rate, the best metric, the counters, the mode and the metric's name."""
         numbers = {"rate": self.rate, "best": self.best, "bad": self.bad, "resting": self.resting}
         return {**numbers, "mode": self.mode, "followed": self.followed}
 

@@ -1,6 +1,6 @@
-"""Optimiser state divided into slices, one per rank (ZeRO-1).
+"""Optimiser state that is divided into slices, one per rank (ZeRO-1).
 
-A rank updates its slice of the parameters and receives the others.
+A rank updates its own slice of the parameters and receives the other slices from the other ranks.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["ShardedUnit", "check_ranks"]
 
 
 def check_ranks(kind: str, shard: Any) -> None:
-    """Raise if ``shard`` is not a group of ranks; ``kind`` is the name of the optimiser."""
+    """Raise if ``shard`` is not a ``distributed.Group``; ``kind`` is the name of the optimiser's class."""
     if not isinstance(shard, Group):
         raise InputError(f"{kind}: shard must be a distributed.Group, not {words.a(type(shard).__name__)}.")
 
 
 class ShardedUnit(Unit):
-    """Parameters that are updated together; this rank keeps a slice of their state."""
+    """Parameters that are updated together; this rank keeps only its slice of their state arrays."""
 
     def __init__(self, params: list[Tensor], block: Block | None, ranks: Group) -> None:
         super().__init__(params, block)
@@ -48,8 +48,8 @@ class ShardedUnit(Unit):
     ) -> list[Update]:
         """Return the updates of this rank's slice; ``grads`` has a gradient or None for each parameter.
 
-        A function that exchanges the slices of all ranks is appended to ``scatters``, to be called after the
-        updates.
+        A function that exchanges the updated slices between all ranks is appended to ``scatters``.  The
+        caller must call it after the updates are written.
         """
         if all(g is None for g in grads):
             return []
@@ -77,9 +77,10 @@ class ShardedUnit(Unit):
     def _update_of(
         self, flat: Array, p: Tensor, g: Any, state: State, hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> list[Update]:
-        """Return the update of the part of parameter ``p`` that is in this rank's slice, at most one.
+        """Return a list with the update of the part of ``p`` that is in this rank's slice; empty if none is.
 
-        ``flat`` and ``state`` are the arrays of this slice; ``g`` is the gradient of ``p``.
+        ``flat`` has the values of all parameters of the unit, ``state`` only this rank's slice of the state
+        arrays.  ``g`` is the gradient of ``p``.
         """
         s, own = self.slice_of(p), self.own
         low, high = max(s.start, own.start), min(s.stop, own.stop)
@@ -106,11 +107,14 @@ class ShardedUnit(Unit):
         ]
 
     def kept(self, state: State) -> State:
-        """Return this rank's slice of whole state arrays."""
+        """Return a copy of this rank's slice of each state array."""
         return {name: value[self.own].copy() for name, value in state.items()}
 
     def state_of(self, p: Tensor, copy: bool) -> State:
-        """Return the state arrays of one parameter from all ranks.  All ranks must make this call."""
+        """Collect the state arrays of one parameter from all ranks and return them.
+
+        All ranks must make this call.
+        """
         s = self.slice_of(p)
         bounds = [
             (min(max(a, s.start), s.stop) - s.start, min(max(b, s.start), s.stop) - s.start)

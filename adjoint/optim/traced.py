@@ -1,8 +1,9 @@
-"""An update of an optimiser inside ``ad.compile``.
+"""Record an update of an optimiser inside ``ad.compile``.
 
-In native code, and if the compiled function reads the parameters after the update, the formula of the update
-becomes part of the program; the hyper-parameters are read at each call.  Otherwise the program computes only
-the gradients, and the optimiser makes the update at the end of each call.
+The update is recorded in one of two ways.  In native code, or if the compiled function reads the parameters
+after the update, the operations of the update become part of the program, which reads the hyper-parameters at
+each call.  Otherwise the program computes only the gradients, and the optimiser makes the update in Python
+at the end of each call.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = ["trace_update"]
 def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], Any]) -> None:
     """Add an update of all parameters with a gradient to the program that ``trace`` records.
 
-    ``gradient`` returns the gradient of a parameter.
+    ``gradient`` is a function that returns the gradient of a parameter, or None.
     """
     optimizer._refuse_misfits(gradient)
     found = [(p, g) for p in optimizer.params if (g := gradient(p)) is not None]
@@ -48,7 +49,7 @@ def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], 
     params = [p for p, _ in found]
     for action in trace.actions:
         if isinstance(action.owner, _HostUpdate):
-            action.owner.keeps = True  # this update may fail after that one was made
+            action.owner.keeps = True  # if this update fails, the earlier one must be undone
     update.action = trace.act(_HostUpdate(optimizer, params), *update.grads.values())
     if not trace.updates and all(trace.untouched(p) for p in params):
         update.waiting = [(p, p._data, trace.defer(p, update.settle)) for p in params]
@@ -61,9 +62,10 @@ def _counts(optimizer: Optimizer) -> int:
 
 
 def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
-    """Return the places where the optimiser stores groups and hyper-parameters.
+    """Return the dictionaries and lists in which the optimiser stores groups and hyper-parameters.
 
-    ``ad.compile`` compares them before each call, and traces the function again if they changed.
+    ``ad.compile`` compares them with their old contents before each call.  If they changed, it checks the
+    guard again.
     """
     groups = optimizer.groups
     parts: list[tuple[Any, ...]] = [("item", vars(optimizer), "groups"), ("whole", groups)]
@@ -73,9 +75,10 @@ def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
 
 
 def _parts_of_unit(group: ParameterGroup, unit: Unit) -> list[tuple[Any, ...]]:
-    """Return the places where a unit stores its state and step counts, which ``ad.compile`` compares.
+    """Return the dictionaries in which a unit stores its state and step counts, as for ``_parts_of_groups``.
 
-    The list of counts is changed in place only if all counts are incremented together.
+    The list of step counts is compared by identity: it is changed in place only if all counts are incremented
+    together, and is replaced otherwise.
     """
     parts: list[tuple[Any, ...]] = [("item", vars(unit), "steps"), ("item", vars(unit), "state")]
     if unit.state is not None:
@@ -84,7 +87,7 @@ def _parts_of_unit(group: ParameterGroup, unit: Unit) -> list[tuple[Any, ...]]:
 
 
 class _HostUpdate:
-    """An update that the optimiser makes in Python at the end of a compiled call, from its gradients."""
+    """An update that the optimiser makes in Python after a program has computed the gradients."""
 
     __slots__ = ("in_order", "keeps", "optimizer", "places", "position", "units")
 
@@ -92,25 +95,25 @@ class _HostUpdate:
         self.optimizer = optimizer
         self.position = {id(p): n for n, p in enumerate(params)}
         self.units: list[Unit] = []
-        self.places: list[list[int | None]] = []  # of the gradients of each unit
-        self.in_order = False  # whether there is one unit, which has a gradient for each parameter, in order
-        # whether ``count`` keeps what the update changes: a user's formula may fail
+        self.places: list[list[int | None]] = []  # for each unit, the argument with each parameter's gradient
+        self.in_order = False  # whether there is one unit, and the arguments are its gradients in order
+        # whether ``count`` copies everything that the update changes, because a user's apply_one may fail
         self.keeps = not hasattr(type(optimizer).apply_one, "forms")
 
     def count(self) -> Any:
-        """Return what the update changes, as it is, for ``take_back``; None if no update can fail."""
+        """Return a copy of everything that the update changes, for ``take_back``; None if it cannot fail."""
         if not self.keeps:
             return None
         groups = self.optimizer.groups
         units = []
         for unit in (u for group in groups for u in group.units):
             state = None if unit.state is None else {k: v.copy() for k, v in unit.state.items()}
-            # a write copies the data of parameters first, because they are referred to here
+            # no copy of the data: the update copies arrays that are referenced elsewhere, as here
             units.append((unit, unit.steps, state, [(p, p._data, p._version) for p in unit.params]))
         return self.optimizer.step_count, [group.checked for group in groups], units
 
     def take_back(self, before: Any) -> None:
-        """Restore what ``count`` returned."""
+        """Undo the update; ``before`` is the result of ``count`` before it."""
         if before is None:
             return
         self.optimizer.step_count, checked, units = before
@@ -134,7 +137,7 @@ class _HostUpdate:
         )
 
     def _is_block(self) -> bool:
-        """Return whether all parameters are small, and a generated formula updates them together."""
+        """Return whether all parameters are in one block that a generated function can update."""
         optimizer, kind = self.optimizer, type(self.optimizer)
         if len(optimizer.groups) != 1 or len(self.units) != 1 or optimizer._complex:
             return False
@@ -145,7 +148,10 @@ class _HostUpdate:
         return flat.dtype.char in "fd" and flat.nbytes <= ALONE
 
     def _update_block(self, grads: tuple[Any, ...]) -> bool:
-        """Do what ``update_units`` does in the usual case, but faster; return whether this is that case."""
+        """Update a single block faster than ``Optimizer.update_units``; return False if that is not possible.
+
+        It is possible if the state exists, the hyper-parameters are unchanged and all step counts are equal.
+        """
         optimizer, (unit,) = self.optimizer, self.units
         (group,) = optimizer.groups
         steps = unit.steps
@@ -180,32 +186,33 @@ def _write_block(optimizer: Optimizer, unit: Any, grads: tuple[Any, ...], hyper:
 
 
 class _Checked:
-    """A guard of a compiled function: raise if hyper-parameters are invalid, before anything is written."""
+    """A guard of a compiled function that raises for invalid hyper-parameters before anything is written."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.what = f"the hyper-parameters of {type(optimizer).__name__}"
 
     def holds(self) -> bool:
-        """Raise if hyper-parameters in the groups are invalid; otherwise return True."""
+        """Return True; raise if a hyper-parameter of a group is invalid."""
         for group in self.optimizer.groups:
             if group.hyper != group.checked:
                 self.optimizer._check_written(group.hyper)
         return True
 
     def watch(self) -> list[tuple[Any, ...]]:
-        """Return the places whose change makes this guard run again."""
+        """Return the dictionaries and lists to compare; if one has changed, ``holds`` is called again."""
         return _parts_of_groups(self.optimizer)
 
     def reason(self) -> str:
-        """Return what changed, for the report why the function is traced again."""
+        """Return why the function is traced again, as text for the report."""
         return f"{self.what} changed"
 
 
 class _Update:
-    """An update of an optimiser in a trace.
+    """An update of an optimiser that is recorded in a trace.
 
-    ``settle`` makes its formula part of the program; otherwise it is made in Python after the program.
+    At first the update is an action in Python after the program.  ``settle`` replaces the action by
+    operations in the program.
     """
 
     def __init__(self, trace: Any, optimizer: Optimizer, grads: dict[int, Any]) -> None:
@@ -213,10 +220,10 @@ class _Update:
         self.optimizer = optimizer
         self.grads = grads  # values by the id of the parameter
         self.action: Any = None
-        self.waiting: list[tuple[Tensor, Any, Any]] = []  # parameters, with their values before and after
+        self.waiting: list[tuple[Tensor, Any, Any]] = []  # parameter, symbolic values before and after
 
     def settle(self) -> None:
-        """Add the formula of the update to the program, because something reads its results."""
+        """Add the operations of the update to the program, because the function reads updated parameters."""
         trace, optimizer = self.trace, self.optimizer
         for p, before, _ in self.waiting:
             p._data = before
@@ -254,7 +261,7 @@ class _Update:
         alike = partial(_alike, unit, present)
         trace.guard("which parameters have had as many updates as others", alike, parts)
         trace.guard("the state of the optimiser", partial(_slots, unit), parts)
-        shared: dict[int, dict[str, Any]] = {}  # by the number of the update
+        shared: dict[int, dict[str, Any]] = {}  # hyper-parameters by the step count
         cells = trace.cells_of(unit, _Slots)
         fresh: list[tuple[slice, dict[str, Any]]] = []
         for i in present:
@@ -264,7 +271,7 @@ class _Update:
                 shared[count] = self._numbers(group, unit, i, done[i])
             fresh.append(self._part(unit, unit.params[i], cells, shared[count]))
         for k in fresh[0][1]:
-            if len(fresh) == len(unit.params):  # one array of all pieces, in their order
+            if len(fresh) == len(unit.params):  # all parameters are updated: concatenate their states
                 pieces = [new[k] for _, new in fresh]
                 value = pieces[0] if len(pieces) == 1 else dyn.concat(*pieces, axis=0)
             else:
@@ -274,10 +281,10 @@ class _Update:
             trace.set_cell(cells, k, value)
 
     def _numbers(self, group: ParameterGroup, unit: Unit, i: int, ahead: int) -> dict[str, Any]:
-        """Return the hyper-parameters of parameter ``i`` of a unit as symbols that are read at each call.
+        """Return the hyper-parameters of parameter ``i`` of a unit as symbols, whose values each call reads.
 
-        Zeros and flags are constants of the program.  ``ahead`` is the number of this update within the call;
-        it is added to the step count.
+        Zeros and flags are constants of the program.  ``ahead`` counts the updates of the parameter in one
+        call, from 1 for the first.  It is added to the step count before the call.
         """
         values = _Numbers(self.optimizer, group, unit, i, ahead)
         now, paths = values.now(), values.paths
@@ -294,9 +301,11 @@ class _Update:
     def _part(
         self, unit: Unit, p: Tensor, cells: _Slots, hyper: dict[str, Any]
     ) -> tuple[slice, dict[str, Any]]:
-        """Add the update of parameter ``p`` to the trace; return its slice of the flat arrays and new state.
+        """Add the update of parameter ``p`` to the trace.
 
-        ``cells`` gives access to the state arrays of the unit, ``hyper`` has the symbols of the numbers.
+        Return the slice of the unit's flat arrays that belongs to ``p``, and the new state of ``p`` as
+        symbols.  ``cells`` gives access to the state arrays of the unit.  The values of ``hyper`` are
+        symbols.
         """
         trace, state = self.trace, unit.state
         assert state is not None
@@ -333,7 +342,10 @@ class _Slots:
 
 
 def _paths(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the keys and indices that lead to each number in a hyper-parameter; zeros and flags excepted."""
+    """Return the path to each number in a hyper-parameter except zeros and flags: ("lr",) or ("betas", 0).
+
+    ``path`` is the path to ``value``.
+    """
     if isinstance(value, tuple):
         return [found for n, v in enumerate(value) for found in _paths(v, (*path, n))]
     moves = isinstance(value, (int, float)) and not isinstance(value, bool) and value
@@ -341,9 +353,9 @@ def _paths(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 class _Numbers:
-    """The hyper-parameters of an update, as an array that a program reads.
+    """A function that writes the current hyper-parameters of an update into an array and returns the array.
 
-    Each call returns the same array with new values.
+    A program calls it each time that it runs.  The array is always the same object.
     """
 
     def __init__(self, optimizer: Optimizer, group: ParameterGroup, unit: Unit, i: int, ahead: int) -> None:
@@ -355,7 +367,7 @@ class _Numbers:
         self.store = eval(f"lambda now: pack(out, 0{values}) or out", names)
 
     def now(self, later: int = 0) -> dict[str, Any]:
-        """Return the hyper-parameters of this update, or of the update ``later`` steps after it."""
+        """Return the hyper-parameters of the next update, or of the update ``later`` steps after it."""
         step = self.unit.steps[self.i] + self.ahead + later
         return self.of({**self.group.hyper, "step": step})
 
@@ -363,9 +375,10 @@ class _Numbers:
         return self.store(self.of({**self.group.hyper, "step": self.unit.steps[self.i] + self.ahead + later}))
 
     def text(self, name: Callable[[Any], str], used: set[int]) -> str:
-        """Return a call as a Python expression that stores only the numbers at the indices ``used``.
+        """Return the source of a Python expression that does what a call does, for generated code.
 
-        ``name`` returns a variable for an object.
+        It writes only the numbers at the indices ``used``.  ``name`` is a function that returns the variable
+        of an object in the generated code.
         """
         used = used if used and min(used) >= 0 else {*range(len(self.paths))}
         pack = struct.Struct("".join(["d" if k in used else "8x" for k in range(len(self.paths))])).pack_into
@@ -380,7 +393,7 @@ class _Numbers:
         return np.array([self(later).copy() for later in range(count)])
 
     def constant(self, used: set[int]) -> bool:
-        """Return whether the numbers at the indices ``used`` change only if the hyper-parameters change.
+        """Return whether the numbers at the indices ``used`` are independent of the step count.
 
         The index -1 means all numbers.
         """
@@ -393,7 +406,11 @@ def _pattern(group: ParameterGroup) -> Any:
 
 
 def _alike(unit: Unit, present: list[int]) -> list[int]:
-    """Return, for each of the parameters ``present``, the index of the first one with the same step count."""
+    """Return a list that shows which parameters have equal step counts.
+
+    For each parameter in ``present`` (indices in the unit), it has the position in ``present`` of the first
+    parameter with the same count.
+    """
     counts = [unit.steps[i] for i in present]
     return list(map(counts.index, counts))
 
@@ -403,7 +420,7 @@ def _slots(unit: Unit) -> list[str] | None:
 
 
 class _HostCount:
-    """Increments the optimiser's step counts, in Python, for an update that a compiled program makes."""
+    """Increment the optimiser's step counts in Python after a compiled program has made an update."""
 
     __slots__ = ("counted", "optimizer")
 
@@ -412,20 +429,20 @@ class _HostCount:
         self.counted = counted
 
     def counters(self) -> list[tuple[dict[str, Any], str]] | None:
-        """Return the attributes that count steps, as pairs of a dictionary and a key.
+        """Return the attributes that count steps, each as a pair of the dictionary and the key.
 
-        None if only some of the parameters of a unit are updated.
+        Return None if the program updates only some parameters of a unit.
         """
         if any(len(present) < len(unit.steps) for unit, present in self.counted):
             return None
         return [(vars(self.optimizer), "step_count"), *((vars(unit), "steps") for unit, _ in self.counted)]
 
     def count(self) -> tuple[int, list[list[int]]]:
-        """Return the counts as they are, for ``take_back``."""
+        """Return a copy of the current step counts, for ``take_back``."""
         return self.optimizer.step_count, [unit.steps[:] for unit, _ in self.counted]
 
     def take_back(self, before: tuple[int, list[list[int]]]) -> None:
-        """Restore the counts that ``count`` returned, whether or not they were incremented since."""
+        """Restore the step counts to ``before``, the result of ``count``, whether or not they changed."""
         self.optimizer.step_count, counts = before
         for (unit, _), steps in zip(self.counted, counts, strict=True):
             unit.steps[:] = steps
@@ -434,7 +451,7 @@ class _HostCount:
         self.optimizer.step_count += times
         for unit, present in self.counted:
             steps = unit.steps
-            if len(present) == len(steps):  # in place: the list is watched by its identity
+            if len(present) == len(steps):  # in place: a guard compares the identity of the list
                 first, size = steps[0], len(steps)
                 same = steps.count(first) == size
                 steps[:] = [first + times] * size if same else [n + times for n in steps]

@@ -63,7 +63,11 @@ def test_lbfgs_refuses_a_state_that_is_not_its_own() -> None:
     opt = optim.LBFGS([ad.tensor([1.0, 2.0], requires_grad=True)])
     good = np.ones(2)
     for state, text in (
-        ({}, 'LBFGS: the state must have the keys "pairs" and "iterations".'),
+        (
+            {},
+            'LBFGS: the state must have the keys "pairs" and "iterations".\n'
+            "  Pass the value that state_dict() returned.",
+        ),
         (
             {"pairs": [(np.ones(3), np.ones(3))], "iterations": 1},
             "LBFGS: pair 0 of the state has shape (3,), needs (2,).",
@@ -71,7 +75,7 @@ def test_lbfgs_refuses_a_state_that_is_not_its_own() -> None:
         ({"pairs": [(good,)], "iterations": 1}, "LBFGS: pair 0 of the state does not have two arrays."),
         (
             {"pairs": [(good, -good)], "iterations": 1},
-            "LBFGS: pair 0 of the state has curvature -2.0, but must be above 0.",
+            "LBFGS: the curvature of pair 0 of the state must be above 0, but is -2.0.",
         ),
         ({"pairs": [], "iterations": "x"}, "LBFGS: iterations must be an integer, but got 'x'."),
     ):

@@ -333,12 +333,16 @@ def test_messages_about_what_optimisers_are_given() -> None:
 def test_averages_refuse_a_state_that_is_not_their_own() -> None:
     ema = optim.EMA([ad.tensor(np.ones(2, np.float32), requires_grad=True)], decay=0.5)
     for state, text in (
-        ({}, 'EMA: the state must have the keys "decay" and "averages".'),
+        (
+            {},
+            'EMA: the state must have the keys "decay" and "averages".\n'
+            "  Pass the value that state_dict() returned.",
+        ),
         ({"decay": 7, "averages": [np.ones(2)]}, "EMA: decay must be from 0 to 1, but is 7."),
         ({"decay": 0.5, "averages": []}, "EMA: the state has 0 averages, but the EMA has 1."),
         (
             {"decay": 0.5, "averages": [np.ones(2, int)]},
-            "EMA: averages of the state do not match the parameters:\n  0: has dtype int64, needs float32",
+            "EMA: these averages do not match their parameters:\n  0: has dtype int64, needs float32",
         ),
     ):
         assert raised(lambda state=state: ema.load_state_dict(state)) == text

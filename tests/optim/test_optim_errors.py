@@ -284,7 +284,9 @@ def test_a_formula_that_fails_while_writing_says_so() -> None:
     w.sum().backward()
     with pytest.raises(KeyError) as info:
         Failing([w]).step()
-    assert info.value.__notes__ == ["Failing was writing: some parameters are updated, others not."]
+    assert info.value.__notes__ == [
+        "Failing: this error interrupted the update.  Some parameters are updated, others are not."
+    ]
 
 
 def test_the_state_of_an_optimiser_with_an_empty_group_loads():
@@ -333,7 +335,7 @@ def test_gradients_by_other_keys_than_parameters_are_refused() -> None:
     params, optimiser = _trained()
     before = _snapshot(params, optimiser)
     with pytest.raises(
-        errors.InputError, match=r"^Adam: the keys of gradients must be parameters, but one is 'weight'.$"
+        errors.InputError, match=r"^Adam: the keys of grads must be parameters, but one key is 'weight'.$"
     ):
         optimiser.apply({params[0]: np.ones((2, 3)), "weight": np.ones(4)})
     assert _snapshot(params, optimiser) == before
@@ -386,7 +388,7 @@ def test_a_group_that_lost_a_hyper_parameter_says_which() -> None:
     _give_gradients(params)
     del optimiser.groups[1].hyper["eps"]
     before = _snapshot(params, optimiser)
-    with pytest.raises(errors.ArgumentError, match=r"^Adam: a group has no eps.$"):
+    with pytest.raises(errors.ArgumentError, match=r"^Adam: the hyper-parameters of a group are missing eps.$"):
         optimiser.step()
     assert _snapshot(params, optimiser) == before
 

@@ -89,8 +89,8 @@ def test_mistakes_name_the_cure() -> None:
     pure = optim.Pure(optim.Adam)
     state = pure.init([np.ones(2), np.ones(3)])
     assert raised(lambda: pure.update(np.ones(2), np.ones(2), state)) == (
-        "update: there are 1 parameters, but states of 2.  Pass the state that init returned for these "
-        "parameters."
+        "update: there are 1 parameters, but the state is that of 2.\n"
+        "  Pass the state that init returned for these parameters."
     )
     one = pure.init({"w": np.ones(2)})
     assert raised(lambda: pure.update({"w": np.ones(2)}, {"w": np.ones((3, 2))}, one)) == (
@@ -110,7 +110,7 @@ def test_mistakes_name_the_cure() -> None:
         "Pure: kind must be a class of optimisers, such as optim.Adam, not <class"
     )
     assert raised(lambda: optim.Pure(optim.NAdam)) == (
-        "Pure: NAdam counts its steps in Python, so it has no form as a function.\n"
+        "Pure: NAdam cannot be used, because it counts its steps in Python.\n"
         "  Use SGD, Adam, AdamW, RMSprop, Adagrad or Lion."
     )
     assert raised(lambda: optim.Pure(optim.Adam, lr=-1.0)).startswith("Adam: lr")
