@@ -54,7 +54,7 @@ class Callback:
         trainer : Trainer
             The trainer.
         logs : mapping of str to float
-            The numbers of the step.
+            The metrics of the step.
         """
 
     def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
@@ -65,7 +65,7 @@ class Callback:
         trainer : Trainer
             The trainer.
         logs : mapping of str to float
-            The numbers of the step.
+            The metrics of the step.
         """
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
@@ -124,8 +124,8 @@ class Callback:
     def identity(self) -> dict[str, Any]:
         """Return plain data that distinguish this callback from other callbacks of the same class.
 
-        A resumed run loads a saved state into the callback with the same identity.  A ``path`` must be
-        absolute.  Callbacks with equal identities are matched by their order.
+        A resumed run loads a saved state into the callback with the same identity.  A path must be absolute
+        and have the key "path".  Callbacks with equal identities are matched in the order of the list.
         """
         return {}
 
@@ -148,10 +148,13 @@ class _Monitor(Callback):
 
     def __init__(self, monitor: str, mode: str, delta: float = 0.0) -> None:
         self.monitor, self.sign, self.delta = monitor, sign_of(mode), delta
-        self.best = math.inf  # times the sign, so that the lowest is the best
+        self.best = math.inf  # the best value times the sign, so that lower is always better
 
     def better(self, logs: Mapping[str, float]) -> bool:
-        """Return whether the monitored metric is finite and better than all before; store it if so."""
+        """Return whether the monitored metric is finite and better than all values before.
+
+        If it is, it is stored as the best value.
+        """
         if self.monitor not in logs:
             raise ArgumentError(
                 f"{type(self).__name__}: {self.monitor!r} is not logged.  Monitor one of "
@@ -164,11 +167,11 @@ class _Monitor(Callback):
         return True
 
     def identity(self) -> dict[str, Any]:
-        """Return the name of the metric and the mode, by which a checkpoint recognises this callback."""
+        """Return the metric, the mode and the delta, so that a resumed run recognises this callback."""
         return {"monitor": self.monitor, "sign": self.sign, "delta": self.delta}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value."""
+        """Return a dictionary with the best value so far, ``"best"``; None if there is none."""
         return {"best": self.best if math.isfinite(self.best) else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -177,12 +180,12 @@ class _Monitor(Callback):
 
 
 class EarlyStopping(_Monitor):
-    """Stop when a logged number has not improved for several epochs.
+    """Stop the training when a metric has not improved for several epochs.
 
     Parameters
     ----------
     monitor : str
-        The name of the number.
+        The name of the metric.
     patience : int
         The number of epochs without improvement after which training stops.
     mode : {"min", "max"}
@@ -211,7 +214,7 @@ class EarlyStopping(_Monitor):
         self._stop_if_due(trainer)
 
     def on_resume(self, trainer: Trainer) -> None:
-        """Stop a resumed run that was stopped before, unless ``patience`` was increased."""
+        """Stop again if this callback had stopped the run, unless ``patience`` was increased since."""
         self._stop_if_due(trainer)
 
     def _stop_if_due(self, trainer: Trainer) -> None:
@@ -219,7 +222,7 @@ class EarlyStopping(_Monitor):
             trainer.stop(f"{self.monitor} has not improved for {self.waited} epochs")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, and the number of epochs since that value."""
+        """Return a dictionary with the best value and the number of epochs since then, ``"waited"``."""
         return {**super().state_dict(), "waited": self.waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -229,18 +232,18 @@ class EarlyStopping(_Monitor):
 
 
 class BestCheckpoint(_Monitor):
-    """Keep the checkpoint of the epoch in which a logged number was best.
+    """Keep the checkpoint of the epoch in which a metric was best.
 
-    The checkpoint is complete: a trainer with this ``directory`` can resume from it.  Only scores of the same
-    logged number are compared.  If a run resumes from a step before its best epoch, the best checkpoint is
-    kept until the run writes another one.
+    The checkpoint is complete: a trainer with this ``directory`` can resume from it.  Only values of the same
+    metric are compared.  If a run resumes from a step before its best epoch, the best checkpoint is kept
+    until the run writes a new one.
 
     Parameters
     ----------
     directory : path
         The directory.  It must differ from the directory of the trainer.
     monitor : str
-        The name of the number.
+        The name of the metric.
     mode : {"min", "max"}
         Whether lower or higher is better.
 
@@ -264,15 +267,15 @@ class BestCheckpoint(_Monitor):
         return self.checkpoints.best()
 
     def identity(self) -> dict[str, Any]:
-        """Return the metric, the mode and the directory, by which a checkpoint recognises this callback."""
+        """Return the metric, the mode and the directory, so that a resumed run recognises this callback."""
         return {**super().identity(), "path": os.path.realpath(self.checkpoints.directory)}
 
     def on_resume(self, trainer: Trainer) -> None:
-        """Accept checkpoints of later steps, because this run wrote them before it was resumed."""
+        """Allow the directory to have checkpoints of later steps, because this run wrote them earlier."""
         self.checkpoints.same_run = True
 
     def save(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Write a checkpoint if this epoch was the best."""
+        """Write a checkpoint if the metric was better than in all epochs before."""
         if self.better(logs):
             trainer.write_checkpoint(self.checkpoints, logs[self.monitor], self.monitor)
 
@@ -333,16 +336,16 @@ class Log(Callback, ABC):
             os.replace(self.path, f"{os.fspath(self.path)}.old")
 
     def identity(self) -> dict[str, Any]:
-        """Return the path and the interval, by which a checkpoint recognises this callback."""
+        """Return the path and ``every``, so that a resumed run recognises this callback."""
         return {"path": os.path.realpath(self.path), "every": self.every}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the size of the file, so that a resumed run can remove later lines."""
+        """Return a dictionary with the size of the file, so that a resumed run can remove later lines."""
         path = Path(self.path)
         return {"size": path.stat().st_size if path.exists() else 0}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remove the lines after the checkpoint, because the resumed run writes them again."""
+        """Remove the lines written after the checkpoint, because the resumed run writes them again."""
         path = Path(self.path)
         if self.writes and path.exists() and path.stat().st_size > state["size"]:
             os.truncate(path, state["size"])
@@ -358,7 +361,7 @@ class Log(Callback, ABC):
 
 
 class CSVLog(Log):
-    """Write the logged numbers as CSV.  The first line of the file determines the columns.
+    """Write the metrics as CSV.  The first line of the file determines the columns.
 
     Parameters
     ----------
@@ -376,7 +379,7 @@ class CSVLog(Log):
     _columns: list[str] | None = None
 
     def on_end(self, trainer: Trainer) -> None:
-        """Close the file; the columns are read again when the file is next opened."""
+        """Close the file.  The columns are read again when the file is opened again."""
         super().on_end(trainer)
         self._columns = None
 
@@ -391,7 +394,10 @@ class CSVLog(Log):
         file.flush()
 
     def _header(self, row: dict[str, float]) -> list[str] | None:
-        """Return the columns of an existing file, or None; raise if they do not match those of ``row``."""
+        """Return the columns of an existing file, or None for an empty file.
+
+        Raise if ``row`` has a key that is not a column.
+        """
         with open(self.path, newline="") as file:
             columns = next(csv.reader(file), None)
         other = [] if columns is None else [name for name in row if name not in columns]
@@ -404,7 +410,7 @@ class CSVLog(Log):
 
 
 class JSONLog(Log):
-    """Write the logged numbers as one JSON object per line.
+    """Write the metrics as one JSON object per line.
 
     Parameters
     ----------
@@ -435,7 +441,7 @@ class NonFiniteGuard(Callback):
     """
 
     def before_update(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Check the loss and the norm of the gradients."""
+        """Raise if the loss or the norm of the gradients is not finite."""
         for name in ("loss", "grad_norm"):
             if not math.isfinite(logs[name]):
                 bad = [
@@ -484,7 +490,7 @@ class GradientFlow(Callback):
             self.history.append((step, norms))
 
     def identity(self) -> dict[str, Any]:
-        """Return the interval, by which a checkpoint recognises this callback."""
+        """Return ``every``, so that a resumed run recognises this callback."""
         return {"every": self.every}
 
     def dead(self, threshold: float = 1e-12) -> list[str]:
@@ -504,7 +510,7 @@ class GradientFlow(Callback):
         return sorted(n for n in names if all(h.get(n, 0.0) <= threshold for _, h in self.history))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the recorded norms: a dictionary with the key "history"."""
+        """Return a dictionary with the recorded norms, ``"history"``."""
         return {"history": list(self.history)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from adjoint.storage.files import load, need_safetensors, save
 __all__ = ["Checkpoints"]
 
 VERSION = 2
-_NAME = re.compile(r"step-(\d{9,})(?:\.(\d+))?")  # written again at the same step: .1, .2, …
+_NAME = re.compile(r"step-(\d{9,})(?:\.(\d+))?")  # .1, .2, … if a step is written again
 _FILES = ("model.safetensors", "state.safetensors")
 
 
@@ -45,7 +45,8 @@ class Checkpoints:
     mode : {"min", "max"}
         Whether the best checkpoint has the lowest or the highest score.
     monitor : str, optional
-        The name of the logged number whose scores are compared.  The default is that of the newest score.
+        The name of the metric that is compared to find the best checkpoint.  The default is the metric of the
+        newest checkpoint.
 
     Raises
     ------
@@ -74,7 +75,7 @@ class Checkpoints:
             raise FileError(f"{self.directory} is a file, but checkpoints need a directory.")
         self.keep = keep
         self.sign, self.monitor = sign_of(mode), monitor
-        self.same_run = False  # whether later checkpoints belong to this run, which then replaces them
+        self.same_run = False  # whether checkpoints of later steps belong to this run and may be removed
 
     def __repr__(self) -> str:
         return f"Checkpoints({str(self.directory)!r}, keep={self.keep})"
@@ -98,9 +99,9 @@ class Checkpoints:
         state : object
             The rest of the state, as plain data and arrays.
         score : float, optional
-            The score by which the best checkpoint is chosen.
+            The value of the metric by which the best checkpoint is chosen.
         monitor : str, optional
-            The name of the logged number that is the score.
+            The name of that metric.
 
         Returns
         -------
@@ -130,7 +131,7 @@ class Checkpoints:
         path = self.directory / (f"step-{step:09d}" + (f".{max(before) + 1}" if before else ""))
         os.rename(fresh, path)
         sync_directory(self.directory)
-        for later, _, gone in self._found():  # they belong to this run: see refuse_later
+        for later, _, gone in self._found():  # later ones belong to this run, or refuse_later had raised
             if later > step:
                 self._remove(gone)
         self._tidy()
@@ -154,11 +155,11 @@ class Checkpoints:
             )
 
     def _found(self) -> list[tuple[int, int, Path]]:
-        """Return (step, number in the name after the step, path) of all checkpoints, oldest first."""
+        """Return (step, n, path) of all checkpoints, oldest first; n is the suffix ``.n`` of the name or 0."""
         found = []
         for path in self.directory.glob("step-*") if self.directory.is_dir() else ():
             match = _NAME.fullmatch(path.name)
-            if match:  # also damaged ones: they must not be skipped silently
+            if match:  # damaged checkpoints are included: they must not be skipped silently
                 found.append((int(match[1]), int(match[2] or 0), path))
         return sorted(found)
 
@@ -221,7 +222,7 @@ class Checkpoints:
 
 
 def sign_of(mode: str) -> int:
-    """Return 1 for the mode "min" and -1 for "max": the best score is the one with the lowest sign·score."""
+    """Return 1 for the mode "min" and -1 for "max", so that the best score has the lowest sign·score."""
     if mode not in ("min", "max"):
         raise ArgumentError(f"mode must be 'min' or 'max', not {mode!r}.")
     return 1 if mode == "min" else -1

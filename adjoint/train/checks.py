@@ -31,7 +31,7 @@ __all__ = [
     "warn_not_finite",
 ]
 
-# Hooks of other libraries, and their names here
+# Names of hooks in other libraries, and the hooks of Callback with the same purpose
 _HOOKS = {
     "on_epoch_end": "on_epoch",
     "on_train_epoch_end": "on_epoch",
@@ -112,7 +112,8 @@ def check_parameters(trainer: Trainer) -> None:
     if unseen:
         raise InputError(
             f"Trainer: parameters in plain lists or dictionaries are not trained: {', '.join(unseen)}.\n"
-            "  Use nn.ModuleList, assign each to an attribute, or freeze them with requires_grad_(False)."
+            "  Put the modules into an nn.ModuleList, assign each to its own attribute, or freeze the "
+            "parameters with requires_grad_(False)."
         )
     if not trainer.named_parameters():
         raise InputError(
@@ -138,9 +139,9 @@ def check_parameters(trainer: Trainer) -> None:
 
 
 def _refuse_class(name: str, value: Any, base: type, arguments: str = "…") -> None:
-    """Raise if a class was given instead of an instance of ``base``.
+    """Raise if ``value`` is a subclass of ``base`` instead of an instance.
 
-    ``name`` is the name of the argument, and ``arguments`` those of the example in the message.
+    The message calls the argument ``name``, and shows a call of the class with ``arguments``.
     """
     if isinstance(value, type) and issubclass(value, base):
         raise InputError(
@@ -170,7 +171,7 @@ def _check_hooks(callback: Callback) -> None:
 def check_monitors(followers: Iterable[Any], numbers: Collection[str]) -> None:
     """Raise if a callback or schedule monitors a validation metric, but there is no validation.
 
-    ``followers`` are the callbacks and schedules, ``numbers`` the names that are logged.
+    ``followers`` are the callbacks and schedules, ``numbers`` the names of the validation metrics.
     """
     for follower in followers:
         name = getattr(follower, "monitor", None)
@@ -182,9 +183,9 @@ def check_monitors(followers: Iterable[Any], numbers: Collection[str]) -> None:
 
 
 def check_batches(where: str, loader: Any, pairs: bool) -> None:
-    """Raise if a loader is not iterable, or yields arrays although the loss needs pairs.
+    """Raise if a loader is not iterable, or if it yields arrays although batches must be pairs.
 
-    ``where`` is the name of the argument, for errors; ``pairs`` says that (inputs, targets) are needed.
+    ``where`` names the call in the message.  ``pairs`` is True if batches must be pairs (inputs, targets).
     """
     if not isinstance(loader, Iterable):
         raise InputError(f"{where}: a loader must be iterable, not {words.a(type(loader).__name__)}.")
@@ -198,7 +199,7 @@ def check_batches(where: str, loader: Any, pairs: bool) -> None:
 
 
 def input_array(inputs: Any) -> np.ndarray[Any, Any]:
-    """Return the inputs of a prediction as an array with one row per input."""
+    """Return the inputs of a prediction as one array with a row per input; raise if that is not possible."""
     try:
         array = np.asarray(inputs)
     except ValueError:  # rows of different lengths
@@ -207,18 +208,18 @@ def input_array(inputs: Any) -> np.ndarray[Any, Any]:
         raise InputError(
             f"predict: the inputs must be one array with a row per input, not "
             f"{words.a(type(inputs).__name__)}.\n"
-            "  For inputs of another form, call model.eval(), then the model itself under ad.no_grad()."
+            "  For other inputs, call model.eval(), then call the model inside `with ad.no_grad():`."
         )
     return array
 
 
 def output_array(found: Any) -> np.ndarray[Any, Any]:
-    """Return the outputs of a model as an array with one row per input."""
+    """Return the outputs of a model as an array; raise if they are not a tensor with a row per input."""
     if not isinstance(found, Tensor) or not found.ndim:
         kind = "one number" if isinstance(found, Tensor) else f"{words.a(type(found).__name__)}"
         raise InputError(
             f"predict: the model must return a tensor with a row per input, but returned {kind}.\n"
-            "  For such a model, call model.eval(), then the model itself under ad.no_grad()."
+            "  For such a model, call model.eval(), then call the model inside `with ad.no_grad():`."
         )
     return found.numpy()
 

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledLoss"]
 
-_LENGTHS = 64  # shapes of batches that are remembered, such as lengths of padded sequences
+_LENGTHS = 64  # the number of batch shapes, such as lengths of padded sequences, whose programs are cached
 
 
 class CompiledLoss:
     """Compute the loss of a batch and its gradients in one compiled program.
 
-    Batches with as many examples as the first one run as native code.  Other batches, such as a short last
-    batch, and padded sequences run without native code, because building it does not pay off for a few
-    batches.
+    Batches with as many examples as the first one run as native code.  Batches of a different size, such as
+    a short last batch, and padded sequences run without native code, because building native code takes
+    longer than it saves on a few batches.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.rows: int | None = None  # of a native batch
+        self.rows: int | None = None  # the number of examples of a batch that runs as native code
 
         def loss_and_backward(batch: Any, weights: Any) -> Any:
             terms: dict[str, Tensor] = {}
@@ -42,19 +42,19 @@ class CompiledLoss:
             loss, numbers, found = computed(trainer, batch, composed if weights else None)
             shares = [(value is loss, share) for value, share in found]
             own = [share for same, share in shares if same] or [share for _, share in shares]
-            # the share of rows that are all ignored is 0; any other is a tensor here
+            # the share is 0 if all targets are ignored; otherwise it is a tensor here
             if isinstance(loss, Tensor) and loss.size == 1 and (not own or any(_counts(s) for s in own)):
                 loss.backward()
             return loss, numbers, shares, {name: t.detach() for name, t in terms.items()}
 
-        # Native from the first call on: "auto" replays the first, so a resumed run would have other bits.
+        # Not backend="auto", which replays the first call: a resumed run would round differently.
         self.native = compile(loss_and_backward, backend="native" if has_llvm() else "replay")
         self.replay = compile(loss_and_backward, backend="replay", limit=_LENGTHS)
 
     def __call__(self, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
-        """Add the gradients of a batch; return its loss, the metrics to log, and its weight.
+        """Compute and accumulate the gradients of a batch; return its loss, metrics to log, and weight.
 
-        ``pieces`` is the number of pieces that the batch of this step is divided into.
+        ``pieces`` is the number of pieces that the whole batch of this step is divided into.
         """
         whole = self.trainer.loss
         weights = whole.weights_now() if isinstance(whole, ComposedLoss) else None
@@ -71,5 +71,8 @@ class CompiledLoss:
 
 
 def _counts(share: Any) -> bool:
-    """Return whether a loss has rows with a weight that is not 0; True if this is not known in the trace."""
+    """Return whether ``share``, the fraction of rows that count in a mean loss, may be above 0.
+
+    A traced share has no value yet, so the answer for it is True.
+    """
     return isinstance(share, Tensor) or share != 0

@@ -1,4 +1,4 @@
-"""Losses composed of named terms; the weight of a term is a number, a schedule or learned."""
+"""Losses that are weighted sums of named terms.  A weight is a number, a schedule or learned."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compose(terms: Mapping[str, Any]) -> ComposedLoss:
     Raises
     ------
     InputError
-        If a term is not a function, or takes different arguments.
+        If a term is not a function, or does not take one of these lists of arguments.
 
     Examples
     --------
@@ -166,7 +166,7 @@ class ComposedLoss(Module):
         return found
 
     def weights_now(self) -> dict[str, Any]:
-        """Return the weights in the present step: numbers, or ``"learned"``.
+        """Return the weights in the current step: numbers, or ``"learned"``.
 
         Returns
         -------
@@ -197,7 +197,7 @@ class ComposedLoss(Module):
         return total
 
     def _note(self, name: str, value: Tensor) -> None:
-        """Store the value of a term, except inside ``vmap``, where a term has one value per element."""
+        """Store the value of a term, except inside ``vmap``, where a term has several values."""
         if type(value) is not Traced:
             self._last[name] = value
         data = value._data.numbers() if type(value) is Traced else value._data
@@ -211,7 +211,7 @@ class ComposedLoss(Module):
         return value * weight
 
     def gradient_norms(self, params: Sequence[Tensor]) -> dict[str, float]:
-        """Return the gradient norm of each term, before its weight.  Call this before ``backward``.
+        """Return the gradient norm of each term, without its weight.  Call this before ``backward``.
 
         Parameters
         ----------
@@ -233,16 +233,16 @@ class ComposedLoss(Module):
 
 
 def _of_model(function: Callable[..., Any], model: Any) -> Any:
-    """Call a term that depends only on the model.
+    """Call a term that depends only on the model, and return its value.
 
-    Means that the term computes do not affect the weight of a batch.
+    Loss functions that the term calls are not recorded, because they must not affect the weight of a batch.
     """
     with noting_reductions(None):
         return function(model)
 
 
 class TermNorms:
-    """The gradient norm of each term, over a batch that is split into weighted pieces.
+    """Compute the gradient norm of each term of a composed loss, for a batch that is split into pieces.
 
     This costs a backward per term and piece, and memory for one set of gradients per term.
     """
@@ -253,9 +253,9 @@ class TermNorms:
         self._weight = 0.0
 
     def add(self, loss: ComposedLoss, weight: float = 1.0) -> None:
-        """Add the gradients of the terms in the last forward, multiplied by the weight of the piece.
+        """Add the gradients of the terms in the last forward of ``loss``, multiplied by ``weight``.
 
-        The graph is kept for the backward of the total loss.
+        ``weight`` is the weight of the piece.  The graph is kept for the backward of the total loss.
         """
         self._weight += weight
         for name, value in loss._last.items():
@@ -265,7 +265,7 @@ class TermNorms:
             found = gradients(value, self._params, retain_graph=True, allow_unused=True)
             for i, g in enumerate(found):
                 if g is not None:
-                    part = weight * np.asarray(g)  # dense, also for a sparse gradient
+                    part = weight * np.asarray(g)  # a sparse gradient becomes dense
                     sums[i] = part if sums[i] is None else sums[i] + part
 
     def norms(self) -> dict[str, float]:

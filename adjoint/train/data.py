@@ -136,7 +136,7 @@ def _padded(rows: list[Any], value: float) -> Any:
         )
     lengths = np.array([len(r) for r in rows])
     dtype = np.result_type(*rows)
-    if dtype.kind in "iub" and not float(value).is_integer():  # 0.5 and NaN need floats
+    if dtype.kind in "iub" and not float(value).is_integer():  # an integer array cannot store 0.5 or NaN
         dtype = np.result_type(dtype, float)
     out = np.full((len(rows), int(lengths.max()), *rows[0].shape[1:]), value, dtype)
     for i, row in enumerate(rows):
@@ -152,9 +152,9 @@ class Share(NamedTuple):
     rows : int
         The number of rows of the whole batch.
     pieces : list of (int, object)
-        The index of each piece among the pieces of all ranks, and the piece; None for a piece without rows.
+        The index of each piece among the pieces of all ranks, and the piece.  A piece without rows is None.
     chosen : object
-        The indices or samples of the batch.
+        The indices of the samples of the whole batch, or the samples.
     """
 
     rows: int
@@ -167,13 +167,14 @@ class Share(NamedTuple):
             yield loader.empty(self.chosen) if piece is None else piece
 
 
-Cut = Callable[[Callable[[Any], Any], Any], Share]
+Cut = Callable[[Callable[[Any], Any], Any], Share]  # called with the arguments make and chosen of _share
 
 
 def _share(group: Group, pieces: int, make: Callable[[Any], Any], chosen: Any) -> Share:
-    """Return this rank's share of a batch, which is divided into ``pieces`` over all ranks.
+    """Return this rank's share of a batch; all ranks together have ``pieces`` pieces.
 
-    ``chosen`` are the indices or samples of the batch; ``make`` makes a batch from some of them.
+    ``chosen`` are the indices of the samples of the batch, or the samples.  ``make`` is a function that
+    returns a batch of some of them.
     """
     found = []
     for j in range(*share(pieces, group.size, group.rank)):
@@ -247,11 +248,11 @@ class DataLoader:
             raise InputError(f"DataLoader: data must be arrays, a sequence or an iterable, not {data!r}.")
         self.epoch = 0
         self.position = 0  # batches of this epoch that were yielded
-        self._goes_on = False  # whether the next iteration begins at the position, which was loaded
-        self._once = isinstance(data, Iterator)  # yields each batch once
-        self._taken = 0  # batches taken from an iterator
-        self._left: deque[tuple[str, Any]] = deque()  # batches taken ahead from it, and not yielded
-        self._before: _Ahead | None = None  # the thread of the last loop, which may still wait for data
+        self._goes_on = False  # whether the next iteration starts at ``position``, because it was loaded
+        self._once = isinstance(data, Iterator)  # whether the data can be iterated over only once
+        self._taken = 0  # the number of batches read from an iterator
+        self._left: deque[tuple[str, Any]] = deque()  # batches prefetched from an iterator, not yet yielded
+        self._before: _Ahead | None = None  # the thread of the last loop; it may still be reading data
 
     def __repr__(self) -> str:
         size = f"{self._count()} samples" if self.sized else "an iterable"
@@ -331,7 +332,10 @@ class DataLoader:
         return self._moving(partial(_share, group, pieces))
 
     def _moving(self, cut: Cut | None = None) -> Iterator[Any]:
-        """Yield the batches of the current epoch, or the results of ``cut``, and advance the position."""
+        """Yield the batches of the current epoch, or the results of ``cut``; increment ``position`` at each.
+
+        At the end, increment ``epoch``.
+        """
         epoch, position = self.epoch, self.position if self._goes_on else 0
         self._goes_on = False
         self.position = position
@@ -371,8 +375,8 @@ class DataLoader:
             yield from ahead
         finally:
             ahead.stopped.set()
-            # A sequence returns a sample soon.  A stream may block for long, so the next loop over the same
-            # iterator waits for it, not this one.
+            # Reading a sample of a sequence is fast, so wait for the thread here.  An iterator may block for
+            # long, so the thread is joined only when the next loop over the same iterator starts.
             if self.sized:
                 ahead.worker.join()
             elif self._once:
@@ -381,10 +385,11 @@ class DataLoader:
     def _batches(
         self, epoch: int, which: range | int, before: _Ahead | None, cut: Cut | None
     ) -> Iterator[Any]:
-        """Yield the batches with the numbers ``which``; for a stream, skip the first ``which`` batches.
+        """Yield the batches of an epoch: those with the indices ``which``, a range.
 
-        ``cut`` is applied to each batch, if it is not None.  ``before`` has batches that were prepared for an
-        interrupted iteration.
+        For an iterable without a length, ``which`` is the number of batches to skip.  ``before`` has batches
+        that were prefetched for an interrupted iteration over it.  If ``cut`` is given, its results are
+        yielded.
         """
         if isinstance(which, int):
             yield from self._stream(which, before, cut)
@@ -396,11 +401,11 @@ class DataLoader:
             yield self._made(chosen) if cut is None else cut(self._made, chosen)
 
     def _made(self, chosen: Any) -> Any:
-        """Return the batch of the chosen indices."""
+        """Return a batch of the samples with the indices ``chosen``."""
         return self._sample(chosen) if self._cut else self.collate([self._sample(int(j)) for j in chosen])
 
     def empty(self, chosen: Any) -> Any:
-        """Return a batch without samples, with the structure of a batch of ``chosen``."""
+        """Return a batch without samples; its structure is that of a batch of ``chosen`` (see ``Share``)."""
         batch = self._made(chosen[:1]) if self.sized else self.collate(chosen[:1])
         return tree.map(lambda a: a[:0], batch)
 
@@ -418,7 +423,7 @@ class DataLoader:
         if before is not None:
             self._left.extendleft(reversed(before.rest()))
         handed_out = self._taken - sum(kind == "batch" for kind, _ in self._left)
-        done = min(handed_out, start)  # batches already taken from an iterator are not skipped again
+        done = min(handed_out, start)  # an iterator has already passed these batches: do not skip them again
         while self._left:
             kind, item = self._left.popleft()
             if kind == "error":
@@ -440,7 +445,7 @@ class DataLoader:
             yield made(samples)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, the position and the settings."""
+        """Return a dictionary with the epoch, the position in it, and the settings of the loader."""
         return {"epoch": self.epoch, "position": self.position, "seed": self.seed, **self._form()}
 
     def next_place(self) -> dict[str, int]:
@@ -485,7 +490,7 @@ class DataLoader:
 
 
 def _columns(data: Any) -> dict[Any, Any] | None:
-    """Return the columns of a data set by name or number; None for a sequence of samples."""
+    """Return the columns of a data set by name or index; None if the data are samples, not columns."""
     if isinstance(data, (np.ndarray, Tensor)):
         named: dict[Any, Any] = {0: data}
     elif isinstance(data, Mapping):
@@ -514,7 +519,7 @@ def _columns(data: Any) -> dict[Any, Any] | None:
 
 
 class _Ahead:
-    """Batches that a thread prepares, at most ``depth`` batches ahead of the one in use."""
+    """An iterator over batches that a thread prepares in advance, at most ``depth`` of them."""
 
     def __init__(self, batches: Iterable[Any], depth: int) -> None:
         self.batches = batches
@@ -550,7 +555,7 @@ class _Ahead:
         while True:
             if (
                 os.getpid() != self.process
-            ):  # the thread, and maybe a batch in its hands, stayed in the parent
+            ):  # the thread exists only in the parent process
                 raise WorkerError(
                     "DataLoader: the process was forked during a loop with prefetch=, and the child has no "
                     "thread that prepares batches.\n  Start a new loop in the child, or use prefetch=0."
@@ -563,7 +568,7 @@ class _Ahead:
             yield item
 
     def rest(self) -> list[tuple[str, Any]]:
-        """Wait for the stopped thread; return the batches that were not consumed."""
+        """Wait until the stopped thread ends; return (kind, batch or error) of the items not yet yielded."""
         self.worker.join()
-        made = [*self.ready.queue, *self.unsent]  # not get(), whose lock may be held in a forked child
+        made = [*self.ready.queue, *self.unsent]  # not get(): in a forked child its lock may never be free
         return [item for item in made if item[0] != "end"]

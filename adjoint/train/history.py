@@ -1,4 +1,4 @@
-"""``History``: the logged numbers of each epoch."""
+"""``History``: the logged metrics of each epoch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["History"]
 
 
 class History(list[dict[str, float]]):
-    """The logged numbers of each epoch: a list of dictionaries.  Notebooks show it as curves.
+    """The logged metrics of each epoch: a list of dictionaries.  Notebooks show it as curves.
 
     Parameters
     ----------
     iterable : iterable of dict
-        The numbers of each epoch.
+        The metrics of each epoch, by name.
 
     Examples
     --------
@@ -24,17 +24,17 @@ class History(list[dict[str, float]]):
     """
 
     def column(self, name: str) -> list[float]:
-        """Return the values of one logged number in all epochs; NaN for epochs without it.
+        """Return the values of one metric in all epochs.
 
         Parameters
         ----------
         name : str
-            The name of the number.
+            The name of the metric.
 
         Returns
         -------
         list of float
-            The values.
+            One value per epoch; NaN for an epoch in which the metric was not logged.
         """
         return [epoch.get(name, float("nan")) for epoch in self]
 

@@ -1,4 +1,4 @@
-"""Callbacks that send the logged numbers to TensorBoard, MLflow or Weights & Biases."""
+"""Callbacks that send the logged metrics to TensorBoard, MLflow or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["MLflowLog", "TensorBoardLog", "WandbLog"]
 
 
 class _Tracker(Callback, ABC):
-    """Base class: call ``_send`` with the metrics of each epoch or step, and the number of the step."""
+    """Base class of loggers; subclasses define ``_send``, which is called after each epoch or step."""
 
     def __init__(self, every: str = "epoch") -> None:
         if every not in ("epoch", "step"):
@@ -31,18 +31,18 @@ class _Tracker(Callback, ABC):
             self._send({k: float(v) for k, v in logs.items()}, trainer.step)
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Send the metrics of an epoch; only those of the validation if ``every`` is "step"."""
+        """Send the metrics of an epoch.  If ``every`` is "step", send only the validation metrics."""
         if self.writes and (self.every == "epoch" or any(k.startswith("val_") for k in logs)):
             new = logs if self.every == "epoch" else {k: v for k, v in logs.items() if k.startswith("val_")}
             self._send({k: float(v) for k, v in new.items()}, trainer.step)
 
     def identity(self) -> dict[str, Any]:
-        """Return the interval, by which a checkpoint recognises this callback."""
+        """Return ``every``, so that a resumed run recognises this callback in the checkpoint."""
         return {"every": self.every}
 
     @abstractmethod
     def _send(self, numbers: dict[str, float], step: int) -> None:
-        """Send the metrics ``numbers`` of one step."""
+        """Send the metrics ``numbers``, with the step count to show them at."""
 
 
 class TensorBoardLog(_Tracker):
@@ -53,7 +53,7 @@ class TensorBoardLog(_Tracker):
     directory : path
         The directory of the event files; each run writes a new file.
     every : {"epoch", "step"}
-        Whether numbers are written after each epoch or after each step.
+        Whether metrics are written after each epoch or after each step.
 
     Raises
     ------
@@ -78,11 +78,11 @@ class TensorBoardLog(_Tracker):
         self._event, self._summary, self._open = event_pb2.Event, summary_pb2.Summary, EventFileWriter
 
     def identity(self) -> dict[str, Any]:
-        """Return the directory and the interval, by which a checkpoint recognises this callback."""
+        """Return the directory and ``every``, so that a resumed run recognises this callback."""
         return {"path": os.path.realpath(self.directory), **super().identity()}
 
     def on_end(self, trainer: Trainer) -> None:
-        """Close the file."""
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -96,12 +96,12 @@ class TensorBoardLog(_Tracker):
 
 
 class MLflowLog(_Tracker):
-    """Log numbers to the active run of MLflow.  Needs the package mlflow.
+    """Log metrics to the active run of MLflow.  Needs the package mlflow.
 
     Parameters
     ----------
     every : {"epoch", "step"}
-        Whether numbers are logged after each epoch or after each step.
+        Whether metrics are logged after each epoch or after each step.
 
     Raises
     ------
@@ -122,12 +122,12 @@ class MLflowLog(_Tracker):
 
 
 class WandbLog(_Tracker):
-    """Log numbers to the active run of Weights & Biases (``wandb.init``).  Needs the package wandb.
+    """Log metrics to the active run of Weights & Biases (``wandb.init``).  Needs the package wandb.
 
     Parameters
     ----------
     every : {"epoch", "step"}
-        Whether numbers are logged after each epoch or after each step.
+        Whether metrics are logged after each epoch or after each step.
 
     Raises
     ------

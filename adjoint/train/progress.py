@@ -13,21 +13,21 @@ from adjoint.interop.notebook import in_notebook
 
 __all__ = ["Progress", "numbers_line"]
 
-RECENT = 50  # steps over which throughput is averaged
+RECENT = 50  # the number of last steps over which the throughput is averaged
 
 
 class Progress:
-    """Show epoch, loss, metrics, rate, gradient norm, throughput and remaining time with rich.
+    """A progress bar with the epoch, the metrics, the throughput and the remaining time; it needs rich.
 
-    Each epoch prints a line with its results.  Nothing is shown outside terminals and notebooks, if
-    rich is not installed, or with ``show=False``.  ``show=True`` always shows the bar.  ``steps`` is the
-    number of steps of an epoch; if it is None, the remaining time is not shown.
+    A line with the results is printed after each epoch.  By default nothing is shown outside terminals and
+    notebooks, or if rich is not installed.  ``show`` True always shows the bar, False never.  ``steps`` is
+    the number of steps of an epoch; if it is None, the remaining time is not shown.
     """
 
     def __init__(self, steps: int | None, epochs: int, show: bool | None = None) -> None:
         self._bar: Any = None
         self._steps, self._epochs = steps, epochs
-        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # when, and the weight of the step
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # time and weight of each step
         if not (sys.stderr.isatty() or in_notebook() if show is None else show):
             return
         try:
@@ -51,16 +51,16 @@ class Progress:
         self._bar.start()
 
     def epoch(self, epoch: int, done: int) -> None:
-        """Start an epoch, of which ``done`` steps are finished."""
+        """Show that an epoch starts; ``done`` of its steps were already made before a resumed run."""
         if self._bar is not None:
             self._recent.append((time.perf_counter(), 0.0))
             behind = epoch * (self._steps or 0) + done
             self._bar.update(self._task, description=f"epoch {epoch + 1}/{self._epochs}", completed=behind)
 
     def step(self, logs: Mapping[str, float], weight: float, unit: str) -> None:
-        """Show the metrics of a step, and add its weight (such as 64 examples) to the throughput.
+        """Show the metrics of a step, and count the weight of its batch in the throughput.
 
-        ``unit`` is the noun of the weight.
+        ``unit`` is the noun that the weight counts, such as "tokens".
         """
         if self._bar is not None:
             self._recent.append((time.perf_counter(), weight))
@@ -69,7 +69,7 @@ class Progress:
             )
 
     def _throughput(self) -> str:
-        """Return the examples (the weight of the batches) per second over the last steps, as text."""
+        """Return the sum of the weights of the last batches, such as examples, per second, as text."""
         seconds = self._recent[-1][0] - self._recent[0][0]
         weight = sum(w for _, w in self._recent) - self._recent[0][1]
         return _short(weight / seconds if seconds else 0.0)
@@ -89,14 +89,14 @@ class Progress:
             self._bar.console.print(f"{reason} after step {step}{more}", highlight=False, markup=False)
 
     def close(self) -> None:
-        """Restore the terminal."""
+        """Remove the bar and restore the terminal."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 def numbers_line(logs: Mapping[str, float]) -> str:
-    """Return the names and values of metrics in one line."""
+    """Return the names and values of metrics as one line of text."""
     return "  ".join(f"{name} {value:.4g}" for name, value in logs.items())
 
 

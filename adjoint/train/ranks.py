@@ -1,4 +1,4 @@
-"""Training on several ranks: steps, validation, stops and checkpoints in which all ranks take part."""
+"""Training on several ranks: steps, validation, stopping and checkpoints, all of which the ranks share."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ Numbers = dict[str, float]
 class Facts:
     """The data that a rank sends to the other ranks at the end of a step."""
 
-    rows: int  # of the whole batch
-    numbers: list[tuple[float, Numbers]]  # weight and numbers of its pieces
-    stop: str | None  # why it asks to stop
+    rows: int  # the number of rows of the whole batch
+    numbers: list[tuple[float, Numbers]]  # the weight and the metrics of each piece
+    stop: str | None  # why this rank asks to stop, or None
 
 
 def size_and_rank(group: Any) -> tuple[int, int]:
-    """Return the number of ranks of a group, and this rank; raise if ``group`` is not a group."""
+    """Return the number of ranks of a group and the number of this rank; raise if ``group`` is no Group."""
     if not isinstance(group, Group):
         raise InputError(f"Trainer: group must be a distributed.Group, not {words.a(type(group).__name__)}.")
     return group.size, group.rank
@@ -56,14 +56,16 @@ class RankLoop:
 
     def __init__(self, trainer: Trainer, group: Group) -> None:
         self.trainer, self.group = trainer, group
-        self.asked: str | None = None  # why this rank asks to stop
+        self.asked: str | None = None  # why this rank asks to stop, or None
         sums = trainer.accumulator._sums
         assert isinstance(sums, RankSums)
         self.sums = sums
         self.generators = _generators(trainer)
         shard = getattr(trainer.optimizer, "shard", None)
         if shard is not None and shard is not group:
-            raise InputError("Trainer: the optimiser's shard= must be the trainer's group.")
+            raise InputError(
+                "Trainer: the optimiser's shard= and the trainer's group= must be the same Group object."
+            )
         others = {f"buffer {name}": b for name, b in _buffers(trainer)}
         others |= {f"left alone {i}": p for i, p in enumerate(trainer._left_alone)}
         facts = {
@@ -88,17 +90,20 @@ class RankLoop:
     # Steps -------------------------------------------------------------------------------------
 
     def batches(self, loader: Iterable[Any]) -> Iterable[Any]:
-        """Return this rank's shares of the batches of a loader."""
+        """Return the batches of a loader; if it is a ``DataLoader``, only this rank's share of each batch."""
         return loader.cut(self.group, self.trainer.pieces) if isinstance(loader, DataLoader) else loader
 
     def step(self, batch: Any) -> tuple[Numbers, Numbers, float]:
-        """Make an update from a batch; return the mean metrics, gradient norms of terms, and the weight."""
+        """Update the model from a batch that is divided among the ranks.
+
+        Return the means of the metrics over all ranks, the gradient norms, and the weight of the batch.
+        """
         trainer, acc = self.trainer, self.trainer.accumulator
         part = batch if isinstance(batch, Share) else self._cut(batch)
         norms = _RankNorms(trainer, self.group) if trainer._term_norms() else None
         drop(trainer._left_alone)
         if trainer.compiled is not None and trainer.compiled.rows is None:
-            # the same pieces are native on any number of ranks: those of the size of the first one
+            # the size of the first piece of the batch: the choice must not depend on the number of ranks
             trainer.compiled.rows = share(part.rows, trainer.pieces, 0)[1]
         facts = Facts(part.rows, [], None)
         self.sums.facts = facts
@@ -115,7 +120,7 @@ class RankLoop:
         try:
             self._add(part, facts, norms)
             facts.stop = self.asked
-            acc._window.closed = True  # also without a row here
+            acc._window.closed = True  # even if this rank has no rows
             acc.apply(trainer.optimizer, before=before)
         except BaseException:
             acc.drop()
@@ -135,9 +140,9 @@ class RankLoop:
         return Share(rows, found)
 
     def _add(self, part: Share, facts: Facts, norms: _RankNorms | None) -> None:
-        """Add the gradients of the pieces in ``part``, this rank's share of a batch.
+        """Compute and accumulate the gradients of the pieces in ``part``, this rank's share of a batch.
 
-        The metrics are added to ``facts``, the gradients of terms to ``norms``.
+        The metrics are added to ``facts``, the gradients of the loss's terms to ``norms``.
         """
         trainer, acc = self.trainer, self.trainer.accumulator
         with self._keyed_draws() as key:
@@ -161,7 +166,7 @@ class RankLoop:
                 facts.numbers.append((weight, {"loss": loss.item(), **numbers}))
 
     def _means(self) -> Numbers:
-        """Return the means over the pieces of all ranks, which do not depend on the order of the pieces."""
+        """Return the mean of each metric over the pieces of all ranks, independent of their order."""
         heard: list[Facts] = self.sums.heard
         rows = [each.rows for each in heard]
         if len(set(rows)) > 1:
@@ -177,7 +182,10 @@ class RankLoop:
 
     @contextmanager
     def _keyed_draws(self) -> Iterator[Callable[[int], None]]:
-        """Return a context manager in which random draws depend only on the step and the piece."""
+        """Return a context manager in which random draws depend only on the step and the piece.
+
+        It yields a function that must be called with the number of each piece before the piece is computed.
+        """
         before = [rng._numpy for rng in self.generators]
 
         def key(piece: int) -> None:
@@ -196,15 +204,15 @@ class RankLoop:
         self.trainer.stopped = next((reason for reason in asked if reason is not None), None)
 
     def agree_to_stop(self, where: str) -> None:
-        """Stop on all ranks if one of them asks for it; ``where`` names this call in errors."""
+        """Stop the training on all ranks if one of them asked to; ``where`` names this call in errors."""
         self._hear(self.group.gather(self.asked, where))
 
     # Validation and checkpoints --------------------------------------------------------------------
 
     def evaluated(self, loader: Iterable[Any], until_stopped: bool) -> Numbers | None:
-        """Return the mean of each metric over a loader, whose batches are divided among the ranks.
+        """Return the mean of each metric over the batches of a loader; each rank evaluates some of them.
 
-        Return None if ``until_stopped`` is True and training was stopped.
+        Return None if ``until_stopped`` is True and training was stopped meanwhile.
         """
         trainer, rank, size = self.trainer, self.group.rank, self.group.size
         self.average_buffers()
@@ -225,7 +233,7 @@ class RankLoop:
                 return None
         averages = Averages()
         for _, weight, numbers in sorted((each for *_, part in told for each in part), key=lambda e: e[0]):
-            averages.add(numbers, weight)  # in the order of one process
+            averages.add(numbers, weight)  # in the same order as in a single process
         return averages.means()
 
     def average_buffers(self) -> None:
@@ -254,7 +262,7 @@ class _RankNorms(TermNorms):
         self.names = [f"grad_norm_{name}" for name in self.loss.terms]
 
     def add_piece(self, weight: float) -> None:
-        """Add the gradients of the last forward."""
+        """Add the gradients of each term in the last forward, multiplied by the weight of the piece."""
         self.add(self.loss, weight)
         for name, total in self.totals.items():
             total.add(self._flat(self._sums.pop(name, [])))
@@ -266,7 +274,7 @@ class _RankNorms(TermNorms):
         return np.concatenate([np.zeros(p.size) if g is None else g for g, p in pairs], None, dtype=wide)
 
     def norms(self) -> Numbers:
-        """Return the norms by term."""
+        """Return the gradient norm of each term by its name in the logs, ``grad_norm_<term>``."""
         weight = math.fsum(self.group.gather(self._weight, "the weight of a step"))
         found = {}
         for name, total in self.totals.items():
@@ -277,9 +285,9 @@ class _RankNorms(TermNorms):
 
 
 def _mean(pairs: list[tuple[float, float]]) -> float:
-    """Return Σ weight·value / Σ weight of pairs (value, weight), exactly rounded if finite.
+    """Return Σ weight·value / Σ weight of pairs (weight, value).  Values with weight 0 are ignored.
 
-    Values with weight 0 are ignored.
+    Finite sums are rounded only once, so the result does not depend on the order of the pairs.
     """
     pairs = [(w, x) for w, x in pairs if w]
     if not pairs:
@@ -304,7 +312,10 @@ def _buffers(trainer: Trainer) -> list[tuple[str, Tensor]]:
 
 
 def _generators(trainer: Trainer) -> list[Generator]:
-    """Return the generators of all modules; raise for NumPy's generators, whose draws cannot be keyed."""
+    """Return the random generators of all modules; raise if one is a generator of NumPy.
+
+    The draws of NumPy's generators cannot be made to depend only on the step and the piece.
+    """
     found: dict[int, Generator] = {}
     for path, module in _modules(trainer):
         for name, value in vars(module).items():

@@ -13,10 +13,11 @@ __all__ = ["stopping_on_interrupt"]
 
 @contextmanager
 def stopping_on_interrupt(stop: Callable[[], object], launched: bool = False) -> Iterator[None]:
-    """Return a context manager that calls ``stop`` at the first Ctrl-C; a second one interrupts immediately.
+    """Return a context manager that calls ``stop`` at the first Ctrl-C; a second raises KeyboardInterrupt.
 
-    With ``launched``, it also handles SIGTERM and SIGUSR1, the signals that mpiexec forwards.  Python
-    delivers signals only to the main thread, so this does nothing in other threads.
+    If ``launched`` is True (the process was started by mpiexec), SIGTERM and SIGUSR1 do the same, because
+    mpiexec forwards these signals.  In threads other than the main thread nothing is done, because Python
+    allows signal handlers only there.
     """
     names = ("SIGINT", "SIGTERM", "SIGUSR1") if launched else ("SIGINT",)
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]

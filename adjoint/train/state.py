@@ -1,4 +1,4 @@
-"""The complete state of a training run as plain data."""
+"""Save and restore the complete state of a training run, as plain data and arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ __all__ = ["matched", "of", "restore", "resume", "state_of"]
 
 
 def of(trainer: Trainer) -> dict[str, Any]:
-    """Return the state of a training run, without the values of the model, which are stored separately."""
+    """Return the state of a training run as a dictionary, without the model's values.
+
+    The model's values are stored in a separate file of the checkpoint.
+    """
     return {
         "step": trainer.step,
         "epoch": trainer.epoch,
@@ -47,9 +50,14 @@ def of(trainer: Trainer) -> dict[str, Any]:
 
 
 def resume(trainer: Trainer) -> bool:
-    """Load the newest checkpoint, if there is one; an error leaves the trainer unchanged."""
+    """Load the newest checkpoint into the trainer; return False if there is no checkpoint.
+
+    An error leaves the trainer unchanged.
+    """
     if trainer.checkpoints is None:
-        raise ArgumentError("fit(resume=True) needs a directory: Trainer(…, directory=path).")
+        raise ArgumentError(
+            "fit(resume=True) needs a directory to read checkpoints from: Trainer(…, directory=path)."
+        )
     found = _newest(trainer)
     if found is None:
         for callback in trainer.callbacks if not trainer.step else ():
@@ -72,7 +80,10 @@ def resume(trainer: Trainer) -> bool:
 
 
 def _newest(trainer: Trainer) -> tuple[Any, Any] | None:
-    """Return the values of the model and the state of the newest checkpoint, read by rank 0."""
+    """Return the model's values and the other state from the newest checkpoint; None if there is none.
+
+    With several ranks, rank 0 reads the checkpoint and sends it to the others.
+    """
     assert trainer.checkpoints is not None
     found = None
     if trainer._rank == 0 and (path := trainer.checkpoints.latest()) is not None:
@@ -81,7 +92,7 @@ def _newest(trainer: Trainer) -> tuple[Any, Any] | None:
 
 
 def restore(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Restore the values of the model and the other saved state of a run; each part checks its own state.
+    """Restore a training run from ``model``, the values of the model, and ``state``, the result of ``of``.
 
     ``loader`` is the data loader of the resumed run.  Callbacks without a saved state are not changed.
     """
@@ -102,14 +113,14 @@ def restore(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapp
     generators = dict(_generators(trainer))
     if set(generators) != set(state["generators"]):
         raise ArgumentError(
-            f"the checkpoint has random generators at {sorted(state['generators'])}, but the model has "
-            f"them at {sorted(generators)}.\n  Nothing was loaded.  Create the model as in the saved run."
+            f"the checkpoint has random generators for {sorted(state['generators'])}, but the model has "
+            f"them in {sorted(generators)}.\n  Nothing was loaded.  Create the model as in the saved run."
         )
     for path, rng in generators.items():
         _set_generator(rng, state["generators"][path])
     trainer.step, trainer.epoch = int(state["step"]), int(state["epoch"])
     if isinstance(trainer.loss, ComposedLoss):
-        trainer.loss.step = max(trainer.step - 1, 0)  # that of the last update, for a validation
+        trainer.loss.step = max(trainer.step - 1, 0)  # a validation uses the weights of the last update
     trainer.epoch_steps, trainer.epoch_seconds = int(state["epoch_steps"]), float(state["epoch_seconds"])
     trainer.trained = bool(state.get("trained"))
     trainer.history = History(dict(h) for h in state["history"])
@@ -117,7 +128,7 @@ def restore(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapp
     found = matched(trainer, state["callbacks"])
     for callback, saved in sorted(
         found, key=lambda each: isinstance(each[0], Log)
-    ):  # last: they cut their files
+    ):  # logs last, because they truncate their files
         callback.load_state_dict(saved)
 
 
@@ -126,8 +137,11 @@ def _kind(loader: Any) -> str | None:
 
 
 def _refuse_other_loader(loader: Any, state: Mapping[str, Any]) -> None:
-    """Raise if the position in the data cannot be restored with this kind of loader."""
-    kind = state.get("loader_kind")  # None: written outside of fit
+    """Raise if the saved position in the data cannot be restored in ``loader``.
+
+    It can be restored if both the saved loader and this one keep their position, or if neither does.
+    """
+    kind = state.get("loader_kind")  # None: the checkpoint was not written by fit, so there is no loader
     if kind is None or loader is None or state["loader_keeps_place"] == hasattr(loader, "load_state_dict"):
         return
     raise ArgumentError(
@@ -137,7 +151,7 @@ def _refuse_other_loader(loader: Any, state: Mapping[str, Any]) -> None:
 
 
 def _refuse_other_freezing(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Raise if the frozen parameters differ from those at the start of the saved run."""
+    """Raise if the parameters that are frozen now are not those at the start of the saved run."""
     before, now = set(state.get("trained_first", trainer.trained_first)), set(trainer.trained_first)
     if before == now:
         return
@@ -153,7 +167,11 @@ def _refuse_other_freezing(trainer: Trainer, state: Mapping[str, Any]) -> None:
 
 
 def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:
-    """Return what identifies a callback: class, identity, and path relative to the checkpoints."""
+    """Return a dictionary that identifies a callback in a checkpoint.
+
+    Its keys are "kind", the name of the class; "identity", the result of ``callback.identity()``; and
+    "beside", the same with a path relative to the checkpoints, or None.
+    """
     identity = callback.identity()
     if trainer.checkpoints is None or "path" not in identity:
         beside = None
@@ -164,7 +182,10 @@ def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:
 
 
 def matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
-    """Return pairs of a callback and its saved state; a run whose directory was moved is recognised."""
+    """Return a pair (callback, saved state) for each callback of the trainer that is found in ``saved``.
+
+    Callbacks are compared by identity, then with relative paths, in case the run's directory was moved.
+    """
     left, found = list(saved), []
     waiting = [(callback, _names(trainer, callback)) for callback in trainer.callbacks]
     for name in ("identity", "beside"):
@@ -178,12 +199,12 @@ def matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
 
 
 def _weights(trainer: Trainer) -> dict[str, Any]:
-    """Return the weights of the terms of a composed loss by name; a weight may be a schedule with a state."""
+    """Return the weights of a composed loss by the name of the term; an empty dictionary for other losses."""
     return trainer.loss.weights if isinstance(trainer.loss, ComposedLoss) else {}
 
 
 def _generators(trainer: Trainer) -> Iterator[tuple[str, Any]]:
-    """Yield the random generators, of adjoint and of NumPy, in the modules of the model and the loss."""
+    """Yield the path and the object of each random generator that a module of the model or loss stores."""
     for root, prefix in ((trainer.model, ""), (trainer.loss, "loss.")):
         for path, module in root.named_modules() if isinstance(root, Module) else ():
             for name, value in vars(module).items():

@@ -1,4 +1,4 @@
-"""One step of a trainer: an update from a batch, whole or in pieces."""
+"""One step of a trainer: an update from a whole batch, or from a batch that is split into pieces."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["step_in_pieces", "whole_step"]
 
-Step = tuple[dict[str, float], dict[str, float], float]  # numbers, norms of gradients, and the weight
+Step = tuple[dict[str, float], dict[str, float], float]  # metrics, gradient norms, weight of the batch
 
 
 def whole_step(trainer: Trainer, batch: Any) -> Step:
-    """Make an update from a whole batch; return the metrics, the gradient norms of terms, and the weight."""
+    """Update the model from a whole batch.
+
+    Return the metrics, the gradient norms (``"grad_norm"``, and those of the terms of a composed loss), and
+    the weight of the batch.
+    """
     params = list(trainer.named_parameters(frozen=True).values())
     norms = trainer._term_norms()
     drop(params)
@@ -37,7 +41,7 @@ def whole_step(trainer: Trainer, batch: Any) -> Step:
     logs = {"loss": loss.item(), **numbers}
     logs = logs if weight else dict.fromkeys(logs, math.nan)
     found = {"grad_norm": math.nan, **_named_norms(norms)}
-    if weight:  # no update without weight, for example if all targets are ignored
+    if weight:  # a weight of 0, for example if all targets are ignored, means no update
         updated = trainer.optimizer.params if isinstance(trainer.optimizer, Optimizer) else params
         found["grad_norm"] = clip_grad_norm(updated, trainer.clip, nonfinite="allow")
         trainer._before_update({**logs, "lr": trainer._rate(), **found})
@@ -46,7 +50,11 @@ def whole_step(trainer: Trainer, batch: Any) -> Step:
 
 
 def step_in_pieces(trainer: Trainer, batch: Any) -> Step:
-    """Make an update from the pieces of a batch; return mean metrics, gradient norms of terms and weight."""
+    """Update the model from a batch that is split into pieces.
+
+    Return the means of the metrics over the pieces, the gradient norms (``"grad_norm"``, and those of the
+    terms of a composed loss), and the weight of the batch.
+    """
     averages, total = Averages(), 0.0
     norms = trainer._term_norms()
     acc = trainer.accumulator
@@ -76,7 +84,7 @@ def step_in_pieces(trainer: Trainer, batch: Any) -> Step:
 
         acc.apply(trainer.optimizer, before=before)
     except BaseException:
-        acc.drop()  # so that no piece of this batch enters the next update
+        acc.drop()  # so that the gradients of this batch are not part of the next update
         raise
     return logs, found, total
 

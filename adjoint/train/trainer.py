@@ -89,13 +89,13 @@ class Trainer:
         The name of the unit of weights, such as "tokens".
     compute : callable, optional
         ``compute(model, batch)`` replaces ``loss(model(inputs), targets)``.  It returns the loss, or the loss
-        and a dictionary of numbers to log.
+        and a dictionary of metrics to log.
     term_norms : int, optional
         The interval, in steps from the start of an epoch, at which the gradient norms of the terms of a
         composed loss are logged as ``grad_norm_<term>``.  Each norm costs a backward.  None: never.
     directory : path, optional
-        The directory for checkpoints, which are written after each epoch.  ``fit(resume=True)`` continues
-        with the same bits as if the run had not stopped.
+        The directory for checkpoints, which are written after each epoch.  A run that ``fit(resume=True)``
+        continues has the same results, to the last bit, as a run that was not stopped.
     checkpoint_every : int, optional
         The number of steps between additional checkpoints.
     keep : int
@@ -192,7 +192,7 @@ class Trainer:
         self.averages = Averages()  # of the current epoch
         self.epoch_seconds = 0.0
         self.epoch_steps = 0
-        self.trained = False  # whether all steps of the current epoch are done and its validation is due
+        self.trained = False  # whether all steps of the current epoch are done, but not its validation
         self._last_weight = 0.0
         self._warned = False
         self._loader: Any = None
@@ -235,7 +235,7 @@ class Trainer:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ArgumentError(
-                f"Trainer: several logged numbers are named {', '.join(map(repr, twice))}.\n"
+                f"Trainer: several metrics have the same name: {', '.join(map(repr, twice))}.\n"
                 "  Rename the metrics or the terms of the loss."
             )
 
@@ -267,7 +267,7 @@ class Trainer:
         Returns
         -------
         History
-            The logged numbers of each epoch: a list of dictionaries.
+            The metrics of each epoch: a list of dictionaries.
 
         Raises
         ------
@@ -284,14 +284,14 @@ class Trainer:
             )
         if validate is not None:
             check_batches("fit(validate=…)", validate, self.compute is None)
-        elif all(type(c).__module__ == Callback.__module__ for c in self.callbacks):  # others may validate
+        elif all(type(c).__module__ == Callback.__module__ for c in self.callbacks):  # users' may validate
             means = ("loss", *self.metrics, *self._term_names())
             check_monitors((*self.callbacks, self.schedule), [f"val_{name}" for name in means])
         self.stopped = None
         same, self._loader = self._loader is loader, loader
         if not same:
             self._began = {}, 0
-        with ExitStack() as ending:  # in reverse, each one whatever the others raise
+        with ExitStack() as ending:  # at the end all are called, the last first, even if some raise
             if self._ranks is not None:
                 ending.enter_context(self._ranks.fitting())
             if resume:
@@ -337,11 +337,11 @@ class Trainer:
     def _batches(self, loader: Any, same: bool, resumed: bool) -> Iterable[Any]:
         """Return the remaining batches of the current epoch.
 
-        ``same`` says whether the last call used the same loader, ``resumed`` whether a checkpoint was loaded.
+        ``same`` is True if the last call used the same loader, ``resumed`` if a checkpoint was loaded.
         """
         if self.trained:
             return ()
-        loaded = resumed and hasattr(loader, "load_state_dict")  # its position was restored
+        loaded = resumed and hasattr(loader, "load_state_dict")  # the loader's position was restored
         skip = 0 if loaded else self.epoch_steps
         state, steps = self._began
         if same and not resumed:  # return to the start of the epoch: a batch may have failed
@@ -355,7 +355,7 @@ class Trainer:
             self._began = loader.next_place(), self.epoch_steps
             return loader
         self._began = states.state_of(loader), self.epoch_steps - skip
-        left = isinstance(loader, Iterator) and not resumed  # it has only the remaining ones
+        left = isinstance(loader, Iterator) and not resumed  # an iterator has only the remaining batches
         return loader if left or not skip else itertools.islice(loader, skip, None)
 
     def place(self) -> Any:
@@ -407,9 +407,9 @@ class Trainer:
     def _end_epoch(self, logs: dict[str, float]) -> None:
         monitor = "val_loss" if "val_loss" in logs else "loss"
         weights = self.loss.weights.values() if isinstance(self.loss, ComposedLoss) else ()
-        schedules = {id(each): each for each in (self.schedule, *weights)}  # one may serve several
+        schedules = {id(each): each for each in (self.schedule, *weights)}  # report once to each object
         for schedule in schedules.values():
-            if hasattr(schedule, "report_from"):  # a plateau, or one inside another schedule
+            if hasattr(schedule, "report_from"):  # a Plateau, or a schedule that may contain one
                 schedule.report_from(logs, self.step)
         for callback in self.callbacks:
             callback.on_epoch(self, logs)
@@ -457,7 +457,7 @@ class Trainer:
             callback.before_update(self, logs)
 
     def _term_norms(self) -> TermNorms | None:
-        """Return a collector of the gradients of a composed loss's terms; None if this step logs no norms."""
+        """Return a ``TermNorms`` if this step logs the gradient norms of the loss's terms, else None."""
         every = self.term_norms if isinstance(self.loss, ComposedLoss) else None
         if not every or self.epoch_steps % every:
             return None
@@ -502,7 +502,10 @@ class Trainer:
         return found
 
     def _evaluated(self, loader: Iterable[Any], until_stopped: bool = False) -> dict[str, float] | None:
-        """Return the mean metrics over a loader; None if ``until_stopped`` and training was stopped."""
+        """Return the mean of each metric over a loader.
+
+        Return None if ``until_stopped`` is True and training was stopped meanwhile.
+        """
         averages = Averages()
         enough = False
         if self._ranks is not None:
@@ -516,7 +519,7 @@ class Trainer:
                     return None
                 loss, numbers, weight = loss_of(self, batch)
                 averages.add({"loss": float(loss), **numbers}, weight)
-                enough = until_stopped and self.stopped is not None  # unless this was the last batch
+                enough = until_stopped and self.stopped is not None  # no effect after the last batch
         found = averages.means()
         if not found:
             raise InputError(NO_BATCHES)
@@ -543,7 +546,7 @@ class Trainer:
         with self._evaluating():
             outputs = [
                 output_array(self.model(asarray(array[i : i + batch_size])))
-                for i in range(0, max(len(array), 1), batch_size)  # no inputs are one empty batch
+                for i in range(0, max(len(array), 1), batch_size)  # without inputs: one empty batch
             ]
         return np.concatenate(outputs)
 
@@ -555,13 +558,13 @@ class Trainer:
             with no_grad():
                 yield
         finally:
-            for module, training in modes:  # separately, because some may be frozen
+            for module, training in modes:  # each module, because some may have been in evaluation mode
                 module.training = training
 
     # Stopping and going on -------------------------------------------------------------------
 
     def _stop_on_interrupt(self) -> None:
-        if self.stopped is None:  # a callback may have stopped it already
+        if self.stopped is None:  # a callback may have stopped the training already
             self.stop(INTERRUPTED)
 
     def write_checkpoint(
@@ -574,9 +577,9 @@ class Trainer:
         to : Checkpoints, optional
             The checkpoints.  The default is those of the trainer.
         score : float, optional
-            The score by which the best checkpoint is chosen.
+            The value of the metric by which the best checkpoint is chosen.
         monitor : str, optional
-            The name of the logged number that is the score.
+            The name of that metric.
 
         Returns
         -------
@@ -595,7 +598,7 @@ class Trainer:
         if self._rank == 0:
             path = checkpoints.write(self.step, self.model.state_dict(), states.of(self), score, monitor)
         elif getattr(self.optimizer, "shard", None) is not None:
-            self.optimizer.state_dict()  # all ranks give their slices
+            self.optimizer.state_dict()  # all ranks must send their slices of the state
         return self._ranks.written(path)
 
 

@@ -1,4 +1,4 @@
-"""The losses of batches and of pieces of batches, and their weights in gradients and averages."""
+"""Compute the loss of a batch or of a piece of a batch, and its weight in sums of gradients and averages."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ __all__ = [
     "weight_of",
 ]
 
-RESERVED = ("loss", "lr", "grad_norm", "seconds", "epoch", "step")  # names in the logs
+RESERVED = ("loss", "lr", "grad_norm", "seconds", "epoch", "step")  # names that the trainer logs itself
 
 
 def loss_of(trainer: Trainer, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
     """Return the loss of a batch, the other metrics to log, and the weight of the batch.
 
-    ``pieces`` is the number of pieces that the batch of this step is divided into.
+    ``batch`` may be a piece of a larger batch.  ``pieces`` is the number of such pieces in a step.
     """
     return finished(trainer, batch, *computed(trainer, batch), pieces)
 
@@ -47,9 +47,10 @@ def loss_of(trainer: Trainer, batch: Any, pieces: int = 1) -> tuple[Tensor, dict
 def computed(
     trainer: Trainer, batch: Any, loss_function: Callable[..., Any] | None = None
 ) -> tuple[Any, Mapping[str, Any], Reductions]:
-    """Return the loss of a batch, the other values to log, and the loss functions that were called.
+    """Return the loss of a batch, the other values to log by name, and the losses that were reduced.
 
-    ``loss_function``, if given, is called instead of the loss of the trainer.
+    The last item is a list with a pair (value, share) for each loss function that was called, see
+    ``noting_reductions``.  ``loss_function``, if given, is called instead of the loss of the trainer.
     """
     numbers: dict[str, Any] = {}
     found: Reductions = []
@@ -72,10 +73,10 @@ def computed(
 def finished(
     trainer: Trainer, batch: Any, loss: Any, numbers: Mapping[str, Any], found: Reductions, pieces: int
 ) -> tuple[Tensor, dict[str, float], float]:
-    """Check the results of a batch; return the loss, the metrics to log and the weight.
+    """Check the loss of a batch; return it with the metrics to log, as floats, and the weight of the batch.
 
-    ``numbers`` are further values to log, ``found`` lists the loss functions that were called, and ``pieces``
-    is the number of pieces of the batch.
+    ``loss``, ``numbers`` and ``found`` are the results of ``computed``.  ``pieces`` is the number of pieces
+    that a batch is divided into.
     """
     if not isinstance(loss, Tensor):
         raise InputError(
@@ -87,7 +88,10 @@ def finished(
         )
     taken = [name for name in numbers if name in RESERVED or name in trainer._term_names()]
     if taken:
-        raise ArgumentError(f"Trainer: {', '.join(taken)} are reserved names.  Log under different names.")
+        raise ArgumentError(
+            f"Trainer: a metric must not have a name that the trainer logs: {', '.join(taken)}.\n"
+            "  Use a different name."
+        )
     logs = {name: _number(name, value) for name, value in numbers.items()}
     if isinstance(trainer.loss, ComposedLoss):
         logs.update(trainer.loss.values)
@@ -105,7 +109,10 @@ def _predicted(trainer: Trainer, batch: Any) -> tuple[Any, Any]:
 
 
 def _refuse_several_inputs(inputs: Any, targets: Any) -> None:
-    """Raise if the inputs are several arrays, each with one row per target; a tuple of rows is accepted."""
+    """Raise if ``inputs`` is a list of several arrays that each have one row per target.
+
+    A list with one row per target is accepted, because it can be converted to one array.
+    """
     if not isinstance(inputs, (tuple, list)) or not hasattr(targets, "__len__") or not inputs:
         return
     arrays = all(isinstance(each, (np.ndarray, Tensor)) and each.ndim for each in inputs)
@@ -133,11 +140,11 @@ def _number(name: str, value: Any) -> float:
 
 
 def weight_of(batch: Any, found: Reductions) -> float:
-    """Return the weight of a batch: the divisor of its mean loss.
+    """Return the weight of a batch: the number by which its mean loss was divided.
 
-    The weight is the number of tokens if the targets are padded, else the number of examples.  Ignored
-    targets do not count, and others count with their class weights.  ``found`` lists the loss functions that
-    were called.
+    This is the number of tokens if the targets are padded, else the number of examples.  Ignored targets do
+    not count.  Other targets count with their class weights.  ``found`` has a pair (value, share) for each
+    loss function that was called; the share is the fraction of targets that count, None for a sum.
     """
     shares = [1.0 if share is None else share for _, share in found]
     share = max(shares) if shares and _agree(shares) else 1.0
@@ -152,9 +159,10 @@ def _agree(shares: list[float]) -> bool:
 
 
 def check_pieces(found: Reductions, loss: Any, weighted: bool) -> None:
-    """Raise if the mean of the losses of the pieces is not the loss of the batch.
+    """Raise if the weighted mean of the losses of the pieces would not be the loss of the batch.
 
-    With ``weighted`` the user passed ``weight=``; then only a loss that is a sum is an error.
+    ``found`` has a pair (value, share) for each loss function that was called.  If ``weighted`` is True, the
+    user passed ``weight=``, and only a loss that is a sum is an error.
     """
     if any(share is None for value, share in found if value is loss or not weighted):
         raise ArgumentError(
@@ -179,7 +187,7 @@ def padded_targets(batch: Any) -> Padded | None:
 
 
 def first_padded(batch: Any) -> Padded | None:
-    """Return the first padded part of a batch; None if there is none."""
+    """Return the first ``Padded`` in a nested batch; None if there is none."""
     if isinstance(batch, Padded):
         return batch
     parts = (
@@ -193,7 +201,10 @@ def examples_in(batch: Any) -> int:
     while isinstance(batch, (tuple, list, Mapping)) and batch:
         batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
     if not hasattr(batch, "__len__") or getattr(batch, "shape", None) == ():
-        raise InputError("Trainer: a batch must consist of arrays.  Pass weight= for other batches.")
+        raise InputError(
+            "Trainer: cannot count the examples of a batch that is not made of arrays.\n"
+            "  Pass weight=, a function that returns the weight of a batch."
+        )
     return len(batch)
 
 
@@ -204,7 +215,7 @@ class Averages:
         self._sums: dict[str, list[float]] = {}  # name: Σ weight·value, Σ weight
 
     def add(self, numbers: Mapping[str, float], weight: float) -> None:
-        """Add a value for each name, all with this weight; with weight 0 they are ignored, even NaN."""
+        """Add a value for each name, all with the same weight.  Weight 0 ignores the values, even NaN."""
         for name, value in numbers.items():
             sums = self._sums.setdefault(name, [0.0, 0.0])
             if weight:

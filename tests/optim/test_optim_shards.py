@@ -92,7 +92,7 @@ def test_mistakes() -> None:
     with pytest.raises(InputError, match=r"SGD: shard must be a distributed\.Group, not an int"):
         optim.SGD([w], shard=3)  # type: ignore[arg-type]
     model = nn.Linear(2, 1, rng=0)
-    with pytest.raises(InputError, match="the optimiser's shard= must be the trainer's group"):
+    with pytest.raises(InputError, match="the optimiser's shard= and the trainer's group= must be"):
         train.Trainer(
             model, nn.functional.mse_loss, optim.SGD(model.parameters(), shard=Group()), group=Group()
         )

@@ -76,19 +76,18 @@ def with_class(**options: Any) -> Any:
         (
             lambda: trainer_of(Returns(lambda y: (y, y))).predict(X),
             "predict: the model must return a tensor with a row per input, but returned a tuple.\n"
-            "  For such a model, call model.eval(), then the model itself under ad.no_grad().",
+            "  For such a model, call model.eval(), then call the model inside `with ad.no_grad():`.",
         ),
         (
             lambda: trainer_of(Returns(lambda y: y.sum())).predict(X),
             "predict: the model must return a tensor with a row per input, but returned one "
             "number.\n"
-            "  For such a model, call model.eval(), then the model itself under ad.no_grad().",
+            "  For such a model, call model.eval(), then call the model inside `with ad.no_grad():`.",
         ),
         (
             lambda: trainer_of(model_of()).predict({"x": X}),
             "predict: the inputs must be one array with a row per input, not a dict.\n"
-            "  For inputs of another form, call model.eval(), then the model itself under "
-            "ad.no_grad().",
+            "  For other inputs, call model.eval(), then call the model inside `with ad.no_grad():`.",
         ),
     ],
 )  # fmt: skip

@@ -208,9 +208,9 @@ def test_two_numbers_under_one_name_are_refused(name: str) -> None:
     model = model_of()
     loss = train.compose({"fit": nn.functional.mse_loss})
     optimizer = optim.SGD(model.parameters())
-    with pytest.raises(errors.ArgumentError, match=f"several logged numbers are named '{name}'"):
+    with pytest.raises(errors.ArgumentError, match=f"several metrics have the same name: '{name}'"):
         train.Trainer(model, loss, optimizer, metrics={name: lambda p, t: 0.0})
-    with pytest.raises(errors.ArgumentError, match="several logged numbers are named 'grad_norm_a'"):
+    with pytest.raises(errors.ArgumentError, match="several metrics have the same name: 'grad_norm_a'"):
         train.Trainer(model, train.compose({"a": MSE, "grad_norm_a": MSE}), optimizer)
 
 
