@@ -1,4 +1,4 @@
-"""The causes of missing and bad gradients in a watched step, as sentences."""
+"""Find the causes of missing and bad gradients in a recorded step, and describe them in sentences."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from adjoint.words import count
 
 __all__ = ["Finding", "findings_of", "shown_place"]
 
-DEAD = 0.95  # the share of zeros from which a ReLU counts as dead
-SATURATED = 0.9
-TINY, HUGE = 1e-8, 1e6  # gradients per element, relative to the largest; absolute
+DEAD = 0.95  # a ReLU is reported as dead if at least this fraction of its outputs is zero
+SATURATED = 0.9  # a sigmoid is reported if more than this fraction of its outputs is saturated
+TINY, HUGE = 1e-8, 1e6  # limits of a gradient per element: relative to the largest one, and absolute
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Finding:
 
 @functools.lru_cache(maxsize=4096)
 def shown_place(place: Place) -> str:
-    """Return "file:line", with a relative path if the file is in the current directory."""
+    """Return a place as "file:line"; the path is relative if the file is below the current directory."""
     file, line, _ = place
     if not file:
         return "(no line)"
@@ -84,9 +84,9 @@ def _finding(kind: str, sentence: str, names: Iterable[str] = (), place: Place |
 def findings_of(
     watch: Watch, roots: Sequence[Any], names: Names, optimizers: Sequence[Optimizer]
 ) -> list[Finding]:
-    """Return the problems of the step that ``watch`` has recorded, as sentences.
+    """Return the problems in the step that ``watch`` has recorded, the worst first.
 
-    ``roots`` are the tensors from which backward was called, and ``names`` has the parameters.
+    ``roots`` are the tensors or nodes on which backward was called.  ``names`` has the parameters.
     """
     case = WatchedStep(watch, roots, names)
     found = case.not_finite()
@@ -102,7 +102,10 @@ def findings_of(
 
 
 class WatchedStep:
-    """A watched step with its graph and its data flow: the ops, and which tensors they read and made."""
+    """A recorded step, with its graph and its flows: the ops that ran, with their inputs and outputs.
+
+    The methods search for one kind of problem each, and return a list of findings.
+    """
 
     def __init__(self, watch: Watch, roots: Sequence[Any], names: Names) -> None:
         self.watch = watch
@@ -120,10 +123,10 @@ class WatchedStep:
         self.toward = self._toward_root()
         self.flow_of = {
             t._node.seq: f for f in self.flows for t in f.outputs if type(t._node) is Node
-        }  # by the number of the node
+        }  # by the sequence number of the node
 
     def _leaves(self) -> set[int]:
-        """Return the ids of the leaves that the graphs of the roots reach."""
+        """Return the ids of the leaves that a backward from the roots reaches."""
         order, seen = list(self.start), set(self.start)
         found = {id(r) for r in self.roots if isinstance(r, Tensor) and r._node is LEAF}
         for node in order:
@@ -139,7 +142,7 @@ class WatchedStep:
         return {id(t) for f in self.flows for t in f.inputs} | {id(t) for t, _, _ in self.watch.escapes}
 
     def _toward_root(self) -> set[int]:
-        """Return the ids of the tensors from which data flows to a root."""
+        """Return the ids of all tensors from which a root was computed, inside or outside the graph."""
         found = set(self.root_ids)
         for flow in reversed(self.flows):
             if any(id(t) in found for t in flow.outputs):
@@ -147,7 +150,7 @@ class WatchedStep:
         return found
 
     def _from(self, t: Tensor) -> set[int]:
-        """Return the ids of the tensors to which data flows from ``t``."""
+        """Return the ids of ``t`` and of all tensors computed from it, inside or outside the graph."""
         found = {id(t)}
         for flow in self.flows:
             if any(id(i) in found for i in flow.inputs):
@@ -155,7 +158,7 @@ class WatchedStep:
         return found
 
     def at(self, flow: Flow) -> str:
-        """Return text that says which op a flow is, in which module and at which line."""
+        """Return the name, module and line of an op as text: "'relu' in layers.0 (ReLU) at net.py:5"."""
         _, dot, path = self.watch.module_path(flow.scope).partition(".")
         kind = type(self.watch.scopes[flow.scope].module).__name__ if dot else ""
         return f"{flow.name!r}{f' in {path} ({kind})' if dot else ''} at {shown_place(flow.place)}"
@@ -163,10 +166,10 @@ class WatchedStep:
     # No gradient -------------------------------------------------------------------------------
 
     def missing(self, held: set[int] | None) -> list[Finding]:
-        """Explain why the backward does not reach some parameters.
+        """Return a finding for each reason why parameters get no gradient.
 
-        ``held`` has the ids of the parameters of all known optimisers; other parameters need no gradient.  It
-        is None if no optimiser is known.
+        ``held`` has the ids of the parameters of all known optimisers, or is None if there is no optimiser.
+        Parameters that no optimiser has need no gradient, unless the user passed them.
         """
         groups: dict[Any, tuple[str, str, Place | None, list[str]]] = {}
         for name, p in self.names.wanted.values():
@@ -210,9 +213,9 @@ class WatchedStep:
         return "unused", why, flow.place
 
     def _cut(self, p: Tensor) -> tuple[str, str, Place] | None:
-        """Return the first place where the path from a parameter to the root leaves the graph, or None.
+        """Find the first op between a parameter and the root whose result is not in the graph.
 
-        The result is the kind of cause, a sentence about it, and the line.
+        Return the kind of cause, a sentence about it, and the place of the op; None if there is no such op.
         """
         mine = {id(p)}
         for flow in self.flows:
@@ -242,7 +245,10 @@ class WatchedStep:
         return f"{self.at(flow)} stops the gradient: {reason}."
 
     def held_results(self) -> list[Finding]:
-        """Report variables that are used like parameters but are results of ops that ran before the step."""
+        """Report variables that are not leaves, but results of ops that ran before this step.
+
+        Such variables are usually meant as parameters.
+        """
         first = min((f.outputs[0]._node.seq for f in self.flows if _recorded(f)), default=0)
         used = {id(t) for f in self.flows for t in f.inputs}
         found = []
@@ -262,7 +268,7 @@ class WatchedStep:
     # The optimiser -----------------------------------------------------------------------------
 
     def updates(self, optimizers: Sequence[Optimizer]) -> list[Finding]:
-        """Report differences between the parameters of the step and those of the optimisers."""
+        """Report parameters that get a gradient but are not in an optimiser."""
         if not optimizers:
             return []
         held = {id(p): p for o in optimizers for p in o.params}
@@ -303,7 +309,7 @@ class WatchedStep:
     # Values that are not finite ------------------------------------------------------------------
 
     def not_finite(self) -> list[Finding]:
-        """Report the first value that is not finite, if the loss or a gradient is not finite."""
+        """Report the op that returned the first NaN or inf, if the loss or a gradient is not finite."""
         loss = [self._value(r) for r in self.roots]
         bad_loss = any(v is not None and not np.isfinite(v).all() for v in loss)
         bad = {k: t for k, (t, _, norm) in self.watch.leaves.items() if not math.isfinite(norm)}
@@ -340,7 +346,7 @@ class WatchedStep:
         return None if flow is None else array_in(flow.outputs[0])
 
     def _first_bad_flow(self) -> Finding | None:
-        """Report the first op on the path to the loss that returns NaN, or else infinity."""
+        """Report the first op on the path to the loss that returned NaN; if none did, the first with inf."""
         on_the_way = [f for f in self.flows if any(id(t) in self.toward for t in f.outputs)]
         for nan in (True, False):
             for flow in on_the_way:
@@ -388,7 +394,7 @@ class WatchedStep:
     # Zero, tiny and huge gradients ---------------------------------------------------------------
 
     def zeros(self) -> list[Finding]:
-        """Explain the parameters whose gradient is zero in every element."""
+        """Report why the gradients of parameters are zero in every element."""
         empty = [
             (name, p)
             for k, (name, p) in self.names.wanted.items()
@@ -405,7 +411,7 @@ class WatchedStep:
         return [self._zero_finding(*group) for group in groups.values()]
 
     def _where_it_vanished(self, p: Tensor) -> Pulled | None:
-        """Return the backward step that got a gradient and returned only zeros towards ``p``."""
+        """Return the backward step that got a nonzero gradient and passed only zeros on towards ``p``."""
         toward: set[Any] = {id(p)}
         last: Pulled | None = None
         for step in reversed(self.watch.pulled):
@@ -419,7 +425,10 @@ class WatchedStep:
         return last
 
     def _source_of_zeros(self, flow: Flow | None, p: Tensor) -> Flow | None:
-        """Return the ReLU whose zeros ``flow`` multiplies the gradient by; ``flow`` if there is none."""
+        """Return the ReLU that made an input of ``flow`` all zeros; ``flow`` itself if there is none.
+
+        A product with this input, for example, passes on a gradient of zeros.
+        """
         for t in () if flow is None else flow.inputs:
             maker = self.makers.get(id(t))
             if t is not p and maker is not None and maker.stats.get("off") == 1.0 and maker.name == "relu":
@@ -450,7 +459,7 @@ class WatchedStep:
         return _finding("zero", f"{what}: the backward of {at} returns only zeros.", names, flow.place)
 
     def sizes(self) -> list[Finding]:
-        """Report gradients that explode or vanish."""
+        """Report gradients that are very large, or very small compared with those of other parameters."""
         sizes = {}
         for k, (name, p) in self.names.wanted.items():
             if k in self.watch.leaves and self.watch.leaves[k][2] > 0:
@@ -466,7 +475,10 @@ class WatchedStep:
         return found
 
     def _factors(self) -> dict[tuple[str, Place], list[float]]:
-        """Return the factors by which backward steps change the norm of the gradient, by op and line."""
+        """Return the factors by which backward steps changed the norm of the gradient.
+
+        The keys are the name and the place of the op.  Each list has one factor per call.
+        """
         found: dict[tuple[str, Place], list[float]] = defaultdict(list)
         for step in self.watch.pulled:
             flow = self.flow_of.get(step.seq)
@@ -514,9 +526,9 @@ class WatchedStep:
         )
 
     def activations(self, told: set[int]) -> list[Finding]:
-        """Report ReLUs with mostly zero outputs, and saturated sigmoids, on the path to the loss.
+        """Report ReLUs with mostly zero outputs and saturated sigmoids and tanhs on the path to the loss.
 
-        ``told`` has the ids of flows that were reported before.
+        Ops on the lines ``told`` are skipped, because other findings report these lines.
         """
         found: dict[Any, Finding] = {}
         for flow in self.flows:
@@ -547,12 +559,12 @@ def _recorded(flow: Flow) -> bool:
 
 
 def _log(factors: list[float]) -> float:
-    """Return the logarithm of the product of some factors."""
+    """Return log10 of the product of the factors that are positive and finite."""
     return sum(math.log10(f) for f in factors if f > 0 and math.isfinite(f))
 
 
 def _agreeing(names: list[str]) -> dict[str, str]:
-    """Return the words that depend on whether there are one or several names, such as "is" and "are"."""
+    """Return the words of a sentence that depend on the number of names: "gets" or "get", "it" or "them"."""
     return {"get": "gets", "it": "it"} if len(names) == 1 else {"get": "get", "it": "them"}
 
 
@@ -563,7 +575,7 @@ def _infinite_slope(flow: Flow | None) -> str:
 
 
 def _ranges(arrays: list[Any]) -> str:
-    """Return a sentence with the ranges of the inputs of an op."""
+    """Return a sentence with the smallest and largest value of each input of an op; "" if none is real."""
     real = [a for a in arrays if a is not None and a.size and a.dtype.kind in "fiu" and not np.isnan(a).all()]
     said = " and ".join(f"from {np.nanmin(a):.3g} to {np.nanmax(a):.3g}" for a in real)
     return f"  Its inputs range {said}." if said else ""

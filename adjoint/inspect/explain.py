@@ -152,7 +152,10 @@ class Explanation:
         return f"<Explanation: {count(len(self.findings), 'finding')}>\n{self}"
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call the function and differentiate its result, then restore gradients, buffers and generators."""
+        """Call the function, differentiate its result, and store the findings.
+
+        Gradients, buffers and generators are restored, unless the function calls ``backward`` itself.
+        """
         run = function._on_tensors if isinstance(function, Compiled) else function
         variables = of_function(function, args, kwargs)
         generators = Generators.of([function], [*args, *kwargs.values()])
@@ -166,7 +169,7 @@ class Explanation:
                     result = run(*args, **kwargs)
                 finally:
                     writes.set(before)
-                if not self._watch.roots:  # it runs no backward itself
+                if not self._watch.roots:  # the function did not call backward itself
                     root = _root(result)
                     if root._node is not None:
                         backward(root, _seed(root), retain_graph=True)
@@ -195,7 +198,7 @@ class Explanation:
         called = {id(s.module): s.module for s in watch.scopes if s.parent < 0}
         names.add_modules(called.values(), variables)
         self.findings = findings_of(watch, roots, names, optimizers)
-        self._watch = Watch(values=True, memory=False)  # drop the tensors
+        self._watch = Watch(values=True, memory=False)  # release the recorded tensors
 
 
 def _root(result: Any) -> Tensor:

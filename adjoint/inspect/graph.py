@@ -1,4 +1,4 @@
-"""The graph of a step or of a compiled program as plain data, folded into small groups."""
+"""Build the graph of a step or of a compiled program as plain data, with its ops folded into small groups."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from adjoint.inspect.watch import Watch, norm_of, saved_arrays
 
 __all__ = ["LIMIT", "Box", "BoxGroup", "Graph", "graph_of", "graph_of_program"]
 
-LIMIT = 24  # children of a group
+LIMIT = 24  # the largest number of children of a group
 
 
 @dataclass
 class Box:
-    """One op of a graph, or a leaf that an op reads."""
+    """One op of a graph, or a leaf that an op reads.
+
+    ``parents`` are the indices of the boxes that the op reads, ``saved`` the bytes that it saves for
+    backward, ``norm`` the norm of its gradient, ``group`` the index of its group, and ``scopes`` the module
+    calls around it, the outermost first.
+    """
 
     name: str
     shape: str
@@ -37,19 +42,23 @@ class Box:
 
 @dataclass
 class BoxGroup:
-    """A module call, an iteration of a loop, or a group of adjacent boxes."""
+    """Boxes that can be folded into one: a module call, an iteration of a loop, or adjacent boxes."""
 
     name: str
     kind: str
     parent: int
-    times: int = 0  # of how many alike groups it is a bundle
-    children: list[int] = field(default_factory=list)  # boxes, or -1 - group; in the order of recording
-    norm: float | None = None  # the mean logarithm over its ops
-    strip: list[float | None] = field(default_factory=list)
+    times: int = 0  # the number of children, if they are groups of the same structure, such as layers
+    children: list[int] = field(default_factory=list)  # index of a box, or -1 - index of a group; in order
+    norm: float | None = None  # the mean over its ops of log10 of the gradient norm
+    strip: list[float | None] = field(default_factory=list)  # the norms of the children, if times > 0
 
 
 class Graph:
-    """Boxes in the order of recording, and the tree of groups that folds them; group 0 is the whole graph."""
+    """A graph as a list of boxes in the order of recording, and a tree of groups that contain the boxes.
+
+    Group 0 is the whole graph.  ``scopes`` maps the number of a module call to the name and class of the
+    module.
+    """
 
     def __init__(self, boxes: list[Box], scopes: Mapping[int, tuple[str, str]] | None = None) -> None:
         self.boxes = boxes
@@ -57,7 +66,7 @@ class Graph:
         self._by_scope(scopes or {})
         for g in range(len(self.groups)):
             self._fold_iterations(g)
-        for g in range(len(self.groups) - 1, -1, -1):  # the inner ones first
+        for g in range(len(self.groups) - 1, -1, -1):  # inner groups first
             self._fold_runs(g)
         self._fold_rest()
         self._measure()
@@ -67,7 +76,7 @@ class Graph:
         return sum(not b.leaf for b in self.boxes)
 
     def _by_scope(self, scopes: Mapping[int, tuple[str, str]]) -> None:
-        """Put each op into the group of its module call."""
+        """Create a group for each module call, and add each op to the group of its call."""
         made: dict[int, int] = {}
         for i, box in enumerate(self.boxes):
             at = 0
@@ -86,7 +95,7 @@ class Graph:
         return len(self.groups) - 1
 
     def _signature(self, child: int) -> Any:
-        """Return a key that is equal for children of the same structure."""
+        """Return a key that is equal for ops of the same name and line, and for groups of equal kind and size."""
         if child >= 0:
             return self.boxes[child].name, self.boxes[child].line
         group = self.groups[-1 - child]
@@ -101,7 +110,11 @@ class Graph:
                 self.groups[-1 - child].parent = to
 
     def _fold_iterations(self, g: int) -> None:
-        """Fold each iteration of a loop; an iteration starts where the first op of the one before repeats."""
+        """Put each iteration of a loop in group ``g`` into its own group, if ``g`` has many children.
+
+        A loop is recognised by ops that occur equally often.  An iteration starts at each occurrence of the
+        first of these ops.
+        """
         children = self.groups[g].children
         if len(children) <= LIMIT:
             return
@@ -115,9 +128,9 @@ class Graph:
         passes = max((s for s in sizes if s >= 4), key=lambda s: (s * sizes[s], s), default=0)
         if not passes:
             return
-        anchor = next(s for s in signatures if counts[s] == passes)  # it comes once in each pass
+        anchor = next(s for s in signatures if counts[s] == passes)  # occurs once in each iteration
         starts = [i for i, s in enumerate(signatures) if s == anchor]
-        if len(starts) > len(children) / 2:  # a chain of one op: bundles are better
+        if len(starts) > len(children) / 2:  # an iteration would be one op: ``_fold_rest`` is better
             return
         before, fresh = children[: starts[0]], []
         end = min(len(children), starts[-1] + starts[1] - starts[0])
@@ -128,7 +141,7 @@ class Graph:
         self.groups[g].children = [*before, *fresh, *children[end:]]
 
     def _fold_runs(self, g: int) -> None:
-        """Fold more than three adjacent groups of the same structure, such as the layers of a network."""
+        """Fold adjacent groups of the same structure, such as the layers of a network, if more than three."""
         children = self.groups[g].children
         if sum(c < 0 for c in children) < 4:
             return
@@ -155,15 +168,15 @@ class Graph:
         return group.kind, inside
 
     def _bundle(self, part: Sequence[int], parent: int, alike: bool) -> int:
-        """Put the adjacent children ``part`` into a new group; return the group as a child of ``parent``.
+        """Put the adjacent children ``part`` of ``parent`` into a new group; return -1 - its index.
 
-        ``alike`` says whether the children have the same structure.
+        ``alike`` is True if the children are groups of the same structure.
         """
         first, last = part[0], part[-1]
         if alike:
             a, b = self.groups[-1 - first], self.groups[-1 - last]
             made = BoxGroup(self._span(a.name, b.name), a.kind, parent, times=len(part))
-            made.strip = [float(c) for c in part]  # replaced by norms in ``_measure``
+            made.strip = [float(c) for c in part]  # the children; ``_measure`` replaces them by their norms
         else:
             made = BoxGroup(self._span(self._label(first, 0), self._label(last, 1)), "", parent)
         self.groups.append(made)
@@ -172,14 +185,17 @@ class Graph:
         return -1 - at
 
     def _label(self, child: int, end: int) -> str:
-        """Return the name of a child; for a folded group, that of its first (``end`` 0) or last child (1)."""
+        """Return the name of a child.
+
+        For a range of children, return the name of its first child (``end`` = 0) or last child (``end`` = 1).
+        """
         if child >= 0:
             return self.boxes[child].name
         group = self.groups[-1 - child]
         return self._label(group.children[-end], end) if " … " in group.name else group.name or group.kind
 
     def _span(self, first: str, last: str) -> str:
-        """Return the name of a range of children: "layers.0 … 17"."""
+        """Return the name of a range of children from their first and last name: "layers.0 … 17"."""
         head = first.rstrip("0123456789")
         return f"{first} … {last.removeprefix(head) if head else last}"
 
@@ -197,7 +213,7 @@ class Graph:
         self._move(children, g)
 
     def _measure(self) -> None:
-        """Set the mean gradient norm of each group, and the values that the strip of a folded group shows."""
+        """Set ``norm`` and ``strip`` of each group from the gradient norms of its ops."""
         sums = [[0.0, 0] for _ in self.groups]
         for box in self.boxes:
             if box.leaf or not box.norm or not math.isfinite(box.norm):
@@ -218,9 +234,10 @@ class Graph:
 def graph_of(
     roots: Iterable[Any], names: Mapping[int, str] | None = None, watch: Watch | None = None
 ) -> Graph:
-    """Return the graph that computes the nodes ``roots``; ``names`` maps ids of leaves to names.
+    """Return the graph of all ops that the nodes ``roots`` were computed from.
 
-    ``watch`` has the measurements of the step, if it was watched.
+    ``names`` maps ids of leaves to names.  ``watch`` is the ``Watch`` that recorded the step, if there was
+    one:  it provides module calls, source lines and gradient norms.
     """
     order, seen = [], set()
     for root in roots:
@@ -240,7 +257,7 @@ def graph_of(
 
 
 class _Builder:
-    """Build the boxes of a graph from nodes and leaves."""
+    """Convert nodes and leaves to the boxes of a graph."""
 
     def __init__(self, names: Mapping[int, str], watch: Watch | None) -> None:
         self.names = names
@@ -250,7 +267,7 @@ class _Builder:
         self.scopes: dict[int, tuple[str, str]] = {}
 
     def add(self, node: Node) -> None:
-        """Add a node and the leaves that it reads; all outputs of an op are one box."""
+        """Add the boxes of a node and of the leaves that it reads.  All outputs of an op share one box."""
         if node.op is PICK:
             self.ids[node] = self.ids[node.parents[0]]
             return
@@ -304,7 +321,7 @@ class _Builder:
 
 
 def graph_of_program(program: Any) -> Graph:
-    """Return the graph of a compiled program: its instructions, and the values that it reads."""
+    """Return the graph of a compiled program: its instructions as ops, and the values it reads as leaves."""
     boxes: list[Box] = []
     made: dict[int, int] = {}
 

@@ -1,7 +1,7 @@
-"""Positions of the boxes of a folded graph.
+"""Compute the positions of the boxes in a picture of a graph.
 
-The layer of a box is the longest path to it; boxes of a layer are ordered by the mean position of their
-neighbours.
+A box is placed in the layer given by the longest path to it.  Within a layer, boxes are ordered by the mean
+position of their neighbours.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from adjoint.inspect.graph import Graph
 
 __all__ = ["Picture", "PlacedBox", "laid_out"]
 
-SHOWN = 60  # boxes at most
+SHOWN = 60  # the largest number of visible boxes
 GAP_X, GAP_Y, MARGIN = 18.0, 34.0, 16.0
 
 
 @dataclass
 class PlacedBox:
-    """A box with its position and, for each line, the text on the left and on the right."""
+    """A box with its position.  ``lines`` has, for each line, the text on the left and on the right."""
 
     lines: list[tuple[str, str]]
     folded: bool
@@ -41,13 +41,13 @@ class Picture:
 
 
 def laid_out(graph: Graph) -> Picture:
-    """Unfold groups as long as there is space, and place the visible boxes."""
+    """Choose which groups to unfold, place the visible boxes, and return the picture."""
     visible = _visible(graph)
     order = sorted(set(visible.values()), key=lambda v: min(_first(graph, v), len(graph.boxes)))
     boxes = {v: _box(graph, v) for v in order}
     edges = _edges(graph, visible)
     layer = _layers(order, edges)
-    routes = _bent(edges, layer, boxes)  # adds boxes without text where an edge passes a layer
+    routes = _bent(edges, layer, boxes)  # adds an empty box where an edge passes through a layer
     rows: dict[int, list[int]] = defaultdict(list)
     for v in boxes:
         rows[layer[v]].append(v)
@@ -70,7 +70,7 @@ def laid_out(graph: Graph) -> Picture:
 
 
 def _visible(graph: Graph) -> dict[int, int]:
-    """Return, for each op, the box that shows it: the number of the op, or -1 - group for a folded group."""
+    """Return, for the index of each op, the box that shows it: that index, or -1 - group if it is folded."""
     opened = {0}
     queue, shown = [0], len(graph.groups[0].children)
     for g in queue:
@@ -135,7 +135,7 @@ def _edges(graph: Graph, visible: dict[int, int]) -> list[tuple[int, int]]:
 def _layers(order: list[int], edges: list[tuple[int, int]]) -> dict[int, int]:
     """Return the layer of each box: the length of the longest path to it.
 
-    Edges against ``order`` are left out.
+    Edges from a later to an earlier box in ``order`` are ignored, so that there are no cycles.
     """
     place = {v: k for k, v in enumerate(order)}
     into: dict[int, list[int]] = defaultdict(list)
@@ -149,7 +149,10 @@ def _layers(order: list[int], edges: list[tuple[int, int]]) -> dict[int, int]:
 
 
 def _untangle(rows: dict[int, list[int]], edges: list[tuple[int, int]]) -> None:
-    """Sort each layer (row) by the mean position of the neighbours, a few times down and up."""
+    """Sort the boxes of each layer in ``rows`` by the mean position of their neighbours, so few edges cross.
+
+    The layers are processed downwards and upwards, four times.
+    """
     near: dict[int, list[int]] = defaultdict(list)
     for a, b in edges:
         near[a].append(b)
@@ -165,7 +168,10 @@ def _untangle(rows: dict[int, list[int]], edges: list[tuple[int, int]]) -> None:
 def _bent(
     edges: list[tuple[int, int]], layer: dict[int, int], boxes: dict[int, PlacedBox]
 ) -> list[list[int]]:
-    """Return the boxes along each edge, with empty boxes added in the layers between its two ends."""
+    """Return, for each edge, the list of boxes that it passes through.
+
+    An edge that crosses layers gets an empty box in each of them; these are added to ``boxes`` and ``layer``.
+    """
     routes = []
     fresh = max(boxes, default=0) + 1
     for a, b in edges:

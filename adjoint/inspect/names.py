@@ -1,4 +1,4 @@
-"""Names of parameters: from modules, arguments and the variables that a function or block uses."""
+"""Find names of parameters: from modules, arguments and the variables that a function or block uses."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ __all__ = ["Names", "in_block", "listed", "of_function"]
 class Names:
     """The parameters that should get gradients, with their names.
 
-    ``wanted`` maps ids to names and parameters.  ``results`` are variables whose value is the result of an op
-    that ran before the step.
+    ``wanted`` maps the id of a parameter to its name and the parameter.  ``results`` maps the names of
+    variables to their values if these are results of ops, not leaves.  ``explicit`` is True if the user
+    passed the parameters.
     """
 
     def __init__(self, given: Any, variables: dict[str, Any]) -> None:
@@ -30,7 +31,7 @@ class Names:
         self.results: dict[str, Tensor] = {}
         self.explicit = given is not None
         self._tensors = {id(v): k for k, v in variables.items() if isinstance(v, Tensor)}
-        self._modules: dict[int, tuple[str, Module]] = {}  # the outermost ones
+        self._modules: dict[int, tuple[str, Module]] = {}  # variables that are modules, by id
         if given is not None:
             self._add_tree("", given)
         for name, value in variables.items():
@@ -64,9 +65,10 @@ class Names:
             self.wanted.setdefault(id(p), (f"{name}.{path}" if name else path, p))
 
     def add_modules(self, called: Iterable[Any], variables: Mapping[str, Any]) -> None:
-        """Add the parameters of the known modules and of the modules that were called.
+        """Add the parameters of the modules that are variables and of the modules in ``called``.
 
-        ``variables`` are further variables from which the modules get names.
+        A module in ``called`` is named after the variable in ``variables`` that it is assigned to, or else
+        after its class.  Nothing is added if the user passed the parameters.
         """
         if self.explicit:
             return
@@ -80,7 +82,7 @@ class Names:
             self._add_module(name if len(outer) > 1 else "", module)
 
     def of(self, t: Tensor) -> str:
-        """Return the name of a tensor, or its shape if it has none."""
+        """Return the name of a tensor, or text with its shape if it has no name."""
         found = self.wanted.get(id(t))
         if found is not None:
             return found[0]
@@ -90,12 +92,15 @@ class Names:
 def of_function(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the variables that a function uses: arguments, closure variables and globals."""
+    """Return the variables that a function uses, by name: arguments, closure variables and globals.
+
+    Public attributes of ``self`` are included as ``"self.name"``.
+    """
     found: dict[str, Any] = {}
     while isinstance(function, functools.partial):
         args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
         function = function.func
-    function = getattr(function, "_f", function)  # of a compiled function
+    function = getattr(function, "_f", function)  # the Python function of a compiled function
     if isinstance(function, Module):
         found["model"] = function
     if isinstance(function, MethodType):
@@ -112,7 +117,7 @@ def of_function(
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             try:
                 found[name] = cell.cell_contents
-            except ValueError:  # a name that is not bound yet
+            except ValueError:  # the variable has no value yet
                 continue
         for name in _named(code):
             if name in function.__globals__:
@@ -129,7 +134,10 @@ def of_function(
 
 
 def in_block(frame: FrameType, line: int) -> dict[str, Any]:
-    """Return the variables that the ``with`` block at a line names; none if there is no source."""
+    """Return the variables that are named in the ``with`` block at ``line``, with their values.
+
+    The result is empty if the source code is not available.
+    """
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     try:
         parsed = ast.parse("".join(lines))
@@ -164,7 +172,7 @@ def _named(code: CodeType) -> list[str]:
 
 
 def listed(names: list[str], limit: int = 4) -> str:
-    """Return names as text: "a, b and c"."""
+    """Return names as text: "a, b and c"; at most ``limit`` names, then "a, b, c and 5 others"."""
     if len(names) > limit:
         return f"{', '.join(names[: limit - 1])} and {len(names) - limit + 1} others"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

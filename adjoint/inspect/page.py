@@ -1,4 +1,4 @@
-"""The page: data, styles, scripts and libraries in one HTML file without external references."""
+"""Build HTML pages: data, styles, scripts and libraries in one file without external references."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ LICENCES = ("vendor/uPlot.LICENSE", "vendor/dagre.LICENSE", "vendor/graphlib.LIC
 
 @functools.cache
 def _parts() -> dict[str, str]:
-    """Read the fixed parts of the page."""
+    """Read and return the parts of every page: ``"styles"``, ``"scripts"`` and the template, ``"page"``."""
     texts = {name: (HERE / name).read_text(encoding="utf-8") for name in (*STYLES, *SCRIPTS, *LICENCES)}
     licences = "\n".join(f"/*! {texts[name].strip()} */" for name in LICENCES)
     scripts = ";\n".join([licences, *(texts[name] for name in SCRIPTS)])
     return {
         "styles": "\n".join(texts[name] for name in STYLES),
-        "scripts": scripts.replace("</script", "<\\/script"),  # nothing may end the element that holds it
+        "scripts": scripts.replace("</script", "<\\/script"),  # "</script" would end the script element
         "page": (HERE / "web/page.html").read_text(encoding="utf-8"),
     }
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """Return the text of an HTML page.
+    """Return the text of an HTML page that shows ``data``.
 
-    Texts of the user are only in the data, and scripts insert them as text, not as HTML.
+    Text from the user is only in the data, and the scripts insert it as text, not as HTML.
     """
     plain = json.dumps(data, separators=(",", ":"), allow_nan=False, default=str)
     packed = base64.b64encode(gzip.compress(plain.encode(), 9, mtime=0)).decode()
@@ -63,16 +63,16 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def short_number(value: float | None, digits: int = 4) -> float | None:
-    """Return a number with few digits; None if it is not finite."""
+    """Return a number rounded to ``digits`` significant digits; None if it is None or not finite."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{digits}g}")
 
 
 def columns(graph: Graph, note: str) -> dict[str, Any]:
-    """Return a graph as plain data for a page: columns of numbers, and one list of texts.
+    """Return a graph as plain data for the scripts of a page: one list per property of the boxes.
 
-    ``note`` is a text to show below the graph.
+    Names, shapes, dtypes and lines are indices into the list ``"texts"``.  ``note`` is shown below the graph.
     """
     known: dict[str, int] = {}
 

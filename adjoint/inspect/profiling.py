@@ -1,4 +1,4 @@
-"""``profile``: time and memory of a ``with`` block, by op, by line and by module."""
+"""``profile``: measure the time and memory of a ``with`` block, by op, by line and by module."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Row:
     made : int
         Bytes of the arrays that it created.
     kept : int
-        Bytes of arrays that it saved for the backward and that no other op saved before.
+        Bytes of the arrays that it saved for the backward, without those that another op had saved already.
 
     Examples
     --------
@@ -332,10 +332,11 @@ class Profile:
 
 @functools.cache
 def cost_of_observing() -> Cost:
-    """Return the extra time of an observed ``with`` block that the observer does not measure itself.
+    """Return the seconds by which observing slows a ``with`` block down: once, and for each event.
 
-    Observed ops take a slower path, and the code of the observer evicts that of the program from the CPU
-    caches.  Blocks of one and of eight training steps of a tiny net are timed with and without an observer.
+    The observer subtracts its own time, but observed ops take a slower path, and the observer's code evicts
+    the program's code from the CPU caches.  This cost is measured by running one and eight training steps of
+    a tiny network with and without an observer.
     """
     net = Sequential(Linear(4, 4, rng=0), Tanh(), Linear(4, 1, rng=1))
     optimizer, x = SGD(net.parameters(), lr=0.0), wrap(np.ones((1, 4), np.float32))
@@ -365,9 +366,9 @@ def cost_of_observing() -> Cost:
 
 
 def _instructions(note: str) -> str:
-    """Return the ops of a compiled program with their counts, or the first line of a native program.
+    """Return the ops of a compiled program and how often each occurs, as text: "matmul ×2, tanh".
 
-    ``note`` is the text of the program.
+    ``note`` is the text of the program.  For a native program, return its first line.
     """
     counts = Counter(re.findall(r"= (\w+)\(", note)).most_common()
     shown = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in counts[:8])
@@ -375,7 +376,7 @@ def _instructions(note: str) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text to a file, which is replaced atomically."""
+    """Write text to a file atomically: another process sees the old or the new file, never a part."""
 
     def write(fresh: str) -> None:
         Path(fresh).write_text(text, encoding="utf-8")
@@ -384,7 +385,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def holders_of(memory: Memory) -> list[tuple[str, int]]:
-    """Return, for the arrays that existed at the peak, the op and line that created them, and their bytes."""
+    """Return the ops that created the arrays that existed at the peak, with their bytes, the largest first.
+
+    An op is described by its name, phase and line.
+    """
     found: dict[str, int] = {}
     for event, size in memory.holders:
         name = f"{event.name} {event.phase} {shown_place(event.place)}"
@@ -393,9 +397,9 @@ def holders_of(memory: Memory) -> list[tuple[str, int]]:
 
 
 def rows_of(events: Iterable[Event], by: str, module_path: Callable[[int], str]) -> list[Row]:
-    """Return the sums of events, grouped ``by`` "op", "line" or "module", the slowest first.
+    """Return one row per op, line or module, as ``by`` says, with the sums over its events; slowest first.
 
-    ``module_path`` returns the path of a module call, given its number.
+    ``module_path`` is a function that returns the path of a module call, given the number of the scope.
     """
     rows: dict[str, Row] = {}
     calls: dict[str, list[int]] = {}

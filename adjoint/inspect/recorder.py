@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["Captured", "Recorder", "span"]
 
 QUANTILES = (5, 25, 50, 75, 95)
-SAMPLE = 4_000  # elements of which quantiles are taken
-MOMENTS = 40  # steps of which quantiles are kept
-TIMED = 6  # steps that are timed after one that is watched
+SAMPLE = 4_000  # about this many elements are used for quantiles
+MOMENTS = 40  # the largest number of steps for which quantiles are stored
+TIMED = 6  # the number of steps that are timed after a captured step
 
 
 class Captured:
-    """One watched step: its events, its graph and its problems."""
+    """The data of one captured step: events, memory, graph and findings."""
 
     def __init__(self, watch: Watch, step: int, names: Names, optimizers: Sequence[Optimizer]) -> None:
         self.step = step
@@ -48,7 +48,7 @@ class Captured:
         self.graph: Graph = graph_of(roots[:1], labels, watch)
 
     def take_times(self, watch: Watch) -> None:
-        """Use the events of ``watch``, and its memory unless the watch kept all tensors alive."""
+        """Take the events from ``watch``, and its memory if the watch did not keep all tensors alive."""
         self.events = watch.events
         self.paths = [watch.module_path(s.index) for s in watch.scopes]
         self.kinds = [type(s.module).__name__ for s in watch.scopes]
@@ -99,7 +99,7 @@ class Recorder(Callback):
         self.shapes: list[tuple[int, ...]] = []
         self.gradients: list[list[float]] = []  # norms by step and parameter
         self.ratios: list[list[float | None]] = []
-        # step, and quantiles of weights and of gradients: by parameter, and of all
+        # step; quantiles of the weights and of the gradients of each parameter; those of all parameters
         self.spread: list[tuple[int, list[Any], list[Any], Any, Any]] = []
         self.epochs: list[tuple[int, dict[str, float]]] = []
         self.windows: list[tuple[int, int, float, float | None, bool, bool]] = []
@@ -109,13 +109,13 @@ class Recorder(Callback):
         self._before: list[Any] = []
         self._moments = 1
         self._watch: Watch | None = None
-        self._next = 2  # the step that is captured next
-        self._timed = 0  # how many steps are timed next
+        self._next = 2  # the number of the next step to capture
+        self._timed = 0  # the number of following steps to time
         self._update: float | None = None
         self._skipped = 0
         self._handle: Any = None
 
-    # In a loop of one's own --------------------------------------------------------------------
+    # In your own loop --------------------------------------------------------------------------
 
     def record(
         self,
@@ -142,7 +142,7 @@ class Recorder(Callback):
         clip : float, optional
             The limit of the gradient norm, which is drawn as a line.
         **numbers : float
-            Further numbers of the step, by name.
+            Further metrics of the step, by name.
         """
         named = _named(parameters)
         at = (self.steps[-1] if self.steps else 0) + 1 if step is None else step
@@ -188,7 +188,7 @@ class Recorder(Callback):
     # As a callback -----------------------------------------------------------------------------
 
     def before_update(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Measure the gradients, and keep the weights until the update is done."""
+        """Measure the gradients, and copy the weights, so that the update can be measured after the step."""
         began = perf_counter()
         self._note_gradients(trainer, logs)
         if self._watch is not None:
@@ -221,7 +221,7 @@ class Recorder(Callback):
         self._skipped += 1
 
     def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Measure the update of the parameters.  If the next step is to be watched, start to watch it."""
+        """Measure the update of the parameters, and start to watch the next step if it is to be captured."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.__exit__()
@@ -232,9 +232,9 @@ class Recorder(Callback):
         self._arm(trainer)
 
     def _arm(self, trainer: Trainer) -> None:
-        """Start to watch the next step if it is one of the steps to be watched.
+        """Start to watch the next step if it is to be captured or timed.
 
-        The first watched step keeps its tensors; of the following ones only the times are recorded.
+        A captured step keeps its tensors, so its times are not used.  The steps after it are only timed.
         """
         if self._timed:
             self._timed -= 1
@@ -245,7 +245,7 @@ class Recorder(Callback):
             self._watch.__enter__()
 
     def _finish(self, trainer: Trainer, watch: Watch) -> None:
-        """Store the watched step, with the update of the parameters as its last event."""
+        """Store the data of a step that was captured or timed; the update is added as its last event."""
         if self._update is not None:
             event = Event("update", "update", self._update, -1, ("", 0, ""))
             event.stop = watch.ended
@@ -253,7 +253,7 @@ class Recorder(Callback):
             self._update = None
         if not watch.values and self.captured is not None:
             if self.captured.memory is None or span(watch.events) < span(self.captured.events):
-                self.captured.take_times(watch)  # the fastest step: others may have been interrupted
+                self.captured.take_times(watch)  # of the fastest step, because slower ones were disturbed
             return
         self._next = 2 * trainer.step
         self._timed = TIMED
@@ -267,7 +267,7 @@ class Recorder(Callback):
             self._watch = None
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Record the numbers of an epoch; discard a watch that includes the validation."""
+        """Record the metrics of an epoch.  Discard a running watch, because it includes the validation."""
         if self._watch is not None and not self._watch.values:
             self._timed += 1
         self._cancel()
@@ -275,7 +275,7 @@ class Recorder(Callback):
         self._arm(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
-        """Stop watching."""
+        """Stop watching, and remove the hook of the accumulator."""
         self._cancel()
         if self._handle is not None:
             self._handle.remove()
@@ -312,7 +312,7 @@ class Recorder(Callback):
             self._thin()
 
     def _measure_update(self, named: Mapping[str, Tensor]) -> None:
-        """Record how much the update changed each parameter."""
+        """Record the norm of the last update of each parameter, relative to the norm of the parameter."""
         if not self._before or not self.ratios:
             return
         found: list[float | None] = []
@@ -327,7 +327,7 @@ class Recorder(Callback):
         self._before = []
 
     def _thin(self) -> None:
-        """Delete every second recorded step; record half as many steps from this step on."""
+        """Delete every second recorded step, and double the interval between recorded steps."""
         self.every *= 2
         keep = [i for i, step in enumerate(self.steps) if step % self.every == 0] or [len(self.steps) - 1]
         self.steps = [self.steps[i] for i in keep]
@@ -337,12 +337,12 @@ class Recorder(Callback):
 
 
 def span(events: Sequence[Event]) -> float:
-    """Return the time from the first to the last event of a step."""
+    """Return the seconds from the start of the first event of a step to the end of the last."""
     return max(e.stop for e in events) - min(e.start for e in events) if events else 0.0
 
 
 def _named(parameters: Any) -> dict[str, Tensor]:
-    """Return parameters by name, of a module, a mapping or a sequence."""
+    """Return the parameters of a module, a mapping or a sequence, by name or by index as a string."""
     if isinstance(parameters, Module):
         return {k: p for k, p in parameters.named_parameters() if p.requires_grad}
     if isinstance(parameters, Mapping):
@@ -356,7 +356,10 @@ def _named(parameters: Any) -> dict[str, Tensor]:
 
 
 def _quantiles(values: Sequence[Any], scale: float = 1.0) -> list[float] | None:
-    """Return quantiles of the absolute values in arrays; a sample is used if there are many."""
+    """Return the ``QUANTILES`` of the absolute values in all arrays together, multiplied by ``scale``.
+
+    Large arrays are sampled.  Return None if no value is finite.
+    """
     arrays = []
     for value in values:
         data = value._data if isinstance(value, Tensor) else value
@@ -368,6 +371,6 @@ def _quantiles(values: Sequence[Any], scale: float = 1.0) -> list[float] | None:
     flat = flat[np.isfinite(flat)]
     if not flat.size:
         return None
-    ranks = [round((flat.size - 1) * q / 100) for q in QUANTILES]  # np.percentile takes ten times as long
+    ranks = [round((flat.size - 1) * q / 100) for q in QUANTILES]  # ten times as fast as np.percentile
     flat.partition(ranks)
     return [scale * float(flat[k]) for k in ranks]

@@ -1,4 +1,4 @@
-"""``report``: a training run on one page."""
+"""``report``: write an HTML page about a training run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from adjoint.words import a
 
 __all__ = ["report"]
 
-EVENTS = 6000  # of the time line
-CELLS = 60_000  # numbers of the heat strip, and of the distributions
+EVENTS = 6000  # the largest number of events in the timeline
+CELLS = 60_000  # the largest number of values in a table of gradients, updates or distributions
 
 
 def report(
@@ -82,13 +82,13 @@ def report(
 
 
 def _program() -> str:
-    """Return the name of the running program."""
+    """Return the file name of the running program, or "Training run" if it is not a Python file."""
     name = os.path.basename(getattr(sys.modules.get("__main__"), "__file__", "") or "")
     return name if name.endswith(".py") and name != "__main__.py" else "Training run"
 
 
 def _of_history(trainer: Trainer) -> Recorder:
-    """Return a recorder with the numbers of the epochs of a trainer."""
+    """Return a recorder filled with the metrics of each epoch of a trainer that had no recorder."""
     found = Recorder()
     steps = trainer.step / max(1, len(trainer.history))
     for i, logs in enumerate(trainer.history):
@@ -103,7 +103,7 @@ def _of_history(trainer: Trainer) -> Recorder:
 
 
 def report_data(recorder: Recorder, title: str) -> dict[str, Any]:
-    """Return the recorded data as plain values, for the scripts of the page."""
+    """Return the recorded data as a dictionary of plain values, for the scripts of the page."""
     captured = recorder.captured
     facts = [f"{recorder.parameters:,} parameters"] if recorder.parameters else []
     if recorder.steps:
@@ -145,15 +145,18 @@ def _numbers(recorder: Recorder) -> dict[str, list[float | None]]:
 
 
 def _stride(length: int, width: int) -> int:
-    """Return the step between the columns to show, so that a table has at most ``CELLS`` cells.
+    """Return n such that a table of every n-th recorded step has at most ``CELLS`` values.
 
-    ``length`` and ``width`` are the numbers of all columns and of rows.
+    ``length`` is the number of recorded steps, ``width`` the number of values of each.
     """
     return max(1, -(-length * max(1, width) // CELLS))
 
 
 def _by_parameter(recorder: Recorder) -> dict[str, Any]:
-    """Return gradients, updates and distributions by parameter."""
+    """Return the gradient norms, relative updates and distributions of each parameter over time.
+
+    The keys are "gradients", "ratios" and "spread".
+    """
     count = len(recorder.names)
     every = _stride(len(recorder.steps), count) if recorder.gradients else 1
     steps = recorder.steps[::every] if recorder.gradients else []
@@ -225,7 +228,10 @@ def _rows(captured: Captured) -> dict[str, list[list[Any]]]:
 
 
 def _timeline(captured: Captured) -> dict[str, Any]:
-    """Return the events of a watched step with their modules; times start at the first event."""
+    """Return the timeline of the captured step: for each event, its op, phase, start, duration and module.
+
+    Times are in microseconds since the first event.  If there are many events, only the slowest are returned.
+    """
     events = sorted(captured.events, key=lambda e: e.start)
     if len(events) > EVENTS:
         slowest = sorted(range(len(events)), key=lambda i: events[i].start - events[i].stop)[:EVENTS]
@@ -248,7 +254,10 @@ def _timeline(captured: Captured) -> dict[str, Any]:
 
 
 def _memory(captured: Captured) -> dict[str, Any] | None:
-    """Return the bytes of arrays over time in a watched step, and the ops that made those at the peak."""
+    """Return the bytes of all arrays over time in the captured step, and the ops that use most at the peak.
+
+    Return None if memory was not measured.
+    """
     memory = captured.memory
     if memory is None or not memory.curve:
         return None
@@ -268,7 +277,7 @@ def _memory(captured: Captured) -> dict[str, Any] | None:
 
 
 def _chain(captured: Captured, scope: int) -> list[str]:
-    """Return the names of the modules around an event with this ``scope``, the outermost first."""
+    """Return the names of the nested module calls that lead to ``scope``, the outermost first."""
     found: list[str] = []
     while scope >= 0:
         parent = captured.parents[scope]

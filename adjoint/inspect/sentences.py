@@ -1,4 +1,4 @@
-"""The sentences at the top of a report: the loss, clipping, gradients, updates and time."""
+"""Write the sentences at the top of a report: about the loss, clipping, gradients, updates and time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adjoint.words import count
 
 __all__ = ["Sentence", "sentences"]
 
-Sentence = tuple[str, str, str]  # "good", "warn", "bad" or "note"; the text; a line of code or ""
+Sentence = tuple[str, str, str]  # the level: "good", "warn", "bad" or "note"; the text; a line of code or ""
 
 
 def sentences(recorder: Recorder) -> list[Sentence]:

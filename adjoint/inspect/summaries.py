@@ -115,7 +115,7 @@ class Summary:
 
 
 def _not_an_input(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return a message if there is no input, or only a shape, as other libraries take it."""
+    """Return an error message if there is no input, or if a shape was passed instead; otherwise None."""
     call = 'summary(model, ad.ones({}, dtype="float32")).'
     if not inputs and not kwargs:
         return "summary: pass the inputs with which the model is called: " + call.format("(64, 4)")
@@ -179,10 +179,10 @@ def summary(model: Module, *inputs: Any, **kwargs: Any) -> Summary:
 
 
 class _Shapes(Watch):
-    """A watch that keeps the shapes of the outputs of modules."""
+    """A ``Watch`` that also stores the shapes of the outputs of each module call."""
 
     def called(self, module: Any, run: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Call a module; keep the shapes of what it returns."""
+        """Call a module, store the shapes of its outputs as text in its scope, and return the outputs."""
         at = len(self.scopes)
         found = super().called(module, run, args, kwargs)
         shapes = [t.shape for t in tree.leaves(found) if isinstance(t, Tensor)]
@@ -192,7 +192,7 @@ class _Shapes(Watch):
 
 def _layers(watch: Watch, own: dict[int, int]) -> list[Layer]:
     made = dict(own)
-    for scope in reversed(watch.scopes):  # the inner ones first
+    for scope in reversed(watch.scopes):  # inner module calls before outer ones
         if scope.parent >= 0:
             made[scope.parent] = made.get(scope.parent, 0) + made.get(scope.index, 0)
     depths: dict[int, int] = {-1: -1}

@@ -27,7 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 Place = tuple[str, int, str]  # file, line, function
-Cost = tuple[float, float]  # seconds by which an observed block takes longer: once, and for each event
+Cost = tuple[float, float]  # seconds by which observing slows a block down: once, and for each event
 
 
 class Event:
@@ -46,9 +46,9 @@ class Event:
         self.scope = scope
         self.place = place
         self.thread = threading.get_ident()
-        self.made = 0  # bytes of the arrays it made
-        self.kept = 0  # bytes of arrays that it was the first to save for its backward
-        self.node = 0  # the number of its node; 0 if it was not recorded
+        self.made = 0  # bytes of the arrays that the op created
+        self.kept = 0  # bytes of the arrays that the op was the first to save for its backward
+        self.node = 0  # the sequence number of the op's node in the graph; 0 if the op was not recorded
         self.note = ""
 
     @property
@@ -72,7 +72,10 @@ class Scope:
 
 
 class Flow:
-    """One op in the data flow: its inputs, its outputs, and why its result is not in the graph."""
+    """One op with its inputs and outputs, and the reason if its result is not in the graph.
+
+    Unlike the graph, flows include ops that were not recorded, such as ``detach`` and ops under ``no_grad``.
+    """
 
     __slots__ = ("cause", "inputs", "name", "op", "outputs", "place", "scope", "stats")
 
@@ -83,28 +86,29 @@ class Flow:
         self.op = op
         self.inputs = inputs
         self.outputs = outputs
-        self.cause = cause  # "" if the result is in the graph, or if it was never in it
+        self.cause = cause  # why the graph ends here; "" if the result is in the graph, or no input is
         self.place = place
         self.scope = -1
         self.stats: dict[str, Any] = {}
 
 
 class _Stack(threading.local):
-    """The events and module calls of one thread that have begun and not ended."""
+    """The events and module calls of one thread that have started and not ended."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.scopes: list[int] = []
-        self.computed = 0.0  # when the values of the op that is recorded now were there
-        self.last = 0.0  # when an event or a module call last began or ended
-        self.debt = 0.0  # seconds of observation that are still in the time since then
+        self.computed = 0.0  # the time at which the current op had computed its values
+        self.last = 0.0  # the time at which an event or a module call last started or ended
+        self.debt = 0.0  # the cost of observing, in seconds, that is still to be subtracted
 
 
 class Watch(Observer):
-    """A context manager that records ops, backward steps and module calls.
+    """A context manager that records ops, backward steps and module calls, with their times.
 
-    With ``values`` all tensors are kept and measured, outside of the timed parts: gradients by node and leaf,
-    shares of zeros, and the first values that are not finite.
+    If ``values`` is True, it also keeps all tensors and measures them: norms of gradients, fractions of
+    zeros, and values that are not finite.  The measuring is not part of the times.  ``memory`` turns on the
+    recording of arrays.  ``cost`` is subtracted from the times, see ``cost_of_observing``.
     """
 
     def __init__(self, *, values: bool = False, memory: bool = True, cost: Cost = (0.0, 0.0)) -> None:
@@ -116,26 +120,27 @@ class Watch(Observer):
         self.by_node: dict[int, Event] = {}  # the forward event of each node
         self.flows: list[Flow] = []
         self.escapes: list[tuple[Tensor, str, Place]] = []
-        self.roots: list[Any] = []  # the nodes from which backwards started, and roots without a node
+        self.roots: list[Any] = []  # the nodes (or tensors without a node) that backward was called on
         self.node_norms: dict[int, float] = {}
         self.pulled: list[Pulled] = []
         self.leaves: dict[int, tuple[Tensor, ndarray[Any, Any] | None, float]] = {}
         self.overhead = 0.0  # seconds that the observer itself took
         self.began = self.ended = perf_counter()
         self._stack = _Stack()
-        self._paths: dict[int, str] = {}  # of scopes
-        self._compiled: dict[Any, tuple[Any, Any, list[Event]]] = {}  # first arguments and calls of each
+        self._paths: dict[int, str] = {}  # the module paths of scopes
+        # by compiled function: the arguments of its first call, and the events of all calls
+        self._compiled: dict[Any, tuple[Any, Any, list[Event]]] = {}
         self.exact: TracedMemory | None = None
-        self._inside: dict[int, dict[int, str]] = {}  # by module: the paths of the modules inside
+        self._inside: dict[int, dict[int, str]] = {}  # by id of a module: the paths of its inner modules
 
     def _now(self) -> float:
-        """Return the time on a clock that stops while the observer itself works."""
+        """Return the time in seconds on a clock that stops while the observer itself runs."""
         return perf_counter() - self.overhead
 
     def _moment(self, now: float) -> float:
-        """Return ``now`` on the clock of ``_now``, minus the pending cost of observing.
+        """Convert ``now``, from ``perf_counter``, to the clock of ``_now``; subtract the cost of observing.
 
-        The result is never before the last event.
+        The result is never before the last event.  A cost that does not fit is subtracted later.
         """
         stack = self._stack
         paid = min(stack.debt, max(0.0, now - self.overhead - stack.last))
@@ -161,11 +166,14 @@ class Watch(Observer):
 
     @property
     def seconds(self) -> float:
-        """Return the time of the block without that of the observer."""
+        """Return the seconds that the block took, without the time of the observer."""
         return self.ended - self.began
 
     def module_path(self, scope: int) -> str:
-        """Return the path of the module of a scope; it starts with the class of the outermost module."""
+        """Return the path of the module of a scope, such as "Net.layers.0"; "" for scope -1, outside modules.
+
+        The path starts with the class of the outermost module.
+        """
         if scope < 0:
             return ""
         known = self._paths.get(scope)
@@ -185,7 +193,7 @@ class Watch(Observer):
     # Forward ---------------------------------------------------------------------------------------
 
     def begin(self, op: Any) -> None:
-        """Start the clock of an op."""
+        """Record that an op starts: create its event and take its start time."""
         now = perf_counter()
         place = user_place()
         scopes = self._stack.scopes
@@ -197,15 +205,15 @@ class Watch(Observer):
             self.exact.start()
 
     def computed(self, op: Any) -> None:
-        """Note the time at which the values of an op are there, before the op is recorded."""
+        """Store the time at which an op has computed its values, before the op is added to the graph."""
         self._stack.computed = perf_counter()
 
     def end(
         self, op: Any, operands: tuple[Any, ...], params: dict[str, Any], results: tuple[Any, ...]
     ) -> None:
-        """Record an op with its operands and results.
+        """Record an op that has ended, with its operands and results.
 
-        An op whose start was not seen, such as a call of a custom rule, takes no time.
+        If ``begin`` was not called for it, as for a custom rule, its duration is 0.
         """
         now, self._stack.computed = self._stack.computed or perf_counter(), 0.0
         event = self._closed(op.name, "forward", now - self.overhead)
@@ -226,7 +234,11 @@ class Watch(Observer):
         self.overhead += perf_counter() - now
 
     def _closed(self, name: str, phase: str, now: float) -> Event:
-        """End and return the open event with this name; delete events inside it, which raised."""
+        """End the last open event with this name and return it.
+
+        Open events inside it are dropped, because they ended with an exception.  If no event with this name
+        and phase is open, return a new event of duration 0.
+        """
         stack = self._stack.events
         at = next((k for k in range(len(stack) - 1, -1, -1) if stack[k].name == name), -1)
         if at >= 0 and stack[at].phase == phase:
@@ -242,7 +254,10 @@ class Watch(Observer):
         return event
 
     def _settle(self, event: Event) -> None:
-        """Subtract the cost of observing from an event and the events around it, at most half of its time."""
+        """Subtract the cost of observing from an event, at most half of its time.
+
+        The rest of the cost is subtracted from the time until the next event.
+        """
         inside = min(self.cost, event.seconds / 2)
         event.stop -= inside
         self.overhead += inside
@@ -260,9 +275,10 @@ class Watch(Observer):
         self.flows.append(flow)
 
     def left(self, t: Any, view: Any, how: str) -> None:
-        """Record that values of ``t`` leave the graph: by ``detach()`` as the tensor ``view``, or as numbers.
+        """Record that ``t`` was detached, or was converted to numbers.
 
-        If they leave as numbers, ``view`` is None, and ``how`` names the conversion.
+        ``view`` is the detached tensor.  For a conversion to numbers it is None, and ``how`` names the
+        conversion, such as "float()".
         """
         if not self.values:
             return
@@ -272,7 +288,7 @@ class Watch(Observer):
             self.flows.append(Flow("detach", None, [t], [view], "detached", user_place()))
 
     def called(self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Call a module inside a scope of its own."""
+        """Call a module by ``run``, record the call as a new scope, and return the output."""
         before = perf_counter()
         stack = self._stack.scopes
         scope = Scope(len(self.scopes), stack[-1] if stack else -1, module, self._moment(before))
@@ -291,7 +307,10 @@ class Watch(Observer):
         return found
 
     def compiled(self, function: Any, inline: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Time a compiled function as a whole; with ``values`` run its Python function instead."""
+        """Call a compiled function, record the call as one event, and return the result.
+
+        If ``values`` is True, call its Python function ``inline`` instead, whose ops are recorded.
+        """
         if self.values:
             return inline(*args, **kwargs)
         before = perf_counter()
@@ -300,7 +319,7 @@ class Watch(Observer):
         self._stack.events.append(event)
         with unobserved():
             try:
-                special.leave()  # ``with`` has counted this observer; the call is fast if nothing is counted
+                special.leave()  # this observer is counted as active; the call is fast if the count is 0
                 self.overhead += perf_counter() - before
                 event.start = self._moment(perf_counter())
                 found = function(*args, **kwargs)
@@ -316,11 +335,11 @@ class Watch(Observer):
     # Backward --------------------------------------------------------------------------------------
 
     def failed(self, root: Any) -> None:
-        """Record the root of a backward that cannot start."""
+        """Record a tensor on which backward was called but failed, because it has no graph."""
         self.roots.append(root)
 
     def pulling(self, step: Callable[..., None]) -> Callable[..., None]:
-        """Return ``step`` with its time measured, and with the norms of its gradients."""
+        """Return a function that calls ``step``, one step of a backward, and records its time and gradients."""
         first = True
 
         def observed(run: Any, node: Any, g: Any, zeros: Any, needed: Any, kept: Any) -> None:
@@ -363,7 +382,7 @@ class Watch(Observer):
         found: list[float | None] = []
         for i, parent in enumerate(node.parents):
             total = None if parent is None else kept[i] if kept is not None else run.grads.get(parent)
-            total = getattr(total, "g", total)  # of Masked and Placed
+            total = getattr(total, "g", total)  # the array inside a Masked or Placed gradient
             if total is not None and kept is None and parent in run.zeros and type(total) is not list:
                 total = cleaned(run.xp, total, run.zeros[parent])
             size = norm_of(total)
@@ -374,7 +393,7 @@ class Watch(Observer):
 
 
 class Pulled:
-    """One step of a backward: the norms of its incoming gradient and of the gradients it returned."""
+    """One step of a backward: the norm of its incoming gradient, and those of the gradients it returned."""
 
     __slots__ = ("name", "norm", "onward", "parents", "seq")
 
@@ -394,29 +413,29 @@ class _Ref(weakref.ref[Any]):
 
 
 class Memory:
-    """The arrays that ops created and that still exist, and which ops created those at the peak."""
+    """Record the arrays that ops created: those that exist, their bytes over time, and those at the peak."""
 
     def __init__(self) -> None:
         self._now = 0
         self.peak = 0
         self.total = 0
         self.live: dict[int, tuple[_Ref, int, Event]] = {}
-        self.gone: deque[_Ref] = deque()  # of arrays that were freed since the last ``add``
-        self.kept: set[int] = set()  # of those in ``live``
-        self.holders: list[tuple[Event, int]] = []  # at the peak
+        self.gone: deque[_Ref] = deque()  # references to arrays that were freed since the last ``add``
+        self.kept: set[int] = set()  # the ids of the arrays in ``live`` that are saved for the backward
+        self.holders: list[tuple[Event, int]] = []  # the arrays at the peak: event that created it, bytes
         self.curve: list[tuple[float, int]] = []
         self._noted = 0.0
         self._lock = threading.RLock()
 
     @property
     def now(self) -> int:
-        """The bytes of the arrays that exist."""
+        """The bytes of the arrays that exist now."""
         with self._lock:
             self._forget()
             return self._now
 
     def add(self, array: Any, event: Event) -> int:
-        """Add an array that an op made in ``event``; return its bytes, or 0 if it is a view or known."""
+        """Add an array that ``event`` created; return its bytes, or 0 if it is a view or was added before."""
         if type(array) is not ndarray or array.base is not None:
             return 0
         key, size = id(array), int(array.nbytes)
@@ -424,27 +443,31 @@ class Memory:
             self._forget()
             if key in self.live:
                 return 0
-            ref = _Ref(array, self.gone.append)  # runs in the timed parts, so it does nothing more
+            ref = _Ref(array, self.gone.append)  # called inside timed ops, so it only appends
             ref.key = key
             self.live[key] = (ref, size, event)
             self._now += size
             self.total += size
             self.peak = max(self.peak, self._now)
-            if self._now > 1.02 * self._noted:  # holders of a peak that is 2 % higher, not of each
+            if self._now > 1.02 * self._noted:  # not at every new peak, because listing all arrays is slow
                 self._noted = self._now
                 self._note_holders()
         self.curve.append((event.stop, self._now))
         return size
 
     def _note_holders(self) -> None:
-        """Record which events use memory now.
+        """Store which events created the arrays that exist now.
 
-        This runs outside of ``with``, because an interrupt there may leave the lock locked.
+        This loop is not in the ``with`` block of ``add``, because an interrupt there may leave the lock
+        locked.
         """
         self.holders = [(e, n) for _, n, e in self.live.values()]
 
     def keep(self, array: Any) -> int:
-        """Mark an array as saved; return its bytes if an op here made it and it was not saved before."""
+        """Mark an array as saved for the backward; return its bytes.
+
+        Return 0 if it was saved before, or if no recorded op created it.
+        """
         while type(array.base) is ndarray:
             array = array.base
         key = id(array)
@@ -456,7 +479,7 @@ class Memory:
         return int(array.nbytes)
 
     def _forget(self) -> None:
-        """Subtract the arrays that were freed."""
+        """Remove the arrays that were freed, and subtract their bytes."""
         while self.gone:
             key = self.gone.popleft().key
             self._now -= self.live.pop(key)[1]
@@ -464,12 +487,12 @@ class Memory:
 
 
 class TracedMemory:
-    """The peak of all memory from ``tracemalloc``, including temporary arrays inside ops."""
+    """A context manager that measures peak memory with ``tracemalloc``, including temporaries inside ops."""
 
     def __init__(self) -> None:
         self.began = 0
         self.peak = 0
-        self.event: Event | None = None  # the op in which the peak was
+        self.event: Event | None = None  # the op during which the peak was reached
         self._ours = False
 
     def __enter__(self) -> TracedMemory:
@@ -484,11 +507,11 @@ class TracedMemory:
             tracemalloc.stop()
 
     def start(self) -> None:
-        """Start to look for the peak inside an op."""
+        """Reset the peak at the start of an op."""
         tracemalloc.reset_peak()
 
     def stop(self, event: Event) -> None:
-        """Store the peak of memory inside an op in its event."""
+        """Read the peak at the end of an op; store it and the op's ``event`` if it is the highest so far."""
         peak = tracemalloc.get_traced_memory()[1] - self.began
         if peak > self.peak:
             self.peak, self.event = peak, event
@@ -502,8 +525,8 @@ def array_in(value: Any) -> Any:
 
 
 def norm_of(value: Any) -> float | None:
-    """Return the norm of an array, a tensor or a gradient; None if it has no numbers."""
-    if type(value) is list:  # of an op with several outputs
+    """Return the norm of an array, a tensor or a gradient; None if it has no float or complex array."""
+    if type(value) is list:  # the gradients of an op with several outputs
         parts = [n for n in map(norm_of, value) if n is not None]
         return float(np.sqrt(sum(n * n for n in parts))) if parts else None
     array = array_in(value)
@@ -520,7 +543,10 @@ def norm_of(value: Any) -> float | None:
 
 
 def _cause(op: Any, operands: tuple[Any, ...], results: tuple[Any, ...]) -> str:
-    """Return why the result of an op on recorded tensors is not recorded; "" if there is no problem."""
+    """Return why an op on tensors of the graph has a result outside the graph: "no_grad", "cast", ….
+
+    Return "" if the result is in the graph, or if no operand is.
+    """
     tracked = [i for i, t in enumerate(operands) if isinstance(t, Tensor) and t._node is not None]
     if not tracked or any(t._node is not None for t in results):
         return ""
@@ -532,7 +558,11 @@ def _cause(op: Any, operands: tuple[Any, ...], results: tuple[Any, ...]) -> str:
 
 
 def _measured(name: str, data: ndarray[Any, Any]) -> dict[str, Any]:
-    """Return statistics of a result: whether it is finite, and the share of inactive elements."""
+    """Return statistics of the result of the op ``name``, with some of these keys.
+
+    "bad" is the number of elements that are not finite, "nan" whether one is NaN, and "off" the fraction of
+    zero outputs of a ReLU or of saturated outputs of a sigmoid or tanh.
+    """
     stats: dict[str, Any] = {}
     if not differentiable(data.dtype) or not data.size:
         return stats
@@ -551,7 +581,7 @@ def _measured(name: str, data: ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def saved_arrays(node: Node) -> list[ndarray[Any, Any]]:
-    """Return the arrays that a node keeps for its backward, without those of leaves."""
+    """Return the arrays that a node saves for its backward, without the arrays of leaves."""
     leaves = {id(p._data) for p in node.parents if isinstance(p, Tensor) and p._node is LEAF}
     outs = node.out if isinstance(node.out, tuple) else (node.out,)
     return [a for a in (*(node.args or ()), *outs) if type(a) is ndarray and id(a) not in leaves]

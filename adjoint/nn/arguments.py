@@ -19,7 +19,10 @@ __all__ = ["classes", "floats", "lengths", "sizes"]
 
 
 def sizes(layer: str, low: int = 1, **given: Any) -> None:
-    """Raise unless each size (keywords) is an integer of at least ``low``; ``layer`` is for the message."""
+    """Raise unless each keyword argument is an integer of at least ``low``.
+
+    ``layer`` is the name of the caller in the message.
+    """
     for name, value in given.items():
         if whole_number(layer, name, value) < low:
             raise ArgumentError(f"{layer}: {name} must be at least {low}, but is {value}.")
@@ -35,9 +38,10 @@ def floats(op: str, x: Any) -> Tensor:
 
 
 def lengths(layer: str, name: str, value: Any, count: int | None = None, low: int = 1) -> tuple[int, ...]:
-    """Return the argument ``name`` as integers of at least ``low``: one value repeated, or one per axis.
+    """Return ``value`` as a tuple of integers, one per axis; raise if one is below ``low``.
 
-    ``count`` is the number of axes.  With ``count=None`` the number of axes is that of the value.
+    A single number is used for all ``count`` axes.  If ``count`` is None, any number of values is accepted.
+    ``layer`` and ``name`` are the names of the caller and of the argument, for the message.
     """
     several = isinstance(value, (tuple, list)) or getattr(value, "ndim", 0) == 1
     given = tuple(value) if several else (value,) * (count or 1)
@@ -56,10 +60,10 @@ def classes(
     ignored: int | None = None,
     words: tuple[str, str] = ("class", "classes"),
 ) -> tuple[Tensor, Tensor | None]:
-    """Return indices as intp, and a mask of those that are not ``ignored``; None if all are kept.
+    """Return class indices as intp, and a mask that is False where the index is ``ignored``.
 
-    Ignored indices are 0 in the result.  Indices outside 0 … ``count`` - 1 raise; ``words`` are the
-    singular and the plural noun for the message.
+    The mask is None if no index is ignored.  Ignored indices are replaced by 0.  Raise if another index is
+    outside 0 … ``count`` - 1.  ``words`` are the singular and the plural noun for the message.
     """
     i = asarray(indices)
     if i.dtype.kind not in "iu":
@@ -79,14 +83,14 @@ def classes(
             raise IndexingError(f"{op}: {words[0]} {a[bad][0]} is out of range 0 … {count - 1}.")
         return True
 
-    if decide(may_ignore, i) is False or ignored is None:  # None inside a transform
+    if decide(may_ignore, i) is False or ignored is None:  # decide returns None inside a transform
         return i, None
     keep = rec.not_equal(i, ignored)
     return rec.where(keep, i, 0), keep
 
 
 def unusual(options: dict[str, tuple[Any, Any]]) -> str:
-    """Return the options that differ from their defaults as text, for a repr.
+    """Return the options that differ from their defaults as text for a repr: ", padding=1, groups=2".
 
     ``options`` maps names to (value, default).
     """

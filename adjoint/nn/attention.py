@@ -27,8 +27,8 @@ from adjoint.typing import ArrayLike, DTypeLike
 __all__ = ["MultiHeadAttention"]
 
 
-# Up to this many keys per element of a query, the weights are saved for backward, which is faster.  They then
-# take no more memory than query, key, value and output.
+# If there are at most this many keys per element of a query, the attention weights are saved for backward,
+# which is faster.  They then take no more memory than query, key, value and output.
 _MOST_WEIGHTS = 4
 
 
@@ -280,9 +280,10 @@ class MultiHeadAttention(Module):
 
 
 def _unambiguous(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Return the mask; raise if it could be read in two ways.
+    """Return the mask; raise if its leading axes are ambiguous.
 
-    A mask with some, but not all, of the leading axes of the query ``q`` could mean the batch or the heads.
+    If the mask has some, but not all, of the leading axes of the query ``q``, they could be the batch or the
+    heads.
     """
     batch, queries, keys = q.shape[0], q.shape[-2], k.shape[-2]
     if q.ndim == 4 and mask.shape == (batch, keys) and batch not in (1, queries):

@@ -142,7 +142,7 @@ def batch_norm(
                 f"but has shape {s.shape}."
             )
     ones = (1,) * (x.ndim - 2)
-    # combine the values per channel first, so that x is passed over by one product and one sum
+    # combine the values per channel first, so that only one product and one sum pass over x
     scale = 1 / rec.sqrt(var + number("batch_norm", "eps", eps))
     if weight is not None:
         scale = affine_map("batch_norm", scale, weight, None, shape, 0)
@@ -209,7 +209,7 @@ def _with_channels(x: Any) -> Tensor:
 
 
 class _ChannelNorm(Module):
-    """Base class: one weight, bias and running mean and variance per channel."""
+    """Base class of norms with a weight, a bias, a running mean and a running variance for each channel."""
 
     def __init__(
         self,
@@ -239,9 +239,10 @@ class _ChannelNorm(Module):
         return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
     def _update(self, mean: Tensor, var: Tensor, count: int, share: float) -> None:
-        """Move the running statistics towards the mean and variance of a batch by the fraction ``share``.
+        """Update the running statistics: ``running = (1 - share) * running + share * value of the batch``.
 
-        ``count`` is the number of elements per channel.  The running variance is the unbiased variance.
+        ``mean`` and ``var`` are the statistics of the batch, ``count`` its number of elements per channel.
+        The running variance is the unbiased variance.
         """
         unbiased = var.detach() * (count / max(count - 1, 1))
         with no_grad():
@@ -249,7 +250,7 @@ class _ChannelNorm(Module):
                 running.copy_((1 - share) * running + share * now)
 
     def _check_one_batch(self, mean: Tensor) -> None:
-        """Raise inside ``ad.vmap``, where each sample would have its own statistics."""
+        """Raise inside ``ad.vmap``, where each element of the mapped axis would have its own statistics."""
         traced = type(mean) is Traced and not isinstance(mean._data, Unknown)
         if traced and mean._data.numbers() is None:
             raise InputError(
@@ -266,7 +267,10 @@ class _ChannelNorm(Module):
 
 
 class _BatchNorm(_ChannelNorm):
-    """Base class: normalise each channel over the batch, or in evaluation mode by the running statistics."""
+    """Base class of batch norms.
+
+    Each channel is normalised by the statistics of the batch, or in evaluation mode by the running ones.
+    """
 
     axes: ClassVar[dict[int, str]] = {}  # the accepted numbers of axes, and their names
 
@@ -401,7 +405,7 @@ class BatchNorm3d(_BatchNorm):
 
 
 class _InstanceNorm(_ChannelNorm):
-    """Base class: normalise each channel of each sample over the spatial axes."""
+    """Base class of instance norms, which normalise each channel of each sample over the spatial axes."""
 
     space: ClassVar[str] = ""
 
@@ -451,7 +455,7 @@ class _InstanceNorm(_ChannelNorm):
             with no_grad():
                 mean, var = x.mean(axes).mean(0), x.var(axes).mean(0)
             self._check_one_batch(mean)
-            # like PyTorch's, this norm does not count batches
+            # like in PyTorch, this norm does not count batches
             self._update(mean, var, math.prod(x.shape[2:]), self.momentum or 0.0)
         return y
 

@@ -65,7 +65,10 @@ def lstm_cell(gates: ArrayLike, cell: ArrayLike) -> tuple[Tensor, Tensor]:
 
 
 class _Cell(Module):
-    """Base class: inputs are (batch, features) or (features,), states (batch, hidden) or (hidden,)."""
+    """Base class of cells, with the weights and the checks of shapes.
+
+    Inputs have shape (batch, features) or (features,), states (batch, hidden) or (hidden,).
+    """
 
     gates = 0
 
@@ -111,7 +114,7 @@ class _Cell(Module):
         return given
 
     def _products(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the contributions of the input and of the hidden state to the gates."""
+        """Return ``linear(x, w)`` and ``linear(hidden, u)``, the two terms of the gates."""
         from_input = linear(x, self.weight_ih, self.bias_ih)
         if from_input.dtype is not self.weight_ih.dtype:
             warn_if_wider(self.weight_ih, from_input)

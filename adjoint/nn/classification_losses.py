@@ -58,7 +58,10 @@ def hinge_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean"
 
 
 def _classes_last(op: str, x: Tensor, target_shape: tuple[int, ...]) -> Tensor:
-    """Move the class axis to the end: axis 1 of (N, C, …), or the only axis of (C,)."""
+    """Return ``x`` with the class axis at the end; it is axis 1 of (N, C, …), or the only axis of (C,).
+
+    Raise if the class indices, of shape ``target_shape``, do not match the other axes.
+    """
     if not x.ndim or not x.shape[min(1, x.ndim - 1)]:
         raise ShapeError(
             f"{op}: the prediction must have shape (C,) or (N, C, …), with one score for each of C classes, "
@@ -100,11 +103,11 @@ def _weighted(
     w: Tensor | None,
     reduction: str,
 ) -> Tensor:
-    """Return the loss, with each row weighted by its class and the ignored rows dropped.
+    """Return the reduced loss, with each row weighted by its class and ignored rows left out.
 
-    ``t`` are the classes, ``keep`` is the mask of rows to keep (None: all), ``w`` the weights of the classes,
-    and ``smooth`` the term of label smoothing that is added to each row.  The mean is over the weights of the
-    kept rows.
+    ``loss`` has the loss of each row, ``t`` the class of each row.  ``keep`` is a mask of the rows that are
+    not ignored, or None.  ``w`` has the weight of each class.  ``smooth`` is the label-smoothing term of each
+    row.  The mean is the sum divided by the total weight of the kept rows.
     """
     row = (
         None if w is None else rec.index(w, key=(t._data, Ellipsis)) if type(t._data) is np.ndarray else w[t]
@@ -117,10 +120,10 @@ def _weighted(
     if reduction != "mean" or row is None:
         return reduced(op, loss, reduction)
     divisor = sum_all(widened(rec, row))
-    # whether there are rows; their total weight is needed only if the reduction is noted
+    # whether the total weight is above 0; its value is needed only if the reduction is recorded
     traced = tracing.get() is not None
     total = decide(float if is_noting() and not traced else bool, divisor)
-    if total is None:  # batched
+    if total is None:  # inside vmap there is no single value
         return mean_over(loss, divisor)
     mean = mean_over(loss, divisor) if total else sum_all(loss) * math.nan  # the mean of no rows
     whole: Any = divisor.detach() if traced and total else total
@@ -151,7 +154,7 @@ def cross_entropy(
     reduction : {"mean", "sum", "none"}
         How the losses of the rows are combined.
     label_smoothing : float
-        From 0 to 1.  This share of each target is spread evenly over all classes.
+        From 0 to 1.  This fraction of each target is spread evenly over all classes.
 
     Returns
     -------
@@ -194,10 +197,10 @@ def cross_entropy(
 def _soft_cross_entropy(
     op: str, x: Tensor, t: Tensor, weight: Any, reduction: str, smoothing: float
 ) -> Tensor:
-    """Return -Σ t log softmax(x), the cross entropy with target probabilities t.
+    """Return the reduced loss -Σ t log softmax(x), the cross entropy with target probabilities t.
 
-    ``weight`` are the weights of the classes, and ``smoothing`` is the label smoothing.  The mean is over the
-    rows.
+    ``weight`` has the weight of each class, or is None.  ``smoothing`` is the label smoothing.  The mean is
+    the sum divided by the number of rows.
     """
     if x.shape != t.shape or not x.ndim:
         raise ShapeError(
@@ -456,7 +459,7 @@ class CrossEntropyLoss(LossModule):
     reduction : {"mean", "sum", "none"}
         How the losses of the rows are combined.
     label_smoothing : float
-        From 0 to 1.  This share of each target is spread evenly over all classes.
+        From 0 to 1.  This fraction of each target is spread evenly over all classes.
 
     Examples
     --------

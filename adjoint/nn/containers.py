@@ -23,9 +23,9 @@ __all__ = [
 
 
 class _Numbered(Module):
-    """Base class: items are attributes named "0", "1", …"""
+    """Base class of lists; the items are attributes with the names "0", "1", …"""
 
-    items_are: ClassVar[str] = "layers"  # in error messages
+    items_are: ClassVar[str] = "layers"  # the noun for the items in error messages
 
     def __init__(self, items: Iterable[Any] = ()) -> None:
         self.length = 0
@@ -63,7 +63,7 @@ class _Numbered(Module):
             self.append(item)
 
     def _slice(self, items: list[Any]) -> Module:
-        """Return a container of the same kind with ``items``, for a slice of this one."""
+        """Return a container of the same class with the given items, which are a slice of this one."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -202,7 +202,7 @@ def _module(owner: Module, item: Any) -> Module:
 
 
 def _parameter(item: Any) -> Tensor:
-    """Return a parameter unchanged, and anything else as a new parameter."""
+    """Return ``item`` if it is a parameter, otherwise a new parameter with this value."""
     return item if isinstance(item, Tensor) and item.is_leaf and item.requires_grad else Parameter(item)
 
 

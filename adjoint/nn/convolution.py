@@ -28,7 +28,7 @@ __all__ = [
 
 
 class _Convolution(Module):
-    """Base class: weight and bias of a convolution over ``ndim`` axes, and its options."""
+    """Base class of convolutions over ``ndim`` axes, with the weight, the bias and the options."""
 
     ndim: ClassVar[int]
     transposed: ClassVar[bool]
@@ -174,7 +174,7 @@ class _ConvTranspose(_Convolution):
         return y
 
     def _extra(self, x: Tensor, output_size: Any) -> tuple[int, ...]:
-        """Return the output padding that gives an output of size ``output_size``; raise if there is none."""
+        """Return the output padding with which the output has size ``output_size``; raise if none does."""
         layer, nd = type(self).__name__, self.ndim
         wanted = lengths(layer, "output_size", output_size, nd)
         stride = lengths(layer, "stride", self.stride, nd)

@@ -80,9 +80,10 @@ def _dropped(
 
 
 def _channels(op: str, x: Any, names: str) -> Tensor:
-    """Return an input of shape (N, C, …) or (C, …) as a tensor; ``names`` are its space axes, such as "H, W".
+    """Return an input of shape (N, C, …) or (C, …) as a tensor; raise if it has another number of axes.
 
-    (C, H, W) is not accepted: PyTorch reads three axes as (N, C, L).
+    ``names`` are the names of the spatial axes, such as "H, W".  (C, H, W) is not accepted, because PyTorch
+    interprets three axes as (N, C, L).
     """
     x, full = asarray(x), names.count(",") + 3
     alone = "" if names == "H, W" else f" or (C, {names})"
@@ -189,7 +190,7 @@ def dropout3d(
 
 
 def _keep_mask(op: str, shape: tuple[int, ...], dtype: Any, p: float, rng: Any) -> Any:
-    """Return 1 / (1 - p) for elements that are kept and 0 for those that are dropped."""
+    """Return a random array of factors: 1 / (1 - p) for elements that are kept, 0 for dropped ones."""
     if not hasattr(rng, "random"):
         raise InputError(
             f"{op}: rng must be a generator, but is {rng!r}.\n"

@@ -38,7 +38,7 @@ def embedding(
     padding_idx : int, optional
         A row that gets no gradient.
     sparse : bool
-        Whether the gradient of a leaf weight holds only the rows that were used.
+        Whether the gradient of a leaf weight stores only the rows that were used.
 
     Returns
     -------
@@ -104,7 +104,7 @@ def one_hot(indices: ArrayLike, num_classes: int | None = None, dtype: DTypeLike
     if num_classes is None:
         if not i.size:
             raise ArgumentError(
-                "one_hot: num_classes= is required if there are no indices.  Pass num_classes=."
+                "one_hot: there are no indices, so the number of classes is unknown.  Pass num_classes=."
             )
         num_classes = int(array_of(i).max()) + 1
     i, _ = classes("one_hot", i, num_classes)
@@ -117,7 +117,7 @@ def _table(
 ) -> Tensor:
     """Return random initial weights of shape (num_embeddings, embedding_dim); row ``padding_idx`` is 0.
 
-    ``layer`` is the name of the caller, for errors.
+    Raise if ``padding_idx`` is out of range.  ``layer`` is the name of the caller, for the message.
     """
     table = init.normal((num_embeddings, embedding_dim), rng=rng, dtype=dtype)
     if padding_idx is None:
@@ -275,9 +275,10 @@ def embedding_bag(
 
 
 def _bags(indices: Tensor, offsets: Any, include_last_offset: bool) -> tuple[Any, int]:
-    """Return, for each index, the number of the bag that contains it; and the number of bags.
+    """Return an array with the bag of each index, numbered from 0, and the number of bags.
 
-    ``offsets`` are the positions at which bags start.  With ``include_last_offset`` the last one is the end.
+    ``offsets`` are the positions at which bags start.  With ``include_last_offset`` the last offset is the
+    end of the last bag.
     """
     if indices.ndim == 2 and offsets is None:
         return np.repeat(np.arange(indices.shape[0]), indices.shape[1]), indices.shape[0]

@@ -13,9 +13,9 @@ __all__ = ["FunctionModule"]
 
 
 class FunctionModule(Module):
-    """Call ``function`` with the inputs and the stored ``options``.
+    """A module that calls ``function`` with the inputs and with ``options`` as keyword arguments.
 
-    A subclass sets ``function``; one with options has an ``__init__`` that stores them.
+    A subclass sets ``function``.  A subclass with options defines ``__init__``, which sets ``options``.
     """
 
     function: ClassVar[Callable[..., Tensor]]

@@ -79,7 +79,7 @@ def grid_sample(
     if 0 in x.shape[2:]:
         raise ShapeError(f"{op}: images must not be empty, but have shape {x.shape}.")
     wide, places = widened_half(x), widened_half(grid)
-    axes = []  # of each axis of the image: pairs of positions and weights
+    axes = []  # for each axis of the image: a list of pairs (positions, weights)
     for k, n in enumerate(x.shape[2:]):
         at = places[..., nd - 1 - k]
         at = (at + 1) / 2 * (n - 1) if align_corners else ((at + 1) * n - 1) / 2
@@ -97,9 +97,10 @@ def grid_sample(
 
 
 def _terms(at: Tensor, n: int, mode: str, padding: str, aligned: bool) -> list[tuple[Tensor, Tensor]]:
-    """Return (positions, weights) of the elements along one axis that contribute at the points ``at``.
+    """Return the elements along one axis that contribute at the points ``at``, as (positions, weights).
 
-    n is the length of the axis.  ``aligned`` is the option align_corners.
+    There is one pair per neighbour of a point.  n is the length of the axis.  ``aligned`` is the option
+    align_corners.
     """
     if mode != "bicubic":
         at = _inside(at, n, padding, aligned)
@@ -119,9 +120,9 @@ def _terms(at: Tensor, n: int, mode: str, padding: str, aligned: bool) -> list[t
 
 
 def _inside(at: Tensor, n: int, padding: str, aligned: bool) -> Tensor:
-    """Return the points ``at`` moved inside an axis of length ``n``, as the padding mode says.
+    """Return the points ``at`` with those outside an axis of length ``n`` clipped or reflected into it.
 
-    They are unchanged if the padding is zeros.  ``aligned`` is the option align_corners.
+    With zero padding they are returned unchanged.  ``aligned`` is the option align_corners.
     """
     if padding == "reflection":
         low, span = (0.0, n - 1.0) if aligned else (-0.5, float(n))

@@ -149,11 +149,11 @@ def normal(shape: Lengths, std: float = 1.0, *, rng: Rng = None, dtype: DTypeLik
 
 
 def _fans(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the numbers of inputs and outputs of a weight (out, in, *kernel)."""
+    """Return the fan-in (inputs per output) and fan-out (outputs per input) of a weight (out, in, *kernel)."""
     if not np.ndim(shape) or len(shape) < 2:
         raise ShapeError(f"the shape of a weight must have at least two axes, (out, in, …), but is {shape}.")
     window = math.prod(shape[2:])
-    return max(shape[1] * window, 1), max(shape[0] * window, 1)  # 1 for an empty weight, which has no values
+    return max(shape[1] * window, 1), max(shape[0] * window, 1)  # at least 1: callers divide by them
 
 
 _GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2.0), "selu": 0.75}

@@ -135,7 +135,7 @@ def poisson_nll_loss(
     return reduced(op, loss, reduction)
 
 
-_NEVER = -1e30  # the logarithm of probability 0; its sums stay finite, and so do their gradients
+_NEVER = -1e30  # stands for log(0) = -inf, so that sums and their gradients stay finite
 
 
 def ctc_loss(
@@ -227,9 +227,9 @@ def _lengths(op: str, given: Any, size: int) -> Tensor:
 
 
 def _label_rows(op: str, targets: Any, lengths: Tensor, size: int) -> Tensor:
-    """Return the labels ``targets`` as a matrix with one row for each of the ``size`` sequences.
+    """Return the labels as a matrix with one row for each of the ``size`` sequences.
 
-    If the targets are one vector of all labels, it is divided by ``lengths``.
+    ``targets`` is such a matrix, or a vector of the labels of all sequences, which is split by ``lengths``.
     """
     t = asarray(targets)
     if t.dtype.kind not in "iu" and t.size:
@@ -256,7 +256,7 @@ def _label_rows(op: str, targets: Any, lengths: Tensor, size: int) -> Tensor:
 
 
 def _before(count: int, lengths: Tensor) -> Tensor:
-    """Return a mask of ``count`` columns, one row per sequence: True before the length of the sequence."""
+    """Return a mask of shape (sequences, count) that is True where column < length of the sequence."""
     return rec.less(wrap(np.arange(count)), rec.reshape(lengths, shape=(lengths.size, 1)))
 
 
@@ -272,11 +272,12 @@ def _check_lengths(op: str, name: str, lengths: Array, most: int) -> None:
 
 
 def _log_likelihood(x: Tensor, labels: Tensor, times: Tensor, lengths: Tensor, blank: int) -> Tensor:
-    """Return the log-likelihood of the labels for CTC: the sum over all alignments, by the forward recursion.
+    """Return log p(labels) for each sequence: the sum over all CTC alignments, by the forward recursion.
 
-    ``x`` has log-probabilities (time, sequence, class); ``times`` and ``lengths`` are the numbers of times
-    and labels of each sequence.  The states are the labels with blanks between and around them.  A path
-    stays, goes to the next state, or skips a blank between two different labels.
+    ``x`` has log-probabilities (time, sequence, class); ``times`` and ``lengths`` are the numbers of time
+    steps and of labels of each sequence.  The states are the labels with blanks between and around them.  In
+    each step an alignment stays in its state, moves to the next state, or skips a blank between two different
+    labels.
     """
     steps, size, _ = x.shape
     between = wrap(np.full((size, labels.shape[1]), blank))
@@ -300,7 +301,7 @@ def _log_likelihood(x: Tensor, labels: Tensor, times: Tensor, lengths: Tensor, b
     total = rec.logsumexp(rec.where(last, alpha, _NEVER), axis=(-1,), keepdims=False)
     nothing = rec.where(
         lengths == 0, wrap(np.zeros((), x.dtype)), _NEVER
-    )  # no steps: certain without labels, impossible with them
+    )  # without time steps the probability is 1 if there are no labels, otherwise 0
     return rec.where(times > 0, total, nothing)
 
 

@@ -193,7 +193,7 @@ class Flatten(Module):
                 f"Flatten: start_dim must not be after end_dim, but start_dim is {self.start_dim} and "
                 f"end_dim is {self.end_dim} (shape {x.shape})."
             )
-        # -1 is ambiguous for an empty batch
+        # the length is computed here, because reshape cannot infer -1 if the tensor is empty
         return x.reshape(*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :])
 
     def extra_repr(self) -> str:

@@ -34,11 +34,11 @@ Reductions = list[tuple[Tensor, float | None]]
 
 @contextmanager
 def noting_reductions(found: Reductions | None) -> Iterator[None]:
-    """Return a context manager that appends the results of loss functions called inside to ``found``.
+    """Return a context manager that records the loss functions called inside its block in ``found``.
 
-    Each result is appended with its share.  The share of a mean is the total weight of its rows divided by
-    the number of rows: it is 1 unless rows are ignored or weighted.  The share of a sum is None.  With
-    ``found=None`` nothing is appended.
+    A pair (result, share) is appended for each call.  The share of a mean is the total weight of its rows
+    divided by the number of rows: it is 1 unless rows are ignored or weighted.  The share of a sum is None.
+    With ``found=None`` nothing is recorded.
     """
     before = _reductions.get()
     _reductions.set(found)
@@ -49,12 +49,12 @@ def noting_reductions(found: Reductions | None) -> Iterator[None]:
 
 
 def is_noting() -> bool:
-    """Return whether ``noting_reductions`` is active."""
+    """Return whether loss functions are being recorded by ``noting_reductions``."""
     return _reductions.get() is not None
 
 
 def noted(loss: Tensor, share: float | None = 1.0) -> Tensor:
-    """Append a loss and its share to the list given to ``noting_reductions``, if any; return the loss."""
+    """Record a loss and its share if ``noting_reductions`` is active; return the loss."""
     found = _reductions.get()
     if found is not None:
         found.append((loss, share))
@@ -83,12 +83,12 @@ def check_reduction(op: str, reduction: Any) -> None:
 
 
 def mean_over(loss: Tensor, divisor: Any) -> Tensor:
-    """Return the sum of a loss divided by ``divisor``; half precision is summed in float32."""
+    """Return the sum of all elements divided by ``divisor``; half precision is summed in float32."""
     return narrowed(sum_all(widened(rec, loss)) / divisor, loss.dtype)
 
 
 def same_shape(op: str, prediction: ArrayLike, target: ArrayLike) -> tuple[Tensor, Tensor]:
-    """Return both arguments as float tensors; raise if the shapes differ, as losses do not broadcast."""
+    """Return the prediction and the target as float tensors; raise if their shapes differ."""
     x, t = floats(op, prediction), floats(op, target)
     if x._data.shape != t._data.shape:
         raise ShapeError(

@@ -1,4 +1,4 @@
-"""The base class of all modules, and parameters."""
+"""``Module``, the base class of all modules, and ``Parameter``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Module", "Parameter"]
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
-# parameters, made by Parameter() or by assignment to a module, by id
+# by id: the tensors that are parameters, because Parameter() made them or they were assigned to a module
 _made: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
@@ -59,14 +59,14 @@ def Parameter(data: ArrayLike, requires_grad: bool = True, dtype: DTypeLike | No
 
 
 class Unmatched(NamedTuple):
-    """Names that ``load_state_dict`` skipped: those missing in the state, and those missing in the module."""
+    """Names that ``load_state_dict`` skipped, because the state or the module does not have them."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 class _Forward(Protocol[P, R_co]):
-    """For type checkers: calling a module takes the arguments of ``forward`` and returns its result."""
+    """A type that tells type checkers that calling a module has the signature of its ``forward``."""
 
     _forward_hooks: Any
 
@@ -100,7 +100,7 @@ class Module:
     """
 
     training: bool = True
-    _forward_hooks: tuple[HookList, HookList] | None = None  # before and after
+    _forward_hooks: tuple[HookList, HookList] | None = None  # called before and after ``forward``
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor):
@@ -117,9 +117,9 @@ class Module:
         object.__setattr__(self, name, value)
 
     def _instead(self, name: str, value: Any) -> Any:
-        """Return what to store for the attribute ``name`` if its value is not a tensor.
+        """Return the value to store when ``value``, which is not a tensor, is assigned to ``name``.
 
-        An array for a buffer becomes a tensor.  Anything but a module raises for the name of a parameter.
+        A value for a buffer is converted to a tensor.  If ``name`` is a parameter, only a module is accepted.
         """
         parameters, buffers = self._names("_parameters"), self._names("_buffers")
         if isinstance(value, Module):
@@ -135,7 +135,7 @@ class Module:
         raise InputError(
             f"{type(self).__name__}.{name} is a parameter, so a {what} cannot be assigned to it.\n"
             "  Assign nn.Parameter(value), or copy the value into the parameter: "
-            f"{name}.copy_(value) under ad.no_grad()."
+            f"`with ad.no_grad(): {name}.copy_(value)`."
         )
 
     def __delattr__(self, name: str) -> None:
@@ -189,7 +189,7 @@ class Module:
         object
             The outputs.
         """
-        raise NotImplementedError(  # not abstract: a module may be a mere container
+        raise NotImplementedError(  # not abstract, because a container has no forward
             f"{type(self).__name__} has no forward().  Define it in the class to call the module."
         )
 
@@ -206,7 +206,7 @@ class Module:
             raise
 
     def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``forward`` and the hooks; record the call in the active trace and pass it to the observer."""
+        """Call ``forward`` and the hooks, and report the call to the active trace and the active observer."""
         if (trace := tracing.get()) is not None:
             if self._forward_hooks is not None and id(self) not in trace.modules:
                 name = type(self).__name__
@@ -271,7 +271,7 @@ class Module:
         return self._forward_hooks[when].add(hook)  # type: ignore[index]  # set in the line above
 
     def _hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``forward`` and its hooks."""
+        """Call the hooks before ``forward``, ``forward``, and the hooks after it; return the output."""
         before, after = self._forward_hooks  # type: ignore[misc]  # called only where there are hooks
         for hook in before.to_call():
             found = hook(self, args)
@@ -372,7 +372,7 @@ class Module:
         drop(self.parameters(), set_to_none)
 
     def train(self, mode: bool = True) -> Module:
-        """Set training mode, which switches dropout and batch statistics on, here and in all modules inside.
+        """Set training mode in this module and all modules inside: dropout and batch statistics are used.
 
         Parameters
         ----------
@@ -412,7 +412,8 @@ class Module:
     def astype(self, dtype: DTypeLike) -> Module:
         """Replace all parameters and float buffers by tensors of another dtype.
 
-        A shared tensor stays shared.  Create the optimiser afterwards: it holds the tensors it was given.
+        A shared tensor stays shared.  Create the optimiser afterwards, because it updates the tensors that it
+        was given.
 
         Parameters
         ----------
@@ -424,7 +425,7 @@ class Module:
         Module
             The module itself.
         """
-        fresh: dict[int, tuple[Tensor, Tensor]] = {}  # holds the old tensors, so that ids are not reused
+        fresh: dict[int, tuple[Tensor, Tensor]] = {}  # old and new; keeping the old prevents reuse of its id
         for _, module in self.named_modules():
             for name in (*module._names("_parameters"), *module._names("_buffers")):
                 value = getattr(module, name)
@@ -457,7 +458,10 @@ class Module:
         return {path: value.numpy(copy=True) for path, value in self._everything().items()}
 
     def _everything(self) -> dict[str, Tensor]:
-        """Return all parameters, then all buffers, by path; a shared tensor under each of its paths."""
+        """Return a dictionary of all parameters, then all buffers, by path.
+
+        A shared tensor is in it under each of its paths.
+        """
         modules = list(self._all_paths())
         return {
             f"{path}.{name}" if path else name: value
@@ -482,9 +486,9 @@ class Module:
             stack.extend(reversed(inner))
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Unmatched:
-        """Load values by path.  Everything is checked before anything changes.
+        """Load values by path.  An error leaves the module unchanged.
 
-        Values of another precision are converted, float64 to float32 for example.  A shared tensor or
+        Values of a different precision are converted, for example float64 to float32.  A shared tensor or
         module may be given under any of its paths; values under several paths must be equal.
 
         Parameters
@@ -492,7 +496,7 @@ class Module:
         state : mapping of str to array_like
             The values by path, as ``state_dict`` returns them.
         strict : bool
-            With False, names that are missing or unknown are skipped, as long as at least one name matches.
+            With False, missing and unknown names are skipped, but at least one name must match.
 
         Returns
         -------
@@ -502,7 +506,7 @@ class Module:
         Raises
         ------
         ShapeError
-            If names or shapes do not match, or values have another kind of dtype or overflow.
+            If names or shapes do not match, or values overflow or have a different kind of dtype.
 
         Examples
         --------
@@ -518,7 +522,7 @@ class Module:
             )
         ours = self._everything()
         problems = []
-        taken: dict[int, tuple[str, Any]] = {}  # by the tensor's id: the path it is given under, the value
+        taken: dict[int, tuple[str, Any]] = {}  # by the tensor's id: its path in the state, and the value
         for k in (k for k in ours if k in state):
             found = fitting(state[k], ours[k])
             first, value = taken.setdefault(id(ours[k]), (k, found))
@@ -564,9 +568,9 @@ class Module:
         return module_html(self)
 
     def _headline(self) -> str:
-        tensors = [p for p in self.parameters() if isinstance(p, Tensor)]  # a Hessian has modules instead
+        tensors = [p for p in self.parameters() if isinstance(p, Tensor)]  # in a Hessian they are modules
         count = sum(p.size for p in tensors)
-        # a module of gradients has tensors that are not parameters
+        # the tensors of a module of gradients are not parameters, so they are not called frozen
         frozen = sum(p.size for p in tensors if not p.requires_grad and _made.get(id(p)) is p)
         numbers = f"  # {words.count(count, 'parameter')}" if count else ""
         if frozen:
@@ -575,7 +579,7 @@ class Module:
 
 
 def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
-    """Return advice if the missing and the extra names of a state differ by a prefix only, else ""."""
+    """Return advice for an error message if missing and extra names differ only by a prefix, else ""."""
     for wanted, found in ((missing, extra), (extra, missing)):
         name = str(next(iter(found), ""))
         for prefix in (name[: i + 1] for i, c in enumerate(name) if c == "."):
@@ -591,7 +595,7 @@ def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
 
 
 def _add_path(error: AdjointError, module: Any) -> None:
-    """Append to an error's message the module in which it occurred, and the path of the innermost module."""
+    """Append the module in which an error occurred to its message, with the path of the innermost module."""
     inner: tuple[Module, str] | None = getattr(error, "_module", None)
     path = ""
     if inner is not None:

@@ -1,4 +1,4 @@
-"""Modules as pytrees of their parameters, and calls of a module with given parameters instead of its own."""
+"""Register modules as pytrees of their parameters, and call a module with other parameters than its own."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def _take_apart(module: Module) -> tuple[list[tuple[str, Any]], Module]:
 
 
 def _put_together(module: Module, values: Sequence[Any], buffers: Mapping[int, Any] | None = None) -> Module:
-    """Return a copy of ``module`` with the parameters ``values``; ``buffers`` has new buffers by old id.
+    """Return a copy of ``module`` with the parameters ``values``.
 
-    A value that occurs twice, such as the gradient of two biases that are added, is copied.  As one object it
-    would be one parameter, and the copy would have a different structure than ``module``.  A leaf that
-    requires grad is not copied: passing it twice ties two parameters.
+    ``buffers`` maps the ids of old buffers to new buffers.  A value that occurs twice, such as the gradient
+    of two biases that are added, is copied, because a single object would count as one shared parameter and
+    change the structure of the pytree.  A leaf that requires grad is not copied: passing it twice ties two
+    parameters.
     """
     distinct, seen = [], set()
     for v in values:
@@ -50,7 +51,10 @@ tree.register(Module, _take_apart, _put_together)
 
 
 def unseen_parameters(module: Module) -> list[str]:
-    """Return the paths of plain lists, tuples and dictionaries that contain unregistered parameters."""
+    """Return the paths of plain lists, tuples and dictionaries that contain parameters.
+
+    Such parameters are not registered, so an optimiser does not find them.
+    """
     seen = {id(p) for p in module.parameters()}
     found = []
     for path, m in module.named_modules():
@@ -66,7 +70,7 @@ def unseen_parameters(module: Module) -> list[str]:
 
 
 def functional_call(module: Module, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a module with other values for some of its parameters and buffers.
+    """Call a module with different values for some of its parameters and buffers.
 
     The module itself is not changed.  In training, layers such as BatchNorm update a copy of their running
     statistics, or the tensors that are given for them, in place.
@@ -78,7 +82,7 @@ def functional_call(module: Module, params: Mapping[str, Any], *args: Any, **kwa
     params : mapping of str to array_like
         Values of parameters and buffers by path.
     *args : object
-        Arguments of the module.  A single tuple holds all arguments, as in PyTorch.
+        Arguments of the module.  A single tuple is unpacked, as in PyTorch.
     **kwargs : object
         Keyword arguments of the module.
 
@@ -124,5 +128,5 @@ def functional_call(module: Module, params: Mapping[str, Any], *args: Any, **kwa
         id(b): asarray(given[id(b)]) if id(b) in given else b.clone() for _, b in module.named_buffers()
     }
     if len(args) == 1 and isinstance(args[0], tuple):
-        args = args[0]  # PyTorch's form
+        args = args[0]  # all arguments in one tuple, as in PyTorch
     return _put_together(module, values, buffers)(*args, **kwargs)

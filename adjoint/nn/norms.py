@@ -21,7 +21,10 @@ __all__ = ["GroupNorm", "LayerNorm", "RMSNorm"]
 
 
 def widened_half(x: Tensor) -> Tensor:
-    """Return half precision as float32, because squares of numbers above 255 overflow in float16."""
+    """Return a half-precision tensor as float32, because squares of numbers above 255 overflow in float16.
+
+    Other tensors are returned unchanged.
+    """
     return rec.astype(x, dtype=np.dtype(np.float32)) if x.dtype.itemsize == 2 else x
 
 
@@ -31,7 +34,10 @@ def like_input(y: Tensor, x: Tensor) -> Tensor:
 
 
 def affine_map(op: str, z: Tensor, weight: Any, bias: Any, shape: tuple[int, ...], tail: int) -> Tensor:
-    """Return ``z * weight + bias``; both have shape ``shape``, and z has ``tail`` more axes at the end."""
+    """Return ``z * weight + bias``; the weight or the bias may be None.
+
+    Both must have the shape ``shape``.  They are broadcast over the last ``tail`` axes of ``z``.
+    """
     for name, p in (("weight", weight), ("bias", bias)):
         p = _of_shape(op, name, p, shape)
         if p is None:
@@ -42,7 +48,10 @@ def affine_map(op: str, z: Tensor, weight: Any, bias: Any, shape: tuple[int, ...
 
 
 def _of_shape(op: str, name: str, p: Any, shape: tuple[int, ...]) -> Tensor | None:
-    """Return the weight or bias ``p`` of a norm as a tensor, or None; raise if its shape is different."""
+    """Return the weight or bias ``p`` of a norm as a tensor, or None if it is None.
+
+    Raise if its shape is not ``shape``.
+    """
     if p is None:
         return None
     p = asarray(p)

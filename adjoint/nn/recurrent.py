@@ -31,12 +31,12 @@ __all__ = ["GRU", "LSTM", "RNN"]
 
 
 class _Recurrent(Module):
-    """Base class: layers of cells, each run over the length of its input.
+    """Base class of recurrent modules: layers that apply a cell to each step of a sequence.
 
-    The input is (batch, length, features), (length, batch, features) with ``batch_first=False``, or
-    (length, features) for one sequence.  States are (layers, batch, hidden), or (layers, hidden) for one
-    sequence.  A bidirectional layer also runs backwards: the outputs of both directions are concatenated, and
-    each layer has two states, forward before backward.
+    The input has shape (batch, length, features), or (length, batch, features) with ``batch_first=False``, or
+    (length, features) for one sequence.  States have shape (layers, batch, hidden), or (layers, hidden) for
+    one sequence.  A bidirectional layer also runs backwards: the outputs of both directions are concatenated,
+    and each layer has two states, first that of the forward direction.
     """
 
     gates = 0
@@ -84,7 +84,7 @@ class _Recurrent(Module):
                 setattr(self, f"{name}_{run}", value)
 
     def _ways(self) -> tuple[str, ...]:
-        """Return the suffixes of PyTorch's weight names, one per direction."""
+        """Return the suffix of PyTorch's weight names for each direction: "" and "_reverse"."""
         return ("", "_reverse") if self.bidirectional else ("",)
 
     def _weights(self, run: int) -> tuple[Any, ...]:
@@ -94,7 +94,8 @@ class _Recurrent(Module):
     def _through(self, x: Tensor, cell: Callable[[Tensor, int], Tensor]) -> Tensor:
         """Return the output of all layers for ``x``, which is (length, batch, features).
 
-        ``cell(x, run)`` runs one layer in one direction, which are numbered by ``run``.
+        ``cell(x, run)`` returns the output of one layer in one direction.  ``run`` is the index of the layer,
+        or 2 · layer + direction if the module is bidirectional.
         """
         ways = len(self._ways())
         for run in range(0, len(self.runs), ways):
@@ -111,7 +112,7 @@ class _Recurrent(Module):
         return x
 
     def _steps(self, x: Any) -> tuple[Tensor, bool]:
-        """Return the input as (length, batch, features), and whether it is a single sequence."""
+        """Return the input as (length, batch, features), and whether it had no batch axis."""
         x = asarray(x)
         if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
             layout = "batch, length" if self.batch_first else "length, batch"
@@ -126,7 +127,7 @@ class _Recurrent(Module):
     def _start(self, x: Tensor, single: bool, given: Any) -> list[Tensor]:
         """Return the initial state (batch, hidden) of each layer and direction, from ``given`` or zeros.
 
-        ``single`` says that the input is one sequence without a batch axis.
+        ``single`` is True if the input is one sequence without a batch axis.
         """
         batch, count = x.shape[1], len(self.runs)
         if given is None:
@@ -145,7 +146,10 @@ class _Recurrent(Module):
         return [given[i, None] if single else given[i] for i in range(count)]
 
     def _outputs(self, x: Tensor, single: bool) -> Tensor:
-        """Return the outputs of all steps in the layout of the input; ``single`` is as for ``_start``."""
+        """Return the outputs ``x``, (length, batch, features), in the layout of the input.
+
+        ``single`` is True if the input is one sequence without a batch axis.
+        """
         if single:
             return x[:, 0]
         return _exchanged(x) if self.batch_first else x
@@ -216,12 +220,13 @@ class LSTM(_Recurrent):
         x : array_like
             The input, with shape (batch, length, features) or (length, features).
         state : tuple of array_like, optional
-            The initial hidden state and cell state, as returned.  The default is zeros.
+            The initial hidden state and cell state, with the shapes of the returned ones.  The default is
+            zeros.
 
         Returns
         -------
         tuple
-            The outputs of all steps, and (hidden, cell) after the last step, of each layer.
+            The outputs of the last layer in all steps, and (hidden, cell) of all layers after the last step.
         """
         x, single = self._steps(x)
         if state is not None and (not isinstance(state, (tuple, list)) or len(state) != 2):

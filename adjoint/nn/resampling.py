@@ -20,7 +20,7 @@ from adjoint.typing import ArrayLike, Lengths
 
 __all__ = ["Fold", "PixelShuffle", "PixelUnshuffle", "Unfold", "Upsample"]
 
-# The number of spatial axes of each mode; None: any number
+# The number of spatial axes that each mode requires; None means any number
 _MODES = {
     "nearest": None,
     "nearest-exact": None,
@@ -97,9 +97,10 @@ def interpolate(
 
 
 def _targets(space: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[tuple[int, ...], list[float]]:
-    """Return the new lengths, and the distance in the input between neighbouring elements of the result.
+    """Return the new lengths of the spatial axes, and the step along each axis.
 
-    ``space`` are the old lengths.  Either ``size``, the new lengths, or ``scale_factor`` is given.
+    The step is the distance in the input between neighbouring elements of the result.  ``space`` are the old
+    lengths.  Either ``size``, the new lengths, or ``scale_factor`` is given.
     """
     nd = len(space)
     if (size is None) == (scale_factor is None):
@@ -125,9 +126,9 @@ def _targets(space: tuple[int, ...], size: Any, scale_factor: Any) -> tuple[tupl
 
 
 def _along(x: Tensor, axis: int, m: int, step: float, mode: str, aligned: bool) -> Tensor:
-    """Interpolate ``x`` to length ``m`` along one axis, as a weighted sum of gathered elements.
+    """Return ``x`` interpolated to length ``m`` along one axis.
 
-    ``step`` is the distance in ``x`` between neighbouring elements of the result; ``aligned`` is
+    ``step`` is the distance in ``x`` between neighbouring elements of the result.  ``aligned`` is the option
     align_corners.
     """
     n, i = x.shape[axis], np.arange(m)
@@ -151,9 +152,10 @@ def _along(x: Tensor, axis: int, m: int, step: float, mode: str, aligned: bool) 
 
 
 def cubic_weights(t: Any, a: float = -0.75) -> dict[int, Any]:
-    """Return the weights of the four neighbours of a point, by their offset, for cubic interpolation.
+    """Return the weights of the four neighbours of a point for cubic interpolation.
 
-    ``t`` is the distance to the lower neighbour, ``a`` the constant of Keys' kernel (PyTorch's by default).
+    The keys are the offsets -1, 0, 1 and 2 from the lower neighbour.  ``t`` is the distance from it to the
+    point, ``a`` the constant of Keys' kernel; the default is PyTorch's.
     """
 
     def near(d: Any) -> Any:

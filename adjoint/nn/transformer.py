@@ -33,7 +33,7 @@ _ACTIVATIONS = {"relu": relu, "gelu": gelu}
 
 
 class _Layer(Module):
-    """Base class: attention and a two-layer network, each with a residual connection and a norm."""
+    """Base class of layers: attention and a two-layer network, each with a residual connection and a norm."""
 
     norms = 0
 
@@ -68,10 +68,7 @@ class _Layer(Module):
     norm3: LayerNorm
 
     def _add(self, x: Any, norm: LayerNorm, part: Any) -> Tensor:
-        """Return ``x + part(x)`` with a norm.
-
-        The norm is applied to the argument of ``part`` if ``norm_first`` is set, otherwise to the sum.
-        """
+        """Return ``x + part(norm(x))`` if ``norm_first`` is set, otherwise ``norm(x + part(x))``."""
         if self.norm_first:
             found: Tensor = x + part(norm(x))
             return found
@@ -212,9 +209,10 @@ class TransformerDecoderLayer(_Layer):
 
 
 def _copies(owner: str, layer: Any, num_layers: int, kind: type[Module]) -> ModuleList:
-    """Return ``num_layers`` copies of a layer with equal parameters, which share its random generators.
+    """Return ``num_layers`` copies of a layer; raise if it is not of type ``kind``.
 
-    ``owner`` is the name of the caller, for errors; the layer must be of type ``kind``.
+    The parameters of the copies start with equal values.  The copies share the random generators of the
+    layer.  ``owner`` is the name of the caller, for the message.
     """
     if not isinstance(layer, kind):
         raise InputError(f"{owner}: the layer must be {words.a(kind.__name__)}, not {layer!r}.")

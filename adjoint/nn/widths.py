@@ -19,10 +19,10 @@ _CALL = Module.__call__.__code__
 
 
 def warn_if_wider(weight: Tensor, y: Tensor) -> None:
-    """Warn if a layer with a float32 weight has a float64 result; layers call it where the dtypes differ.
+    """Warn if a layer has a float32 weight but a float64 result ``y``.
 
-    The warning names the outermost module being called and its float64 inputs.  Its location is the line that
-    calls that module, so that Python shows it once per line.
+    The warning names the outermost module being called and its float64 inputs.  It is attributed to the line
+    that calls this module, so Python shows it once per line.
     """
     if weight.dtype != np.float32 or y.dtype != np.float64:
         return
@@ -50,7 +50,7 @@ def warn_if_wider(weight: Tensor, y: Tensor) -> None:
 
 
 def _wide_inputs(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the names and dtypes of inputs that give float64 together with float32."""
+    """Return the names and dtypes of the inputs that NumPy promotes to float64 if combined with float32."""
     try:
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     except TypeError:

@@ -488,7 +488,8 @@ def test_a_parameter_is_not_replaced_by_a_plain_tensor():
             layer.weight = value
         assert str(info.value) == (
             f"Linear.weight is a parameter, so a {what} cannot be assigned to it.\n"
-            "  Assign nn.Parameter(value), or copy the value into the parameter: weight.copy_(value) under ad.no_grad()."
+            "  Assign nn.Parameter(value), or copy the value into the parameter: "
+            "`with ad.no_grad(): weight.copy_(value)`."
         )
     layer.weight = nn.Parameter([[1.0, 2.0]])
     assert layer.weight.requires_grad and layer.weight.tolist() == [[1.0, 2.0]]

@@ -1,4 +1,4 @@
-"""The part of ``torch.nn.utils`` that adjoint has: parametrizations of weights."""
+"""Parametrizations of weights, under the names of ``torch.nn.utils``."""
 
 from adjoint.nn.utils import parametrizations
 

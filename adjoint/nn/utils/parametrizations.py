@@ -31,7 +31,7 @@ def __dir__() -> list[str]:
 
 
 class _WeightNorm(Module):
-    """A weight ``original1`` scaled to the norms ``original0``."""
+    """Compute a weight that has the direction ``original1`` and the norm ``original0``."""
 
     def __init__(self, weight: Tensor, axis: int | None) -> None:
         self.axis = axis
@@ -39,19 +39,19 @@ class _WeightNorm(Module):
         self.original1 = weight
 
     def _norm(self, v: Tensor) -> Tensor:
-        """Return the norm over all axes except ``axis``, or over all axes if it is None."""
+        """Return the norm of ``v`` over all axes except ``axis``, or over all axes if ``axis`` is None."""
         if self.axis is None:
             return (v * v).sum().sqrt()
         others = tuple(a for a in range(v.ndim) if a != self.axis)
         return (v * v).sum(others, keepdims=True).sqrt()
 
     def forward(self) -> Tensor:
-        """Return the weight computed from ``original0`` and ``original1``."""
+        """Return the weight ``original0 * original1 / norm(original1)``."""
         return self.original1 * (self.original0 / self._norm(self.original1))
 
 
 class _SpectralNorm(Module):
-    """A weight divided by its largest singular value."""
+    """Compute a weight divided by its largest singular value."""
 
     def __init__(self, weight: Tensor, axis: int, n_power_iterations: int, eps: float, rng: init.Rng) -> None:
         self.original = weight
@@ -64,9 +64,9 @@ class _SpectralNorm(Module):
 
 
 class _Singular(Module):
-    """Estimates of the two singular vectors of the largest singular value.
+    """Estimate the left and right singular vectors of the largest singular value of a weight.
 
-    Each call in training mode refines them.
+    Each call in training mode improves the estimates by the power method.
     """
 
     _u: Tensor
@@ -88,14 +88,14 @@ class _Singular(Module):
         return v / max(float(np.linalg.norm(v)), self.eps)
 
     def _iterate(self, matrix: Any, times: int) -> None:
-        """Refine the estimates by ``times`` steps of the power method on a matrix."""
+        """Improve the estimates by ``times`` steps of the power method."""
         u, v = writable(self._u), writable(self._v)
         for _ in range(times):
             u[...] = self._unit(matrix @ v)
             v[...] = self._unit(matrix.T @ u)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Divide the weight by the estimate of its largest singular value."""
+        """Return the weight divided by the estimate of its largest singular value."""
         matrix = self._matrix(weight)
         if self.training:
             with no_grad():
@@ -105,7 +105,7 @@ class _Singular(Module):
 
 
 def _parametrize(module: Module, name: str, made: Module) -> None:
-    """Replace the parameter ``name`` of a module by a property that returns ``made()``."""
+    """Replace the parameter ``name`` of a module by a property that calls the module ``made``."""
     kind = type(module)
 
     def __setattr__(self: Module, attribute: str, value: Any) -> None:  # noqa: N807  a method of the class below
@@ -113,7 +113,7 @@ def _parametrize(module: Module, name: str, made: Module) -> None:
             where = ", ".join(f"parametrizations.{name}.{n}" for n in made._names("_parameters"))
             raise InputError(
                 f"{kind.__name__}.{name} cannot be assigned, because it is computed from {where}.  "
-                "Change those instead, with copy_(value)."
+                "Change these parameters instead, with copy_(value)."
             )
         kind.__setattr__(self, attribute, value)
 
