@@ -54,7 +54,7 @@ def check(
             "decimal point."
         )
     if isinstance(function, Module):
-        function = function.astype(np.float64)  # finite differences need the digits
+        function = function.astype(np.float64)  # finite differences need double precision
     inputs = [asarray(a) if isinstance(a, np.ndarray) else a for a in given]
     value = run_user_code(lambda: function(*inputs))
     problem = None
@@ -85,7 +85,10 @@ def check(
 
 
 def _check_order(function: Any, given: list[Any], order: int) -> None:
-    """Raise if derivatives up to an order are wrong; an exception of the function shows its own lines."""
+    """Raise ``GradcheckError`` if derivatives up to ``order`` differ from finite differences.
+
+    If the function itself raises an exception, raise ``UserError``, which shows the lines of the function.
+    """
     found: list[GradcheckError] = []
 
     def run() -> None:
@@ -100,7 +103,7 @@ def _check_order(function: Any, given: list[Any], order: int) -> None:
 
 
 def _said(value: Any) -> Any:
-    """Return the result of the function as text."""
+    """Return a short description of the result of the function; a single number is returned itself."""
     if isinstance(value, Tensor):
         return value.item() if value.size == 1 else f"a tensor of shape {value.shape}"
     if isinstance(value, (list, tuple)):

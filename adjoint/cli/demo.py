@@ -21,7 +21,7 @@ __all__ = ["demo"]
 
 EPOCHS = 15
 BATCH = 64
-PIECES = 2  # micro-batches per batch, whose gradients add up to the batch's
+PIECES = 2  # micro-batches per batch; the sum of their gradients is the gradient of the batch
 
 
 def demo(
@@ -32,16 +32,16 @@ def demo(
     epochs: int = EPOCHS,
     compile: bool = False,
 ) -> str:
-    """Train the classifier, save the plot and the page, and return the report.
+    """Train the classifier, write a plot and an HTML page, and return a summary.
 
     Parameters
     ----------
     path : str, optional
         The file of the plot.
     page : str, optional
-        The file of the page.
+        The file of the HTML page, see ``ad.inspect.report``.
     as_json : bool, optional
-        Whether to return the report as JSON, and print no progress.
+        Whether to return the summary as JSON, and print no progress.
     epochs : int, optional
         The number of epochs.
     compile : bool, optional
@@ -50,7 +50,7 @@ def demo(
     Returns
     -------
     str
-        The report.
+        The summary, as text or JSON.
     """
     began = time.perf_counter()
     path = _writable(path)
@@ -93,7 +93,7 @@ def demo(
 
 
 class _Lines(train.Callback):
-    """Print a line for each epoch if the output is not a terminal."""
+    """A callback that prints the metrics of each epoch as a line, for output that is not a terminal."""
 
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs
@@ -103,7 +103,7 @@ class _Lines(train.Callback):
 
 
 def _digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return the 8×8 digits of scikit-learn for training and test; every fifth digit is for the test."""
+    """Return (images, labels) for training and for the test: the 8×8 digits of scikit-learn, split 4 : 1."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -116,7 +116,7 @@ def _digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 def _gradient_check(data: tuple[Any, Any]) -> float:
-    """Return the relative error of a directional derivative of the loss against finite differences."""
+    """Return the relative difference between a directional derivative of the loss and finite differences."""
     model = nn.Sequential(nn.Linear(64, 16, rng=3), nn.Tanh(), nn.Linear(16, 10, rng=4)).astype(np.float64)
     x, y = ad.tensor(data[0][:32].astype(np.float64)), ad.tensor(data[1][:32])
     params = dict(model.named_parameters())
@@ -136,11 +136,14 @@ def _gradient_check(data: tuple[Any, Any]) -> float:
 
 
 def _writable(path: str) -> str:
-    """Return the path of the plot; raise before the training if it cannot be written."""
+    """Return the path of the plot, with ".png" if it has no ending; raise if it cannot be written.
+
+    This is called before the training, so that the training is not lost.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return path  # there will be no picture
+        return path  # no plot is drawn without matplotlib
     kinds = Figure().canvas.get_supported_filetypes()
     if not os.path.splitext(path)[1] and not os.path.isdir(path):
         path += ".png"
@@ -154,7 +157,7 @@ def _writable(path: str) -> str:
 
 
 def _draw(history: list[dict[str, float]], path: str) -> str | None:
-    """Draw the logs of the epochs that the progress bar shows."""
+    """Plot loss, accuracy and gradient norm over the epochs; return the path, or None without matplotlib."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator

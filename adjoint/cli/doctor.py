@@ -1,4 +1,4 @@
-"""``adjoint doctor``: versions, BLAS, threads, extras, and whether the compiler works."""
+"""``adjoint doctor``: report versions, BLAS, threads, extras, and whether the compiler works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["doctor"]
 
 
 def doctor(*, as_json: bool = False) -> str:
-    """Describe this installation, for bug reports.
+    """Return a description of this installation, for bug reports.
 
     Parameters
     ----------
@@ -70,23 +70,23 @@ def _threads() -> str:
 
 
 def _gradients() -> str:
-    """Compute a gradient; return a text that says whether it is correct."""
+    """Compute a gradient; return "work" if it is correct, otherwise "WRONG"."""
     x = ad.tensor([1.0, 2.0], requires_grad=True)
     (x**3).sum().backward()
     return "work" if x.grad is not None and x.grad.tolist() == [3.0, 12.0] else "WRONG"
 
 
 def _compiler() -> str:
-    """Compile a function; return a text that says whether the compiler works."""
+    """Compile and call a function; return "works", "WRONG" if the result is wrong, or "fails: …"."""
     try:
         found = ad.compile(lambda x: (x * x).sum())(np.arange(4.0))
-    except Exception as error:  # a broken installation is what this command must be able to report
+    except Exception as error:  # any error, because this command must report broken installations
         return f"fails: {type(error).__name__}: {error}"
     return "works" if found.item() == 14.0 else "WRONG"
 
 
 def _extras() -> dict[str, dict[str, str | None]]:
-    """Return the packages of each extra, with the installed version or None."""
+    """Return, for each extra of adjoint, its packages with their installed versions; None if missing."""
     found: dict[str, dict[str, str | None]] = {}
     for text in importlib.metadata.requires("adjoint-ad") or []:
         requirement, _, marker = text.partition(";")

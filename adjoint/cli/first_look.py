@@ -1,4 +1,4 @@
-"""``adjoint look``: a small program, its gradient, and finite differences for comparison."""
+"""``adjoint look``: run a small program, and compare its gradient with finite differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROGRAM = """\
 
 
 def first_look() -> str:
-    """Run a small program, and return its gradient beside finite differences.
+    """Run a small program, and return a table of its gradient and finite differences.
 
     Returns
     -------
@@ -56,7 +56,7 @@ def first_look() -> str:
 
 
 def _differences(f: Callable[[Any], Any], leaf: Any, step: float = 1e-6) -> Any:
-    """Return the derivative of ``f`` by central differences, moving one element of ``leaf`` at a time."""
+    """Return the gradient of ``f`` at ``leaf`` by central differences, one element at a time."""
     out = np.empty(leaf.shape)
     for index in np.ndindex(leaf.shape):
         shift = np.zeros(leaf.shape)

@@ -14,7 +14,7 @@ from adjoint.errors import InputError, MissingExtraError
 
 __all__ = ["launch"]
 
-# The variables by which BLAS libraries and OpenMP read the number of their threads.
+# The environment variables that set the number of threads of BLAS libraries and OpenMP.
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
@@ -48,7 +48,7 @@ def launch(ranks: int, program: str, arguments: Sequence[str]) -> int:
         flags += ["--allow-run-as-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     threads = {name: str(max(1, cores // ranks)) for name in BLAS_THREADS}
     command = [mpiexec, *flags, "-n", str(ranks), sys.executable, program, *arguments]
-    # In a session of its own, so that Ctrl-C in the terminal reaches this process alone.
+    # mpiexec runs in a new session, so that Ctrl-C in the terminal interrupts only this process.
     with subprocess.Popen(command, env={**threads, **os.environ}, start_new_session=True) as process:
         # Open MPI's mpiexec kills the ranks soon after an interrupt, but forwards SIGUSR1.
         forwarded = signal.SIGUSR1 if is_open_mpi and os.name != "nt" else signal.SIGINT
@@ -61,7 +61,10 @@ def launch(ranks: int, program: str, arguments: Sequence[str]) -> int:
 
 
 def _mpiexec() -> tuple[str, bool]:
-    """Return the path of mpiexec, preferably of this environment, and whether it belongs to Open MPI."""
+    """Return the path of mpiexec, and whether it belongs to Open MPI.
+
+    The mpiexec next to the running Python is preferred.
+    """
     beside = str(Path(sys.executable).parent)
     found = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
     if found is None:

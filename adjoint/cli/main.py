@@ -1,4 +1,4 @@
-"""The command ``adjoint``: its commands and options, and their exit statuses."""
+"""The command-line program ``adjoint``: its commands, their options and exit statuses."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_function(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name a function and its arguments."""
+    """Add the options for a function of the user and the arguments to call it with."""
     parser.add_argument("function", help="file.py:function or module:function")
     parser.add_argument(
         "arguments", nargs="*", help="shapes (3x4; 5x is a vector), numbers (2 is an int), or arrays in JSON"
@@ -190,14 +190,17 @@ def _add_function(parser: argparse.ArgumentParser) -> None:
 
 
 def _from_one(text: str) -> int:
-    """Return a positive integer from the text of an option."""
+    """Return the text of an option as an integer; raise if it is not positive."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a positive integer, not {text!r}.")
     return int(text)
 
 
 def _bench(arguments: list[str]) -> None:
-    """Run the benchmarks of the clone in the current directory, or of the clone that contains the package."""
+    """Run the benchmarks, which are in a clone of the repository.
+
+    The clone is the current directory, or the directory that contains the package.
+    """
     for clone in (os.getcwd(), os.path.dirname(os.path.dirname(adjoint.__file__))):
         if os.path.isfile(os.path.join(clone, "benchmarks", "harness.py")):
             break

@@ -1,4 +1,4 @@
-"""The op table as text: each op, its kind, what it saves, where gradients flow, and what is tested."""
+"""Write the op table: the kind of each op, the values it saves, its gradients, and the tests of it."""
 
 from __future__ import annotations
 
@@ -83,6 +83,6 @@ def _checked(op: str, check: str) -> str:
 
 
 def _holes() -> list[str]:
-    """Return lines with the ops that a test leaves out, and the reasons."""
+    """Return lines of text that list the ops that a test leaves out, with the reasons."""
     found = [f"- {check}: `{op}`: {why}." for check, ops in UNCHECKED.items() for op, why in ops.items()]
     return ["Left out of a check:", "", *found] if found else ["No op is left out of a check."]

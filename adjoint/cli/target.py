@@ -24,7 +24,10 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class UserError(AdjointError, RuntimeError):
-    """Raised if the user's program raises; the message shows only the lines of that program."""
+    """Raised if the user's program raises an exception.
+
+    The message has the traceback without the lines of libraries.
+    """
 
 
 def function_of(target: str) -> Callable[..., Any]:
@@ -57,7 +60,7 @@ def function_of(target: str) -> Callable[..., Any]:
         if not hasattr(found, part):
             names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
             known = ", ".join(sorted(names)) or "none"
-            raise InputError(f"{place} has no function {name!r}.\n  The functions in it are: {known}.")
+            raise InputError(f"{place} has no function {name!r}.\n  The available functions are: {known}.")
         found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{target} is not a function; its type is {type(found).__name__}.")
@@ -65,7 +68,10 @@ def function_of(target: str) -> Callable[..., Any]:
 
 
 def _imported(place: str) -> Any:
-    """Import a file or a module, with the directory of the file or the current one first in the path."""
+    """Import and return a module, given as a file or by name.
+
+    The directory of the file, or the current directory, is put first in ``sys.path``.
+    """
     if place.endswith(".py"):
         if not os.path.isfile(place):
             raise InputError(f"cannot find the file {place!r}.  Check the path.")
@@ -164,20 +170,20 @@ def check_count(target: str, function: Callable[..., Any], given: Sequence[Any])
     try:
         signature.bind(*given)
     except TypeError as error:
-        raise ArgumentError(f"{target} takes {signature}: {error}.") from None
+        raise ArgumentError(f"{target} takes the arguments {signature}: {error}.") from None
 
 
 def check_writable(path: str, problem: str, advice: str) -> None:
-    """Raise if a file cannot be written, before a long computation.
+    """Raise if a file cannot be written.  Call this before a long computation.
 
     Parameters
     ----------
     path : str
         The file.
     problem : str
-        The start of the message.
+        The start of the message: what is written, such as "report: the page".
     advice : str
-        What to do.
+        The second line of the message: what the user can do.
 
     Raises
     ------
@@ -195,12 +201,12 @@ def check_writable(path: str, problem: str, advice: str) -> None:
 
 
 def run_user_code(call: Callable[[], Any]) -> Any:
-    """Call the user's code; if it raises, show the lines of that code, not those of the library.
+    """Call the user's code; if it raises, raise an error that shows only the lines of that code.
 
     Parameters
     ----------
     call : callable
-        The call.
+        A function without arguments that calls the user's code.
 
     Returns
     -------
@@ -210,7 +216,7 @@ def run_user_code(call: Callable[[], Any]) -> Any:
     Raises
     ------
     UserError
-        If the code raises.
+        If the code raises an exception.
     """
     try:
         return call()
@@ -228,6 +234,6 @@ def run_user_code(call: Callable[[], Any]) -> Any:
 
 
 def _is_own(frame: Any) -> bool:
-    """Return whether a frame belongs to the user's code."""
+    """Return whether a stack frame belongs to the user's code, not to a library."""
     file = frame.f_code.co_filename
     return library_of(frame) not in LIBRARIES and not file.startswith(("<", _PACKAGE))

@@ -1,4 +1,4 @@
-"""``adjoint graph``, ``adjoint profile`` and ``adjoint report``: inspect functions of a user's file."""
+"""``adjoint graph``, ``adjoint profile`` and ``adjoint report``: inspect functions in a user's file."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def report_text(target: str, path: str) -> str:
 
 
 def _call(target: str, arguments: Sequence[str]) -> tuple[Any, list[Any]]:
-    """Return the function and its arguments; floats are tensors that require grad."""
+    """Return the function and its arguments; float arguments become tensors that require grad."""
     function, given = function_of(target), arguments_of(arguments)
     check_count(target, function, given)
     dtype = None

@@ -1,8 +1,8 @@
-"""Groups of ranks: processes that compute together, with the same calls in the same order.
+"""Groups of ranks: processes that compute together and make the same calls in the same order.
 
 ``Group`` runs every collective operation in one separate thread, in the order of the calls.  The calling
-thread can therefore be interrupted while it waits, and can compute while a sum is under way.  Subclasses
-provide the transport: ``mpi.MPIGroup`` for processes, ``simulate.ThreadGroup`` for threads.
+thread can therefore be interrupted while it waits, and can compute while a sum is running.  Subclasses
+implement the communication: ``mpi.MPIGroup`` for processes, ``simulate._ThreadGroup`` for threads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = ndarray[Any, Any]
 
 
 class Job:
-    """A collective operation that the thread of a group runs."""
+    """A collective operation that is queued for the thread of a group; ``what`` is its name in messages."""
 
     __slots__ = ("done", "error", "result", "what", "work")
 
@@ -39,7 +39,7 @@ class Job:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Run the collective operation; store its result or error."""
+        """Run the operation, store its result or error, and set ``done``."""
         assert self.work is not None
         try:
             self.result = self.work()
@@ -52,8 +52,8 @@ class Job:
 class Group:
     """Ranks that compute together.  This class is a group of one rank, which needs no communication.
 
-    Every rank must make the same calls in the same order.  If a rank fails, all other ranks raise
-    ``RankError`` in the call in which they wait, or in their next call.
+    Every rank must make the same calls in the same order.  If a rank fails, the other ranks raise
+    ``RankError`` in their current or next call.
 
     Parameters
     ----------
@@ -74,11 +74,11 @@ class Group:
 
     def __init__(self, rank: int = 0, size: int = 1, timeout: float = 600.0) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
-        self.broken: str | None = None  # why the group cannot be used any more
+        self.broken: str | None = None  # why the group cannot be used any more, or None
         self.waited = 0.0  # seconds that callers waited for other ranks
         self._jobs: SimpleQueue[Job | None] | None = None
-        self._calls = 0  # collectives that were submitted
-        self._begun = 0  # and those that have begun
+        self._calls = 0  # the number of collective operations that were submitted
+        self._begun = 0  # the number of collective operations that have started
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
@@ -109,7 +109,7 @@ class Group:
         return [each for _, each in found]
 
     def _check_calls(self, names: list[str]) -> None:
-        """Raise if the ranks are in different calls."""
+        """Raise if the ranks are in different calls; ``names`` has the name of the call of each rank."""
         other = next((rank for rank, name in enumerate(names) if name != names[0]), None)
         if other is not None:
             calls = f"{names[0]!r} on rank 0, {names[other]!r} on rank {other}"
@@ -122,7 +122,7 @@ class Group:
         Parameters
         ----------
         array : array_like
-            The array of this rank.  Shape and dtype are the same on all ranks.
+            The array of this rank.  Shape and dtype must be the same on all ranks.
         what : str
             Name of the call for error messages.
 
@@ -148,13 +148,13 @@ class Group:
         Parameters
         ----------
         array : ndarray
-            A contiguous and writable array.  Shape and dtype are the same on all ranks.
+            A contiguous and writable array.  Shape and dtype must be the same on all ranks.
         root : int
             The rank whose values are copied.
         what : str
             Name of the call for error messages.
         checked : bool
-            Whether shape and dtype are known to be the same on all ranks.
+            Whether shape and dtype are known to be the same on all ranks, so that no check is needed.
 
         Raises
         ------
@@ -231,14 +231,14 @@ class Group:
         return value if self.rank == root else pickle.loads(data.data)
 
     def collect(self, flat: Array, bounds: Sequence[tuple[int, int]], what: str = "collect") -> None:
-        """Overwrite a vector on all ranks; each rank provides one part of the values.
+        """Exchange the parts of a vector in place: each rank provides one part, and gets all others.
 
         Parameters
         ----------
         flat : ndarray
             A contiguous vector, of the same length and dtype on all ranks.
         bounds : sequence of (int, int)
-            For each rank, the first index of its part and the index after the last one; ascending.
+            For each rank, the first index of its part and the index after the last one, in ascending order.
         what : str
             Name of the call for error messages.
 
@@ -321,23 +321,24 @@ class Group:
         """
         return told(error)
 
-    # Sums under way -------------------------------------------------------------------------------
+    # Jobs ------------------------------------------------------------------------------------------
 
     def padded(self, count: int) -> int:
-        """Return ``count`` rounded up to a multiple of ``size``: the length of an array to sum."""
+        """Return ``count`` rounded up to a multiple of ``size``, the length that ``start_sum`` requires."""
         return -(-count // self.size) * self.size
 
     def start_sum(self, flat: Array, what: str) -> Job:
-        """Start to sum a contiguous vector, of a length that ``padded`` returned, in place; return its job.
+        """Start to sum a vector over the ranks, in place; return a job for ``wait``.
 
-        ``what`` names the call in messages.
+        The vector must be contiguous and have a length that ``padded`` returned.  ``what`` names the call in
+        messages.
         """
         return self.submit(what, lambda: self._sum(flat, what))
 
     def submit(self, what: str, work: Callable[[], Any]) -> Job:
-        """Pass a collective operation to the thread of the group; return a job for ``wait``.
+        """Queue the collective operation ``work`` for the thread of the group; return a job for ``wait``.
 
-        ``what`` names the call in messages, ``work`` is the operation.
+        ``what`` names the call in messages.
         """
         if self.broken is not None:
             raise RankError(self.broken)
@@ -354,7 +355,7 @@ class Group:
         return work()
 
     def wait(self, job: Job) -> Any:
-        """Wait for a collective operation and return its result."""
+        """Wait until a job is done and return its result; raise its error, or stop all ranks if it stalls."""
         start = time.perf_counter()
         came = job.done.wait(self.timeout + 5.0)
         self.waited += time.perf_counter() - start
@@ -372,26 +373,26 @@ class Group:
             self._jobs.put(None)
             self._jobs = None
 
-    # The transport --------------------------------------------------------------------------------
+    # The communication, overridden by subclasses.  ``what`` names the call in messages. --------------
 
     def _exchange(self, data: bytes, what: str) -> list[bytes]:
-        """Return the ``data`` of all ranks; ``what`` names the call in messages, here and below."""
+        """Return the ``data`` of all ranks, in the order of the ranks."""
         return [data]
 
     def _sum(self, flat: Array, what: str) -> None:
         """Sum a vector over the ranks, in place."""
 
     def _broadcast(self, array: Array, root: int, what: str) -> None:
-        """Copy an array from ``root``."""
+        """Overwrite the array on all ranks with that of ``root``."""
 
     def _collect(self, flat: Array, bounds: Sequence[tuple[int, int]], what: str) -> None:
-        """Copy to all ranks the part of a vector that each rank has; ``bounds`` has (start, stop) by rank."""
+        """Copy ``flat[start:stop]`` of each rank to all ranks; ``bounds`` has (start, stop) for each rank."""
 
     def _announce(self, why: str) -> None:
-        """Tell the other ranks that this one has failed; ``why`` is the text of the error."""
+        """Inform the other ranks that this rank has failed; ``why`` is the text of the error."""
 
     def _abort(self, why: str) -> None:
-        """Stop all ranks; ``why`` is printed."""
+        """Print ``why`` and stop all ranks.  A group of one rank raises ``StallError`` instead."""
         raise StallError(why)
 
 

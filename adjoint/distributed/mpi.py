@@ -22,11 +22,11 @@ __all__ = ["MPIGroup", "world"]
 Array = ndarray[Any, Any]
 
 SLOT = 1 << 11  # bytes that an exchange sends in its first round
-BURST = 64  # polls between two sleeps: without single copies (CMA), a poll of MPICH moves 16 KB
-PARTING = 5.0  # seconds in which all ranks must end after a failure; those that still compute are stopped
-ANSWER = 2.0  # seconds in which a rank tells where it waits, on a busy machine too
-DELIVERY = 1.0  # seconds for the launcher to print a last message; MPI_Abort drops what it has not yet read
-# How launchers tell a process the number of ranks: MPICH and Intel MPI, Open MPI, SLURM.
+BURST = 64  # polls between two sleeps; without CMA (single-copy transfers), each poll of MPICH copies 16 KB
+PARTING = 5.0  # seconds after a failure in which all ranks must end; ranks that still compute are stopped
+ANSWER = 2.0  # seconds to wait for other ranks to report in which call they wait; enough on a busy machine
+DELIVERY = 1.0  # seconds to wait before MPI_Abort, which drops output that the launcher has not yet read
+# The environment variables with the number of ranks: of MPICH and Intel MPI, Open MPI, and SLURM.
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 _world: Group | None = None
@@ -81,11 +81,11 @@ def world(timeout: float = 600.0) -> Group:
 
 
 class MPIGroup(Group):
-    """Ranks that are processes.
+    """A group whose ranks are processes that communicate by MPI.
 
     One thread of each process makes the collective calls and polls with short sleeps, so that waiting ranks
-    do not use the processor and a stalled call ends after ``timeout``.  A second communicator, ``_bell``,
-    informs waiting ranks of a failure.
+    do not use the processor and a stalled call ends after ``timeout``.  A separate communicator, ``_bell``,
+    is used for messages about failures and about ranks that have ended.
     """
 
     def __init__(self, comm: Any, timeout: float = 600.0) -> None:
@@ -95,11 +95,11 @@ class MPIGroup(Group):
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RankError("adjoint.distributed needs an MPI library that supports MPI_THREAD_MULTIPLE.")
         self._mpi = MPI
-        # sums apart from other calls: ranks that make different ones then wait instead of mixing them
+        # sums have their own communicator: if ranks make different calls, they wait instead of mixing data
         self._comm, self._sums, self._bell = comm.Dup(), comm.Dup(), comm.Dup()
-        self._received = np.empty(0, np.uint8)  # kept: new memory would cost page faults in each sum
-        self._waiting: dict[int, str] = {}  # calls that ranks wait in
-        self._left: tuple[int, int] | None = None  # calls of the first rank that has left, and which it is
+        self._received = np.empty(0, np.uint8)  # reused, because new memory costs page faults in each sum
+        self._waiting: dict[int, str] = {}  # by rank: the name of the call in which it waits
+        self._left: tuple[int, int] | None = None  # number of calls and rank of the first rank that has ended
         atexit.register(self._leave)
 
     # Collectives ---------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class MPIGroup(Group):
     def _exchange(self, data: bytes, what: str) -> list[bytes]:
         sent = len(data).to_bytes(8, "little") + data
         rows, size, done = [b""] * self.size, SLOT, 0
-        while size > 0:  # twice if a rank sends more than fits into the first round
+        while size > 0:  # a second round is needed if a rank sends more than SLOT bytes
             out, found = np.zeros(size, np.uint8), np.empty((self.size, size), np.uint8)
             part = sent[done : done + size]
             out[: len(part)] = np.frombuffer(part, np.uint8)
@@ -118,7 +118,10 @@ class MPIGroup(Group):
         return [row[8 : 8 + int.from_bytes(row[:8], "little")] for row in rows]
 
     def _sum(self, flat: Array, what: str) -> None:
-        """Sum in the order of ``tree_sum``.  Each rank sends as many bytes as in a ring all-reduce."""
+        """Sum a vector over the ranks, in place, in the order of ``tree_sum``.
+
+        Each rank sends as many bytes as in a ring all-reduce.
+        """
         if self.size & (self.size - 1) == 0:
             self._sum_by_halving(flat, what)
             return
@@ -128,13 +131,17 @@ class MPIGroup(Group):
         self._finish(self._sums.Iallgather(self._mpi.IN_PLACE, flat), what)
 
     def _room(self, like: Array) -> Array:
-        """Return a vector like ``like`` for data to receive; its memory is used again by the next call."""
+        """Return a buffer with the size and dtype of ``like`` for received data; the next call reuses it."""
         if self._received.size < like.nbytes:
             self._received = np.empty(like.nbytes, np.uint8)
         return self._received[: like.nbytes].view(like.dtype)
 
     def _sum_by_halving(self, flat: Array, what: str) -> None:
-        """Sum by recursive halving, with partners at distances 1, 2, 4 …; then collect the parts."""
+        """Sum a vector by recursive halving, in place; the number of ranks must be a power of 2.
+
+        In each step a rank exchanges halves with the rank at distance 1, 2, 4, …, and adds.  Then the summed
+        parts are sent back in the reverse order.
+        """
         low, high, steps = 0, flat.size, []
         distance = 1
         while distance < self.size:
@@ -166,7 +173,7 @@ class MPIGroup(Group):
         self._finish(self._comm.Iallgatherv(self._mpi.IN_PLACE, given), what)
 
     def _finish(self, request: Any, what: str) -> None:
-        """Poll a request until it is complete; raise if another rank fails or ``timeout`` has passed."""
+        """Wait until an MPI request is complete; raise if another rank fails or after ``timeout`` seconds."""
         pause, end = 0.0, time.monotonic() + self.timeout
         while not any(request.Test() for _ in range(BURST)):
             time.sleep(pause)
@@ -181,9 +188,10 @@ class MPIGroup(Group):
         self._ring("failed", why, patience=2.0)
 
     def _ring(self, kind: str, text: str | int | None, patience: float) -> None:
-        """Send a message to all other ranks, which read it in their current or next collective call.
+        """Send the message ``text`` to all other ranks, which read it while they wait in a collective call.
 
-        ``kind`` says what the message is; ``patience`` is the time in seconds to wait until it is sent.
+        ``kind`` is "failed", "left" (the rank has ended) or "where" (a question in which call a rank waits).
+        ``patience`` is the time in seconds to wait until the message is sent.
         """
         others = [rank for rank in range(self.size) if rank != self.rank]
         requests = [self._bell.isend((kind, self.rank, text), rank) for rank in others]
@@ -192,9 +200,9 @@ class MPIGroup(Group):
             time.sleep(1e-3)
 
     def _listen(self, what: str) -> None:
-        """Read messages of other ranks; raise if one has failed, or has left the program.
+        """Read a message of another rank; raise if a rank has failed, or has ended without making this call.
 
-        ``what`` is the call in which this rank waits.
+        ``what`` is the name of the call in which this rank waits, for answers to other ranks.
         """
         if self._bell.iprobe():
             kind, rank, text = self._bell.recv()
@@ -206,7 +214,7 @@ class MPIGroup(Group):
                 self.broken = self.broken or f"rank {rank} {text}"
             else:
                 self._left = min(self._left or (text, rank), (text, rank))
-        if self._left is not None and self._begun > self._left[0]:  # it will not make this call
+        if self._left is not None and self._begun > self._left[0]:  # that rank will not make this call
             self.broken = self.broken or f"rank {self._left[1]} has left the program"
         if self.broken is not None:
             raise RankError(self.broken)
@@ -236,10 +244,10 @@ class MPIGroup(Group):
 
     def _end(self) -> None:
         self._mpi.COMM_WORLD.Abort(1)
-        os._exit(1)  # MPICH may return from it before mpiexec ends the process
+        os._exit(1)  # in MPICH, Abort may return before mpiexec ends the process
 
     def watch_exceptions(self) -> None:
-        """Send the traceback of an uncaught exception to the other ranks."""
+        """Install an exception hook that sends the traceback of an uncaught exception to the other ranks."""
         before = sys.excepthook
 
         def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -250,7 +258,11 @@ class MPIGroup(Group):
         sys.excepthook = report
 
     def _leave(self) -> None:
-        """At exit, wait for the other ranks; stop them after ``timeout``, or soon after a failure."""
+        """Wait at exit until the other ranks end.
+
+        If they do not end within ``timeout`` seconds, or within ``PARTING`` seconds after a failure, stop
+        them.
+        """
         if self.size == 1:
             return
         sys.stdout.flush()

@@ -1,4 +1,7 @@
-"""Sums in a fixed order, and shares of rows: the same for any number of ranks."""
+"""Sums in a fixed order, and the division of rows among ranks.
+
+The results of sums do not depend on the number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ Array = ndarray[Any, Any]
 
 
 def tree_sum(parts: list[Array], out: Array | None = None) -> Array:
-    """Return the sum of arrays, added in pairs, then pairs of pairs, and so on.  The arrays are overwritten.
+    """Return the sum of arrays, added in pairs, then in pairs of pairs, and so on; overwrite the arrays.
 
     Parameters
     ----------
@@ -63,9 +66,9 @@ def share(count: int, size: int, rank: int) -> tuple[int, int]:
 
 
 class PieceSum:
-    """Running sum of arrays, added in the order of ``tree_sum``.
+    """A running sum of arrays, which are added in the order of ``tree_sum``.
 
-    It stores at most log₂(n) + 1 partial sums after n additions, as a binary counter.
+    After n additions at most log₂(n) + 1 partial sums are stored, like the digits of a binary counter.
     """
 
     __slots__ = ("_partial",)
@@ -74,7 +77,7 @@ class PieceSum:
         self._partial: list[tuple[int, Array]] = []  # (level, sum of 2**level pieces), levels descending
 
     def add(self, piece: Array) -> None:
-        """Add an array.  Its memory is overwritten later."""
+        """Add an array to the sum.  Later calls overwrite its memory."""
         level = 0
         while self._partial and self._partial[-1][0] == level:
             before = self._partial.pop()[1]

@@ -21,7 +21,7 @@ Array = ndarray[Any, Any]
 T = TypeVar("T")
 
 
-_LEFT = object()  # what a rank exchanges when its work has ended
+_LEFT = object()  # the value that a rank exchanges when its function has returned
 
 
 class _Board:
@@ -30,11 +30,11 @@ class _Board:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
         self.values: list[Any] = [None] * size
-        self.why: str | None = None  # why the simulation failed
+        self.why: str | None = None  # why the simulation failed, or None
 
 
 class _ThreadGroup(Group):
-    """The group as seen by one rank of a simulation, which is a thread."""
+    """A group whose ranks are threads; each rank has its own object."""
 
     def __init__(self, rank: int, size: int, timeout: float, board: _Board) -> None:
         super().__init__(rank, size, timeout)
@@ -49,7 +49,7 @@ class _ThreadGroup(Group):
             self.broken = board.why or f"not all ranks made the call {what} within {self.timeout:g} s"
             raise RankError(self.broken) from None
         found = list(board.values)
-        with suppress(threading.BrokenBarrierError):  # a rank failed after this call: the next one raises
+        with suppress(threading.BrokenBarrierError):  # a rank failed after this call: the next call raises
             board.barrier.wait(self.timeout)
         left = [rank for rank, (_, other) in enumerate(found) if other is _LEFT]
         if left and value is not _LEFT:
@@ -122,7 +122,7 @@ def simulate(size: int, work: Callable[[Group], T], *, timeout: float = 60.0) ->
         try:
             results[rank] = work(group)
             if board.why is None:
-                end = "the end of the program"  # behind sums that are still under way
+                end = "the end of the program"  # queued behind sums that are still running
                 group.wait(group.submit(end, lambda: group._meet(_LEFT, end)))
         except BaseException as error:
             if not isinstance(error, RankError) or board.why is None:

@@ -95,7 +95,7 @@ class Graph:
         return len(self.groups) - 1
 
     def _signature(self, child: int) -> Any:
-        """Return a key that is equal for ops of the same name and line, and for groups of equal kind and size."""
+        """Return a key that is equal for ops of one name and line, and for groups of one kind and size."""
         if child >= 0:
             return self.boxes[child].name, self.boxes[child].line
         group = self.groups[-1 - child]

@@ -339,7 +339,7 @@ class Watch(Observer):
         self.roots.append(root)
 
     def pulling(self, step: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that calls ``step``, one step of a backward, and records its time and gradients."""
+        """Return a function that calls ``step``, one step of a backward, and records time and gradients."""
         first = True
 
         def observed(run: Any, node: Any, g: Any, zeros: Any, needed: Any, kept: Any) -> None:

@@ -1,7 +1,7 @@
-"""The Array API standard (2024.12) except for the ops: dtypes, constants and a description of the namespace.
+"""The parts of the Array API standard (2024.12) that are not ops: dtypes, constants, and namespace info.
 
-``adjoint`` is such a namespace: ``x.__array_namespace__()`` returns it, so libraries written for the
-standard compute with tensors and are differentiable.
+``adjoint`` is an Array API namespace: ``x.__array_namespace__()`` returns it, so libraries written for the
+standard can compute with tensors, and their results can be differentiated.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ complex64, complex128 = (np.dtype(f"complex{n}") for n in (64, 128))
 pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
 newaxis = None
 
-# The dtypes of the standard by kind; it has no float16.
+# The dtypes of the standard by kind; the standard has no float16.
 _KINDS: dict[str, tuple[np.dtype[Any], ...]] = {
     "bool": (bool,),
     "signed integer": (int8, int16, int32, int64),
@@ -76,7 +76,7 @@ _UNIONS = {
 
 
 def dtype_of(value: Any) -> np.dtype[Any]:
-    """Return the dtype of a tensor or an array, or a dtype itself."""
+    """Return the dtype of a tensor or an array; a dtype is checked and returned."""
     return value.dtype if isinstance(value, (Tensor, np.ndarray)) else checked_dtype(value)
 
 
@@ -106,7 +106,7 @@ def can_cast(from_: Any, to: Any, /) -> builtins.bool:
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     """Return the dtype of a computation with tensors, dtypes and Python numbers.
 
-    Python numbers are weak: they take the dtype of the others.
+    Python numbers are weak: they are converted to the dtype of the tensors and dtypes.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     Raises
     ------
     DTypeError
-        If the dtypes have no common one.
+        If there is no dtype that all dtypes can be promoted to.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     (dtype('float32'), dtype('float64'))
     """
     if not arrays_and_dtypes:
-        raise ArgumentError("result_type: give at least one tensor, dtype or number.")
+        raise ArgumentError("result_type: pass at least one tensor, dtype or number.")
     numbers = (builtins.bool, int, float, complex)
     values = [v.__class__(1) if isinstance(v, numbers) else dtype_of(v) for v in arrays_and_dtypes]
     if all(isinstance(v, numbers) for v in values) and any(isinstance(v, float) for v in values):
@@ -187,17 +187,17 @@ def _is_kind(dtype: np.dtype[Any], kind: Any) -> builtins.bool:
 
 
 class NamespaceInfo:
-    """Description of the namespace: devices, dtypes and capabilities."""
+    """Description of the Array API namespace: its devices, dtypes and capabilities."""
 
     __slots__ = ()
 
     def capabilities(self) -> dict[str, Any]:
-        """Return the capabilities: shapes may depend on values, and the largest number of axes.
+        """Return what the namespace supports, as the standard defines it.
 
         Returns
         -------
         dict
-            The capabilities by name.
+            The keys "boolean indexing", "data-dependent shapes" and "max dimensions".
         """
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
@@ -291,7 +291,7 @@ def array_namespace(self: Tensor, /, *, api_version: str | None = None) -> Modul
 
 
 def to_device(self: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
-    """Return the tensor itself, as the only device is "cpu"."""
+    """Return the tensor itself; raise if the device is not "cpu", the only device."""
     check_device("to_device", device)
     if stream is not None:
         raise InputError("to_device: the cpu has no streams, so stream must be None.")

@@ -30,7 +30,7 @@ def _insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Tensor:
     key = obj if isinstance(obj, slice) else array_of(obj)
     v = asarray(values)
     v = rec.reshape(v, shape=(1,) * (x.ndim - v.ndim) + v.shape)
-    if not isinstance(key, slice) and key.ndim == 0:  # one place: the first axis counts the rows
+    if not isinstance(key, slice) and key.ndim == 0:  # a single index: the rows are the first axis of values
         v = our("moveaxis")(v, 0, where)
     length = x.shape[where]
     chosen = np.arange(length)[key] if isinstance(key, slice) or key.dtype == bool else np.asarray(key)
@@ -60,15 +60,16 @@ def _piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> T
     if len(functions) > len(conditions):
         none = rec.logical_not(functools.reduce(rec.logical_or, conditions))
         conditions.append(none)
-    for condition, f in zip(conditions, functions, strict=True):  # the last one that holds counts
+    for condition, f in zip(conditions, functions, strict=True):  # if several are true, the last one counts
         y = rec.where(condition, rec.astype(asarray(_piece(f, x, condition, args, kw)), dtype=x.dtype), y)
     return y
 
 
 def _piece(f: Any, x: Tensor, condition: Tensor, args: Any, kw: Any) -> Any:
-    """Return the values of one function of ``piecewise`` for all elements of ``x``.
+    """Return the values of ``f``, a function or constant of ``piecewise``, for all elements of ``x``.
 
-    Where the condition is false, ``f`` is called with an element for which it is true, if there is one.
+    Elements for which the condition is false are replaced by one for which it is true, so that ``f`` is
+    called only with values that are valid for it.
     """
     if not callable(f):
         return f
@@ -90,7 +91,7 @@ def _apply_along_axis(func1d: Callable[..., Any], axis: int, arr: Any, *args: An
     y = our("stack")(parts)
     inner = y.shape[1:]
     y = rec.reshape(y, shape=(*lead, *inner))
-    place, count = where + x.ndim, len(lead)  # the axes of the results take the place of the axis
+    place, count = where + x.ndim, len(lead)  # the axes of the results replace ``axis``
     return our("permute_dims")(y, (*range(place), *range(count, y.ndim), *range(place, count)))
 
 

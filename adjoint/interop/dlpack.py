@@ -1,8 +1,8 @@
 """DLPack: exchange of tensors with other libraries.
 
-Tensors own their memory, so both directions copy.  An export with ``copy=False`` shares memory that is
-marked as read-only, which DLPack supports since version 1.0; a later write into the tensor copies first.
-An import cannot share, because the exporter may still write to memory that is marked as read-only.
+Exports and imports copy, because tensors own their memory.  An export with ``copy=False`` shares memory that
+is marked as read-only, which DLPack supports since version 1.0; a later write into the tensor copies first.
+An import cannot share memory, because its owner may still write to it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def dlpack(
     dl_device: tuple[Any, int] | None = None,
     copy: bool | None = None,
 ) -> Any:
-    """Return the values as a DLPack capsule for another library: the method ``__dlpack__``.
+    """Return the values as a DLPack capsule for another library.
 
-    The arguments are those of the DLPack protocol.
+    This is the method ``__dlpack__`` of tensors.  The arguments are those of the DLPack protocol.
     """
     check_conversion(self, "a DLPack capsule", "The other library does not record what it does with it.")
     if stream is not None:
@@ -57,7 +57,7 @@ def dlpack(
 
 
 def dlpack_device(self: Tensor, /) -> tuple[int, int]:
-    """Return DLPack's identifier of the cpu."""
+    """Return DLPack's identifier of the cpu, (type, number).  This is the method ``__dlpack_device__``."""
     return _CPU
 
 
@@ -98,7 +98,7 @@ def from_dlpack(x: ArrayLike, /, *, device: str | None = None, copy: bool | None
         return wrap(x.detach()._data) if copy is False else tensor(x)
     if copy is False:
         raise SharingError(
-            "from_dlpack: tensors own their memory, but this memory could still be written to elsewhere.\n"
+            "from_dlpack: the memory cannot be shared, because its owner could still write to it.\n"
             "  Omit copy=False."
         )
     try:

@@ -59,7 +59,7 @@ def finfo(type: Any, /) -> FloatInfo:
     1.1920928955078125e-07
     """
     dtype = dtype_of(type)
-    if dtype.name == "bfloat16":  # np.finfo does not support it: 8 bits of exponent, 7 of fraction
+    if dtype.name == "bfloat16":  # 8 bits of exponent, 7 of fraction; np.finfo does not support it
         top = (2 - 2.0**-7) * 2.0**127
         return FloatInfo(16, 2.0**-7, top, -top, 2.0**-126, dtype)
     if dtype.kind not in "fc":

@@ -1,6 +1,6 @@
-"""HTML for notebooks: tensors with statistics and a heat map, folding modules, optimisers, curves.
+"""HTML for notebooks: tensors with statistics and a heat map, modules as folding trees, optimisers, curves.
 
-All text from programs is escaped.  Colours work on light and dark backgrounds.
+Text from the user's program is escaped.  The colours can be read on light and dark backgrounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from adjoint.core.tensor import Tensor
 
 __all__ = ["escape", "history_html", "in_notebook", "module_html", "optimizer_html", "table", "tensor_html"]
 
-_CELLS = 32  # the most rows and columns of a heat map
+_CELLS = 32  # the largest number of rows and of columns of a heat map
 _COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860")
 
 
@@ -42,7 +42,7 @@ def escape(text: Any) -> str:
     Parameters
     ----------
     text : object
-        The text, or something that has one.
+        The text, or an object whose ``str`` is used.
 
     Returns
     -------
@@ -115,7 +115,7 @@ def tensor_html(t: Tensor) -> str:
 
 
 def _statistics(data: Any) -> dict[str, str]:
-    """Return the least, mean and largest finite number, and how many are not finite."""
+    """Return statistics as text: "min", "mean" and "max" of the finite values, counts of "NaN" and "inf"."""
     if data.size == 0 or (data.dtype.kind not in "fiub" and data.dtype.name != "bfloat16"):
         return {}
     wide = data.astype(np.float64)
@@ -133,7 +133,10 @@ def _statistics(data: Any) -> dict[str, str]:
 
 
 def _heat_map(data: Any) -> str:
-    """Draw the first matrix of an array, reduced to a few cells; blue is negative, red is positive."""
+    """Return an SVG heat map of an array as a matrix; blue is negative, red is positive.
+
+    All axes but the last are rows.  A large matrix is sampled.
+    """
     matrix = data.reshape((-1, data.shape[-1])) if data.ndim > 1 else data.reshape((1, -1))
     rows, columns = [np.unique(np.linspace(0, n - 1, min(n, _CELLS)).astype(int)) for n in matrix.shape]
     picked = matrix[np.ix_(rows, columns)].astype(np.float64)
@@ -152,7 +155,7 @@ def _heat_map(data: Any) -> str:
 
 
 def _color(v: float) -> str:
-    """Return a colour for a number from -1 to 1; NaN is green, an infinity black."""
+    """Return an HTML colour for a number from -1 (blue) to 1 (red); NaN is green, infinity is black."""
     if math.isnan(v):
         return "#2ca02c"
     if math.isinf(v):
@@ -165,7 +168,7 @@ def _color(v: float) -> str:
 
 
 def module_html(module: Any) -> str:
-    """Return a module as a tree that folds.
+    """Return a module as a tree whose branches can be folded.
 
     Parameters
     ----------
@@ -222,12 +225,12 @@ def optimizer_html(optimizer: Any) -> str:
 
 
 def history_html(history: Sequence[Mapping[str, float]]) -> str:
-    """Return the curves of a training, and the numbers of the last epoch.
+    """Return the curves of a training run, and the metrics of the last epoch.
 
     Parameters
     ----------
     history : sequence of mappings
-        The logged numbers of each epoch.
+        The metrics of each epoch, by name.
 
     Returns
     -------
@@ -236,7 +239,7 @@ def history_html(history: Sequence[Mapping[str, float]]) -> str:
     """
     if not history:
         return "<div>no epochs yet</div>"
-    groups: dict[str, list[str]] = {}  # a number and that of the validation share a chart
+    groups: dict[str, list[str]] = {}  # a metric and the same metric of the validation share a chart
     for name in dict.fromkeys(k for h in history for k in h):
         groups.setdefault(name.removeprefix("val_"), []).append(name)
     charts = [
@@ -248,7 +251,7 @@ def history_html(history: Sequence[Mapping[str, float]]) -> str:
 
 
 def _chart(title: str, curves: Mapping[str, Sequence[float]]) -> str:
-    """Draw curves over the epochs as lines."""
+    """Return a chart with one curve per name, over the epochs, as HTML with SVG."""
     width, height = 220, 90
     finite = [v for c in curves.values() for v in c if math.isfinite(v)]
     if not finite:

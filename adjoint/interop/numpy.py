@@ -24,7 +24,7 @@ from adjoint.interop import array_api, array_forms, numpy_forms, polynomial_form
 
 __all__ = ["FUNCTIONS", "PLAIN", "Form", "array_function", "array_ufunc"]
 
-# NumPy's names where they differ from ours.
+# NumPy's names and adjoint's, where they differ.
 _ALIASES = {
     "amax": "max",
     "amin": "min",
@@ -37,7 +37,7 @@ _REDUCE = {
 }  # fmt: skip
 _ACCUMULATE = {np.add: "cumsum", np.multiply: "cumprod"}
 _RENAMED = {"a_min": "min", "a_max": "max", "M": "n_cols"}
-# Parameters about memory, which do not change the result and are ignored.
+# Parameters that concern only memory; they are ignored, because they do not change the result.
 _MEMORY = frozenset("subok overwrite_input writeable like copy".split())
 
 
@@ -57,7 +57,7 @@ def _functions() -> dict[Any, Callable[..., Any]]:
         found[getattr(np, name)] = ops.function(own)
     found |= numpy_forms.FORMS | array_forms.FORMS | polynomial_forms.FORMS
     found |= {np.amax: found[np.max], np.amin: found[np.min]}
-    del found[np.put_along_axis]  # NumPy's writes into its argument, ours does not
+    del found[np.put_along_axis]  # NumPy's function writes into its argument, adjoint's returns a new tensor
     return found
 
 
@@ -66,7 +66,7 @@ PLAIN = frozenset(getattr(np, name) for name in numpy_forms.PLAIN)
 
 
 class Form:
-    """Translation of a call with NumPy's parameters to the parameters of adjoint's function.
+    """Call a function of adjoint with the arguments of NumPy's function.
 
     The first ``same`` positional arguments have the same meaning in both functions.  The other arguments are
     bound to NumPy's parameter names and passed by name; arguments equal to NumPy's default are left out.
@@ -114,16 +114,17 @@ class Form:
                 named |= value
             elif kind is inspect.Parameter.VAR_POSITIONAL:
                 head += value
-            elif self.places[name] == len(head) < self.same:  # no gap before it
+            elif self.places[name] == len(head) < self.same:  # all parameters before it were given
                 head.append(value)
             else:
                 named[name] = value
         return self.ours(*head, **self._named(named, self.theirs.parameters))
 
     def _named(self, given: dict[str, Any], theirs: Any) -> dict[str, Any]:
-        """Translate NumPy's parameter names, and drop parameters that have no effect.
+        """Return the arguments by adjoint's parameter names, without those that have no effect.
 
-        ``given`` are the arguments by NumPy's names, ``theirs`` is NumPy's signature.
+        Raise for an argument that adjoint does not support.  ``given`` are the arguments by NumPy's names,
+        ``theirs`` are the parameters of NumPy's signature.
         """
         found = {}
         for name, value in given.items():
@@ -146,17 +147,17 @@ def _no_out(name: str, *given: Any) -> str:
     if any(isinstance(out, Tensor) for out in given):
         return (
             f"np.{name}(…, out=…): out must be a NumPy array, not a tensor.\n"
-            "  Omit it: the result is a new tensor.  To write it into x, call x.copy_(result) under "
-            "ad.no_grad()."
+            "  Omit out=: the result is a new tensor.  To write the result into x, use "
+            "`with ad.no_grad(): x.copy_(result)`."
         )
     return (
-        f"np.{name}(…, out=…): the result would not be part of the graph.\n"
-        "  A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros."
+        f"np.{name}(…, out=…): an array cannot be part of the graph, so the gradient would be lost.\n"
+        "  The same happens in a += x if a is an array: write a = a + x, or create a with ad.zeros."
     )
 
 
 def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-    """Call the op of a NumPy ufunc."""
+    """Call the op that corresponds to a NumPy ufunc.  This is the method ``__array_ufunc__`` of tensors."""
     if not kwargs and method == "__call__" and (known := UFUNCS.get(ufunc)) is not None:
         return known(*inputs)
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
@@ -169,7 +170,7 @@ def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: A
     if method == "__call__":
         eager = UFUNCS.get(ufunc)
         if eager is None and ufunc.__name__ in ops.special.__all__:
-            eager = getattr(ops.special, ufunc.__name__)  # SciPy's, which has the same names
+            eager = getattr(ops.special, ufunc.__name__)  # for a ufunc of SciPy, which has the same name
         if eager is not None and (not kwargs or (ufunc is np.vecdot and set(kwargs) == {"axis"})):
             return eager(*inputs, **kwargs)
     elif method == "reduce" and ufunc in _REDUCE:
@@ -183,12 +184,12 @@ def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: A
     options = f" with {', '.join(kwargs)}" if kwargs else ""
     raise InputError(
         f"{call}{options} has no derivative in adjoint.\n"
-        "  Use x.numpy() if no gradient is needed, or ad.define to add the op."
+        "  Pass x.numpy() if no gradient is needed, or add the op with ad.define."
     )
 
 
 def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Call the function of adjoint with the name of NumPy's function ``func``.
+    """Call adjoint's function that corresponds to NumPy's function ``func``.
 
     This is the method ``__array_function__`` of tensors.
     """
@@ -215,12 +216,16 @@ def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) 
         )
     raise InputError(
         f"np.{func.__name__} has no derivative in adjoint.\n"
-        "  Use x.numpy() if no gradient is needed, or write it with ad functions."
+        "  Pass x.numpy() if no gradient is needed, or compute it with other functions of adjoint."
     )
 
 
 def _check_filter(frame: FrameType, args: Any) -> None:
-    """Raise if ``scipy.signal.lfilter`` gets a tensor that requires grad; its C code would hide the error."""
+    """Raise if ``scipy.signal.lfilter`` was called with a tensor that requires grad.
+
+    ``frame`` is the caller of ``np.atleast_1d``, which lfilter calls first.  A later error would be hidden by
+    its C code.
+    """
     if frame.f_code.co_name == "lfilter" and library_of(frame) == "scipy":
         for x in args:
             if isinstance(x, Tensor):

@@ -1,8 +1,8 @@
-"""NumPy's functions with NumPy's parameters, for which ``ad`` has no function or one with other parameters.
+"""Versions of NumPy's functions for tensors, with NumPy's parameters.
 
-They are used only in calls such as ``np.f(tensor)``.  ``FORMS`` maps NumPy's functions to them.  ``PLAIN``
-lists functions that only read shapes and values and have no gradient.  The *form* of a function is a version
-with NumPy's parameters.
+They are called by ``np.f(tensor)`` if ``ad.f`` does not exist or has different parameters.  Such a version is
+called the *form* of a function; ``FORMS`` maps NumPy's functions to their forms.  ``PLAIN`` lists functions
+without a gradient, which are called with arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from adjoint.ops.scatter import as_index
 
 __all__ = ["FORMS", "PLAIN", "WRITERS", "plain"]
 
-our: Callable[[str], Any] = ops.function  # our function of that name
+our: Callable[[str], Any] = ops.function  # our("sum") is adjoint's function ``sum``
 
 PLAIN = """
     array_repr array_str array2string array_equiv isin digitize
@@ -40,7 +40,7 @@ WRITERS = ("copyto", "put", "put_along_axis", "place", "putmask", "fill_diagonal
 
 
 def plain(function: Any, args: Any, kwargs: Any) -> Any:
-    """Call NumPy's function on the values; arrays among the results become tensors."""
+    """Call a function of NumPy with arrays instead of tensors; return arrays in the result as tensors."""
     if function.__name__ in _EDGES:  # the edges of the bins depend on the values
         for t in tree.flatten((args, kwargs))[0]:
             if isinstance(t, Tensor):
@@ -74,7 +74,7 @@ _COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"
 
 
 def _reduction(name: str) -> Callable[..., Any]:
-    """Return a reduction with NumPy's parameters, which include ``where`` and ``initial``."""
+    """Return the form of the reduction ``name``, which has NumPy's parameters ``where`` and ``initial``."""
     function = our(name)
     base = name.removeprefix("nan")
 
@@ -132,7 +132,7 @@ def _nanvar(
 
 
 def _moment(x: Tensor, axis: Any, ddof: float, keepdims: bool, root: bool = False) -> Tensor:
-    """Return the variance, or the standard deviation if ``root``, ignoring NaNs.
+    """Return the variance, or the standard deviation if ``root`` is True; NaNs are ignored.
 
     Half precision is computed in float32, because squares overflow.
     """
@@ -157,7 +157,7 @@ def _nanstd(
 
 
 def _joined(name: str) -> Callable[..., Any]:
-    """Return a function with NumPy's parameters that joins arrays and casts the result."""
+    """Return the form of a function that joins arrays, with NumPy's parameters ``dtype`` and ``casting``."""
     function = our(name)
 
     def join(arrays: Any, axis: Any = 0, *, dtype: Any = None, casting: Any = "same_kind") -> Tensor:
@@ -181,7 +181,7 @@ def _append(arr: Any, values: Any, axis: int | None = None) -> Tensor:
 
 
 def _block(arrays: Any) -> Tensor:
-    """Join nested lists: the innermost along the last axis, each outer level along the axis before it."""
+    """Join nested lists of arrays: the innermost lists along the last axis, the next along the one before."""
 
     def depth(value: Any) -> int:
         return 1 + depth(value[0]) if isinstance(value, list) else 0
@@ -283,9 +283,9 @@ def _gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> A
 
 
 def _slope(f: Tensor, h: Any, axis: int, edge_order: int) -> Tensor:
-    """Return the derivative along one axis: central differences inside, one-sided ones at the edges.
+    """Return the derivative along one axis: central differences inside, one-sided differences at the edges.
 
-    ``h`` is the distance of the samples, or an array of distances.
+    ``h`` is the distance between samples, or an array of their coordinates.
     """
     f = our("moveaxis")(f, axis, -1)
     n = f.shape[-1]
@@ -338,7 +338,7 @@ def _convolve(a: Any, v: Any, mode: str = "full") -> Tensor:
 
 def _correlate(a: Any, v: Any, mode: str = "valid") -> Tensor:
     a, v = (our("atleast_1d")(t) for t in (a, v))
-    if v.size > a.size:  # NumPy exchanges the two then, and reverses the result
+    if v.size > a.size:  # like NumPy, exchange a and v and reverse the result
         return rec.conj(_correlate(v, a, mode))[::-1]
     return _convolve(a, rec.conj(v[::-1]), mode)
 
@@ -408,13 +408,13 @@ def _unwrap(p: Any, discont: float | None = None, axis: int = -1, *, period: flo
     if not whole or period % 2 == 0:  # a jump by half a period keeps its sign
         wrapped = our("where")((wrapped == -half) & (jumps > 0), half, wrapped)
     small = abs(jumps) < (period / 2 if discont is None else discont)
-    # whole periods are added, which have no gradient
+    # multiples of the period are added; they are constants, so they have no gradient
     added = our("cumsum")(our("where")(small, 0, wrapped - jumps), axis=axis)
     before = [(int(i == axis % x.ndim), 0) for i in range(x.ndim)]
     return narrowed(x + our("pad")(added.astype(dtype), before), p.dtype if is_half(p) else None)
 
 
-# Other forms of what adjoint has ---------------------------------------------------------------
+# Functions that adjoint has with different parameters --------------------------------------------
 
 
 def _cross(
@@ -427,12 +427,12 @@ def _cross(
 
 
 def _shaped(name: str) -> Callable[..., Any]:
-    """Return ``zeros`` or ``empty`` with NumPy's parameters, whose signature NumPy has only from 2.4 on."""
+    """Return the form of ``zeros`` or ``empty``, because NumPy before 2.4 provides no signature for them."""
     return lambda shape, dtype=None, *, device=None: our(name)(shape, dtype=dtype, device=device)
 
 
 def _like(name: str) -> Callable[..., Any]:
-    """Return ``zeros_like`` or a similar function with NumPy's parameters, which include ``shape=``."""
+    """Return the form of ``zeros_like`` or a similar function, which has NumPy's parameter ``shape``."""
 
     def make(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Tensor:
         x = asarray(a)
@@ -473,7 +473,7 @@ def _size(a: Any, axis: int | None = None) -> int:
 
 
 FORMS: dict[Any, Callable[..., Any]] = {
-    # of the shape and dtype alone, so that they work inside transforms
+    # these read only the shape and dtype, so they work inside transforms
     np.shape: lambda a: asarray(a).shape,
     np.ndim: lambda a: asarray(a).ndim,
     np.size: _size,

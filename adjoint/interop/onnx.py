@@ -1,7 +1,7 @@
 """ONNX files: ``save`` writes the forward of a module, ``load`` reads such a file as a module.
 
-A module is traced as ``ad.compile`` does it, and each op becomes one ONNX node or a few.  Shapes are those of
-the example inputs.
+A module is traced in the same way as by ``ad.compile``, and each op becomes one or a few ONNX nodes.  Shapes
+are those of the example inputs.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def __dir__() -> list[str]:
 
 
 OPSET = 20
+# adds the nodes of an instruction to a graph, given the names of its arguments; returns the names of its
+# results
 Emitter = Callable[["_Graph", Instruction, list[str]], "list[str] | str"]
 
 
@@ -71,7 +73,7 @@ def save(
     Raises
     ------
     InputError
-        If the model uses an op or a dtype that has no ONNX form.
+        If the model uses an op or a dtype that ONNX does not have.
 
     Examples
     --------
@@ -94,30 +96,35 @@ def save(
     try:
         onnx.checker.check_model(proto, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise InputError(f"onnx: the model has no valid ONNX form: {error}") from None
+        raise InputError(f"onnx: the model cannot be expressed in ONNX: {error}") from None
     replace_file(Path(path), lambda temporary: onnx.save(proto, temporary))
 
 
 class _ExportTrace(Trace):
-    """A trace that replaces fused ops without an ONNX form by the ops of their forward."""
+    """A trace in which a fused op that ONNX does not have is replaced by the ops it consists of."""
 
     def emit(self, op: Any, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-        """Add an instruction for the op, or the instructions of its forward if it is a fused op."""
+        """Record an op, or the ops that it consists of if ONNX does not have it; return the result."""
         if op.name not in EMITTERS and not getattr(op, "call", False):
             if op.fused is None:
-                raise InputError(f"onnx: the op {op.name!r} has no ONNX form.  Write the model without it.")
+                raise InputError(
+                    f"onnx: the op {op.name!r} cannot be expressed in ONNX.  Write the model without it."
+                )
             found = op.fused(dyn, *args, **params)
             return found
         return super().emit(op, args, params)
 
 
 class _Graph:
-    """The ONNX graph of one program."""
+    """The ONNX graph of a model, which is traced with the example inputs ``arrays``.
+
+    ``inputs`` and ``outputs`` are the names of the inputs and outputs, or None.
+    """
 
     def __init__(self, model: Any, arrays: list[Any], inputs: Any, outputs: Any) -> None:
         self.nodes: list[Any] = []
         self.initializers: dict[str, Any] = {}
-        self.names: dict[int, str] = {}  # of values, by id
+        self.names: dict[int, str] = {}  # the ONNX names of traced values, by their id
         self.count = 0
         trace = _ExportTrace(arrays)
         self.trace = trace
@@ -151,9 +158,9 @@ class _Graph:
         self._outputs(results, outputs)
 
     def _sources(self, model: Any, arrays: list[Any], names: Any) -> None:
-        """Name the inputs, and store the tensors and arrays that the program reads.
+        """Name the inputs, and store the parameters and other arrays that the model reads as constants.
 
-        ``names`` are the names of the inputs, ``arrays`` the example inputs.
+        ``names`` are the names of the inputs or None, ``arrays`` the example inputs.
         """
         parameters = {}
         if isinstance(model, Module):
@@ -199,7 +206,7 @@ class _Graph:
             self.outputs.append(helper.make_tensor_value_info(name, _kind(value.dtype), value.shape))
 
     def model(self) -> Any:
-        """Return the protocol buffer."""
+        """Return the graph as an ``onnx.ModelProto``."""
         used = {name for node in self.nodes for name in node.input}
         stored = [
             numpy_helper.from_array(np.asarray(a, order="C"), n)  # ascontiguousarray makes 0-d arrays 1-d
@@ -211,31 +218,31 @@ class _Graph:
             graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10, producer_name="adjoint"
         )
 
-    # What emitters use -------------------------------------------------------------------------------
+    # Methods for emitters ----------------------------------------------------------------------------
 
     def fresh(self, base: str) -> str:
-        """Return a name that is not used yet."""
+        """Return a name that starts with ``base`` and is not used yet."""
         self.count += 1
         return f"{base}_{self.count}"
 
     def constant(self, array: Any, name: str | None = None) -> str:
-        """Store an array; return its name."""
+        """Store an array as a constant of the model; return its name."""
         name = name or self.fresh("constant")
         self.initializers[name] = np.asarray(array)
         return name
 
     def node(self, kind: str, *args: str, **attributes: Any) -> str:
-        """Add a node with one output; return the name of the output."""
+        """Add a node of type ``kind`` with one output; return the name of the output."""
         return self.several(kind, 1, *args, **attributes)[0]
 
     def several(self, kind: str, outputs: int, *args: str, **attributes: Any) -> list[str]:
-        """Add a node with several outputs; return their names."""
+        """Add a node of type ``kind`` with several outputs; return the names of the outputs."""
         names = [self.fresh(kind) for _ in range(outputs)]
         self.nodes.append(helper.make_node(kind, list(args), names, **attributes))
         return names
 
     def integers(self, *values: int) -> str:
-        """Store integers, such as a shape; return the name of the array."""
+        """Store integers, such as a shape, as a constant of the model; return its name."""
         return self.constant(np.array(values, np.int64))
 
 
@@ -244,23 +251,28 @@ def _kind(dtype: Any) -> int:
 
 
 def _names(what: str, given: Sequence[str] | None, count: int) -> list[str]:
-    """Return the names of the inputs or outputs: those ``given``, or ``what`` with numbers."""
+    """Return ``given``, the names of the inputs or outputs, or if it is None "input_0", "input_1", ….
+
+    ``what`` is "input" or "output".  Raise if there are not ``count`` names.
+    """
     if given is None:
         return [f"{what}_{k}" for k in range(count)]
     if isinstance(given, str) or len(given) != count:
-        raise InputError(f"onnx: {what}_names must have a name for each of the {count} {what}s: {given!r}.")
+        raise InputError(
+            f"onnx: {what}_names must have one name for each of the {count} {what}s, but is {given!r}."
+        )
     return list(given)
 
 
 def _common(i: Instruction) -> Any:
-    """Return the dtype in which an instruction computes; NumPy casts its arguments to this dtype."""
+    """Return the dtype to which NumPy casts the arguments of an instruction."""
     if i.outs[0].dtype != bool:
         return i.outs[0].dtype
     kinds = [a.dtype if isinstance(a, Symbolic) and not a.weak else a for a in i.args]
     return np.result_type(*(0.0 if isinstance(k, Symbolic) else k for k in kinds))
 
 
-# The forms of ops ------------------------------------------------------------------------------------
+# Emitters: how each op is expressed in ONNX ------------------------------------------------------------
 
 EMITTERS: dict[str, Emitter] = {}
 
@@ -277,7 +289,7 @@ def _direct(kind: str, **attributes: Any) -> Emitter:
     return lambda g, i, args: g.node(kind, *args, **attributes)
 
 
-# Ops that are one node with the same arguments.
+# Ops that are expressed by one node with the same arguments.
 for _pair in """
     add:Add subtract:Sub multiply:Mul divide:Div negative:Neg abs:Abs sqrt:Sqrt exp:Exp log:Log
     reciprocal:Reciprocal power:Pow pow:Pow maximum:Max minimum:Min floor:Floor ceil:Ceil rint:Round sign:Sign
@@ -290,7 +302,7 @@ for _pair in """
     EMITTERS[_pair.partition(":")[0]] = _direct(_pair.partition(":")[2])
 
 
-# Ops whose arguments NumPy converts to one dtype, which ONNX does not.
+# Ops whose arguments are cast to a common dtype here, because ONNX, unlike NumPy, does not do this.
 _PROMOTING = {*EMITTERS, "square", "concat", "stack", "linear", "einsum", "sum", "prod", "conv", "conv_input"}
 
 
@@ -418,7 +430,9 @@ def _einsum(g: _Graph, i: Instruction, args: list[str]) -> str:
     letters = dict.fromkeys("".join(texts))
     names = dict(zip(letters, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", strict=False))
     if i.params.get("extra"):
-        raise InputError("onnx: this einsum has no ONNX form.  Write it with matmul and transpose.")
+        raise InputError(
+            "onnx: this einsum cannot be expressed in ONNX.  Write it with matmul and transpose."
+        )
     left, right, output = ("".join(names[c] for c in text) for text in texts)
     return g.node("Einsum", *args, equation=f"{left},{right}->{output}")
 
@@ -477,9 +491,9 @@ def _conv_input(g: _Graph, i: Instruction, args: list[str]) -> str:
     p = i.params
     before = [a for a, _ in p["padding"]]
     sizes = zip(i.args[0].shape[2:], i.args[1].shape[2:], p["stride"], p["dilation"], strict=True)
-    full = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in sizes]  # of the result without padding
+    full = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in sizes]  # the size of the result without padding
     after = [f - a - n for f, a, n in zip(full, before, p["size"], strict=True)]
-    extra = [max(0, -a) for a in after]  # what the result has beyond that
+    extra = [max(0, -a) for a in after]  # the result is longer by this
     return g.node(
         "ConvTranspose", *args, strides=list(p["stride"]), dilations=list(p["dilation"]), group=p["groups"],
         kernel_shape=list(i.args[1].shape[2:]), pads=[*before, *(max(0, a) for a in after)],
@@ -530,16 +544,16 @@ def _attention_weights(g: _Graph, i: Instruction, args: list[str]) -> str:
 
 
 def _permuted(array: Any, order: Sequence[int]) -> Any:
-    """Return an array whose blocks of gates along the first axis are in the given order."""
+    """Return an array with its first axis cut into equal blocks, one per gate, in the given order."""
     blocks = np.split(array, len(order))
     return np.concatenate([blocks[k] for k in order])
 
 
 def _recurrent(g: _Graph, i: Instruction, args: list[str], kind: str, order: Sequence[int]) -> list[str]:
-    """Add an ONNX node ``kind`` (LSTM or GRU) whose input is already multiplied by the input weights.
+    """Add an ONNX node of type ``kind`` ("LSTM" or "GRU"); return the names of its outputs.
 
-    The input weights of the node are therefore the identity matrix.  ``order`` is the order of the gates in
-    ONNX.
+    The input of the instruction is already multiplied by the input weights, so the input weights of the node
+    are the identity matrix.  ``order`` is the order of the gates in ONNX.
     """
     n = i.args[1].shape[1]
     dtype = i.outs[0].dtype
@@ -557,13 +571,13 @@ def _recurrent(g: _Graph, i: Instruction, args: list[str], kind: str, order: Seq
 
 @_form("lstm_sequence")
 def _lstm_sequence(g: _Graph, i: Instruction, args: list[str]) -> list[str]:
-    # gates i f g o, in ONNX i o f g
+    # adjoint has the gates in the order i f g o, ONNX i o f g
     hidden, _, cell = _recurrent(g, i, args, "LSTM", (0, 3, 1, 2))
     return [g.node("Squeeze", hidden, g.integers(1)), g.node("Squeeze", cell, g.integers(0))]
 
 
 @_form("gru_sequence")
 def _gru_sequence(g: _Graph, i: Instruction, args: list[str]) -> list[str]:
-    # gates r z n, in ONNX z r n
+    # adjoint has the gates in the order r z n, ONNX z r n
     hidden, _ = _recurrent(g, i, args, "GRU", (1, 0, 2))
     return [g.node("Squeeze", hidden, g.integers(1))]

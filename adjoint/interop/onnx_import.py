@@ -1,4 +1,7 @@
-"""Read ONNX files as modules: the nodes that ``onnx.save`` writes, and those of common networks."""
+"""Read ONNX files as modules.
+
+The supported node types are those that ``onnx.save`` writes, and those of common networks.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def load(path: str | os.PathLike[str]) -> OnnxModule:
     FileError
         If the file is not an ONNX model.
     InputError
-        If it has nodes that are not supported.
+        If the model has nodes that are not supported.
 
     Examples
     --------
@@ -64,7 +67,7 @@ def load(path: str | os.PathLike[str]) -> OnnxModule:
         onnx.checker.check_model(proto)
     except (onnx.checker.ValidationError, ValueError, TypeError) as error:
         raise FileError(f"{os.fspath(path)} is not an ONNX model: {error}") from None
-    except Exception as error:  # protobuf has errors of its own, which are not public
+    except Exception as error:  # protobuf's error class is not public
         if type(error).__name__ != "DecodeError":
             raise
         raise FileError(f"{os.fspath(path)} is not an ONNX model.") from None
@@ -86,7 +89,7 @@ class OnnxModule(Module):
         unknown = sorted({n.op_type for n in graph.node} - set(NODES))
         if unknown:
             raise InputError(f"onnx: these operators are not supported: {', '.join(unknown)}.")
-        self._stored: dict[str, str] = {}  # attribute of each stored float tensor, by its ONNX name
+        self._stored: dict[str, str] = {}  # by ONNX name: the attribute that has the stored float tensor
         self._constants: dict[str, Any] = {}
         for k, t in enumerate(graph.initializer):
             array = numpy_helper.to_array(t)
@@ -110,10 +113,10 @@ class OnnxModule(Module):
         ]
 
     def forward(self, *inputs: Any) -> Any:
-        """Compute the outputs; one tensor, or a tuple."""
+        """Return the outputs of the model: one tensor, or a tuple of several."""
         if len(inputs) != len(self._inputs):
             raise InputError(
-                f"the model takes {words.count(len(self._inputs), 'input')}, but got {len(inputs)}."
+                f"onnx: the model takes {words.count(len(self._inputs), 'input')}, but got {len(inputs)}."
             )
         values: dict[str, Any] = {"": None, **self._constants}
         values.update((name, getattr(self, own)) for name, own in self._stored.items())
@@ -127,7 +130,7 @@ class OnnxModule(Module):
 
 
 def _numbers(value: Any) -> list[int]:
-    """Return an array of integers that is stored in the file, such as a shape, as a list."""
+    """Return an integer array from the file, such as a shape, as a list; raise if it is computed."""
     if isinstance(value, Tensor):
         raise InputError(
             "onnx: the model computes a shape or an axis, which is not supported.\n"
@@ -170,7 +173,7 @@ def _windows(pads: Any, n: int) -> list[tuple[int, int]]:
 def _conv(x: Any, w: Any, b: Any = None, **a: Any) -> Any:
     n = x.ndim - 2
     if a.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-        raise InputError("onnx: auto_pad is not supported; give pads.")
+        raise InputError("onnx: auto_pad is not supported.  Export the model with explicit pads.")
     found = rec.conv(
         x, w, stride=tuple(a.get("strides") or [1] * n), padding=tuple(_windows(a.get("pads"), n)),
         dilation=tuple(a.get("dilations") or [1] * n), groups=a.get("group", 1),
@@ -187,7 +190,7 @@ def _conv_transpose(x: Any, w: Any, b: Any = None, **a: Any) -> Any:
         (x.shape[2 + k] - 1) * stride[k] + (w.shape[2 + k] - 1) * dilation[k] + 1 + extra[k] - sum(padding[k])
         for k in range(n)
     )
-    # the windows of the convolution whose input this is
+    # the padding of the convolution that maps the result back to x
     fitting = tuple((p[0], p[1] - e) for p, e in zip(padding, extra, strict=True))
     found = rec.conv_input(
         x, w, size=size, stride=stride, padding=fitting, dilation=dilation, groups=a.get("group", 1)
@@ -198,7 +201,9 @@ def _conv_transpose(x: Any, w: Any, b: Any = None, **a: Any) -> Any:
 def _pooled(x: Any, a: dict[str, Any]) -> dict[str, Any]:
     n = x.ndim - 2
     if a.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or a.get("ceil_mode"):
-        raise InputError("onnx: auto_pad and ceil_mode are not supported.")
+        raise InputError(
+            "onnx: auto_pad and ceil_mode are not supported.  Export the model with explicit pads."
+        )
     return {
         "kernel": tuple(a["kernel_shape"]), "stride": tuple(a.get("strides") or [1] * n),
         "padding": tuple(_windows(a.get("pads"), n)), "dilation": tuple(a.get("dilations") or [1] * n),
@@ -236,7 +241,7 @@ def _gemm(
 
 
 def _lstm(x: Any, w: Any, r: Any, b: Any, lengths: Any, h: Any, c: Any, *, hidden_size: int, **_: Any) -> Any:
-    order = (0, 2, 3, 1)  # ONNX has i o f g
+    order = (0, 2, 3, 1)  # ONNX has the gates in the order i o f g, adjoint i f g o
     n = hidden_size
     own = [_gates(a[0], order, n) for a in (w, r, b[:, : 4 * n] + b[:, 4 * n :])]
     hs, cell, _parts = rec.lstm_sequence(rec.linear(x, own[0], 0), own[1], own[2], h[0], c[0])
@@ -244,7 +249,7 @@ def _lstm(x: Any, w: Any, r: Any, b: Any, lengths: Any, h: Any, c: Any, *, hidde
 
 
 def _gru(x: Any, w: Any, r: Any, b: Any, lengths: Any, h: Any, *, hidden_size: int, **_: Any) -> Any:
-    order = (1, 0, 2)  # ONNX has z r n
+    order = (1, 0, 2)  # ONNX has the gates in the order z r n, adjoint r z n
     n = hidden_size
     own = [_gates(a[0], order, n) for a in (w, r, b[:, : 3 * n], b[:, 3 * n :])]
     hs, _parts = rec.gru_sequence(rec.linear(x, own[0], own[2]), own[1], own[3], h[0])

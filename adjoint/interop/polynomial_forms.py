@@ -1,4 +1,4 @@
-"""NumPy's polynomial functions on tensors, highest power first: ``polyfit``, ``polymul``, ``roots``, ….
+"""NumPy's polynomial functions on tensors: ``polyfit``, ``polymul``, ….  The highest power is first.
 
 ``FORMS`` maps NumPy's functions to the functions here, as in ``numpy_forms``.
 """
@@ -83,7 +83,7 @@ def _polydiv(u: Any, v: Any) -> tuple[Tensor, Tensor]:
         d = rest[k] / v[0]
         quotient.append(d)
         rest = rest - our("pad")(d * v, (k, u.shape[0] - v.shape[0] - k))
-    # as NumPy: leading coefficients of the rest that are nearly 0 are left out
+    # like NumPy, drop leading coefficients of the remainder that are nearly 0
     size = np.abs(array_of(rest.detach()))
     first = steps
     while first < u.shape[0] - 1 and size[first] <= 1e-14:
@@ -108,7 +108,7 @@ def _polyfit(
         weights = asarray(w)
         powers = powers * weights[:, None]
         y = y * (weights if y.ndim == 1 else weights[:, None])
-    # columns of length 1, as in NumPy, for the sake of rounding
+    # normalise the columns, as NumPy does, which reduces rounding errors
     scale = our("sqrt")(our("sum")(powers * powers, axis=0))
     limit = x.shape[0] * float(np.finfo(x.dtype).eps) if rcond is None else rcond
     solution: Tensor = ops.linalg.lstsq(powers / scale, y, rcond=limit)[0]

@@ -1,8 +1,8 @@
 """SciPy's optimisers with exact derivatives: ``minimize``, ``root`` and ``least_squares``.
 
-The functions take trees of tensors.  SciPy gets flat float64 arrays, contiguous and writable, and
-gradients, Jacobians and Hessian products from adjoint instead of finite differences.  The result is
-SciPy's, with ``x`` as a tree and ``x_flat`` as SciPy's flat array.
+The unknowns are a tree of tensors, which is converted to a flat float64 array for SciPy.  SciPy gets
+gradients, Jacobians and Hessian products from adjoint instead of finite differences.  The result is SciPy's
+result object, with ``x`` as a tree and ``x_flat`` as SciPy's flat array.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def minimize(
 ) -> Any:
     """Minimise a function with ``scipy.optimize.minimize`` and exact derivatives.
 
-    SciPy gets the gradient if the method uses one, and Hessian products or the Hessian.
+    SciPy gets the derivatives that the method uses: the gradient, and the Hessian or its products with
+    vectors.
 
     Parameters
     ----------
@@ -54,9 +55,9 @@ def minimize(
     method : str, optional
         SciPy's name of the method.
     **options : optional
-        Other arguments of SciPy's function. Constraints given as dictionaries take functions of the
-        tree and get exact Jacobians, ``callback(x)`` gets the tree, and bounds are those of the
-        flat array.
+        Other arguments of SciPy's function.  Functions in constraints that are dictionaries are called with
+        the tree, and their Jacobians are exact.  ``callback(x)`` is called with the tree.  Bounds are those
+        of the flat array.
 
     Returns
     -------
@@ -195,7 +196,10 @@ def _refuse_derivatives(name: str, options: dict[str, Any], *names: str) -> None
 
 
 def methods_of(name: str, method: str | None) -> list[str]:
-    """Return the names of the methods of ``_Vectors`` that the solver ``name`` calls with this ``method``."""
+    """Return the names of the methods of ``_Vectors`` that SciPy calls.
+
+    ``name`` is the function, such as "minimize", and ``method`` the method that the user chose.
+    """
     chosen = method.lower() if isinstance(method, str) else ""
     if name != "minimize":
         return ["values"] + ["jacobian"] * (name == "least_squares" or chosen in ("hybr", "lm"))
@@ -204,17 +208,24 @@ def methods_of(name: str, method: str | None) -> list[str]:
 
 
 class Programs:
-    """The function of a solver inside ``ad.compile``: functions of flat arrays that were traced before."""
+    """The objective of a solver inside ``ad.compile``: programs that were traced before SciPy runs.
+
+    ``methods`` maps the names of methods of ``_Vectors`` to programs that replace them.
+    """
 
     def __init__(self, methods: dict[str, Callable[..., Any]]) -> None:
-        self.methods = methods  # by their names in ``_Vectors``
+        self.methods = methods
 
     def __call__(self, *_: Any) -> Any:
-        """Do nothing: only the methods are called."""
+        """Do nothing.  Only ``methods`` are called."""
 
 
 def traced_methods(f: Callable[..., Any], flat: FlatTree) -> dict[str, Callable[..., Any]]:
-    """Return the methods of ``_Vectors`` as functions of flat tensors, to be traced."""
+    """Return functions of flat tensors, to be traced.
+
+    The keys are the names of the methods of ``_Vectors`` that they replace.  ``f`` is a function of a tree,
+    and ``flat`` converts between the tree and flat tensors.
+    """
     scalar = lambda x: _one_number(f, f(flat.unflatten(x)))
     vector = lambda x: joined_flat([*map(asarray, tree.leaves(f(flat.unflatten(x))))], np.dtype(np.float64))
     return {
@@ -228,7 +239,7 @@ def traced_methods(f: Callable[..., Any], flat: FlatTree) -> dict[str, Callable[
 
 
 def _one_number(f: Callable[..., Any], value: Any) -> Any:
-    """Return the value of an objective; raise if it is a tensor with several elements."""
+    """Return ``value``, the result of the objective ``f``; raise if it has several elements."""
     if isinstance(value, Tensor) and value.size != 1:
         raise ShapeError(
             f"minimize: {name_of(f)} must return one number, but returned shape {value.shape}.\n"
@@ -238,7 +249,11 @@ def _one_number(f: Callable[..., Any], value: Any) -> Any:
 
 
 class _Vectors:
-    """A function of trees as a function of flat float64 arrays, for SciPy."""
+    """A function of a tree and its derivatives, as functions of a flat float64 array for SciPy.
+
+    ``value``, ``value_and_gradient``, ``hessian`` and ``hessian_product`` are for functions that return one
+    number, ``values`` and ``jacobian`` for functions that return several.
+    """
 
     def __init__(self, name: str, f: Callable[..., Any], x0: Any, args: Sequence[Any]) -> None:
         self.name = name
@@ -252,7 +267,7 @@ class _Vectors:
             self.__dict__.update(f.methods)
 
     def tree_of(self, x: Any) -> Any:
-        """Return the tree of a flat array."""
+        """Return the tree whose elements are the flat array ``x``."""
         return self.flat.unflatten(tensor(np.asarray(x, np.float64)))
 
     def scalar(self, x: Any) -> Tensor:
@@ -260,7 +275,7 @@ class _Vectors:
         return _one_number(self.f, self.f(x, *self.args))
 
     def value(self, x: Any) -> float:
-        """Return the value of the function as a float."""
+        """Return the value of the function at the flat array ``x`` as a float."""
         with no_grad():
             value = self.scalar(self.tree_of(x))
         if not isinstance(value, (Tensor, np.ndarray, np.generic, float)) or np.size(value) != 1:
@@ -269,20 +284,20 @@ class _Vectors:
         return float(value)
 
     def value_and_gradient(self, x: Any) -> tuple[float, Any]:
-        """Return the value and its gradient."""
+        """Return the value as a float and the gradient as a flat array."""
         with no_grad():
             value, gradient = value_and_grad(_renamed(self.scalar, self.f))(self.tree_of(x))
             return float(value), self._flat(gradient)
 
     def hessian_product(self, x: Any, direction: Any) -> Any:
-        """Return the Hessian times a vector."""
+        """Return the product of the Hessian at ``x`` and the flat array ``direction``."""
         with no_grad():
             along = self.tree_of(direction)
             (product,) = hvp(_renamed(self.scalar, self.f), (self.tree_of(x),), (along,))
             return self._flat(product)
 
     def hessian(self, x: Any) -> Any:
-        """Return the Hessian."""
+        """Return the Hessian as a matrix."""
         with no_grad():
             flat = lambda v: self.scalar(self.flat.unflatten(v))
             return _owned(hessian(_renamed(flat, self.f))(tensor(np.asarray(x, np.float64))))
@@ -303,7 +318,10 @@ class _Vectors:
         return joined_flat(leaves, np.dtype(np.float64))
 
     def several(self, f: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Any]:
-        """Return two functions of flat arrays: the values of a function of trees, and their Jacobian."""
+        """Return two functions of a flat array: one returns the values of ``f``, the other the Jacobian.
+
+        ``f(tree, *args)`` is a function of a tree.
+        """
 
         def vector(v: Tensor) -> Tensor:
             return self._outputs(f(self.flat.unflatten(v), *args), f)
@@ -319,11 +337,11 @@ class _Vectors:
         return values, matrix
 
     def values(self, x: Any) -> Any:
-        """Return the values of a function with several results, as an array."""
+        """Return the values of the function at the flat array ``x`` as one flat array."""
         return self.several(self.f, self.args)[0](x)
 
     def jacobian(self, x: Any) -> Any:
-        """Return the Jacobian of several values."""
+        """Return the Jacobian of ``values`` at the flat array ``x`` as a matrix."""
         return self.several(self.f, self.args)[1](x)
 
     def restored(self, result: Any) -> Any:
@@ -334,12 +352,12 @@ class _Vectors:
 
 
 def _owned(t: Tensor) -> Any:
-    """Return a copy as float64, contiguous and writable, for SciPy."""
+    """Return a copy of a tensor as a contiguous, writable float64 array, as SciPy requires."""
     return np.array(t.numpy(), dtype=np.float64, order="C", copy=True)
 
 
 def _renamed(f: Callable[..., Any], original: Any) -> Callable[..., Any]:
-    """Return ``f`` with the name of the user's function, for messages."""
+    """Return a function that calls ``f`` and has the name of ``original``, for error messages."""
 
     def call(x: Any) -> Any:
         return f(x)
@@ -349,14 +367,14 @@ def _renamed(f: Callable[..., Any], original: Any) -> Callable[..., Any]:
 
 
 def _constraints(given: _Vectors, constraints: Any) -> Any:
-    """Return the constraints with exact Jacobians added to those that are dictionaries.
+    """Return the constraints for SciPy: dictionaries get functions of flat arrays and exact Jacobians.
 
-    ``given`` has the layout of the unknowns.
+    Other constraints are returned unchanged.  ``given`` converts between trees and flat arrays.
     """
     if isinstance(constraints, (list, tuple)):
         return [_constraints(given, c) for c in constraints]
     if not isinstance(constraints, dict):
-        return constraints  # SciPy's own objects take flat vectors
+        return constraints  # functions in SciPy's own objects are called with flat arrays
     values, matrix = given.several(constraints["fun"], constraints.get("args", ()))
     return {**constraints, "fun": values, "jac": matrix, "args": ()}
 

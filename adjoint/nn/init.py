@@ -149,7 +149,7 @@ def normal(shape: Lengths, std: float = 1.0, *, rng: Rng = None, dtype: DTypeLik
 
 
 def _fans(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the fan-in (inputs per output) and fan-out (outputs per input) of a weight (out, in, *kernel)."""
+    """Return the numbers of inputs per output and of outputs per input of a weight (out, in, *kernel)."""
     if not np.ndim(shape) or len(shape) < 2:
         raise ShapeError(f"the shape of a weight must have at least two axes, (out, in, …), but is {shape}.")
     window = math.prod(shape[2:])

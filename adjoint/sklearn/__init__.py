@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn that train modules of adjoint."""
+"""Estimators for scikit-learn that train modules of adjoint."""
 
 from adjoint.sklearn.estimators import Classifier, Regressor
 

@@ -31,7 +31,7 @@ except ImportError as error:
 __all__ = ["Classifier", "Regressor"]
 
 _FLOATS = (np.float64, np.float32)
-_ROWS = 4096  # that a prediction computes at once
+_ROWS = 4096  # the number of rows per call of the network in a prediction
 
 
 class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
@@ -113,10 +113,10 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
     def _validated(
         self, X: Any, y: Any, sample_weight: Any, *, first: bool, classes: Any = None
     ) -> tuple[Any, Any, Any]:
-        """Return inputs, targets and weights as arrays, without samples of weight 0.
+        """Check inputs, targets and weights; return them as arrays, without samples of weight 0.
 
-        ``first`` says that this is the first call of ``fit`` or ``partial_fit``; ``classes`` are all classes,
-        or None.
+        ``first`` is True if a new network is trained, False if training continues.  ``classes`` has the
+        labels of all classes, or is None if ``y`` has them all.
         """
         self._check_options()
         X, y = validate_data(self, X, y, reset=first, dtype=_FLOATS, **self._target_checks)
@@ -142,7 +142,10 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
                 raise ArgumentError(f"{name} must be callable, such as {example}, but is {value!r}.")
 
     def _start(self, X: Any, rng: np.random.RandomState) -> None:
-        """Make the network, for inputs like ``X``, and its optimiser; ``rng`` draws the initial weights."""
+        """Create the network for inputs with the width and dtype of ``X``, and its optimiser.
+
+        ``rng`` draws the initial weights.
+        """
         outputs = self._outputs()
         if isinstance(self.module, Module):
             net = copy.deepcopy(self.module)
@@ -164,9 +167,10 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         return nn.Sequential(*layers[:-1])
 
     def _run(self, X: Any, target: Any, weight: Any, epochs: int, rng: Any, held_out: Any) -> None:
-        """Train for a number of epochs on inputs ``X`` with targets and sample weights.
+        """Train the network for a number of epochs, and append the metrics to ``history_``.
 
-        ``held_out`` are the data for validation, or None, and ``rng`` draws the order of the samples.
+        ``held_out`` has the inputs, targets and weights for validation, or is None.  ``rng`` draws the order
+        of the samples.
         """
         loader = train.DataLoader(
             (X, target, weight), min(self.batch_size, len(X)), shuffle=True, seed=int(rng.randint(2**31))
@@ -193,12 +197,12 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         x, target, weight = batch
         loss = self._default_loss if self.loss is None else self.loss
         losses = loss(self._shaped(net(x), target), target, reduction="none")
-        if losses.ndim > 1:  # several outputs
+        if losses.ndim > 1:  # several outputs per sample: take their mean
             losses = losses.reshape((len(losses), -1)).mean(1)
         return (losses * weight).sum() / weight.sum()
 
     def _raw(self, X: Any) -> Any:
-        """Return the outputs of the network for ``X``, before they become predictions."""
+        """Return the outputs of the network for ``X``, such as logits, as an array."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=_FLOATS)
         dtype = next(p.dtype for p in self.module_.parameters())
@@ -211,25 +215,28 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         finally:
             self.module_.train(training)
 
-    # What differs ----------------------------------------------------------------------------------
+    # Overridden by the classifier and the regressor --------------------------------------------------
 
     _target_checks: Mapping[str, Any] = {}
     _default_loss: Callable[..., Tensor]
 
     @abstractmethod
     def _encode(self, y: Any, dtype: Any, first: bool, classes: Any) -> Any:
-        """Return the targets in the form that the loss expects; the arguments are as in ``_validated``."""
+        """Return the targets in the form that the loss expects, such as class indices.
+
+        ``dtype`` is that of the inputs.  ``first`` and ``classes`` are as for ``_validated``.
+        """
 
     @abstractmethod
     def _outputs(self) -> int:
         """Return the number of outputs of the network."""
 
     def _split(self, target: Any) -> dict[str, Any]:
-        """Return keyword arguments of ``train_test_split``, which splits off the validation samples."""
+        """Return further keyword arguments for ``train_test_split``, which selects the validation samples."""
         return {}
 
     def _shaped(self, prediction: Tensor, target: Any) -> Tensor:
-        """Return the outputs of the network in the shape of the targets."""
+        """Return the outputs of the network in the shape that the loss expects."""
         return prediction
 
 
@@ -256,7 +263,7 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-l
     early_stopping : bool
         Whether to hold out samples, stop when the loss on them no longer falls, and keep the best weights.
     validation_fraction : float
-        The share of samples that early stopping holds out.
+        The fraction of the samples that early stopping holds out.
     patience : int
         The number of epochs without improvement after which training stops.
     warm_start : bool
@@ -273,7 +280,7 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-l
     classes_ : ndarray
         The labels.
     history_ : list of dict
-        The logged numbers of each epoch.
+        The metrics of each epoch.
     n_iter_ : int
         The number of epochs.
 
@@ -384,7 +391,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-lea
     early_stopping : bool
         Whether to hold out samples, stop when the loss on them no longer falls, and keep the best weights.
     validation_fraction : float
-        The share of samples that early stopping holds out.
+        The fraction of the samples that early stopping holds out.
     patience : int
         The number of epochs without improvement after which training stops.
     warm_start : bool
@@ -399,7 +406,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-lea
     module_ : Module
         The trained network.
     history_ : list of dict
-        The logged numbers of each epoch.
+        The metrics of each epoch.
     n_iter_ : int
         The number of epochs.
 
@@ -474,7 +481,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-lea
 
 
 class _Best(Callback):
-    """Keep the weights with the lowest validation loss; stop when the validation loss no longer falls."""
+    """A callback that keeps the weights with the lowest validation loss, and stops if it no longer falls."""
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
@@ -483,7 +490,7 @@ class _Best(Callback):
         self.waited = 0
 
     def on_epoch(self, trainer: Any, logs: Mapping[str, float]) -> None:
-        """Keep the weights of the lowest validation loss; stop after ``patience`` epochs without progress."""
+        """Copy the weights if the validation loss is the lowest so far, or stop after ``patience`` epochs."""
         if logs["val_loss"] < self.lowest:
             self.lowest, self.waited = logs["val_loss"], 0
             self.weights = trainer.model.state_dict()

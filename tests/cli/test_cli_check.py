@@ -100,11 +100,11 @@ def test_a_mistake_in_the_file_shows_its_line(file, capsys):
         (["no_such_module:f"], "cannot find module 'no_such_module'"),
         (
             ["FILE:missing"],
-            "has no function 'missing'.\n  The functions in it are: fails, good, wrong, wrong_rule.",
+            "has no function 'missing'.\n  The available functions are: fails, good, wrong, wrong_rule.",
         ),
         (["FILE:number"], "is not a function; its type is int."),
-        (["FILE:wrong"], "takes (x): missing a required argument: 'x'."),
-        (["FILE:wrong", "5x", "5x"], "takes (x): too many positional arguments."),
+        (["FILE:wrong"], "takes the arguments (x): missing a required argument: 'x'."),
+        (["FILE:wrong", "5x", "5x"], "takes the arguments (x): too many positional arguments."),
         (
             ["FILE:wrong", "[1, 2]"],
             "no argument is a float or an array of floats, so there is no derivative to check.\n",

@@ -460,24 +460,26 @@ def test_an_array_takes_a_tensor_without_history_in_place():
 
 MISTAKES: list[tuple[type[BaseException], Callable[[], Any], str]] = [
     (InputError, lambda: np.sum(like, out=np.zeros(())),
-     "np.sum(…, out=…): the result would not be part of the graph.\n"
-     "  A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros."),
+     "np.sum(…, out=…): an array cannot be part of the graph, so the gradient would be lost.\n"
+     "  The same happens in a += x if a is an array: write a = a + x, or create a with ad.zeros."),
     (InputError, lambda: np.exp(ad.ones(1, requires_grad=True), out=np.zeros(1)),
-     "np.exp(…, out=…): the result would not be part of the graph.\n"
-     "  A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros."),
+     "np.exp(…, out=…): an array cannot be part of the graph, so the gradient would be lost.\n"
+     "  The same happens in a += x if a is an array: write a = a + x, or create a with ad.zeros."),
     (InputError, lambda: ad.numpy.sin(np.ones(3), out=ad.zeros(3)),
      "np.sin(…, out=…): out must be a NumPy array, not a tensor.\n"
-     "  Omit it: the result is a new tensor.  To write it into x, call x.copy_(result) under ad.no_grad()."),
+     "  Omit out=: the result is a new tensor.  To write the result into x, use "
+     "`with ad.no_grad(): x.copy_(result)`."),
     (InputError, lambda: np.sum(ad.ones(3), out=ad.zeros(())),
      "np.sum(…, out=…): out must be a NumPy array, not a tensor.\n"
-     "  Omit it: the result is a new tensor.  To write it into x, call x.copy_(result) under ad.no_grad()."),
+     "  Omit out=: the result is a new tensor.  To write the result into x, use "
+     "`with ad.no_grad(): x.copy_(result)`."),
     (InputError, lambda: np.var(ad.tensor(A), where=M), "np.var: adjoint does not support where=.  Omit it."),
     (InputError, lambda: np.copyto(np.zeros(1), like),
      "np.copyto writes into its argument, which is not allowed for tensors.\n"
      "  Use y = x.at[i].set(v), or x[i] = v where no gradient is needed."),
     (InputError, lambda: np.sort_complex(ad.tensor(A)),
      "np.sort_complex has no derivative in adjoint.\n"
-     "  Use x.numpy() if no gradient is needed, or write it with ad functions."),
+     "  Pass x.numpy() if no gradient is needed, or compute it with other functions of adjoint."),
     (ArgumentError, lambda: np.max(ad.tensor(A), where=M), "np.max: where= needs initial=, the result if no element is selected."),
     (ArgumentError, lambda: np.convolve(ad.tensor(V), W, "most"), "np.convolve: mode must be 'full', 'same' or 'valid', not 'most'."),
     (ShapeError, lambda: np.convolve(ad.tensor(A), V),

@@ -107,7 +107,7 @@ def test_training_mode_is_restored(tmp_path: Path) -> None:
 
 
 def test_what_has_no_onnx_form_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"onnx: the op 'cholesky' has no ONNX form\."):
+    with pytest.raises(InputError, match=r"onnx: the op 'cholesky' cannot be expressed in ONNX\."):
         onnx.save(lambda a: ad.linalg.cholesky(a), np.eye(3), tmp_path / "a.onnx")
     assert not (tmp_path / "a.onnx").exists()
     with pytest.raises(InputError, match=r"the model must return tensors"):
@@ -146,7 +146,7 @@ def test_arguments_are_converted_to_one_dtype(function: Any, given: Any, tmp_pat
 
 
 def test_names_and_dtypes_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"input_names must have a name for each of the 2 inputs: \['a'\]"):
+    with pytest.raises(InputError, match=r"input_names must have one name for each of the 2 inputs, but is \['a'\]"):
         onnx.save(lambda a, b: a + b, (x(2), x(2)), tmp_path / "f.onnx", input_names=["a"])
-    with pytest.raises(InputError, match=r"the model has no valid ONNX form: .*complex128"):
+    with pytest.raises(InputError, match=r"the model cannot be expressed in ONNX: .*complex128"):
         onnx.save(lambda a: a * 2, np.ones(2, complex), tmp_path / "f.onnx")

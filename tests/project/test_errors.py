@@ -243,14 +243,14 @@ MISTAKES: dict[str, tuple[type[BaseException], Callable[[], Any], str]] = {
         lambda: np.roots(x(3)),
         """\
         np.roots has no derivative in adjoint.
-          Use x.numpy() if no gradient is needed, or write it with ad functions.""",
+          Pass x.numpy() if no gradient is needed, or compute it with other functions of adjoint.""",
     ),
     "out= of a ufunc": (
         TypeError,
         lambda: np.add(x(2), 1.0, out=np.zeros(2)),
         """\
-        np.add(…, out=…): the result would not be part of the graph.
-          A recorded tensor cannot be added into an array (a += x): write a = a + x, or start with ad.zeros.""",
+        np.add(…, out=…): an array cannot be part of the graph, so the gradient would be lost.
+          The same happens in a += x if a is an array: write a = a + x, or create a with ad.zeros.""",
     ),
     "a hook that is none": (
         TypeError,
