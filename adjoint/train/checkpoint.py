@@ -155,7 +155,7 @@ class Checkpoints:
             )
 
     def _found(self) -> list[tuple[int, int, Path]]:
-        """Return (step, n, path) of all checkpoints, oldest first; n is the suffix ``.n`` of the name or 0."""
+        """Return (step, n, path) of all checkpoints, oldest first; n is the suffix of the name, or 0."""
         found = []
         for path in self.directory.glob("step-*") if self.directory.is_dir() else ():
             match = _NAME.fullmatch(path.name)
