@@ -1,1 +1,1 @@
-"""The command line, ``adjoint``."""
+"""The command-line program ``adjoint``."""

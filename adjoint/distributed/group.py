@@ -392,7 +392,7 @@ class Group:
         """Inform the other ranks that this rank has failed; ``why`` is the text of the error."""
 
     def _abort(self, why: str) -> None:
-        """Print ``why`` and stop all ranks.  A group of one rank raises ``StallError`` instead."""
+        """Print ``why`` and stop all ranks.  If the ranks are not processes, raise ``StallError`` instead."""
         raise StallError(why)
 
 

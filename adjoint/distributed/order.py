@@ -1,6 +1,6 @@
 """Sums in a fixed order, and the division of rows among ranks.
 
-The results of sums do not depend on the number of ranks.
+A sum of pieces has the same bits on any number of ranks, if each rank has 1, 2, 4, … pieces.
 """
 
 from __future__ import annotations

@@ -140,7 +140,8 @@ class Watch(Observer):
     def _moment(self, now: float) -> float:
         """Convert ``now``, from ``perf_counter``, to the clock of ``_now``; subtract the cost of observing.
 
-        The result is never before the last event.  A cost that does not fit is subtracted later.
+        The result is never before the last event.  The part of the cost that cannot be subtracted for this
+        reason is subtracted later.
         """
         stack = self._stack
         paid = min(stack.debt, max(0.0, now - self.overhead - stack.last))

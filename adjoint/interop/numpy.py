@@ -223,8 +223,8 @@ def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) 
 def _check_filter(frame: FrameType, args: Any) -> None:
     """Raise if ``scipy.signal.lfilter`` was called with a tensor that requires grad.
 
-    ``frame`` is the caller of ``np.atleast_1d``, which lfilter calls first.  A later error would be hidden by
-    its C code.
+    ``frame`` is the stack frame of the caller of ``np.atleast_1d``.  lfilter calls this function first; an
+    error that is raised later would be hidden by the C code of lfilter.
     """
     if frame.f_code.co_name == "lfilter" and library_of(frame) == "scipy":
         for x in args:

@@ -74,7 +74,7 @@ _COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"
 
 
 def _reduction(name: str) -> Callable[..., Any]:
-    """Return the form of the reduction ``name``, which has NumPy's parameters ``where`` and ``initial``."""
+    """Return a version of the reduction ``name`` with NumPy's parameters ``where`` and ``initial``."""
     function = our(name)
     base = name.removeprefix("nan")
 
@@ -157,7 +157,7 @@ def _nanstd(
 
 
 def _joined(name: str) -> Callable[..., Any]:
-    """Return the form of a function that joins arrays, with NumPy's parameters ``dtype`` and ``casting``."""
+    """Return a version of a function that joins arrays, with NumPy's parameters ``dtype`` and ``casting``."""
     function = our(name)
 
     def join(arrays: Any, axis: Any = 0, *, dtype: Any = None, casting: Any = "same_kind") -> Tensor:
@@ -427,12 +427,12 @@ def _cross(
 
 
 def _shaped(name: str) -> Callable[..., Any]:
-    """Return the form of ``zeros`` or ``empty``, because NumPy before 2.4 provides no signature for them."""
+    """Return a version of ``zeros`` or ``empty`` with a signature; NumPy's have none before version 2.4."""
     return lambda shape, dtype=None, *, device=None: our(name)(shape, dtype=dtype, device=device)
 
 
 def _like(name: str) -> Callable[..., Any]:
-    """Return the form of ``zeros_like`` or a similar function, which has NumPy's parameter ``shape``."""
+    """Return a version of ``zeros_like`` or a similar function that has NumPy's parameter ``shape``."""
 
     def make(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Tensor:
         x = asarray(a)

@@ -249,7 +249,7 @@ def _one_number(f: Callable[..., Any], value: Any) -> Any:
 
 
 class _Vectors:
-    """A function of a tree and its derivatives, as functions of a flat float64 array for SciPy.
+    """A function of a tree and its derivatives, converted to functions of a flat float64 array for SciPy.
 
     ``value``, ``value_and_gradient``, ``hessian`` and ``hessian_product`` are for functions that return one
     number, ``values`` and ``jacobian`` for functions that return several.

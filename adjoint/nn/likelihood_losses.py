@@ -162,7 +162,7 @@ def ctc_loss(
     target_lengths : array_like of int
         The number of labels of each sequence.
     blank : int
-        The class that stands for no label.
+        The class that means "no label".
     reduction : {"mean", "sum", "none"}
         How the losses of the sequences are combined.  "mean" divides each by its number of labels first.
     zero_infinity : bool
@@ -387,7 +387,7 @@ class CTCLoss(LossModule):
     Parameters
     ----------
     blank : int
-        The class that stands for no label.
+        The class that means "no label".
     reduction : {"mean", "sum", "none"}
         How the losses of the sequences are combined.
     zero_infinity : bool

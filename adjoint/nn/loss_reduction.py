@@ -67,7 +67,10 @@ def sum_all(loss: Tensor) -> Tensor:
 
 
 def reduced(op: str, loss: Tensor, reduction: str) -> Tensor:
-    """Reduce a loss to its mean over all elements or to its sum, or return it unchanged."""
+    """Return the mean or the sum of all elements of a loss; with "none", return the loss unchanged.
+
+    Raise for an unknown reduction.  ``op`` is the name of the caller, for the message.
+    """
     if reduction == "none":
         return loss
     if reduction == "mean":

@@ -514,7 +514,7 @@ class Adagrad(Optimizer):
         return {"total": np.full_like(p, hyper["initial"])}
 
     def numbers(self, hyper: Hyper) -> Hyper:
-        """Return ``hyper`` with the rate of step t, ``lr / (1 + (t - 1) * lr_decay)``."""
+        """Return ``hyper`` with the learning rate of step t, ``"rate": lr / (1 + (t - 1) * lr_decay)``."""
         return {**hyper, "rate": hyper["lr"] / (1 + (hyper["step"] - 1) * hyper["lr_decay"])}
 
     @in_place

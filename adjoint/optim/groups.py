@@ -180,7 +180,7 @@ class Unit:
         if self.grad is None:
             self.grad = np.empty_like(flat)
         state = self._need_state(optimizer, flat, hyper)
-        if all(present) and len(set(self.steps)) == 1:  # the usual case: the whole block at once
+        if all(present) and len(set(self.steps)) == 1:  # the usual case: update the whole block
             try:
                 np.concatenate(
                     [g._data if type(g) is Tensor else g if type(g) is ndarray else _whole(g) for g in grads],

@@ -77,7 +77,7 @@ class ShardedUnit(Unit):
     def _update_of(
         self, flat: Array, p: Tensor, g: Any, state: State, hyper: Hyper, scatters: list[Callable[[], None]]
     ) -> list[Update]:
-        """Return a list with the update of the part of ``p`` that is in this rank's slice; empty if none is.
+        """Return a list with the update of the part of ``p`` in this rank's slice; empty if there is no part.
 
         ``flat`` has the values of all parameters of the unit, ``state`` only this rank's slice of the state
         arrays.  ``g`` is the gradient of ``p``.

@@ -375,7 +375,7 @@ class _Numbers:
         return self.store(self.of({**self.group.hyper, "step": self.unit.steps[self.i] + self.ahead + later}))
 
     def text(self, name: Callable[[Any], str], used: set[int]) -> str:
-        """Return the source of a Python expression that does what a call does, for generated code.
+        """Return the source of a Python expression that is equivalent to a call, for generated code.
 
         It writes only the numbers at the indices ``used``.  ``name`` is a function that returns the variable
         of an object in the generated code.
@@ -429,7 +429,7 @@ class _HostCount:
         self.counted = counted
 
     def counters(self) -> list[tuple[dict[str, Any], str]] | None:
-        """Return the attributes that count steps, each as a pair of the dictionary and the key.
+        """Return the attributes that count steps, each as a pair (dictionary, key).
 
         Return None if the program updates only some parameters of a unit.
         """

@@ -51,7 +51,7 @@ class Progress:
         self._bar.start()
 
     def epoch(self, epoch: int, done: int) -> None:
-        """Show that an epoch starts; ``done`` of its steps were already made before a resumed run."""
+        """Show that an epoch starts; a resumed run has already made ``done`` of its steps."""
         if self._bar is not None:
             self._recent.append((time.perf_counter(), 0.0))
             behind = epoch * (self._steps or 0) + done

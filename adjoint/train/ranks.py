@@ -1,4 +1,4 @@
-"""Training on several ranks: steps, validation, stopping and checkpoints, all of which the ranks share."""
+"""Training on several ranks: steps, validation, stopping and checkpoints."""
 
 from __future__ import annotations
 

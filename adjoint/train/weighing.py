@@ -223,7 +223,7 @@ class Averages:
                 sums[1] += weight
 
     def means(self) -> dict[str, float]:
-        """Return the weighted mean of each name; NaN if its total weight is 0."""
+        """Return the weighted mean of each metric by name; NaN if the total weight is 0."""
         return {name: total / weight if weight else math.nan for name, (total, weight) in self._sums.items()}
 
     def state_dict(self) -> dict[str, list[float]]:
