@@ -184,7 +184,7 @@ def gain(activation: str) -> float:
     0.75
     """
     if activation not in _GAINS:
-        raise ArgumentError(f"activation must be one of {', '.join(_GAINS)}, not {activation!r}.")
+        raise ArgumentError(f"gain: activation must be one of {', '.join(_GAINS)}, not {activation!r}.")
     return _GAINS[activation]
 
 

@@ -50,7 +50,9 @@ class _Layer(Module):
         dtype: DTypeLike = np.float32,
     ) -> None:
         if activation not in _ACTIVATIONS:
-            raise ArgumentError(f"activation must be 'relu' or 'gelu', not {activation!r}.")
+            raise ArgumentError(
+                f"{type(self).__name__}: activation must be 'relu' or 'gelu', not {activation!r}."
+            )
         rng = init.generator(rng)
         self.self_attn = MultiHeadAttention(d_model, nhead, dropout, rng=rng, dtype=dtype)
         if self.norms == 3:

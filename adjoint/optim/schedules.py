@@ -116,7 +116,7 @@ def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
     (1.0, 0.5, 0.25)
     """
     rate, factor = _numbers("steps", rate=rate, factor=factor)
-    _positive("every", every)
+    _positive("steps: every", every)
     return lambda step: rate * _power(factor, step // every)
 
 
@@ -169,7 +169,7 @@ def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Sch
     0.5
     """
     rate, start, end = _numbers("linear", rate=rate, start=start, end=end)
-    _positive("total", total)
+    _positive("linear: total", total)
     return lambda step: rate * (start + (end - start) * min(step / total, 1.0))
 
 
@@ -198,7 +198,7 @@ def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
     rate, power = _numbers("polynomial", rate=rate, power=power)
     if not power >= 0:
         raise ArgumentError(f"polynomial: power must not be negative, but is {power!r}.")
-    _positive("total", total)
+    _positive("polynomial: total", total)
     return lambda step: rate * (1.0 - min(step / total, 1.0)) ** power
 
 
@@ -225,7 +225,7 @@ def cosine(rate: float, total: int, minimum: float = 0.0) -> Schedule:
     0.5
     """
     rate, minimum = _numbers("cosine", rate=rate, minimum=minimum)
-    _positive("total", total)
+    _positive("cosine: total", total)
     return lambda step: minimum + (rate - minimum) * (1 + math.cos(math.pi * min(step / total, 1.0))) / 2
 
 
@@ -255,7 +255,7 @@ def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float =
     (1.0, 1.0, 0.5)
     """
     rate, minimum = _numbers("cosine_restarts", rate=rate, minimum=minimum)
-    _positive("first", first)
+    _positive("cosine_restarts: first", first)
     if whole_number("cosine_restarts", "multiple", multiple) < 1:
         raise ArgumentError(f"cosine_restarts: multiple must be at least 1, but is {multiple!r}.")
 
@@ -294,7 +294,7 @@ def inverse_sqrt(rate: float, warm: int) -> Schedule:
     (0.5, 1.0, 0.5)
     """
     rate = number("inverse_sqrt", "rate", rate)
-    _positive("warm", warm)
+    _positive("inverse_sqrt: warm", warm)
     return lambda step: rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
 
 
@@ -338,11 +338,11 @@ def one_cycle(
         "one_cycle", peak=peak, rise=rise, start_divisor=start_divisor, end_divisor=end_divisor
     )
     for name, value in (("total", total), ("start_divisor", start_divisor), ("end_divisor", end_divisor)):
-        _positive(name, value)
+        _positive(f"one_cycle: {name}", value)
     if not 0 <= rise <= 1:
-        raise ArgumentError(f"rise must be from 0 to 1, but is {rise!r}.")
+        raise ArgumentError(f"one_cycle: rise must be from 0 to 1, but is {rise!r}.")
     if shape not in ("cos", "linear"):
-        raise ArgumentError(f"shape must be 'cos' or 'linear', not {shape!r}.")
+        raise ArgumentError(f"one_cycle: shape must be 'cos' or 'linear', not {shape!r}.")
     low = peak / start_divisor
     end = low / end_divisor
     turn = float(rise * total) - 1
@@ -385,7 +385,7 @@ def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
     (0.0, 0.5, 1.0)
     """
     start = number("warmup", "start", start)
-    _positive("steps", steps)
+    _positive("warmup: steps", steps)
     _callable("warmup", schedule)
     return _Chain(
         [(lambda step: schedule(0) * (start + (1 - start) * step / steps), steps), (schedule, None)]
@@ -534,9 +534,9 @@ class Plateau:
         monitor: str | None = None,
     ) -> None:
         if mode not in ("min", "max"):
-            raise ArgumentError(f"mode must be 'min' or 'max', not {mode!r}.")
+            raise ArgumentError(f"Plateau: mode must be 'min' or 'max', not {mode!r}.")
         if not 0 < number("Plateau", "factor", factor) < 1:
-            raise ArgumentError(f"factor must be between 0 and 1, but is {factor!r}.")
+            raise ArgumentError(f"Plateau: factor must be between 0 and 1, but is {factor!r}.")
         for name, given in (("rate", rate), ("threshold", threshold), ("minimum", minimum)):
             number_between(f"Plateau: {name}", given, 0.0)
         for name, given in (("patience", patience), ("cooldown", cooldown)):
@@ -667,8 +667,8 @@ def draw(schedule: Schedule, total: int, path: str | None = None, width: int = 6
     >>> draw(linear(1.0, 8), 9, width=9)
     '█▇▆▅▄▃▂▁▁'
     """
-    _positive("total", total)
-    _positive("width", width)
+    _positive("draw: total", total)
+    _positive("draw: width", width)
     rates = [schedule(step) for step in range(total)]
     if not all(math.isfinite(r) for r in rates):
         raise ArgumentError(

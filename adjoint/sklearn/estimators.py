@@ -129,9 +129,14 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         for name in ("epochs", "batch_size", "patience"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ArgumentError(f"{name} must be a positive integer, but is {value!r}.")
+                raise ArgumentError(
+                    f"{type(self).__name__}: {name} must be a positive integer, but is {value!r}."
+                )
         if not isinstance(self.hidden, (tuple, list)):
-            raise ArgumentError(f"hidden must be a tuple of widths such as (64,), but is {self.hidden!r}.")
+            raise ArgumentError(
+                f"{type(self).__name__}: hidden must be a tuple of widths such as (64,), but is "
+                f"{self.hidden!r}."
+            )
         for name, example in (
             ("module", "nn.Linear"),
             ("loss", "nn.functional.mse_loss"),
@@ -139,7 +144,9 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         ):
             value = getattr(self, name)
             if value is not None and not callable(value):
-                raise ArgumentError(f"{name} must be callable, such as {example}, but is {value!r}.")
+                raise ArgumentError(
+                    f"{type(self).__name__}: {name} must be callable, such as {example}, but is {value!r}."
+                )
 
     def _start(self, X: Any, rng: np.random.RandomState) -> None:
         """Create the network for inputs with the width and dtype of ``X``, and its optimiser.

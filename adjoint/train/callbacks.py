@@ -203,7 +203,7 @@ class EarlyStopping(_Monitor):
         self, monitor: str = "val_loss", patience: int = 5, mode: str = "min", delta: float = 0.0
     ) -> None:
         if whole_number("EarlyStopping", "patience", patience) < 1:
-            raise ArgumentError(f"patience must be a positive number of epochs, but is {patience!r}.")
+            raise ArgumentError(f"EarlyStopping: patience must be a positive number of epochs, but is {patience!r}.")
         super().__init__(monitor, mode, number("EarlyStopping", "delta", delta))
         self.patience = patience
         self.waited = 0
@@ -310,7 +310,7 @@ class Log(Callback, ABC):
 
     def __init__(self, path: str | os.PathLike[str], every: str = "epoch") -> None:
         if every not in ("epoch", "step"):
-            raise ArgumentError(f"every must be 'epoch' or 'step', not {every!r}.")
+            raise ArgumentError(f"{type(self).__name__}: every must be 'epoch' or 'step', not {every!r}.")
         self.path, self.every = path, every
         self._file: TextIO | None = None
 
@@ -477,7 +477,7 @@ class GradientFlow(Callback):
 
     def __init__(self, every: int = 10) -> None:
         if whole_number("GradientFlow", "every", every) < 1:
-            raise ArgumentError(f"every must be a positive number of steps, but is {every!r}.")
+            raise ArgumentError(f"GradientFlow: every must be a positive number of steps, but is {every!r}.")
         self.every = every
         self.history: list[tuple[int, dict[str, float]]] = []
 

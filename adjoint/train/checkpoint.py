@@ -68,7 +68,7 @@ class Checkpoints:
         monitor: str | None = None,
     ) -> None:
         if whole_number("Checkpoints", "keep", keep) < 1:
-            raise ArgumentError(f"keep must be at least 1, but is {keep!r}.")
+            raise ArgumentError(f"Checkpoints: keep must be at least 1, but is {keep!r}.")
         need_safetensors("writing checkpoints")  # fail now, not after the first epoch
         self.directory = Path(directory)
         if self.directory.exists() and not self.directory.is_dir():

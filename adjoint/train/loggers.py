@@ -22,7 +22,7 @@ class _Tracker(Callback, ABC):
 
     def __init__(self, every: str = "epoch") -> None:
         if every not in ("epoch", "step"):
-            raise ArgumentError(f"every must be 'epoch' or 'step', not {every!r}.")
+            raise ArgumentError(f"{type(self).__name__}: every must be 'epoch' or 'step', not {every!r}.")
         self.every = every
 
     def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:

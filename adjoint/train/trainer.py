@@ -276,7 +276,7 @@ class Trainer:
         """
         check_batches("fit", loader, self.compute is None)
         if whole_number("fit", "epochs", epochs) < 0:
-            raise ArgumentError(f"epochs must not be negative, but is {epochs}.")
+            raise ArgumentError(f"fit: epochs must not be negative, but is {epochs}.")
         if not isinstance(resume, (bool, np.bool_)):
             raise InputError(
                 f"fit: resume must be True or False, not {resume!r}.\n  Pass the path of the checkpoints "

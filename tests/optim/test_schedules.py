@@ -27,7 +27,7 @@ def test_messages_about_what_schedules_are_given() -> None:
         raised(lambda: schedules.exponential(0.1, "a"))
         == "exponential: factor must be a number, but got 'a'."
     )
-    assert raised(lambda: schedules.cosine(0.1, "a")) == "total must be positive, but is 'a'."
+    assert raised(lambda: schedules.cosine(0.1, "a")) == "cosine: total must be positive, but is 'a'."
     assert raised(lambda: schedules.cosine_restarts(1.0, 10, 0.5)) == (
         "cosine_restarts: multiple must be an integer, but got 0.5."
     )
@@ -132,10 +132,10 @@ def test_a_sequence_that_cannot_be_followed_is_refused(parts):
 
 def test_schedules_that_leave_the_numbers_are_refused_by_name() -> None:
     assert raised(lambda: schedules.one_cycle(1.0, 10, start_divisor=0)) == (
-        "start_divisor must be positive, but is 0.0."
+        "one_cycle: start_divisor must be positive, but is 0.0."
     )
     assert raised(lambda: schedules.one_cycle(1.0, 10, end_divisor=-1.0)) == (
-        "end_divisor must be positive, but is -1.0."
+        "one_cycle: end_divisor must be positive, but is -1.0."
     )
     assert raised(lambda: schedules.polynomial(1.0, 10, -1.0)) == (
         "polynomial: power must not be negative, but is -1.0."

@@ -128,9 +128,9 @@ def test_options_are_checked():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hidden": 32}, "hidden must be a tuple of widths such as (64,), but is 32."),
-        ({"optimizer": "adam"}, "optimizer must be callable, such as optim.AdamW, but is 'adam'."),
-        ({"module": "mlp"}, "module must be callable, such as nn.Linear, but is 'mlp'."),
+        ({"hidden": 32}, "Classifier: hidden must be a tuple of widths such as (64,), but is 32."),
+        ({"optimizer": "adam"}, "Classifier: optimizer must be callable, such as optim.AdamW, but is 'adam'."),
+        ({"module": "mlp"}, "Classifier: module must be callable, such as nn.Linear, but is 'mlp'."),
     ],
 )
 def test_mistakes_in_options_are_named(options, message):
