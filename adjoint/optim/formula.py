@@ -172,7 +172,7 @@ def _allocate(
     """
     last = {
         x: i for i, (_, operands, _) in enumerate(steps) for x in operands
-    }  # step that reads a value last
+    }  # by value: the index of the last step that reads it
     last.update(dict.fromkeys(outputs.values(), len(steps)))
     home = {text: name for name, text in outputs.items()}
     place = {name: name for name in outputs}  # the array of each value; at the start, the old values
@@ -183,7 +183,7 @@ def _allocate(
         free[:0] = sorted({place[x] for x in operands if x in place and last[x] == i})
         types = getattr(functions[name], "types", ())
         if "d->d" not in types and "dd->d" not in types:
-            lines.append(f"{result} = {call})")  # the result has another dtype than the arrays
+            lines.append(f"{result} = {call})")  # not a ufunc with a float result: it needs a new array
             continue
         wanted = home.get(result)
         fits = [x for x in free if x == wanted] or [x for x in free if not wanted or x not in outputs]

@@ -111,7 +111,7 @@ class ParameterGroup:
         self.checked = dict(hyper)  # the values at the last check, to detect values that a user assigned
         self.given = hyper.get("lr", 0.0)
         self.own_rate = False  # whether the group has its own learning rate
-        self.ratio = 1.0  # of its learning rate to the optimiser's
+        self.ratio = 1.0  # the learning rate of the group divided by that of the optimiser
         self.units: list[Unit] = []
         small: dict[Any, list[Tensor]] = {}
         for p in params:
@@ -159,7 +159,7 @@ class Unit:
         self.block = block
         self.state: State | None = None  # flat arrays, in the layout of the parameters
         self.grad: Array | None = None  # scratch for the gradients of a block
-        self.steps = [0] * len(params)  # updates that each parameter has had
+        self.steps = [0] * len(params)  # the number of updates of each parameter
 
     def updates(
         self, optimizer: Optimizer, grads: list[Any], hyper: Hyper, scatters: list[Callable[[], None]]

@@ -46,7 +46,7 @@ Part = tuple[
 
 _FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
 
-LEAST = 262_144  # least number of elements per thread; with half of it threads are slower
+LEAST = 262_144  # the least number of elements per thread; with half as many, threads do not pay off
 
 
 class Optimizer:
@@ -412,7 +412,7 @@ class Optimizer:
         for group in written:
             self._check_written(group.hyper)
         updates: list[Update] = []
-        scatters: list[Callable[[], None]] = []  # for rows of sparse gradients
+        scatters: list[Callable[[], None]] = []  # copy updated rows of sparse gradients back
         counts = [unit.steps for group in groups for unit in group.units]
         before, count = grad_mode.get(), self.step_count
         try:

@@ -60,7 +60,7 @@ class Pure:
                 "  Use SGD, Adam, AdamW, RMSprop, Adagrad or Lion."
             )
         # an optimiser of one dummy parameter: the constructor checks the hyper-parameters.  It is created
-        # outside of all transforms, because a tensor of a transform is not a leaf.
+        # outside of all transforms, so that a Pure can be created inside a transform.
         made = lambda: kind([wrap(np.zeros(1)).requires_grad_()], **hyper)
         self._optimizer = within(tracing, None, run_at, None, made)
         self._hyper = self._optimizer.groups[0].hyper

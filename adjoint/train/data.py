@@ -527,7 +527,7 @@ class _Ahead:
         self.stopped = threading.Event()
         self.unsent: list[tuple[str, Any]] = []
         self.process = os.getpid()
-        # in a copy of the context, so that modes apply in the thread too
+        # the thread runs in a copy of the context, so that modes such as no_grad apply in it
         run = copy_context().run
         self.worker = threading.Thread(target=run, args=(self._work,), name="adjoint-prefetch", daemon=True)
         self.worker.start()
