@@ -327,8 +327,8 @@ class BatchNorm1d(_BatchNorm):
     eps : float
         Added to the variance.
     momentum : float or None
-        Each batch moves the running statistics by this share towards its own.  With None they are the mean
-        over all batches.
+        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
+        With None they are the mean over all batches.
     affine : bool
         Whether the module has a weight and a bias.
     dtype : dtype_like
@@ -357,8 +357,8 @@ class BatchNorm2d(_BatchNorm):
     eps : float
         Added to the variance.
     momentum : float or None
-        Each batch moves the running statistics by this share towards its own.  With None they are the mean
-        over all batches.
+        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
+        With None they are the mean over all batches.
     affine : bool
         Whether the module has a weight and a bias.
     dtype : dtype_like
@@ -387,8 +387,8 @@ class BatchNorm3d(_BatchNorm):
     eps : float
         Added to the variance.
     momentum : float or None
-        Each batch moves the running statistics by this share towards its own.  With None they are the mean
-        over all batches.
+        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
+        With None they are the mean over all batches.
     affine : bool
         Whether the module has a weight and a bias.
     dtype : dtype_like
@@ -470,7 +470,7 @@ class InstanceNorm1d(_InstanceNorm):
     eps : float
         Added to the variance.
     momentum : float
-        Each batch moves the running statistics by this share towards its own.
+        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
     affine : bool
         Whether the module has a weight and a bias.
     track_running_stats : bool
@@ -498,7 +498,7 @@ class InstanceNorm2d(_InstanceNorm):
     eps : float
         Added to the variance.
     momentum : float
-        Each batch moves the running statistics by this share towards its own.
+        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
     affine : bool
         Whether the module has a weight and a bias.
     track_running_stats : bool
@@ -526,7 +526,7 @@ class InstanceNorm3d(_InstanceNorm):
     eps : float
         Added to the variance.
     momentum : float
-        Each batch moves the running statistics by this share towards its own.
+        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
     affine : bool
         Whether the module has a weight and a bias.
     track_running_stats : bool

@@ -142,7 +142,7 @@ class Embedding(Module):
     padding_idx : int, optional
         A row that starts at 0 and gets no gradient.
     sparse : bool
-        Whether the gradient holds only the rows that were used.
+        Whether the gradient stores only the rows that were used.
     rng : Generator or int, optional
         Generator or seed of the initial values.
     dtype : dtype_like
@@ -223,7 +223,7 @@ def embedding_bag(
     padding_idx : int, optional
         Indices with this value are left out.
     sparse : bool
-        Whether the gradient of a leaf weight holds only the rows that were used.
+        Whether the gradient of a leaf weight stores only the rows that were used.
 
     Returns
     -------
@@ -318,7 +318,7 @@ class EmbeddingBag(Module):
     mode : {"mean", "sum", "max"}
         How the rows of a bag are combined.
     sparse : bool
-        Whether the gradient holds only the rows that were used.
+        Whether the gradient stores only the rows that were used.
     include_last_offset : bool
         Whether the last offset is the end of the last bag.
     padding_idx : int, optional

@@ -347,7 +347,7 @@ class AdaptiveMaxPool1d(_AdaptivePool):
     Parameters
     ----------
     output_size : int or tuple of int
-        The size of the output; None keeps a length.
+        The lengths of the last axes of the result.  None keeps the length of an axis.
 
     Examples
     --------
@@ -388,7 +388,7 @@ class AdaptiveMaxPool2d(_AdaptivePool):
     Parameters
     ----------
     output_size : int or tuple of int
-        The size of the output; None keeps a length.
+        The lengths of the last axes of the result.  None keeps the length of an axis.
 
     Examples
     --------
@@ -429,7 +429,7 @@ class AdaptiveMaxPool3d(_AdaptivePool):
     Parameters
     ----------
     output_size : int or tuple of int
-        The size of the output; None keeps a length.
+        The lengths of the last axes of the result.  None keeps the length of an axis.
 
     Examples
     --------

@@ -203,7 +203,9 @@ class EarlyStopping(_Monitor):
         self, monitor: str = "val_loss", patience: int = 5, mode: str = "min", delta: float = 0.0
     ) -> None:
         if whole_number("EarlyStopping", "patience", patience) < 1:
-            raise ArgumentError(f"EarlyStopping: patience must be a positive number of epochs, but is {patience!r}.")
+            raise ArgumentError(
+                f"EarlyStopping: patience must be a positive number of epochs, but is {patience!r}."
+            )
         super().__init__(monitor, mode, number("EarlyStopping", "delta", delta))
         self.patience = patience
         self.waited = 0
