@@ -553,9 +553,7 @@ class _Ahead:
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            if (
-                os.getpid() != self.process
-            ):  # the thread exists only in the parent process
+            if os.getpid() != self.process:  # the thread exists only in the parent process
                 raise WorkerError(
                     "DataLoader: the process was forked during a loop with prefetch=, and the child has no "
                     "thread that prepares batches.\n  Start a new loop in the child, or use prefetch=0."

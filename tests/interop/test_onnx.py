@@ -146,7 +146,9 @@ def test_arguments_are_converted_to_one_dtype(function: Any, given: Any, tmp_pat
 
 
 def test_names_and_dtypes_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"input_names must have one name for each of the 2 inputs, but is \['a'\]"):
+    with pytest.raises(
+        InputError, match=r"input_names must have one name for each of the 2 inputs, but is \['a'\]"
+    ):
         onnx.save(lambda a, b: a + b, (x(2), x(2)), tmp_path / "f.onnx", input_names=["a"])
     with pytest.raises(InputError, match=r"the model cannot be expressed in ONNX: .*complex128"):
         onnx.save(lambda a: a * 2, np.ones(2, complex), tmp_path / "f.onnx")

@@ -388,7 +388,9 @@ def test_a_group_that_lost_a_hyper_parameter_says_which() -> None:
     _give_gradients(params)
     del optimiser.groups[1].hyper["eps"]
     before = _snapshot(params, optimiser)
-    with pytest.raises(errors.ArgumentError, match=r"^Adam: the hyper-parameters of a group are missing eps.$"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"^Adam: the hyper-parameters of a group are missing eps.$"
+    ):
         optimiser.step()
     assert _snapshot(params, optimiser) == before
 

@@ -129,7 +129,10 @@ def test_options_are_checked():
     ("options", "message"),
     [
         ({"hidden": 32}, "Classifier: hidden must be a tuple of widths such as (64,), but is 32."),
-        ({"optimizer": "adam"}, "Classifier: optimizer must be callable, such as optim.AdamW, but is 'adam'."),
+        (
+            {"optimizer": "adam"},
+            "Classifier: optimizer must be callable, such as optim.AdamW, but is 'adam'.",
+        ),
         ({"module": "mlp"}, "Classifier: module must be callable, such as nn.Linear, but is 'mlp'."),
     ],
 )
