@@ -133,7 +133,7 @@ class Module:
 
     def _refuse_parameter(self, name: str, what: str) -> Never:
         raise InputError(
-            f"{type(self).__name__}.{name} is a parameter, so a {what} cannot be assigned to it.\n"
+            f"{type(self).__name__}.{name} is a parameter, so {words.a(what)} cannot be assigned to it.\n"
             "  Assign nn.Parameter(value), or copy the value into the parameter: "
             f"`with ad.no_grad(): {name}.copy_(value)`."
         )

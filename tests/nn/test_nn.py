@@ -207,9 +207,9 @@ def test_what_is_assigned_to_a_name_of_the_module() -> None:
     with pytest.raises(errors.InputError) as info:
         net.weight = np.ones(2)
     assert str(info.value) == (
-        "BatchNorm1d.weight is a parameter, so a ndarray cannot be assigned to it.\n"
-        "  Assign nn.Parameter(value), or copy the value into the parameter: weight.copy_(value) under "
-        "ad.no_grad()."
+        "BatchNorm1d.weight is a parameter, so an ndarray cannot be assigned to it.\n"
+        "  Assign nn.Parameter(value), or copy the value into the parameter: "
+        "`with ad.no_grad(): weight.copy_(value)`."
     )
     net.weight = None
     net.bias = nn.Linear(1, 1)

@@ -64,7 +64,7 @@ def test_warmup_and_sequence_pass_metrics_on_while_a_plateau_is_followed() -> No
     assert again.report_from({"loss": 1.0}, 9) == schedule.report(1.0, 9) == 0.125
     plain: Any = schedules.warmup(schedules.constant(1.0), 4)
     assert plain.state_dict() == {} and plain.report(1.0, 9) == 1.0
-    with pytest.raises(errors.ArgumentError, match="parts"):
+    with pytest.raises(errors.ArgumentError, match="schedules with a state have the indices"):
         plain.load_state_dict(schedule.state_dict())
     with pytest.raises(errors.InputError, match="a schedule must be a function of the step"):
         schedules.warmup(0.1, 3)  # type: ignore[arg-type]

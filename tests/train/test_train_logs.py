@@ -184,7 +184,7 @@ def test_what_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
     for options, text in [
         ({"loss": MSE, "optimizer": optim.Adam(other.parameters())}, "4 parameters of the optimiser do not belong to the model"),
         ({"loss": MSE, "optimizer": optim.LBFGS(model.parameters())}, r"call optimizer.step\(closure\)"),
-        ({"loss": MSE, "optimizer": adam, "metrics": {"loss": MSE}}, "are named 'loss'"),
+        ({"loss": MSE, "optimizer": adam, "metrics": {"loss": MSE}}, "have the same name: 'loss'"),
         ({"compute": MSE, "optimizer": adam, "metrics": {"a": MSE}}, "Return the metrics from compute"),
         ({"loss": MSE, "optimizer": adam, "term_norms": 0}, "term_norms must be at least 1, but is 0"),
         ({"loss": MSE, "optimizer": adam, "accumulate": 0}, "accumulate must be at least 1, but is 0"),
