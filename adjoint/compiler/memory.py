@@ -22,8 +22,8 @@ _LINE = 64  # bytes of a cache line; offsets in the arena are multiples of it
 def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node], replacing: set[int]) -> set[int]:
     """Return the ids of the nodes whose values must be in memory.
 
-    These are the outputs, and the nodes that other groups read.  ``replacing`` has the ids of nodes that may
-    be written over an input of the program.
+    These are the outputs, and the nodes that are read outside of their group (the nodes that are computed
+    together).  ``replacing`` has the ids of nodes that may be written over an input of the program.
     """
     where = {n.id: g for g in groups for n in g.nodes}
     found = {n.id for n in outputs}

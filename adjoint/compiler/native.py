@@ -126,7 +126,7 @@ class Plan:
     # The plan ----------------------------------------------------------------------------------------
 
     def _put_checks_first(self, flags: Sequence[View]) -> int:
-        """Move the groups that compute the checks to the front; return the number of these groups.
+        """Move the groups of nodes that compute the checks to the front; return how many groups these are.
 
         Checks are flags for arguments that are out of range; inputs can be overwritten as soon as the checks
         have passed.  Programs that call NumPy are not reordered.
@@ -203,7 +203,7 @@ class Plan:
             at += size
 
     def _kernels(self, g: Group) -> list[Kernel]:
-        """Return the kernels that compute a group."""
+        """Return the kernels that compute a group of nodes."""
         node = g.nodes[0]
         stored = [n for n in g.nodes if n.id in self.stored]
         if g.kind in ("loop", "conv_weight", *PRODUCTS):
@@ -319,7 +319,7 @@ class Native(Plan):
         self.in_order = self.order == list(range(len(self.fresh)))
 
     def is_worthwhile(self) -> bool:
-        """Return whether native code pays: not if it only copies large arrays, where NumPy uses views."""
+        """Return whether native code is useful: not if it only copies large arrays, as NumPy uses views."""
         if all(n.op == "copy" for g in self.groups for n in g.nodes):
             return bool(self.kernels) and sum(v.node.size * v.dtype.itemsize for v in self.fresh) <= VIEWED
         return bool(self.kernels)

@@ -33,7 +33,7 @@ _UNROLLED = 4  # vectors: shorter rows are unrolled
 def loop_kernel(
     machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place] | None = None
 ) -> Kernel:
-    """Return the kernel of a group.
+    """Return the kernel of a group, the nodes that one kernel computes.
 
     ``stored`` are the nodes whose values are written to memory.  ``places`` has, by node id, the places of
     values that are not written to the node's own memory.
