@@ -18,7 +18,7 @@ from adjoint.errors import TransformError
 __all__ = ["Batched", "HeldOps", "held", "settled"]
 
 _NOTHING = np.zeros(0)
-_NONE: list[Any] = []  # shared and never changed: only the marker of a running vmap adopts tensors
+_NONE: list[Any] = []  # shared and never changed, because only the marker of a running vmap adopts tensors
 
 
 class Batched(Lifted):
@@ -36,7 +36,7 @@ class Batched(Lifted):
         self.size_ = size  # the length of the batch
         self.value = value
         self.batched = batched
-        self.unit = False  # whether its elements are the rows of the identity
+        self.unit = False  # whether the batch elements are the rows of the identity matrix
         self.adopted: list[tuple[weakref.ref[Any], Any]] = _NONE
         self.shape: tuple[int, ...] = value.shape[1:] if batched else value.shape
 
@@ -150,7 +150,7 @@ def settled(value: Any) -> Any:
 
 
 class HeldOps(Namespace):
-    """The namespace of ops on what ``Batched`` objects contain: arrays, or outer values and tensors."""
+    """The namespace of ops on the contents of ``Batched`` values: arrays, or outer values and tensors."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         op = OPS.get(name)

@@ -5,7 +5,7 @@ and at least one of them has a batch axis.  The result has the batch axis in fro
 with axes counted from the end, so most ops work unchanged with one more axis in front.
 
 ``define(…, batch=…)`` takes a rule, or the name of one in ``BATCH_RULES``.  The rule of a single op is in
-the op's file.  Rules compute with ``held``, the ops on the contents of batched values.
+the op's file.  Rules use the ops in ``held``, which compute on the contents of batched values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def ranked(a: Any, ndim: int) -> Any:
-    """Return the value of an argument; axes of length 1 are inserted so that each element has ``ndim``."""
+    """Return the value of an argument; insert axes of length 1 so that its elements have ``ndim`` axes."""
     if type(a) is not Batched:
         return a
     if not a.batched or len(a.shape) == ndim:
@@ -67,10 +67,10 @@ def unfolded(value: Any, axis: int, size: int) -> Any:
 
 
 def empty_batch(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Evaluate an op on an empty batch, for batch rules that cannot do so.
+    """Evaluate an op on an empty batch; used by batch rules that do not support one.
 
-    The op runs on one element of zeros, and its result is sliced to length 0.  The zeros are sums over the
-    batch, so that the result stays connected to outer tensors.
+    The op runs on one element of zeros, and its result is sliced to length 0.  The zeros are computed as sums
+    over the empty batch, so that the result stays part of the graph of tensors outside ``vmap``.
     """
     values = []
     for a in args:
@@ -113,7 +113,7 @@ def fused(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
 
 
 def _widened(a: Any) -> Any:
-    """Return half precision as float32, anything else unchanged."""
+    """Return a half-precision value as float32, any other value unchanged."""
     half = isinstance(a, Batched) and a.dtype.itemsize == 2 and a.dtype.kind not in "iu"
     return dyn.astype(a, dtype=np.dtype(np.float32)) if half else a
 

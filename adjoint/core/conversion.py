@@ -1,4 +1,4 @@
-"""Conversions of a tensor to plain numbers, which disconnect it from the graph."""
+"""Checks for conversions of a tensor to plain numbers, which would lose its gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["asked_by_numpy", "check_conversion", "check_polynomial"]
 
 
 def asked_by_numpy(frame: FrameType) -> bool:
-    """Return whether NumPy converts a tensor in this frame: inside NumPy or SciPy, or in ``array[i] = x``."""
+    """Return whether the conversion of a tensor in ``frame`` is due to NumPy, SciPy or ``array[i] = x``."""
     if library_of(frame) in ("numpy", "scipy"):
         return True
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "STORE_SUBSCR"
@@ -27,7 +27,7 @@ def asked_by_numpy(frame: FrameType) -> bool:
 def check_conversion(t: Any, target: str, instead: str) -> None:
     """Raise if operations on ``t`` are recorded, because a conversion would lose its gradient.
 
-    ``target`` and ``instead`` are the result of the conversion and the remedy, for the message.
+    In the message, ``target`` names the result of the conversion and ``instead`` is the remedy.
     """
     if not grad_mode.get():
         return

@@ -1,6 +1,6 @@
 """Conversion of numbers, nested lists and arrays to tensors.
 
-All outside data pass through ``array_of``; ``tensor``, ``array`` and ``asarray`` are public.
+All data from outside pass through ``array_of``.  ``tensor``, ``array`` and ``asarray`` are public.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def tensor(
         The dtype.  The default is the dtype that NumPy chooses; Python floats get
         ``ad.get_default_dtype()``.
     device : str, optional
-        Accepted for programs of other libraries; only ``"cpu"`` exists.
+        Accepted for compatibility with other libraries; only ``"cpu"`` exists.
     requires_grad : bool
         Whether operations on the tensor are recorded.
 
@@ -248,7 +248,7 @@ def _cast(data: ndarray[Any, Any], target: np.dtype[Any], value: Any) -> ndarray
 
 
 def _cast_tensor(t: Tensor, target: np.dtype[Any]) -> Tensor:
-    """Return a tensor as another dtype, recorded."""
+    """Return a tensor converted to the dtype ``target``; the conversion is recorded."""
     check_cast(t.dtype, target)
     return t if t.dtype == target else rec.astype(t, dtype=target)
 
@@ -292,7 +292,7 @@ def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
 
 
 def _python_floats(value: Any) -> bool:
-    """Return whether an array is float64 only because of Python floats, which get the default dtype."""
+    """Return whether ``value`` consists of Python numbers, so that its floats get the default dtype."""
     return type(value) in _NUMBERS or (isinstance(value, (list, tuple)) and _all_numbers(value))
 
 
@@ -311,7 +311,7 @@ def _all_numbers(value: Any, depth: int = 0) -> bool:
     return nested and all(_all_numbers(v, depth + 1) for v in value)
 
 
-_DEEPEST = 64  # the axes an array of NumPy can have
+_DEEPEST = 64  # the largest number of axes of a NumPy array
 
 
 def _unwrap_nested(value: Any, depth: int = 0) -> Any:
@@ -347,7 +347,7 @@ def _has_history(value: Any, depth: int = 0) -> bool:
 def _is_traced(value: Any, depth: int = 0) -> bool:
     """Return whether a value is, or a nested list contains, a tensor or a number traced by ``ad.compile``.
 
-    Raises for tensors that are part of a graph.
+    Raise if it contains a tensor that is part of a graph.
     """
     if isinstance(value, (list, tuple)):
         return depth <= _DEEPEST and any(_is_traced(v, depth + 1) for v in value)
@@ -377,7 +377,7 @@ def _shared_dtype(value: Any) -> np.dtype[Any]:
 
 
 def _stacked(value: Any, dtype: np.dtype[Any]) -> Tensor:
-    """Return a nested list as a tensor, recorded."""
+    """Return a nested list that contains tensors as one tensor; record how it was stacked."""
     if not isinstance(value, (list, tuple)):
         return asarray(value, dtype=dtype)
     parts = [_stacked(v, dtype) for v in value]
@@ -407,7 +407,7 @@ def refuse_foreign(value: Any) -> None:
 
 
 def resolved(value: ArrayLike) -> Any:
-    """Return a tensor of another library whose memory contains its actual values.
+    """Return a tensor of another library in a form whose memory contains its actual values.
 
     PyTorch's ``conj()``, and ``imag`` of its result, only set a flag and leave the memory unchanged.
     Neither DLPack nor the buffer protocol transmits the flag.
@@ -421,7 +421,7 @@ def resolved(value: ArrayLike) -> Any:
 def foreign_array(what: str, value: Any) -> ndarray[Any, Any]:
     """Return the values of an array of another library, without a copy where possible.
 
-    bfloat16 becomes float32.  No gradient flows back.  ``what`` is the start of the message.
+    bfloat16 becomes float32.  No gradient flows back.  ``what`` starts the error message.
     """
     if getattr(value, "requires_grad", False) and hasattr(value, "detach"):
         value = value.detach()
@@ -458,7 +458,7 @@ def refuse_masked(value: ArrayLike) -> None:
 
 def weak_array(value: Any, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
     """Return a Python number as an array, of ``dtype`` if the kind of the number allows that."""
-    # a Python number is weak, its type is not; NumPy does not know that bfloat16 is a float
+    # type(value)() is a number, which is weak in result_type; NumPy does not know that bfloat16 is a float
     if np.result_type(dtype, type(value)()) != dtype and dtype.kind != "V":
         return np.asarray(value)
     try:

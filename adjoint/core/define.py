@@ -57,7 +57,7 @@ def define(
     Parameters
     ----------
     name : str
-        The name of the op, not used by another one.
+        The name of the op.  It must be unique.
     forward : callable
         Computes the op on plain arrays: ``forward(*arrays, **params)``.
     *rules : callable or None
@@ -66,8 +66,8 @@ def define(
     saves : str or sequence of str
         The arguments and outputs whose values the rules read, by the names that the rules use.
     reads : sequence of str, optional
-        For each rule, the names whose values it reads.  By default these are all names in its code, also
-        those of which it only uses the shape.
+        For each rule, the names of the arguments and outputs whose values it reads.  The default is every
+        name that occurs in its code, even if the rule uses only the shape.
     kind : str
         "elementwise", "linear", "bilinear" or "general".
     params : sequence of str
@@ -79,44 +79,45 @@ def define(
     joint : callable, optional
         One rule for all arguments: ``joint(xp, g, out, *arrays, wanted, **params)`` returns a list.
     fused : bool or callable
-        True: the forward gets the namespace first, ``forward(xp, *arrays, **params)``.  Or such a function,
-        beside a faster forward for plain arrays.
+        True if the forward gets the namespace first: ``forward(xp, *arrays, **params)``.  Or a separate
+        function of this form, if ``forward`` is a faster version for plain arrays.
     jvp : callable, optional
-        The derivative along tangents, where it does not follow from the kind and the rules.
+        The derivative along tangents, if it does not follow from the kind and the rules.
     batch : callable or str, optional
         How ``vmap`` evaluates the op: "leading" if the forward accepts any number of leading axes in all
         arguments, "elementwise" if the arguments broadcast, or a function (``core/batching.py``).
-        Elementwise and fused ops need none.
+        Elementwise and fused ops have a default.
     shape : callable, optional
-        The shapes and dtypes of the results without running the forward (``core/infer.py``): for ops whose
-        forward is expensive.
+        Returns the shapes and dtypes of the results without running the forward (``core/infer.py``).  For
+        ops whose forward is expensive.
     method : bool, str or sequence of str
-        True: tensors get a method of the op's name.  Or the names of methods and operators.
+        True to add a tensor method with the op's name.  Or the names of the methods and operators to add.
     holomorphic : bool
-        Whether the rule is the derivative of a holomorphic function, so that the engine conjugates where
-        complex gradients need it.  With False the rule itself handles complex arguments.
+        Whether the rule is the derivative of a holomorphic function.  If True, the engine conjugates complex
+        gradients.  If False, the rule must handle complex arguments itself.
     ufunc : ufunc, optional
-        NumPy's ufunc that becomes this op on tensors, if it is not the forward itself.
+        The NumPy ufunc that runs this op when it is called with tensors, if it is not ``forward`` itself.
     domain : object, optional
-        Where the op is smooth, for the tests: an interval, or one per argument.
+        The interval in which the op is smooth, or one interval per argument.  Tests sample from it.
     reference : callable or str
-        What tests compare its values with: a function, "module:name", or "formula" for the one in
-        ``testing/references.py``.  By default NumPy's function of the same name.
+        What tests compare the op's values with: a function, "module:name", or "formula" for the function in
+        ``testing/references.py``.  The default is NumPy's function of the same name.
     doc : str
-        The first line of its docstring.
+        The first line of the docstring of the returned function.
     reason : str
-        Why no gradient flows, where none does.
+        Why no gradient flows, for an op without a gradient.
     literals : bool
-        The forward or the rules look at Python numbers among the arguments.
+        Whether the forward or the rules inspect Python numbers among the arguments.
     selects : bool
-        Some elements may have no influence on the output.  Their gradient stays zero behind the op, even
-        where derivatives there are infinite or NaN.
+        Whether some elements may have no influence on the output, as in ``where``.  Their gradient is zero,
+        even if the derivatives of the ops that computed them are infinite or NaN.
     places : bool
-        The gradient of the one argument is zeros with ``g`` at ``params["key"]``.
+        Whether the op has one argument whose gradient is zeros, with ``g`` at the index ``params["key"]``.
     pure : bool
-        The same inputs give the same outputs, and nothing else happens.
+        Whether the op has no side effects and the same inputs always give the same outputs.
     costly : bool
-        The forward is a ufunc of one argument that is worth several threads on a large array.
+        Whether the forward is a ufunc of one argument that is slow enough to divide a large array among
+        threads.
     unread : sequence of int
         The indices of outputs that no rule reads; they are not saved.
 

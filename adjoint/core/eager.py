@@ -44,12 +44,12 @@ NO_PARAMS: dict[str, Any] = {}
 recording = grad_mode.get
 new_tensor: Callable[[], Tensor] = functools.partial(object.__new__, Tensor)
 
-# On arrays an operator calls its ufunc, after it has looked for methods of both arguments.
+# Ops use the ufunc instead of the operator, because an operator first searches both arguments for methods.
 UFUNCS: dict[Any, Callable[..., Any]] = {
     operator.add: np.add, operator.sub: np.subtract, operator.mul: np.multiply, operator.truediv: np.divide,
 }  # fmt: skip
 
-# What the texts below name, besides what they are given.
+# The global names of the source texts below.
 _NAMES = {
     "F32": F32, "F64": F64, "LEAF": LEAF, "NO_PARAMS": NO_PARAMS, "Node": Node, "Spec": Spec,
     "Tensor": Tensor, "as_result": as_result, "asarray": np.asarray, "careful": careful,
@@ -265,7 +265,7 @@ else:
 
 @functools.cache
 def _path(arity: int, has_params: bool, spread: bool) -> Callable[..., Eager]:
-    """Compile the fast path of ops of ``arity`` arrays, from one to three.
+    """Compile the fast path for ops of ``arity`` arrays (one to three); return the factory ``make(op, …)``.
 
     With ``spread``, large arrays are divided into pieces that threads compute.
     """
@@ -296,7 +296,7 @@ def _path(arity: int, has_params: bool, spread: bool) -> Callable[..., Eager]:
     return make
 
 
-# for each number of arguments: the positions of wanted gradients, and a flag per argument
+# By the number of arguments and the bits of the wanted gradients: their indices, and a flag per argument.
 _WANTED = {
     arity: [
         ([i for i in range(arity) if w >> i & 1], tuple(bool(w >> i & 1) for i in range(arity)))
@@ -311,7 +311,7 @@ def eager_of(op: Op) -> Eager:
     arity = op.arity
     if op.outputs > 1 or arity not in (1, 2, 3) or (op.params and arity != 1):
         return general(op)
-    # What is saved, by the bits of the arguments whose gradients are wanted; None if one of them has no rule.
+    # For each set of wanted gradients (as bits): which values are saved.  None if an argument has no rule.
     rough = {i for i in range(arity) if not op.smooth(i)}
     saved = [None if rough and rough & set(bits) else op.keeps(wanted) for bits, wanted in _WANTED[arity]]
     numbers: tuple[Any, Any] = ({}, {}) if op.literals else (NUMBERS64, NUMBERS32)
@@ -320,13 +320,13 @@ def eager_of(op: Op) -> Eager:
 
 
 def general(op: Op) -> Eager:
-    """Make the eager function of any op: several arrays, parameters, several outputs."""
+    """Make the eager function of an op without a fast path: any number of arrays, parameters and outputs."""
     forward = op.forward
     several = op.outputs > 1
     smooth = op.differentiable
     rough = [i for i in range(op.arity or 0) if not op.smooth(i)]
     elementwise = op.kind == "elementwise"
-    shift = int(op.arity is not None)  # of any number of arguments one bit tells: a bit each is quadratic
+    shift = int(op.arity is not None)  # any number of arguments share one bit: one bit each is quadratic
 
     def eager(*args: Any, **params: Any) -> Any:
         if several or special.count:

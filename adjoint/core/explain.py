@@ -1,4 +1,4 @@
-"""Error messages of ops: the name, the shapes, the line and the solution."""
+"""Error messages of ops, with the op's name, the shapes, the user's line and a remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["check_finite", "describe", "explained"]
 
 
 def describe(op: Op, args: tuple[Any, ...]) -> str:
-    """Describe the arguments of an op: shape, dtype and the fraction that is finite."""
+    """Return a description of an op's arguments: shape, dtype and the fraction of finite elements."""
     lines = []
     for i, a in enumerate(args):
         if type(a) is Tensor and type(a._data) is ndarray:
@@ -65,7 +65,7 @@ def _raised_by_user(error: Exception) -> bool:
 
 
 def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exception) -> Exception:
-    """Return an adjoint error to raise instead of NumPy's ``error``, with op, shapes and a solution."""
+    """Return an adjoint error to raise instead of NumPy's ``error``, with the op, the shapes and a remedy."""
     if isinstance(error, AdjointError) or not isinstance(
         error, (ValueError, TypeError, IndexError, OverflowError)
     ):
@@ -87,7 +87,7 @@ def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exce
         return DTypeError(f"{op.name}: not defined for {dtypes} (shapes {listed}): {error}")
     if isinstance(error, OverflowError):
         return ArgumentError(f"{op.name}: a number is out of range for {dtypes}: {error}")
-    if op.kind == "elementwise":  # the shapes do fit
+    if op.kind == "elementwise":  # the shapes do match
         return ArgumentError(
             f"{op.name}: {error}\n  The arguments are {dtypes}.  Convert one to float first: x.astype(float)."
         )

@@ -88,8 +88,8 @@ def infer(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Result:
 def _key(op: Op, args: tuple[Any, ...], params: dict[str, Any], alike: bool) -> Any:
     """Return the cache key of a call; None if a parameter cannot be hashed.
 
-    The dtypes of an elementwise op (``alike``) do not depend on shapes, and no result depends on the value of
-    a float.
+    The key of an elementwise op (``alike``) contains no shapes, because its dtypes do not depend on them.
+    Floats are not part of the key, because no shape or dtype depends on the value of a float.
     """
     parts: list[Any] = [op]
     for a in args:
@@ -121,7 +121,10 @@ def _frozen(value: Any) -> Any:
 
 
 def _run(op: Op, args: tuple[Any, ...], params: dict[str, Any], alike: bool) -> Result:
-    """Run the forward on stand-ins; they have one element if ``alike``, that is, for an elementwise op."""
+    """Return the shapes and dtypes of the outputs by running the forward on stand-ins.
+
+    With ``alike``, for an elementwise op, the stand-ins have one element.
+    """
     values: list[Any] = [_stand_in(a, alike) if hasattr(a, "dtype") else a for a in args]
     if alike and len(values) > 1:
         values = weak_numbers(op, values)
@@ -141,7 +144,10 @@ def _run(op: Op, args: tuple[Any, ...], params: dict[str, Any], alike: bool) -> 
 
 
 def _stand_in(a: Any, alike: bool) -> Any:
-    """Return an array of equal elements that takes no memory; integers are 0, a valid index."""
+    """Return an array with the shape and dtype of ``a`` that takes no memory (one element if ``alike``).
+
+    Its elements are 1; integers are 0, which is a valid index.
+    """
     value = np.zeros((), a.dtype) if a.dtype.kind in "biu" else np.ones((), a.dtype)
     return np.broadcast_to(value, (1,) if alike else a.shape)
 
@@ -154,7 +160,7 @@ def _identity(x: Any) -> Any:
 
 
 def like_first(x: Any, *_: Any, **__: Any) -> Result | None:
-    """Return the shape and dtype of the first argument, which must be float, as those of the output."""
+    """Return the shape and dtype of the first argument as those of the output; None if it is not float."""
     return None if x.dtype.kind in "biuc" else ((x.shape, x.dtype),)
 
 
@@ -174,8 +180,8 @@ def real_dtype(dtype: Any) -> Any:
 def reduction(dtype: Callable[[Any], Any], *, empty: bool = True) -> Callable[..., Result | None]:
     """Make the shape rule of a reduction over the parameter ``axis``, with or without ``keepdims``.
 
-    ``dtype`` maps the dtype of the elements to that of the result, or to None if it is not known.  With
-    ``empty=False`` the rule does not cover reductions of no elements, which are errors.
+    ``dtype`` maps the dtype of the elements to the dtype of the result, or to None if it is not known.  With
+    ``empty=False`` the rule returns None for a reduction of no elements, which is an error.
     """
 
     def rule(x: Any, axis: Any, keepdims: bool, **_: Any) -> Result | None:

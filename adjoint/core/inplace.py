@@ -42,10 +42,11 @@ def _measure_exclusive() -> int:
     return sys.getrefcount(data)
 
 
-# The reference count of an array that only its tensor and one local variable hold.  It is measured, because
-# interpreters differ in whether a local counts.  Without a GIL the count is the sum of two counters, of the
-# owning thread and of the others.  It is exact unless another thread changes its references at that moment;
-# that thread then reads memory that is being written to, which is undefined (docs/threads.md).
+# The reference count of an array that only its tensor and one local variable refer to.  It is measured,
+# because interpreters differ in whether a local variable counts.  Without a GIL the count is the sum of two
+# counters: one for the owning thread, one for all other threads.  It is exact unless another thread changes
+# its references at that moment; that thread then reads memory that is being written to, which is undefined
+# (docs/threads.md).
 _EXCLUSIVE = _measure_exclusive() if hasattr(sys, "getrefcount") else -1
 
 
@@ -88,7 +89,7 @@ def refuse_leaf() -> Never:
 
 
 def refuse_write(t: Tensor) -> None:
-    """Raise if a tensor is part of a graph, so that a write would change what was recorded."""
+    """Raise if a tensor is part of a graph, because a write would change recorded values."""
     node = t._node
     if special.count and (trace := tracing.get()) is not None:
         node = trace.node_before(t)
@@ -139,9 +140,10 @@ def move_version(t: Tensor) -> None:
 
 
 class Augmented:
-    """One augmented assignment: the sign, the op, and the function of two arrays and the output array.
+    """One augmented assignment operator: its sign, its op, and ``on_arrays(x, y, out)``.
 
-    ``**=`` and ``@=`` do more in NumPy than their ufuncs.
+    ``on_arrays`` is the ufunc, except for ``**=`` and ``@=``, for which NumPy's operators do more than the
+    ufuncs.
     """
 
     __slots__ = ("on_arrays", "op", "sign")
@@ -174,7 +176,7 @@ _recording, _log = grad_mode.get, writes.get
 
 
 def augmented(method: str) -> Callable[[Tensor, Any], Tensor]:
-    """Make the method of one augmented assignment."""
+    """Return the tensor method ``method`` (for example "__iadd__"), an augmented assignment."""
     assignment = AUGMENTED[method]
     op = OPS[assignment.op]
     on_arrays, exclusive, references = assignment.on_arrays, exclusive_count(), sys.getrefcount
@@ -224,7 +226,7 @@ def _stores_item(frame: FrameType) -> bool:
 
 
 class _Probe:
-    """Counts the references to a temporary object during an augmented assignment to it."""
+    """An object that counts the references to itself while ``container[key] += value`` runs on it."""
 
     count = 0
 
@@ -248,7 +250,7 @@ _TEMPORARY = _count_temporary()
 
 
 def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
-    """Replace the value of ``t`` by ``t + y`` (or another operation); record it if one is in a graph."""
+    """Set ``t`` to ``t + y`` (or another operation); record the operation if ``t`` or ``y`` is in a graph."""
     recording = _recording()
     if recording and (t._node is LEAF or is_watched(t)):
         refuse_leaf()
@@ -270,7 +272,7 @@ def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
 
 
 def _move_retained(t: Tensor, before: Node) -> None:
-    """Move ``retain_grad`` from ``before``, the node of the old value of a tensor, to that of the new one."""
+    """Move ``retain_grad`` from ``before``, the node of the old value of ``t``, to the node of its new value."""
     extra = before.extra
     if extra is not None and extra.retain is not None and extra.retain() is t:
         extra.retain = None
@@ -280,7 +282,7 @@ def _move_retained(t: Tensor, before: Node) -> None:
 def _lift(assignment: Augmented, t: Tensor, y: Tensor) -> None:
     """Make ``t`` a value of the transform that ``y`` belongs to.
 
-    A leaf is accepted only inside ``ad.compile``.
+    Raise if ``t`` is part of a graph; leaves are allowed inside ``ad.compile``.
     """
     if type(t._node) is Node or (t._node is LEAF and not isinstance(y._data, Unknown)):
         raise InPlaceError(
@@ -298,7 +300,7 @@ def _explain(assignment: Augmented, t: Tensor, y: Any, error: Exception) -> Neve
 
 
 def _check_fits(assignment: Augmented, t: Tensor, found: Tensor) -> None:
-    """Raise if ``found``, the result of ``t + y``, cannot be stored in ``t``: by its shape or its dtype."""
+    """Raise if ``found``, the result of ``t + y``, has a shape or a dtype that ``t`` cannot store."""
     if found.shape != t.shape:
         raise ShapeError(
             f"x {assignment.sign} y: the result has shape {found.shape}, but x has shape {t.shape}.\n"

@@ -76,11 +76,11 @@ class Lifted(Shaped):
     """Base class of the array-like values of transforms; operators are installed from the op table."""
 
     __slots__ = ("level", "outer")
-    __array_ufunc__: Any = None  # so that ndarray * lifted asks lifted
+    __array_ufunc__: Any = None  # so that ndarray * lifted calls lifted.__rmul__
     transform = "a transform"  # its name in messages
 
     level: int
-    outer: Lifted | None  # what was in ``enclosing`` before this value
+    outer: Lifted | None  # the value of ``enclosing`` before this one was set
     shape: Any  # the shape the user's function sees
     dtype: Any
 
@@ -101,7 +101,7 @@ class Lifted(Shaped):
         """Return whether this value contains a tensor of an outer level that requires grad."""
         return False
 
-    if TYPE_CHECKING:  # what a subclass has: abc would slow isinstance down, which the hot path asks
+    if TYPE_CHECKING:  # methods of every subclass; abc would slow down isinstance, which the hot path calls
 
         @abstractmethod
         def detached(self) -> Lifted:
@@ -116,7 +116,7 @@ class Lifted(Shaped):
 
         @abstractmethod
         def marker(self) -> Lifted:
-            """Return the value of the context variable ``enclosing`` while this transform runs."""
+            """Return the value that the context variable ``enclosing`` has while this transform runs."""
 
         @abstractmethod
         def release(self) -> list[Any]:
@@ -134,7 +134,8 @@ class Lifted(Shaped):
 class Unknown(Lifted):
     """Base class of traced values: arrays whose elements are not known yet.
 
-    ``weak`` marks a Python number, which gets the dtype of the arrays beside it; ``kind`` is its type.
+    ``weak`` is true for a traced Python number, which gets the dtype of the arrays that it is combined with.
+    ``kind`` is then the type of the number.
     """
 
     __slots__ = ()
@@ -145,7 +146,7 @@ class Unknown(Lifted):
 
         @abstractmethod
         def decide(self, function: Callable[[Any], Any]) -> Any:
-            """Return ``function`` of the array that this value has in the current call."""
+            """Return ``function(array)`` for the array that this value has in the current call."""
 
         @abstractmethod
         def check(self, function: Callable[[Any], None]) -> None:
@@ -153,11 +154,11 @@ class Unknown(Lifted):
 
         @abstractmethod
         def explain(self, function: Callable[[Any], None]) -> None:
-            """Call ``function`` with the array if a call raises IndexError; it may raise a better error."""
+            """If a call raises IndexError, call ``function`` with the array; it may raise a clearer error."""
 
         @abstractmethod
         def views(self, other: Any) -> bool:
-            """Return whether this value may be a view of the value that it was just made from."""
+            """Return whether this value may be a view of ``other``, the value that it was computed from."""
 
         @abstractmethod
         def as_number(self) -> Any:
@@ -173,7 +174,7 @@ class Unknown(Lifted):
 
         @abstractmethod
         def keep_zeros(self, live: Any) -> Any:
-            """Return this gradient with zeros where ``live`` is false, if it has a NaN, else unchanged."""
+            """Return this gradient; if it contains a NaN, then with zeros where ``live`` is false."""
 
         @abstractmethod
         def add_into(self, total: Any, key: Any) -> Any:

@@ -9,12 +9,12 @@ import numpy as np
 
 __all__ = ["keep_freed_memory"]
 
-# The largest block from which glibc still learns (DEFAULT_MMAP_THRESHOLD_MAX), less its own header.
+# The largest block that still raises glibc's threshold (DEFAULT_MMAP_THRESHOLD_MAX), less glibc's header.
 _LARGEST_LESSON = 32 * 2**20 - 2**13
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep up to 64 MB of freed memory instead of returning it to the system at once.
+    """Make malloc keep up to 64 MB of freed memory instead of returning it to the system immediately.
 
     By default glibc maps each block above 128 kB from the system and unmaps it when it is freed.  A training
     step allocates the same blocks again and again, so each temporary costs page faults: up to a quarter of
@@ -25,5 +25,5 @@ def keep_freed_memory() -> None:
     this (docs/adr/0010).
     """
     if sys.platform == "linux":
-        with suppress(MemoryError):  # a limit on address space
+        with suppress(MemoryError):  # the address space may be limited
             np.empty(_LARGEST_LESSON, np.uint8)

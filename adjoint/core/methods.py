@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPOSED", "REFLECTED", "Methods", "attach", "install"]
 
-# Operators whose arguments come in the other order.  The ops of __radd__ and __rmul__ are symmetric: without
-# the exchange they save a call.
+# Operators that call their op with exchanged arguments.  The ops of __radd__ and __rmul__ are symmetric, so
+# these two skip the exchange and save a call.
 REFLECTED = frozenset(
     f"__r{name}__" for name in "sub truediv floordiv mod pow matmul and or xor lshift rshift".split()
 )

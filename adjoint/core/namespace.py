@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Namespace", "Value", "dyn", "raw", "rec"]
 
-# What a rule computes with: arrays in ``raw``, tensors in ``rec``, values of a transform in ``dyn``.  Type
-# checkers cannot express that an operator returns what its namespace computes with.
+# The type of the values in a rule: arrays in ``raw``, tensors in ``rec``, values of a transform in ``dyn``.
+# Type checkers cannot express that an operator returns the type that belongs to the namespace.
 Value: TypeAlias = Any
 
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Callable[..., Tensor]: ...
 
-else:  # a module: the interpreter finds its attributes fastest
+else:  # a module, because attribute access is fastest on modules
     _Recorded = Namespace = ModuleType
 
 

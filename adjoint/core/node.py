@@ -35,8 +35,8 @@ __all__ = [
     "new_node",
 ]
 
-# Held while something, such as a hook, is attached to a tensor or node that threads may share.
-# It can be entered again: a finaliser or a signal handler may run inside it.
+# The lock for attaching hooks and other data to a tensor or node that threads may share.  It is reentrant,
+# because a finaliser or a signal handler may run while it is held.
 attaching = held_across_fork(threading.RLock())
 
 
@@ -65,7 +65,7 @@ class Node:
     parents: tuple[Any, ...]  # a Node, a leaf Tensor, or None where no gradient flows
     # The arguments for the rules: an array or number, or a Spec if it was not saved.  None once released.
     args: tuple[Any, ...] | None
-    # The saved arguments that can be written to, with their versions at recording; None: none.
+    # The saved arguments that can be written to, with their versions at recording; None if there are none.
     # A tensor with a node cannot be written to.
     versions: tuple[tuple[Any, int], ...] | None
     out: Any  # the saved output array, or None
@@ -101,7 +101,7 @@ class NodeExtra:
         self.retain: weakref.ref[Any] | None = None
         self.where: str | None = None
         self.inputs: str | None = None
-        self.packed = False  # what was saved went through saved_tensors_hooks
+        self.packed = False  # whether saved_tensors_hooks packed the saved values
         # The nodes of the outputs of an op that has several; None for an output of integers.
         self.picks: list[weakref.ref[Node] | None] | None = None
 
@@ -144,7 +144,10 @@ node.extra = None
 
 
 def inlined(text: str, parts: dict[str, str]) -> str:
-    """Replace each ``{name}`` in Python source by a part; a part that is a whole line is indented."""
+    """Return the Python source ``text`` with each ``{name}`` replaced by ``parts[name]``.
+
+    The lines of a part are indented like ``{name}`` if that is alone on its line.
+    """
 
     def replaced(match: re.Match[str]) -> str:
         lines = parts[match[2]].strip("\n").split("\n")
@@ -179,7 +182,7 @@ new_node: Callable[..., Node] = compiled(
 
 
 class Spec(Shaped):
-    """The shape and dtype of an argument that was not saved."""
+    """The shape and dtype of an argument that was not saved.  Reading its values raises NotSavedError."""
 
     __slots__ = ("dtype", "op", "shape")
 
@@ -246,7 +249,7 @@ class HookList:
             return list(self.hooks.values())
 
     def to_call(self) -> list[Callable[..., Any]]:
-        """Return the current hooks, which the caller calls.  A trace guards what their code reads."""
+        """Return the current hooks for the caller to call; a running trace guards what their code reads."""
         if (trace := tracing.get()) is not None:
             with attaching:
                 given = list(self.hooks.items())

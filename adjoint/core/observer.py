@@ -12,10 +12,11 @@ __all__ = ["Observer", "observer", "unobserved"]
 
 
 class Observer:
-    """Base class of observers; ``with`` makes an observer active in this thread or task.
+    """Base class of objects that are notified when ops run; ``with`` activates one in this thread or task.
 
-    While an observer is active, ``config.special.count`` is not 0, so ops run by ``record.careful``, which
-    calls the observer.  Otherwise the context variable is never read.  Methods must not raise or run ops.
+    While an observer is active, ``config.special.count`` is positive, so each op runs through
+    ``record.careful``, which calls the methods below.  Without an observer the context variable is not read.
+    Methods must not raise and must not run ops.
     """
 
     def __enter__(self) -> Any:
@@ -40,10 +41,13 @@ class Observer:
         """Called with the result of an op: tensors, with their nodes if they were recorded."""
 
     def left(self, t: Any, view: Any, how: str) -> None:
-        """Called when values of ``t`` leave the graph: as the tensor ``view``, or as numbers (None)."""
+        """Called when the values of ``t`` leave the graph by the operation ``how``, for example "detach()".
+
+        ``view`` is the resulting tensor, or None if the result consists of plain numbers.
+        """
 
     def pulling(self, step: Callable[..., None]) -> Callable[..., None]:
-        """Return the function that a backward calls for each node, with the arguments of ``pull``."""
+        """Return the function that a backward calls for each node instead of ``step`` (the engine's pull)."""
         return step
 
     def failed(self, root: Any) -> None:
@@ -54,7 +58,7 @@ class Observer:
         return run(*args, **kwargs)
 
     def compiled(self, function: Any, inline: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Call a compiled function; by default its Python function, so that its ops are seen."""
+        """Call a compiled function.  By default run its Python function, to observe its ops."""
         return inline(*args, **kwargs)
 
 

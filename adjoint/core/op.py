@@ -27,35 +27,36 @@ class Op:
     forward: Callable[..., Any]  # on plain arrays
     # A function or None per array argument; empty where ``joint`` is given.
     rules: tuple[Any, ...]
-    joint: RuleFunction | None  # one rule for all arguments, with ``wanted`` per argument
+    joint: RuleFunction | None  # one rule for all arguments; it gets ``wanted``, a flag per argument
     kind: str
     arity: int | None  # the number of array arguments; None for any number
     arg_names: tuple[str, ...]
     out_name: str
-    saves_args: tuple[bool, ...]  # for arity None: one entry for all
+    saves_args: tuple[bool, ...]  # for arity None: one flag for all arguments
     saves_out: bool
-    reads: tuple[tuple[frozenset[int], bool], ...]  # per rule: the arguments, and the output, it reads
+    # Per rule: the indices of the arguments that it reads, and whether it reads the output.
+    reads: tuple[tuple[frozenset[int], bool], ...]
     params: tuple[str, ...]
     outputs: int = 1
     jvp: RuleFunction | None = None
-    batch: Callable[..., Any] | None = None  # how vmap evaluates it (core/batching.py)
+    batch: Callable[..., Any] | None = None  # how vmap evaluates the op (core/batching.py)
     shape: Callable[..., Any] | None = None  # shapes and dtypes of the results, without running the forward
     fused: Callable[..., Any] | None = None  # the forward written on xp
     holomorphic: bool = True  # the engine conjugates around the rule; False: the rule does it itself
-    methods: tuple[str, ...] = ()  # the methods and operators of tensors that it becomes
-    domain: Any = None  # where it is smooth, for the tests
-    reference: Callable[..., Any] | str = ""  # what tests compare its values with (testing/references.py)
+    methods: tuple[str, ...] = ()  # the names of the tensor methods and operators that run the op
+    domain: Any = None  # where the op is smooth, for the tests
+    reference: Callable[..., Any] | str = ""  # what tests compare the values with (testing/references.py)
     doc: str = ""
     reason: str = ""  # why no gradient flows
-    literals: bool = False  # the forward or the rules look at Python numbers among the arguments
+    literals: bool = False  # the forward or the rules inspect Python numbers among the arguments
     selects: bool = False  # elements without influence get a zero gradient, whatever their values are
     places: bool = False  # the gradient of its argument is zeros with g at params["key"]
-    pure: bool = True  # the same inputs give the same outputs, and nothing else happens
+    pure: bool = True  # no side effects; the same inputs give the same outputs
     costly: bool = False  # the forward is a ufunc that is worth several threads on a large array
-    unread: frozenset[int] = frozenset()  # of several outputs that are saved, those that no rule reads
+    unread: frozenset[int] = frozenset()  # the indices of outputs that no rule reads; they are not saved
     call: bool = False  # a call of a user's function: its rule runs forward and backward itself
     eager: Callable[..., Any] = field(init=False)
-    unsaved: Spec = field(init=False)  # what an elementwise rule gets for what was not saved
+    unsaved: Spec = field(init=False)  # what an elementwise rule gets in place of an unsaved argument
     blank: tuple[Any, ...] = field(init=False)
     differentiable: bool = field(init=False)
     saves_any: bool = field(init=False)
@@ -90,11 +91,12 @@ class Op:
         return (*args, self.saves_out and True in [out for _, out in used])
 
     def split(self, wanted: int, count: int) -> Split:
-        """Return ``keeps`` as positions: the saved arguments, the others, and whether the output is saved.
+        """Return the indices of the saved arguments, those of the others, and whether the output is saved.
 
         Bit i of ``wanted`` is set if the gradient of argument i is wanted.  There are ``count`` arguments.
+        ``keeps`` decides what is saved.
         """
-        if self.arity is None:  # all alike; not remembered, because counts are unbounded
+        if self.arity is None:  # all arguments alike; not cached, because their number is unbounded
             every = range(count)
             return (every, (), self.saves_out) if self.saves_args[0] else ((), every, self.saves_out)
         found = self._split.get((wanted, count))
@@ -106,7 +108,7 @@ class Op:
         return found
 
     def arg_name(self, i: int) -> str:
-        """The name of argument ``i`` in the rule."""
+        """Return the name of argument ``i`` in the rules."""
         return self.arg_names[i] if self.arity is not None else f"{self.arg_names[0]}[{i}]"
 
     def __repr__(self) -> str:
@@ -114,7 +116,7 @@ class Op:
 
 
 def names_read(rule: RuleFunction, names: Iterable[str]) -> frozenset[str]:
-    """Return those of the parameters ``names`` that the code of a rule reads.
+    """Return the parameters in ``names`` that the code of a rule reads.
 
     The bytecode is decoded here, because ``dis`` takes fifty times as long and this runs at every import.
 
@@ -131,12 +133,12 @@ def names_read(rule: RuleFunction, names: Iterable[str]) -> frozenset[str]:
             read.add(arg)
         elif op in _LOAD_TWO:
             read.update((arg >> 4, arg & 15))
-    # a parameter that an inner function reads is a cell; other cells are numbered behind the variables
+    # a parameter that an inner function reads is a cell; other cells are numbered after the variables
     return frozenset(names) & {*code.co_cellvars, *(v for i, v in enumerate(code.co_varnames) if i in read)}
 
 
-# Where an instruction does two things, one of them may be a store: what is stored counts as read, which costs
-# memory at worst.
+# Some instructions access two variables, and one access may be a store.  The stored variable is counted as
+# read too, which at worst saves a value that is not needed.
 _LOADS = {name: code for name, code in dis.opmap.items() if "LOAD_FAST" in name}
 _LOAD_TWO = frozenset(code for name, code in _LOADS.items() if name.count("_FAST") == 2)
 _LOAD_ONE = frozenset(_LOADS.values()) - _LOAD_TWO

@@ -58,8 +58,8 @@ __all__ = [
 
 _recording = grad_mode.get
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
-# Numbers as arrays: the numbers that a program combines with tensors are few, and making an array costs as
-# much as an op.  Zeros have the keys "0" and "-0".
+# Caches of Python numbers as 0-d arrays.  A program combines few different numbers with tensors, and making
+# an array costs as much as an op.  The keys of zeros are "0" and "-0".
 NUMBERS64: dict[float | str, ndarray[Any, Any]] = {}
 NUMBERS32: dict[float | str, ndarray[Any, Any]] = {}
 
@@ -101,8 +101,8 @@ def weak_number(op: Op, value: Any, dtype: Any) -> Any:
 def weak_numbers(op: Op, values: Sequence[Any], arrays: Sequence[Any] | None = None) -> list[Any]:
     """Convert the Python numbers among the arguments of an elementwise op to the dtype of its float arrays.
 
-    A forward may call several NumPy functions, and one that gets only the number would convert it to float64.
-    ``arrays`` are the values that have a dtype of their own; by default all that have one.
+    A forward may call several NumPy functions; a function that gets only the number would convert it to
+    float64.  ``arrays`` are the values that determine the dtype, by default all of ``values``.
     """
     dtype: Any = None
     for v in values if arrays is None else arrays:
@@ -115,7 +115,7 @@ def weak_numbers(op: Op, values: Sequence[Any], arrays: Sequence[Any] | None = N
 
 
 def parents_of(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return the node or leaf that the gradient of each argument flows to; None if no gradient is needed."""
+    """Return the node or leaf for the gradient of each argument; None if no argument needs a gradient."""
     found = False
     parents = []
     for i, a in enumerate(args):
@@ -140,7 +140,7 @@ def make_node(
 
     Bit i of ``wanted`` is set if argument i has a parent.  ``values`` are the arguments with arrays in place
     of tensors.  ``data`` is the output array, or a tuple of output arrays.  The fast paths create nodes
-    inline, from the same text as ``new_node``, because they run only if no tape or mode needs the nodes.
+    inline, from the same source as ``new_node``, because they run only if no tape or mode needs the nodes.
     """
     kept, dropped, keeps_out = op.split(wanted, len(args))
     if dropped:
@@ -203,7 +203,7 @@ def node_of_smooth(
 
 
 def joined_copy(t: Tensor, parent: Any) -> Tensor:
-    """Return a tensor with the values of ``t``, whose gradient flows to ``parent`` (to nothing if None)."""
+    """Return a copy of ``t`` with its own node, whose gradient flows to ``parent`` (nowhere if None)."""
     fresh = wrap(t._data)
     fresh._node = node_of(OPS["copy"], (t,), {}, (parent,), t._data)
     return fresh
@@ -347,20 +347,23 @@ def coerce(op: Op, a: Any) -> Any:
     if special.count and type(a) is ndarray and (trace := tracing.get()) is not None:
         return wrap(trace.array(a))
     array = array_of(a)
-    # memory from outside is copied where backward reads it or the output could share it
+    # copy the user's array if backward reads it or the output may share its memory
     keeps = op.kind != "elementwise" or any(op.saves_args)
     return wrap(array.copy() if keeps else array)
 
 
 def constant(array: ndarray[Any, Any], copies: bool, args: tuple[Any, Any]) -> Tensor:
-    """Return a float array among the arguments of a fast path as a tensor; see ``coerce`` for ``copies``."""
+    """Return a float array that was passed to a fast path as a tensor; copy the array if ``copies``.
+
+    ``args`` are both arguments of the op.
+    """
     if "numpy.polynomial" in sys.modules:
         check_polynomial(sys._getframe(2), args)
     return wrap(array.copy() if copies else array)
 
 
 def innermost(values: Any) -> Lifted | None:
-    """Return the one of ``values`` that belongs to the innermost transform; None if none belongs to one."""
+    """Return the value that belongs to the innermost transform; None if no value belongs to a transform."""
     top: Lifted | None = None
     for v in values:
         if isinstance(v, Lifted) and (top is None or v.level > top.level):
@@ -369,7 +372,10 @@ def innermost(values: Any) -> Lifted | None:
 
 
 def at_level(a: Any, top: Lifted) -> Any:
-    """Return a tensor of an outer level as a constant of the transform of ``top``; keep it in its graph."""
+    """Return an argument of an op as a value of the innermost transform, which is the one of ``top``.
+
+    A tensor from outside the transform becomes a constant inside it, but stays part of its graph.
+    """
     if not isinstance(a, Tensor):
         return a
     data = a._data
@@ -379,7 +385,7 @@ def at_level(a: Any, top: Lifted) -> Any:
 
 
 def evaluate(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Evaluate an op on arrays and values of transforms, without recording it at the innermost level."""
+    """Evaluate an op on arrays and values of transforms; the innermost transform does not record it."""
     top = innermost(args)
     if top is None:
         return op.forward(*args, **params)
@@ -387,13 +393,13 @@ def evaluate(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 
 
 def compute(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Evaluate an op on what values of a transform contain: arrays, or values and tensors of outer levels."""
+    """Evaluate an op on the contents of a transform's values: arrays, or values and tensors from outside."""
     plain = True
     for a in args:
         if type(a) is ndarray:
             continue
         if isinstance(a, Tensor):
-            # nobody outside has these arrays: wrapped, so that no copy is made
+            # no other code refers to these arrays, so wrap them without a copy
             return op.eager(*(wrap(a) if isinstance(a, (ndarray, Lifted)) else a for a in args), **params)
         plain = plain and not isinstance(a, Lifted)
     return op.forward(*args, **params) if plain else evaluate(op, args, params)
@@ -402,7 +408,7 @@ def compute(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 def _watched_parents(
     op: Op, operands: tuple[Any, ...], parents: tuple[Any, ...] | None
 ) -> tuple[Any, ...] | None:
-    """Return ``parents`` with the operands added that a tape watches, although they do not require grad."""
+    """Return ``parents``, plus the operands that do not require grad but are watched by a tape."""
     found = list(parents or (None,) * len(operands))
     for i, a in enumerate(operands):
         if found[i] is None and isinstance(a, Tensor) and op.smooth(i) and tracked(a):
@@ -411,7 +417,10 @@ def _watched_parents(
 
 
 def output_node(node: Node, index: int) -> Node | None:
-    """Return the node of one output of an op: that of the output tensor if it exists, else a new one."""
+    """Return the node of output ``index`` of an op with several outputs; None if the output is not float.
+
+    If the output tensor exists, this is the tensor's node, otherwise a new node.
+    """
     extra = node.extra
     if extra is not None and extra.picks is not None:
         known = extra.picks[index]
@@ -424,7 +433,7 @@ def output_node(node: Node, index: int) -> Node | None:
 
 
 def pick(node: Node, index: int) -> Node:
-    """Make the node of output ``index``, given the node of an op with several outputs."""
+    """Make the node of output ``index``; ``node`` is that of the op, which has several outputs."""
     child = new_node(PICK, (node,), (), None, None, {"index": index}, node.shape[index], node.dtype[index])
     if special.count:
         _show(child, ())

@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 
 
 class Shaped:
-    """An object with a shape."""
+    """Base class of objects that have a ``shape``: adds ``ndim`` and ``size``."""
 
     __slots__ = ()
 
@@ -147,7 +147,7 @@ def number(op: str, name: str, value: Any) -> float:
         if axes or isinstance(value, (str, bytes)):
             raise TypeError
         return float(value)
-    except AdjointError:  # of a tensor: inside a transform it may have no numbers
+    except AdjointError:  # raised by a tensor whose values are not available inside a transform
         raise
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{op}: {name} must be a number, but got {value!r}.") from None

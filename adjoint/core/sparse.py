@@ -1,8 +1,9 @@
 """Sparse gradients: the rows of a large table that were used, and their values.
 
-``SparseRows`` is the array-like object that flows through a first-order backward.  Its sum with another one
-is sparse, its sum with an array is dense, so the engine can add it like any contribution.  ``SparseGradient``
-is the tensor that users see.  It has rows and values, and becomes dense when an operation needs its elements.
+``SparseRows`` is the array-like object that a first-order backward passes from node to node.  The sum of two
+``SparseRows`` is sparse, and the sum of ``SparseRows`` and an array is dense, so the engine adds them like
+any other gradients.  ``SparseGradient`` is the tensor that users get.  It has rows and values, and becomes
+dense when an operation needs its elements.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class SparseRows:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes in memory, of ``rows`` and ``values``."""
+        """The number of bytes that ``rows`` and ``values`` occupy together."""
         return self.rows.nbytes + self.values.nbytes
 
     def coalesced(self) -> SparseRows:
-        """Return the same array with each row once, in order; half precision is summed in float32."""
+        """Return the same array with each row once, ascending; half precision is summed in float32."""
         if self._unique:
             return self
         order = np.argsort(self.rows, kind="stable")
@@ -84,7 +85,7 @@ class SparseRows:
         return out
 
     def add_to(self, out: Array) -> None:
-        """Add this to a dense array, touching only its rows."""
+        """Add this sparse array to the array ``out`` in place; only the rows in ``rows`` are written."""
         part = self.coalesced()
         out[part.rows] += part.values
 
@@ -94,7 +95,7 @@ class SparseRows:
         return SparseRows(np.concatenate([self.rows, other.rows]), values, self.shape)
 
     def astype(self, dtype: Any, copy: bool = True) -> SparseRows:
-        """Return the same rows with values of another dtype."""
+        """Return the same rows with the values converted to ``dtype``."""
         return self.mapped(self.values.astype(dtype, copy=copy))
 
     def mapped(self, values: Array) -> SparseRows:
@@ -105,7 +106,7 @@ class SparseRows:
         return self.to_dense(dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Keep sums, conjugates and multiples sparse; anything else becomes dense."""
+        """Apply a ufunc: sums, conjugates and products with a number stay sparse, other results are dense."""
         if method == "__call__" and "where" not in kwargs:
             if ufunc is np.add and len(inputs) == 2:
                 return _added(*inputs, **kwargs)
@@ -143,11 +144,12 @@ def _added(a: Any, b: Any, out: Any = None, dtype: Any = None) -> Any:
 
 
 class SparseGradient(Tensor):
-    """A gradient with few rows that are not zero.
+    """A gradient in which only a few rows are not zero.
 
-    It has the attributes ``rows`` and ``values``; ``coalesce()`` returns it with each row once, and
-    ``to_dense()`` returns the whole tensor.  Sums of two, multiples, norms and clipping keep it sparse;
-    other operations use the dense values.  ``ad.sparse_gradient`` makes one.
+    Its attributes are ``rows`` and ``values``.  ``coalesce()`` returns the gradient with each row once, and
+    ``to_dense()`` returns an ordinary tensor.  The sum of two sparse gradients, a multiple and a clipped
+    gradient are sparse too; other operations use the dense values.  ``ad.sparse_gradient`` makes sparse
+    gradients.
 
     Parameters
     ----------
@@ -190,7 +192,7 @@ class SparseGradient(Tensor):
 
     @property
     def _data(self) -> Array:
-        # read-only, so that `writable` uses the setter: a write here would be lost
+        # read-only, so that `writable` calls the setter, which raises: a write into this array would be lost
         dense = self._rows.to_dense()
         dense.flags.writeable = False
         return dense
@@ -223,12 +225,12 @@ class SparseGradient(Tensor):
 
     @property
     def itemsize(self) -> int:
-        """The bytes of one element."""
+        """The number of bytes of one element."""
         return self.dtype.itemsize
 
     @property
     def rows(self) -> Array:
-        """The numbers of the rows; a number may occur several times, unless the gradient is coalesced."""
+        """The row indices; an index may occur several times, unless the gradient is coalesced."""
         return read_only(self._rows.rows)
 
     @property
@@ -245,11 +247,11 @@ class SparseGradient(Tensor):
         return wrap(self._rows.to_dense())
 
     def detach(self) -> Tensor:
-        """Return the gradient itself: it is not part of a graph."""
+        """Return the gradient itself, because a sparse gradient is never part of a graph."""
         return self
 
     def astype(self, dtype: Any, *, copy: bool = True, device: Any = None) -> Tensor:
-        """Return the gradient with values of another dtype, still sparse."""
+        """Return the gradient with its values converted to ``dtype``, still sparse."""
         check_device("astype", device)
         return SparseGradient.of(self._rows.astype(np.dtype(dtype), copy=copy))
 
@@ -296,7 +298,7 @@ def _unpickle_rows(rows: Array, values: Array, shape: tuple[int, ...]) -> Sparse
 
 
 def as_gradient_tensor(g: Any) -> Tensor:
-    """Return a gradient (array, NumPy scalar, sparse rows or tensor) as users see it."""
+    """Return a gradient (array, NumPy scalar, ``SparseRows`` or tensor) as the tensor that users get."""
     if type(g) is ndarray:
         return wrap(g)
     if isinstance(g, Tensor):

@@ -51,15 +51,15 @@ __all__ = [
     "writes",
 ]
 
-# Held while .grad is read and replaced.  It can be entered again: a finaliser or a signal handler
-# may run inside it.
+# The lock for reading and replacing .grad.  It is reentrant, because a finaliser or a signal handler may run
+# while it is held.
 committing = held_across_fork(threading.RLock())
 
 
 class _Clock:
     """A counter of the writes to tensors that do not require grad.
 
-    The version of such a tensor is the number of its last write.
+    The version of such a tensor is the value of the counter after its last write.
     """
 
     __slots__ = ("now",)
@@ -108,7 +108,8 @@ class Tensor(Methods):
     _node: Any  # None: constant; LEAF: a leaf that requires grad; a Node: made by that op
     _version: int  # incremented by each write
     _extra: _Extra | None
-    # Set only on views that are not part of a graph: a weak reference to the viewed tensor, and its _source.
+    # Set only on views that are not part of a graph: a weak reference to the viewed tensor, and that tensor's
+    # own _source.
     _source: tuple[weakref.ref[Tensor], Any]
 
     def __new__(cls, *_: object, **__: object) -> Tensor:
@@ -158,7 +159,7 @@ class Tensor(Methods):
     def requires_grad(self) -> bool:
         """Whether operations on this tensor are recorded for differentiation."""
         if special.count and (trace := tracing.get()) is not None:
-            trace.touch((self,))  # so that the program is used only while this does not change
+            trace.touch((self,))  # the compiled program is valid only while requires_grad does not change
         return self._node is not None
 
     @requires_grad.setter
@@ -494,13 +495,13 @@ class Tensor(Methods):
         if not self.ndim:
             raise InputError("a 0-d tensor cannot be iterated over.  Use x.item() for its value.")
         if self._node is not None:
-            return iter(self.unstack())  # one node for all, so that backward is linear in their number
+            return iter(self.unstack())  # one node for all elements, so that backward takes linear time
         return (self[i] for i in range(self.shape[0]))
 
     def __contains__(self, value: Any) -> bool:
         return bool((self == value).any())
 
-    __hash__ = object.__hash__  # the C function: the engine's dictionaries hash leaves
+    __hash__ = object.__hash__  # the C function, for speed: leaves are keys in the engine's dictionaries
 
     def __repr__(self) -> str:
         if type(self._data) is not ndarray:
@@ -579,7 +580,7 @@ def _unpickle(data: ndarray[Any, Any], requires_grad: bool) -> Tensor:
 
 def read_only(data: ndarray[Any, Any]) -> ndarray[Any, Any]:
     """Return a view that NumPy cannot make writable, because its base is a read-only buffer."""
-    if data.dtype.name == "bfloat16":  # the buffer protocol does not have it
+    if data.dtype.name == "bfloat16":  # the buffer protocol does not support it
         return read_only(data.view(np.uint16)).view(data.dtype)
     return np.asarray(data.data.toreadonly())
 
@@ -625,7 +626,7 @@ def concrete(t: Tensor, what: str, cure: str = _CURE) -> ndarray[Any, Any]:
 
 
 def note_reading(*tensors: Any) -> None:
-    """Report that tensors are read, to the running trace and to the detection of changes.
+    """Tell the running trace, and the detector of changed tensors, that these tensors are read.
 
     Call this only while ``special.count`` is not 0.
     """
@@ -677,7 +678,7 @@ def note_view(view: Tensor, source: Tensor) -> None:
             return
     elif (
         mine is data
-    ):  # an array of its own, whose base shows that it is a view, also after a write to source
+    ):  # give the view its own array object, whose base identifies it as a view even after a write to source
         mine = view._data = data.view()
     base = getattr(mine, "base", None)
     if mine is data or (base is not None and (base is data or base is data.base)):

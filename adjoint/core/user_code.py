@@ -22,7 +22,7 @@ LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
 
 
 def library_of(frame: FrameType) -> str:
-    """Return the top-level package whose code runs in a frame; "" for the programs of ``adjoint.cli``."""
+    """Return the top-level package of the code in ``frame``; "" for ``adjoint.cli``, which is user code."""
     name = str(frame.f_globals.get("__name__", ""))
     return "" if name.startswith("adjoint.cli.") else name.partition(".")[0]
 
@@ -81,7 +81,7 @@ def warn(message: str, category: type[Warning] = UserWarning, frame: FrameType |
 
 
 class _NumPyWarning:
-    """The message pattern of a warning filter: it moves floating-point warnings to the user's line.
+    """The message pattern of a warning filter that moves floating-point warnings to the user's line.
 
     NumPy reports an overflow or a division by zero at the Python line that called the ufunc, which is a line
     of adjoint.  Python's warning machinery calls ``match`` in that frame.  A match means that the warning was
@@ -92,7 +92,7 @@ class _NumPyWarning:
 
     def match(self, text: str) -> bool:
         frame = sys._getframe(1)
-        # the warning that is issued again is looked up in the frame of ``warn``
+        # ``warn`` issues the warning again in its own frame: do not match that one
         if library_of(frame) != "adjoint" or frame.f_code is warn.__code__ or not self._text.match(text):
             return False
         warn(text, RuntimeWarning, frame)
@@ -100,8 +100,8 @@ class _NumPyWarning:
 
 
 def relocate_numpy_warnings() -> None:
-    """Let NumPy's floating-point warnings inside adjoint name the user's line.
+    """Make NumPy's floating-point warnings inside adjoint show the user's line.
 
-    The filter is the last one: filters of the user and of test frameworks come first.
+    The filter is added last, so that filters of the user and of test frameworks take precedence.
     """
     warnings.filters.append(("ignore", _NumPyWarning(), RuntimeWarning, None, 0))  # type: ignore[attr-defined]  # a list

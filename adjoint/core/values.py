@@ -1,4 +1,4 @@
-"""The values of tensors for Python conditions and checks, and what is known of them inside transforms."""
+"""Functions that read the values of tensors for Python conditions and checks, also inside transforms."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ __all__ = ["decide", "number_of", "tracked", "unknown", "varies", "verify"]
 
 
 def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
-    """Return ``function`` of the values of a tensor, for a Python condition; None inside a transform.
+    """Return ``function(values)`` for the values of a tensor; None if they are not available (``vmap``).
 
-    A compiled function calls ``function`` before each call, and is traced again if the result has changed.
-    Inside the body of a loop ``function`` gets the values of all steps at once, stacked along a first axis.
+    The result is for a Python condition.  A compiled function calls ``function`` again before each call, and
+    is traced again if the result has changed.  Inside the body of a loop, ``function`` gets the values of all
+    steps stacked along the first axis.
     """
     if special.count:
         note_reading(t)
@@ -34,7 +35,7 @@ def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
 def verify(function: Callable[[ndarray[Any, Any]], None], t: Tensor) -> None:
     """Call ``function``, which may raise, with the values of a tensor; do nothing inside ``vmap``.
 
-    A compiled function calls ``function`` at each call.
+    A compiled function calls ``function`` again each time it runs.
     """
     if special.count:
         note_reading(t)
