@@ -272,7 +272,7 @@ def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
 
 
 def _move_retained(t: Tensor, before: Node) -> None:
-    """Move ``retain_grad`` from ``before``, the node of the old value of ``t``, to the node of its new value."""
+    """Move ``retain_grad`` from ``before``, the node of the old value of ``t``, to that of the new value."""
     extra = before.extra
     if extra is not None and extra.retain is not None and extra.retain() is t:
         extra.retain = None

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _AnomalyMode(ContextMode[bool]):
-    """The context manager of ``detect_anomaly``: each op checks its result instead of NumPy's warnings."""
+    """The context manager of ``detect_anomaly``: each op checks its result, and NumPy's warnings are off."""
 
     _variable = record.anomaly
 
@@ -55,7 +55,7 @@ def detect_anomaly(mode: Any = True) -> Any:
 
     It is a context manager and a decorator, also for generators and coroutines.  The error names the op,
     the shape, dtype and finite fraction of its inputs, and the line of the program that recorded it.  The
-    check takes time.
+    checks make each op slower.
 
     Parameters
     ----------

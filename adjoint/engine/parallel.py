@@ -1,4 +1,4 @@
-"""Run a plan in several threads, with the same bits as in one.
+"""Run a plan in several threads; the results are bitwise equal to those of one thread.
 
 The caller is one of the workers.  Helper threads are started when several nodes are ready, and end with the
 run.  A worker takes nodes whose consumers are all done.  Contributions to a node or leaf are summed in the
@@ -75,7 +75,7 @@ class _Inbox:
 
     def __init__(self, key: Any, index: int) -> None:
         self.key = key
-        self.index = index  # its place in the order; -1 for a leaf
+        self.index = index  # the index of its node in the order; -1 for a leaf
         self.expected = 0
         self.taken = 0
         self.first = -1  # the position of the first contribution that is not None
@@ -94,21 +94,21 @@ class _Inbox:
         return batch
 
 
-_Claims = list[tuple[_Inbox, list[Any]]]  # inboxes and the contributions that a worker adds to each
+_Claims = list[tuple[_Inbox, list[Any]]]  # inboxes, each with the contributions that a worker adds to it
 
 
 class _Crew:
     """The workers of one run and their shared state, which ``lock`` protects.
 
     No ``with`` block contains a loop: in some versions of CPython an interrupt at the jump back to the start
-    of a loop skips the end of the block, and the lock would stay locked.  Such loops are in methods.
+    of a loop skips the end of the block, and the lock would stay locked.  Such loops are in separate methods.
     Hooks and leaf events run under ``user_code``, one at a time, so that they may share state.
     """
 
     def __init__(self, plan: Plan, run: Run, workers: int) -> None:
         self.plan = plan
         self.run = run
-        self.limit = workers - 1  # helpers at most
+        self.limit = workers - 1  # the largest number of helpers
         # Bare locks, not threading.Condition: that is Python code, and an interrupt of the caller inside it
         # can leave it locked.
         self.lock = threading.Lock()
@@ -121,7 +121,7 @@ class _Crew:
         self.stopped = True  # before the start, and after the end or an error
         self.errors: list[BaseException] = []
         self.helpers = 0
-        self.in_hand = [-1] * workers  # the node each one works on; the caller is number 0
+        self.in_hand = [-1] * workers  # the index of the node of each worker; the caller is worker 0
         self.waiting_bytes = 0
         self.seeded = set(run.grads)
         self.order, self.inboxes, self.edges = _wired(plan)
@@ -151,7 +151,7 @@ class _Crew:
             try:
                 raise self.first_error()
             finally:
-                self.errors.clear()  # no cycle of error, frame and run
+                self.errors.clear()  # break the reference cycle of error, frame and run
         self.settle()
 
     def help(self, me: int, ended: threading.Lock) -> None:
@@ -187,7 +187,7 @@ class _Crew:
         """Wait until every helper has ended.
 
         After an interrupt, wait at most ``_PATIENCE_SECONDS``: a helper inside a rule or a hook ends after
-        it, and can change nothing any more.
+        that rule or hook, and no longer changes anything.
         """
         interrupted = any(not isinstance(e, Exception) for e in self.errors)
         end = monotonic() + _PATIENCE_SECONDS
@@ -288,7 +288,7 @@ class _Crew:
                 )
 
     def process(self, me: int, index: int) -> int:
-        """Pull the gradient through node number ``index``; return the node to take next, or -1 at the end."""
+        """Pull the gradient through node ``index``; return the index of the next node, -1 at the end."""
         run, node = self.run, self.order[index]
         g = run.grads.pop(node, None)
         pulled: list[Any] | None = None
@@ -349,7 +349,10 @@ class _Crew:
         return complete
 
     def claim(self, given: list[tuple[_Inbox, int, Any]]) -> _Claims:
-        """Queue contributions; claim inboxes that can sum their next one.  The caller holds the lock."""
+        """Queue contributions; mark as busy, and return, the inboxes that can add their next contributions.
+
+        The caller holds the lock.
+        """
         claimed = []
         for inbox, position, gp in given:
             inbox.waiting[position] = gp
@@ -361,7 +364,10 @@ class _Crew:
         return [(inbox, inbox.available()) for inbox in claimed]
 
     def let_go(self, claimed: _Claims, complete: list[_Inbox]) -> _Claims:
-        """Release claimed inboxes, except those with further contributions.  The caller holds the lock."""
+        """Release the claimed inboxes; return those that have received more contributions in the meantime.
+
+        Inboxes with all contributions are appended to ``complete``.  The caller holds the lock.
+        """
         more: _Claims = []
         for inbox, batch in claimed:
             self.waiting_bytes -= sum(map(_nbytes, batch))
@@ -419,7 +425,7 @@ class _Crew:
     def start(self, me: int) -> None:
         """Start helper thread number ``me``, in the caller's context.
 
-        If none can be started, the other workers do the work.
+        If no thread can be started, the other workers do the work.
         """
         target = self.context.copy().run
         start_helper(target, (self.help, me), _name(me), self.departed[me], self.refuse)
@@ -457,7 +463,10 @@ _Edges = list[list[tuple[_Inbox, int] | None]]
 
 
 def _wired(plan: Plan) -> tuple[list[Node], dict[Any, _Inbox], _Edges]:
-    """Assign each contribution its position in the sum of its parent."""
+    """Return the nodes in order, their inboxes, and the edges of each node.
+
+    An edge is the inbox of a parent and the position of the contribution in the parent's sum, or None.
+    """
     needed = plan.needed
     order = plan.order if needed is None else [n for n in plan.order if n in needed]
     inboxes = {node: _Inbox(node, i) for i, node in enumerate(order)}

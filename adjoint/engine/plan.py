@@ -16,11 +16,11 @@ _seq = attrgetter("seq")
 class Plan:
     """The order of the nodes in a backward, and the number of contributions that each waits for.
 
-    ``order`` has every node once, newest first: so a node comes after all its consumers, and contributions to
-    a tensor are summed in the order of its consumers, newest first, in any number of threads. ``needed`` are
-    the nodes and leaves through which gradients must flow, or None for all.  With ``events``, a leaf is
-    finished during the run, as soon as its gradient is complete.  ``pending`` then has the number of edges to
-    each leaf; a root that is a leaf has one more.
+    ``order`` contains every node once, newest first.  So a node comes after all its consumers, and the
+    contributions to a tensor are summed in the same order in any number of threads.  ``needed`` is the set of
+    nodes and leaves through which gradients must flow, or None for all.  With ``events``, the hooks and
+    callbacks of a leaf run as soon as its gradient is complete, not at the end.  ``pending`` is then the
+    number of contributions that each leaf waits for; a root that is a leaf has one more.
     """
 
     __slots__ = ("events", "needed", "order", "pending")
@@ -45,10 +45,11 @@ def make_plan(
 ) -> Plan:
     """Plan the backward from ``roots`` (nodes or leaves) to all leaves, or only to ``targets``.
 
-    With ``events``, or if a leaf has hooks, leaves are finished during the run. ``only`` contains the
-    sequence numbers of the nodes that may take part.  All other nodes are constants, and the run ends at the
-    leaves and at the nodes in ``watched``.  Nodes with a number below ``since`` were recorded before a
-    transform began, and are constants too.  A target among them ends the run and is not in ``order``.
+    With ``events``, or if a leaf has hooks, each leaf is finished as soon as its gradient is complete.
+    ``only`` contains the sequence numbers of the nodes that may take part.  All other nodes are constants,
+    and the run ends at the leaves and at the nodes in ``watched``.  Nodes with a number below ``since`` were
+    recorded before a transform began, and are constants too.  A target among them ends the run and is not in
+    ``order``.
     """
     order = [r for r in dict.fromkeys(roots) if type(r) is Node]
     pending: dict[Any, int] = {}
@@ -57,7 +58,7 @@ def make_plan(
         events = events or any(map(_hooked, pending))
     seen = set(order)
     limited = since or only is not None
-    for node in order:  # which grows on the way
+    for node in order:  # the loop appends to ``order``
         for parent in node.parents:
             if type(parent) is Node:
                 if parent in seen or (
@@ -69,7 +70,7 @@ def make_plan(
             elif parent is not None:
                 if events:
                     pending[parent] = pending.get(parent, 0) + 1
-                elif parent._extra is not None and _hooked(parent):  # from the beginning, with events
+                elif parent._extra is not None and _hooked(parent):  # start again, with events
                     return make_plan(roots, targets, events=True, only=only, watched=watched, since=since)
     order.sort(key=_seq, reverse=True)
     if targets is None and only is not None:
@@ -85,7 +86,7 @@ def _hooked(leaf: Any) -> bool:
 
 
 def _needed(order: list[Node], needed: set[Any]) -> set[Any]:
-    """Add to ``needed``, which has the targets, all nodes that depend on a target; return it."""
+    """Add to ``needed``, the set of the targets, all nodes that depend on a target; return the set."""
     for node in reversed(order):
         if node not in needed:
             for parent in node.parents:

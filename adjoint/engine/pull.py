@@ -90,7 +90,7 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
         if op.joint is not None:
             joint = pull_joint(node, given, xp, values, out, needed, zeros)
     grads = run.grads
-    # a call with * costs as much as the rest of the call
+    # avoid a call with *, which costs as much as the rest of the call
     rules, count = op.rules, 0 if params or joint is not None else len(values)
     i = -1  # counting by hand: zip and enumerate cost three times as much
     for parent in parents:
@@ -126,7 +126,7 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
         else:
             add(run, parent, gp, zeros if gp is g else stained)
     if not run.retain and op.saves_any:
-        node.args = node.out = node.versions = None  # the versions hold the tensors
+        node.args = node.out = node.versions = None  # the versions refer to the tensors
 
 
 def pull_checked(
@@ -161,7 +161,7 @@ def _give(
     if fits and op.pointwise:
         if zeros is not None and gp.shape == node.shape:
             own = zeros if gp is g else zeros.stain()
-    elif type(gp) is Masked:  # of a call, which found the zeros itself
+    elif type(gp) is Masked:  # from the op of a user's function, which found the zeros itself
         gp, own = gp.g, gp.zeros
     elif op.selects or (zeros is not None and not op.pointwise):
         own = through(node, i, g, zeros, parent.shape)
@@ -258,7 +258,7 @@ def pull_joint(
 
 
 def _fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
-    """Sum a contribution over broadcast axes to the shape of its parent, and cast it to its dtype."""
+    """Return a contribution, summed over broadcast axes and cast to the shape and dtype of ``parent``."""
     shape = parent.shape
     had = gp.shape
     extra = len(had) - len(shape)
@@ -345,7 +345,7 @@ def add(run: Run, parent: Any, gp: Any, zeros: Zeros | None = None) -> None:
         run.wide.add(parent)
     else:
         grads[parent] = total = np.add(before, gp)
-        # a sum of 0-d arrays is a scalar, one of sparse rows is sparse: nothing adds into those
+        # 0-d arrays give a scalar, and sparse rows stay sparse: neither can be added to in place
         if type(total) is np.ndarray:
             run.owned.add(parent)
 

@@ -62,7 +62,7 @@ def push_forward(
             pushed = _push_all(order, given, ends, xp, {})
             zeros = {k: of_seed(t) for k, t in given.items()}
             if _any_nan(pushed) and any(z is not None for z in zeros.values()):
-                # again, keeping the zeros that were given
+                # push again, this time keeping the zeros of the given tangents
                 pushed = _unless_nan(xp, pushed, _push_all(order, given, ends, xp, zeros))
     finally:
         grad_mode.set(before)
@@ -78,7 +78,7 @@ def _push_all(
     tracked.
     """
     flows = dict(given)
-    uses: dict[Any, int] = dict.fromkeys(ends, len(order) + 1)  # never dropped
+    uses: dict[Any, int] = dict.fromkeys(ends, len(order) + 1)  # so large that their tangents are kept
     for node in order:
         for parent in node.parents:
             uses[parent] = uses.get(parent, 0) + 1
@@ -115,7 +115,7 @@ def _any_nan(tangents: list[Any]) -> bool:
 
 
 # Zeros in the given tangents, such as rows of the identity, stay zero where a derivative is infinite (see
-# ``adjoint.engine.zeros``).  Forward mode releases nothing, so it runs again for this if it gave a NaN.
+# ``adjoint.engine.zeros``).  Forward mode releases nothing, so if a result has a NaN, it runs again this way.
 
 
 def _push_keeping(node: Node, tangents: list[Any], xp: Namespace, zeros: dict[Any, Any]) -> tuple[Any, Any]:
@@ -154,9 +154,10 @@ def _kept(xp: Namespace, t: Value, zeros: Zeros | None) -> Any:
 
 
 def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
-    """Return the zeros of a node's tangent: the elements that are 0 for positive tangents of the arguments.
+    """Return the zeros of a node's tangent, found by pushing positive numbers through the node.
 
-    The tangent of an argument is 0, not positive, at its own zeros.
+    ``own`` has the zeros of the arguments' tangents; there 0 is pushed instead.  The zeros of the result are
+    the elements that are 0.
     """
     seeds = [
         None if t is None else positive(t.shape, t.dtype, None if z is None else z.live())
@@ -170,7 +171,10 @@ def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
 
 
 def push(node: Node, tangents: list[Any], xp: Namespace, zeros: Sequence[Any] = ()) -> Any:
-    """Return the tangent of a node's output; a tuple if there are several outputs."""
+    """Return the tangent of a node's output, or a tuple of tangents for several outputs.
+
+    ``tangents`` are those of the arguments, and ``zeros`` are their zeros (``engine/zeros.py``).
+    """
     op = node.op
     if op is PICK:
         return None if tangents[0] is None else tangents[0][node.params["index"]]
@@ -188,7 +192,7 @@ def push(node: Node, tangents: list[Any], xp: Namespace, zeros: Sequence[Any] = 
         else:
             t = _by_kind(node, tangents, xp, values, out)
     except NotSavedError:
-        t = NotImplemented  # the rules need less than the op does
+        t = NotImplemented  # the op needs a value that its rules do not need, so it was not saved
     if t is NotImplemented:
         t = _transposed(node, tangents, xp, values, out)
     if op.outputs > 1:
@@ -224,7 +228,7 @@ def _by_kind(node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, 
             if total is None:
                 total = term
             elif xp is raw and type(total) is np.ndarray and total.flags.owndata:
-                total = np.add(total, term, out=total)  # made here: a new array would cost as much again
+                total = np.add(total, term, out=total)  # made above; a new array would cost as much again
             else:
                 total = xp.add(total, term)
         return total
@@ -315,7 +319,7 @@ def _transposed(node: Node, tangents: list[Any], xp: Namespace, values: tuple[An
     finally:
         grad_mode.set(before)
     result = tuple(run.captured[key_of(leaf)] for leaf in leaves)
-    if not before:  # inside vmap, the run has recorded what outer tensors take part in
+    if not before:  # inside vmap, ``differentiate`` recorded operations on outer tensors
         result = tuple(r.detached() if isinstance(r, Lifted) else r for r in result)
     return result if several else result[0]
 
@@ -352,7 +356,7 @@ def _rules_of_leaf(
 
 
 def _leaf(shape: tuple[int, ...], dtype: Any, xp: Namespace) -> Tensor:
-    # at ones: a rule that loses the gradient on its way then shows, and any other is linear in it
+    # ones: a rule is linear in the gradient, so any values do, but zeros would hide a rule that loses it
     ones = np.ones(shape, dtype)
     top = None if xp is raw else enclosing.get()
     return joined_copy(wrap(ones if top is None else top.lift(ones)), None)

@@ -21,7 +21,7 @@ __all__ = ["call_rule", "on_one_level", "unpacked"]
 def call_rule(
     op: Op, i: int, xp: Namespace, g: Any, out: Any, values: Sequence[Any], params: dict[str, Any]
 ) -> Any:
-    """Return the result of the rule for argument ``i``, where ``g`` is a gradient or a tangent.
+    """Call the rule for argument ``i`` with ``g``, a gradient or a tangent, and return its result.
 
     ``values`` and ``out`` are the arguments and the output of the op.
     """
@@ -34,9 +34,9 @@ def call_rule(
 
 
 def on_one_level(g: Any, out: Any, values: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
-    """Return the values that a joint rule reads, all as values of the innermost transform among them.
+    """Return ``g``, ``out`` and ``values``, all as values of the innermost transform among them.
 
-    Such a rule may write into its results, and an array cannot hold the values of a transform.
+    A joint rule may write into its results, and an array cannot contain the values of a transform.
     """
     parts = [g, out, *values]
     top = innermost([each for p in parts for each in (p if type(p) in (tuple, list) else (p,))])
@@ -51,7 +51,7 @@ def _lifted(value: Any, top: Lifted) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """Return a saved value, unpacked if ``saved_tensors_hooks`` packed it; of a tuple, each element."""
+    """Return a saved value, unpacked if ``saved_tensors_hooks`` packed it; unpack each element of a tuple."""
     if type(value) is tuple:
         return tuple(map(unpacked, value))
     if type(value) is not Packed:

@@ -35,9 +35,9 @@ class Run:
     """The state of one backward.
 
     ``grads`` maps nodes and leaves to the sums of their contributions so far; at the end only leaves
-    remain.  ``captured`` are intermediate nodes whose gradients were requested.
-    ``retained`` are the gradients of tensors with ``retain_grad``.  ``on_ready(leaf, g)`` is called when
-    a leaf is complete, and returns its gradient, or None if the callback has used it.
+    remain.  ``captured`` maps intermediate nodes whose gradients were requested to these gradients.
+    ``retained`` are the gradients of tensors with ``retain_grad``.  ``on_ready(leaf, g)`` is called when the
+    gradient of a leaf is complete; it returns the gradient, or None if the gradient must not be stored.
     """
 
     __slots__ = (
@@ -57,9 +57,9 @@ class Run:
         self.retained: list[tuple[Tensor, Any]] = []
 
     def arrive(self, node: Node, g: Any, zeros: Any) -> tuple[Any, Any]:
-        """Run the hooks of a node on its total gradient, and store the gradient if it was requested.
+        """Run the hooks of a node on its total gradient ``g``, and store the gradient if it was requested.
 
-        Return the gradient with its zeros; one per output if there are several.
+        Return the gradient and its zeros; each is a sequence if the op has several outputs.
         """
         if node in self.wide:
             g = narrowed_gradient(self.xp, g, node, self.wide)
@@ -102,9 +102,9 @@ class Run:
             grads[leaf] = g
 
     def finish(self, events: bool) -> list[tuple[Tensor, Any]]:
-        """Return the leaves with their gradients, in the order they were reached.
+        """Return the leaves with their gradients, in the order in which they were reached.
 
-        Without ``events`` no leaf is finished yet.
+        Without ``events``, the hooks of the leaves run here.
         """
         grads, noted = self.grads, self.wide or self.zeros
         for leaf in () if events else list(grads):
@@ -137,12 +137,13 @@ def differentiate(
     chosen: bool = True,
     runner: Callable[[Plan, Run], None],
 ) -> tuple[Run, list[tuple[Tensor, Any]]]:
-    """Run backward from ``roots`` with the gradients ``seeds``, tensors of the same shapes and dtypes.
+    """Run a backward from ``roots``; ``seeds`` are their gradients, tensors of the same shapes and dtypes.
 
-    Returns the run and the leaves with their gradients; nothing else has changed.  ``targets`` and, without
-    them, ``watched`` may have nodes; their gradients are in the run's ``captured``.  With ``chosen`` the
-    caller chose the seeds: their zeros count as zeros by selection.  ``events``, ``only`` and ``since`` are
-    as in ``make_plan``, ``retain`` and ``on_ready`` as in ``Run``, and ``runner`` runs the plan.
+    Return the run and a list of the leaves with their gradients.  No ``.grad`` is changed.  ``targets`` and,
+    without targets, ``watched`` may contain intermediate results; the gradients of these are in
+    ``run.captured``.  With ``chosen`` the caller chose the seeds, so their zeros count as zeros by selection
+    (``engine/zeros.py``).  ``events``, ``only`` and ``since`` are as in ``make_plan``, ``retain`` and
+    ``on_ready`` as in ``Run``, and ``runner`` runs the plan.
     """
     if special.count and tracing.get() is not None:
         _refuse_outside(roots)
@@ -155,9 +156,9 @@ def differentiate(
     for k in noted:
         if not isinstance(k, Tensor):
             run.captured[k] = None
-    # in dyn nothing is recorded at this level, but the outer tensors that lifted values hold are
+    # in dyn this level records nothing, but operations on outer tensors inside lifted values are recorded
     before = grad_mode.get()
-    # No token: an interrupt right after a set() would lose it.  No loop, see ``_Crew`` in engine.parallel.
+    # No token: an interrupt right after set() would lose it.  No loop in ``try``: see ``parallel._Crew``.
     try:
         grad_mode.set(create_graph or (xp is dyn and before))
         _start(run, starts, roots, seeds, create_graph, chosen)
@@ -170,7 +171,7 @@ def differentiate(
 
 @np.errstate(all="ignore")  # as a decorator: ``with`` makes a new object at each call
 def run_serial(plan: Plan, run: Run) -> None:
-    """Run ``plan`` from the seeds in ``run.grads``, which contains the totals of the leaves at the end."""
+    """Run ``plan`` from the seeds in ``run.grads``, which at the end contains the gradients of the leaves."""
     needed, pending = plan.needed, plan.pending
     grads, zeros, wide, captured = run.grads, run.zeros, run.wide, run.captured
     pop, step, finish_leaf = grads.pop, run.step, run.finish_leaf
@@ -231,7 +232,7 @@ def _end(run: Run, plan: Plan, roots: Sequence[Tensor]) -> None:
         for key in list(run.grads):
             if key not in plan.needed:
                 del run.grads[key]
-            elif type(key) is Node:  # a target outside of what the plan walks: no rule runs
+            elif type(key) is Node:  # a target that is not in the order of the plan: no rule runs for it
                 run.arrive(key, run.grads.pop(key), run.zeros.pop(key, None))
     if plan.events:
         for root in dict.fromkeys(roots):

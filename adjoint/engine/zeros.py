@@ -44,7 +44,7 @@ __all__ = [
     "through",
 ]
 
-Live = Any  # a boolean array, true at elements that may have a gradient; None: at all
+Live = Any  # a boolean array, true at elements that may have a gradient; None if all elements may have one
 
 
 class Zeros:
@@ -112,9 +112,10 @@ class _Reduced(Zeros):
 
 
 class _Pulled(Zeros):
-    """The zeros of the result of a rule, for an op that selects or is linear.
+    """The zeros of a rule's result, for an op that selects or is linear.
 
-    The rule is linear in the gradient, so its result for positive numbers is nonzero where a gradient flows.
+    They are found by calling the rule with positive numbers.  The rule is linear in the gradient, so the
+    result is nonzero where a gradient flows.
     """
 
     __slots__ = ("args", "i", "node", "out", "shape", "zeros")
@@ -123,9 +124,9 @@ class _Pulled(Zeros):
         self._live = self.origin = None
         self._known = self.stained = False
         self.node = node
-        self.args, self.out = node.args, node.out  # kept here, because the run releases them
+        self.args, self.out = node.args, node.out  # kept here, because the backward releases those of node
         self.i = i
-        self.zeros = zeros  # by output, where there are several: False where an output was not used
+        self.zeros = zeros  # one per output if there are several; False for an output that was not used
         self.shape = shape
         if zeros is None:
             self._sources = ()
@@ -170,11 +171,11 @@ class _Picked(Zeros):
         return np.broadcast_to(places.reshape((n,) + (1,) * (len(self.shape) - self.axis - 1)), self.shape)
 
 
-_MANY = 10_000  # the longest axis with a bit per place
+_MANY = 10_000  # the longest axis for which a bit mask is made
 
 
 def _along_one_axis(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the axis of an index and its positions as a bit mask; None unless it has exactly one axis."""
+    """Return the one axis that ``key`` indexes and the selected positions as a bit mask, else None."""
     if type(key[0]) is int and len(key) == 2 and key[1] is Ellipsis:  # x[i], the usual one
         return (0, 1 << key[0] % shape[0]) if shape[0] <= _MANY else None
     axis, found = 0, None
@@ -194,17 +195,17 @@ def _along_one_axis(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, 
 
 
 def picked(node: Node, shape: tuple[int, ...]) -> Zeros:
-    """Return the zeros at the elements that an index did not select."""
+    """Return the zeros at the elements that the index op ``node`` did not select."""
     found = _along_one_axis(node.params["key"], shape)
     return _Pulled(node, 0, None, shape) if found is None else _Picked(*found, shape)
 
 
 def also_picked(had: Zeros, node: Node, shape: tuple[int, ...]) -> Zeros | None:
-    """Return the zeros that remain after another index selected elements; None if none remain."""
+    """Return the zeros of ``had`` that the index op ``node`` did not select either; None if none are left."""
     if type(had) is _Picked:
         found = _along_one_axis(node.params["key"], shape)
         if found is not None and found[0] == had.axis:
-            had.bits |= found[1]  # nothing else refers to it yet
+            had.bits |= found[1]  # no other object refers to ``had`` yet
             return None if had.bits + 1 == 1 << shape[had.axis] else had
     return meet(had, picked(node, shape))
 
@@ -214,7 +215,7 @@ def _each(value: Any) -> tuple[Any, ...]:
 
 
 class Masked:
-    """A contribution to a gradient, together with its ``Zeros``."""
+    """One term of the sum that forms a gradient, with its ``Zeros``."""
 
     __slots__ = ("g", "zeros")
 
@@ -224,7 +225,7 @@ class Masked:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the contribution."""
+        """The number of bytes of the term."""
         return int(self.g.nbytes)
 
 
@@ -232,7 +233,11 @@ class Masked:
 
 
 def of_seed(seed: Any) -> Zeros | None:
-    """Return the zeros of a seed: those of the surrounding backward, or the elements that are 0."""
+    """Return the zeros of ``seed``, the gradient that a backward starts from; None if there are none.
+
+    If the backward runs inside a rule, the seed has the zeros of the gradient that the rule received.
+    Otherwise its zeros are the elements that are 0.
+    """
     around = arriving.get()
     data = seed._data if isinstance(seed, Tensor) else seed
     if around is None:
@@ -260,7 +265,7 @@ def through(node: Node, i: int, g: Any, zeros: Any, shape: tuple[int, ...]) -> Z
     if op.kind == "elementwise":
         used = tuple(z for z in zeros if z is not False)
         return None if None in used else summed_zeros(used, shape, True)
-    # all of it, or nothing
+    # an op that mixes all elements: the zeros of a 0-d gradient apply to the whole result or not at all
     return None if op.outputs > 1 or node.shape else summed_zeros((zeros,), shape, True)
 
 
@@ -276,12 +281,12 @@ def summed_zeros(zeros: tuple[Zeros, ...], shape: tuple[int, ...], stained: bool
 
 
 def meet(a: Zeros | None, b: Zeros | None) -> Zeros | None:
-    """Return the zeros of a sum of two clean gradients: the elements where both have a zero."""
+    """Return the zeros of the sum of two gradients without stains: the elements that are zeros in both."""
     return None if a is None or b is None else Zeros((a, b))
 
 
 def same(a: Zeros | None, b: Zeros | None) -> bool:
-    """Return whether two gradients have the same zeros: NaNs then need to be replaced only in their sum."""
+    """Return whether two gradients have the same zeros, so NaNs need to be replaced only in their sum."""
     return a is b or (a is not None and b is not None and (a.origin or a) is (b.origin or b))
 
 
@@ -314,7 +319,7 @@ def _cleaned_later(xp: Namespace, g: Value, zeros: Zeros) -> Any:
         return g
     if heart is None:
         return xp.where(live, g, 0)
-    # the numbers are not known yet: they are searched when they are
+    # the numbers are not known while the function is traced: the compiled program searches them for NaN
     return g.keep_zeros(live) if heart is g else xp.where(heart.any_nan([heart]), xp.where(live, g, 0), g)
 
 
@@ -329,7 +334,7 @@ def may_have_nan(g: Any) -> bool:
     return bool(np.isnan(np.vdot(np.asarray(data), data)))
 
 
-# Arrays of where -----------------------------------------------------------------------------------
+# Masks -----------------------------------------------------------------------------------------------
 
 
 def is_nonzero(value: Any) -> Any:

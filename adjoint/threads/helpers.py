@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["LOOK_SECONDS", "start_helper"]
 
-# How often a waiting thread checks whether another one is still alive.
+# The interval, in seconds, at which a waiting thread checks whether the other thread is still alive.
 LOOK_SECONDS = 0.1
 
 
@@ -23,11 +23,12 @@ def start_helper(
 ) -> None:
     """Call ``target(*args, ended)`` in a daemon thread, and release ``departed`` when the thread has ended.
 
-    ``target`` releases the lock ``ended`` at its end.  If no thread can be started, ``refused`` is called.
+    ``target`` releases the lock ``ended`` before it returns.  If no thread can be started, ``refused`` is
+    called.
 
-    A bare thread starts the helper and waits for it.  ``Thread.start`` and the end of a ``Thread`` are Python
-    code: an interrupt of the caller inside them would leave a thread in an undefined state.  A bare thread
-    gets no interrupts, and the caller does not wait the 0.1 to 0.4 ms that a start takes.
+    A bare thread (``_thread``) starts the helper and waits for it.  ``Thread.start`` and the end of a
+    ``Thread`` are Python code: an interrupt of the caller inside them would leave a thread in an undefined
+    state.  A bare thread gets no interrupts, and the caller does not wait for the start (0.1 to 0.4 ms).
     """
     try:
         _thread.start_new_thread(_attend, (target, args, name, departed, refused))

@@ -2,8 +2,8 @@
 
 This is only correct for operations that round each element independently of the others, so that pieces and
 threads do not change any bit.  +, -, *, /, sqrt, comparisons and copies are such operations.  Functions such
-as tanh are, if the pieces start at multiples of the vector length, which a test checks.  Sums and matrix
-products are not.
+as tanh are such operations only if the pieces start at multiples of the vector length, which a test checks.
+Sums and matrix products are not.
 
 NumPy releases the interpreter lock inside its loops and acquires it after each call.  Small pieces therefore
 make threads wait for each other, so the pieces of several threads are large (docs/adr/0011).
@@ -52,13 +52,13 @@ T = TypeVar("T")
 ALONE = 1 << 18
 SHARED = 1 << 19
 
-# How often a waiting thread checks before it sleeps: a wake-up costs at least 50 µs, and the parts of a pass
-# end at about the same time.
+# The number of times that a waiting thread checks before it sleeps: a wake-up costs at least 50 µs, and the
+# parts of a pass end at about the same time.
 _LOOKS = 1000
 
-_VECTORS = 1 << 10  # elements: whole multiples of any vector of a processor
-# Elements from which two threads are faster: 0.4 ms of the cheapest costly function in one.  Costly ones take
-# 1.6 to 25 ns for an element, against 0.1 to 0.4 for those that memory bounds.
+_VECTORS = 1 << 10  # elements: a multiple of the vector length of any processor
+# The number of elements above which two threads are faster.  The cheapest costly function takes 0.4 ms for
+# them in one thread.  Costly functions take 1.6 to 25 ns per element, memory-bound functions 0.1 to 0.4 ns.
 COSTLY_SIZE = 1 << 18
 
 _local = threading.local()
@@ -73,15 +73,15 @@ def processors() -> int:
     """Return the number of processors that this process may use; ranks on one machine divide them."""
     whole = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
-    # fewer than the machine has: a launcher may have bound the rank to them
+    # if these are fewer than the machine has, a launcher may have bound the rank to them
     return allowed if RANKS_HERE == 1 or allowed < whole else max(1, whole // RANKS_HERE)
 
 
 def threads_for(size: int, least: int, *, ending: Callable[[], bool] = sys.is_finalizing) -> int:
     """Return the number of threads for ``size`` elements, so that each thread has at least ``least``.
 
-    The number is 1 inside a spread pass, in a forked child, and while the interpreter exits.  ``ending`` is
-    a parameter, because global variables of modules are deleted at exit.
+    The number is 1 inside a pass that is already spread over threads, in a forked child, and while the
+    interpreter exits.  ``ending`` is a parameter, because global variables of modules are deleted at exit.
     """
     if size < 2 * least or ending() or spreading.get() or _pool.forked:
         return 1
@@ -95,7 +95,7 @@ def pieces(size: int, length: int) -> list[slice]:
 
 
 def scratch(size: int, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
-    """Return an uninitialised array of this thread, which is valid until the next call in the same thread."""
+    """Return an uninitialised array of this thread, valid until the next call in the same thread."""
     wanted = size * dtype.itemsize
     memory = getattr(_local, "memory", None)
     if memory is None or memory.size < wanted:
@@ -130,7 +130,7 @@ def run_parts(work: Callable[[T], object], parts: Sequence[T], threads: int) -> 
 
 
 def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any], out: Any = None) -> Any:
-    """Return ``f(a)`` for a slow function and a large array, in several threads; the bits are the same.
+    """Return ``f(a)`` for a slow function and a large array, computed in several threads, bitwise the same.
 
     The result is written to ``out``, if that is given.
     """
@@ -146,7 +146,7 @@ def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any], out: Any = N
 
 
 class _Job:
-    """The parts of a pass that no thread has taken yet, and the helpers that work on some.
+    """One pass over an array: the parts that no thread has taken yet, and the helpers at work.
 
     ``left`` is changed by single method calls, which are atomic.
     """
@@ -172,7 +172,7 @@ class _Job:
             work(part)
 
     def help(self) -> None:
-        """Work on the parts in a helper thread; return at once if none are left."""
+        """Work on the parts in a helper thread; return immediately if none are left."""
         me = get_ident()
         try:
             self.running.add(me)
@@ -217,7 +217,7 @@ class _Job:
 
 
 def _soon_empty(marks: set[int]) -> bool:
-    """Wait actively for a short time until the set ``marks`` is empty; return whether it is."""
+    """Poll for a short time until the set ``marks`` is empty; return whether it is empty."""
     for _ in range(_LOOKS):
         if not marks:
             return True
@@ -226,7 +226,7 @@ def _soon_empty(marks: set[int]) -> bool:
 
 
 def _let_others_go_on() -> None:
-    """Release the interpreter lock briefly: 1 µs; ``time.sleep(0)`` takes 50 µs on Linux."""
+    """Release the interpreter lock briefly, which takes 1 µs; ``time.sleep(0)`` takes 50 µs on Linux."""
     if os.name == "posix":
         select.select((), (), (), 0)
     else:
