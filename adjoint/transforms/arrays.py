@@ -25,7 +25,7 @@ def outermost() -> bool:
 
 
 def given_arrays(*arguments: Any) -> bool:
-    """Return whether there is no tensor among the arguments or inside them."""
+    """Return whether neither the arguments nor trees inside them contain a tensor."""
     for a in arguments:
         kind = type(a)
         if kind is ndarray or kind is float:
@@ -65,14 +65,14 @@ def to_arrays(tensors: list[Any]) -> list[Any]:
     The list is emptied because an array that a tensor still refers to must be copied.
     """
     held = [t._data for t in tensors]
-    tensors.clear()  # now only ``held`` holds memory that nothing else needs
+    tensors.clear()  # now only ``held`` refers to memory that no other object needs
     return owned(held)
 
 
 def owned(held: list[Any]) -> list[Any]:
     """Replace the arrays in a list by scalars and by arrays that nothing else refers to; return the list.
 
-    Nothing but the list should refer to them, because then they are copied.
+    An array that anything else refers to, such as a variable of the caller, is copied.
     """
     for i in range(len(held)):
         data = held[i]

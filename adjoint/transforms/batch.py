@@ -31,8 +31,8 @@ def vmap(
 ) -> Callable[..., Any]:
     """Return a function that applies ``f`` to all elements of a batch at once.
 
-    Every op runs once on the whole batch.  An op without a batch rule raises; there is never a loop.  A
-    condition on the values of a batch raises too: use ``ad.where``.
+    Every op runs once on the whole batch.  An op without a batch rule raises an error; ``vmap`` never falls
+    back to a loop.  A condition on the values of a batch raises too: use ``ad.where``.
 
     Parameters
     ----------
@@ -131,8 +131,8 @@ def over_units(
 ) -> Any:
     """Apply ``f`` under ``vmap`` to all unit vectors: tensors like ``like`` with one element 1, else 0.
 
-    ``chunk_size`` limits how many are processed at once.  Ops that can avoid a product with the identity
-    matrix do so.
+    ``chunk_size`` limits how many vectors are processed at once.  Ops that can avoid a product with the
+    identity matrix do so.
     """
     n = like.size
     units = wrap(np.eye(n, dtype=like.dtype).reshape(n, *like.shape))
@@ -163,8 +163,8 @@ def _run(batch: _Batch, out_axes: Any, unit: bool = False) -> Any:
 def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Structure]:
     """Run the function in a new ``vmap``; return the results and their structure.
 
-    Each result comes with whether it has a batch axis.  ``unit`` says that the batch consists of all unit
-    vectors.
+    Each result is a pair: a value, and whether it has a batch axis.  ``unit`` says that the batch consists of
+    all unit vectors.
     """
     f, structure, leaves, axes, size, kwargs = batch
     level = next_level()

@@ -51,7 +51,7 @@ class Rule(ABC):
     """
 
     name: str
-    reruns = True  # whether a recorded backward runs the forward again, to connect what it computed
+    reruns = True  # whether a recorded backward runs the forward again, to connect its values to the graph
 
     @abstractmethod
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -59,7 +59,7 @@ class Rule(ABC):
 
     @abstractmethod
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Run the call; return the outputs, and the tensors and the other values that the backward needs."""
+        """Run the call; return the outputs, and the tensors and then the other values for the backward."""
 
     @abstractmethod
     def backward(
@@ -115,7 +115,7 @@ def _cut(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the same values, disconnected from the graph of this transform but not from outer graphs."""
     if special.count:
         note_reading(*tensors)
-    return [wrap(t._data) for t in tensors]  # all of them: a tape watches tensors, not values
+    return [wrap(t._data) for t in tensors]  # all of them, because a tape watches tensors, not values
 
 
 def _checked_run(rule: Rule, results: list[Tensor], top: Lifted | None) -> list[Tensor]:
@@ -134,7 +134,7 @@ def _checked_run(rule: Rule, results: list[Tensor], top: Lifted | None) -> list[
     for t in results:
         if isinstance(t._data, Lifted) and t._data.level > level:
             raise TransformError(
-                f"{rule.name} uses a value that an enclosing ad.vmap batches, but that is no argument "
+                f"{rule.name} uses a value that an enclosing ad.vmap batches, but that is not an argument "
                 f"of {rule.name}.\n  Pass it as an argument."
             )
     return results
@@ -173,7 +173,7 @@ def new_op(name: str, saves: Sequence[bool], saves_out: bool, outputs: int) -> O
 
 
 class SplitTree:
-    """Pytree whose tensors are stored separately, so that a rule does not keep them alive."""
+    """A pytree whose tensors are stored separately, so that a rule does not keep them alive."""
 
     def __init__(self, whole: Any) -> None:
         self.leaves, self.structure = tree.flatten(whole)
@@ -227,8 +227,8 @@ def _evaluated(rule: Rule) -> Op:
         for t in results:
             if isinstance(t._data, Lifted) and t._data.level >= own[0].level:
                 raise TransformError(
-                    f"{rule.name} uses a value that an enclosing ad.vmap batches, but that is no argument "
-                    f"of {rule.name}.\n  Pass it as an argument."
+                    f"{rule.name} uses a value that an enclosing ad.vmap batches, but that is not an "
+                    f"argument of {rule.name}.\n  Pass it as an argument."
                 )
         op.outputs = len(results)
         return tuple(results) if op.outputs > 1 else results[0]
@@ -284,7 +284,7 @@ class _Mapped(Rule):
 
         def pull(res: Any, gs: Any) -> Any:
             found = self.rule.backward(list(res), other, list(gs), wanted)
-            # the number is a result for vmap, since all gradients may be None
+            # vmap needs a result, and all gradients may be None, so a number is returned too
             return 0, tuple(f if w else None for f, w in zip(found, wanted, strict=True))
 
         if not any(g is not None for g in grads):
@@ -362,7 +362,7 @@ class Derivative:
 
     def __init__(self, rule: Rule, count: int, specs: list[tuple[Any, Any]], rest: Any) -> None:
         self.rule = rule
-        self.count = count  # of arguments; constants follow them in the node
+        self.count = count  # the number of arguments; constants follow them in the node
         self.specs = specs  # shape and dtype of each output
         self.rest = rest
         self.places: list[tuple[str, int]] = []

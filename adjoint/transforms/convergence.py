@@ -1,4 +1,4 @@
-"""The outcome of a solver: a derivative of a solution that it did not find raises an error."""
+"""The outcome of a solver.  Differentiating a solution raises an error if the solver did not converge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Outcome:
         self.message = message
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Outcome:
-        """Return this outcome with ``function(success)``."""
+        """Return this outcome with ``success`` replaced by ``function(success)``."""
         return Outcome(function(asarray(self.success)), self.message)
 
     @property
@@ -42,9 +42,9 @@ class Outcome:
         return unknown(self.success) is None and not _any(~self.success)
 
     def check(self, name: str, x: Tensor, newton_step: Callable[[], Tensor]) -> None:
-        """Raise if ``x`` is not a solution: the solver failed, and Newton's method would move ``x``.
+        """Raise if ``x`` is not a solution: the solver failed, and a Newton step would change ``x``.
 
-        ``name`` is the name of the solver.  A compiled program raises at its call.
+        ``name`` is the name of the solver.  A compiled program raises when it is called.
         """
         if not x.size:
             return
@@ -75,7 +75,7 @@ class Outcome:
 
 
 def _any(condition: Tensor) -> bool:
-    """Return whether a condition is true for any element; inside ``ad.vmap``, of any example."""
+    """Return whether a condition is true for any element, inside ``ad.vmap`` of any example."""
     data: Any = condition
     while not isinstance(data, np.ndarray):
         data = data._data if isinstance(data, Tensor) else data.value

@@ -201,7 +201,7 @@ class _Custom(ABC):
     def _rule(self, args: _Arguments) -> _CustomRule: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, with its custom derivative."""
+        """Call the function, and record the call with its custom derivative."""
         args = _bound(self.f, args, kwargs)
         if self.fixed and self.fixed[-1] >= len(args):
             raise ArgumentError(

@@ -17,7 +17,10 @@ __all__ = ["FlatTree", "joined_flat"]
 
 
 class FlatTree:
-    """The layout of the real tensors of a tree in one vector, whose dtype is given or their common dtype."""
+    """The layout of a tree of real tensors as one vector.
+
+    The vector has the given dtype, by default the common dtype of the tensors.
+    """
 
     def __init__(self, name: str, x0: Any, dtype: Any = None) -> None:
         leaves, self.structure = tree.flatten(x0)

@@ -58,7 +58,7 @@ def fixed_point(
     Parameters
     ----------
     f : callable
-        A function of x.  Its result has the structure and the shapes of x.
+        A function of x.  Its result must have the structure and the shapes of x.
     x0 : tensor, array, number or pytree
         The initial value.
     *args : object
@@ -118,7 +118,7 @@ def root(f: Callable[..., Any], x0: Tree, *args: Tree, tol: float | None = None,
     Parameters
     ----------
     f : callable
-        A function of x.  Its result has the structure and the shapes of x.
+        A function of x.  Its result must have the structure and the shapes of x.
     x0 : tensor, array, number or pytree
         The initial value.
     *args : object
@@ -221,14 +221,14 @@ class _Problem:
         as_function(name, f)
         self.name = name
         self.f = f
-        # copies: writes to arrays cannot be detected
+        # copies, because later writes to the user's arrays cannot be detected
         self.args = tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tuple(args))
         self.flat = FlatTree(name, x0)
         self.dtype = self.flat.dtype
         if self.dtype.kind != "f":
             raise DTypeError(f"{name}: x0 is {self.dtype}, but equations are solved in float32 or float64.")
         self.start = self.flat.flatten([t.detach() for t in self.flat.first])
-        self.known = not special.count or tracing.get() is None  # whether conditions can be read
+        self.known = not special.count or tracing.get() is None  # whether values are known for conditions
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the function's value at the vector ``x``, as a vector."""
@@ -282,7 +282,7 @@ class _Problem:
     def line_search(
         self, x: Tensor, d: Tensor, residual: Tensor, limit: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a point along the direction ``d`` from ``x`` with its residual, and the step.
+        """Return a point in the direction ``d`` from ``x``, the residual there, and the step to that point.
 
         The step is halved, for each batch element separately, while the norm of the residual does not
         decrease.  A step of at most ``limit``, relative to x, is accepted.
@@ -333,7 +333,7 @@ class _Problem:
             if (size > 0).any():
                 raise self.failed(max_steps, how.format(np.max(size)))
 
-        # the size where it is not solved, NaN or inf if it has left the numbers
+        # the size of the last step or residual where not solved; NaN or inf if the iteration diverged
         last = abs(state[1]).max() if self.start.size else 0.0 * sum(state[1])
         size = where(going | ~isfinite(last), last, 0.0)
         found = unknown(size)
@@ -360,7 +360,7 @@ def _all(condition: Any) -> bool:
 
 
 def _length(t: Tensor) -> Any:
-    """Return the norm; inside ``vmap`` a tensor with one norm per element."""
+    """Return the norm of a tensor; inside ``vmap`` a tensor with one norm per element."""
     if is_lifted(t):
         return sqrt((t * t).sum())
     size = float(np.linalg.norm(t._data))

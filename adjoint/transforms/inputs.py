@@ -211,7 +211,7 @@ class Recorded:
     mixed: bool
     outer: bool
     plain: bool
-    foreign: dict[Any, bool]  # nodes and leaves of the run: whether they depend on more than new leaves
+    foreign: dict[Any, bool]  # nodes and leaves of the run: whether they depend on more than the stand-ins
 
     def reaches_outside(self, roots: Iterable[Tensor]) -> bool:
         """Return whether any of these tensors depends on anything other than the stand-ins of this run.
@@ -311,7 +311,7 @@ def record_call(
         cause = error.__cause__
         if type(cause) is not LostHistoryError:
             raise
-        # array[i] = x: NumPy replaces the error of x by its own
+        # in array[i] = x NumPy raises its own error; the error of the tensor is its cause
         raise cause.with_traceback(error.__traceback__) from None
     finally:
         transform_name.set(outer)
@@ -350,7 +350,7 @@ def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
             if not isinstance(leaf, _NUMBERS) or isinstance(leaf, bool):
                 raise TransformError(
                     f"{transform}: {place} is {words.a(kind_of(leaf))}, not a tensor, an array or a number.\n"
-                    "  Return it beside the result with has_aux=True."
+                    "  Return it as auxiliary data: pass has_aux=True, and return (result, aux)."
                 )
             # conversions to numbers never drop a graph silently, so a number is a constant
             leaf = leaves[i] = tensor(float(leaf) if isinstance(leaf, int) else leaf)
@@ -358,7 +358,7 @@ def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
             raise DTypeError(
                 f"{transform}: {place} is {leaf.dtype}, "
                 "but only floats and complex numbers have derivatives.\n"
-                "  Return it beside the result with has_aux=True."
+                "  Return it as auxiliary data: pass has_aux=True, and return (result, aux)."
             )
     run.outputs = leaves
 

@@ -1,4 +1,4 @@
-"""The body of a loop: a step, the rows it runs over, and the structure and dtypes of its carry."""
+"""The body of a loop: its function, the rows it reads, and the checks of its carry (the loop variable)."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ def run_scan(body: Body, carry: Any, count: int, reverse: bool, checkpoint: bool
 
 
 class Body:
-    """The body of a loop, with the rows it runs over and the structure, shapes and dtypes of its carry.
+    """The body of a loop, the rows that it reads, and the structure, shapes and dtypes of its carry.
 
-    ``lower`` is the first number of a ``fori_loop``; ``rows`` are the leaves of ``xs`` of a ``scan``.
+    The carry is the value that each step receives from the step before.  ``lower`` is the first number of a
+    ``fori_loop``; ``rows`` are the leaves of ``xs`` of a ``scan``.
     """
 
     def __init__(
@@ -72,9 +73,9 @@ class Body:
         self.rows = list(rows)
         self.of_rows = structure
         self.lower = lower
-        # Inside ad.compile, steps may be left out:
-        self.settles = False  # once a step changes nothing, and rows do not change
-        self.flagged = False  # once the first leaf of the carry is false, after which nothing changes
+        # Inside ad.compile, the remaining steps may be skipped:
+        self.settles = False  # after a step that changes nothing, if the rows are all the same
+        self.flagged = False  # once the first leaf of the carry is false, because then nothing changes
         self.weak: set[int] = set()  # leaves of the carry that were Python numbers, until the first step
 
     def start(self, init: Tree) -> Any:
@@ -159,7 +160,7 @@ class Body:
     def run(self, carry: Any, rows: list[Tensor], first: int, count: int, reverse: bool) -> tuple[Any, Any]:
         """Run ``count`` steps from step ``first``; return the carry and the stacked results.
 
-        ``rows`` are the arrays that the steps read one row of, from the last one if ``reverse``.
+        Each step reads one row of each array in ``rows``, from the last row backwards if ``reverse``.
         """
         carry = self.cast(carry)
         each = [unstack(r) for r in rows]
@@ -189,7 +190,7 @@ class Body:
         return tree.unflatten(structure, [stack(c) for c in columns])
 
     def nothing(self, carry: Any) -> Any:
-        """Return the results of no steps: arrays of length 0 with the shapes of a step on zeros."""
+        """Return the stacked results of a loop of no steps: leaves of length 0, shaped as after one step."""
         if self.lower is not None:
             return ()
         like = [asarray(np.zeros(r.shape[1:], r.dtype)) for r in self.rows]

@@ -54,7 +54,7 @@ def scan(
     init : tree of tensors, arrays and numbers
         The first carry.  Python numbers get the dtype that they have after the first step.
     xs : tree of tensors and arrays, optional
-        What the loop goes over: the first axis of each leaf.
+        The values to loop over, along the first axis of each leaf.
     length : int, optional
         The number of steps; needed only without ``xs``.
     reverse : bool
@@ -89,14 +89,14 @@ def scan(
 def map(f: Callable[[Any], Any], xs: Tree, *, checkpoint: bool | int = False) -> Any:
     """Apply ``f`` to each row of ``xs``, one after the other; return the stacked results.
 
-    ``ad.vmap(f)(xs)`` computes the same at once, with more memory.
+    ``ad.vmap(f)(xs)`` computes the same in one batch, with more memory.
 
     Parameters
     ----------
     f : callable
         A function of one row.
     xs : tree of tensors and arrays
-        What the loop goes over: the first axis of each leaf.
+        The values to loop over, along the first axis of each leaf.
     checkpoint : bool or int
         As in ``scan``.
 
@@ -130,7 +130,7 @@ def fori_loop(
     lower, upper : int
         The range of ``i``.
     body_fun : callable
-        The body.  It returns a value with the structure, shapes and dtypes of the one that it gets.
+        The body.  It must return a value with the structure, shapes and dtypes of ``val``.
     init_val : tree of tensors, arrays and numbers
         The first value.
     checkpoint : bool or int
@@ -169,7 +169,7 @@ def while_loop(
     cond_fun : callable
         Returns one boolean.
     body_fun : callable
-        The body.  It returns a value with the structure, shapes and dtypes of the one that it gets.
+        The body.  It must return a value with the structure, shapes and dtypes of ``val``.
     init_val : tree of tensors, arrays and numbers
         The first value.
     limit : int, optional

@@ -45,7 +45,7 @@ def jacobian(
     holomorphic: bool = False,
     argnum: Argnums | None = None,
 ) -> Callable[..., Any]:
-    """Return a function that computes the Jacobian of ``f`` by the cheaper mode.
+    """Return a function that computes the Jacobian of ``f``, in the cheaper of reverse and forward mode.
 
     For a result of shape ``s`` and an argument of shape ``t``, the Jacobian has shape ``s + t``.  For
     pytrees it has the structure of the result, with the structure of the argument at each leaf.
@@ -234,7 +234,7 @@ def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: b
 
 
 def _rows(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
-    """Return the derivatives of each output of a run in each input, computed by one batched backward.
+    """Return the derivatives of each output of a run with respect to each input, by one batched backward.
 
     The batch has all rows of the identity matrix, in chunks of ``chunk_size``.
     """
@@ -268,7 +268,7 @@ def _shaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _columns(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
-    """Return the derivatives of each output of a run in each input, by one batched forward mode.
+    """Return the derivatives of each output of a run with respect to each input, by batched forward mode.
 
     The batch has all columns of the identity matrix, in chunks of ``chunk_size``.
     """

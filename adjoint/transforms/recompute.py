@@ -5,7 +5,6 @@ results depend on.  They become parents of the node, and the graph of this run i
 the function again (``transforms/rerun.py``) and differentiates that run.
 
 Each ``vmap`` that runs has a *level*; a tensor inside it contains a tensor of the level outside.
-
 """
 
 from __future__ import annotations
@@ -257,7 +256,7 @@ def _part(t: Tensor, level: int) -> tuple[Tensor, list[tuple[int, int, bool]]]:
 
 
 def _inside(part: Tensor, batches: list[tuple[int, int, bool]], history: bool) -> Tensor:
-    """Return ``part`` wrapped in the batches that ``_part`` took off.
+    """Return ``part`` wrapped in the batches that ``_part`` removed.
 
     The result is connected to the graph of ``part`` if ``history``.
     """
@@ -304,7 +303,7 @@ class _Call:
             note_reading(*(leaves[k] for k in self.places))
         # with their current values: the function may write to them
         self.given = [_kept(leaves[k]) for k in self.places]
-        # copies: writes to arrays cannot be detected
+        # copies, because later writes to the user's arrays cannot be detected
         self.leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
         for k in self.places:
             self.leaves[k] = None
@@ -369,7 +368,7 @@ def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
 def pull_record(
     xp: Namespace, roots: Sequence[Tensor], seeds: Sequence[Any], keys: list[Any], wanted: Value, since: int
 ) -> list[Any] | None:
-    """Propagate the gradients ``seeds`` of ``roots`` through the nodes with numbers from ``since``.
+    """Propagate the gradients ``seeds`` of ``roots`` through the nodes with numbers of at least ``since``.
 
     The run stops at earlier nodes: their hooks and graphs belong to the surrounding run.  Return, for each of
     the nodes and leaves ``keys``, a gradient (with its mask of zeros if it has one) or None; return None if
@@ -401,7 +400,7 @@ def pull_record(
 class _Checkpointed:
     """A call as a node of one level: the values that the node saves, and its derivative.
 
-    Inside ``vmap`` a tensor of the vmap's level holds tensors of outer levels.  A call gets a node at each
+    Inside ``vmap`` a tensor of the vmap's level contains tensors of outer levels.  A call gets a node at each
     level where its results are recorded; its operands are the values of the arguments at that level.
     """
 
@@ -516,7 +515,7 @@ class _Checkpointed:
         now = data if self.debug else _sample(data)
         if np.array_equal(before, now, equal_nan=True):
             return
-        # the number of BLAS threads may differ between the runs, and with it the rounding: about √eps
+        # the number of BLAS threads may differ between the runs, which changes the rounding by about √eps
         rounding = 0.0 if self.debug else 2.0 ** (-3 * before.real.dtype.itemsize)
         with np.errstate(invalid="ignore"):
             difference = np.abs(np.subtract(before, now)).max()

@@ -43,7 +43,7 @@ T = TypeVar("T")
 # Tensors that were written to, with their previous data, nodes and versions, by id.
 Log = dict[int, tuple[Tensor, Any, Any, int]]
 
-# Held while random generators and tensors are restored, which other threads may be using too.
+# The lock for restoring random generators and tensors, which other threads may be using too.
 _replaying = held_across_fork(threading.RLock())
 
 
@@ -66,13 +66,13 @@ class Rerun:
     def __init__(self, name: str, generators: Generators | None) -> None:
         self.name = name
         self.generators = generators
-        self.drawn: list[Any] = []  # the draws of the first run, in a trace
+        self.drawn: list[Any] = []  # the random draws of the first run, inside a trace
         self.dtype = get_default_dtype()
         self.top = enclosing.get()
         self.stand_ins = stand_ins.get()
         self.taped = bool(tapes.get())
-        self.written: list[tuple[weakref.ref[Tensor], Any, Any]] = []  # with their previous data and nodes
-        self.constants: list[Tensor] = []  # watched by a tape: recorded again, also after its block
+        self.written: list[tuple[weakref.ref[Tensor], Any, Any]] = []  # tensors, previous data and nodes
+        self.constants: list[Tensor] = []  # tensors watched by a tape: recorded again, also after its block
         self.clock = 0  # counter of writes at the end of the first run
 
     def first(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
@@ -106,7 +106,7 @@ class Rerun:
         return result
 
     def depends_on(self, keys: Iterable[Any]) -> None:
-        """Record which of ``keys`` are constants: changes of these are found when the function runs again."""
+        """Record the constants among ``keys``, the nodes and leaves that the results depend on."""
         self.constants += [k for k in keys if isinstance(k, Tensor) and k._node is None]
 
     def again(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
@@ -150,9 +150,10 @@ class Rerun:
             return function(*args, **kwargs)
 
     def _check(self, start: int, set_back: set[int], t: Tensor) -> None:
-        """Raise if the constant ``t`` was written to since the first run; this run began at ``start``.
+        """Raise if the constant ``t`` was written to between the first run and this one.
 
-        ``set_back`` has the ids of tensors whose values were restored, which are not checked.
+        ``start`` is the counter of writes at the start of this run.  ``set_back`` has the ids of the
+        tensors whose values were restored; these are not checked.
         """
         if t._node is None and self.clock < t._version <= start and id(t) not in set_back:
             raise overwritten(self.name, t)
@@ -203,7 +204,7 @@ def _place(entries: Iterable[tuple[Tensor, Any, Any, Any]]) -> None:
 class _Watching:
     """A tape that watches the constants of a function while the function runs again.
 
-    The tape that the function ran inside has ended then.
+    The tape of the first run may have ended by then.
     """
 
     __slots__ = ("constants",)
@@ -294,13 +295,13 @@ def _bits(owner: Any) -> Any:
 
 
 _CONTAINERS = (dict, list, tuple, set, frozenset)
-_LONGEST = 1_000  # items of a container that is searched; data sets are longer
+_LONGEST = 1_000  # the length of the longest container that is searched; data sets are longer
 
 
 def _generators_of(functions: Iterable[Any], arguments: Iterable[Any]) -> Iterator[Any]:
     """Yield the generators in arguments, and in the variables that functions name.
 
-    Containers, dataclasses and modules are searched completely; of other objects, the attributes.
+    Containers, dataclasses and modules are searched completely; other objects only in their attributes.
     """
     stack = [(value, False) for f in functions for value in _named_by(f)]
     stack += [(value, False) for value in arguments]

@@ -90,7 +90,7 @@ def _joined_outside(
     since = next_seq()
     residual = batch.equation(whole)
     whole = _at_level_of(residual, whole)
-    if _has_outer_history(residual._data):  # further out still
+    if _has_outer_history(residual._data):  # the equation also depends on tensors further outside
         whole = _joined_outside(rerun, batch.equation, batch.jacobian, whole, residual._data, outcome)
     if residual._node is not None:
         captured = captured_by([residual], since)
@@ -140,7 +140,7 @@ class _Batch:
         return self.run(self.of_one[0], whole)
 
     def jacobian(self, whole: Tensor) -> Tensor:
-        """Return the Jacobian of each element: they do not depend on each other."""
+        """Return the Jacobian of each element, because the elements do not depend on each other."""
         return self.run(self.of_one[1], whole)
 
 
@@ -190,7 +190,7 @@ class _Solution:
         self.equation = equation
         self.keys = keys  # the nodes and leaves that the equation depends on
         self.outcome = None if outcome is None or outcome.certain else outcome
-        self.batch = batch  # if it is the equation of a vmap
+        self.batch = batch  # set if the equation is that of a whole vmap batch
         self.residual = residual._data  # at the solution
         data = residual._data
         self.level = (
@@ -198,9 +198,9 @@ class _Solution:
         )
 
     def _residual(self, x: Tensor) -> Tensor:
-        """Return the value of the equation at ``x``, recorded, inside the transform of the solution.
+        """Return the value of the equation at ``x``, recorded.
 
-        This holds even if another ``vmap`` is running.
+        It is evaluated inside the transform of the solution, even if another ``vmap`` is running.
         """
         residual = within(grad_mode, True, run_at, self.level, self.equation, x)
         self._compare(x, residual._data)
@@ -216,7 +216,7 @@ class _Solution:
             return  # inside vmap
         if np.array_equal(before, now, equal_nan=True):
             return
-        # Another number of BLAS threads rounds differently.  A change of the solution by √eps is no rounding.
+        # A different number of BLAS threads changes the rounding, but does not change the solution by √eps.
         moved = self._solved(x, wrap(now - before), self._along(x), False, transposed=False)
         if not largest_absolute(moved) <= np.finfo(now.dtype).eps ** 0.5 * max(1.0, largest_absolute(x)):
             raise TransformError(
@@ -257,7 +257,7 @@ class _Solution:
         return found[:-1]
 
     def push(self, xp: Namespace, tangents: Any, out: Any, *_: Any) -> Any:
-        """Push tangents through F to t and solve (∂F/∂x) dx = -t: the forward mode of the node."""
+        """Push the tangents through F, giving t, and solve (∂F/∂x) dx = -t: the forward mode of the node."""
         x, recording = _as_tensor(out), xp is rec
         self._check(x)
         since = next_seq()
@@ -318,7 +318,7 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def gmres(product: Callable[[Any], Any], b: Any, name: str, restart: int = 60, cycles: int = 100) -> Any:
-    """Solve A x = b by GMRES from products with A, with a restart after ``restart`` steps.
+    """Solve A x = b by GMRES, where ``product(v)`` returns A v; restart after ``restart`` steps.
 
     ``cycles`` limits the restarts.  ``name`` is the name of the caller, for errors.  The basis is made by
     modified Gram-Schmidt.

@@ -280,7 +280,7 @@ def test_a_result_that_is_no_number():
         ad.grad(lambda x: True)(X)
     assert str(info.value) == (
         "grad: the result of <lambda> is a bool, not a tensor, an array or a number.\n"
-        "  Return it beside the result with has_aux=True."
+        "  Return it as auxiliary data: pass has_aux=True, and return (result, aux)."
     )
 
 

@@ -216,7 +216,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
      "grad: nothing returned None.\n  Return the tensor to differentiate."),
     (lambda: ad.grad(lambda x: x > 0)(1.0), DTypeError,
      "grad: the result of <lambda> is bool, but only floats and complex numbers have derivatives.\n"
-     "  Return it beside the result with has_aux=True."),
+     "  Return it as auxiliary data: pass has_aux=True, and return (result, aux)."),
     (lambda: ad.grad(lambda x: x * 2)(np.ones(3)), ShapeError,
      "grad: <lambda> returned shape (3,), but a gradient needs one number.\n"
      "  Reduce it (y.sum(), y.mean()), or use ad.jacobian for all derivatives, ad.vjp for their products."),
