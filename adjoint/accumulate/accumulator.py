@@ -46,7 +46,7 @@ Method = Callable[Concatenate["GradientAccumulator", P], T]
 
 
 def _locked(method: Method[P, T]) -> Method[P, T]:
-    """Run a method with the accumulator's lock held, outside ``ad.compile``.
+    """Return the method with the accumulator's lock held during the call; it raises inside ``ad.compile``.
 
     An interrupt (Ctrl-C) also releases the lock.
     """
@@ -127,7 +127,7 @@ class GradientAccumulator:
         self._sums = Sums(self.config.compensated) if group is None else RankSums(group, self.config)
         self._params = {} if params is None else named_params(params)
         self._names = {id(t): name for name, t in self._params.items()}
-        self._short: tuple[int, int] | None = None  # lengths of a short piece of ``split`` and of others
+        self._short: tuple[int, int] | None = None  # lengths of a short last piece of ``split`` and of others
         self._window = Window(steps=self.config.accumulation_steps)
         self._counts = dict.fromkeys(COUNTS, 0)
         self._callbacks = {kind: HookList() for kind in _EVENTS}
@@ -371,7 +371,7 @@ class GradientAccumulator:
         self._window.check(ready=False)
 
     def _is_void(self) -> bool:
-        """Return whether the window makes no update: no gradient, one not finite, or no weight."""
+        """Return whether the window makes no update: no gradient, a gradient not finite, or no weight."""
         window, some = self._window, self._sums.dense or self._sums.rows
         return not some or window.spoiled or (self.config.normalize and not 0.0 < window.weight < math.inf)
 
@@ -589,7 +589,7 @@ class GradientAccumulator:
         window = Window(**state["window"], steps=self.config.accumulation_steps)
         window.open = list(window.open)
         sums.check_undivided(window)
-        self._window.changing = True  # until it is replaced
+        self._window.changing = True  # until the window is replaced
         sums.load(state["buffers"], state["unit"])
         window.gradient = sums.totals() if window.finished else None
         self._window, self._counts = window, dict(state["counts"])

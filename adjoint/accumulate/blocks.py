@@ -27,7 +27,7 @@ Array = ndarray[Any, Any]
 
 
 def named_params(params: Any) -> dict[str, Tensor]:
-    """Return parameters by name, from a dictionary, a module, pairs, or a list (names "0", "1", …).
+    """Return parameters by name, from a dictionary, a module, (name, tensor) pairs or a list ("0", "1", …).
 
     A parameter that several layers share occurs once, under its first name.
     """
@@ -192,7 +192,10 @@ class MicroBatch:
         return id(leaf) in self._accumulator._names or (self._outer is not None and self._outer.wants(leaf))
 
     def take(self, gradients: dict[Tensor, Any]) -> None:
-        """Keep the gradients of the parameters and pass on the rest; on an error, keep none."""
+        """Keep the gradients of the parameters, and pass the rest to the outer block or to ``.grad``.
+
+        On an error none are kept.
+        """
         names = self._accumulator._names
         own = {names[id(t)]: gradients.pop(t) for t in list(gradients) if id(t) in names}
         with self._lock:

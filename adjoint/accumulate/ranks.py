@@ -1,9 +1,10 @@
 """Accumulation over several ranks (processes), with sums in an order that does not depend on their number.
 
-A *window* is the set of micro-batches of one update.  A rank adds its micro-batches in pairs, then pairs of
-pairs, and the group adds the ranks in the same way.  Parameters are sent in *buckets* of several small ones
-or one large one.  In each window, every rank sums the same buckets in the same order and then exchanges a
-``Report`` with the other ranks.  A rank that failed does this too, so that all ranks learn about the error.
+A *window* is the set of micro-batches of one update.  A *piece* is one micro-batch of this rank.  A rank adds
+its pieces in pairs, then pairs of pairs, and the group adds the ranks in the same way.  Parameters are sent
+in *buckets* of several small ones or one large one.  In each window, every rank sums the same buckets in the
+same order and then exchanges a ``Report`` with the other ranks.  A rank that failed does this too, so that
+all ranks learn about the error.
 
 ``RankSums`` and ``RankBlock`` replace ``Sums`` and ``MicroBatch`` in an accumulator with ``group=``.
 """
@@ -38,8 +39,8 @@ __all__ = ["RankBlock", "RankSums", "check_same"]
 
 Array = ndarray[Any, Any]
 
-FIRST = 1 << 20  # bytes of the first bucket: its sum begins early
-LIMIT = 25 << 20  # bytes of a bucket at most, unless one parameter is larger
+FIRST = 1 << 20  # bytes of the first bucket, which is small so that its sum begins early
+LIMIT = 25 << 20  # the largest number of bytes of a bucket, unless one parameter is larger
 CHECK_EVERY = 100  # windows between two comparisons of the parameters
 
 
@@ -55,11 +56,11 @@ class Bucket(Buffer):
         self.group = group
         self.partial: list[Array | None] = []  # sums of 2ᵏ pieces, k descending; None: zeros
         self.spare: list[Array] = []
-        self.waiting: set[str] = set()  # names whose last gradient of the window has not come
+        self.waiting: set[str] = set()  # names whose last gradient of the window has not arrived
         self.job: Job | None = None
 
     def open(self) -> None:
-        """Allocate memory if there is none, or if other code still holds an array in it."""
+        """Allocate memory if there is none, or if other code still refers to an array in it."""
         if self.is_shared():
             size, dtype = self.group.padded(self.size), self.slots[0].dtype
             memory = self.spare.pop() if self.spare else np.zeros((1, size), dtype)
@@ -124,16 +125,16 @@ class Report:
     """The data that a rank sends to the other ranks at the end of a window."""
 
     window: int
-    weights: list[float]  # of its micro-batches
+    weights: list[float]  # the weights of its micro-batches
     micro_batches: int
     skipped: int
     spoiled: bool
     dense: int  # bit i: parameter i had a dense gradient
     registered: int  # number of parameters
-    rows: dict[str, list[tuple[Array, Array]]]  # of sparse gradients
+    rows: dict[str, list[tuple[Array, Array]]]  # the rows of sparse gradients
     error: str | None
-    digests: list[int] | None  # of the parameters, every CHECK_EVERY windows
-    facts: Any  # of a trainer
+    digests: list[int] | None  # checksums of the parameters, every CHECK_EVERY windows
+    facts: Any  # the data that a trainer exchanges
 
 
 class RankSums(Sums):
@@ -154,16 +155,16 @@ class RankSums(Sums):
         self.group: Group = group
         self.config = config
         self.active: set[str] = set()  # names that had a dense gradient on any rank
-        self.windows = 0  # whose sums have left
-        self.pieces = 0  # of this window
+        self.windows = 0  # the number of windows whose sums were sent
+        self.pieces = 0  # the number of pieces in this window
         self.weights: list[float] = []  # of the pieces that are complete
         self.parts: dict[str, list[SparseRows]] = {}  # rows of sparse gradients, by piece
-        self.sent = 0  # active buckets whose sum over the ranks has begun
-        self.left = False  # that of all active buckets
+        self.sent = 0  # the number of active buckets whose sum over the ranks has begun
+        self.left = False  # whether the sums of all active buckets have begun
         self.ahead = False  # the sums of the last piece are sent while backward still runs
-        self.bad: list[str] = []  # names whose gradient in it is not finite
-        self.facts: Any = None  # what this rank tells the others in the next exchange
-        self.heard: list[Any] = []  # what all ranks told in the last one
+        self.bad: list[str] = []  # names whose gradient in the last piece is not finite
+        self.facts: Any = None  # the data that this rank sends to the others in the next exchange
+        self.heard: list[Any] = []  # the data of all ranks from the last exchange
         self.last: bool | None = None  # whether the next piece is the last of the window; None: by its number
 
     def agree(self) -> None:
@@ -195,12 +196,12 @@ class RankSums(Sums):
         slots = [slot for slot in self.pending[::-1] if slot.param is None or slot.param.requires_grad]
         total = sum(slot.size * slot.dtype.itemsize for slot in slots if slot.dtype)
         limit = min(max(total // 8, FIRST), LIMIT)
-        made: list[tuple[int, list[Slot]]] = []  # place of the last parameter, parameters
+        made: list[tuple[int, list[Slot]]] = []  # the index of the last parameter, and the parameters
         open_: dict[Any, tuple[list[Slot], int]] = {}
         for place, slot in enumerate(slots):
             assert slot.dtype is not None  # of a parameter
             size = slot.size * slot.dtype.itemsize
-            if size >= FIRST:  # alone, so that a sparse gradient never travels as zeros
+            if size >= FIRST:  # a bucket of its own, so that a sparse gradient is never sent as zeros
                 made.append((place, [slot]))
                 continue
             members, room = open_.get(slot.dtype, ([], limit if made else FIRST))
@@ -258,7 +259,10 @@ class RankSums(Sums):
             self.dense.add(slot.name)
 
     def send(self, rest: bool = True) -> None:
-        """Start the sums over the ranks in the order of the buckets: of all, or only of complete buckets."""
+        """Start the sums over the ranks in the order of the buckets: all of them, or up to an incomplete one.
+
+        With ``rest`` all are started.
+        """
         self.windows += rest and not self.left
         self.left = self.left or rest
         buckets = self.buckets(active=True)
@@ -267,7 +271,7 @@ class RankSums(Sums):
             self.sent += 1
 
     def arrived(self, name: str) -> None:
-        """Send the buckets that are complete after the last gradient of a parameter in this window."""
+        """Send the buckets that are complete now that the last gradient of parameter ``name`` has arrived."""
         self.buffer_of[name].waiting.discard(name)
         self.send(rest=False)
 
@@ -333,7 +337,7 @@ class RankSums(Sums):
 
         ``some`` says whether this rank has micro-batches.
         """
-        self.send()  # of some ranks they have left already, and all must make the same calls in one order
+        self.send()  # some ranks have sent these sums, and all must make the same calls in the same order
         found = any(self.group.gather(some, "flush"))
         if not found:
             self.reset()
@@ -385,7 +389,7 @@ class RankSums(Sums):
             try:
                 self.reduce(acc._window, acc._counts)
             except Exception:
-                acc.drop()  # on all ranks: the sums of some may be those of all already
+                acc.drop()  # on all ranks, because the sums of some may already be those of all ranks
                 raise
 
     def reduce(self, window: Window, counts: dict[str, int], error: BaseException | None = None) -> None:
@@ -505,7 +509,7 @@ class RankBlock(MicroBatch):
 
 
 def check_same(group: Group, what: str, params: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Raise if shapes, dtypes or ``facts`` differ between ranks; copy the values of rank 0 to all ranks."""
+    """Raise if shapes, dtypes or settings (``facts``) differ between ranks; copy rank 0's values to all."""
     described = {name: f"{t.shape} {t.dtype}" for name, t in params.items()}
     group.agree(what, {**described, **facts, "order": list(described)})
     if group.size == 1:

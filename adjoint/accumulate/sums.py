@@ -33,12 +33,12 @@ Rows = tuple[Array, Array]  # ascending row numbers, and their sums in an array 
 # the names of gradients that are not finite, and if there are none, a function that adds the micro-batch
 Staged = tuple[list[str], Callable[[], None] | None]
 
-SMALL = 1 << 13  # a parameter of at most so many elements shares an array with others
+SMALL = 1 << 13  # a parameter of at most this many elements shares an array with others
 BLOCK = 1 << 17  # elements of such an array: 1 MiB of float64, which stays in the cache
-LEAST = 1 << 20  # elements that a thread must have: fewer are added before a helper is awake
-LINE = 1 << 10  # parts begin at whole multiples, so that no two threads write to one cache line
+LEAST = 1 << 20  # the fewest elements per thread: fewer are added before a helper thread wakes up
+LINE = 1 << 10  # parts begin at multiples of this, so that no two threads write to one cache line
 CHUNK = 1 << 15  # elements that are added with compensation at a time: temporary arrays stay in the cache
-WIDE = 2.0**64  # weights that differ by less are counted in one unit
+WIDE = 2.0**64  # weights whose ratio is smaller than this are counted in the same unit
 
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
@@ -59,23 +59,23 @@ def normalised(total: Any, divisor: float, factor: float, out: Array | None = No
     if type(total) is SparseRows:
         return total.mapped(normalised(total.values, divisor, factor))
     out = np.empty_like(total) if out is None else out
-    # float32 does not hold every divisor
+    # float32 cannot represent every divisor
     wide = total.dtype if 1e-30 < divisor < 1e30 else np.result_type(total, np.float64)
     np.divide(total, divisor, out=out, dtype=wide, casting="same_kind")
     return out if factor == 1.0 else np.multiply(out, factor, out=out, dtype=total.dtype)
 
 
 class Slot:
-    """A registered parameter: its name, its shape, and the dtype and the place of its sum."""
+    """A registered parameter: its name, its shape, and the dtype and location of its sum."""
 
     def __init__(self, name: str, shape: Any, dtype: Any, param: Tensor | None = None) -> None:
         self.index = 0  # in the order of registration
         self.name = name
         self.shape = checked_shape(name, shape)
         self.size = math.prod(self.shape)
-        self.dtype = None if dtype is None else checked_sum_dtype(name, dtype)  # None: as the first gradient
+        self.dtype = None if dtype is None else checked_sum_dtype(name, dtype)  # None: of the first gradient
         self.param = param  # None: gradients are given by name
-        self.part = slice(0, 0)  # of the memory of its buffer
+        self.part = slice(0, 0)  # the part of the buffer's memory that has the sum
 
     def fitting(self, g: Any, weak: bool = False, what: str = "") -> Any:
         """Return an array or sparse rows to add to this sum; raise if the shape or the dtype is wrong.
@@ -104,7 +104,7 @@ class Buffer:
         self.slots = slots
         self.names = [slot.name for slot in slots]
         self.pick: Any = itemgetter(*[slot.index for slot in slots])
-        self.depth = depth  # 2: the second row of the memory is what the additions rounded away
+        self.depth = depth  # 2: the memory has a second row, the rounding errors of the additions
         self.fresh = True  # nothing was added: the memory is undefined
         self.arrays: list[Array] = []  # the memory, and a view of its first row for each parameter
         self.stage: Array | None = None  # the gradients of one micro-batch
@@ -114,12 +114,12 @@ class Buffer:
             self.size += slot.size
 
     def is_shared(self) -> bool:
-        """Return whether there is no memory, or other code still holds an array in it."""
+        """Return whether there is no memory, or other code still refers to an array in it."""
         views = len(self.slots)
         return _references(self.arrays) != [_ALONE[0] + views, *_ALONE * views]
 
     def open(self) -> None:
-        """Allocate memory if there is none, or if other code still holds an array in it."""
+        """Allocate memory if there is none, or if other code still refers to an array in it."""
         if self.is_shared():
             self.use(np.empty((self.depth, self.size), self.slots[0].dtype))
         self.arrays[0][1:] = 0
@@ -145,7 +145,7 @@ class Buffer:
             parts = [g if type(g) is ndarray else np.zeros(s.size, s.dtype) for g, s in pairs]
         if not self.fresh and self.stage is None:
             self.stage = np.empty_like(self.arrays[0][0])
-        # the first micro-batch is staged where it is added
+        # the first micro-batch is staged directly in the sums
         out = self.arrays[0][0] if self.fresh else self.stage
         return np.concatenate(parts, axis=None, out=out, casting="same_kind")
 
@@ -153,7 +153,7 @@ class Buffer:
         """Add factor·g to the sums in the slice ``part``; sums and g are flat."""
         sums, staged, g = self.arrays[0][:, part], g is self.stage, g[part]
         if self.fresh:
-            if factor != 1.0 or len(self.slots) == 1:  # otherwise it was staged here
+            if factor != 1.0 or len(self.slots) == 1:  # otherwise the gradients were staged in the sums
                 np.multiply(g, factor, out=sums[0], dtype=sums.dtype)
             return
         for s in pieces(g.size, CHUNK if self.depth == 2 else 2 * SHARED // sums.itemsize):
@@ -164,7 +164,7 @@ class Buffer:
 
 
 def _add_to(sums: Array, x: Array) -> None:
-    """Add x to the first row; add the rounding errors of this addition to the second, if any (Neumaier)."""
+    """Add x to the first row, and the rounding errors to the second row if there is one (Neumaier)."""
     s = sums[0]
     if len(sums) == 1:
         np.add(s, x, out=s)
@@ -190,7 +190,7 @@ class Sums:
         self.slots: dict[str, Slot] = {}
         self.buffers: list[Any] = []
         self.buffer_of: dict[str, Any] = {}  # by the name of a parameter
-        self.pending: list[Slot] = []  # slots without a buffer: no gradient has come yet
+        self.pending: list[Slot] = []  # slots without a buffer: no gradient was added yet
         self.dense: set[str] = set()  # names with dense gradients in this window
         self.rows: dict[str, Rows] = {}  # the sums of sparse gradients
         # weights are counted in this power of two, so that tiny ones do not vanish in float32
@@ -317,7 +317,10 @@ class Sums:
         self.pending = [slot for slot in self.pending if slot.name not in self.buffer_of]
 
     def _unit_for(self, weight: float, before: float) -> float:
-        """Return a new unit of weights if one is WIDE times larger, or the first WIDE times smaller."""
+        """Return the unit in which weights are counted: a new one if ``weight`` is far from the old one.
+
+        It is replaced by a weight that is WIDE times larger, or by a first weight that is WIDE times smaller.
+        """
         ratio = weight / self.unit
         if weight and (ratio > WIDE or (not before and ratio * WIDE < 1.0)):
             return 2.0 ** (math.frexp(weight)[1] - 1)
@@ -377,7 +380,7 @@ class Sums:
     # State -----------------------------------------------------------------------------------
 
     def state_of(self, name: str) -> dict[str, Array]:
-        """Return the state of a parameter's sum, in new arrays.
+        """Return the state of a parameter's sum, in new arrays, by the keys "sum", "rows" and "values".
 
         "sum" has length 1, or 0 without a dense gradient.  The second axes of "sum" and "values" are the sum
         and, with compensation, its rounding errors.
@@ -392,7 +395,7 @@ class Sums:
         return state
 
     def empty_state(self, name: str, undecided: Any = object) -> dict[str, Array]:
-        """Return the state without gradients; its dtype is ``undecided`` before the first gradient."""
+        """Return the state of a sum without gradients; its dtype is ``undecided`` if it is not known yet."""
         slot = self.slots[name]
         shapes = {"sum": (0, self.depth, *slot.shape), "values": (0, self.depth, *slot.shape[1:])}
         state = {key: np.zeros(shape, slot.dtype or undecided) for key, shape in shapes.items()}

@@ -34,8 +34,9 @@ __all__ = ["gradient_of", "shown", "update"]
 def gradient_of(acc: GradientAccumulator, scaler: GradScaler | None = None, *, update: bool = False) -> Any:
     """Return the normalised and clipped gradients of a window; None if they are not finite.
 
-    Gradients that are not finite are an error, unless ``update`` is True and the options allow to skip it.
-    With ``update`` the gradients may use the memory of the sums.  Events are sent if the window is full.
+    Gradients that are not finite are an error, unless ``update`` is True and the options allow skipping the
+    update.  With ``update`` the gradients may use the memory of the sums.  Events are sent if the window is
+    full.
     """
     config, window, sums = acc.config, acc._window, acc._sums
     measure = _measured(acc, scaler)
@@ -79,7 +80,7 @@ def _measured(acc: GradientAccumulator, scaler: GradScaler | None) -> Measure:
         divisor *= scaler.scale_during(window.first, window.last)
     if config.max_grad_norm is None:
         allowed = config.nonfinite == "allow" and scaler is None
-        # a divisor from 1 makes no quotient larger than its sum
+        # a divisor of at least 1 does not increase any value
         if allowed or (divisor >= 1.0 and all(map(all_finite, sums.values()))):
             return Measure(None, divisor)
     return measured(list(sums.totals().values()), config.norm_type, divisor, config.max_grad_norm)
@@ -125,7 +126,9 @@ def _clipped(
     with lending(given):
         clip(given)
     if missing := [name for name in found if name not in given]:
-        raise InputError(f"clip: the function removed {words.quoted(missing)}, but it may only change them.")
+        raise InputError(
+            f"clip: the function removed {words.quoted(missing)}.  It may change gradients, but not remove them."
+        )
     clipped = {}
     for name, old in found.items():
         g = gradient_array(f"clip: {name!r}", given[name])
@@ -198,7 +201,7 @@ def _step(optimizer: Any, params: Mapping[str, Tensor], grads: Mapping[str, Tens
 
 
 def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> None:
-    """Raise if the optimisers have known parameters and leave out a parameter with a gradient."""
+    """Raise if no optimiser updates a parameter that has a gradient; skip this if parameters are unknown."""
     if not params:
         raise InputError(
             "apply: this optimiser reads .grad, but the accumulator was created without parameters.\n"
@@ -206,7 +209,7 @@ def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: 
         )
     try:
         updated = {id(t) for optimizer in optimizers for t in parameters_of(optimizer)}
-    except (InputError, TypeError, KeyError):  # the parameters of one are not known
+    except (InputError, TypeError, KeyError):  # the parameters of an optimiser are not known
         return
     lost = [name for name, t in params.items() if name in grads and id(t) not in updated]
     if updated and lost:

@@ -118,22 +118,22 @@ class Window:
     micro_batches: int = 0  # including skipped ones
     skipped: int = 0  # left out because they were not finite
     weight: float = 0.0
-    closed: bool = False  # by ``flush``
+    closed: bool = False  # whether ``flush`` closed the window
     spoiled: bool = False  # a micro-batch was not finite, and the policy is to skip the window
-    finished: bool = False  # the sums are the gradient
+    finished: bool = False  # the sums were replaced by the gradient
     scaled: bool = False  # a GradScaler scaled a loss
     open: list[str] = field(default_factory=list)  # names that ``accumulate`` gave to the last micro-batch
     open_weight: float = 0.0
-    # from here on not saved
+    # the fields below are not saved
     steps: int = 1  # micro-batches of a full window
-    changing: bool = False  # sums or parameters are being changed; stays True if that did not end
-    # when the first and the last micro-batch came, on the clock of GradScaler
+    changing: bool = False  # sums or parameters are being changed; stays True if the change was interrupted
+    # GradScaler's counter of scale changes at the first and at the last micro-batch
     first: int | None = None
     last: int | None = None
-    gradient: dict[str, Any] | None = None  # normalised and clipped, by ``apply``
+    gradient: dict[str, Any] | None = None  # the gradient that ``apply`` has normalised and clipped
     norm: float | None = None  # of the gradient before clipping, if it was computed
-    clipped_norm: float | None = None  # and after, if it was clipped
-    done: list[Any] = field(default_factory=list)  # of several optimisers, those that made their update
+    clipped_norm: float | None = None  # of the gradient after clipping, if it was clipped
+    done: list[Any] = field(default_factory=list)  # the optimisers that have made their update
     reduced: bool = False  # the sums are those of all ranks
 
     def is_ready(self) -> bool:
@@ -141,7 +141,10 @@ class Window:
         return self.closed or self.micro_batches >= self.steps
 
     def check(self, *, ready: bool | None = None) -> None:
-        """Raise if a change of the window did not end, or if the window is not, or already, ``ready``."""
+        """Raise if a change of the window was interrupted, or if ``is_ready()`` is not ``ready``.
+
+        With ``ready=None`` only the first is checked.
+        """
         if self.changing:
             raise AccumulationError(
                 "an error or an interrupt stopped the accumulator while it changed sums or parameters.\n"
@@ -163,7 +166,7 @@ class Window:
         self.changing = True
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # in these blocks, what raises an exception has changed nothing
+        # code that raises an exception in such a block has changed nothing
         self.changing = kind is not None and not issubclass(kind, Exception)
 
     def state_dict(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ __all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed
 
 
 _F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
-_ALONE = exclusive_count() - 1  # references to an object that only one local variable holds
+_ALONE = exclusive_count() - 1  # the reference count of an object that only one local variable refers to
 _TAKEN = "gradients were already passed to on_leaf_ready"
 _COMMITTED = "leaves with a post-accumulate hook already have their new .grad"
 
@@ -249,7 +249,7 @@ def _hooked(leaves: Iterable[Tensor]) -> bool:
 
 
 class _Early:
-    """The leaves that are finished while the rest of a backward still runs.
+    """The leaves whose gradients are complete while the rest of a backward still runs.
 
     Without ``commits`` no ``.grad`` is changed, and post-accumulate hooks do not run.
     """
@@ -268,7 +268,7 @@ class _Early:
         self.done: list[tuple[Tensor, str]] = []
 
     def finish(self, leaf: Tensor, g: Any) -> Any:
-        """Call ``on_leaf_ready`` and post-accumulate hooks; return the gradient, or None if it was used."""
+        """Call ``on_leaf_ready`` and post-accumulate hooks; return the gradient, or None if it needs no storing."""
         on_leaf_ready = self.on_leaf_ready
         if on_leaf_ready is not None:
             t = wrap(g) if type(g) is ndarray else as_gradient_tensor(g)
@@ -276,7 +276,7 @@ class _Early:
                 self.done.append((leaf, _TAKEN))
                 return None
             if t._data is g and t._node is None and sys.getrefcount(t) == _ALONE:
-                g = t  # nobody kept or changed it, so it can become ``.grad``
+                g = t  # no other code refers to it or changed it, so it can become ``.grad``
         extra = leaf._extra
         if extra is None or extra.post_hooks is None or not self.commits or not extra.post_hooks.hooks:
             return g
@@ -307,7 +307,7 @@ def _differentiable_inputs(inputs: Any) -> list[Tensor]:
 
 
 def _captured(run: Run, tensors: Iterable[Tensor]) -> dict[Tensor, Any]:
-    """Return the gradients that ``run`` computed of these tensors; tensors without one are left out."""
+    """Return the gradients that ``run`` computed for ``tensors``; tensors without a gradient are left out."""
     found = {t: run.captured.get(key_of(t)) for t in tensors}
     return {t: g for t, g in found.items() if g is not None}
 

@@ -110,7 +110,7 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
 
 @contextmanager
 def lending(gradients: Any) -> Iterator[None]:
-    """Context manager: inside, clip functions change these gradients, together or in groups, in place."""
+    """Context manager in which clip functions change ``gradients``, together or in groups, in place."""
     token = _lent.set(gradients)
     try:
         yield
@@ -121,10 +121,10 @@ def lending(gradients: Any) -> Iterator[None]:
 def _param_place(what: str, label: str, t: Tensor) -> _Place | None:
     """Return the ``_Place`` of the gradient of a parameter, or None if it has no gradient.
 
-    It is ``.grad``, or inside the clip function of an accumulator the gradient there.
+    The gradient is ``.grad``, or inside the clip function of an accumulator the accumulator's gradient.
     """
     lent = _lent.get()
-    if lent is not None and not t.requires_grad:  # itself a gradient
+    if lent is not None and not t.requires_grad:  # ``t`` is itself a gradient
         return _gradient_place(label, t, None, partial(_write, t))
     if isinstance(lent, Mapping):
         raise InputError(

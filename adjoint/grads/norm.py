@@ -62,7 +62,7 @@ def chunks(*arrays: Array, written: int = 0, size: int = CHUNK) -> Iterator[tupl
 
 
 def stored_values(g: Any) -> Array:
-    """Return the values of a gradient as an array; for a sparse gradient the rows, each once."""
+    """Return the values of a gradient as an array; for a sparse gradient, the values with each row once."""
     if type(g) is SparseGradient:
         g = g._rows
     if type(g) is SparseRows:
@@ -103,7 +103,7 @@ def _finite_by_mask(a: Array) -> bool:
 
 
 def _square_sums(flat: Array) -> list[float]:
-    """Return the sums of squares of pieces of a contiguous array, in its own precision."""
+    """Return the sums of squares of pieces of a contiguous array, in the precision of the array."""
     pieces = [flat[i : i + DOT] for i in range(0, flat.size, DOT)]
     if flat.dtype.kind == "c":
         return [float(np.vdot(p, p).real) for p in pieces]
@@ -149,7 +149,7 @@ def global_norm(arrays: Iterable[Any], p: float = 2.0) -> float:
 
 
 def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
-    """Return the p-norm as two factors, because their product may be beyond float64.
+    """Return the p-norm as two factors, because their product may exceed the range of float64.
 
     The first factor is finite if all elements are, except for orders far below 1.
     """
@@ -181,8 +181,9 @@ def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
 
 
 class Measure:
-    """The norm of sums, and the numbers that scale the sums: first divide by ``divisor``, then multiply by
-    ``factor``.
+    """The norm of summed gradients, and the numbers ``divisor`` and ``factor`` that scale the sums.
+
+    A sum is first divided by ``divisor``, then multiplied by ``factor``.
     """
 
     __slots__ = ("clipped", "divisor", "factor", "finite", "norm")
@@ -200,7 +201,7 @@ class Measure:
 
 
 def measured(sums: Sequence[Any], p: float, divisor: float, bound: float | None) -> Measure:
-    """Return the measure of sums divided by ``divisor``, with their norm clipped to ``bound``."""
+    """Return the norm of ``sums / divisor``, and how to scale the sums so that it is at most ``bound``."""
     part, scale = norm_parts(sums, p)
     part /= divisor
     norm = part * scale
@@ -227,7 +228,7 @@ def _exact_sum(parts: Iterable[float]) -> float:
 def _square_sum(a: Array) -> float:
     if a.dtype.char in "dD" and a.flags.c_contiguous:
         return math.fsum(_square_sums(a.reshape(-1)))
-    if a.dtype.char in "fe" and a.flags.c_contiguous:  # as below, in two thirds of its time
+    if a.dtype.char in "fe" and a.flags.c_contiguous:  # the same as below, in two thirds of the time
         flat = a.reshape(-1)
         wide = (flat[i : i + DOT].astype(np.float64) for i in range(0, flat.size, DOT))
         return math.fsum(float(w.dot(w)) for w in wide)

@@ -37,7 +37,7 @@ scale_clock = _Clock()
 def _mark_scaled(times: int = 1) -> None:
     """Mark the open micro-batch of an accumulator as scaled: an update without the scaler is then an error.
 
-    A compiled loop passes how many ``times`` its body does this.
+    ``times`` is not used here; it is the number of times that the body of a compiled loop does this.
     """
     block = sink.get()
     if block is not None:

@@ -25,17 +25,17 @@ class Sink(Protocol):
     scaled: bool  # whether a ``GradScaler`` scaled a loss that is differentiated here
 
     def wants(self, leaf: Tensor) -> bool:
-        """Return whether this destination takes the gradient of a leaf."""
+        """Return whether this destination accepts the gradient of a leaf."""
 
     def take(self, gradients: dict[Tensor, Any]) -> None:
-        """Take the gradients of wanted leaves and commit the others; on an error nothing changes."""
+        """Store the gradients of wanted leaves and commit the others; on an error nothing changes."""
 
 
 def commit(gradients: dict[Tensor, Any]) -> None:
     """Add gradients to the ``.grad`` of their tensors; on an error nothing changes.
 
     A leaf that no longer requires grad is skipped.  Tensors in ``.grad`` are replaced, not written to.
-    ``gradients`` is emptied meanwhile, to limit the peak of memory.
+    ``gradients`` is emptied on the way, to reduce the peak memory.
     """
     if special.count and (trace := tracing.get()) is not None:
         trace.commit(gradients)

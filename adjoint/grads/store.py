@@ -104,7 +104,7 @@ class Gradients:
         key : Tensor
             The tensor.
         grad : array_like
-            Its gradient, with its shape and dtype.
+            The gradient.  It must have the shape and dtype of the tensor.
         """
         key = self._tensor(key)
         self._items[_id(key)] = (key, self._fitting(key, grad))
@@ -118,7 +118,7 @@ class Gradients:
         key : Tensor
             The tensor.
         grad : array_like
-            The term, with the shape and dtype of the tensor.
+            The gradient to add.  It must have the shape and dtype of the tensor.
         """
         key = self._tensor(key)
         new = self._fitting(key, grad)
@@ -195,7 +195,7 @@ class Gradients:
         return self._mapped(lambda g: g.detach())
 
     def scale(self, factor: Any) -> Gradients:
-        """Return a store with every gradient multiplied by a factor, in its own dtype.
+        """Return a store with every gradient multiplied by a factor; the dtypes stay the same.
 
         Parameters
         ----------

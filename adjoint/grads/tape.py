@@ -47,9 +47,9 @@ class Tape:
     def __init__(self, *, persistent: bool = False) -> None:
         self._persistent = persistent
         self._watched: dict[int, Tensor] = {}
-        # Watched tensors with nodes.  Neither operations nor the tape keep them alive.
+        # Watched tensors that are results of operations.  Neither operations nor the tape keep them alive.
         self._watched_results: list[weakref.ref[Tensor]] = []
-        self._recorded: set[int] = set()  # the numbers of the nodes, not the nodes
+        self._recorded: set[int] = set()  # sequence numbers, so that the nodes are not kept alive
         self._tokens: tuple[Token[Any], Token[Any]] | None = None
         self._state = "new"
 
