@@ -1,8 +1,8 @@
 """Modes and settings, kept in context variables, so that threads and asyncio tasks have their own values.
 
 ``special.count`` is the number of active contexts, in all threads, that ops must check besides the grad mode
-(tapes, anomaly detection, saved-tensor hooks).  Ops read the context variables only while it is not 0, so
-unused features cost nothing.  ``logs.count`` is the number of contexts that writes must check.
+(tapes, anomaly detection, saved-tensor hooks).  Ops read the context variables only while the count is not 0,
+so unused features cost nothing.  ``logs.count`` is the number of contexts that writes must check.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def is_watched(t: Any) -> bool:
 
 
 class watched(Generic[T]):  # noqa: N801  a context manager that reads as a function
-    """Context manager: set a context variable and increment ``special.count``, so that ops read the variable.
+    """Context manager that sets a context variable and increments ``special.count``, so that ops read it.
 
     An interrupt cannot leave the variable set.  It may leave the count too large, which only costs time.
     """
@@ -129,7 +129,8 @@ class _GradMode(ContextMode[bool]):
 
     _value: bool
     _tokens: list[Token[bool]]
-    __init__ = object.__init__  # both are set after the call, because __init__ costs a tenth of the mode
+    # The caller sets both attributes, because a call of __init__ would take a tenth of the time of the mode.
+    __init__ = object.__init__
 
     def _apply(self) -> None:
         if not (self._value and _inference.get()):  # enable_grad has no effect inside inference_mode
@@ -169,8 +170,8 @@ class _GradMode(ContextMode[bool]):
 class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads as a function
     """Switch the recording of operations on or off.
 
-    A plain call takes effect at once and stays; as a context manager it ends with the block; as a decorator
-    it is active while the function runs.
+    A plain call takes effect immediately and stays in effect.  As a context manager the mode is active during
+    the block, and as a decorator while the function runs.
 
     Parameters
     ----------
@@ -406,7 +407,7 @@ def set_default_dtype(dtype: Any) -> None:
 class workers(ContextMode[Any]):  # noqa: N801  a context manager that reads as a function
     """Set the number of threads of backward for a block, as a context manager or a decorator.
 
-    The results have the same bits for any number; see docs/threads.md.
+    The results are bitwise equal for any number of threads; see docs/threads.md.
 
     Parameters
     ----------
@@ -437,7 +438,8 @@ class workers(ContextMode[Any]):  # noqa: N801  a context manager that reads as 
 class threads(ContextMode[Any]):  # noqa: N801  a context manager that reads as a function
     """Set the number of threads for large arrays for a block, as a context manager or a decorator.
 
-    Updates of optimisers and sums of accumulators use them.  The results have the same bits for any number.
+    Updates of optimisers and sums of accumulators use these threads.  The results are bitwise equal for any
+    number of threads.
 
     Parameters
     ----------

@@ -86,7 +86,7 @@ saved_hooks: ContextVar[tuple[Hook, Hook] | None] = ContextVar("adjoint_saved_ho
 reading: ContextVar[Hook | None] = ContextVar("adjoint_reading", default=None)
 # By id: a tensor, its value and its version before a function that may run again wrote to it.
 writes: ContextVar[dict[int, tuple[Any, Any, Any, int]] | None] = ContextVar("adjoint_writes", default=None)
-# Tensors with the data, node and class that each of them has for now: loops replace those they capture.
+# Tensors, with the data, node and class that temporarily replace their own: loops replace those they capture.
 stand_ins: ContextVar[tuple[tuple[Any, Any, Any, Any], ...]] = ContextVar("adjoint_stand_ins", default=())
 # The ``core.observer.Observer`` of this block, or None.
 observer: ContextVar[Any] = ContextVar("adjoint_observer", default=None)
@@ -102,8 +102,8 @@ transform: ContextVar[str | None] = ContextVar("adjoint_transform", default=None
 enclosing: ContextVar[Any] = ContextVar("adjoint_enclosing", default=None)
 # The trace of ``ad.compile`` that runs, or None.  While one runs, ``config.special`` is not 0.
 tracing: ContextVar[Any] = ContextVar("adjoint_tracing", default=None)
-# The gradients that the rule of a call gets, each with its zeros: the seeds of what the rule differentiates
-# itself.  None outside such rules.
+# The gradients that the rule of a call receives, each with its zeros.  A backward inside the rule starts from
+# them.  None outside such rules.
 arriving: ContextVar[Sequence[tuple[Any, Any]] | None] = ContextVar("adjoint_arriving", default=None)
 
 # Gradients ---------------------------------------------------------------------------------------
@@ -116,9 +116,9 @@ lent: ContextVar[Any] = ContextVar("adjoint_lent", default=None)
 # Threads -----------------------------------------------------------------------------------------
 
 # A weak reference to the parallel run that calls hooks and rules here; a backward inside one of them stays in
-# its thread.  Weak, because the run holds a copy of the context, and a hook may keep one.
+# its thread.  It is weak, because the run refers to a copy of the context, and a hook may keep that copy.
 crew: ContextVar[Any] = ContextVar("adjoint_inside_parallel_run", default=None)
-# Whether this is part of a spread pass, which is not spread again.
+# Whether this code is part of a pass that is spread over threads; such a pass is not spread again.
 spreading: ContextVar[bool] = ContextVar("adjoint_inside_spread", default=False)
 
 # Setting a variable for a block --------------------------------------------------------------------

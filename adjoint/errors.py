@@ -86,7 +86,7 @@ def __dir__() -> list[str]:
 class AdjointError(Exception):
     """Base class of all adjoint errors; it is never raised itself."""
 
-    _module: tuple[Any, str]  # where it arose: the outermost module so far, and the path inside that
+    _module: tuple[Any, str]  # where it arose: the outermost module so far, and the path inside that module
     _plain: str  # the message before a module added its path
 
 
@@ -116,7 +116,7 @@ class SharingError(AdjointError, BufferError):
 class DTypeError(AdjointError, TypeError):
     """A dtype does not support the operation.
 
-    Cause: integers that should require grad, objects or strings as numbers, a gradient with another dtype.
+    Cause: integers that should require grad, objects or strings as numbers, a gradient of a different dtype.
     Fix: ``x.astype(float)``, or a float dtype from the start.
     """
 

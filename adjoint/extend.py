@@ -51,7 +51,7 @@ class primitive:  # noqa: N801  a decorator that reads as a function
         functools.update_wrapper(self, fun)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the value of the function."""
+        """Return the value of the function; record the call as one operation."""
         if not any(isinstance(leaf, Tensor) for leaf in tree.leaves(args)):
             return self.fun(*args, **kwargs)
 

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _COLLECTIVE = "ad.distributed.Group, whose methods take arrays"
-_DEVICE = "arrays as they are: they are in the memory of the processor"
+_DEVICE = "arrays as they are: they are always in CPU memory"
 _CONV = "ad.nn.functional.conv1d, conv2d or conv3d"
 _AT = "x.at[index].{}(values)"
 
@@ -275,8 +275,8 @@ METHODS = {
     "expand": "x.broadcast_to(shape)",
     "expand_as": "x.broadcast_to(other.shape)",
     "contiguous": "x as it is: its layout in memory does not matter",
-    "cpu": "x as it is: it is in the memory of the processor",
-    "cuda": "x as it is: adjoint computes on the processor alone",
+    "cpu": "x as it is: it is always in CPU memory",
+    "cuda": "x as it is: adjoint computes only on the CPU",
     "to": "x.astype(dtype)",
     "type": "x.astype(dtype), or x.dtype",
     "float": _DTYPE.format("float32"),
@@ -338,7 +338,7 @@ METHODS = {
 }
 
 # Attributes of modules, optimisers and scalers
-_AS_IT_IS = "the model as it is: adjoint computes on the processor alone"
+_AS_IT_IS = "the model as it is: adjoint computes only on the CPU"
 MODULES = {
     "to": "model.astype(dtype); " + _AS_IT_IS.removeprefix("the model as it is: "),
     "cpu": _AS_IT_IS,
@@ -433,7 +433,7 @@ _PARTS = (
 
 
 def elsewhere(name: str) -> str:
-    """Return where another part of adjoint or its NumPy has a name; an empty string if none has."""
+    """Return the public path of ``name`` in adjoint, such as "ad.linalg.inv"; "" if there is none."""
     if name.startswith("_"):
         return ""
     for part in _PARTS:

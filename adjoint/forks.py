@@ -1,4 +1,4 @@
-"""Locks across a fork: all of them are acquired before it, so that they are free in the child."""
+"""Locks across a fork: all locks are acquired before a fork, so that they are free in the child."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST_WAIT = 0.01  # seconds
 
 
 def held_across_fork(lock: L) -> L:
-    """Return the lock, an ``RLock``, which is from now on acquired before a fork and released after it."""
+    """Return ``lock``, an ``RLock``, which from now on is acquired before a fork and released after it."""
     _forks.known.add(weakref.ref(lock, _forks.known.discard))
     return lock
 
@@ -32,7 +32,7 @@ class _Forks:
         """Acquire all locks.
 
         Another thread may have one lock and wait for one that is held here.  So after a while all locks are
-        released, and the one that was not free is acquired first.
+        released, and the lock that was not free is acquired first.
         """
         first: list[Any] = []
         wait = FIRST_WAIT
@@ -41,9 +41,9 @@ class _Forks:
             wait *= 2
 
     def _hold_all(self, first: list[Any], wait: float) -> Any:
-        """Acquire all locks, first those in ``first``; return None.
+        """Acquire all locks, starting with those in ``first``; return None.
 
-        If one is not free within ``wait`` seconds, release all, and return it.
+        If a lock is not free within ``wait`` seconds, release all locks and return that lock.
         """
         held: list[Any] = []
         known: set[weakref.ref[Any]] = set()
@@ -54,7 +54,7 @@ class _Forks:
                     _release(held)
                     return lock
                 held.append(lock)
-            new = self.known - known  # at the end those that other threads have added meanwhile
+            new = self.known - known  # last, the locks that other threads have added in the meantime
             if not new:
                 break
             known |= new
@@ -63,7 +63,7 @@ class _Forks:
         return None
 
     def free(self) -> None:
-        """Release all locks that were acquired, and no other ones, which may be new."""
+        """Release the locks that ``hold`` acquired.  Locks that were added since then are not touched."""
         held, self.held = self.held, []
         _release(held)
 

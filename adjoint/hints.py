@@ -81,7 +81,7 @@ FUNCTIONS = {
     "randn": "ad.random.default_rng(seed).standard_normal(shape)",
     "rand": "ad.random.default_rng(seed).random(shape)",
     "randint": "ad.random.default_rng(seed).integers(low, high, shape)",
-    "manual_seed": "rng = ad.random.default_rng(seed), which is passed on: there is no global generator",
+    "manual_seed": "rng = ad.random.default_rng(seed), and pass it on: there is no global generator",
     "embedding": "ad.nn.functional.embedding(indices, table), or ad.take(table, indices, axis=0)",
     "cross_entropy": "ad.nn.functional.cross_entropy(prediction, target)",
     "Module": "ad.nn.Module",
@@ -90,8 +90,8 @@ FUNCTIONS = {
     "utils": "ad.clip_grad_norm(params, max_norm), ad.train.DataLoader or ad.checkpoint",
     "autocast": "layers made with dtype=np.float16, or model.astype(np.float16), and ad.GradScaler",
     "amp": "layers made with dtype=np.float16, or model.astype(np.float16), and ad.GradScaler",
-    "device": "tensors as they are: they are in the memory of the processor",
-    "cuda": "tensors as they are: they are in the memory of the processor",
+    "device": "tensors as they are: they are always in CPU memory",
+    "cuda": "tensors as they are: they are always in CPU memory",
     "long": "np.int64",
     "bfloat16": "ml_dtypes.bfloat16",
     "randperm": "ad.random.default_rng(seed).permutation(n)",
@@ -100,7 +100,7 @@ FUNCTIONS = {
     "bernoulli": "ad.random.default_rng(seed).bernoulli(p)",
     "multinomial": "ad.random.default_rng(seed).categorical(logits)",
     "normal": "ad.random.default_rng(seed).normal(loc, scale, size)",
-    "seed": "rng = ad.random.default_rng(seed), which is passed on: there is no global generator",
+    "seed": "rng = ad.random.default_rng(seed), and pass it on: there is no global generator",
     "Generator": "ad.random.default_rng(seed)",
     "FloatTensor": "ad.tensor(values, dtype=np.float32)",
     "LongTensor": "ad.tensor(values, dtype=np.int64)",
@@ -115,7 +115,7 @@ FUNCTIONS = {
     "tree_map": "ad.tree.map(f, tree)",
     "tree_util": "ad.tree",
     "pmap": "ad.vmap(f)",
-    "device_put": "arrays as they are: they are in the memory of the processor",
+    "device_put": "arrays as they are: they are always in CPU memory",
 }
 
 # Names in submodules, by the name of the submodule
@@ -223,7 +223,7 @@ PARTS: dict[str, dict[str, str]] = {
     "adjoint.nn.functional": {
         **ACTIVATIONS,
         "upsample": "ad.nn.functional.interpolate(x, size, scale_factor, mode)",
-        "pad": "ad.pad(x, widths), of every axis from the first on",
+        "pad": "ad.pad(x, widths), with widths for every axis, starting with the first",
         "logsigmoid": "-ad.nn.functional.softplus(-x)",
         "multi_head_attention_forward": "ad.nn.MultiHeadAttention",
         "flatten": "x.reshape(len(x), -1)",
@@ -336,7 +336,7 @@ KEYWORDS = {
 }
 _NOT_HERE = {
     "out": "results are new tensors; to write one into x, call x.copy_(result) under ad.no_grad()",
-    "device": "all tensors are in the memory of the processor",
+    "device": "all tensors are in CPU memory",
     "input": "pass the tensor as the first argument, without a keyword",
     "tensors": "pass the tensors as the first arguments, without a keyword",
     "inplace": "the result is always a new tensor",
@@ -350,14 +350,14 @@ _NOT_HERE = {
     "src_key_padding_mask": _PRESENT.format("mask", "src_key_padding_mask"),
     "tgt_key_padding_mask": _PRESENT.format("mask", "tgt_key_padding_mask"),
     "memory_key_padding_mask": _PRESENT.format("cross_mask", "memory_key_padding_mask"),
-    "batch_first": "the batch comes first",
+    "batch_first": "the first axis is always the batch axis",
     "operand": "pass the operands after the two functions, without a keyword",
-    "unroll": "ad.compile makes one loop of the steps, and eager code runs each of them",
+    "unroll": "ad.compile compiles the steps to one loop, and eager code runs each step",
     "padding_mode": "call ad.pad(x, widths, mode=…) in front of the layer",
     "scaler": "to scale losses, write your own loop with ad.GradScaler and ad.GradientAccumulator",
     "need_weights": "only the outputs are returned",
     "num_workers": "batches are made in this process; prefetch=2 makes the next batches in a thread",
-    "pin_memory": "all tensors are in the memory of the processor",
+    "pin_memory": "all tensors are in CPU memory",
     "epochs": "pass it to trainer.fit(loader, epochs=…)",
     "outputs": "for gradients of tensors, call ad.gradients(loss, [w])",
     "grad_outputs": "for gradients of tensors, call ad.gradients(loss, [w])",
@@ -377,7 +377,7 @@ _explained: set[Any] = set()  # modules and classes
 def add_hints(*modules: str) -> None:
     """Add hints to modules, given by name, and to the functions and classes in their ``__all__``.
 
-    Only functions with a parameter that has another name in other libraries are wrapped.
+    Only functions with a parameter that has a different name in other libraries are wrapped.
     """
     for module in (sys.modules[name] for name in modules):
         if module not in _explained:
@@ -454,11 +454,11 @@ def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name:
         return
     for keyword in unknown:
         if KEYWORDS.get(keyword) in ours:
-            raise InputError(f"{name}: {keyword}= is called {KEYWORDS[keyword]}= here.")
+            raise InputError(f"{name}: {keyword}= is called {KEYWORDS[keyword]}= in adjoint.")
         if keyword in _NOT_HERE:
-            raise InputError(f"{name}: there is no {keyword}=: {_NOT_HERE[keyword]}.")
+            raise InputError(f"{name} has no argument {keyword}=: {_NOT_HERE[keyword]}.")
     takes = [p.name for p in parameters if p.name != "self" and p.kind is not p.VAR_POSITIONAL]
-    raise InputError(f"{name}: there is no {unknown[0]}=; it takes {', '.join(takes)}.")
+    raise InputError(f"{name} has no argument {unknown[0]}=.  It accepts {', '.join(takes)}.")
 
 
 class _Absent:

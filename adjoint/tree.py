@@ -86,7 +86,7 @@ def register(
 
 
 def is_registered(cls: type) -> bool:
-    """Return whether a class, or a base of it, is registered as a container: modules are."""
+    """Return whether a class, or a base of it, is registered as a container; modules are registered."""
     return any(base in _REGISTERED for base in cls.__mro__)
 
 
@@ -255,7 +255,7 @@ def _flatten(value: Any, into: list[Any]) -> Structure:
         return Structure(kind, tuple(names), tuple([_flatten(c, into) for c in children]), rest)
     if isinstance(value, _STATIC_TYPES) or callable(value):
         return Structure(Structure.STATIC, rest=value)
-    # only types that live as long as the process
+    # cache only types that exist as long as the process
     if type(value).__module__.partition(".")[0] in ("adjoint", "builtins", "numpy"):
         _LEAF_TYPES.add(type(value))
     into.append(value)
@@ -385,7 +385,9 @@ def structure(tree: Tree) -> Structure:
 
 
 def ravel(tree: Tree) -> tuple[Any, Callable[[Any], Any]]:
-    """Join the leaves of a tree to one vector; gradients flow through it and back.
+    """Join the leaves of a tree to one vector; return it, and a function that rebuilds the tree.
+
+    Gradients flow through both.
 
     Parameters
     ----------
@@ -402,7 +404,7 @@ def ravel(tree: Tree) -> tuple[Any, Callable[[Any], Any]]:
     Raises
     ------
     ShapeError
-        When ``unravel`` is called with a vector of another length.
+        When ``unravel`` is called with a vector of a different length.
 
     Examples
     --------

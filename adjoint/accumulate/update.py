@@ -127,7 +127,7 @@ def _clipped(
         clip(given)
     if missing := [name for name in found if name not in given]:
         raise InputError(
-            f"clip: the function removed {words.quoted(missing)}.  It may change gradients, but not remove them."
+            f"clip: the function removed {words.quoted(missing)}.  It may only change gradients."
         )
     clipped = {}
     for name, old in found.items():

@@ -49,8 +49,8 @@ def test_options_of_activations() -> None:
     assert nn.Softmax(0)(np.ones((2, 3))).tolist() == nn.Softmax(axis=0)(np.ones((2, 3))).tolist()
     assert repr(nn.Hardtanh(-2.0, 2.0)) == repr(nn.Hardtanh(min_val=-2.0, max_val=2.0))
     for make, text in [
-        (lambda: nn.ReLU(inplace=True), "ReLU: there is no inplace=: the result is always a new tensor"),
-        (lambda: nn.Softmax(dim=1), "Softmax: dim= is called axis= here"),
+        (lambda: nn.ReLU(inplace=True), "ReLU has no argument inplace=: the result is always a new tensor"),
+        (lambda: nn.Softmax(dim=1), "Softmax: dim= is called axis= in adjoint"),
     ]:
         with pytest.raises(errors.InputError, match=text):
             make()
@@ -84,18 +84,18 @@ def test_batch_norm_inside_vmap_trains_no_statistics_and_says_so() -> None:
 
 
 WRONG_KEYWORDS: list[tuple[Any, str]] = [
-    (lambda x: x.sum(dim=0), "sum: dim= is called axis= here."),
-    (lambda x: ad.mean(x, axis=0, keepdim=True), "mean: keepdim= is called keepdims= here."),
-    (lambda x: nn.functional.softmax(x, dim=-1), "softmax: dim= is called axis= here."),
-    (lambda x: ad.concat([x, x], dim=0), "concat: dim= is called axis= here."),
-    (lambda x: x.var(unbiased=False), "var: unbiased= is called correction= here."),
-    (lambda x: ad.sum(x, out=x), "sum: there is no out=: results are new tensors; to write one into x, call x.copy_(result)"),
-    (lambda x: x.max(axs=0), "max: there is no axs=; it takes x, axis, keepdims."),
-    (lambda x: nn.Softmax(dim=-1), "Softmax: dim= is called axis= here."),
-    (lambda x: nn.LayerNorm(3, elementwise_affine=False), "LayerNorm: elementwise_affine= is called affine= here."),
-    (lambda x: nn.Conv1d(3, 4, 2, device="cpu"), "Conv1d: there is no device=: all tensors are in the memory"),
-    (lambda x: ad.optim.Adam([nn.Parameter([1.0])], learning_rate=1), "Adam: learning_rate= is called lr= here."),
-    (lambda x: nn.Linear(3, 2, biass=True), "Linear: there is no biass=; it takes in_features, out_features, bias, rng"),
+    (lambda x: x.sum(dim=0), "sum: dim= is called axis= in adjoint."),
+    (lambda x: ad.mean(x, axis=0, keepdim=True), "mean: keepdim= is called keepdims= in adjoint."),
+    (lambda x: nn.functional.softmax(x, dim=-1), "softmax: dim= is called axis= in adjoint."),
+    (lambda x: ad.concat([x, x], dim=0), "concat: dim= is called axis= in adjoint."),
+    (lambda x: x.var(unbiased=False), "var: unbiased= is called correction= in adjoint."),
+    (lambda x: ad.sum(x, out=x), "sum has no argument out=: results are new tensors; to write one into x, call x.copy_(result)"),
+    (lambda x: x.max(axs=0), "max has no argument axs=.  It accepts x, axis, keepdims."),
+    (lambda x: nn.Softmax(dim=-1), "Softmax: dim= is called axis= in adjoint."),
+    (lambda x: nn.LayerNorm(3, elementwise_affine=False), "LayerNorm: elementwise_affine= is called affine= in adjoint."),
+    (lambda x: nn.Conv1d(3, 4, 2, device="cpu"), "Conv1d has no argument device=: all tensors are in CPU memory"),
+    (lambda x: ad.optim.Adam([nn.Parameter([1.0])], learning_rate=1), "Adam: learning_rate= is called lr= in adjoint."),
+    (lambda x: nn.Linear(3, 2, biass=True), "Linear has no argument biass=.  It accepts in_features, out_features, bias, rng"),
 ]  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_every_loss_has_its_module() -> None:
 
 
 def test_losses_check_their_options_when_they_are_made() -> None:
-    assert raised(lambda: nn.MSELoss(foo=1)) == "MSELoss: there is no foo=; it takes reduction."
+    assert raised(lambda: nn.MSELoss(foo=1)) == "MSELoss has no argument foo=.  It accepts reduction."
     assert raised(lambda: nn.MSELoss(reduction="avg")) == (
         "MSELoss: reduction must be 'mean', 'sum' or 'none', not 'avg'."
     )
@@ -210,18 +210,18 @@ def test_masks_by_the_names_of_others() -> None:
     x = ad.ones((2, 3, 4), dtype=np.float32)
     attention, layer = nn.MultiHeadAttention(4, 2), nn.TransformerEncoderLayer(4, 2, 8)
     assert raised(lambda: attention(x, attn_mask=None)).startswith(
-        "MultiHeadAttention: there is no attn_mask=: pass mask=, which is True where a query may attend; "
+        "MultiHeadAttention has no argument attn_mask=: pass mask=, which is True where a query may attend; "
         "for a boolean attn_mask, mask=~attn_mask.\n"
     )
     assert raised(lambda: attention(x, key_padding_mask=None)).startswith(
-        "MultiHeadAttention: there is no key_padding_mask=: pass mask=, which is True where there is no padding: "
+        "MultiHeadAttention has no argument key_padding_mask=: pass mask=, which is True where there is no padding: "
         "mask=~key_padding_mask[:, None, None, :].\n"
     )
     assert raised(lambda: layer(x, src_mask=None)).startswith(
-        "TransformerEncoderLayer: there is no src_mask=: pass mask=, which is True where a query may attend"
+        "TransformerEncoderLayer has no argument src_mask=: pass mask=, which is True where a query may attend"
     )
     assert raised(lambda: layer(x, is_causal=True)).startswith(
-        "TransformerEncoderLayer: is_causal= is called causal= here."
+        "TransformerEncoderLayer: is_causal= is called causal= in adjoint."
     )
 
 

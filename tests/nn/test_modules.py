@@ -54,7 +54,7 @@ def test_flatten_and_unflatten_are_inverse() -> None:
     )
     assert (
         raised(lambda: nn.Unflatten(dim=1, unflattened_size=(2, 3)))
-        == "Unflatten: dim= is called axis= here."
+        == "Unflatten: dim= is called axis= in adjoint."
     )
 
 
@@ -283,9 +283,9 @@ def test_masks_of_decoders_by_the_names_of_others() -> None:
         ),
     ):
         found = raised(lambda given=given: decoder(a, a, **{given: None}))
-        assert found.startswith(f"TransformerDecoder: there is no {given}=: {text}.")
+        assert found.startswith(f"TransformerDecoder has no argument {given}=: {text}.")
     assert raised(lambda: decoder(a, a, tgt_is_causal=True)).startswith(
-        "TransformerDecoder: tgt_is_causal= is called causal= here."
+        "TransformerDecoder: tgt_is_causal= is called causal= in adjoint."
     )
 
 
@@ -368,7 +368,7 @@ def test_weight_norm_keeps_the_values_and_splits_the_gradient() -> None:
         "weight_norm: Linear has no parameter 'weight'.  Its parameters: bias."
     )
     assert raised(lambda: parametrizations.weight_norm(nn.Linear(2, 2), dim=0)).startswith(
-        "weight_norm: dim= is called axis= here."
+        "weight_norm: dim= is called axis= in adjoint."
     )
 
 
@@ -498,8 +498,8 @@ def test_names_of_jax_are_explained() -> None:
             look()
         assert str(info.value).endswith(message)
     for call, message in (
-        (lambda: ad.vmap(abs, in_dims=0), "vmap: in_dims= is called in_axes= here."),
-        (lambda: ad.vmap(abs, out_dims=0), "vmap: out_dims= is called out_axes= here."),
+        (lambda: ad.vmap(abs, in_dims=0), "vmap: in_dims= is called in_axes= in adjoint."),
+        (lambda: ad.vmap(abs, out_dims=0), "vmap: out_dims= is called out_axes= in adjoint."),
     ):
         with pytest.raises(errors.InputError) as info:
             call()

@@ -14,10 +14,10 @@ from adjoint.optim import schedules
 
 
 def test_messages_about_what_schedules_are_given() -> None:
-    assert raised(lambda: schedules.cosine(0.1, T_max=10)) == "cosine: T_max= is called total= here."
-    assert raised(lambda: schedules.steps(0.1, step_size=10)) == "steps: step_size= is called every= here."
+    assert raised(lambda: schedules.cosine(0.1, T_max=10)) == "cosine: T_max= is called total= in adjoint."
+    assert raised(lambda: schedules.steps(0.1, step_size=10)) == "steps: step_size= is called every= in adjoint."
     assert raised(lambda: schedules.cosine(0.1, 10, foo=1)) == (
-        "cosine: there is no foo=; it takes rate, total, minimum."
+        "cosine has no argument foo=.  It accepts rate, total, minimum."
     )
     assert raised(lambda: schedules.cosine("a", 10)) == "cosine: rate must be a number, but got 'a'."
     assert (
@@ -173,5 +173,5 @@ def test_messages_of_schedules_in_other_forms() -> None:
         "sequence: pass the pairs as separate arguments, not in a list: sequence((schedule, steps), …)."
     )
     assert raised(lambda: ad.nn.TransformerEncoderLayer(8, 2, batch_first=True)) == (
-        "TransformerEncoderLayer: there is no batch_first=: the batch comes first."
+        "TransformerEncoderLayer has no argument batch_first=: the first axis is always the batch axis."
     )

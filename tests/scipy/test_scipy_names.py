@@ -124,8 +124,8 @@ def test_special_functions_name_a_parameter_that_they_do_not_have():
         lambda: ad.scipy.special.erf(1.0, out=np.zeros(())),
         lambda: ad.scipy.special.jv(2, 1.0, out=None),
     ):
-        with pytest.raises(InputError, match=r"there is no out=: results are new tensors"):
+        with pytest.raises(InputError, match=r"has no argument out=: results are new tensors"):
             call()
-    with pytest.raises(InputError, match=r"^erf: there is no where=; it takes x\.$"):
+    with pytest.raises(InputError, match=r"^erf has no argument where=\.  It accepts x\.$"):
         ad.scipy.special.erf(1.0, where=True)
     assert pickle.loads(pickle.dumps(ad.scipy.special.jv)) is ad.scipy.special.jv

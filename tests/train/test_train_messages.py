@@ -34,23 +34,23 @@ def with_class(**options: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: trainer_of(model_of(), accumulate_steps=2), "Trainer: accumulate_steps= is called accumulate= here."),
-        (lambda: trainer_of(model_of(), lr_scheduler=None), "Trainer: lr_scheduler= is called schedule= here."),
-        (lambda: trainer_of(model_of(), epochs=2), "Trainer: there is no epochs=: pass it to trainer.fit(loader, epochs=…)."),
-        (lambda: train.DataLoader(X, collate_fn=np.stack), "DataLoader: collate_fn= is called collate= here."),
+        (lambda: trainer_of(model_of(), accumulate_steps=2), "Trainer: accumulate_steps= is called accumulate= in adjoint."),
+        (lambda: trainer_of(model_of(), lr_scheduler=None), "Trainer: lr_scheduler= is called schedule= in adjoint."),
+        (lambda: trainer_of(model_of(), epochs=2), "Trainer has no argument epochs=: pass it to trainer.fit(loader, epochs=…)."),
+        (lambda: train.DataLoader(X, collate_fn=np.stack), "DataLoader: collate_fn= is called collate= in adjoint."),
         (
             lambda: train.DataLoader(X, num_workers=2),
-            "DataLoader: there is no num_workers=: batches are made in this process; prefetch=2 makes the next batches in a thread.",
+            "DataLoader has no argument num_workers=: batches are made in this process; prefetch=2 makes the next batches in a thread.",
         ),
-        (lambda: trainer_of(model_of()).fit([(X, Y)], epoch=2), "fit: epoch= is called epochs= here."),
+        (lambda: trainer_of(model_of()).fit([(X, Y)], epoch=2), "fit: epoch= is called epochs= in adjoint."),
         (
             lambda: trainer_of(model_of()).fit([(X, Y)], steps=2),
-            "fit: there is no steps=; it takes loader, epochs, validate, resume.",
+            "fit has no argument steps=.  It accepts loader, epochs, validate, resume.",
         ),
-        (lambda: train.EarlyStopping(min_delta=0.1), "EarlyStopping: min_delta= is called delta= here."),
+        (lambda: train.EarlyStopping(min_delta=0.1), "EarlyStopping: min_delta= is called delta= in adjoint."),
         (
             lambda: train.CSVLog("log.csv", when="step"),
-            "CSVLog: there is no when=; it takes path, every.",
+            "CSVLog has no argument when=.  It accepts path, every.",
         ),
         (lambda: with_class(loss=nn.MSELoss), "Trainer: loss is the class MSELoss.  Pass an instance: MSELoss(…)."),
         (
