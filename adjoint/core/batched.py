@@ -25,7 +25,7 @@ class Batched(Lifted):
     """A value inside ``vmap``: one array for all elements of the batch.
 
     ``value`` is an array, a value of an outer transform, or an outer tensor that is part of a graph.  If
-    ``batched`` is true, its first axis is the batch axis; otherwise it is the same for all elements.
+    ``batched`` is true, the first axis of ``value`` is the batch axis; otherwise all elements are equal to it.
     """
 
     __slots__ = ("adopted", "batched", "shape", "size_", "unit", "value")
@@ -50,7 +50,7 @@ class Batched(Lifted):
         return Batched(self.level, self.size_, value, False)
 
     def marker(self) -> Batched:
-        """Return the value of the context variable ``enclosing`` while a ``vmap`` of this level runs."""
+        """Return the marker of this ``vmap``: the value of ``context.enclosing`` while it runs."""
         found = self.lift(_NOTHING)
         found.adopted = []
         found.outer = enclosing.get()
@@ -66,7 +66,7 @@ class Batched(Lifted):
         return Batched(self.level, self.size_, value, self.batched)
 
     def adopt(self, leaf: Any) -> None:
-        """Make the data of a tensor a constant of this ``vmap``, until the ``vmap`` ends."""
+        """Replace the data of ``leaf``, an outside tensor, by a constant of this ``vmap`` until it ends."""
         data = leaf._data
         if isinstance(data, Lifted) and data.level >= self.level:
             return
@@ -75,9 +75,9 @@ class Batched(Lifted):
         self.adopted.append((weakref.ref(leaf), data))
 
     def release(self) -> list[Any]:
-        """Restore the data of the tensors that were passed to ``adopt``.
+        """Restore the data of the tensors that were passed to ``adopt``; return those with batched values.
 
-        Return those of them that were assigned batched values; they get their old values back too.
+        A tensor has batched values if the function wrote such values into it.
         """
         changed = []
         for reference, data in self.adopted:
@@ -143,7 +143,7 @@ class Batched(Lifted):
 
 
 def settled(value: Any) -> Any:
-    """Return ``value`` in the form that a Batched stores: a tensor only if it is part of a graph."""
+    """Return ``value`` in the form that ``Batched`` stores: a tensor if it is in a graph, else an array."""
     if isinstance(value, Tensor):
         return value if value._node is not None else value._data
     return np.asarray(value) if isinstance(value, (np.generic, int, float, complex)) else value

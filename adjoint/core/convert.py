@@ -182,7 +182,7 @@ def _number_dtype(number: Any, dtype: Any) -> np.dtype[Any]:
 
 
 def made(t: Tensor, data: Any = None) -> Tensor:
-    """Return the new tensor ``t``; inside ``ad.compile`` it becomes a traced value.
+    """Return the new tensor ``t``; inside ``ad.compile``, return it as a traced tensor.
 
     ``data`` is the array that it was copied from, if any.
     """
@@ -358,7 +358,7 @@ def _is_traced(value: Any, depth: int = 0) -> bool:
 
 
 def _shared_dtype(value: Any) -> np.dtype[Any]:
-    """Return the dtype of a nested list by NumPy's promotion rules, in which Python numbers are weak."""
+    """Return the dtype of a nested list by NumPy's promotion rules; numbers get the dtype of the arrays."""
     found: list[Any] = []
 
     def visit(v: Any) -> None:
@@ -457,7 +457,7 @@ def refuse_masked(value: ArrayLike) -> None:
 
 
 def weak_array(value: Any, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
-    """Return a Python number as an array, of ``dtype`` if the kind of the number allows that."""
+    """Return a Python number as an array of ``dtype``; of NumPy's default if ``dtype`` is of a lower kind."""
     # type(value)() is a number, which is weak in result_type; NumPy does not know that bfloat16 is a float
     if np.result_type(dtype, type(value)()) != dtype and dtype.kind != "V":
         return np.asarray(value)
@@ -468,7 +468,7 @@ def weak_array(value: Any, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
 
 
 def weak_tensor(value: Any, dtype: np.dtype[Any]) -> Tensor:
-    """Return a value as a tensor; a Python number has ``dtype`` if its kind allows that."""
+    """Return a value as a tensor; a Python number is converted to ``dtype`` as in ``weak_array``."""
     if type(value) in (bool, int, float):
         return wrap(weak_array(value, dtype))
     if isinstance(value, Unknown) and value.weak:
@@ -483,7 +483,7 @@ def check_device(op: str, device: Any) -> None:
 
 
 def checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return a dtype that tensors can have, or raise."""
+    """Return ``dtype`` as a NumPy dtype; raise if tensors cannot have it."""
     try:
         target = np.dtype(dtype)
     except TypeError:

@@ -160,7 +160,7 @@ def _identity(x: Any) -> Any:
 
 
 def like_first(x: Any, *_: Any, **__: Any) -> Result | None:
-    """Return the shape and dtype of the first argument as those of the output; None if it is not float."""
+    """Shape rule of ops whose output is like the first argument; return None if that is not float."""
     return None if x.dtype.kind in "biuc" else ((x.shape, x.dtype),)
 
 

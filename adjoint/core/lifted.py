@@ -116,7 +116,7 @@ class Lifted(Shaped):
 
         @abstractmethod
         def marker(self) -> Lifted:
-            """Return the value that the context variable ``enclosing`` has while this transform runs."""
+            """Return the marker of this transform: the value of ``context.enclosing`` while it runs."""
 
         @abstractmethod
         def release(self) -> list[Any]:
@@ -195,7 +195,7 @@ def level_of(value: Any) -> int:
 
 
 def running(level: int) -> Lifted:
-    """Return the value of the context variable ``enclosing`` for the running transform of this level."""
+    """Return the marker of the running transform of this level; raise if the transform has ended."""
     top = enclosing.get()
     while top is not None and top.level != level:
         top = top.outer

@@ -249,7 +249,11 @@ class HookList:
             return list(self.hooks.values())
 
     def to_call(self) -> list[Callable[..., Any]]:
-        """Return the current hooks for the caller to call; a running trace guards what their code reads."""
+        """Return the current hooks for the caller to call.
+
+        A program that ``ad.compile`` traces is then valid only while the values that their code reads stay
+        the same.
+        """
         if (trace := tracing.get()) is not None:
             with attaching:
                 given = list(self.hooks.items())

@@ -136,7 +136,7 @@ def make_node(
     parents: Sequence[Any],
     data: Any,
 ) -> Node:
-    """Record one operation, and show the node to tapes, anomaly mode and saved-tensor hooks.
+    """Record one operation and return its node; pass the node to tapes, anomaly mode and saved-tensor hooks.
 
     Bit i of ``wanted`` is set if argument i has a parent.  ``values`` are the arguments with arrays in place
     of tensors.  ``data`` is the output array, or a tuple of output arrays.  The fast paths create nodes
@@ -183,9 +183,10 @@ def node_of(
     data: Any,
     values: Sequence[Any] | None = None,
 ) -> Node:
-    """Record one operation; ``parents`` are the nodes and leaves that the gradients of the arguments flow to.
+    """Record one operation and return its node.
 
-    ``values`` are the arguments of the forward, if numbers among them were converted.
+    ``parents`` are the nodes and leaves that the gradients of the arguments flow to.  ``values`` are the
+    arguments of the forward, if numbers among them were converted.
     """
     wanted = sum(1 << i for i, p in enumerate(parents) if p is not None)
     return make_node(op, wanted, args, values_of(args) if values is None else values, params, parents, data)
@@ -194,7 +195,7 @@ def node_of(
 def node_of_smooth(
     op: Op, args: tuple[Any, ...], params: dict[str, Any], data: Any, values: Sequence[Any] | None = None
 ) -> Node | None:
-    """Record one operation if an argument that has a derivative rule is part of a graph; else return None.
+    """Record one operation, if an argument that has a derivative rule is part of a graph; return the node.
 
     ``data`` is the output, and ``values`` are as in ``node_of``.
     """
@@ -299,7 +300,7 @@ def record_results(
 
 
 def _show(node: Node, operands: Sequence[Any]) -> None:
-    """Show a new node to tapes, anomaly mode and saved-tensor hooks."""
+    """Pass a new node to the active tapes, anomaly mode and saved-tensor hooks."""
     for tape in tapes.get():
         tape.add(node)
     if anomaly.get():

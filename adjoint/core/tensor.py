@@ -297,7 +297,7 @@ class Tensor(Methods):
         return rec.copy(self)
 
     def retain_grad(self) -> Tensor:
-        """Keep the gradient of this intermediate result in ``.grad``.
+        """Make backward keep the gradient of this intermediate result in ``.grad``.
 
         Returns
         -------
@@ -319,7 +319,7 @@ class Tensor(Methods):
         return self
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Handle:
-        """Call a function with the total gradient of this tensor, once per backward.
+        """Register a function that each backward calls once, with the total gradient of this tensor.
 
         Parameters
         ----------
@@ -351,9 +351,9 @@ class Tensor(Methods):
         return handle
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Handle:
-        """Call a function when the ``.grad`` of this leaf is complete, once per backward.
+        """Register a function that each backward calls once, when the ``.grad`` of this leaf is complete.
 
-        The gradient is committed at that moment, before the rest of the backward has run.
+        ``.grad`` is set at that moment, before the rest of the backward has run.
 
         Parameters
         ----------
@@ -641,7 +641,7 @@ def note_reading(*tensors: Any) -> None:
 
 
 def wrap(data: Any) -> Tensor:
-    """Return a tensor that uses ``data`` without a copy; no other object may write to it."""
+    """Return a tensor that uses ``data`` without a copy; no other object may write to ``data``."""
     if type(data) is ndarray:
         t = object.__new__(Tensor)
     elif isinstance(data, Lifted):

@@ -65,7 +65,7 @@ def run_parallel(plan: Plan, run: Run, workers: int) -> None:
 
 
 class _Inbox:
-    """The contributions to one node or leaf.
+    """The contributions to the gradient of one node or leaf, which are summed in a fixed order.
 
     The sum of the first ``taken`` contributions is in ``run.grads``.  Contributions that arrived early are
     in ``waiting``, by position.  Only the worker that set ``busy`` adds to the sum.
@@ -206,7 +206,7 @@ class _Crew:
         return first
 
     def settle(self) -> None:
-        """Sort the leaves into the order of a serial run."""
+        """Sort the leaves in ``run.grads`` into the order of a serial run."""
         run = self.run
         found, run.grads = run.grads, {}
         for row in self.edges:
@@ -252,7 +252,8 @@ class _Crew:
     def take(self, me: int, own: int) -> int:
         """Return the index of a ready node for worker ``me``, or -1.  The caller holds the lock.
 
-        ``own`` is a node that this thread has just made ready; its gradient is still in the cache.
+        ``own`` is the index of a node that this thread has just made ready, or -1.  It is preferred, because
+        its gradient is still in the cache.
         """
         crowded = self.waiting_bytes > WAITING_BYTES
         if own >= 0 and crowded and own != self.frontier:
@@ -317,7 +318,7 @@ class _Crew:
         return following if following >= 0 else self.next_node(me)
 
     def deliver(self, index: int, pulled: list[Any] | None) -> list[_Inbox]:
-        """Add the contributions ``pulled`` to the parents of node ``index``; return those now complete."""
+        """Add the contributions ``pulled`` to the parents of node ``index``; return the complete inboxes."""
         complete: list[_Inbox] = []
         shared: list[tuple[_Inbox, int, Any]] = []
         for i, target in enumerate(self.edges[index]):
@@ -337,7 +338,7 @@ class _Crew:
         return complete + self.share(shared) if shared else complete
 
     def share(self, given: list[tuple[_Inbox, int, Any]]) -> list[_Inbox]:
-        """Add contributions to parents that have several consumers; return those that are now complete."""
+        """Add contributions to parents that have several consumers; return the inboxes that are complete."""
         complete: list[_Inbox] = []
         with self.lock:
             claimed = self.claim(given)
@@ -410,7 +411,7 @@ class _Crew:
         return following
 
     def offer(self, complete: list[_Inbox]) -> int:
-        """Return the first ready node and offer the others to other workers.  The caller holds the lock."""
+        """Return the first ready node, or -1; queue the others for other workers.  The caller holds the lock."""
         own = -1
         for inbox in complete:
             i = inbox.index

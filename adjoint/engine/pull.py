@@ -153,8 +153,8 @@ def _give(
 ) -> None:
     """Add ``gp``, the result of the rule for argument ``i``, to the gradient of ``parent``, or to ``kept``.
 
-    ``zeros`` are the zeros of ``g``, the gradient of the node.  With ``fits``, the shape and dtype of ``gp``
-    are those of the parent.
+    ``zeros`` are the zeros (``engine/zeros.py``) of ``g``, the gradient of the node.  With ``fits``, ``gp``
+    already has the shape and dtype of the parent.
     """
     op, xp = node.op, run.xp
     own: Zeros | None = None

@@ -367,7 +367,7 @@ def _tensor(value: Any) -> Any:
 
 
 def _fit(t: Any, shape: tuple[int, ...], dtype: Any, xp: Namespace) -> Any:
-    """Return a tangent with the shape and dtype of its output."""
+    """Return a tangent broadcast and cast to ``shape`` and ``dtype``, those of the output."""
     if t is None:
         return None
     if t.shape != shape:

@@ -48,8 +48,10 @@ Live = Any  # a boolean array, true at elements that may have a gradient; None i
 
 
 class Zeros:
-    """The elements of a gradient that are zero by selection: those where ``live()`` is false.
+    """The elements of a gradient that are zero because an op, such as ``where``, did not select them.
 
+    ``live()`` is false at these elements.  ``stained`` means that rules were applied to the gradient, so that
+    these elements may be NaN.
     ``stained`` means that rules were applied to the gradient, so marked elements may be NaN.
     """
 
@@ -73,7 +75,7 @@ class Zeros:
     def live(self) -> Live:
         """Return a mask of the elements at which a gradient may flow.
 
-        It is computed without recursion, because chains of zeros are long.
+        It is computed without recursion, because ``Zeros`` refer to each other in long chains.
         """
         todo = [self]
         while todo:
@@ -90,7 +92,7 @@ class Zeros:
         return self._live
 
     def _find(self, lives: list[Live]) -> Live:
-        """Return the mask of the elements at which a gradient may flow in any of the sources ``lives``."""
+        """Return the mask of the elements that are live in any of the sources; ``lives`` are their masks."""
         found = lives[0]
         for live in lives[1:]:
             if found is None or live is None:
@@ -253,9 +255,9 @@ def of_seed(seed: Any) -> Zeros | None:
 
 
 def through(node: Node, i: int, g: Any, zeros: Any, shape: tuple[int, ...]) -> Zeros | None:
-    """Return the zeros of the result of rule ``i`` for a gradient with ``zeros``; None if unknown.
+    """Return the zeros of the result of the rule for argument ``i``; None if they are not known.
 
-    ``zeros`` and ``g`` are lists if the op has several outputs.
+    ``zeros`` are those of ``g``, the gradient of the node.  Both are lists if the op has several outputs.
     """
     op = node.op
     if op.outputs > 1:
@@ -270,10 +272,9 @@ def through(node: Node, i: int, g: Any, zeros: Any, shape: tuple[int, ...]) -> Z
 
 
 def summed_zeros(zeros: tuple[Zeros, ...], shape: tuple[int, ...], stained: bool = False) -> Zeros:
-    """Return the elements that are zero by selection in a gradient of a new shape.
+    """Return the zeros of a gradient that was computed from gradients with ``zeros``.
 
-    The gradient was computed from gradients with ``zeros``, then summed or broadcast to ``shape``.
-    ``stained`` is as in ``Zeros``.
+    ``shape`` is the shape to which it was then summed or broadcast.  ``stained`` is as in ``Zeros``.
     """
     found = _Reduced(zeros, None, stained)
     found.shape = shape
@@ -281,7 +282,7 @@ def summed_zeros(zeros: tuple[Zeros, ...], shape: tuple[int, ...], stained: bool
 
 
 def meet(a: Zeros | None, b: Zeros | None) -> Zeros | None:
-    """Return the zeros of the sum of two gradients without stains: the elements that are zeros in both."""
+    """Return the zeros of the sum of two gradients that are not stained: the zeros that both have."""
     return None if a is None or b is None else Zeros((a, b))
 
 
@@ -353,7 +354,7 @@ def positive(shape: Any, dtype: Any, live: Live) -> Any:
 
 
 def fit_live(live: Any, shape: tuple[int, ...]) -> Live:
-    """Return ``live`` reduced or broadcast to ``shape``; None if that is not possible."""
+    """Return the mask ``live`` reduced or broadcast to ``shape``; None if that is not possible."""
     had = live.shape
     if had == shape:
         return live

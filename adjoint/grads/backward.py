@@ -268,7 +268,7 @@ class _Early:
         self.done: list[tuple[Tensor, str]] = []
 
     def finish(self, leaf: Tensor, g: Any) -> Any:
-        """Call ``on_leaf_ready`` and post-accumulate hooks; return the gradient, or None if it is used up."""
+        """Call ``on_leaf_ready`` and post-accumulate hooks; return the gradient to store, or None."""
         on_leaf_ready = self.on_leaf_ready
         if on_leaf_ready is not None:
             t = wrap(g) if type(g) is ndarray else as_gradient_tensor(g)

@@ -28,7 +28,7 @@ class Sink(Protocol):
         """Return whether this destination accepts the gradient of a leaf."""
 
     def take(self, gradients: dict[Tensor, Any]) -> None:
-        """Store the gradients of wanted leaves and commit the others; on an error nothing changes."""
+        """Store the gradients of wanted leaves, add the others to ``.grad``; on an error nothing changes."""
 
 
 def commit(gradients: dict[Tensor, Any]) -> None:

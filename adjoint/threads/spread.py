@@ -70,7 +70,7 @@ RANKS_HERE = next((int(text) for text in _LOCAL_RANKS if text.isdigit() and int(
 
 
 def processors() -> int:
-    """Return the number of processors that this process may use; ranks on one machine divide them."""
+    """Return the number of processors that this process may use; MPI ranks on one machine share them."""
     whole = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
     # if these are fewer than the machine has, a launcher may have bound the rank to them
@@ -95,7 +95,7 @@ def pieces(size: int, length: int) -> list[slice]:
 
 
 def scratch(size: int, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
-    """Return an uninitialised array of this thread, valid until the next call in the same thread."""
+    """Return an uninitialised array that belongs to this thread, valid until the next call in the thread."""
     wanted = size * dtype.itemsize
     memory = getattr(_local, "memory", None)
     if memory is None or memory.size < wanted:
@@ -186,7 +186,7 @@ class _Job:
             self.bell.put(None)
 
     def stop(self, error: BaseException) -> None:
-        """Prevent all threads from starting another part."""
+        """Record an error, and prevent all threads from starting another part."""
         self.errors.append(error)
         self.left.clear()
 

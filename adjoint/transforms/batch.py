@@ -207,7 +207,7 @@ def _call(batch: _Batch, unit: bool) -> tuple[list[tuple[Any, bool]], tree.Struc
 def _placed(result: tuple[Any, bool], axis: Any, size: int) -> Tensor:
     """Return a result with its batch axis at position ``axis``.
 
-    ``result`` is a tensor and whether it has a batch axis; if not, it is repeated ``size`` times.
+    ``result`` is a tensor and whether it has a batch axis; a tensor without one is repeated ``size`` times.
     """
     value, batched = result
     t = value

@@ -45,7 +45,7 @@ VALUES = (Tensor, np.ndarray, np.generic, int, float, complex)  # allowed types 
 
 
 class Rule(ABC):
-    """How a call runs and how it is differentiated, on flat lists of tensors.
+    """Base class of rules: how a call runs and how it is differentiated, on flat lists of tensors.
 
     Forward mode is the transpose of ``backward``, except for a ``ForwardRule``.
     """
@@ -59,7 +59,10 @@ class Rule(ABC):
 
     @abstractmethod
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Run the call; return the outputs, and the tensors and then the other values for the backward."""
+        """Run the call; return ``(outputs, residuals, rest)``.
+
+        ``residuals`` are the tensors and ``rest`` the other values that ``backward`` needs.
+        """
 
     @abstractmethod
     def backward(
@@ -454,7 +457,7 @@ def _as_operand(value: Any) -> Tensor:
 def _as_gradient(rule: Rule, i: int, found: Any, like: Any, recording: bool) -> Any:
     """Check ``found``, the gradient that a user's rule returned for argument ``i``.
 
-    Return it in the engine's form, with the shape and dtype of ``like``.
+    Return it with the shape and dtype of ``like``: a tensor if ``recording``, else an array.
     """
     if found is None:
         return None

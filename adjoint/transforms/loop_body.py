@@ -216,7 +216,7 @@ def _tensor(name: str, init: Any, k: int, leaf: Any) -> Tensor:
 def check_results_match(name: str, f: str, other: str, a: Any, b: Any, function: Any) -> None:
     """Raise if ``b``, the result of ``f``, differs from ``a``, that of ``other``, in structure or shape.
 
-    ``name`` and ``function`` are the names of the loop and of its argument, for errors.
+    ``name`` is the name of the loop, for errors.  ``function`` is not used.
     """
     left, right = tree.structure(a), tree.structure(b)
     if left != right:

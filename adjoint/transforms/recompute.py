@@ -545,7 +545,7 @@ def _once(keys: list[Any]) -> list[Any]:
 
 
 def standing(key: Any) -> Tensor:
-    """Return a placeholder tensor at ``key``, a node or leaf of the graph; its values are not used."""
+    """Return a placeholder tensor whose gradient flows to ``key``, a node or leaf; its values are unused."""
     if not isinstance(key, Node):
         return key
     t = wrap(np.broadcast_to(np.zeros((), key.dtype), key.shape))

@@ -187,7 +187,7 @@ def with_stand_ins(
 
 
 def _replaced(new: tuple[Any, ...], every: tuple[Any, ...], function: Callable[..., T], *args: Any) -> T:
-    """Call a function with the stand-ins ``every``, of which ``new`` are not in place yet."""
+    """Call a function while the stand-ins ``every`` are active; ``new`` must still be put in place."""
     before = [(t, t._data, t._node, t.__class__) for t, *_ in new]
     try:
         _place(new)

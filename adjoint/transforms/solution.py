@@ -140,7 +140,7 @@ class _Batch:
         return self.run(self.of_one[0], whole)
 
     def jacobian(self, whole: Tensor) -> Tensor:
-        """Return the Jacobian of each element, because the elements do not depend on each other."""
+        """Return one Jacobian per element, because the elements do not depend on each other."""
         return self.run(self.of_one[1], whole)
 
 
