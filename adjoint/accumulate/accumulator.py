@@ -46,7 +46,7 @@ Method = Callable[Concatenate["GradientAccumulator", P], T]
 
 
 def _locked(method: Method[P, T]) -> Method[P, T]:
-    """Return the method with the accumulator's lock held during the call; it raises inside ``ad.compile``.
+    """Decorator: hold the accumulator's lock while the method runs; raise inside ``ad.compile``.
 
     An interrupt (Ctrl-C) also releases the lock.
     """
@@ -174,7 +174,7 @@ class GradientAccumulator:
 
     @_locked
     def step(self, gradients: Mapping[str, Any], weight: float = 1.0) -> bool:
-        """Add one micro-batch.
+        """Add the gradients of one micro-batch.
 
         Parameters
         ----------
@@ -367,7 +367,7 @@ class GradientAccumulator:
 
     @_locked
     def _check_open(self) -> None:
-        """Raise if no micro-batch can be added; with the lock, because other threads may be adding one."""
+        """Raise if no micro-batch can be added; hold the lock, because other threads may be adding one."""
         self._window.check(ready=False)
 
     def _is_void(self) -> bool:
@@ -537,7 +537,7 @@ class GradientAccumulator:
         return self._callbacks[kind].add(callback)
 
     def _send(self, kind: str, of: Window, **facts: Any) -> None:
-        """Call the callbacks of a kind of event of the window ``of``, in the order of registration."""
+        """Call the callbacks for events of ``kind``, in the order of registration; ``of`` is the window."""
         if not self._callbacks[kind].hooks:
             return
         event = AccumulationEvent(kind, of.micro_batches, of.weight, **facts)

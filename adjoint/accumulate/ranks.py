@@ -48,7 +48,7 @@ class Bucket(Buffer):
     """The sums of several small parameters, or of one large parameter, which are sent together.
 
     A bucket without gradients is added as zeros, because x + 0 has different bits than x if x is -0.  A sum
-    thus has the same bits whether or not a rank or a piece had no gradient.
+    thus has the same bits whether or not a rank or a micro-batch had no gradient.
     """
 
     def __init__(self, slots: list[Slot], group: Group) -> None:
@@ -67,14 +67,14 @@ class Bucket(Buffer):
             self.use(memory)
 
     def need(self) -> None:
-        """Fill the bucket with zeros if it has no gradient from the current piece."""
+        """Fill the bucket with zeros if it has no gradient from the current micro-batch."""
         if self.fresh:
             self.open()
             self.arrays[0].fill(0)
             self.fresh = False
 
     def put_weighted(self, slot: Slot, g: Array, factor: float) -> None:
-        """Store factor·g as the gradient of a parameter in the current piece."""
+        """Store factor·g as the gradient of a parameter in the current micro-batch."""
         if len(self.slots) > 1:
             self.need()
         elif self.fresh:
@@ -85,7 +85,7 @@ class Bucket(Buffer):
         np.multiply(g, factor, out=out, dtype=slot.dtype)
 
     def push(self, before: int) -> None:
-        """Add the current piece to the ``before`` earlier pieces; sums of equally many pieces are paired."""
+        """Add the current micro-batch to the ``before`` earlier ones; sums of equally many are paired."""
         piece: Array | None = None
         if not self.fresh:
             piece, self.arrays, self.fresh = self.arrays[0], [], True
@@ -102,7 +102,7 @@ class Bucket(Buffer):
         self.partial.append(piece)
 
     def collect(self) -> None:
-        """Add the earlier pieces to the current one, which is the last of the window."""
+        """Add the earlier micro-batches to the current one, which is the last of the window."""
         self.need()
         total = self.arrays[0]
         while self.partial:
@@ -112,7 +112,7 @@ class Bucket(Buffer):
                 self.spare.append(earlier)
 
     def forget(self) -> None:
-        """Clear all pieces; keep the memory, unless a sum over the ranks still writes to it."""
+        """Clear the sums of all micro-batches; keep the memory, unless a sum over the ranks writes to it."""
         if self.job is not None and not self.job.done.is_set():
             self.arrays = []
         self.spare += [a for a in self.partial if a is not None]
@@ -184,7 +184,7 @@ class RankSums(Sums):
         self.reset()
 
     def check_undivided(self, window: Window) -> None:
-        """Raise if the window has micro-batches: no rank can save or load it."""
+        """Raise if the window has micro-batches, because no rank has all of them to save or load."""
         if window.micro_batches:
             raise AccumulationError(
                 "with group=, a window is divided among the ranks, so no rank can save or load it.\n"
@@ -220,7 +220,7 @@ class RankSums(Sums):
         return [b for b in self.buffers if any(slot.name in self.active for slot in b.slots) is active]
 
     def begin(self) -> None:
-        """Begin the next piece; a piece without a gradient counts as zeros."""
+        """Begin the next micro-batch; if it gets no gradient, it counts as zeros."""
         if self.pending:
             self.lay_out(())
         if self.pieces:
@@ -229,7 +229,7 @@ class RankSums(Sums):
         self.pieces += 1
 
     def staged(self, arrays: Sequence[Any], weight: float | None, before: float, *, check: bool) -> Staged:
-        """Return the names of gradients that are not finite, or a function that adds the next piece.
+        """Return the names of gradients that are not finite, or a function that adds the next micro-batch.
 
         The arguments are those of ``Sums.staged``.
         """
@@ -250,7 +250,7 @@ class RankSums(Sums):
         return [], add
 
     def store(self, slot: Slot, g: Any, factor: float) -> None:
-        """Store factor·g as the gradient of a parameter in the current piece."""
+        """Store factor·g as the gradient of a parameter in the current micro-batch."""
         if type(g) is SparseRows:
             values = np.multiply(g.values, factor, dtype=slot.dtype)
             self.parts.setdefault(slot.name, []).append(g.mapped(values).coalesced())
@@ -259,10 +259,7 @@ class RankSums(Sums):
             self.dense.add(slot.name)
 
     def send(self, rest: bool = True) -> None:
-        """Start the sums over the ranks in the order of the buckets: all of them, or up to an incomplete one.
-
-        With ``rest`` all are started.
-        """
+        """Start the sums of the buckets over the ranks, in order; without ``rest``, only of complete buckets."""
         self.windows += rest and not self.left
         self.left = self.left or rest
         buckets = self.buckets(active=True)
@@ -297,7 +294,7 @@ class RankSums(Sums):
                 self.group.wait(job)
 
     def join_rows(self, ranks: list[dict[str, list[Any]]]) -> None:
-        """Sum the rows of sparse gradients of all ranks, in the order of the pieces."""
+        """Sum the rows of sparse gradients of all ranks, in the order of the micro-batches."""
         for name, slot in self.slots.items():
             parts = [part for rank in ranks for part in rank.get(name, ())]
             if parts:
@@ -346,7 +343,7 @@ class RankSums(Sums):
     def receiver(self, acc: GradientAccumulator, weight: float) -> Callable[[Tensor, Tensor], bool] | None:
         """Return a function that receives gradients during backward and sends complete buckets.
 
-        None if buckets cannot be sent during backward: before the last micro-batch, if a micro-batch may
+        Return None if gradients cannot be sent that early: before the last micro-batch, if a micro-batch may
         still be skipped, or if the gradients are small.
         """
         window, config = acc._window, self.config

@@ -199,7 +199,7 @@ class Sums:
         self._seen: tuple[list[str], list[Any], list[Any]] | None = None
 
     def register(self, slot: Slot) -> None:
-        """Add a parameter without gradients."""
+        """Register a parameter that has no gradient yet."""
         slot.index = len(self.slots)
         self.slots[slot.name] = slot
         self.pending.append(slot)
@@ -214,7 +214,7 @@ class Sums:
         self.unit = 1.0
 
     def checked(self, gradients: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the gradients of a micro-batch in the order of the slots, None for missing ones.
+        """Return the gradients of a micro-batch in the order of the parameters, None for missing ones.
 
         The result is a tuple only if all are dense arrays.
         """
@@ -241,7 +241,7 @@ class Sums:
         """Return the names of gradients that are not finite, or a function that adds weight·gradient.
 
         No sum is changed before that function is called; an error in the function may leave a part added.
-        ``arrays`` are in the order of the slots.  ``before`` is the weight of all earlier micro-batches.
+        ``arrays`` are in the order of the parameters.  ``before`` is the weight of all earlier micro-batches.
         With ``weight=None`` the gradients are added as they are.
         """
         with np.errstate(all="ignore"):
@@ -298,7 +298,7 @@ class Sums:
         return [name for name, g in pairs if g is not None and not all_finite_unwarned(g)]
 
     def lay_out(self, arrays: Sequence[Any]) -> None:
-        """Make the buffers of the slots that have a gradient for the first time."""
+        """Make the buffers of the parameters that get their first gradient now."""
         groups: dict[Any, list[Slot]] = {}
         used: dict[Any, int] = {}  # elements of small parameters, by dtype
         for slot in [s for s in self.pending if arrays[s.index] is not None]:
@@ -311,7 +311,7 @@ class Sums:
         self.add_buffers([Buffer(slots, self.depth) for slots in groups.values()])
 
     def add_buffers(self, buffers: Sequence[Buffer]) -> None:
-        """Use new buffers for the slots in them."""
+        """Use new buffers for the parameters in them."""
         self.buffers += buffers
         self.buffer_of.update((slot.name, buffer) for buffer in buffers for slot in buffer.slots)
         self.pending = [slot for slot in self.pending if slot.name not in self.buffer_of]
@@ -349,7 +349,7 @@ class Sums:
         return {name: found[name] for name in self.slots if name in self.dense}
 
     def values(self) -> list[Array]:
-        """Return all sums in as few arrays as possible."""
+        """Return as few arrays as possible that together contain all sums."""
         return [b.arrays[0] for b in self.buffers if not b.fresh] + [sums for _, sums in self.rows.values()]
 
     def finish(self, divisor: float, factor: float, in_place: bool) -> dict[str, Any]:

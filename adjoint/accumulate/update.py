@@ -70,7 +70,7 @@ def gradient_of(acc: GradientAccumulator, scaler: GradScaler | None = None, *, u
 
 
 def _measured(acc: GradientAccumulator, scaler: GradScaler | None) -> Measure:
-    """Return the norm and the factors of normalising and clipping, and whether the result is finite.
+    """Return the norm of a window's gradient, the numbers that scale and clip it, and whether it is finite.
 
     ``scaler`` is the ``GradScaler`` of the losses, or None.
     """

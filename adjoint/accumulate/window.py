@@ -170,7 +170,7 @@ class Window:
         self.changing = kind is not None and not issubclass(kind, Exception)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the fields that are saved."""
+        """Return the fields that ``GradientAccumulator.state_dict`` saves."""
         names = [f.name for f in fields(self)]
         found = {name: getattr(self, name) for name in names[: names.index("steps")]}
         return {**found, "open": list(self.open)}

@@ -25,7 +25,7 @@ class Batched(Lifted):
     """A value inside ``vmap``: one array for all elements of the batch.
 
     ``value`` is an array, a value of an outer transform, or an outer tensor that is part of a graph.  If
-    ``batched`` is true, the first axis of ``value`` is the batch axis; otherwise all elements are equal to it.
+    ``batched`` is true, the first axis of ``value`` is the batch axis; otherwise every element is ``value``.
     """
 
     __slots__ = ("adopted", "batched", "shape", "size_", "unit", "value")

@@ -411,7 +411,7 @@ class _Crew:
         return following
 
     def offer(self, complete: list[_Inbox]) -> int:
-        """Return the first ready node, or -1; queue the others for other workers.  The caller holds the lock."""
+        """Return the first ready node, or -1; queue the others.  The caller holds the lock."""
         own = -1
         for inbox in complete:
             i = inbox.index

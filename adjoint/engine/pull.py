@@ -183,7 +183,7 @@ def _give(
 
 
 def saved_values(node: Node, xp: Namespace) -> tuple[tuple[Any, ...], Any]:
-    """Return the arguments and the output as the rules of a node read them in ``xp``."""
+    """Return the saved arguments and output of a node, in the form that rules read in ``xp``."""
     out = node.out  # before the arguments, see ``pull``
     values = node.args
     if values is None:
@@ -362,7 +362,7 @@ class Placed:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the contribution."""
+        """The number of bytes of the contribution."""
         return int(self.g.nbytes)
 
 

@@ -52,7 +52,6 @@ class Zeros:
 
     ``live()`` is false at these elements.  ``stained`` means that rules were applied to the gradient, so that
     these elements may be NaN.
-    ``stained`` means that rules were applied to the gradient, so marked elements may be NaN.
     """
 
     __slots__ = ("_known", "_live", "_sources", "origin", "stained")
