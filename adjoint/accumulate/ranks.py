@@ -259,7 +259,7 @@ class RankSums(Sums):
             self.dense.add(slot.name)
 
     def send(self, rest: bool = True) -> None:
-        """Start the sums of the buckets over the ranks, in order; without ``rest``, only of complete buckets."""
+        """Start the sums of the buckets over the ranks, in order; unless ``rest``, only of complete ones."""
         self.windows += rest and not self.left
         self.left = self.left or rest
         buckets = self.buckets(active=True)

@@ -155,10 +155,13 @@ class Window:
             return
         has = f"{self.micro_batches} of {self.steps} micro-batches"
         if ready:
-            raise AccumulationError(f"the window has only {has}.  Add more, or call flush() or drop().")
+            raise AccumulationError(
+                f"the window has only {has}.\n"
+                "  Add more, call flush() to make an update from these, or call drop() to discard them."
+            )
         raise AccumulationError(
             f"the window {'was flushed' if self.closed else 'is full'} ({has}), so no more can be added.\n"
-            "  Call apply(optimizer), or gradients() and then reset(), to make the update, or drop()."
+            "  Call apply(optimizer), or gradients() and then reset(), to make the update, or call drop()."
         )
 
     def __enter__(self) -> None:

@@ -262,4 +262,4 @@ def _holds(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return repr(value) if _holds(value) else "one beyond float64"
+    return repr(value) if _holds(value) else "a number beyond the range of float64"

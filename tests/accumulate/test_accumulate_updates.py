@@ -77,7 +77,7 @@ def test_numbers_beyond_float64_are_refused():
     with pytest.raises(InputError, match="weight must be a number, but got 1000"):
         acc.step({"w": [0.0, 0.0]}, weight=10**400)
     for bad in ({"max_grad_norm": 10**400}, {"norm_type": 10**400}):
-        with pytest.raises(ArgumentError, match="but is one beyond float64"):
+        with pytest.raises(ArgumentError, match="but is a number beyond the range of float64"):
             accumulator("w", **bad)
 
 
@@ -361,7 +361,7 @@ def test_a_scale_that_changes_in_mid_window_is_an_error():
     for _ in range(100):
         scaler.update(8.0)
         scaler.update(16.0)
-    with pytest.raises(AccumulationError, match="long ago"):
+    with pytest.raises(AccumulationError, match="from a scale no longer stored"):
         acc.apply(optimizer, scaler=scaler)
 
 
