@@ -119,10 +119,10 @@ _recording, _set_recording, _reset_recording = grad_mode.get, grad_mode.set, gra
 
 
 class _GradMode(ContextMode[bool]):
-    """Sets ``grad_mode``; it is optimised for loops, which enter and leave it at each step.
+    """Context manager that sets ``grad_mode``, optimised for loops that enter and leave it at each step.
 
-    It stores tokens instead of the stack of modes.  A token belongs to the context that made it, so one
-    instance can be used in many threads and tasks.
+    It stores the tokens of ``ContextVar.set`` instead of a stack of modes.  A token belongs to the context
+    that made it, so one instance can be used in many threads and tasks.
     """
 
     _variable = grad_mode
@@ -159,7 +159,7 @@ class _GradMode(ContextMode[bool]):
             self._leave_shared()
 
     def _leave_shared(self) -> None:
-        """Leave an instance that was also entered in other threads or tasks, or that was not entered here."""
+        """Leave the mode if this instance was also entered elsewhere (another thread or task), or not here."""
         for token in reversed(self._tokens):
             with suppress(ValueError):  # the token of another context
                 grad_mode.reset(token)
@@ -299,7 +299,9 @@ def inference_mode(mode: bool = True) -> ContextMode[bool]: ...
 @overload
 def inference_mode(mode: F) -> F: ...
 def inference_mode(mode: Any = True) -> Any:
-    """Switch off the recording of operations, so that ``enable_grad`` cannot switch it on again.
+    """Switch off the recording of operations, as a context manager or a decorator.
+
+    ``enable_grad`` cannot switch it on again inside.
 
     Parameters
     ----------
@@ -324,7 +326,7 @@ def inference_mode(mode: Any = True) -> Any:
 
 
 def is_grad_enabled() -> bool:
-    """Return whether operations are recorded in this context.
+    """Return whether operations are recorded in this thread or task.
 
     Returns
     -------
@@ -342,7 +344,7 @@ def is_grad_enabled() -> bool:
 
 
 def is_inference_mode_enabled() -> bool:
-    """Return whether ``inference_mode`` is active in this context.
+    """Return whether ``inference_mode`` is active in this thread or task.
 
     Returns
     -------
@@ -376,7 +378,7 @@ def get_default_dtype() -> np.dtype[Any]:
 
 
 def set_default_dtype(dtype: Any) -> None:
-    """Set the dtype that Python floats and lists of them get, in this context.
+    """Set the dtype that Python floats and lists of them get, in this thread or task.
 
     Parameters
     ----------
@@ -405,7 +407,7 @@ def set_default_dtype(dtype: Any) -> None:
 
 
 class workers(ContextMode[Any]):  # noqa: N801  a context manager that reads as a function
-    """Set the number of threads of backward for a block, as a context manager or a decorator.
+    """Set the number of threads that backward uses, as a context manager or a decorator.
 
     The results are bitwise equal for any number of threads; see docs/threads.md.
 
@@ -436,7 +438,7 @@ class workers(ContextMode[Any]):  # noqa: N801  a context manager that reads as 
 
 
 class threads(ContextMode[Any]):  # noqa: N801  a context manager that reads as a function
-    """Set the number of threads for large arrays for a block, as a context manager or a decorator.
+    """Set the number of threads for large arrays, as a context manager or a decorator.
 
     Updates of optimisers and sums of accumulators use these threads.  The results are bitwise equal for any
     number of threads.
@@ -492,7 +494,9 @@ class compiling(ContextMode[Any]):  # noqa: N801  a context manager that reads a
 
 
 def get_threads() -> int | str:
-    """Return the number of threads for large arrays in this context.
+    """Return the number of threads that work on large arrays.
+
+    Each thread and asyncio task has its own setting.
 
     Returns
     -------
@@ -509,9 +513,9 @@ def get_threads() -> int | str:
 
 
 def set_threads(threads: int | str) -> None:
-    """Set the number of threads for large arrays in this context.
+    """Set the number of threads that work on large arrays.
 
-    A new thread starts with the default, "auto".
+    The setting applies to this thread or asyncio task.  A new thread starts with the default, "auto".
 
     Parameters
     ----------
@@ -535,7 +539,9 @@ def set_threads(threads: int | str) -> None:
 
 
 def get_workers() -> int | str:
-    """Return the number of threads of backward in this context.
+    """Return the number of threads that backward uses.
+
+    Each thread and asyncio task has its own setting.
 
     Returns
     -------
@@ -552,9 +558,9 @@ def get_workers() -> int | str:
 
 
 def set_workers(workers: int | str) -> None:
-    """Set the number of threads of backward in this context.
+    """Set the number of threads that backward uses.
 
-    A new thread starts with the default, 1.
+    The setting applies to this thread or asyncio task.  A new thread starts with the default, 1.
 
     Parameters
     ----------

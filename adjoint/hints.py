@@ -403,7 +403,7 @@ def _explain_module(module: ModuleType) -> None:
 
 
 def explain_class(cls: type) -> None:
-    """Add hints to a class: for its constructor, for methods with renamed keywords and missing attributes."""
+    """Add hints to a class: for keywords of its constructor and methods, and for attributes it lacks."""
     if cls in _explained:
         return
     _explained.add(cls)

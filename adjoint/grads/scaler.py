@@ -121,8 +121,8 @@ class GradScaler:
         if scale is None or scale != later:
             raise AccumulationError(
                 "apply: the scale of the GradScaler changed between the micro-batches of this update, from "
-                f"{'a scale no longer stored' if scale is None else f'{scale:g} to {later:g}'}, so the sums are "
-                "wrong.\n"
+                f"{'a scale no longer stored' if scale is None else f'{scale:g} to {later:g}'}, so the sums "
+                "are wrong.\n"
                 "  Call drop() on the accumulator.  Accumulators that share a scaler must start and apply "
                 "their updates together."
             )
