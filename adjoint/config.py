@@ -159,7 +159,7 @@ class _GradMode(ContextMode[bool]):
             self._leave_shared()
 
     def _leave_shared(self) -> None:
-        """Leave the mode if this instance was also entered elsewhere (another thread or task), or not here."""
+        """Leave the mode if other threads or tasks also entered this instance, or it was not entered here."""
         for token in reversed(self._tokens):
             with suppress(ValueError):  # the token of another context
                 grad_mode.reset(token)

@@ -175,7 +175,7 @@ class _Crew:
             self.wake(len(self.sleepers))
 
     def dismiss_all(self) -> None:
-        """Wait until every helper has ended, even if an interrupt arrives meanwhile."""
+        """Wait until every helper has ended, even if interrupts arrive in the meantime."""
         while True:
             try:
                 self.dismiss()
@@ -277,7 +277,7 @@ class _Crew:
     def look_after_helpers(self) -> None:
         """Raise if a helper thread ended in the middle of a node; the node would never be finished.
 
-        A helper that has ended changes nothing any more, so this needs no lock.
+        A helper that has ended no longer changes anything, so this needs no lock.
         """
         for me, departed in enumerate(self.departed):
             if not departed.locked() and self.in_hand[me] >= 0:

@@ -191,14 +191,14 @@ class _Job:
         self.left.clear()
 
     def finish(self) -> None:
-        """Wait until no helper works any more, even after interrupts; then raise the first error."""
+        """Wait until all helpers have stopped, even after interrupts; then raise the first error."""
         while True:
             try:  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
                 self._wait_for_helpers()
                 break
             except WorkerError:
                 raise
-            except BaseException as error:  # an interrupt: raised when no thread writes any more
+            except BaseException as error:  # an interrupt: raised after all threads have stopped writing
                 self.stop(error)
         self.work = self.context = None  # so that a late helper does not keep them alive
         if self.errors:

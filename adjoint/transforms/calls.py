@@ -243,7 +243,7 @@ def _evaluated(rule: Rule) -> Op:
 
 
 class _Mapped(Rule):
-    """The rule of a call inside ``vmap``, for use outside of it: each of its methods runs under ``vmap``."""
+    """A rule that runs another rule under ``vmap``; outside the ``vmap`` it represents the call inside."""
 
     def __init__(self, rule: Rule, axes: list[Any]) -> None:
         self.rule = rule

@@ -398,7 +398,7 @@ def pull_record(
 
 
 class _Checkpointed:
-    """A call as a node of one level: the values that the node saves, and its derivative.
+    """A checkpointed call as a node at one level: the values that the node saves, and its derivative.
 
     Inside ``vmap`` a tensor of the vmap's level contains tensors of outer levels.  A call gets a node at each
     level where its results are recorded; its operands are the values of the arguments at that level.
@@ -457,7 +457,7 @@ class _Checkpointed:
     ) -> bool:
         """Return whether the second run depends on every outside tensor that the first run depended on.
 
-        ``found`` are the gradients of these tensors, of which ``wanted`` are needed.
+        ``found`` are the gradients of these tensors; ``wanted`` says which of the gradients are needed.
         """
         n = len(self.parents)
         if all(g is not None or not want for g, want in zip(found[n:], wanted[n:], strict=True)):
