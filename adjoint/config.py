@@ -200,7 +200,7 @@ class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads a
         self._apply()
 
     def _not_at_once(self) -> None:
-        """Undo the effect of the call, because it is used as a context manager or a decorator."""
+        """Undo the immediate effect, because the object is used as a context manager or a decorator."""
         if self._before is not None:
             grad_mode.set(self._before)
             self._before = None
@@ -301,7 +301,7 @@ def inference_mode(mode: F) -> F: ...
 def inference_mode(mode: Any = True) -> Any:
     """Switch off the recording of operations, as a context manager or a decorator.
 
-    ``enable_grad`` cannot switch it on again inside.
+    Inside, ``enable_grad`` cannot switch the recording on again.
 
     Parameters
     ----------

@@ -180,7 +180,7 @@ class RankSums(Sums):
         return {name: slot.param for name, slot in self.slots.items() if slot.param is not None}
 
     def load(self, states: Mapping[str, Mapping[str, Any]], unit: float) -> None:
-        """Clear the sums, because only empty windows are saved."""
+        """Clear the sums instead of loading them, because with several ranks only empty windows are saved."""
         self.reset()
 
     def check_undivided(self, window: Window) -> None:

@@ -125,7 +125,7 @@ class Buffer:
         self.arrays[0][1:] = 0
 
     def use(self, memory: Array) -> None:
-        """Replace the memory."""
+        """Set the memory of this buffer, and make the views of the parameters' sums."""
         self.arrays = [memory, *(memory[0, slot.part].reshape(slot.shape) for slot in self.slots)]
 
     def staged(self, arrays: Sequence[Any], plain: bool) -> Array | None:

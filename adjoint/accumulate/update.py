@@ -121,7 +121,7 @@ class NamedGradients(Gradients):
 def _clipped(
     acc: GradientAccumulator, clip: Callable[[Any], object], found: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the gradients ``found`` after ``clip``, which may write into them or replace them."""
+    """Call ``clip`` with the gradients ``found``; return them after it has changed or replaced them."""
     given: Any = NamedGradients(acc._params, found) if acc._params else shown(found)
     with lending(given):
         clip(given)

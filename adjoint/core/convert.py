@@ -457,7 +457,10 @@ def refuse_masked(value: ArrayLike) -> None:
 
 
 def weak_array(value: Any, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
-    """Return a Python number as an array of ``dtype``; of NumPy's default if ``dtype`` is of a lower kind."""
+    """Return a Python number as an array of ``dtype``, or of NumPy's dtype if ``dtype`` has a lower kind.
+
+    For example, a float with an integer ``dtype`` becomes float64.
+    """
     # type(value)() is a number, which is weak in result_type; NumPy does not know that bfloat16 is a float
     if np.result_type(dtype, type(value)()) != dtype and dtype.kind != "V":
         return np.asarray(value)

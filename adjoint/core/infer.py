@@ -160,7 +160,7 @@ def _identity(x: Any) -> Any:
 
 
 def like_first(x: Any, *_: Any, **__: Any) -> Result | None:
-    """Shape rule of ops whose output is like the first argument; return None if that is not float."""
+    """Shape rule of ops whose output is like the first argument; None if the argument is not float."""
     return None if x.dtype.kind in "biuc" else ((x.shape, x.dtype),)
 
 

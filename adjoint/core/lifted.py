@@ -73,7 +73,7 @@ def run_at(value: Any, function: Callable[..., T], *args: Any) -> T:
 
 
 class Lifted(Shaped):
-    """Base class of the array-like values of transforms; operators are installed from the op table."""
+    """Base class of the array-like values inside transforms; operators are installed from the op table."""
 
     __slots__ = ("level", "outer")
     __array_ufunc__: Any = None  # so that ndarray * lifted calls lifted.__rmul__
@@ -174,7 +174,7 @@ class Unknown(Lifted):
 
         @abstractmethod
         def keep_zeros(self, live: Any) -> Any:
-            """Return this gradient; if it contains a NaN, then with zeros where ``live`` is false."""
+            """If this gradient has a NaN, return it with zeros where ``live`` is false, else unchanged."""
 
         @abstractmethod
         def add_into(self, total: Any, key: Any) -> Any:

@@ -115,7 +115,7 @@ def weak_numbers(op: Op, values: Sequence[Any], arrays: Sequence[Any] | None = N
 
 
 def parents_of(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return the node or leaf for the gradient of each argument; None if no argument needs a gradient."""
+    """Return, for each argument, the node or leaf that its gradient flows to; None if no gradient flows."""
     found = False
     parents = []
     for i, a in enumerate(args):

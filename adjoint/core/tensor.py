@@ -579,7 +579,7 @@ def _unpickle(data: ndarray[Any, Any], requires_grad: bool) -> Tensor:
 
 
 def read_only(data: ndarray[Any, Any]) -> ndarray[Any, Any]:
-    """Return a view that NumPy cannot make writable, because its base is a read-only buffer."""
+    """Return a view that NumPy cannot make writable again, because its base is a read-only buffer."""
     if data.dtype.name == "bfloat16":  # the buffer protocol does not support it
         return read_only(data.view(np.uint16)).view(data.dtype)
     return np.asarray(data.data.toreadonly())

@@ -435,7 +435,7 @@ def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> No
 
 
 def contribute(run: Run, parent: Any, gp: Any) -> None:
-    """Add ``gp``, a contribution that ``pull`` has stored in ``kept``, to ``parent``, in a parallel run."""
+    """Add ``gp``, which ``pull`` stored in ``kept`` in a parallel run, to the gradient of ``parent``."""
     if type(gp) is Masked:
         add(run, parent, gp.g, gp.zeros)
     elif type(gp) is Placed:

@@ -96,9 +96,9 @@ def _push_all(
 
 
 def _unless_nan(xp: Namespace, tangents: list[Any], kept: list[Any]) -> list[Any]:
-    """Return the corrected tangents ``kept``.
+    """Return ``kept``, the corrected form of ``tangents``, which contain a NaN.
 
-    Inside ``ad.compile``, return ``tangents`` in calls where they contain no NaN.
+    Inside ``ad.compile`` that is not known, so the result is ``tangents`` in calls where they have no NaN.
     """
     known = [u for t in tangents if (u := unknown(t)) is not None]
     if not known:

@@ -196,13 +196,13 @@ def _along_one_axis(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, 
 
 
 def picked(node: Node, shape: tuple[int, ...]) -> Zeros:
-    """Return the zeros at the elements that the index op ``node`` did not select."""
+    """Return a ``Zeros`` that marks the elements that the index op ``node`` did not select."""
     found = _along_one_axis(node.params["key"], shape)
     return _Pulled(node, 0, None, shape) if found is None else _Picked(*found, shape)
 
 
 def also_picked(had: Zeros, node: Node, shape: tuple[int, ...]) -> Zeros | None:
-    """Return the zeros of ``had`` that the index op ``node`` did not select either; None if none are left."""
+    """Return the zeros in ``had`` that the index op ``node`` did not select either; None if none are left."""
     if type(had) is _Picked:
         found = _along_one_axis(node.params["key"], shape)
         if found is not None and found[0] == had.axis:

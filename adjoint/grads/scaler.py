@@ -165,8 +165,8 @@ class GradScaler:
     def unscale(self, optimizer: Any) -> bool:
         """Divide the gradients of an optimiser's parameters by the scale.
 
-        Call it at most once per update, to inspect or clip the gradients before ``step``.  ``step`` calls
-        it otherwise.
+        Call it at most once per update, to inspect or clip the gradients before ``step``.  If it was not
+        called, ``step`` calls it.
 
         Parameters
         ----------

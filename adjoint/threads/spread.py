@@ -81,7 +81,7 @@ def threads_for(size: int, least: int, *, ending: Callable[[], bool] = sys.is_fi
     """Return the number of threads for ``size`` elements, so that each thread has at least ``least``.
 
     The number is 1 inside a pass that is already spread over threads, in a forked child, and while the
-    interpreter exits.  ``ending`` is a parameter, because global variables of modules are deleted at exit.
+    interpreter exits (``ending()``).  ``ending`` is a parameter, because module globals are deleted at exit.
     """
     if size < 2 * least or ending() or spreading.get() or _pool.forked:
         return 1
@@ -130,9 +130,9 @@ def run_parts(work: Callable[[T], object], parts: Sequence[T], threads: int) -> 
 
 
 def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any], out: Any = None) -> Any:
-    """Return ``f(a)`` for a slow function and a large array, computed in several threads, bitwise the same.
+    """Return ``f(a)`` for a slow function and a large array, computed in several threads.
 
-    The result is written to ``out``, if that is given.
+    The result is bitwise equal to ``f(a)`` in one thread.  It is written to ``out``, if that is given.
     """
     threads = threads_for(a.size, COSTLY_SIZE // 2)
     if threads == 1 or a.dtype.char not in "fd" or not a.flags.c_contiguous:
@@ -243,8 +243,8 @@ def _forked_error() -> WorkerError:
 class _Pool:
     """The helper threads, which wait for jobs.  Their number only grows.
 
-    They are bare threads: they get no interrupts, and the program can end while they wait.  If no helper is
-    free, the caller does all the work of its job.
+    They are threads of ``_thread``: they get no interrupts, and the program can end while they wait.  If no
+    helper is free, the caller does all the work of its job.
     """
 
     def __init__(self, forked: bool = False) -> None:

@@ -258,7 +258,7 @@ class Generators:
         return cls(list(_generators_of(functions, ())), {})
 
     def read(self) -> list[Any]:
-        """Return the current states."""
+        """Return the current states of the generators."""
         return [_bits(g).state for g in self.owners]
 
     def write(self, states: list[Any]) -> None:
