@@ -175,7 +175,7 @@ def update(
 
 
 def _narrowed(params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return gradients as tensors in the dtypes of their parameters, and the names that overflow there."""
+    """Return gradients as tensors in the dtypes of their parameters, and the names of those that overflow."""
     found, beyond = {}, []
     with np.errstate(over="ignore"):
         for name in [name for name in params if name in grads]:

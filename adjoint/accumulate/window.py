@@ -182,8 +182,8 @@ class Window:
 def check_like(saved: Any, own: Any, what: str = "state") -> None:
     """Raise if a saved tree has different keys or kinds of values than the tree ``own``.
 
-    Numbers must be finite and not negative.  Arrays may have a different length; an array of objects stands
-    for any float or complex dtype.
+    Numbers must be finite and not negative.  Arrays may have a different length; an array of objects matches
+    any float or complex dtype.
     """
     if isinstance(own, Mapping):
         keys = saved.keys() if isinstance(saved, Mapping) else ()

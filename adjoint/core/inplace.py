@@ -80,7 +80,7 @@ def refuse_view(t: Tensor) -> None:
 
 
 def refuse_leaf() -> Never:
-    """Raise the error of a write into a leaf that requires grad."""
+    """Raise the error for a write into a leaf that requires grad."""
     raise InPlaceError(
         "this leaf requires grad, and writing into it is not differentiable.\n"
         "  To update its value, write under ad.no_grad(); for a differentiable result make a new tensor: "

@@ -527,7 +527,7 @@ class Tensor(Methods):
     # Writing -------------------------------------------------------------------------------
 
     def copy_(self, source: Any) -> Tensor:
-        """Overwrite the values.
+        """Overwrite the values of this tensor in place.
 
         Parameters
         ----------
