@@ -122,7 +122,7 @@ def defvjp(
     np.float64(2.0)
     """
     if not isinstance(fun, primitive):
-        raise ArgumentError("defvjp: the function must be decorated with primitive.")
+        raise ArgumentError("defvjp: the first argument must be a function decorated with @primitive.")
     for i, rule in zip(range(len(vjpmakers)) if argnums is None else argnums, vjpmakers, strict=False):
         fun.rules[i] = rule if rule is not None else _no_gradient
 

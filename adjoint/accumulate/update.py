@@ -105,7 +105,9 @@ class NamedGradients(Gradients):
 
     def _tensor(self, key: Any) -> Any:
         if isinstance(key, str) and key not in self._names:
-            raise UnknownNameError(f"no parameter is registered as {key!r}; see {words.quoted(self._names)}.")
+            raise UnknownNameError(
+                f"no parameter is registered as {key!r}.  Registered: {words.quoted(self._names)}."
+            )
         return self._names[key] if isinstance(key, str) else key
 
     def __contains__(self, key: object) -> bool:

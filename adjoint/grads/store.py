@@ -175,7 +175,7 @@ class Gradients:
     def _fitting(self, key: Tensor, grad: Any) -> Tensor:
         """Return a gradient as a tensor; raise if its shape or dtype is not that of the tensor."""
         if not isinstance(key, Tensor):
-            raise InputError(f"gradients are stored by tensor, not by {type(key).__name__}.")
+            raise InputError(f"the key of a gradient must be a tensor, not {type(key).__name__}.")
         new = asarray(grad)
         if new.shape != key.shape:
             raise ShapeError(

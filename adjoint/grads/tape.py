@@ -89,7 +89,7 @@ class Tape:
             If the tape is not recording.
         """
         if self._state != "recording":
-            raise TapeError(f"watch: this tape is {self._state}; it can watch tensors only inside its block.")
+            raise TapeError(f"watch: this tape is {self._state}.  Call watch() only inside `with tape:`.")
         for t in tensors:
             if not isinstance(t, Tensor):
                 raise InputError(f"watch: a tape watches tensors, not {type(t).__name__}.")

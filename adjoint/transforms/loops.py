@@ -318,7 +318,7 @@ _NUMBERS = (bool, int, float, complex)
 def _rows(k: int, leaf: Any) -> Tensor:
     t = leaf if isinstance(leaf, Tensor) else asarray(leaf)
     if not t.ndim:
-        raise ShapeError(f"scan: leaf {k} of xs is a single number, but the loop needs a first axis.")
+        raise ShapeError(f"scan: leaf {k} of xs is a single number, but it needs an axis to loop over.")
     return t
 
 

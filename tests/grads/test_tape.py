@@ -158,7 +158,7 @@ def test_errors_of_a_tape() -> None:
     tape = ad.Tape()
     with pytest.raises(errors.TapeError, match="recorded nothing"):
         tape.gradients(x * x)
-    with pytest.raises(errors.TapeError, match="only inside its block"):
+    with pytest.raises(errors.TapeError, match="only inside `with tape:`"):
         tape.watch(x)
     with tape:
         with pytest.raises(errors.DTypeError, match="int64"):

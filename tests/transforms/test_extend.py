@@ -63,7 +63,7 @@ def test_rules_for_some_arguments():
 
 
 def test_a_plain_function_is_refused():
-    with pytest.raises(ArgumentError, match="must be decorated with primitive"):
+    with pytest.raises(ArgumentError, match="must be a function decorated with @primitive"):
         defvjp(np.sin, lambda ans, x: lambda g: g)  # type: ignore[arg-type]
 
 
