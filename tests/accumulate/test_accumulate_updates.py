@@ -168,7 +168,7 @@ def test_a_clip_function_that_changes_nothing_tells_nothing():
 
 
 def test_a_clip_function_that_takes_gradients_away_is_refused():
-    with pytest.raises(InputError, match="clip: the function removed 'w'.  It may only change gradients"):
+    with pytest.raises(InputError, match=r"clip: the function removed 'w'\.  It may only change gradients"):
         one([1.0], clip=lambda g: g.pop("w")).apply(nothing)
 
 

@@ -15,7 +15,9 @@ from adjoint.optim import schedules
 
 def test_messages_about_what_schedules_are_given() -> None:
     assert raised(lambda: schedules.cosine(0.1, T_max=10)) == "cosine: T_max= is called total= in adjoint."
-    assert raised(lambda: schedules.steps(0.1, step_size=10)) == "steps: step_size= is called every= in adjoint."
+    assert (
+        raised(lambda: schedules.steps(0.1, step_size=10)) == "steps: step_size= is called every= in adjoint."
+    )
     assert raised(lambda: schedules.cosine(0.1, 10, foo=1)) == (
         "cosine has no argument foo=.  It accepts rate, total, minimum."
     )

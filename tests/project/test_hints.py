@@ -59,7 +59,9 @@ def test_keywords_of_other_libraries_are_explained(path):
         first = [object.__new__(object)]
     for theirs, ours in hints.KEYWORDS.items():
         if ours in [p.name for p in usual] and theirs not in parameters:
-            with pytest.raises(ad.errors.InputError, match=f"{theirs}= is called {ours}= in adjoint") as caught:
+            with pytest.raises(
+                ad.errors.InputError, match=f"{theirs}= is called {ours}= in adjoint"
+            ) as caught:
                 function(*first, **{theirs: 1})
             assert str(caught.value).startswith((f"{function.__name__}: ", "object: "))  # of a class its name
 
