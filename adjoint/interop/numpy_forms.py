@@ -322,7 +322,9 @@ def _interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None) -> Te
 def _convolve(a: Any, v: Any, mode: str = "full") -> Tensor:
     a, v = (our("atleast_1d")(t) for t in (a, v))
     if a.ndim > 1 or v.ndim > 1 or not a.size or not v.size:
-        raise ShapeError(f"np.convolve: expected two vectors with elements, but got {a.shape} and {v.shape}.")
+        raise ShapeError(
+            f"np.convolve: the arguments must be non-empty vectors, but have shapes {a.shape} and {v.shape}."
+        )
     if v.size > a.size:
         a, v = v, a
     n, k = a.size, v.size

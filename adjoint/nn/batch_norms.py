@@ -255,7 +255,7 @@ class _ChannelNorm(Module):
         if traced and mean._data.numbers() is None:
             raise InputError(
                 f"{type(self).__name__}: running statistics cannot be updated inside ad.vmap, because each "
-                "element of the batch would give different ones.\n"
+                "element of the batch would have its own statistics.\n"
                 "  Call model.eval() first, or use a layer without running statistics: GroupNorm, "
                 "LayerNorm,\n"
                 "  or functional.batch_norm(x, training=True)."

@@ -269,8 +269,8 @@ class Sequential(_Numbered):
                     f"Sequential: layer {i - 1}, {_called(self[i - 1])}, returned a tuple of "
                     f"{words.count(len(x), 'item')}, "
                     f"but layer {i}, {_called(self[i])}, does not accept a tuple.\n"
-                    "  RNN, LSTM and GRU return (outputs, state): add the layer lambda pair: pair[0] after "
-                    "them."
+                    "  RNN, LSTM and GRU return (outputs, state): add `lambda pair: pair[0]` as the next "
+                    "layer."
                 ) from error
             raise
         return x

@@ -167,7 +167,7 @@ class Module:
             If the name is not a Python identifier.
         """
         if not name.isidentifier():
-            raise ArgumentError(f"a buffer name must be a Python identifier, not {name!r}.")
+            raise ArgumentError(f"register_buffer: the name must be a Python identifier, not {name!r}.")
         self._names("_buffers").setdefault(name)
         self._names("_parameters").pop(name, None)
         object.__setattr__(self, name, None if value is None else asarray(value))

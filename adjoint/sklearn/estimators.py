@@ -310,7 +310,8 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-l
         unknown = self.classes_[labels] != y
         if unknown.any():
             raise ArgumentError(
-                f"the label {y[unknown][0]!r} is not one of classes_: {self.classes_.tolist()}.\n"
+                f"Classifier: the label {y[unknown][0]!r} is not one of the known classes, "
+                f"{self.classes_.tolist()}.\n"
                 "  Pass all labels to the first partial_fit: partial_fit(X, y, classes=labels)."
             )
         return labels
@@ -439,7 +440,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-lea
             self._target_shape = y.shape[1:]
         elif y.shape[1:] != self._target_shape:
             raise ArgumentError(
-                f"the targets have shape {y.shape}, but the targets of the first call had shape "
+                f"Regressor: the targets have shape {y.shape}, but the targets of the first call had shape "
                 f"(n, {', '.join(map(str, self._target_shape))})."
             )
         return y.astype(dtype, copy=False)

@@ -103,7 +103,7 @@ def check_arguments(trainer: Trainer) -> None:
             raise ArgumentError(f"Trainer: {name} must be at least 1, but is {value!r}.")
     directories = [c.directory.resolve() for c in trainer._all_checkpoints()]
     if len(set(directories)) < len(directories):
-        raise ArgumentError("Trainer: BestCheckpoint must not use the directory of the trainer.")
+        raise ArgumentError("Trainer: the trainer and each BestCheckpoint must use different directories.")
 
 
 def check_parameters(trainer: Trainer) -> None:

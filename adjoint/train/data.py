@@ -474,7 +474,8 @@ class DataLoader:
         """
         if not isinstance(state, Mapping) or not {"epoch", "position"} <= set(state):
             raise ArgumentError(
-                "DataLoader: the state of a loader must have the keys 'epoch' and 'position'."
+                "DataLoader: the state of a loader must have the keys 'epoch' and 'position'.\n"
+                "  Pass the value that state_dict() returned."
             )
         place = [whole_number("DataLoader", name, state[name]) for name in ("epoch", "position")]
         if min(place) < 0:

@@ -54,7 +54,9 @@ __all__ = ["Trainer"]
 Loss = Callable[..., Tensor]
 
 INTERRUPTED = "interrupted"
-NO_BATCHES = "Trainer: there are no batches to evaluate: the loader is empty, or an iterator was used before."
+NO_BATCHES = (
+    "Trainer: there are no batches to evaluate: the loader is empty, or is an iterator that was used before."
+)
 
 
 class Trainer:

@@ -483,7 +483,7 @@ MISTAKES: list[tuple[type[BaseException], Callable[[], Any], str]] = [
     (ArgumentError, lambda: np.max(ad.tensor(A), where=M), "np.max: where= needs initial=, the result if no element is selected."),
     (ArgumentError, lambda: np.convolve(ad.tensor(V), W, "most"), "np.convolve: mode must be 'full', 'same' or 'valid', not 'most'."),
     (ShapeError, lambda: np.convolve(ad.tensor(A), V),
-     "np.convolve: expected two vectors with elements, but got (3, 4) and (4,)."),
+     "np.convolve: the arguments must be non-empty vectors, but have shapes (3, 4) and (4,)."),
     (ShapeError, lambda: np.gradient(ad.tensor(V), W[:2]), "np.gradient: there must be 4 coordinates, one per element of the axis, but got 2."),
 ]  # fmt: skip
 

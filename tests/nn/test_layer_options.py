@@ -199,7 +199,7 @@ def test_a_recurrent_layer_inside_a_sequential() -> None:
     net = nn.Sequential(relu, nn.LSTM(2, 3), relu)
     assert raised(lambda: net(np.ones((1, 4, 2), np.float32))) == (
         "Sequential: layer 1, LSTM, returned a tuple of 2 items, but layer 2, ReLU, does not accept a tuple.\n"
-        "  RNN, LSTM and GRU return (outputs, state): add the layer lambda pair: pair[0] after them.\n"
+        "  RNN, LSTM and GRU return (outputs, state): add `lambda pair: pair[0]` as the next layer.\n"
         "  In the module Sequential."
     )
     net = nn.Sequential(nn.LSTM(2, 3), lambda pair: pair[0], nn.Linear(3, 1))

@@ -365,7 +365,7 @@ def test_weight_norm_keeps_the_values_and_splits_the_gradient() -> None:
         "Linear.weight cannot be assigned, because it is computed from parametrizations.weight.original0, parametrizations.weight.original1."
     )
     assert raised(lambda: parametrizations.weight_norm(layer)).startswith(
-        "weight_norm: Linear has no parameter 'weight'.  Its parameters: bias."
+        "weight_norm: Linear has no parameter 'weight'.  The parameters are: bias."
     )
     assert raised(lambda: parametrizations.weight_norm(nn.Linear(2, 2), dim=0)).startswith(
         "weight_norm: dim= is called axis= in adjoint."

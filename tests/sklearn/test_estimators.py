@@ -109,7 +109,9 @@ def test_partial_fit_needs_all_classes_once():
     part = Classifier(random_state=0).partial_fit(X[some], y[some], classes=[0, 1, 2])
     part.partial_fit(X, y)
     assert part.predict_proba(X).shape == (150, 3)
-    with pytest.raises(ArgumentError, match=r"the label np.int64\(2\) is not one of classes_: \[0, 1\]"):
+    with pytest.raises(
+        ArgumentError, match=r"the label np.int64\(2\) is not one of the known classes, \[0, 1\]"
+    ):
         Classifier(random_state=0).partial_fit(X[some], y[some]).partial_fit(X, y)
 
 

@@ -195,7 +195,7 @@ def test_what_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
         ({"loss": MSE, "optimizer": adam, "checkpoint_every": 0}, "checkpoint_every must be at least 1"),
         (
             {"loss": MSE, "optimizer": adam, "directory": tmp_path, "callbacks": [train.BestCheckpoint(tmp_path)]},
-            "must not use the directory of the trainer",
+            "must use different directories",
         ),
     ]:  # fmt: skip
         with pytest.raises((errors.InputError, errors.ArgumentError), match=text):

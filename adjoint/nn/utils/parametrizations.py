@@ -139,7 +139,7 @@ def _weight(where: str, module: Any, name: str) -> Tensor:
     if name not in module._names("_parameters"):
         there = ", ".join(module._names("_parameters")) or "none"
         raise ArgumentError(
-            f"{where}: {type(module).__name__} has no parameter {name!r}.  Its parameters: {there}."
+            f"{where}: {type(module).__name__} has no parameter {name!r}.  The parameters are: {there}."
         )
     weight = getattr(module, name)
     if not isinstance(weight, Tensor):
