@@ -13,6 +13,7 @@ from numpy import ndarray
 
 from adjoint.core.inplace import exclusive_count, writable
 from adjoint.core.tensor import Tensor, castable, read_only
+from adjoint.errors import ArgumentError
 
 if TYPE_CHECKING:
     from adjoint.optim.optimizer import Optimizer
@@ -122,6 +123,15 @@ class ParameterGroup:
                 self.units.append(made([p], None))
         self.units += [made(members, Block(members)) for members in small.values()]
         self._unit_of = {id(p): u for u in self.units for p in u.params}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raise for the name of a hyper-parameter: its value is in ``hyper``, an attribute has no effect."""
+        if name in self.__dict__.get("hyper", ()):
+            raise ArgumentError(
+                f"a parameter group has no attribute {name!r}.  Set the hyper-parameter with "
+                f"optimizer.groups[i].hyper[{name!r}] = value."
+            )
+        object.__setattr__(self, name, value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)  # the parameters of a copy have new ids

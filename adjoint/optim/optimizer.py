@@ -118,6 +118,15 @@ class Optimizer:
                 "\n  Unfreeze a module or a tensor with requires_grad_(True)."
             )
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raise for the name of a hyper-parameter: the groups have its value, so it would have no effect."""
+        if name in self.__dict__.get("defaults", ()) and not hasattr(type(self), name):
+            raise ArgumentError(
+                f"{type(self).__name__} has no attribute {name!r}.  Set the hyper-parameter of each group:\n"
+                f"  for group in optimizer.groups: group.hyper[{name!r}] = value"
+            )
+        object.__setattr__(self, name, value)
+
     # Defined by subclasses -------------------------------------------------------------------
 
     def init_one(self, p: Array, hyper: Hyper) -> State:

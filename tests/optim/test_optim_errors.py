@@ -416,3 +416,17 @@ def test_numbers_of_numpy_that_are_written_into_a_group_count_like_pythons() -> 
         found.append(w.numpy().tobytes())
         assert type(optimiser.state_dict()["groups"][0]["lr"]) is float
     assert found[0] == found[1]
+
+
+def test_hyper_parameters_are_not_attributes() -> None:
+    """An assignment that has no effect is refused, for optimisers and for their groups."""
+    optimizer = ad.optim.SGD([ad.tensor(np.ones(2), requires_grad=True)], lr=0.1, momentum=0.9)
+    with pytest.raises(
+        errors.ArgumentError, match=r"no attribute 'momentum'.*\n.*group.hyper\['momentum'\] = value"
+    ):
+        optimizer.momentum = 0.5
+    with pytest.raises(errors.ArgumentError, match=r"groups\[i\].hyper\['lr'\] = value"):
+        optimizer.groups[0].lr = 0.5
+    optimizer.lr = 0.5
+    optimizer.note = "kept"
+    assert optimizer.groups[0].hyper["lr"] == 0.5 and optimizer.note == "kept"
