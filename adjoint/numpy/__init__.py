@@ -33,9 +33,9 @@ _OWN = {
 _HIDDEN = frozenset("core f2py testing".split())  # attributes that are deprecated or slow to import
 _MODULES = frozenset(
     "char ctypeslib dtypes emath exceptions lib ma polynomial rec strings typing".split()
-)  # NumPy's own, imported at their first use
+)  # NumPy's own submodules, imported when they are first used
 
-__all__ = [name for name in sorted(_np.__all__) if name not in _HIDDEN]  # NumPy's order is that of a set
+__all__ = [name for name in sorted(_np.__all__) if name not in _HIDDEN]  # sorted: NumPy's order varies
 
 globals().update(_build.namespace(_np, [n for n in __all__ if n not in _MODULES], {**_create.MAKERS, **_OWN}))
 

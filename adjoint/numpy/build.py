@@ -1,4 +1,4 @@
-"""Make the namespaces of ``adjoint.numpy`` from NumPy's."""
+"""Build ``adjoint.numpy`` and its submodules from NumPy's: the same names, with functions on tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ufunc:
         self.__doc__, self.__module__ = ufunc.__doc__, "numpy"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the ufunc's result as tensors, also if the arguments are arrays."""
+        """Return the result of the ufunc as a tensor (or tensors), even if all arguments are arrays."""
         if kwargs or len(args) != self._ufunc.nin:
             return self._ufunc(asarray(args[0]), *args[1:], **kwargs)
         return self._eager(*args)
@@ -91,9 +91,10 @@ def tensor_function(theirs: Any, ours: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _number(found: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return a whole number that was computed from no tensor as NumPy's scalar, such as a size or a count.
+    """Return ``found``, a 0-d tensor of an integer, as a NumPy scalar if no argument was a tensor.
 
-    Augmented assignment writes into tensors: after ``start = end; end += np.prod(shape)`` both would change.
+    Sizes and counts are such numbers.  A tensor would be wrong, because augmented assignment writes into
+    tensors: after ``start = end; end += np.prod(shape)``, both ``start`` and ``end`` would have changed.
     """
     if type(found._data) is not np.ndarray or any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
         return found
@@ -103,9 +104,10 @@ def _number(found: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 def numpy_only(
     theirs: Any, path: str = "np", instead: str = "It has no derivative in adjoint."
 ) -> Callable[..., Any]:
-    """Return NumPy's function for the values of tensors; it raises for tensors that require grad.
+    """Return a function that calls NumPy's ``theirs`` with arrays in place of tensors.
 
-    ``path`` is its name in the error, ``instead`` says what to use.
+    It raises for tensors that require grad.  In the error, ``path`` is the name of the module of ``theirs``,
+    and ``instead`` says what to use.
     """
     name = f"{path}.{getattr(theirs, '__name__', '')}"
 
@@ -121,6 +123,6 @@ def _value(a: Any, name: str, instead: str) -> Any:
     if isinstance(a, Tensor):
         check_conversion(a, f"an array for {name}", instead)
         return a.numpy(copy=True)[()]
-    if hasattr(type(a), "numpy_value"):  # a sparse matrix of adjoint
+    if hasattr(type(a), "numpy_value"):  # a SparseArray of adjoint
         return a.numpy_value(name)
     return type(a)(_value(v, name, instead) for v in a) if type(a) in (list, tuple) else a

@@ -32,13 +32,13 @@ def _array(
         return np.array(object, dtype, copy=copy, ndmin=ndmin)
     if not isinstance(object, (Tensor, list, tuple, np.ndarray, np.generic, int, float, complex)):
         object = np.asarray(object)
-    # NumPy copies arrays on request; a tensor is copied as it may be written to
+    # asarray copies arrays itself; a tensor is copied here, because the caller may write into either one
     x = asarray(object, dtype=dtype, copy=True if copy and isinstance(object, Tensor) else None)
     return rec.reshape(x, shape=(1,) * (ndmin - x.ndim) + x.shape) if x.ndim < ndmin else x
 
 
 def _is_numeric(value: Any, dtype: Any) -> bool:
-    """Return whether a tensor can contain a value; strings, objects and dates become NumPy arrays."""
+    """Return whether ``value`` can become a tensor of ``dtype``: it must be numeric, not strings or dates."""
     if dtype is not None:
         return np.dtype(dtype).kind in "biufcV" and np.dtype(dtype).names is None
     first = value
@@ -63,7 +63,7 @@ def _contiguous(a: Any, dtype: Any = None, *, like: Any = None) -> Any:
 def _chkfinite(a: Any, dtype: Any = None, order: Any = None) -> Tensor:
     x: Tensor = _array(a, dtype, copy=None)
     if x.dtype.kind in "fc" and not np.isfinite(array_of(x.detach())).all():
-        raise InputError("np.asarray_chkfinite: the array has infinities or NaNs.")
+        raise InputError("np.asarray_chkfinite: the array must be finite, but contains infinities or NaNs.")
     return x
 
 
@@ -75,7 +75,7 @@ def _fromfunction(
 
 
 def _made(theirs: Any) -> Callable[..., Any]:
-    """Return a function that calls NumPy's ``theirs``; arrays among its results become tensors."""
+    """Return a function that calls NumPy's ``theirs`` and converts the arrays in its result to tensors."""
     plain = numpy_only(theirs)
 
     @functools.wraps(theirs)

@@ -44,23 +44,26 @@ class Joiner:
 
 
 def _directive(text: str, facts: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return axis, least number of axes and position from a text such as "0,2,1".
+    """Parse a directive of ``np.r_`` such as "0,2,1"; return the axis, ndmin and place of ``Joiner``.
 
-    ``facts`` has the defaults.
+    ``facts`` are the defaults of the three numbers.
     """
     try:
         given = [int(part) for part in text.split(",")]
     except ValueError:
         given = []
     if not 1 <= len(given) <= 3:
-        raise InputError(f"np.r_: {text!r} is not a directive such as '0,2,1'.  Matrices are not supported.")
+        raise InputError(
+            f"np.r_: a string must be one to three integers, such as '0,2,1', but is {text!r}.\n"
+            "  The strings 'r' and 'c', which make matrices, are not supported."
+        )
     axis, ndmin, place = (*given, *facts[len(given) :])
     return axis, ndmin, place
 
 
 def _piece(value: Any, ndmin: int, place: int) -> Tensor:
     if isinstance(value, str):
-        raise InputError(f"np.r_: a directive, {value!r}, must come first.")
+        raise InputError(f"np.r_: a string must be the first item, but {value!r} is not.")
     if isinstance(value, slice):
         step = value.step
         if isinstance(step, complex):

@@ -16,7 +16,7 @@ __all__ = ["vectorize"]
 
 
 class vectorize:  # noqa: N801  NumPy's name
-    """Make a function of numbers a function of tensors, which calls it for each element.
+    """Return a function of tensors that calls ``pyfunc``, a function of numbers, for each element.
 
     ``ad.vmap`` is much faster for functions of tensors.
 

@@ -24,7 +24,7 @@ __all__ = ["Continuous"]
 
 
 class Continuous(Noise):
-    """Draws with gradients to their parameters."""
+    """Base class of ``Generator``: the distributions whose draws have gradients to their parameters."""
 
     __slots__ = ()
 

@@ -28,7 +28,7 @@ __all__ = ["Discrete"]
 
 
 class Discrete(Continuous):
-    """Draws without gradients to their parameters."""
+    """Base class of ``Generator``: the distributions whose draws have no gradients to their parameters."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ class Discrete(Continuous):
         Parameters
         ----------
         low : array_like of int
-            The lower bound; with one bound it is ``high``, and the lower bound is 0.
+            The lower bound.  If ``high`` is not passed, this is the upper bound, and the lower bound is 0.
         high : array_like of int, optional
             The upper bound, which is not included.
         size : int or tuple of int, optional
@@ -172,7 +172,8 @@ class Discrete(Continuous):
         logits : array_like, optional
             The logarithms of the probabilities, up to a constant.
         size : int or tuple of int, optional
-            The shape of the result, to which the other axes broadcast.
+            The shape of the result; by default the shape of the argument without ``axis``, which must
+            broadcast to it.
         probs : array_like, optional
             The probabilities, in place of ``logits``; they need not sum to 1.
         axis : int, optional
@@ -219,14 +220,14 @@ class Discrete(Continuous):
         return argmax(weights + noise, axis=-1)
 
     def permutation(self, x: Any, axis: int = 0) -> Tensor:
-        """Return a shuffled copy, or a shuffled range.
+        """Return a shuffled copy of a tensor, or the integers below a number in random order.
 
         Gradients flow to the shuffled elements.
 
         Parameters
         ----------
         x : int or array_like
-            The elements, or their number: the integers below it are shuffled.
+            The elements, or an integer n, which stands for the integers from 0 to n - 1.
         axis : int, optional
             The axis to shuffle along.
 
@@ -264,7 +265,7 @@ class Discrete(Continuous):
         Parameters
         ----------
         x : int or array_like
-            The elements, or their number.
+            The elements, or an integer n, which stands for the integers from 0 to n - 1.
         size : int or tuple of int, optional
             The shape of the result; by default one element.
         replace : bool, optional

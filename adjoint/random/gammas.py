@@ -25,7 +25,7 @@ __all__ = ["Gammas"]
 
 
 class Gammas(Noise):
-    """Base class: draws computed from quantiles, which require SciPy."""
+    """Base class of ``Generator``: draws that are computed as quantiles of uniform numbers, with SciPy."""
 
     __slots__ = ()
 
@@ -121,7 +121,7 @@ class Gammas(Noise):
         Returns
         -------
         Tensor
-            The draws, between 0 and 1; rounding does not return the ends.
+            The draws, between 0 and 1.  They are never rounded to 0 or 1.
 
         Raises
         ------
@@ -177,7 +177,8 @@ class Gammas(Noise):
         shape = alpha.shape
         if size is not None:
             shape = (*broadcast_size("dirichlet", shape[:-1], checked_size("dirichlet", size)), shape[-1])
-        # a gamma draw of a is one of a + 1 times u^(1/a): its logarithm does not underflow for small a
+        # A gamma draw with shape a is a draw with shape a + 1 times u^(1/a), where u is uniform.  Logarithms
+        # are used, because the draw itself underflows for small a.
         target, u, a = self._quantiles("dirichlet", shape, dtype, alpha)
         _, v, _ = self._quantiles("dirichlet", shape, dtype, alpha)
         return _inside(softmax(rec.log(gammaincinv(a + 1, u)) + rec.log(v) / a, axis=-1), target, 1.0)
@@ -217,7 +218,10 @@ class Gammas(Noise):
         return narrowed(z * rec.sqrt(n / 2 / gammaincinv(n / 2, u)), target)
 
     def _quantiles(self, op: str, size: Any, dtype: Any, *params: Any) -> tuple[Any, ...]:
-        """Return the dtype, uniform float64 numbers in (0, 1), and the positive parameters as float64."""
+        """Return the dtype of the draws, uniform float64 numbers in (0, 1), and the parameters as float64.
+
+        Raise if a parameter is not positive.  ``op`` is the name of the caller, for errors.
+        """
         for value in params:
             check_values(op, value, lambda a: a > 0, "parameters must be positive")
         given = [p if isinstance(p, (int, float)) else as_float(op, asarray(p)) for p in params]
@@ -228,7 +232,10 @@ class Gammas(Noise):
 
 
 def _inside(x: Tensor, target: Any, high: float | None = None) -> Tensor:
-    """Round draws to a dtype; draws that become 0 or ``high`` get the nearest number in between."""
+    """Round the draws ``x`` to the dtype ``target``, but never to 0 or ``high``.
+
+    Draws that rounding would make 0 or ``high`` get the nearest number of the dtype in between.
+    """
     y = narrowed(x, target)
     least = np.finfo(target if target.kind == "f" else np.float32).tiny
     y = y + rec.where(y <= 0, least - y.detach(), 0)

@@ -15,7 +15,7 @@ from adjoint.random.gammas import Gammas
 
 __all__ = ["Generator", "default_rng"]
 
-KEYED = 2**32 - 1  # begins the seeds of keys, which are therefore not those of ``spawn``
+KEYED = 2**32 - 1  # first number of the spawn keys of ``at``, so that they differ from those of ``spawn``
 
 
 def default_rng(seed: Any = None) -> Generator:
@@ -79,13 +79,13 @@ class Generator(Gammas, Discrete):
 
     def __init__(self, seeds: np.random.SeedSequence, seeded: bool = True) -> None:
         self._start(seeds)
-        if special.count and tracing.get() is not None:  # each call of the compiled function makes a new one
+        if special.count and tracing.get() is not None:  # each call of the compiled function restarts it
             made_by_host(lambda: self._start(seeds if seeded else np.random.SeedSequence()), (0,), np.float64)
 
     def _start(self, seeds: np.random.SeedSequence) -> np.ndarray[Any, Any]:
-        """Start the stream of random numbers for some seeds.
+        """Create NumPy's generator from ``seeds``; return an empty array.
 
-        Return an empty array, because ``made_by_host``, which calls this, needs an array.
+        ``made_by_host``, which calls this at each call of a compiled function, needs an array as the result.
         """
         self._seeds = seeds
         self._numpy = np.random.Generator(np.random.Philox(seeds))
@@ -174,17 +174,17 @@ class Generator(Gammas, Discrete):
         return [Generator(seeds) for seeds in self._seeds.spawn(operator.index(count))]
 
     def at(self, *key: int) -> Generator:
-        """Return the generator of a key: the same key gives the same draws, whatever was drawn before.
+        """Return a generator that depends only on the seed and a key, not on earlier draws.
 
         Parameters
         ----------
         *key : int
-            Numbers from 0, for example of a step and a batch.
+            Integers that are not negative, for example the numbers of the epoch and the batch.
 
         Returns
         -------
         Generator
-            A generator that is independent of this one and of those of other keys.
+            A generator whose draws are independent of this generator and of generators for other keys.
 
         Examples
         --------

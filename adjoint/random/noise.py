@@ -1,4 +1,4 @@
-"""Noise for draws: its shape and dtype, and checks of the parameters of distributions."""
+"""Random numbers with the shape and dtype of a draw, and checks of the parameters of distributions."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ __all__ = [
 
 
 class Noise:
-    """Base class: draw noise from NumPy's generator.  All draws are made here."""
+    """Base class of ``Generator``: draw random numbers that do not depend on the parameters (noise)."""
 
     __slots__ = ("_numpy",)
 
     _numpy: np.random.Generator
 
     def _target(self, op: str, dtype: Any, given: list[Any]) -> Any:
-        """Return the dtype of a draw: by default that of the parameters."""
+        """Return the dtype of a draw: ``dtype``, or by default the common dtype of the dtypes ``given``."""
         return draw_dtype(op, np.result_type(*given) if dtype is None and given else dtype)
 
     def _noise(self, op: str, kind: str, size: Any, dtype: Any, *params: Any) -> tuple[Any, ...]:
-        """Draw noise of a ``kind`` with the common shape and dtype of the parameters.
+        """Draw random numbers with the method ``kind`` of NumPy's generator, such as "standard_normal".
 
-        Return the dtype, the noise and the parameters.  Half precision is computed in float32, and rounded
-        once at the end.
+        They have the shape ``size``, by default the common shape of the parameters ``params``.  Return the
+        dtype that the draw must have, these numbers, and the parameters.  The numbers and the parameters are
+        float32 or float64; for half precision the caller casts the result at the end.
         """
         values = [p if isinstance(p, (int, float)) else as_float(op, asarray(p)) for p in params]
         tensors = [t for t in values if isinstance(t, Tensor)]
@@ -56,7 +57,7 @@ class Noise:
 
         def draw() -> Any:
             noise = np.asarray(getattr(self._numpy, kind)(shape, drawn))
-            # an exponential draw can be 0, where the logarithm is infinite
+            # an exponential draw can be 0, but callers take its logarithm
             return np.maximum(noise, np.finfo(drawn).tiny) if kind == "standard_exponential" else noise
 
         return (
@@ -70,16 +71,16 @@ class Noise:
 
 
 def elements_at(x: Tensor, drawn: Any, axis: int) -> Tensor:
-    """Return the elements at drawn positions along an axis, which is counted from the end."""
+    """Return the elements of ``x`` at the random indices ``drawn`` along ``axis``, a negative number."""
     if isinstance(drawn, Lifted):
         return take(x, wrap(drawn), axis=axis)
     return x[(Ellipsis, drawn, *(slice(None),) * (-axis - 1))]
 
 
 def below(y: Tensor, low: Any, high: Any) -> Tensor:
-    """Return the uniform draw ``y`` in half precision, with numbers equal to ``high`` decreased.
+    """Replace elements of ``y`` that equal ``high`` by the next smaller number.
 
-    Rounding to half precision may have increased them to ``high``, which a draw never equals.
+    ``y`` are uniform draws from [low, high) that were rounded to half precision, some of them up to ``high``.
     """
     low, high = (rec.astype(asarray(bound), dtype=y.dtype).detach() for bound in (low, high))
     last = rec.nextafter(high, low)
@@ -88,7 +89,7 @@ def below(y: Tensor, low: Any, high: Any) -> Tensor:
 
 
 def checked_size(op: str, size: Any) -> Shape:
-    """Return a valid size; None means one number."""
+    """Return the argument ``size`` as a tuple, () for None; raise if a length is negative."""
     shape = () if size is None else canonical_shape(op, size)
     if any(n < 0 for n in shape):
         raise ArgumentError(f"{op}: size must not have negative lengths, but is {shape}.")
@@ -96,7 +97,7 @@ def checked_size(op: str, size: Any) -> Shape:
 
 
 def broadcast_size(op: str, shape: Shape, size: Shape) -> Shape:
-    """Return the size of a draw; raise if the shape of the parameters does not broadcast to it."""
+    """Return ``size``; raise if the parameters, of shape ``shape``, cannot be broadcast to it."""
     if reduced_axes(size, shape) is None:
         raise ShapeError(
             f"{op}: the parameters have shape {shape}, which cannot be broadcast to size {size}."
@@ -112,16 +113,17 @@ def draw_dtype(op: str, dtype: Any) -> Any:
 
 
 def as_float(op: str, t: Tensor) -> Tensor:
-    """Convert integer parameters to floats."""
+    """Return the parameter ``t`` of a distribution as floats; raise if it is complex."""
     if t.dtype.kind == "c":
         raise DTypeError(f"{op}: parameters must be real numbers, but got {t.dtype}.")
     return t if differentiable(t.dtype) else rec.astype(t, dtype=get_default_dtype())
 
 
 def check_values(op: str, value: Any, holds: Callable[[Any], Any], what: str) -> None:
-    """Raise if ``holds`` is false for values of a parameter; ``what`` says in the message what must hold.
+    """Raise if a value of a parameter is not valid; ``holds(array)`` returns a mask of the valid elements.
 
-    Inside a transform the values are not known, and nothing is checked.
+    ``what`` is the rule in the message, such as "scale must not be negative".  Inside a transform, where the
+    values are not known, nothing is checked.
     """
 
     def look(data: np.ndarray[Any, Any]) -> None:

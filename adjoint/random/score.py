@@ -26,8 +26,8 @@ def score_function(log_prob: ArrayLike, value: ArrayLike, baseline: ArrayLike | 
     value : array_like
         A function of each draw.
     baseline : array_like, optional
-        A number that does not depend on the draws.  A good one reduces the variance, for example the mean of
-        other values.
+        A number that does not depend on the draws, for example the mean of the values of earlier draws.  It
+        reduces the variance of the gradient.
 
     Returns
     -------

@@ -19,8 +19,8 @@ from adjoint.errors import FileError
 
 try:
     import fcntl
-except ImportError:  # Windows: an open file cannot be removed, which serves as the lock
-    fcntl = None  # type: ignore[assignment]  # mypy knows a module by its import alone
+except ImportError:  # Windows has no fcntl: there the open file is the lock, because it cannot be removed
+    fcntl = None  # type: ignore[assignment]  # mypy expects a module
 
 __all__ = ["refuse_other_than_files", "replace_file", "sync_directory"]
 
@@ -29,7 +29,7 @@ FILE = "file"
 
 
 def replace_file(path: Path, write: Callable[[str], None]) -> None:
-    """Call ``write`` with a temporary path, flush the file to disk and rename it to ``path``."""
+    """Call ``write(temporary_path)``, flush the written file to disk and rename it to ``path``."""
     path = Path(os.path.realpath(path))  # replace the target of a link, not the link
     refuse_other_than_files(path, "cannot write to a directory")
     if not path.parent.is_dir():
@@ -37,7 +37,7 @@ def replace_file(path: Path, write: Callable[[str], None]) -> None:
     _remove_left_over(path)
     with _directory_beside(path) as beside:
         fresh = beside / FILE
-        mode = (path if path.exists() else beside / LOCK).stat().st_mode  # the lock has the mode of the umask
+        mode = (path if path.exists() else beside / LOCK).stat().st_mode  # the lock has the umask's mode
         write(os.fspath(fresh))
         os.chmod(fresh, mode & 0o777)
         _sync(fresh, os.O_RDWR)
@@ -46,7 +46,10 @@ def replace_file(path: Path, write: Callable[[str], None]) -> None:
 
 
 def refuse_other_than_files(path: str | os.PathLike[str], directory: str) -> None:
-    """Raise if ``path`` is a directory, a device, a pipe or a socket."""
+    """Raise if ``path`` is a directory, a device, a pipe or a socket.
+
+    ``directory`` is the message of the error for a directory.
+    """
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, directory, os.fspath(path))
     if os.path.exists(path) and not os.path.isfile(path):
@@ -58,7 +61,7 @@ def refuse_other_than_files(path: str | os.PathLike[str], directory: str) -> Non
 
 @contextmanager
 def _directory_beside(path: Path) -> Iterator[Path]:
-    """Return a context manager that makes a locked temporary directory beside ``path`` and removes it."""
+    """Return a context manager: it creates a locked temporary directory next to ``path``, then removes it."""
     beside, lock = _locked_directory(path)
     try:
         yield beside
@@ -71,15 +74,16 @@ def _directory_beside(path: Path) -> Iterator[Path]:
 
 
 def _locked_directory(path: Path) -> tuple[Path, int]:
+    """Create a temporary directory next to ``path``; return it and the descriptor of its locked file."""
     while True:
         beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         os.mkdir(beside, 0o700)
-        # before it is locked, another save may remove it as left over: try again
+        # another process may remove the directory before it is locked, as abandoned: then try again
         with suppress(FileNotFoundError):
             lock = os.open(beside / LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
             if fcntl is None:
                 return beside, lock
-            with suppress(OSError):  # file system without locks: left-over directories stay
+            with suppress(OSError):  # on a file system without locks, abandoned directories are not removed
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink:
                 return beside, lock
@@ -87,15 +91,16 @@ def _locked_directory(path: Path) -> tuple[Path, int]:
 
 
 def _remove_left_over(path: Path) -> None:
-    """Remove temporary directories of this file that killed processes left behind."""
+    """Remove the temporary directories that killed processes left behind when they saved ``path``."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
-    with suppress(OSError):  # the save itself reports problems of the directory
+    with suppress(OSError):  # if the directory cannot be read, the save that follows raises
         for name in os.listdir(path.parent):
             if pattern.fullmatch(name):
                 _remove_if_abandoned(path.with_name(name))
 
 
 def _remove_if_abandoned(beside: Path) -> None:
+    """Remove the temporary directory ``beside`` unless a running process has locked it."""
     with suppress(OSError):  # in use, already removed, or owned by another user
         if fcntl is None:
             (beside / LOCK).unlink(missing_ok=True)
@@ -103,7 +108,7 @@ def _remove_if_abandoned(beside: Path) -> None:
             return
         try:
             lock = os.open(beside / LOCK, os.O_RDWR)
-        except FileNotFoundError:  # killed before the lock was made or after it was removed
+        except FileNotFoundError:  # the process was killed before it made the lock, or after it removed it
             os.rmdir(beside)
             return
         try:
@@ -114,7 +119,10 @@ def _remove_if_abandoned(beside: Path) -> None:
 
 
 def _remove(beside: Path) -> None:
-    """Remove the directory of a save, its lock last, so that a later save can remove what a kill leaves."""
+    """Remove a temporary directory and its files, the lock file last.
+
+    If the process is killed here, the next save then still recognises the rest as abandoned.
+    """
     with suppress(OSError):
         for name in sorted(os.listdir(beside), key=LOCK.__eq__):
             os.unlink(beside / name)
@@ -122,7 +130,7 @@ def _remove(beside: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Flush the renames in a directory to disk.  Windows needs no such call."""
+    """Flush the renames in a directory to disk; do nothing on Windows, where this is not needed."""
     if os.name != "nt":
         _sync(path, os.O_RDONLY)
 

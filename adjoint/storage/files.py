@@ -26,12 +26,12 @@ __all__ = ["load", "save"]
 
 _KEY = "adjoint"
 _ORIGIN = "written_by"
-_SHA256 = "adjoint_sha256"  # of the whole file, with zeros in place of these 64 digits
+_SHA256 = "adjoint_sha256"  # digest of the whole file, computed with zeros in place of its 64 digits
 _UNSEALED = "0" * 64
-_STATE = '{"format": '  # how the value of _KEY begins
+_STATE = '{"format": '  # the metadata value of _KEY starts with this
 _FORMAT = 2
 _CHANGED = "is damaged: its contents do not match its digest."
-_RESERVED = "__metadata__"  # the metadata in the header of the format, not an array
+_RESERVED = "__metadata__"  # a key with this meaning in every safetensors file: no array may have this name
 
 
 def save(path: str | os.PathLike[str], state: Any) -> None:
@@ -97,7 +97,7 @@ def seal(path: str | os.PathLike[str]) -> None:
 
 
 def _sealed(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """Return the position of the digest in a file, the stored digest and the computed one."""
+    """Return the offset of the digest in an open file, the stored digest, and the computed digest."""
     size = file.read(8)
     header = file.read(int.from_bytes(size, "little"))
     # quotes in metadata values are escaped, so the pattern matches only the key
@@ -174,12 +174,15 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
 
 
 def _is_ours(metadata: Mapping[str, str]) -> bool:
-    """Return whether ``save`` wrote the file.  Damage may have removed some marks, so one is enough."""
+    """Return whether ``save`` wrote the file with this metadata.
+
+    One of its keys is enough, because damage may have removed the others.
+    """
     return any(_KEY in key or value == _KEY or value.startswith(_STATE) for key, value in metadata.items())
 
 
 def _state(path: str | os.PathLike[str], metadata: Mapping[str, str], arrays: dict[str, Any]) -> Any:
-    """Return the state in a file of ``save``, given its metadata and arrays; raise if the digest is wrong."""
+    """Return the state that ``save`` wrote, from the file's metadata and arrays; raise if it is damaged."""
     try:
         content = json.loads(metadata[_KEY])
         version = content["format"]
@@ -205,7 +208,7 @@ def _state(path: str | os.PathLike[str], metadata: Mapping[str, str], arrays: di
 
 
 def _read(file: Any, name: str) -> Any:
-    """Return one array of an open file; bfloat16 needs ml_dtypes, and 8-bit floats are errors."""
+    """Return the array ``name`` of an open safetensors file; raise for 8-bit floats, which NumPy lacks."""
     dtype = file.get_slice(name).get_dtype()
     if dtype == "BF16":
         _dtype("bfloat16")
@@ -218,7 +221,10 @@ def _read(file: Any, name: str) -> Any:
 
 
 def need_safetensors(what: str) -> Any:
-    """Return the functions of safetensors; raise if it is not installed.  ``what`` names the caller."""
+    """Return an object with the functions of safetensors; raise if it is not installed.
+
+    ``what`` names the caller in the error.
+    """
     try:
         import safetensors
         import safetensors.numpy
@@ -232,11 +238,14 @@ def need_safetensors(what: str) -> Any:
     return Library
 
 
-# The structure.  JSON values are stored as they are, everything else as {"kind": …} ---------------------
+# The structure as JSON: numbers, strings, booleans and None unchanged, everything else as {"kind": …} -----
 
 
 def _encoded(value: Any, where: str, tensors: dict[str, Any]) -> Any:
-    """Return a value as JSON; add its arrays to ``tensors``, named by their paths."""
+    """Return the JSON form of ``value``; move its arrays to ``tensors``, with their paths as keys.
+
+    ``where`` is the path of ``value`` in the saved state, such as "model.0.weight".
+    """
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
     if type(value) is SparseGradient:
@@ -280,23 +289,29 @@ def _encoded_array(value: Any, where: str, tensors: dict[str, Any]) -> dict[str,
     kind = "tensor" if isinstance(value, Tensor) else "array" if isinstance(value, np.ndarray) else "scalar"
     data = np.array(value, order="C", copy=None)
     if data.dtype.kind not in "biufc" and data.dtype.name != "bfloat16":
-        raise InputError(f"ad.save: {where} has dtype {data.dtype}, which is not numeric.")
+        raise InputError(
+            f"ad.save: {where or 'the state'} has dtype {data.dtype}, but only arrays of numbers can be "
+            "saved.\n  Convert it to numbers, or to a list of strings."
+        )
     if data.dtype.kind not in "biuf" or data.dtype.itemsize > 8:
-        stored = np.frombuffer(data.tobytes(), np.uint8)  # not every reader has this dtype
+        stored = np.frombuffer(data.tobytes(), np.uint8)  # not every safetensors library has this dtype
     else:
         stored = data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
     name = where
-    while name in tensors or name == _RESERVED:  # {"a.b": …, "a": {"b": …}}
+    while name in tensors or name == _RESERVED:  # {"a.b": …, "a": {"b": …}} has two paths "a.b"
         name += "'"
     tensors[name] = stored
     return {"kind": kind, "name": name, "shape": list(data.shape), "dtype": data.dtype.newbyteorder("=").name}
 
 
 def _decoded(value: Any, arrays: dict[str, Any]) -> Any:
-    """Undo ``_encoded``: take each array out of ``arrays`` and check its shape and dtype."""
+    """Return the state whose JSON form ``_encoded`` made: the inverse function.
+
+    Arrays are removed from ``arrays``, and their shapes and dtypes are checked.
+    """
     if not isinstance(value, dict):
         if isinstance(value, list):
-            raise FileError("a list without its kind")
+            raise FileError("a list has no key 'kind'")
         return value
     kind = value["kind"]
     if kind == "dict":
@@ -310,7 +325,7 @@ def _decoded(value: Any, arrays: dict[str, Any]) -> Any:
         parts = _decoded(value["parts"], arrays)
         return sparse_gradient(parts["rows"], parts["values"], value["shape"])
     if kind not in ("tensor", "array", "scalar"):
-        raise FileError(f"a value of unknown kind {kind!r}")
+        raise FileError(f"a value has the unknown kind {kind!r}")
     return _decoded_array(kind, value, arrays)
 
 
@@ -340,14 +355,14 @@ def _dtype(name: str) -> np.dtype[Any]:
         return np.dtype(ml_dtypes.bfloat16)
     found = np.dtype(name)
     if found.kind not in "biufc":
-        raise FileError(f"dtype {name!r}")
+        raise FileError(f"dtype {name!r} is not numeric")
     return found
 
 
 def _differences(expected: Any, got: Any, where: str) -> Any:
-    """Yield a line for each place where ``got`` differs from ``expected`` in structure, shape or dtype.
+    """Yield a line of text for each difference of two states in structure, shape or dtype.
 
-    ``where`` is the path of the place.
+    ``where`` is the path of ``expected`` and ``got`` in the whole state, such as "model.weight".
     """
     here = where or "the state"
     if isinstance(expected, (Tensor, np.ndarray)):

@@ -1,4 +1,4 @@
-"""Check whether a saved array has the shape and the kind of dtype of the array that it replaces."""
+"""Check whether an array that was loaded can replace an array of the program."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ __all__ = ["fitting"]
 
 
 def fitting(value: Any, target: Any) -> ndarray[Any, Any] | str:
-    """Return ``value`` in the dtype of ``target``, or a text that says why it cannot replace ``target``."""
+    """Return ``value`` as an array in the dtype of ``target``, or a text that says why it cannot replace it.
+
+    It must have the same shape and kind of dtype (float, integer, …), and values in the range of the dtype.
+    """
     try:
         array = value.numpy() if isinstance(value, Tensor) else foreign_array("", value)
-    except Exception:  # any error of a foreign object means that it is not an array
+    except Exception:  # the conversion may raise any error: it is code of another library
         return f"is {words.a(type(value).__name__)}, not an array"
     wrong = []
     if array.shape != target.shape:

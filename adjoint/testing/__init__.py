@@ -1,6 +1,6 @@
 """Tools for tests of ops: gradient checks, sample arguments for each op, hypothesis strategies.
 
-``strategies`` needs hypothesis and is imported at the first use.
+``strategies`` needs hypothesis and is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sample arguments for each op, on which the tests over the op table run.
+"""Sample arguments (cases) for each op.  The tests over the op table run on all of them.
 
-Cases of an elementwise op without parameters come from ``domain=`` in its record.  Other ops have cases in
-``testing/samples/``, one module per family, each with a list ``CASES``.
+The cases of an elementwise op without parameters are drawn from the argument ``domain=`` of ``define``.  The
+cases of other ops are in ``testing/samples/``, one module per family, each with a list ``CASES``.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _SHAPES: dict[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
 
 
 def _from_domain(op: Op) -> list[Case]:
-    """Draw arguments for an elementwise op from the intervals where it is smooth."""
+    """Return cases of an elementwise op, with arguments from ``op.domain``, where the op is smooth."""
     assert op.arity is not None
     domain = op.domain if op.domain is not None else (-2.0, 2.0)
     if isinstance(domain, str) or isinstance(domain[0], (int, float)):

@@ -20,14 +20,14 @@ __all__ = ["gradcheck", "gradgradcheck"]
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 
-# Central differences lose half of the digits: the truncation error is eps², that of cancellation 1e-16/eps.
-# The complex step does not subtract, so its step may be very small.
+# The default eps.  The error of central differences is about eps² (truncation) plus 1e-16/eps (cancellation).
+# The complex step does not subtract, so eps may be very small.
 _STEPS = {"central": 1e-6, "complex": 1e-20}
 
 
 @dataclass(frozen=True)
 class _How:
-    """Settings: how derivatives are approximated, and with which tolerances they are compared."""
+    """The settings of a check: the approximation of derivatives, and the tolerances of the comparison."""
 
     method: str
     eps: float
@@ -41,10 +41,7 @@ class _How:
         return "the complex step" if self.method == "complex" else "central differences"
 
     def wrong(self, analytic: Array, numeric: Array) -> Array:
-        """Return a mask of the elements of two derivatives that differ by more than the tolerance.
-
-        NaN differs from everything.
-        """
+        """Return a mask of the elements that differ by more than the tolerance, or are NaN in either array."""
         with np.errstate(invalid="ignore"):
             close = np.abs(analytic - numeric) <= self.atol + self.rtol * np.abs(numeric)
         return ~close
@@ -65,9 +62,9 @@ def gradcheck(
 ) -> bool:
     """Compare the derivatives of ``f(*inputs)`` with finite differences.
 
-    ``f`` must be smooth within ``eps`` of the inputs, and return the same each time.  A complex number
-    counts as two real ones, so functions that are not analytic are checked, too, with PyTorch's convention
-    for their gradients.
+    ``f`` must be smooth within ``eps`` of the inputs, and return the same values in each call.  A complex
+    number counts as two real numbers, so functions that are not analytic can be checked, too; their gradients
+    follow PyTorch's convention.
 
     Parameters
     ----------
@@ -178,9 +175,9 @@ def gradgradcheck(
 
 
 def _run(f: Function, args: list[Any], how: _How, first: int, count: int, raise_exception: bool) -> bool:
-    """Check ``count`` orders of derivatives; return whether all are correct, or raise.
+    """Check the derivatives of ``f`` of orders 1 to ``count``; return whether all are correct, or raise.
 
-    ``f`` is the derivative of order ``first`` of the user's function.
+    ``f`` is the user's function if ``first`` is 0, otherwise its derivative of order ``first``.
     """
     if count < 1:
         raise ArgumentError(f"gradcheck: order must be at least 1, but is {count}.")
@@ -213,7 +210,7 @@ def _settings(
 
 
 def _arguments(inputs: Any) -> list[Any]:
-    """Return the arguments of ``f``; the arguments to be checked are leaves that require grad."""
+    """Return ``inputs`` as a list, in which the arguments to check are leaf tensors that require grad."""
     several = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     args = [_argument(i, value) for i, value in enumerate(several)]
     if not any(map(_checked, args)):
@@ -251,7 +248,7 @@ def _checked(value: Any) -> bool:
 
 
 def _outputs(f: Function, args: Sequence[Any]) -> list[Tensor]:
-    """Call ``f`` and return those of its outputs that can have gradients."""
+    """Call ``f`` and return its float and complex outputs; raise if an output is not a tensor."""
     if not callable(f):
         raise InputError(f"gradcheck: expected a function, but got {type(f).__name__}.")
     result = f(*args)
@@ -272,10 +269,10 @@ def _outputs(f: Function, args: Sequence[Any]) -> list[Tensor]:
 def _gradient_function(
     f: Function, args: list[Any], grad_outputs: Any, seed: int
 ) -> tuple[Function, list[Any]]:
-    """Return the gradient of ``f`` as a function of its arguments and of the gradients of its outputs.
+    """Return the gradient of ``f`` as a function, and the list of arguments to call that function with.
 
-    Also return the arguments to call it with.  ``grad_outputs`` are the gradients, or None for random ones
-    from ``seed``.
+    The arguments are those of ``f``, followed by the gradients of the outputs of ``f``: ``grad_outputs``, or
+    random numbers from ``seed`` if that is None.
     """
     count = len(args)
     wanted = [i for i, a in enumerate(args) if _checked(a)]
@@ -295,8 +292,8 @@ def _gradient_function(
                 if not xs[i].requires_grad:
                     xs[i] = tensor(xs[i], requires_grad=True)
             targets = [xs[i] for i in wanted]
-            # At complex numbers the gradient is conj(f')·g, which is not analytic; the complex step
-            # needs f'·g, which is the same at real ones.
+            # For complex arguments the gradient is conj(f')·g, which is not analytic.  The complex step
+            # needs f'·g, which is the same for real arguments.
             stepped = any(
                 x.dtype.kind == "c" != args[i].dtype.kind for i, x in zip(wanted, targets, strict=True)
             )
@@ -306,7 +303,7 @@ def _gradient_function(
             if pairs:
                 ys, seeds = zip(*pairs, strict=True)
                 found = gradients(ys, targets, seeds, create_graph=create, allow_unused=True)
-        # an input without influence has the gradient zero
+        # the gradient of an input that does not influence the outputs is zero
         zeros = (tensor(np.zeros(x.shape, x.dtype)) for x in targets)
         filled = [z if g is None else g for z, g in zip(zeros, found, strict=True)]
         return tuple(g.conj() if stepped else g for g in filled)
@@ -315,25 +312,32 @@ def _gradient_function(
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], is_complex: bool) -> Array:
-    """Return random numbers of both signs, not near zero, where a wrong element would not be noticed."""
+    """Return random numbers of both signs.
+
+    None is near zero, because an error in an element that is multiplied by it would not be noticed.
+    """
     real = rng.uniform(0.5, 1.5, shape) * rng.choice([-1.0, 1.0], shape)
     return np.asarray(real + 1j * _random(rng, shape, False) if is_complex else real)
 
 
 # Derivatives as real numbers -------------------------------------------------------------------
-# A complex number is two coordinates, its real and its imaginary part.  With the gradient
-# convention g = dL/da + i dL/db of L = Re(conj(seed) · f), the seeds 1 and i give the rows of the
-# real Jacobian, whose columns finite differences give.
+# A complex number has two coordinates, its real and its imaginary part.  A seed is the gradient of an
+# output, from which a backward pass starts.  With the gradient convention g = dL/da + i dL/db of
+# L = Re(conj(seed) · f), backward passes with the seeds 1 and i give the rows of the real Jacobian.  Finite
+# differences give its columns.
 
 
 def _coordinates(a: Any) -> Array:
-    """Return the elements as one real vector, which shares memory with ``a`` if that is contiguous."""
+    """Return the real and imaginary parts of all elements as one vector, a view if ``a`` is contiguous."""
     flat = np.ascontiguousarray(a).reshape(-1)
     return flat.view(np.float64) if flat.dtype.kind == "c" else flat
 
 
 def _moved(args: Sequence[Any], k: int, step: Array, how: _How) -> list[Any]:
-    """Return the arguments, as constants, with ``step`` added to the elements of argument ``k``."""
+    """Return the arguments without gradients, with ``step`` (i · ``step`` for the complex step) added to one.
+
+    ``k`` is the index of that argument; ``step`` is a vector with one number per coordinate.
+    """
     moved = [a.detach() if isinstance(a, Tensor) else a for a in args]
     if how.method == "complex":
         moved = [
@@ -350,7 +354,10 @@ def _moved(args: Sequence[Any], k: int, step: Array, how: _How) -> list[Any]:
 
 
 def _difference(f: Function, args: Sequence[Any], k: int, direction: Array, how: _How) -> list[Array]:
-    """Return the derivative of each output of ``f`` along ``direction`` in argument ``k``, by differences."""
+    """Return the derivative of each output of ``f`` along ``direction``, a vector for argument ``k``.
+
+    It is approximated by a central difference or by the complex step.
+    """
     step = how.eps * direction
     with no_grad():
         if how.method == "complex":
@@ -378,7 +385,7 @@ def _unit(size: int, j: int) -> Array:
 
 
 def _pulled(y: Tensor, seed: Array, leaves: list[Tensor]) -> list[Array]:
-    """Return the gradient of one output for each leaf, in coordinates; ``seed`` is in coordinates, too."""
+    """Return the gradient of each leaf, given the gradient ``seed`` of the output ``y``, as real vectors."""
     if not y.requires_grad:
         return [np.zeros(_coordinates(x.numpy()).size) for x in leaves]
     value = np.empty(y.shape, y.dtype)
@@ -432,10 +439,10 @@ def _check_elements(
     how: _How,
     level: int,
 ) -> None:
-    """Compare whole Jacobians with finite differences, one per output and input.
+    """Compare the Jacobian of each output in each input with finite differences; raise if they differ.
 
-    ``places`` are the positions of ``leaves`` in ``args``; ``how`` has the settings, and ``level`` is the
-    order of the derivative.
+    ``places`` are the indices of ``leaves``, the inputs to check, in ``args``.  ``level`` is for the message:
+    0 if ``f`` is the user's function, and n if it is the derivative of order n.
     """
     rows = [_coordinates(y.numpy()).size for y in outputs]
     analytic = [
@@ -463,7 +470,7 @@ def _check_directions(
     how: _How,
     level: int,
 ) -> None:
-    """Compare random combinations of the elements of the Jacobians with finite differences.
+    """Compare the products of the Jacobians with random vectors on both sides; raise if they differ.
 
     The arguments are those of ``_check_elements``.
     """

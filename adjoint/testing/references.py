@@ -1,8 +1,8 @@
 """Reference implementations of the ops: plain, slow formulas that share no code with the ops.
 
-``reference(op)`` returns a function of arrays and parameters; the tests over the op table compare every case
-of every op with it.  ``UNCHECKED`` lists the ops that a check leaves out, with the reasons.
-``adjoint ops --markdown`` prints both.
+``reference(op)`` returns a function of arrays and parameters; the tests over the op table compare the op with
+it, for every case.  ``UNCHECKED`` lists the ops that a check leaves out, with the reasons.
+``adjoint ops --markdown`` prints the kind of reference and the exceptions of each op.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from adjoint.testing.special_references import SCIPY, SPECIAL
 
 __all__ = ["TABLES", "UNCHECKED", "reference", "source", "unchecked"]
 
-# For each check of the tests over the table: the ops that it leaves out, and the reasons.
+# For each check of the tests over the op table: the ops that it leaves out, and the reasons.
 UNCHECKED: dict[str, dict[str, str]] = {
     "values": {},
     "numpy": {},
@@ -38,12 +38,12 @@ UNCHECKED: dict[str, dict[str, str]] = {
 
 
 def unchecked(op: str, check: str) -> str:
-    """Return the reason why a check leaves out an op; "" if the op is checked."""
+    """Return the reason why the tests leave out a check for an op; "" if the op is checked."""
     return UNCHECKED[check].get(op, "")
 
 
 def source(op: Op) -> str:
-    """Return what the values of an op are compared with: "NumPy", "SciPy" or "formula"; "" if nothing."""
+    """Return the kind of reference for an op: "NumPy", "SciPy" or "formula"; "" if there is no reference."""
     if callable(op.reference) or op.reference == "formula":
         return "formula"
     if op.reference:
@@ -52,11 +52,11 @@ def source(op: Op) -> str:
 
 
 def reference(op: Op) -> Callable[..., Any] | None:
-    """Return the function with which an op is compared; None if its library is not installed.
+    """Return the function that the tests compare an op with; None if its library is not installed.
 
-    ``reference=`` in the record of the op names it: a function, "module:name", or the name of a table in this
-    module, "numpy" or "formula".
-    The default is NumPy's function of the same name.
+    ``reference=`` in the definition of the op is the function itself, "module:name", or the name of a table
+    of functions in ``TABLES``, such as "numpy" or "formula".  The default is NumPy's function of the same
+    name.
     """
     if callable(op.reference):
         return op.reference
@@ -69,11 +69,11 @@ def reference(op: Op) -> Callable[..., Any] | None:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except ImportError:
         return None
-    # SciPy's order n comes first
+    # in SciPy, the order n is the first argument
     return (lambda x, n: function(n, x)) if module == "scipy.special" and op.params else function
 
 
-# NumPy's functions, where they have other parameters than the op ----------------------------------
+# NumPy's functions whose parameters differ from those of the op ------------------------------------
 
 NUMPY: dict[str, Callable[..., Any]] = {
     "pad": lambda x, widths, value: np.pad(x, widths, constant_values=value),
@@ -112,7 +112,7 @@ def _undiagonal(x: Any, offset: int, shape: Any) -> Any:
 
 
 def _overlap_add(x: Any, axis: int, length: int) -> Any:
-    x = np.moveaxis(x, axis - 1, 0)  # the windows' own axis is the last
+    x = np.moveaxis(x, axis - 1, 0)  # axis - 1, because x has one more axis at the end: the window
     out = np.zeros((length, *x.shape[1:-1]), x.dtype)
     for start, offset in np.ndindex(x.shape[0], x.shape[-1]):
         out[start + offset] += x[start, ..., offset]
@@ -120,10 +120,10 @@ def _overlap_add(x: Any, axis: int, length: int) -> Any:
 
 
 def _products(operands: Any, labels: Any, output: str, extra: Any) -> Any:
-    """Return an einsum: the sum of the products of the operands over all values of all labels, one by one.
+    """Return an Einstein sum, computed by a loop over all combinations of the indices.
 
-    ``labels`` are those of the operands, ``output`` those of the result, and ``extra`` has the lengths of
-    labels that no operand has.
+    ``labels`` has a string for each operand, with one character per axis; ``output`` is that of the result.
+    ``extra`` has the lengths of labels that no operand has.
     """
     sizes = dict(extra)
     for x, names in zip(operands, labels, strict=True):
@@ -139,7 +139,7 @@ def _products(operands: Any, labels: Any, output: str, extra: Any) -> Any:
 def _windows(
     size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> Iterator[tuple[Any, list[tuple[Any, Any]]]]:
-    """Yield, for each output, its index and the indices in kernel and input of its terms."""
+    """Yield, for each window, its index in the output and a list of pairs of kernel and input indices."""
     full = [s + a + b for s, (a, b) in zip(size, padding, strict=True)]
     spans = zip(full, kernel, stride, dilation, strict=True)
     places = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in spans]
@@ -154,7 +154,7 @@ def _windows(
 
 
 def _conv_terms(size: Any, weight: Any, channels: Any, groups: int, p: dict[str, Any]) -> Iterator[Any]:
-    """Yield the indices (output, input, weight) of all products that a convolution adds."""
+    """Yield, for each product that a convolution adds up, the indices of output, input and weight."""
     out, inner = channels
     for at, seen in _windows(size, weight, **p):
         for (k, where), o, c in itertools.product(seen, range(out), range(inner)):

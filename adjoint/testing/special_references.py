@@ -16,7 +16,10 @@ _nodes = functools.cache(np.polynomial.legendre.leggauss)
 
 
 def _integral(f: Callable[[Any], Any], low: float, high: float, nodes: int) -> Any:
-    """Return the integral of ``f`` from ``low`` to ``high``; ``f`` gets the nodes in a new last axis."""
+    """Return the integral of ``f`` from ``low`` to ``high``, by a rule with ``nodes`` points.
+
+    ``f`` is called with a vector of points, and returns an array with the points along the last axis.
+    """
     t, w = _nodes(nodes)
     half = (high - low) / 2
     return (f(half * t + (high + low) / 2) * w * half).sum(-1)
@@ -153,7 +156,7 @@ def _scipy() -> Any:
     return scipy.special
 
 
-# SciPy's functions, where they have other parameters than the op
+# SciPy's functions whose parameters differ from those of the op
 SCIPY: dict[str, Callable[..., Any]] = {
     "sine_integral": lambda x: _scipy().sici(x)[0],
     "cosine_integral": lambda x: _scipy().sici(x)[1],

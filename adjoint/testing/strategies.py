@@ -1,7 +1,7 @@
 """Hypothesis strategies: arrays, shapes that broadcast, and random programs of ops.
 
-They need hypothesis, which the extra ``test`` installs; ``adjoint.testing.strategies`` is imported at the
-first use.
+They need hypothesis, which the extra ``testing`` installs; ``adjoint.testing.strategies`` is imported when
+it is first used.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ def arrays(
 
 
 # Programs --------------------------------------------------------------------------------------
-# All values of a program have shapes that broadcast together, so any op can take any of them.  Each
-# has a bound on its size, so that products and exponentials stay small.
+# All values of a program have shapes that broadcast together, so each op accepts all of them.  Each value has
+# an upper bound of its absolute value, so that products and exponentials stay small.
 
 _SHAPES: tuple[Shape, ...] = ((), (1,), (3,), (2, 1), (2, 3), (1, 3))
 _LARGEST = 20.0
@@ -163,7 +163,7 @@ _LARGEST = 20.0
 
 @dataclass(frozen=True)
 class _Step:
-    """A kind of instruction: its function on a namespace like NumPy, and the bound of its result."""
+    """A kind of instruction: a function of a NumPy-like namespace and operands, and a bound of its result."""
 
     arity: int
     run: Callable[..., Any]
@@ -215,10 +215,10 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Program:
-    """A random computation: leaves, and instructions on the values before them.
+    """A random computation: inputs (leaves), and instructions that combine earlier values.
 
-    The ops are analytic everywhere and their values small, so that the complex step gives exact
-    derivatives, as a reference that shares no code with adjoint.
+    The ops are analytic everywhere and their values are small.  So the complex step gives exact derivatives,
+    which do not use any code of adjoint.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ def programs(
     for _ in range(draw(st.integers(min_size, max_size))):
         name = draw(st.sampled_from(sorted(_STEPS)))
         kind = _STEPS[name]
-        # recent values are taken more often, so that graphs get deep
+        # recent values are chosen more often, so that graphs become deep
         operands = tuple(_latest(draw, len(bounds)) for _ in range(kind.arity))
         bound = kind.bound(*(bounds[i] for i in operands))
         if bound > _LARGEST:

@@ -9,7 +9,7 @@ from adjoint.testing.cases import Case, array
 
 _PLAIN = {"stride": (1,), "padding": ((0, 0),), "dilation": (1,), "groups": 1}
 _FULL = {"stride": (2, 1), "padding": ((1, 2), (0, 1)), "dilation": (1, 2), "groups": 2}
-_CUT = {"stride": (2,), "padding": ((1, -1),), "dilation": (1,), "groups": 1}  # as output_padding makes it
+_CUT = {"stride": (2,), "padding": ((1, -1),), "dilation": (1,), "groups": 1}  # as output_padding
 
 
 def _trilinear(note: str, x: Any, w: Any, g: Any, at: dict[str, Any]) -> list[Case]:

@@ -1,4 +1,4 @@
-"""Cases of the Fourier transforms: lengths as they are, longer and shorter, odd and even."""
+"""Cases of the Fourier transforms: of the input's length, a longer and a shorter one; odd and even."""
 
 from __future__ import annotations
 

@@ -57,7 +57,10 @@ def _hermitian(*shape: int) -> Any:
 
 
 def _filled(*shape: int, lower: bool = True) -> Any:
-    """Return Hermitian matrices with numbers added to one triangle (the lower one if ``lower``)."""
+    """Return Hermitian matrices with random numbers added to one triangle, so that they are not Hermitian.
+
+    It is the triangle that an op with ``lower`` must not read.
+    """
     other = array(*shape, seed=5)
     return _hermitian(*shape) + (np.triu(other, 1) if lower else np.tril(other, -1))
 
@@ -117,12 +120,12 @@ CASES += [
     Case("vector_norm", (array(2, 3, low=0.3),), {"ord": -1.0, "axis": (-1,), "keepdims": False}),
 ]  # fmt: skip
 
-_TILTED = _hermitian(3, 3) + 0.1 * array(3, 3, seed=6)  # with positive eigenvalues, not symmetric
+_TILTED = _hermitian(3, 3) + 0.1 * array(3, 3, seed=6)  # not symmetric, but its eigenvalues are positive
 CASES += [
     Case("expm", (array(3, 3),)),
     Case("expm", (6 * array(2, 3, 3),), note="large"),
     *(Case(op, (_TILTED,)) for op in ("logm", "sqrtm")),
-    # well conditioned: a derivative of order n is read from a matrix 2ⁿ times as large
+    # well conditioned, because a derivative of order n is a block of a function of a 2ⁿ times larger matrix
     *(Case(op, (_hermitian(2, 3, 3) + 2 * np.eye(3),), note="stack") for op in ("logm", "sqrtm")),
     Case("solve_sylvester", (_TILTED, _hermitian(2, 2), array(3, 2))),
     Case("lu", (array(3, 3, seed=7),)),
@@ -132,7 +135,7 @@ CASES += [
     Case("eig", (np.array([[[1.0, 0.3], [0.2, 2.0]], [[1.0, 2.0], [-1.5, 0.5]]]),), note="stack"),
 ]
 
-# Bands of matrices in which the diagonal is largest
+# Banded matrices with a dominant diagonal
 _BAND = np.stack([0.2 * array(5), 0.3 * array(5, seed=1), 2 + 0.1 * array(5, seed=2), 0.4 * array(5, seed=3)])
 CASES += [
     Case("solve_banded", (_BAND, array(5, 2, seed=4)), {"lower": 1, "upper": 2}),

@@ -6,7 +6,7 @@ import numpy as np
 
 from adjoint.testing.cases import Case, array
 
-_TWICE = np.array([[0, 2], [-1, 2]])  # rows 2 of 3 elements, one of them counted from the end
+_TWICE = np.array([[0, 2], [-1, 2]])  # index 2 of an axis of length 3 occurs three times, once as -1
 _ALONG = np.array([[0, 3, 3], [1, 1, -4]])
 _MIXED = np.array([[3.0, -1.0, 2.0, 0.5, 9.0], [-2.0, 4.0, 1.0, 8.0, 0.0]])
 _UP = {"axis": -1, "descending": False, "stable": True}
