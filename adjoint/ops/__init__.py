@@ -84,13 +84,13 @@ MODULES = (
 NAMESPACES = {"linalg": linalg, "fft": fft}  # submodules, as NumPy has them
 
 
-# before the functions become methods of tensors
+# this must run before the functions become methods of tensors
 add_hints(*(module.__name__ for module in (*MODULES, *NAMESPACES.values())))
 _PUBLIC = {name: getattr(module, name) for module in reversed(MODULES) for name in module.__all__}
 
 
 def function(name: str) -> Any:
-    """Return the public function ``name``: one defined in a module of ops, or else the op itself."""
+    """Return the public function ``name``: a function of a module of ops, or the eager function of an op."""
     return _PUBLIC[name] if name in _PUBLIC else getattr(rec, name, None)
 
 
@@ -104,10 +104,7 @@ explain_class(at.At)
 
 
 def _comparison(method: str) -> None:
-    """Make the comparison ``method`` (``__eq__`` or ``__ne__``) of tensors accept None and strings.
-
-    A tensor is then unequal to them, as Python's own objects are.
-    """
+    """Let ``method`` (``__eq__`` or ``__ne__``) of tensors accept None and strings: they are never equal."""
     compare_values = getattr(Tensor, method)
 
     def compare_any(self: Tensor, other: Any) -> Any:

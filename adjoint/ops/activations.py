@@ -1,7 +1,7 @@
 """Activation functions and elementwise losses, one op each.
 
-At a corner, the gradient is that of one side, the same one as in PyTorch; the description of each op says
-which.  The formulas stay accurate for large positive and large negative arguments.
+At a corner, the gradient is that of one side, the same side as in PyTorch; the description of each op says
+which side.  The formulas are accurate for large positive and large negative arguments, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def real_only(x: Any) -> Any:
     return x
 
 
-# max(x, a x) for slopes up to 1, min(x, a x) above, which is faster than where
+# max(x, a x) for slopes a up to 1, and min(x, a x) for larger ones: both are faster than np.where
 define("leaky_relu", in_float32(lambda x, slope: (np.maximum if slope <= 1 else np.minimum)(x, slope * x)),
        lambda xp, g, y, x, slope: xp.where(x > 0, g, slope * g), saves="x", params=("slope",),
        reference="formula", doc="x where it is positive, else slope · x; at 0 the gradient is the slope.")  # fmt: skip
@@ -40,7 +40,7 @@ define("hardtanh", in_float32(lambda x, low, high: np.clip(x, low, high)),
 def _elu_slope(xp: Namespace, x: Value, alpha: float) -> Any:
     """Return α exp(x), the derivative of ELU for x < 0.
 
-    It is accurate also for very negative x, unlike y + α, where y is the value of ELU.
+    The usual formula y + α, where y is the value of ELU, is not accurate for very negative x.
     """
     e = xp.exp(xp.minimum(x, 0))
     return e if alpha == 1 else xp.where(x > 0, 1, alpha * e)
@@ -57,11 +57,11 @@ define("elu", in_float32(_elu, raw),
 
 
 def _softplus_rest(xp: Namespace, x: Value) -> Any:
-    """Return log(1 + exp(-|x|)), so that softplus(x) = max(x, 0) + this.
+    """Return log(1 + exp(-|x|)).  The sum of this and max(x, 0) is softplus(x).
 
-    For 2000 elements or more it is log u + (e - (u - 1)) / u with e = exp(-|x|) and u = 1 + e, where the
-    second term corrects the rounding error of u.  This is as accurate as NumPy's log1p and faster, because
-    log is vectorised.
+    For 2000 elements or more, the result is computed as log u + (e - (u - 1)) / u with e = exp(-|x|) and
+    u = 1 + e.  The second term corrects the rounding error of u.  This formula is as accurate as NumPy's
+    log1p, and faster, because NumPy's log is vectorised.
     """
     e = xp.exp(-xp.abs(real_only(x)))
     if x.size < 2000:
@@ -77,7 +77,7 @@ def _softplus(xp: Namespace, x: Value) -> Any:
 define("softplus", in_float32(_softplus, raw), lambda xp, g, y, x: g * xp.sigmoid(x), saves="x", fused=_softplus,
        reference="formula", doc="log(1 + exp(x)), stable in both tails.")  # fmt: skip
 
-# gelu and mish are x · gate(x): the product saves the gate, so that no derivative rule computes it again.
+# gelu and mish are products x · gate(x), which save the gate: no derivative rule computes it again.
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 define("normal_gate", in_float32(normal_distribution),
@@ -88,7 +88,7 @@ define("normal_gate", in_float32(normal_distribution),
 def _mish_gate(xp: Namespace, x: Value) -> Any:
     """Return tanh(softplus(x)) without overflow.
 
-    It is n (n + 2) / (n (n + 2) + 2) with n = exp(x); for x > 0 the same fraction is written with 1/n.
+    The formula is n (n + 2) / (n (n + 2) + 2) with n = exp(x).  For x > 0, the fraction is expanded by 1/n².
     """
     e = xp.exp(-xp.abs(real_only(x)))
     top = xp.where(x > 0, 1 + 2 * e, e * (e + 2))
@@ -100,20 +100,21 @@ define("mish_gate", _mish_gate, lambda xp, g, y, x: xp.sech_squared(g * xp.sigmo
 
 # GELU by tanh ----------------------------------------------------------------------------------
 #
-# ½ (1 + tanh u) = σ(2u), so it is x σ(w) with w = x (a + b x²), which is exact for very negative x.  It is the
-# widest layer of a transformer, so it reads memory once, in blocks whose scratch arrays stay in the cache.
+# As ½ (1 + tanh u) = σ(2u), GELU is x σ(w) with w = x (a + b x²).  This form is accurate for very negative x.
+# GELU acts on the widest layer of a transformer.  So its code reads memory once, in blocks; the scratch
+# arrays of a block stay in the cache.
 
 _A = 2 * math.sqrt(2 / math.pi)
 _B = 0.044715 * _A
 _GELU_BLOCK = 1 << 15  # elements
-_FLAT = 1e4  # beyond this the gate is 0 or 1 in every dtype, and x³ does not overflow
+_FLAT = 1e4  # for |x| above this, the gate is 0 or 1 in every dtype; up to this, x³ does not overflow
 
 
 def _in_blocks(work: Callable[..., None], outputs: int, *arrays: Array) -> list[Any]:
-    """Return ``outputs`` new arrays that are filled by ``work(*inputs, *outputs)``.
+    """Return a list of ``outputs`` new arrays that ``work(*inputs, *results)`` fills, block by block.
 
-    ``work`` is called on one slice of all arrays after another; the slices fit into the processor's cache.
-    Half precision is computed in float32.
+    ``work`` is called with slices of all arrays that fit into the processor's cache.  Half precision is
+    computed in float32.
     """
     if len(arrays) > 1:
         arrays = np.broadcast_arrays(*arrays)
@@ -141,7 +142,7 @@ def _gelu_block(x: Array, y: Array, gate: Array) -> None:
 
 
 def _gelu_slope_block(x: Array, y: Array, gate: Array, out: Array) -> None:
-    # σ' = σ (1 - σ) first: it is 0 where y is large, so that large numbers are never squared
+    # σ' = σ (1 - σ) is the first factor: it is 0 where y is large, so that large numbers are never squared
     bend = 1 - gate
     bend *= gate
     bend *= y
@@ -155,9 +156,9 @@ def _gelu_slope_block(x: Array, y: Array, gate: Array, out: Array) -> None:
 
 
 def _gelu_power(xp: Namespace, y: Value, factor: float) -> Any:
-    """Return a + factor y², for the derivatives of the gate of GELU.
+    """Return a + factor · y², a factor in the derivatives of GELU's gate.
 
-    y is limited to the range outside of which the gate is constant, so that y² does not overflow.
+    y is first limited to the range in which the gate is not constant, so that y² does not overflow.
     """
     return _A + factor * xp.square(xp.clip(y, -_FLAT, _FLAT))
 
@@ -175,7 +176,7 @@ def _gelu_rule(xp: Namespace, g: Value, out: Value, x: Value, wanted: Sequence[b
 define("tanh_gelu", lambda x: tuple(_in_blocks(_gelu_block, 2, real_only(x))), joint=_gelu_rule, arity=1, outputs=2,
        saves=("x", "out"), unread=(0,), batch="leading",
        reference="formula", doc="x times the approximation of the normal distribution function by tanh; this gate itself.")  # fmt: skip
-# x σ (1 + y (1 - σ) w'(y)) with w' = a + 3 b y², polynomial in all three
+# x σ (1 + y (1 - σ) w'(y)) with w' = a + 3 b y²: a polynomial in x, y and σ
 define("tanh_gelu_slope", lambda x, y, gate: _in_blocks(_gelu_slope_block, 1, x, y, gate)[0],
        lambda xp, g, z, x, y, gate: xp.tanh_gelu_slope(g, y, gate),
        lambda xp, g, z, x, y, gate: g * x * (gate * (1 - gate) * _gelu_power(xp, y, 9 * _B)),
@@ -200,7 +201,7 @@ define("huber", in_float32(_huber, raw),
 def _bce_logits(xp: Namespace, x: Value, t: Value) -> Any:
     """Return the binary cross-entropy t softplus(-x) + (1-t) softplus(x) of logits x and targets t.
 
-    Both terms use the same logarithm.
+    The logarithm log(1 + exp(-|x|)), which both softplus terms contain, is computed once.
     """
     return _softplus_rest(xp, x) + t * xp.maximum(-x, 0) + (1 - t) * xp.maximum(x, 0)
 
@@ -210,7 +211,7 @@ define("bce_logits", in_float32(_bce_logits, raw),
        lambda xp, g, y, x, t: -g * x, saves="xt", fused=_bce_logits,
        reference="formula", doc="The cross entropy of sigmoid(x) and the probability t.")  # fmt: skip
 
-_LOG_LEAST, _LEAST = -100.0, 1e-12  # PyTorch's limits: the loss of a wrong probability of 1 is 100
+_LOG_LEAST, _LEAST = -100.0, 1e-12  # PyTorch's limits: the loss is at most 100, even for p = 0 and t = 1
 
 
 def _bce(xp: Namespace, p: Value, t: Value) -> Any:

@@ -34,7 +34,10 @@ __all__ = [
 
 
 def _windows(x: Array, size: int, axis: int) -> Any:
-    """Return a view of all windows of ``size`` neighbours along ``axis``; the new last axis is the window."""
+    """Return a view of all windows of ``size`` neighbours along ``axis``.
+
+    The elements of a window are along a new last axis.
+    """
     x = np.asarray(x)
     shape, step = list(x.shape), x.strides[axis]
     shape[axis] -= size - 1
@@ -42,10 +45,10 @@ def _windows(x: Array, size: int, axis: int) -> Any:
 
 
 def _overlap_add(x: Any, axis: int, length: int) -> Any:
-    """Add overlapping windows at their positions: the adjoint of ``_windows``.
+    """Return the sum of overlapping windows, each added at its position: the adjoint of ``_windows``.
 
-    The last axis of ``x`` is the window.  ``axis`` is the axis of the result along which the windows lie, and
-    ``length`` its length.
+    The elements of a window are along the last axis of ``x``.  The windows are neighbours along ``axis`` of
+    the result, which has length ``length`` there.
     """
     count, size = x.shape[axis - 1], x.shape[-1]
     shape = list(x.shape[:-1])
@@ -115,7 +118,7 @@ def repeat(x: ArrayLike, repeats: ArrayLike, axis: int | None = None) -> Tensor:
         )
     if times.size and times.min() < 0:
         raise ArgumentError(f"repeat: repeats must not be negative, but got {int(times.min())}.")
-    if times.size == 1:  # a view and one copy; backward is a sum over the new axis
+    if times.size == 1:  # broadcast and reshape: one copy, and backward is a sum over the new axis
         k, at = int(times.reshape(())), x.ndim + where
         wide = rec.reshape(x, shape=(*x.shape[: at + 1], 1, *x.shape[at + 1 :]))
         wide = rec.broadcast_to(wide, shape=(*x.shape[: at + 1], k, *x.shape[at + 1 :]))
@@ -414,7 +417,7 @@ def sliding_window_view(x: ArrayLike, window_shape: Lengths, axis: Axis = None) 
             "  Pass one length per axis, or choose the axes with axis=."
         )
     for i, (size, a) in enumerate(zip(sizes, axes, strict=True)):
-        n = x.shape[a - i]  # each window added an axis at the end
+        n = x.shape[a - i]  # a is negative, and each of the i windows before added an axis at the end
         if not 0 <= size <= n:
             raise ShapeError(
                 f"sliding_window_view: the window length along axis {a} must be from 0 to {n}, the axis's "

@@ -43,7 +43,7 @@ class At:
     def __init__(self, x: Tensor) -> None:
         self._x = x
         self._key: CanonicalKey | None = None
-        self._rows: tuple[Tensor, Tensor] | None = None  # for an index inside a transform
+        self._rows: tuple[Tensor, Tensor] | None = None  # result of traced_rows, for a traced index
 
     def __repr__(self) -> str:
         return f"<elements of a tensor of shape {self._x.shape}>"
@@ -140,8 +140,9 @@ class At:
     def max(self, value: ArrayLike) -> Tensor:
         """Return a copy with the maximum of each selected element and a value.
 
-        Equal numbers share the gradient.  Repeated positions are applied in order, and the share is halved
-        each time: an element and two values that are all equal get ¼, ¼ and ½.
+        If the element and the value are equal, each gets half of the gradient.  Values at a repeated position
+        are applied one after the other: if an element and two values are all equal, their shares are ¼, ¼
+        and ½.
 
         Parameters
         ----------
@@ -192,7 +193,7 @@ class At:
         return self._key
 
     def _spread(self, value: Any) -> Tensor:
-        """Broadcast a value to the shape of the selected elements, in the dtype of the tensor."""
+        """Return a value broadcast to the shape of the selected elements and cast to the tensor's dtype."""
         return self._fitted(
             value, raw.index(np.broadcast_to(np.int8(0), self._x.shape), key=self._checked()).shape
         )
@@ -209,7 +210,7 @@ class At:
             if not castable(value.dtype, dtype):
                 raise DTypeError(
                     f"x.at[key]: {value.dtype} values cannot be written into a {dtype} tensor.\n"
-                    f"  Cast one of them first: x.astype('{value.dtype}'), or the values."
+                    f"  Cast the tensor first, x.astype('{value.dtype}'), or cast the values."
                 )
             value = rec.astype(value, dtype=dtype)
         return rec.broadcast_to(value, shape=spot)
@@ -218,7 +219,7 @@ class At:
         x, key, value = self._x, self._checked(), self._spread(value)
         if is_basic(key):
             return rec.index_set(x, combine(rec.index(x, key=key), value), key=key)
-        # positions in the flattened tensor; repeats are applied one after the other
+        # positions in the flattened tensor; values at a repeated position are applied one after the other
         flat = flat_positions(key, x.shape)
         out, values = rec.reshape(x, shape=(x.size,)), rec.reshape(value, shape=(flat.size,))
         for chosen in _rounds(flat):
@@ -229,7 +230,10 @@ class At:
 
 
 def _rounds(flat: Array) -> list[Any]:
-    """Split flat positions into groups without repeats: all first occurrences, all second ones, and so on."""
+    """Split an array of positions into groups in which no position repeats; return the indices of each group.
+
+    Group k has the elements of ``flat`` whose position occurs k times before them.
+    """
     order = np.argsort(flat, kind="stable")
     sorted_flat = flat[order]
     starts = np.flatnonzero(np.r_[True, sorted_flat[1:] != sorted_flat[:-1]]) if flat.size else flat

@@ -1,9 +1,9 @@
 """Attention, softmax(q kᵀ · scale, masked) v, over the last two axes.
 
 The op ``attention_weights`` returns the softmax: one weight for each pair of query and key.  The op
-``attention`` returns the product with v.  It does not save the weights: its derivative rule computes them
-again from its second output, the logarithm of each row's sum.  All arguments have the same number of axes and
-the same dtype.  The number 0 instead of an array means that there is no mask.
+``attention`` returns the product of these weights with v.  It does not save the weights.  Its derivative rule
+computes them again from its second output: for each row, the logarithm of the sum of exponentials.  All
+arguments have the same number of axes and the same dtype.  If the mask is the number 0, there is no mask.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ def _scores(xp: Namespace, q: Value, k: Value, m: Value, scale: float, causal: b
         s = xp.where(m, s, -math.inf) if m.dtype == bool else s + m
     if not causal:
         return s
-    # fmin returns the number if the other argument is NaN: this is where(tri, s, -inf) in a quarter of the time
+    # this is where(past, s, -inf) in a quarter of the time: fmin ignores NaN
     past = np.tri(s.shape[-2], s.shape[-1], dtype=bool)
     return xp.fmin(s, np.where(past, np.nan, -np.inf).astype(s.dtype))
 
 
 def _exponentials(q: Any, k: Any, m: Any, scale: float, causal: bool) -> tuple[Any, Any, Any, Any]:
-    """Return exp(scores - top), the row sums, ``top``, and which rows are fully masked.
+    """Return exp(scores - top), the sums of its rows, ``top``, and which rows are masked completely.
 
-    ``top`` is the maximum of each row of the scores q kᵀ · scale, and ``m`` the mask.
+    The scores are q kᵀ · scale with the mask ``m`` applied, and ``top`` is the maximum of each row.  The last
+    result is None if there is no mask.
     """
     s = _scores(raw, real_only(q), k, m, scale, causal)
     top = np.maximum.reduce(s, axis=-1, keepdims=True)
@@ -72,14 +73,14 @@ def _attention_weights(q: Array, k: Array, m: Array, scale: float, causal: bool)
 
 def _attention(q: Array, k: Array, v: Array, m: Array, scale: float, causal: bool) -> tuple[Any, Any]:
     if q.dtype.itemsize == 2:
-        # the logarithm stays in float32: its error would be the relative error of every weight in backward
+        # the logarithm stays in float32, because its error is the relative error of every weight in backward
         o, log_total = _attention(wide(q), wide(k), wide(v), _wide(m), scale, causal)
         return o.astype(q.dtype), log_total
     s, total, top, dead = _exponentials(q, k, m, scale, causal)
     o = _times(s, v, q)
     o /= total
     top += np.log(total)
-    # in rows that are masked completely the rule then computes weights of 0
+    # inf for rows that are masked completely: the derivative rule then computes weights of 0
     return o, top if dead is None else np.where(dead, math.inf, top)
 
 
@@ -88,14 +89,17 @@ def _wide(a: Any) -> Any:
 
 
 def _as_float32(xp: Namespace, a: Value) -> Any:
-    """Convert half precision to float32; None, the number 0 and boolean masks are returned unchanged."""
+    """Return an array of half precision as float32; None, the number 0 and other dtypes unchanged."""
     if a is None or type(a) is int or a.dtype.itemsize != 2:
         return a
     return xp.astype(a, dtype=np.dtype(np.float32))
 
 
 def _times(p: Array, v: Array, like: Array) -> Any:
-    """Return the product p v in the memory order of ``like`` (q), so that joining the heads needs no copy."""
+    """Return the matrix product p v, with the memory order of ``like``, the queries.
+
+    With this order, the heads can be joined without a copy.
+    """
     lead = np.broadcast_shapes(p.shape[:-2], v.shape[:-2])
     return np.matmul(p, v, out=np.empty_like(like, shape=(*lead, p.shape[-2], v.shape[-1]), subok=False))
 
@@ -130,8 +134,8 @@ def _attention_weights_rule(
 ) -> list[Any]:
     """Return the gradients of q, k and the mask m from ``g``, the gradient of the weights p.
 
-    The formulas are ds = p (g - Σ g p), dq = ds k, dk = dsᵀ q, up to the factor ``scale``.  ``wanted`` says
-    which gradients are needed.
+    The formulas are ds = p (g - Σ g p), dq = ds k · scale, dk = dsᵀ q · scale and dm = ds.  ``wanted`` says
+    which gradients are needed; the others are None.
     """
     ds = g - xp.matmul(g * p, _column_of_ones(p))
     ds *= p
@@ -152,8 +156,8 @@ def _attention_rule(
 ) -> list[Any]:
     """Return the gradients of q, k, v and the mask m from ``g``, the gradient of the output o.
 
-    They are those of ``_attention_weights_rule`` for the gradient dp = g vᵀ of the weights, where Σ dp p = Σ
-    g o, and dv = pᵀ g.  ``wanted`` says which gradients are needed.
+    The gradient of v is pᵀ g.  The others are those of ``_attention_weights_rule``, where the gradient of the
+    weights p is dp = g vᵀ; the sum Σ dp p is computed as Σ g o.  ``wanted`` says which gradients are needed.
     """
     g, g_total = g
     o, log_total = out

@@ -17,7 +17,7 @@ from adjoint.typing import Array
 
 __all__: list[str] = []
 
-# Banded equations, with the diagonals as rows: x[upper + i - j, j] is the element (i, j) -----------------
+# The rows of x are the diagonals of the matrix: x[upper + i - j, j] is the matrix element (i, j) ----------
 
 
 def _solve_banded(x: Array, y: Array, lower: int, upper: int) -> Any:
@@ -28,7 +28,7 @@ def _solve_banded(x: Array, y: Array, lower: int, upper: int) -> Any:
     solve = scipy_function("linalg", "solve_banded")
     lead, (bands, sides) = flat_lead((wide(x), 2), (wide(y), 2))
     out = np.empty(sides.shape, float_dtype(x, y))
-    kind = np.result_type(out.dtype, np.float32)  # SciPy no longer converts integers
+    kind = np.result_type(out.dtype, np.float32)  # SciPy does not convert integers
     bands, sides = bands.astype(kind, copy=False), sides.astype(kind, copy=False)
     for k in range(len(out) if out.size else 0):
         out[k] = solve((lower, upper), bands[k], sides[k], check_finite=False)
@@ -36,10 +36,10 @@ def _solve_banded(x: Array, y: Array, lower: int, upper: int) -> Any:
 
 
 def _transposed(xp: Namespace, x: Any, lower: int, upper: int) -> Any:
-    """Return the diagonals of the transposed matrix, in the layout of ``scipy.linalg.solve_banded``.
+    """Return the transposed matrix; both matrices are in the layout of ``scipy.linalg.solve_banded``.
 
-    ``lower`` and ``upper`` are the numbers of diagonals of ``x`` below and above the main one.  Elements of
-    the layout that are outside of the matrix are arbitrary.
+    In this layout, each row is a diagonal.  ``x`` has ``lower`` diagonals below and ``upper`` above the main
+    diagonal.  Elements of the result that are outside of the matrix are arbitrary.
     """
     rows = [
         xp.roll(x[..., lower + upper - r, :], shift=(lower - r,), axis=(-1,))
@@ -64,7 +64,7 @@ def _solve_banded_rule(
         return [None, dy]
     n, rows = z.shape[-2], []
     for r in range(lower + upper + 1):
-        shift = r - upper  # the row of the element, less its column
+        shift = r - upper  # the row of each element minus its column
         rest = max(n - abs(shift), 0)
         left = dy[..., shift:, :] if shift >= 0 else dy[..., :rest, :]
         right = z[..., :rest, :] if shift >= 0 else z[..., n - rest :, :]

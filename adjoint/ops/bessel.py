@@ -67,7 +67,7 @@ _FASTER = {
     "ive1": "i1e",
     "kv0": "k0",
     "kv1": "k1",
-}  # real, and several times as fast
+}  # SciPy's functions of one fixed order, which are several times as fast
 
 
 def _bessel(name: str, n: float, x: Any) -> Any:
@@ -77,9 +77,9 @@ def _bessel(name: str, n: float, x: Any) -> Any:
 
 
 def _from_zero(name: str, n: float, x: Any) -> Any:
-    """Return SciPy's Bessel function ``name`` of order n, and near 0 two terms of its power series.
+    """Return SciPy's Bessel function ``name`` of order n.
 
-    SciPy is inaccurate there.
+    Near 0, where SciPy is inaccurate, return the first two terms of the power series.
     """
     special = special_module(name)
     faster = _FASTER.get(f"{name}{abs(n)}")  # I₋ₙ = Iₙ
@@ -102,11 +102,12 @@ def _from_zero(name: str, n: float, x: Any) -> Any:
 
 
 def _ive_derivative(x: Any, n: float, order: int) -> Any:
-    """Return the derivative of exp(-|x|) Iₙ(x) of this order; at 0 the mean of the one-sided derivatives.
+    """Return the derivative of order m = ``order`` of exp(-|x|) Iₙ(x).
 
-    For x > 0 it is exp(-x) (D - 1)ᵐ Iₙ with the derivative D and m = ``order``.  As 2 D Iₙ = Iₙ₋₁ + Iₙ₊₁,
-    this is 2⁻ᵐ times a central difference of order 2m in n.  It cancels for large x: there the asymptotic
-    series exp(-x) Iₙ(x) = Σₖ aₖ x^(-k-1/2) / √(2π) is differentiated.
+    At 0 the result is the mean of the one-sided derivatives.  For x > 0 it is exp(-x) (D - 1)ᵐ Iₙ, where D is
+    the derivative.  As 2 D Iₙ = Iₙ₋₁ + Iₙ₊₁, this is 2⁻ᵐ times a central difference of order 2m in n.  The
+    difference cancels for large x.  There the asymptotic series exp(-x) Iₙ(x) = Σₖ aₖ x^(-k-1/2) / √(2π) is
+    differentiated.
     """
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
@@ -145,7 +146,10 @@ define("kve_derivative", in_float32(lambda x, n, order: _kve_derivative(x, n, or
 
 
 def _kve_derivative(x: Any, n: float, order: int) -> Any:
-    """Return the derivative of order ``order`` of exp(x) Kₙ(x), by the two methods of ``_ive_derivative``."""
+    """Return the derivative of order ``order`` of exp(x) Kₙ(x).
+
+    The two methods are those of ``_ive_derivative``: a difference in n, and an asymptotic series for large x.
+    """
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
@@ -167,7 +171,7 @@ def _kve_derivative(x: Any, n: float, order: int) -> Any:
     return value.astype(dtype)
 
 
-# The spherical ones: (2n + 1) fₙ' = ± n fₙ₋₁ ± (n + 1) fₙ₊₁
+# Spherical Bessel functions f: (2n + 1) fₙ' = ± n fₙ₋₁ ± (n + 1) fₙ₊₁
 
 
 _SIGNS = {"spherical_jn": (1, -1), "spherical_yn": (1, -1), "spherical_in": (1, 1), "spherical_kn": (-1, -1)}
@@ -225,10 +229,10 @@ derivative : bool, optional
 
 
 def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) -> Callable[..., Tensor]:
-    """Return the public function ``name(order, x)`` that calls the op named ``op``.
+    """Return the public function ``name(order, x)``, which calls the op named ``op``.
 
-    The order must be an integer if ``whole``.  The other arguments are for its docstring: ``what`` describes
-    the function, and ``value`` is the result of its example.
+    If ``whole``, the order must be an integer.  ``what`` and ``value`` are for the docstring of the function:
+    its description, and the result of its example.
     """
     if whole:
 
@@ -237,7 +241,7 @@ def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) ->
 
     else:
 
-        def function(v: Any, x: ArrayLike) -> Tensor:  # type: ignore[misc]  # n and v are names of SciPy
+        def function(v: Any, x: ArrayLike) -> Tensor:  # type: ignore[misc]  # SciPy's parameter names: n or v
             return of_each_order(getattr(rec, op), v, x, lambda v: real_order(name, v))
 
     order = _ORDER.format(
@@ -247,7 +251,10 @@ def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) ->
 
 
 def _of_spherical_order(name: str, what: str, value: str) -> Callable[..., Tensor]:
-    """Return the public function ``name(n, z, derivative)``; the arguments are those of ``_of_order``."""
+    """Return the public function ``name(n, z, derivative)``, a spherical Bessel function.
+
+    ``what`` and ``value`` are for its docstring: the description, and the result of the example.
+    """
 
     def function(n: Any, z: ArrayLike, derivative: bool = False) -> Tensor:
         op = (lambda x, n: _slope(rec, name, x, n)) if derivative else getattr(rec, name)
@@ -265,9 +272,9 @@ def _of_spherical_order(name: str, what: str, value: str) -> Callable[..., Tenso
 
 
 def _of_fixed_order(name: str, op: str, n: int, what: str, value: str) -> Callable[..., Tensor]:
-    """Return the public function ``name(x)`` that calls the op named ``op`` with the order n.
+    """Return the public function ``name(x)``, which calls the op named ``op`` with the order n.
 
-    ``what`` describes the function in its docstring, and ``value`` is the result of its example.
+    ``what`` and ``value`` are for its docstring: the description, and the result of the example.
     """
 
     def function(x: ArrayLike) -> Tensor:

@@ -21,10 +21,10 @@ __all__ = ["fold", "unfold"]
 def _geometry(
     op: str, size: Shape, kernel_size: Any, dilation: Any, padding: Any, stride: Any
 ) -> tuple[Shape, Shape, Any]:
-    """Return the kernel size, the padding, and the position of each kernel element of each window.
+    """Return the kernel size, the padding, and an array with the position of each element of each window.
 
-    The positions are indices into the flattened padded image, of shape (kernel elements, windows).  ``size``
-    is the size of the image; ``op`` is the name of the caller, for errors.
+    The array has the shape (kernel elements, windows); its values are indices into the flattened padded
+    image.  ``size`` is the size of the image without padding; ``op`` is the name of the caller, for errors.
     """
     nd = len(size)
     kernel, step = numbers(op, "kernel_size", kernel_size, nd, 1), numbers(op, "stride", stride, nd, 1)
@@ -117,7 +117,7 @@ def fold(
     Returns
     -------
     Tensor
-        The images, ``(N, C, H, W)`` or ``(C, H, W)``; elements of several windows are sums.
+        The images, ``(N, C, H, W)`` or ``(C, H, W)``; where windows overlap, their elements are summed.
 
     Raises
     ------

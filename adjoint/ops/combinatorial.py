@@ -35,21 +35,21 @@ _BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 13
 
 
 def _times(p: list[Any], q: list[Any]) -> list[Any]:
-    """Return the product of two Taylor polynomials (lists of coefficients), truncated to the same degree."""
+    """Return the product of two polynomials (lists of coefficients), truncated to their degree."""
     return [sum(p[i] * q[k - i] for i in range(k + 1)) for k in range(len(p))]
 
 
 def _power(base: Any, s: Any, order: int) -> list[Any]:
-    """Return the coefficients of the Taylor polynomial of base^(-s) in s, up to degree ``order``."""
+    """Return the Taylor coefficients of base^(-s) as a function of s, at s, up to degree ``order``."""
     log = -np.log(base)
     size = base**-s
     return [size * log**i / math.factorial(i) for i in range(order + 1)]
 
 
 def _zeta_derivative(s: Any, q: Any, order: int) -> Any:
-    """Return the derivative of this order in s of the Hurwitz zeta function Σₖ (q + k)⁻ˢ.
+    """Return the derivative of order ``order``, with respect to s, of the Hurwitz zeta function Σₖ (q + k)⁻ˢ.
 
-    The first terms are summed directly, the rest by the Euler-Maclaurin formula.
+    The first terms are summed one by one, the rest by the Euler-Maclaurin formula.
     """
     s, q = real_arrays(s, q)
     dtype = np.result_type(s, q)
@@ -64,7 +64,7 @@ def _zeta_derivative(s: Any, q: Any, order: int) -> Any:
         total = total + far * _times(front, integral)[order] + front[order] / 2
         rising: list[Any] = [np.ones_like(s)] + [np.zeros_like(s)] * order
         for j, c in enumerate(_BERNOULLI):
-            for r in range(max(2 * j - 1, 0), 2 * j + 1):  # (s)₂ⱼ₊₁
+            for r in range(max(2 * j - 1, 0), 2 * j + 1):  # the rising factorial s (s + 1) … (s + 2j)
                 rising = _times(rising, [s + r, np.ones_like(s), *[np.zeros_like(s)] * order][: order + 1])
             total = total + c * _times(front, rising)[order] / far ** (2 * j + 1)
         value = total * math.factorial(order)
@@ -73,7 +73,7 @@ def _zeta_derivative(s: Any, q: Any, order: int) -> Any:
 
 def _hurwitz_zeta(x: Any, y: Any) -> Any:
     x, y = real_arrays(x, y)
-    np.broadcast(x, y)  # raises; SciPy's function is none of NumPy's, whose errors are explained
+    np.broadcast(x, y)  # raises NumPy's error, which adjoint explains; SciPy's error is a different one
     return special_module("zeta").zeta(x, y)
 
 
@@ -136,7 +136,7 @@ def rgamma(x: ArrayLike) -> Tensor:
     """
     x = floating("rgamma", x)
     left = x < 0.5
-    # reflected, Γ(1 - x) sin(πx) / π, which is smooth at the poles of Γ
+    # 1 / Γ(x) = Γ(1 - x) sin(πx) / π (reflection), which is smooth at the poles of Γ
     safe = rec.where(left, x, 0.0)
     nearest = rec.rint(safe)
     sign = 1 - 2 * rec.remainder(nearest, 2.0)

@@ -57,9 +57,9 @@ __all__ = [
 
 
 def _steps(name: str, forward: Callable[..., Any], arity: int, **facts: Any) -> Callable[..., Any]:
-    """Define a piecewise constant op with ``arity`` arguments; its result does not require grad.
+    """Define an op with ``arity`` arguments whose derivative is zero or undefined; return its eager function.
 
-    ``facts`` are further arguments of ``define``.
+    The result of the op does not require grad.  ``facts`` are further arguments of ``define``.
     """
     return define(name, forward, *(None,) * arity, reason="it is piecewise constant", **facts)
 

@@ -26,18 +26,18 @@ def _astype(x: Any, dtype: Any) -> Any:
         return x.astype(dtype)
     x = np.asarray(x)
     if x.dtype.kind == "c" and dtype.kind != "c":
-        x = x.real  # the cast of a complex gradient to its real tensor; astype checks for users
+        x = x.real  # for gradients of real tensors, which may be complex; ad.astype raises for users
     return x.astype(dtype)
 
 
 conj = define("conj", np.conjugate, lambda xp, g, y, x: xp.conj(g), holomorphic=False,
               method=True, doc="Return the complex conjugate.")  # fmt: skip
-# copies: views would share the memory of an array that the caller may write to
+# copy the parts, because a view would share the memory of an array that the caller may write to
 real = define("real", lambda x: np.array(np.real(x)), lambda xp, g, y, x: g, holomorphic=False,
               jvp=lambda xp, t, y, x: xp.real(t), method=True, doc="Return the real part.")  # fmt: skip
 imag = define("imag", lambda x: np.array(np.imag(x)), lambda xp, g, y, x: g * 1j, holomorphic=False,
               jvp=lambda xp, t, y, x: xp.imag(t), method=True, doc="Return the imaginary part.")  # fmt: skip
-# the engine casts each gradient to its tensor's dtype: the rule has nothing to do
+# the rule returns g unchanged, because the engine casts each gradient to its tensor's dtype
 define("astype", _astype, lambda xp, g, y, x, dtype: g, params=("dtype",),
        method=True, reference="numpy", doc="Return the values as another dtype.")  # fmt: skip
 

@@ -1,11 +1,12 @@
 """Einstein summation by matrix products: subscripts are parsed once and split into products of two operands.
 
-Two ops implement it.  ``einsum`` contracts two arrays, ``relabel`` rearranges one (transpose, sum, diagonal).
-Labels are characters, one for each axis.  Unlike in NumPy, an output may repeat a label (the values are
-written to a diagonal, with zeros elsewhere) and have labels that no input has (the values are repeated along
-them; ``extra`` has their lengths).  So the derivative of each op is again one of the two.
+There are two ops.  ``einsum`` contracts two arrays.  ``relabel`` rearranges one array (transpose, sum,
+diagonal).  Labels are strings with one character for each axis.  Unlike in NumPy, an output may repeat a
+label: then the values are written to a diagonal, with zeros elsewhere.  An output may also have labels that
+no input has: then the values are repeated along these axes, and ``extra`` has their lengths.  With these two
+extensions, the derivative of each op is again one of the two ops.
 
-A *step* is a function of arrays that is planned once for given labels.
+A *step* is a function of arrays that was planned once for given labels, and is then called for each array.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _unique(labels: str) -> str:
 
 
 def _diagonal(x: Array, labels: str) -> Array:
-    """Return a view of the elements whose indices are equal on axes with equal labels."""
+    """Return the diagonal, as a view: for each label that repeats, its axes become one axis."""
     lengths, strides = {}, dict.fromkeys(labels, 0)
     for label, n, stride in zip(labels, x.shape, x.strides, strict=True):
         lengths[label] = n
@@ -54,9 +55,10 @@ def _diagonal(x: Array, labels: str) -> Array:
 
 
 def _gather(labels: str, keep: str) -> tuple[Step | None, str]:
-    """Return a step that takes diagonals and sums the axes whose label is not in ``keep``.
+    """Return a function of an array with these labels, and the labels of its result.
 
-    Also return the labels of its result.  The step is None if there is nothing to do.
+    The function takes the diagonal for repeated labels and sums over the labels that are not in ``keep``.  It
+    is None if there is nothing to do.
     """
     unique = _unique(labels)
     kept = "".join(label for label in unique if label in keep)
@@ -73,9 +75,11 @@ def _gather(labels: str, keep: str) -> tuple[Step | None, str]:
 
 
 def _scatter(labels: str, output: str, sizes: dict[str, int]) -> Step | None:
-    """Return a step that orders the axes as ``output``, broadcasts along new labels and fills diagonals.
+    """Return a function that converts an array with the labels ``labels`` to the labels ``output``.
 
-    ``sizes`` has the length of each label.  The step is None if there is nothing to do.
+    The function transposes, repeats the array along labels that are only in ``output``, and writes it to a
+    diagonal where ``output`` repeats a label.  It is None if there is nothing to do.  ``sizes`` has the
+    length of each label.
     """
     unique = _unique(output)
     if labels == unique == output:
@@ -123,9 +127,9 @@ def _relabel(x: Array, labels: str, output: str, extra: Extra) -> Array:
 
 
 def _arranged(labels: str, groups: Sequence[Sequence[str]], sizes: dict[str, int]) -> Step:
-    """Return a step that permutes the axes into ``groups`` of labels and merges each group but the first.
+    """Return a function that transposes an array to ``groups`` of labels and merges each group but the first.
 
-    ``sizes`` has the length of each label.
+    A merged group is one axis.  ``labels`` are the labels of the array, and ``sizes`` has their lengths.
     """
     order = [label for group in groups for label in group]
     axes = tuple(labels.index(label) for label in order)
@@ -142,15 +146,16 @@ def _arranged(labels: str, groups: Sequence[Sequence[str]], sizes: dict[str, int
 
 
 def _blas_ready(x: Array) -> Array:
-    """Return a stack of matrices that BLAS can multiply; copy it if needed."""
+    """Return ``x``, a stack of matrices, or a copy if BLAS cannot multiply matrices with its strides."""
     size = x.itemsize
     return x if size in x.strides[-2:] else np.ascontiguousarray(x)
 
 
 def _contraction(a: str, b: str, output: str, sizes: dict[str, int]) -> tuple[Callable[..., Any], str]:
-    """Return a step that multiplies arrays with labels ``a`` and ``b``, and the labels of its result.
+    """Return a function that multiplies two arrays with labels ``a`` and ``b``, and the labels of its result.
 
-    No label occurs twice in one array.  Labels that are not in ``output`` are summed.
+    The function sums over common labels that are not in ``output``, by matrix products.  No label may occur
+    twice in ``a`` or in ``b``.  ``sizes`` has the length of each label.
     """
     batch = [label for label in output if label in a and label in b]
     summed = [label for label in a if label in b and label not in output]
@@ -165,7 +170,7 @@ def _contraction(a: str, b: str, output: str, sizes: dict[str, int]) -> tuple[Ca
         multiply, labels = _contraction(b, a, output, sizes)
         return (lambda x, y: multiply(y, x)), labels
     if np.prod([sizes[label] for label in b]) > np.prod([sizes[label] for label in a]):
-        summed = [label for label in b if label in summed]  # keep the order of the larger operand
+        summed = [label for label in b if label in summed]  # the order of the larger operand
     left = _matrix(a, batch, free_a, summed, sizes)
     right = _matrix(b, batch, summed, free_b, sizes)
     shape = tuple(sizes[label] for label in (*batch, *free_a, *free_b))
@@ -180,10 +185,11 @@ def _contraction(a: str, b: str, output: str, sizes: dict[str, int]) -> tuple[Ca
 def _matrix(
     labels: str, batch: list[str], rows: list[str], columns: list[str], sizes: dict[str, int]
 ) -> Step:
-    """Return a step that makes a stack of matrices: the axes ``batch``, merged ``rows``, merged ``columns``.
+    """Return a function that reshapes an array with labels ``labels`` to a stack of matrices.
 
-    ``labels`` are those of the array, and ``sizes`` has their lengths.  If the columns come first in memory,
-    the matrices are transposed views.
+    The axes of the result are those of ``batch``, the merged ``rows`` and the merged ``columns``.  ``sizes``
+    has the length of each label.  If the columns precede the rows in ``labels``, the matrices are transposed
+    views.
     """
     if rows and columns and labels.index(columns[0]) < labels.index(rows[0]):
         step = _arranged(labels, (batch, columns, rows), sizes)
@@ -195,14 +201,14 @@ def _dots(x: Array, y: Array) -> Array:
     if x.ndim == 1:
         return np.dot(x, y)
     if x.dtype.kind == "f" and x.dtype == y.dtype:
-        return np.vecdot(x, y)  # one dot product per row is faster than matmul
+        return np.vecdot(x, y)  # faster than matmul for one dot product per row
     return np.matmul(x[..., None, :], y[..., None])[..., 0, 0]
 
 
 def _outer(a: str, b: str, output: str) -> tuple[Callable[..., Any], str]:
-    """Return a step that multiplies arrays with labels ``a`` and ``b`` without a sum.
+    """Return a function that multiplies two arrays with labels ``a`` and ``b``, and the labels of its result.
 
-    Also return the labels of its result.
+    The function sums over no axis; axes with the same label are multiplied elementwise.
     """
     labels = "".join(label for label in _unique(output) if label in a or label in b)
     keys, orders = [], []
@@ -242,9 +248,10 @@ def _einsum(x: Array, y: Array, left: str, right: str, output: str, extra: Extra
 
 
 def _missing(labels: str, shape: Shape, *others: str) -> Extra:
-    """Return the lengths of the labels of an operand that no other operand and not the output has.
+    """Return pairs (label, length) for the labels of an operand that are in none of ``others``.
 
-    The forward sums over these axes, so the gradient is repeated along them.
+    ``others`` are the labels of the other operand and of the output.  The forward function sums over such
+    axes, so the gradient is repeated along them.
     """
     known = "".join(others)
     return tuple({a: n for a, n in zip(labels, shape, strict=True) if a not in known}.items())
@@ -269,7 +276,11 @@ def _relabel_rule(xp: Namespace, g: Value, y: Value, x: Value, labels: str, outp
 
 
 def _labelled(labels: str, shape: Shape, output: str, extra: Extra) -> dict[str, int] | None:
-    """Return the length of each label, those of ``extra`` included; None if labels and shape do not match."""
+    """Return the length of each label as a dictionary; None if the labels and lengths contradict each other.
+
+    ``labels`` and ``shape`` are those of the operands, and ``extra`` has the lengths of further labels of
+    ``output``.
+    """
     if len(labels) != len(shape):
         return None
     sizes = dict(zip(labels, shape, strict=True))
@@ -415,9 +426,9 @@ def einsum_path(*operands: Any, optimize: Any = "greedy", einsum_call: bool = Fa
 
 
 def _separated(operands: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:
-    """Return the subscripts of ``einsum`` as a string, and the operands.
+    """Return the subscripts as a string, and the operands, from the positional arguments of ``einsum``.
 
-    The arguments may also be operands and lists of numbers in turn, which are converted.
+    In NumPy's other form, each operand is followed by a list of axis numbers, which are converted to letters.
     """
     if not operands:
         raise InputError('einsum: expected subscripts and operands, as in einsum("ij,jk->ik", x, y).')
@@ -437,7 +448,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def _from_numbers(sublist: Array) -> str:
-    """Return a list of labels such as [0, Ellipsis, 1] as letters, in the same sort order."""
+    """Return a list of axis numbers such as [0, Ellipsis, 1] as a string of letters, such as "A...B"."""
     if not isinstance(sublist, (list, tuple)):
         raise InputError(
             f"einsum: each operand must be followed by a list that numbers its axes, as in "
@@ -465,15 +476,16 @@ Program = tuple[tuple[tuple[int, Shape], ...], tuple[tuple[tuple[int, ...], dict
 
 @lru_cache(maxsize=1024)
 def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Array) -> Program:
-    """Return the plan of an einsum: the operands to reshape first, then the steps.
+    """Return the plan of an Einstein sum: the operands that are reshaped first, then the list of steps.
 
-    Each step names the operands that it contracts, and their labels.  ``optimize`` is the argument of einsum.
+    A step contains the indices of the operands that it contracts, their labels and the labels of the result.
+    ``optimize`` is the argument of einsum.
     """
     inputs, output = _parsed(subscripts, shapes)
     sizes = _sizes(subscripts, inputs, shapes)
     reshapes = []
     for i, (labels, shape) in enumerate(zip(inputs, shapes, strict=True)):
-        # an axis of length 1 broadcasts along its label: without it the product is the same
+        # an axis of length 1 broadcasts along its label; the product is the same without this axis
         thin = [n == 1 and sizes[label] != 1 for label, n in zip(labels, shape, strict=True)]
         if any(thin):
             reshapes.append((i, tuple(n for n, t in zip(shape, thin, strict=True) if not t)))
@@ -496,9 +508,9 @@ def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Array) -> Pro
 
 
 def _is_matmul(a: str, b: str, output: str) -> bool:
-    """Return whether contracting labels ``a`` and ``b`` to ``output`` is a matrix product.
+    """Return whether contracting arrays with labels ``a`` and ``b`` to ``output`` is a matrix product.
 
-    ``matmul`` is then called, which takes less time to record.
+    If so, ``matmul`` is called instead of ``einsum``, because it takes less time to record.
     """
     if not len(a) == len(b) == len(output) > 1 or len({*a, *b}) != len(a) + 1:
         return False
@@ -506,9 +518,9 @@ def _is_matmul(a: str, b: str, output: str) -> bool:
 
 
 def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]:
-    """Return the labels of each operand and of the output of an einsum, one character per axis.
+    """Return the labels of each operand, and those of the output, of an einsum: one character per axis.
 
-    Ellipses in the subscripts are replaced by labels, given the shapes of the operands.
+    An ellipsis in the subscripts becomes as many labels as the operand of this shape has further axes.
     """
     text = subscripts.replace(" ", "")
     front, arrow, back = text.partition("->")
@@ -537,7 +549,7 @@ def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]
         for i, (term, shape) in enumerate(zip(terms, shapes, strict=True))
     ]
     most = max((w for w in widths if w is not None), default=0)
-    spare = "".join(chr(0x2460 + i) for i in range(most))  # ① ② … are the labels of the ellipsis
+    spare = "".join(chr(0x2460 + i) for i in range(most))  # ① ② … are the labels of axes under an ellipsis
     inputs = [t.replace("...", spare[most - (w or 0) :]) for t, w in zip(terms, widths, strict=True)]
     joined = "".join(inputs)
     if not arrow:
@@ -557,7 +569,8 @@ def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]
 def _ellipsis_width(subscripts: str, term: str, i: int, shape: Shape) -> int | None:
     """Return how many axes the ellipsis in ``term`` replaces; None if there is no ellipsis.
 
-    ``term`` is the part of the subscripts for operand number ``i``, which has this shape.
+    ``term`` is the part of the subscripts for operand ``i``, whose shape is ``shape``.  Raise if the number
+    of letters does not match the shape.
     """
     named = len(term.replace("...", ""))
     if "..." in term:
@@ -567,16 +580,16 @@ def _ellipsis_width(subscripts: str, term: str, i: int, shape: Shape) -> int | N
         return None
     at_least = " or more" if "..." in term else ""
     raise ShapeError(
-        f"einsum {subscripts!r}: the label {term!r} of operand {i} is for {named} axes{at_least}, but the "
-        f"operand has shape {shape}.\n"
+        f"einsum {subscripts!r}: the subscripts {term!r} are for {named} axes{at_least}, but operand {i} has "
+        f"shape {shape}.\n"
         "  Use one letter per axis, or ... for axes without a letter."
     )
 
 
 def _sizes(subscripts: str, inputs: list[str], shapes: tuple[Shape, ...]) -> dict[str, int]:
-    """Return the length of each label in ``inputs``, the labels of the operands; raise if operands disagree.
+    """Return the length of each label as a dictionary; raise if a label has two different lengths.
 
-    ``subscripts`` is the user's text, for errors.
+    ``inputs`` has the labels of each operand, and ``subscripts`` is the user's text, for errors.
     """
     sizes: dict[str, int] = {}
     seen: dict[str, int] = {}
@@ -600,10 +613,10 @@ def _sizes(subscripts: str, inputs: list[str], shapes: tuple[Shape, ...]) -> dic
 def _path(
     inputs: list[str], output: str, sizes: dict[str, int], optimize: Array
 ) -> Sequence[tuple[int, ...]]:
-    """Return which operands to contract in each step: a pair, or a single operand.
+    """Return the operands to contract in each step, as tuples of one or two indices.
 
-    ``inputs`` and ``output`` are labels, ``sizes`` their lengths, and ``optimize`` is as in
-    ``np.einsum_path``.
+    The indices are those of ``np.einsum_path``.  ``inputs`` and ``output`` are labels, ``sizes`` has their
+    lengths, and ``optimize`` is the argument of einsum.
     """
     if len(inputs) < 3:
         return [tuple(range(len(inputs)))]
@@ -623,10 +636,10 @@ def _path(
 
 
 def _in_pairs(path: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[int, ...]]:
-    """Split the steps of a path with three or more operands into pairs.
+    """Return a path in which each step with three or more operands is split into steps with two.
 
-    ``count`` is the number of operands.  As in ``np.einsum_path``, the result of each step becomes the last
-    operand.
+    A step is a tuple of indices of operands.  As in ``np.einsum_path``, these operands are removed, and the
+    result is appended as the last operand.  ``count`` is the number of operands at the start.
     """
     pairs: list[tuple[int, ...]] = []
     for step in path:
@@ -636,5 +649,5 @@ def _in_pairs(path: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[int
             pairs.append((a, b))
             count -= 1
             chosen = [c - 2 for c in chosen[2:]] + [count - 1] if len(chosen) > 2 else []
-            # both were removed, so the indices of the other operands are smaller by 2
+            # the pair was removed, so the indices of the operands behind it are smaller by 2
     return pairs

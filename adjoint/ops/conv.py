@@ -43,12 +43,13 @@ __all__ = [
 
 # Convolution -----------------------------------------------------------------------------------
 #
-# The windows are stored as columns (C·kernel, windows·N), so that each of the three ops is one matrix product.
-# In memory, arrays have their channels first and their batch last, (C, *space, N), and are returned as views of
-# shape (N, C, *space): copies run over whole rows of windows for all images, and the next convolution needs no
-# copy.  Columns are larger than the images by the size of the kernel, so large ones are made in blocks of rows.
+# Each window is copied to a column of a matrix (C·kernel, windows·N).  Each of the three ops is then one
+# matrix product.  In memory, arrays have the axes (C, *space, N); they are returned as views of shape (N, C,
+# *space).  So the copies are of long contiguous rows, and the next convolution needs no copy of its input.
+# The matrix is larger than the images by the size of the kernel.  So if it is large, it is made in blocks of
+# rows of windows.
 
-_BLOCK = 1 << 22  # bytes of columns at a time: as fast as larger ones, and they stay in the cache
+_BLOCK = 1 << 22  # bytes of the matrix per block: it stays in the cache, and larger blocks are not faster
 
 
 def _batch_last(x: Array) -> Any:
@@ -60,14 +61,15 @@ def _batch_first(x: Array) -> Any:
 
 
 def _image(x: Array, padding: Pairs) -> Any:
-    """Return images (N, C, *space) as padded images (C, *space, N); half precision becomes float32."""
+    """Return images (N, C, *space) as a new array (C, *space, N), padded, with half precision as float32."""
     return padded(np.ascontiguousarray(_batch_last(wide(x))), (*padding, (0, 0)))
 
 
 def _columns(image: Array, kernel: Shape, stride: Shape, dilation: Shape, count: Shape, groups: int) -> Any:
-    """Return the windows of a padded image as matrices (groups, C / groups · kernel, windows·N).
+    """Copy each window of padded images to a column of a matrix; there is one matrix for each channel group.
 
-    ``count`` is the number of windows along each axis.
+    Return an array of shape (groups, C / groups · kernel elements, windows·N).  ``image`` is a result of
+    ``_image``, and ``count`` is the number of windows along each space axis.
     """
     c, n = image.shape[0], image.shape[-1]
     rows, width = c // groups * math.prod(kernel), n * math.prod(count)
@@ -84,9 +86,10 @@ def _columns(image: Array, kernel: Shape, stride: Shape, dilation: Shape, count:
 
 
 def _blocks(count: Shape, column: int) -> list[tuple[int, int]]:
-    """Divide the windows into blocks of rows that fit into the cache; return pairs (first, last + 1).
+    """Divide the rows of windows into blocks that fit into the cache; return pairs (first row, last row + 1).
 
-    ``count`` is the number of windows along each axis, ``column`` the number of bytes of one window.
+    ``count`` is the number of windows along each axis; a row is all windows with the same first index.
+    ``column`` is the number of bytes of one window, for all images.
     """
     rows = count[0]
     step = max(1, _BLOCK // max(1, column * math.prod(count[1:])))
@@ -94,7 +97,7 @@ def _blocks(count: Shape, column: int) -> list[tuple[int, int]]:
 
 
 def _rows(g: Array, groups: int) -> Any:
-    """Return outputs (N, O, *windows) as matrices (groups, O / groups, windows·N)."""
+    """Reshape outputs (N, O, *windows) to one matrix for each group, (groups, O / groups, windows·N)."""
     n, o = g.shape[:2]
     return _batch_last(g).reshape(groups, o // groups, n * math.prod(g.shape[2:]))
 
@@ -153,7 +156,10 @@ def _conv_weight(
 
 
 def _fits(x: Shape, w: Shape, g: Shape, groups: int, **at: Any) -> bool:
-    """Return whether the shapes of images x, kernels w and outputs g belong to the same convolution."""
+    """Return whether images of shape x, convolved with kernels of shape w, give outputs of shape g.
+
+    ``at`` has the stride, the padding and the dilation.
+    """
     return (
         len(x) == len(w) == len(g)
         and x[:2] == (g[0], w[1] * groups)
@@ -180,9 +186,10 @@ def _conv_weight_shape(x: Array, g: Array, kernel: Shape, groups: int, **at: Any
 
 
 def _conv_batch(op: Op, size: int, /, x: Batched, w: Batched, groups: int, **params: Any) -> Any:
-    """Apply a convolution op inside ``vmap``: merge the batch axis with that of the images.
+    """Apply ``conv`` or ``conv_input`` inside ``vmap``: the batching rule of both ops.
 
-    If the kernels have a batch axis, it is merged with the channel groups.
+    The batch axis of ``vmap`` is merged with the axis of the images.  If the kernels have a batch axis, too,
+    it is merged with the channel groups instead.
     """
     if not size:
         return empty_batch(op, (x, w), {**params, "groups": groups})
@@ -232,16 +239,16 @@ def _padding(op: str, padding: Any, nd: int, kernel: Shape, stride: Shape, dilat
     if any(s != 1 for s in stride):
         raise ArgumentError(f"{op}: padding='same' requires stride 1, but the stride is {stride}.\n"
                             "  Pass the padding as numbers.")  # fmt: skip
-    # an even kernel needs one more element behind than in front
+    # an even kernel needs one more element after the image than before it
     return tuple(
         (d * (k - 1) // 2, d * (k - 1) - d * (k - 1) // 2) for k, d in zip(kernel, dilation, strict=True)
     )
 
 
 def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> tuple[Tensor, int]:
-    """Return the kernels as a tensor and the number of groups, checked against the images ``x``.
+    """Return the kernels ``weight`` as a tensor, and the number of groups; raise if they do not match ``x``.
 
-    ``transposed`` says that they are the kernels of a transposed convolution.
+    ``transposed`` says that the kernels are those of a transposed convolution.
     """
     w = asarray(weight)
     try:
@@ -273,7 +280,7 @@ def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> 
 
 
 def _with_bias(op: str, y: Tensor, bias: Array, alone: bool) -> Tensor:
-    """Return ``y`` plus the bias; ``alone`` says that the input had no batch axis, which is then removed."""
+    """Return ``y`` plus the bias; remove the batch axis if ``alone``, that is, if the input had none."""
     if bias is not None:
         b = asarray(bias)
         if b.shape != (y.shape[1],):
@@ -344,7 +351,7 @@ def _transpose(
         raise ArgumentError(
             f"{op}: output_padding {output_padding!r} must be smaller than the stride {stride} or the dilation {dilation}."
         )
-    # output_padding adds elements behind the last window, so it reduces the padding there
+    # output_padding adds elements after the last window, so it reduces the padding after
     pairs = tuple((p, p - e) for p, e in zip(widths, extra, strict=True))
     size = tuple(
         (n - 1) * s - lo - hi + d * (k - 1) + 1
@@ -360,8 +367,8 @@ def _transpose(
     return _with_bias(op, y, bias, alone)
 
 
-# Written out for one, two and three axes, here and in pool.py, so that editors, type checkers and ``help`` see the
-# signatures, and errors for wrong keywords name the function that was called.
+# The functions for one, two and three axes are written out, here and in pool.py.  So editors, type checkers
+# and ``help`` know the signatures, and errors for wrong keywords name the function that was called.
 
 
 def conv1d(

@@ -513,7 +513,7 @@ def geomspace(
     first, last = asarray(start), asarray(stop)
     ratio = last / first
     y = first * rec.exp(linspace(0.0 * rec.log(ratio), rec.log(ratio), num, endpoint=endpoint))
-    if num > 1 and endpoint:  # both ends are exact
+    if num > 1 and endpoint:  # replace the ends, so that both are exact
         y = rec.concat(
             y[:-1], rec.broadcast_to(rec.astype(last, dtype=y.dtype), shape=y.shape[1:])[None], axis=-y.ndim
         )
@@ -523,8 +523,8 @@ def geomspace(
 def _ends_dtype(start: Any, stop: Any, dtype: Any) -> np.dtype[Any]:
     """Return the dtype of the result of ``linspace`` and similar functions.
 
-    It is ``dtype`` if given, otherwise that of ``start`` and ``stop`` if they are float arrays, otherwise the
-    default.
+    The result is ``dtype`` unless that is None.  Otherwise it is the dtype of ``start`` and ``stop`` if they
+    are float arrays, or else the default dtype.
     """
     if dtype is not None:
         return checked_dtype(dtype)
@@ -537,7 +537,7 @@ def _between(start: Any, stop: Any, num: int, endpoint: bool, dtype: np.dtype[An
     parts = max(num - 1 if endpoint else num, 1)
     first, last = asarray(start), asarray(stop)
     ramp = (np.arange(num) / parts).reshape((num,) + (1,) * max(first.ndim, last.ndim))
-    # two weights instead of start + ramp·(stop - start), so that both ends are exact
+    # (1 - ramp)·start + ramp·stop, not start + ramp·(stop - start), so that both ends are exact
     return rec.astype(first * (1 - ramp) + last * ramp, dtype=dtype)
 
 
@@ -583,5 +583,5 @@ def eye(
     if rows < 0 or columns < 0:
         raise ArgumentError(f"eye: the shape must not have negative lengths, but is {(rows, columns)}.")
     offset = whole_number("eye", "k", k)
-    offset = max(-rows, min(offset, columns))  # NumPy overflows for diagonals outside the matrix
+    offset = max(-rows, min(offset, columns))  # np.eye overflows for offsets far outside of the matrix
     return _made("eye", np.eye(rows, columns, k=offset, dtype=_dtype(dtype)), device, requires_grad)

@@ -127,7 +127,8 @@ def _cholesky(x: Array, upper: bool) -> Any:
 
 
 def _cholesky_rule(xp: Namespace, g: Value, y: Value, x: Value, upper: bool) -> Any:
-    # with the upper factor u = lᴴ: dx = ½ u⁻¹ (Φ + Φᴴ) u⁻ᴴ with Φ the lower triangle of u dl, its diagonal halved
+    # With the upper factor u = lᴴ: dx = ½ u⁻¹ (Φ + Φᴴ) u⁻ᴴ, where Φ is the lower triangle of u dl with its
+    # diagonal halved
     n = y.shape[-1]
     if upper:
         g = adjoint_of(xp, g)
@@ -155,7 +156,7 @@ def _qr_rule(xp: Namespace, g: Value, out: Value, x: Value, mode: str) -> Any:
     gr = None if gr is None else gr[..., :k, :]
     if n <= k:
         return _qr_tall(xp, gq, gr, q, r)
-    # x = [a b], r = [s t]: a = q s is square, and t = qᴴ b
+    # for a wide matrix: x = [a b] and r = [s t], where a = q s is square and t = qᴴ b
     if gr is None:
         first = _qr_tall(xp, gq, None, q, r[..., :, :k])
         return xp.concat(first, xp.matmul(q, r[..., :, k:]) * 0, axis=-1)
@@ -167,7 +168,7 @@ def _qr_rule(xp: Namespace, g: Value, out: Value, x: Value, mode: str) -> Any:
 
 
 def _qr_tall(xp: Namespace, gq: Value, gr: Value, q: Value, r: Value) -> Any:
-    # dx = (gq + q (T + Tᴴ)) r⁻ᴴ with T the upper triangle of gr rᴴ - qᴴ gq, its diagonal halved
+    # dx = (gq + q (T + Tᴴ)) r⁻ᴴ, where T is the upper triangle of gr rᴴ - qᴴ gq with its diagonal halved
     n = r.shape[-1]
     qh = adjoint_of(xp, q)
     inner: Any = None if gr is None else xp.matmul(gr, adjoint_of(xp, r))
@@ -183,7 +184,8 @@ def _qr_tall(xp: Namespace, gq: Value, gr: Value, q: Value, r: Value) -> Any:
 
 
 def _qr_jvp(xp: Namespace, t: Value, out: Value, x: Value, mode: str) -> Any:
-    # with c = qᴴ dx r⁻¹: dq = q Ω + (1 - q qᴴ) dx r⁻¹ and dr = (c - Ω) r, Ω the skew matrix that makes dr triangular
+    # With c = qᴴ dx r⁻¹: dq = q Ω + (1 - q qᴴ) dx r⁻¹ and dr = (c - Ω) r, where Ω is the skew-Hermitian
+    # matrix that makes dr triangular
     q, r = out
     m, n = x.shape[-2:]
     k = min(m, n)

@@ -23,7 +23,10 @@ def _diagonal(x: Array, offset: int) -> Any:
 
 
 def _undiagonal(x: Array, offset: int, shape: Shape) -> Any:
-    """Return matrices of zeros with ``x`` on the diagonal ``offset``; ``shape`` is their rows and columns."""
+    """Return matrices of zeros with the last axis of ``x`` on the diagonal ``offset``.
+
+    ``shape`` is the number of rows and of columns.
+    """
     out = np.zeros((*x.shape[:-1], *shape), x.dtype)
     n = np.arange(x.shape[-1])
     out[..., n + max(-offset, 0), n + max(offset, 0)] = x

@@ -71,7 +71,10 @@ define("distances", _distances, joint=_distances_rule, arity=2, saves="zxy", kin
 
 
 def rows(op: str, x: Any) -> Tensor:
-    """Return a tensor of real floats with at least two axes; raise for other arguments."""
+    """Return an argument whose rows are points as a tensor of real floats.
+
+    Raise if it is complex or has fewer than two axes.
+    """
     x = floating(op, x)
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: the points must be real numbers, but have dtype {x.dtype}.")
@@ -83,7 +86,7 @@ def rows(op: str, x: Any) -> Tensor:
 
 
 def power_sum(away: Tensor, p: float) -> Tensor:
-    """Return the p-norm of the differences ``away`` along the last axis; its derivative at zero is 0."""
+    """Return the p-norm of ``away`` along the last axis; at zero, its derivative is 0."""
     size = rec.abs(away)
     if p == 1:
         return sum(size, axis=-1)

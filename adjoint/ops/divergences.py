@@ -24,7 +24,7 @@ def _rel_entr(x: Any, y: Any) -> Any:
     a, b = np.where(inside, x, 1), np.where(inside, y, 1)
     with np.errstate(over="ignore", under="ignore"):
         ratio = a / b
-        # the logarithm of the ratio, where that is in range
+        # log(x / y), or log(x) - log(y) where x / y overflows or underflows
         normal = np.isfinite(ratio) & (ratio > 1e-30)
         log = np.where(normal, np.log(np.where(normal, ratio, 1)), np.log(a) - np.log(b))
     value = np.where(inside, a * log, np.where((x == 0) & (y >= 0), 0, np.inf).astype(dtype))
@@ -96,5 +96,5 @@ def pseudo_huber(delta: ArrayLike, r: ArrayLike) -> Tensor:
     d, r = floating("pseudo_huber", delta), floating("pseudo_huber", r)
     positive = d > 0
     u = r / rec.where(positive, d, 1.0)
-    loss = rec.where(positive, r * r / (1 + rec.hypot(1.0, u)), 0.0)  # no difference of nearly equal numbers
+    loss = rec.where(positive, r * r / (1 + rec.hypot(1.0, u)), 0.0)  # √(1 + u²) - 1 would cancel
     return rec.where(d < 0, np.inf, loss)

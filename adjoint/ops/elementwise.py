@@ -1,9 +1,10 @@
 """Smooth elementwise functions: arithmetic, powers, exponentials, logarithms, trigonometry.
 
-In a derivative rule, ``x, y`` are the arguments and the next letter is the output: ``y`` for one argument,
-``z`` for two. The engine un-broadcasts, casts and conjugates, so a rule is the formula for real numbers.
-Formulas are chosen to be accurate where the plain formula cancels or overflows.  Where a derivative is
-infinite and the incoming gradient is 0, the engine returns 0.
+In a derivative rule, ``x`` and ``y`` are the arguments and the next letter is the output: ``y`` for one
+argument, ``z`` for two.  The engine sums the result over broadcast axes, casts it, and conjugates for complex
+numbers, so a rule is the formula for real numbers of one shape.  The formulas are accurate where the textbook
+formula cancels or overflows.  Where a derivative is infinite and the incoming gradient is 0, the engine
+returns 0.
 """
 
 from __future__ import annotations
@@ -121,20 +122,26 @@ _NUMBERS = (int, float, complex)
 
 
 def _pow_dx(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
-    """Return g y x^(y-1), the gradient of x for z = x^y; it is 0 if y is 0, also at x = 0, inf and NaN."""
+    """Return g y x^(y-1), the gradient of x for z = x^y.
+
+    Where y is 0 it is 0, even if x is 0, infinite or NaN.
+    """
     if isinstance(y, _NUMBERS):  # the value of a literal exponent is known
         if y == 0:
             return xp.zeros_like(g)
         if y == 1:
             return g
         return g * (2 * x) if y == 2 else g * (y * x ** (y - 1))
-    # only there: elsewhere 0 · x^-1 is 0 already, and its derivative in y is 1/x, which is correct
+    # replaced only where 0 · x^-1 is not 0: elsewhere this term has the correct derivative in y, which is 1/x
     flat = xp.logical_and(y == 0, xp.logical_not(xp.abs(x) > 0))
     return xp.where(flat, 0, g * y * xp.where(flat, 1, x) ** (y - 1))
 
 
 def _pow_dy(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
-    """Return g x^y log x, the gradient of y for z = x^y; 0 if x = 0 ≤ y, where 0 · -inf would be NaN."""
+    """Return g x^y log x, the gradient of y for z = x^y.
+
+    Where x = 0 and y ≥ 0 it is 0, because 0 · log 0 would be NaN.
+    """
     complex_result = z.dtype.kind == "c"
     if isinstance(x, _NUMBERS) and x != 0:
         logarithm = cmath.log(x)
@@ -148,7 +155,8 @@ def _pow_dy(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
 
 pow = define("pow", operator.pow, _pow_dx, _pow_dy, saves="zxy", ufunc=np.power, literals=True,
              domain=((0.5, 2), (-2, 2)), method=("__pow__", "__rpow__"), doc="Return x ** y; the derivative in y of a negative base is NaN.")  # fmt: skip
-# sqrt(x) again, not y: so the NaN of a negative x arises in the rule, and the engine keeps a zero gradient
+# sqrt(x) is computed again instead of using y.  For a negative x, the rule then makes the NaN itself, so the
+# engine can keep a gradient of 0.
 sqrt = define("sqrt", np.sqrt, lambda xp, g, y, x: g * 0.5 / xp.sqrt(x), saves="x", domain=(0.5, 3),
               method=True, doc="Return the square root.")  # fmt: skip
 cbrt = define("cbrt", np.cbrt, lambda xp, g, y, x: g / (3 * y * y), saves="y", domain=(0.5, 3),
@@ -167,7 +175,7 @@ def _cosine(x: Array, y: Array) -> Any:
 
 
 def _radius(xp: Namespace, x: Value, y: Value) -> Any:
-    """Return hypot(x, y), but inf at the origin: quotients by it, and their derivatives, are 0 there."""
+    """Return r = hypot(x, y), but infinity at the origin: there x / r and its derivatives are then 0."""
     r = xp.hypot(x, y)
     return xp.where(r == 0, math.inf, r)
 
@@ -177,7 +185,8 @@ hypot = define("hypot", np.hypot,
                lambda xp, g, z, x, y: g * xp.cosine(y, x), saves="xy",
                domain=((0.3, 2), (0.3, 2)),
                doc="Return √(x² + y²), without overflow; its gradient at the origin is 0.")  # fmt: skip
-# a separate op, because the quotient rule would cancel: its derivative in x is y²/r³, not 1/r - x²/r³
+# x / r is an op, because the quotient rule cancels: it would give the derivative in x as 1/r - x²/r³, not as
+# y²/r³
 define("cosine", in_float32(_cosine),
        lambda xp, g, z, x, y: g * (xp.cosine(y, x) / _radius(xp, x, y) * xp.cosine(y, x)),
        lambda xp, g, z, x, y: -g * (z * (xp.cosine(y, x) / _radius(xp, x, y))), saves="zxy",
@@ -190,7 +199,7 @@ LN2, LN10 = math.log(2.0), math.log(10.0)
 exp = define("exp", np.exp, lambda xp, g, y, x: g * y, saves="y",
              method=True, costly=True, doc="Return e ** x.")  # fmt: skip
 exp2 = define("exp2", np.exp2, lambda xp, g, y, x: g * y * LN2, saves="y", costly=True, doc="Return 2 ** x.")
-# not y + 1, which is 0 below -37
+# exp(x), not y + 1, which is 0 for x < -37
 expm1 = define("expm1", np.expm1, lambda xp, g, y, x: g * xp.exp(x), saves="x",
                method=True, costly=True, doc="Return exp(x) - 1, accurate near 0.")  # fmt: skip
 log = define("log", np.log, lambda xp, g, y, x: g / x, saves="x", domain=(0.5, 3),
@@ -209,7 +218,8 @@ def _gap(xp: Namespace, x: Value, y: Value) -> Any:
     return xp.where(same, 0, x) - xp.where(same, 0, y)
 
 
-# the share of x is 1 / (1 + exp(y - x)); exp(x - z) would lose the digits that x and z share
+# the derivative in x is 1 / (1 + exp(y - x)); the equal formula exp(x - z) loses digits where x and z are
+# close
 logaddexp = define("logaddexp", np.logaddexp,
                    lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, x, y)),
                    lambda xp, g, z, x, y: g * xp.sigmoid(_gap(xp, y, x)), saves="xy",
@@ -227,12 +237,13 @@ def logistic_function(xp: Namespace, x: Value) -> Any:
         e = xp.exp(xp.where(right, -x, x))
         return xp.where(right, 1, e) / (1 + e)
     e = xp.exp(-xp.abs(x))
-    return xp.maximum(e, x >= 0) / (1 + e)  # 1 on the right, e on the left
+    return xp.maximum(e, x >= 0) / (1 + e)  # the numerator is 1 for x ≥ 0, and e for x < 0
 
 
 # Trigonometric and hyperbolic ------------------------------------------------------------------
-# (1-x)(1+x) keeps the digits that 1 - x² loses near 1; its derivative -2x keeps those near 0 that the product
-# rule loses.  Products of roots keep to the branch that NumPy takes for complex numbers.
+# (1-x)(1+x) is accurate near 1, where 1 - x² cancels.  It is an op with the derivative -2x, because the
+# product rule cancels near 0.  For complex numbers, products of square roots are on the same branch as
+# NumPy's functions.
 
 define("gap_product", in_float32(lambda x, low, high: (high - x) * (x - low)),
        lambda xp, g, y, x, low, high: g * ((low + high) - 2 * x), saves="x", params=("low", "high"),
@@ -246,14 +257,14 @@ def _one_minus_square(xp: Namespace, x: Value) -> Any:
 def _root_of_square_plus_one(xp: Namespace, x: Value) -> Any:
     return (
         xp.sqrt(_one_minus_square(xp, 1j * x)) if x.dtype.kind == "c" else xp.hypot(x, 1.0)
-    )  # x² overflows first
+    )  # the square of x would overflow
 
 
 def _atan_rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
     return g / _one_minus_square(xp, 1j * x) if x.dtype.kind == "c" else g * xp.atan_slope(x)
 
 
-# -2 (x y) y does not underflow before the result does: y² would
+# -2 (x y) y, not -2 x y², because y² underflows before the result does
 define("atan_slope", in_float32(lambda x: 1 / (1 + x * x)), lambda xp, g, y, x: -2 * g * (x * y * y), saves="yx",
        reference="formula", doc="1 / (1 + x²).")  # fmt: skip
 
@@ -263,10 +274,13 @@ def _tan_slope(xp: Namespace, g: Value, x: Value) -> Any:
 
 
 def _atan2_part(xp: Namespace, g: Value, part: Value, x: Value, y: Value) -> Any:
-    """Return g · part / (x² + y²) without overflow; 0 at the origin, where the angle jumps, and at ∞."""
+    """Return g · part / (x² + y²) without overflow, where ``part`` is x or -y.
+
+    It is 0 at the origin, where the angle is not continuous, and at infinity.
+    """
     r = xp.hypot(x, y)
     part = xp.where(xp.isinf(r), 0, part)
-    r = xp.where(r == 0, math.inf, r)  # then 0 in every higher order too
+    r = xp.where(r == 0, math.inf, r)  # so that derivatives of every order are 0 at the origin
     return g * (part / r / r)
 
 
@@ -293,7 +307,7 @@ cosh = define("cosh", np.cosh, lambda xp, g, y, x: g * xp.sinh(x), saves="x",
 
 
 _FAR = 20.0
-_HALF64, _HALF32 = np.array(0.5), np.array(0.5, np.float32)  # NumPy takes longer to look at Python numbers
+_HALF64, _HALF32 = np.array(0.5), np.array(0.5, np.float32)  # arrays are faster operands than Python numbers
 
 
 def _sech_squared(x: Array, y: Array) -> Any:
@@ -306,9 +320,9 @@ def _sech_squared(x: Array, y: Array) -> Any:
 
 @in_float32
 def _other_sech_squared(x: Array, y: Array) -> Any:
-    """Return x / cosh(y)² without overflow.
+    """Return x / cosh(y)² without overflow, for the dtypes that ``_sech_squared`` has no fast path for.
 
-    For complex y with a large real part, where cosh overflows, it is 4 x q / (1 + q)² with q = exp(±2y).
+    Where cosh overflows for complex y, the formula is 4 x q / (1 + q)² with q = exp(±2y).
     """
     if y.dtype.kind != "c":
         return x / np.square(np.cosh(y))
@@ -331,7 +345,7 @@ def _logistic_slope(x: Array, y: Array) -> Any:
     return x / c
 
 
-# Exact in the tails to every order, unlike 1 - tanh(y)² and σ(y) (1 - σ(y)), whose errors are eps.
+# These are accurate in the tails, in derivatives of every order.  1 - tanh(y)² and σ(y) (1 - σ(y)) are not.
 define("sech_squared", _sech_squared,
        lambda xp, g, z, x, y: xp.sech_squared(g, y),
        lambda xp, g, z, x, y: -2 * g * (z * xp.tanh(y)), saves="zy",
@@ -353,14 +367,15 @@ acosh = define("acosh", np.arccosh, lambda xp, g, y, x: g / (xp.sqrt(x - 1) * xp
 atanh = define("atanh", np.arctanh, lambda xp, g, y, x: g / _one_minus_square(xp, x), saves="x",
                domain=(-0.8, 0.8), costly=True, doc="Return the inverse hyperbolic tangent.")  # fmt: skip
 
-# sin(πx)/(πx): every derivative is a separate op, because the quotient cancels near 0 ----------------
+# sin(πx)/(πx): its derivatives are an op with the parameter ``order``, because the quotient rule cancels near
+# 0 -----
 
 
 def _sinc_derivative(x: Array, order: int) -> Any:
-    """Return the derivative of sinc of order n: πⁿ f⁽ⁿ⁾(πx) with f(t) = sin(t)/t = ∫₀¹ cos(ut) du.
+    """Return the derivative of order n = ``order`` of sinc(x) = sin(πx) / (πx).
 
-    For small t: f⁽ⁿ⁾(t) = Σₖ (-1)ᵏ t²ᵏ⁻ⁿ / ((2k+1) (2k-n)!).  For large t: t f⁽ⁿ⁾ = sin⁽ⁿ⁾(t) - n f⁽ⁿ⁻¹⁾,
-    which is stable for t > n.
+    It is πⁿ f⁽ⁿ⁾(πx) with f(t) = sin(t)/t = ∫₀¹ cos(ut) du.  For small t, the power series is used: f⁽ⁿ⁾(t) =
+    Σₖ (-1)ᵏ t²ᵏ⁻ⁿ / ((2k+1) (2k-n)!).  For t > n, the recurrence t f⁽ⁿ⁾ = sin⁽ⁿ⁾(t) - n f⁽ⁿ⁻¹⁾ is stable.
     """
     x = np.asarray(x)
     t = x * math.pi
@@ -375,7 +390,7 @@ def _sinc_derivative(x: Array, order: int) -> Any:
         m = 2 * k - order
         term = term * small * small / ((m + 1) * (m + 2))
     large = np.where(near, 1, t)
-    # sin(πx) = ± sin(π (x - n)) for whole n: the digits that πx loses for large x are not needed
+    # sin(πx) = ± sin(π (x - n)) for integers n: x - n is exact, but πx loses digits for large x
     whole = np.rint(x.real)
     sign = 1 - 2 * np.abs(np.fmod(whole, 2))
     turn = np.where(near, 0, x - whole) * math.pi

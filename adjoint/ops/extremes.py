@@ -25,7 +25,10 @@ _WHY = "it is piecewise constant"
 
 
 def _extreme_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
-    """Share the gradient equally among equal extremes, or among NaNs if there are any."""
+    """Return the gradient of x for a maximum or minimum y: the derivative rule of both ops.
+
+    Elements that equal the extreme share the gradient equally; if there are NaNs, the NaNs share it.
+    """
     hit = xp.logical_or(x == kept(xp, y, x, axis, keepdims), x != x)
     ties = xp.sum(hit, axis=axis, keepdims=True)
     ties = xp.astype(ties, dtype=np.dtype(np.float32) if is_half(x) else x.dtype)
@@ -44,7 +47,7 @@ define("argmin", lambda x, axis, keepdims: np.argmin(x, axis=axis, keepdims=keep
 
 
 def extreme(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:
-    """Return the op ``name``, "max" or "min", of ``x``; raise if there are no elements."""
+    """Return the maximum or minimum of ``x`` (``name`` is "max" or "min"); raise if there are no elements."""
     x = asarray(x)
     axes = canonical_axes(name, axis, x.ndim)
     if reduced_count(x.shape, axes) == 0:

@@ -1,8 +1,9 @@
 """The namespace ``ad.fft``: differentiable Fourier transforms with the names of the Array API and NumPy.
 
-Three ops implement it, each over several axes: ``fftn`` (complex, both directions), ``rfftn`` (real to half
-spectrum) and ``irfftn`` (back).  Along each axis the input is padded with zeros or truncated to a given
-length; the derivative rule truncates or pads.
+There are three ops, each over several axes: ``fftn`` (complex numbers, the transform and its inverse),
+``rfftn`` (real numbers to a half spectrum) and ``irfftn`` (a half spectrum to real numbers).  A half spectrum
+is the first n // 2 + 1 terms; the others are complex conjugates of these.  Along each axis, the input is
+padded with zeros or truncated to a given length, and the derivative rule does the opposite.
 """
 
 from __future__ import annotations
@@ -53,13 +54,14 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# A transform and its inverse are scaled by 1 and 1/n, 1/√n and 1/√n, or 1/n and 1.  The adjoint of a transform is
-# the inverse transform with the same factor, which the inverse has under the dual name.
+# The values of ``norm`` scale a transform and its inverse by 1 and 1/n, 1/√n and 1/√n, or 1/n and 1.  The
+# adjoint of a transform is the inverse transform with the factor of the transform.  The inverse has this
+# factor if ``norm`` is replaced as follows.
 _DUAL = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 
 
 def resized(xp: Namespace, x: Value, axes: Shape, shape: Shape) -> Any:
-    """Truncate or pad with zeros each of ``axes``, at its end, to its length in ``shape``."""
+    """Truncate ``x`` at the end of each of ``axes``, or pad it with zeros, to its length in ``shape``."""
     key = [slice(None)] * len(x.shape)
     widths = [(0, 0)] * len(key)
     for a in axes:
@@ -81,15 +83,15 @@ def _fftn(x: Any, n: Shape, axes: Shape, norm: Any, inverse: bool) -> Any:
 def _fftn_rule(
     xp: Namespace, g: Value, y: Value, x: Value, n: Shape, axes: Shape, norm: str, inverse: bool
 ) -> Any:
-    # the matrix of a transform is symmetric: its transpose is the transform itself
+    # the matrix of a Fourier transform is symmetric, so its transpose is the transform itself
     return resized(xp, xp.fftn(g, n=n, axes=axes, norm=norm, inverse=inverse), axes, x.shape)
 
 
 def _interior(n: int, weight: float, axis: int, dtype: Any) -> Any:
-    """Return the weights of the n // 2 + 1 elements of a half spectrum along ``axis``.
+    """Return an array with a factor for each of the n // 2 + 1 terms of a half spectrum along ``axis``.
 
-    It is 1 for the first element, and for the last one if n is even, which have no mirror image; else
-    ``weight``.
+    The factor is ``weight`` for terms that represent two terms of the full spectrum (themselves and their
+    conjugate), and 1 for the others: the first term, and the last one if n is even.
     """
     w = np.full(n // 2 + 1, weight, dtype)
     w[0] = 1
@@ -99,14 +101,14 @@ def _interior(n: int, weight: float, axis: int, dtype: Any) -> Any:
 
 
 def _rfftn_rule(xp: Namespace, g: Value, y: Value, x: Value, n: Shape, axes: Shape, norm: str) -> Any:
-    # y_k = Σ_j x_j ω^jk for k ≤ n/2 only, so dx_j = Re Σ_k g_k ω^-jk over the half spectrum;
-    # irfft counts the interior twice, once for its mirror image
+    # y_k = Σ_j x_j ω^jk for k ≤ n/2 only, so dx_j = Re Σ_k g_k ω^-jk over the half spectrum.  irfft adds a
+    # term and its conjugate, except for the first and last terms, so these terms are halved
     half = g * _interior(n[-1], 0.5, axes[-1], x.dtype)
     return resized(xp, xp.irfftn(half, n=n, axes=axes, norm=_DUAL[norm]), axes, x.shape)
 
 
 def _irfftn_rule(xp: Namespace, g: Value, y: Value, x: Value, n: Shape, axes: Shape, norm: str) -> Any:
-    # the adjoint of the rule above: the interior of the half spectrum counts twice
+    # the adjoint of the rule above: terms with a conjugate are doubled
     full = xp.rfftn(g, n=n, axes=axes, norm=_DUAL[norm])
     full = full * _interior(n[-1], 2.0, axes[-1], g.dtype)
     return resized(xp, full, axes, x.shape)
@@ -147,9 +149,10 @@ def _checked_axes(op: str, x: Tensor, s: Any, axes: Any) -> Shape:
 
 
 def _checked_lengths(op: str, x: Tensor, s: Any, axes: Shape, last: int | None = None) -> Shape:
-    """Return the length of the transform along each of ``axes``; None and -1 in ``s`` mean that of the input.
+    """Return the length of the transform along each of ``axes``: that in ``s``, or by default that of ``x``.
 
-    ``last``, if given, replaces the length of the input along the last axis.
+    A length of None or -1 in ``s`` is the default, too.  ``last``, if not None, is the default for the last
+    of ``axes``.
     """
     given = [None] * len(axes) if s is None else list(s) if isinstance(s, (tuple, list)) else None
     if given is None or len(given) != len(axes):

@@ -1,4 +1,4 @@
-"""The recursive half of digital filters."""
+"""The recursive part of digital filters, the op ``all_pole``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from adjoint.typing import Array
 
 __all__: list[str] = []
 
-# The recursive half of a filter: z[n] = x[n] - Σ y[k] z[n-1-k] ---------------------------------------
+# The recursive part of a filter: z[n] = x[n] - Σ y[k] z[n-1-k] ---------------------------------------
 
 
 def _all_pole(x: Array, y: Array) -> Any:
@@ -36,7 +36,7 @@ def _all_pole(x: Array, y: Array) -> Any:
 def _all_pole_rule(
     xp: Namespace, g: Value, z: Value, x: Value, y: Value, *, wanted: Sequence[bool]
 ) -> list[Any]:
-    # the transposed filter runs backwards in time
+    # the transposed filter is the same filter applied backwards in time
     dx = xp.flip(xp.all_pole(xp.flip(g, axis=(-1,)), y), axis=(-1,))
     if not wanted[1]:
         return [dx, None]

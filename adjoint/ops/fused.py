@@ -1,8 +1,8 @@
 """Fused ops for networks: several operations in one op, for accuracy or speed.
 
-Forward functions and derivative rules are written on a namespace ``xp``, so that they run on arrays, tensors
-and traced values.  Axes are negative.  ``y *= w`` is used only on values that the same function created: it
-writes into plain arrays and rebinds other values.
+Forward functions and derivative rules call functions of a namespace ``xp``, so that they run on arrays,
+tensors and traced values.  Axes are negative.  ``y *= w`` is used only on values that the same function
+created, because it writes into plain arrays.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _softmax_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any
 
 
 def _log_softmax(xp: Namespace, x: Value, axis: int) -> Any:
-    # (x - max) - log Σ: subtracting the sum of both would lose digits where x is large
+    # (x - max) - log Σ, not x - (max + log Σ), which loses digits where x is large
     shifted = x - xp.max(x, axis=(axis,), keepdims=True)
     return shifted - xp.log(xp.sum(xp.exp(shifted), axis=(axis,), keepdims=True))
 
@@ -87,12 +87,12 @@ define("softmax_nll", in_float32(_softmax_nll, raw), _softmax_nll_rule, None, sa
 
 
 def _flat(xp: Namespace, x: Value) -> Any:
-    """Merge all axes but the last, so that one large matrix product replaces many small ones."""
+    """Return ``x`` as a matrix: all axes but the last are merged, so that one product replaces many."""
     return xp.reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1])) if x.ndim > 2 else x
 
 
 def _times(xp: Namespace, x: Value, w: Value) -> Any:
-    """Return x w for any number of axes of x, computed as one matrix product."""
+    """Return the product x w of an array with any number of axes and a matrix, as one matrix product."""
     if x.ndim <= 2:
         return xp.matmul(x, w)
     return xp.reshape(xp.matmul(_flat(xp, x), w), shape=(*x.shape[:-1], w.shape[-1]))
@@ -194,7 +194,10 @@ def _over(g: Array, axis: Shape) -> int:
 
 
 def _mean_product(xp: Namespace, a: Value, b: Value, axis: Shape) -> Any:
-    """Return the mean of a · b over axes; over the last axis by a matrix product, in one pass."""
+    """Return the mean of a · b over ``axis``.
+
+    Over the last axis it is computed as a matrix product, which reads the arrays once.
+    """
     if axis != (-1,) or a.dtype.itemsize == 2:
         return xp.mean(a * b, axis=axis, keepdims=True)
     return xp.matmul(a[..., None, :], b[..., None])[..., 0] / a.shape[-1]
@@ -210,9 +213,10 @@ def _standardize(xp: Namespace, x: Value, axis: Shape, eps: float) -> Any:
 def _standardize_rule(
     xp: Namespace, g: Value, out: Value, x: Value, wanted: Sequence[bool], axis: Shape, eps: float
 ) -> list[Any]:
-    """Return the gradient of x for a standardisation, whose outputs are z, the mean and the variance.
+    """Return the gradient of x for the op ``standardize``, in a list.
 
-    Its part from the gradient g of z is (g - mean g - z mean(g z)) / σ, with σ = √(var + eps).
+    The outputs of the op are z = (x - mean) / σ with σ = √(var + eps), the mean and the variance.  The
+    gradient g of z contributes (g - mean(g) - z mean(g z)) / σ.
     """
     gz, gmean, gvar = g
     z, _, var = out
@@ -283,10 +287,10 @@ def _layer_norm(xp: Namespace, x: Value, w: Value, b: Value, eps: float) -> Any:
 def _layer_norm_rule(
     xp: Namespace, g: Value, y: Value, x: Value, w: Value, b: Value, wanted: Sequence[bool], eps: float
 ) -> list[Any]:
-    """Return the gradients of x, the weight w and the bias b of a layer norm, those that are ``wanted``.
+    """Return the gradients of x, the weight w and the bias b of a layer norm; None for those not ``wanted``.
 
-    That of x is (h - mean h - z mean(h z)) / σ with h = g w and the standardized values z; both means are
-    computed as matrix products with w.
+    The gradient of x is (h - mean(h) - z mean(h z)) / σ, where h = g w and z are the standardized values.
+    Both means are computed as matrix products with w.
     """
     z, scale = _normal(xp, x, eps)
     gz = g * z
@@ -314,7 +318,7 @@ define("layer_norm", in_float32(_layer_norm, raw), joint=_layer_norm_rule, arity
 
 def _lstm_parts(xp: Namespace, gates: Value) -> tuple[Any, Any, Any, Any]:
     n = gates.shape[-1] // 4
-    s = xp.sigmoid(gates)  # of all four gates: one call is faster than three for the usual sizes
+    s = xp.sigmoid(gates)  # of all four gates, though one is not needed: one call is faster than three
     return s[..., :n], s[..., n : 2 * n], xp.tanh(gates[..., 2 * n : 3 * n]), s[..., 3 * n :]
 
 

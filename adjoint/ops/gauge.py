@@ -1,9 +1,10 @@
 """Derivatives at repeated eigenvalues and singular values.
 
-Eigenvectors and singular vectors are determined only up to a gauge: their sign or phase, and a rotation
-where values repeat.  A function that does not depend on the gauge has a derivative.  Its formula divides by
-the distance of two values; where that distance is 0, so is the numerator, and the quotient counts as 0.  If
-the numerator is not 0, there is no derivative, and ``gauge_quotient`` raises.
+Eigenvectors and singular vectors are not unique.  Their sign or phase is arbitrary, and if values repeat, so
+is the rotation of their vectors.  This choice is called the gauge.  A function that does not depend on the
+gauge has a derivative.  Its formula divides by the difference of two values.  If the difference is 0, the
+numerator is 0, too, and the quotient is defined as 0.  If only the difference is 0, the function depends on
+the gauge, so it has no derivative, and ``gauge_quotient`` raises.
 """
 
 from __future__ import annotations
@@ -59,23 +60,24 @@ _CLOSE = (
     "singular value {j} is {gap:.1e} of the largest one",
 )
 _FLOOR = (
-    1e-2  # smaller quotients, relative to the usual size, are raised to this: they may be rounding errors
+    1e-2  # a lower limit of the relative size of quotients, because smaller ones may be rounding errors
 )
 
 
 def _gauge_quotient(x: Array, y: Array, size: Any, span: Array, op: str, why: str, order: int) -> Any:
-    """Return x / y; where y is 0 up to rounding errors, check that x is 0, too, and return 0.
+    """Return x / y; where y is 0 up to rounding errors, return 0, and raise unless x is 0, too.
 
-    y counts as 0 compared with ``span``, and x compared with ``size``.  ``order`` is the order of the
-    derivative: with each order, an error in x grows by the factor span / y.  ``op`` and ``why`` select the
-    text of the error.
+    y is 0 if it is negligible compared with ``span``, the largest eigenvalue or singular value, and x if it
+    is negligible compared with ``size``.  ``order`` is the order of the derivative: with each order, an error
+    in x grows by the factor span / y.  ``op``, the name of the op, and ``why``, a key of ``_WHY``, are for
+    the error.
     """
     eps = np.finfo(x.dtype).eps
     rounding = eps * x.shape[-1]
     tiny = np.abs(y) <= 10 * rounding * span
     y = np.where(tiny, 1, y)
     growth = np.where(tiny, 1, np.abs(span / y))
-    # x is the sum of terms that are up to span / y times as large, and so are its rounding errors
+    # x is a sum of terms that are up to span / y times as large as x, and so are the rounding errors of x
     worst = np.max(growth, axis=(-2, -1), keepdims=True, initial=1)
     wrong = tiny & (np.abs(x) > (100 if order == 1 else 100 / _FLOOR) * rounding * size * worst)
     if wrong.any():
@@ -136,13 +138,13 @@ def _quotient_dy(
 def _next_quotient(
     xp: Namespace, g: Value, z: Value, y: Value, size: Value, span: Value, op: str, why: str, order: int
 ) -> Any:
-    # the size of the quotients, and so of the derivatives, with which rounding errors are compared
+    # the relative size of the quotients, and so of their derivatives; rounding errors are compared with it
     scale = xp.maximum(_FLOOR, largest(xp, z) * span / xp.where(size == 0, np.inf, size))
     return xp.gauge_quotient(g, y, largest(xp, g) * scale, span, op=op, why=why, order=order + 1)
 
 
 def largest(xp: Namespace, x: Value) -> Any:
-    """Return the largest absolute value in each matrix."""
+    """Return the largest absolute value of each matrix in the last two axes, which have length 1 then."""
     return xp.max(xp.abs(x), axis=(-2, -1), keepdims=True)
 
 
@@ -164,9 +166,10 @@ def _quotient_jvp(
 
 
 def _gauge_quotient_batch(op: Op, size: int, /, x: Batched, *scales: Array, **params: Any) -> Any:
-    """Apply ``gauge_quotient`` elementwise inside ``vmap``.
+    """Apply ``gauge_quotient`` inside ``vmap``: the batching rule of this op.
 
-    ``scales`` (its arguments size and span) do not affect the shape of the result.
+    The op is elementwise, but its arguments y, size and span (``scales``) do not determine the shape of the
+    result.
     """
     return elementwise(op, size, Batched(x.level, size, full_batch(x, size), True), *scales, **params)
 
@@ -182,15 +185,16 @@ def skew(xp: Namespace, x: Value) -> Any:
 
 
 def turns(xp: Namespace, inner: Value, gaps: Value, size: Value, span: Value, op: str) -> Any:
-    """Return the derivative of eigenvectors as coefficients of the eigenvectors: a skew-Hermitian matrix.
+    """Return the skew-Hermitian part of ``inner`` divided by ``gaps``, the differences of the eigenvalues.
 
-    It is the skew-Hermitian part of ``inner`` divided by ``gaps``, the differences of the eigenvalues.
-    ``size`` and ``span`` are the sizes to compare both with, as in ``gauge_quotient``.
+    ``inner`` is the gradient of the eigenvectors, written in the basis of the eigenvectors.  The result is
+    the part of the matrix's gradient that comes from the rotation of the eigenvectors.  ``size`` and ``span``
+    are as in ``_gauge_quotient``.
     """
     n = inner.shape[-1]
     own = np.eye(n, dtype=bool)
     turned = skew(xp, inner) / 2
-    if inner.dtype.kind == "c":  # a vector that moves towards i times itself changes its phase
+    if inner.dtype.kind == "c":  # the diagonal is the gradient of the phases, which are arbitrary
         xp.gauge_quotient(xp.where(own, turned, 0), gaps, size, span, op=op, why="phase", order=1)
     return xp.gauge_quotient(
         xp.where(own, 0, turned), apart(xp, gaps, span), size, span, op=op, why="equal", order=1
@@ -198,16 +202,20 @@ def turns(xp: Namespace, inner: Value, gaps: Value, size: Value, span: Value, op
 
 
 def apart(xp: Namespace, gaps: Value, span: Value) -> Any:
-    """Return ``gaps``, the differences of the values, with ``span``, the largest value, on the diagonal."""
+    """Return ``gaps``, the differences of all pairs of values, without the zeros on the diagonal.
+
+    The diagonal of the result is ``span``, the largest value, or 1 if that is 0.
+    """
     return xp.where(np.eye(gaps.shape[-1], dtype=bool), xp.where(span == 0, 1, span), gaps)
 
 
 def refuse_mixed(xp: Namespace, inner: Value, g: Value, gaps: Value, span: Value, op: str) -> None:
-    """Raise if the gradient depends on equal eigenvalues and also on their eigenvectors.
+    """Raise if the function depends on equal eigenvalues and also on their eigenvectors.
 
-    ``g`` is the gradient of the eigenvalues, and ``inner`` that of the eigenvectors in their own basis.
-    ``gaps`` are the differences of the eigenvalues, and ``span`` is the largest one.  A function such as h(w)
-    vvᵀ needs h' there, which is not known here.
+    An example is h(w) vvᵀ: its derivative at equal eigenvalues contains h', which is not known here.  ``g``
+    is the gradient of the eigenvalues, and ``inner`` that of the eigenvectors, in the basis of the
+    eigenvectors.  ``gaps`` are the differences of all pairs of eigenvalues, and ``span`` is the largest
+    eigenvalue.
     """
     n = inner.shape[-1]
     symmetric = xp.abs(inner + adjoint_of(xp, inner))
@@ -230,8 +238,8 @@ def _spectral_dx(xp: Namespace, g: Value, z: Value, x: Value, s: Value, u: Value
 def _spectral_du(xp: Namespace, g: Value, z: Value, x: Value, s: Value, u: Value, vh: Value, op: str) -> Any:
     gv = xp.matmul(g, adjoint_of(xp, vh))
     if s.shape[-1]:
-        # where values are equal, x as a function of them can rotate the vectors by any angle, which the
-        # derivatives of s, u and vh do not describe
+        # where values are equal, a change of the matrix can rotate their vectors by any angle; the
+        # derivatives of s, u and vh do not contain this rotation
         own = np.eye(s.shape[-1], dtype=bool)
         inner = xp.matmul(adjoint_of(xp, u), gv)
         symmetric = xp.where(own, 0, inner + adjoint_of(xp, inner))
@@ -261,10 +269,10 @@ define("spectral_sum", _spectral_sum, _spectral_dx, None, _spectral_du, _spectra
 
 
 def turned_vectors(xp: Namespace, inner: Value, gaps: Value, span: Value, op: str) -> Any:
-    """Return the tangent of the eigenvectors as coefficients of the eigenvectors.
+    """Return the tangent of the eigenvectors, in the basis of the eigenvectors.
 
-    It is ``inner``, the tangent of the matrix in this basis, divided by ``gaps``.  Its diagonal is 0, so that
-    the phases of the vectors do not change.
+    It is ``inner``, the tangent of the matrix in this basis, divided by ``gaps``, the differences of the
+    eigenvalues.  The diagonal is 0, so that the phases of the vectors do not change.
     """
     coupled = xp.where(np.eye(inner.shape[-1], dtype=bool), 0, inner)
     size = largest(xp, inner)
@@ -277,9 +285,10 @@ def real_diagonal(xp: Namespace, x: Value) -> Any:
 
 
 def without_null_space(xp: Namespace, g: Value, u: Value, k: int, op: str) -> tuple[Any, Any]:
-    """Return the gradient of the first k columns of ``u``, and these columns.
+    """Return the gradient of the first k columns of ``u``, and these columns; ``g`` is the gradient of ``u``.
 
-    The other columns span the rest of the space; their gradient is expressed by that of the first k.
+    The other columns are a basis of the null space, which the first k columns determine.  So their gradient
+    is added to that of the first k columns.  Raise if the function depends on the choice of this basis.
     """
     if u.shape[-1] == k:
         return g, u
@@ -295,9 +304,9 @@ def without_null_space(xp: Namespace, g: Value, u: Value, k: int, op: str) -> tu
 
 
 def with_null_space(xp: Namespace, d: Value, u: Value, k: int) -> Any:
-    """Return the tangents of all columns of ``u``; ``d`` has those of the first k.
+    """Return the tangent of ``u``, given the tangent ``d`` of its first k columns.
 
-    The other columns stay orthogonal to the first k.
+    The other columns change so that they stay orthogonal to the first k.
     """
     if u.shape[-1] == k:
         return d

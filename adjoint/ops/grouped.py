@@ -34,10 +34,10 @@ def _scatter_extreme(x: Array, i: Array, v: Array, axis: int, largest: bool) -> 
 def _shares(
     xp: Namespace, g: Value, y: Value, x: Value, i: Value, v: Value, axis: int
 ) -> tuple[Any, Any, Any]:
-    """Return masks of the elements of x and v that equal the extreme y, and the gradient of each of them.
+    """Return masks of the elements of x and of v that equal the result y, and the gradient of each of them.
 
-    v is scattered into x at ``i`` along ``axis``.  Equal elements share the gradient g.  NaN counts as
-    extreme.
+    y is the maximum or minimum of the elements of x and the elements of v that are scattered to the same
+    positions ``i`` along ``axis``.  The elements that equal y share its gradient g equally; so do NaNs.
     """
     at_x = xp.logical_or(x == y, x != x)
     at_v = xp.logical_or(v == xp.take_along_axis(y, i, axis=axis), v != v)
@@ -87,11 +87,13 @@ def scatter_reduce(
     index : array_like of int
         The positions, with as many axes as ``x``.  Its other lengths are at most those of ``x``.
     src : array_like
-        The elements, at least as long as ``index`` along each axis; further ones are not used.
+        The elements to reduce.  It must be at least as long as ``index`` along each axis; elements beyond the
+        length of ``index`` are not used.
     reduce : {"sum", "prod", "mean", "amax", "amin"}
         The reduction.
     include_self : bool, optional
-        Whether the elements of ``x`` take part; if not, those that nothing is scattered to stay.
+        Whether the elements of ``x`` are part of the reductions.  If not, an element of ``x`` is replaced if
+        there are elements for its position, and unchanged otherwise.
 
     Returns
     -------
@@ -143,7 +145,10 @@ def _along(shape: tuple[int, ...], axis: int, length: int) -> tuple[int, ...]:
 
 
 def _fitting(op: str, x: Tensor, i: Tensor, v: Tensor, axis: int) -> Tensor:
-    """Return the part of ``v`` (``src``) that the index ``i`` covers; raise if the shapes do not match."""
+    """Return ``v`` truncated to the shape of the index ``i``; raise if the shapes do not match.
+
+    ``v`` is the argument ``src`` of ``scatter_reduce``.
+    """
     fits = i.ndim == x.ndim == v.ndim and all(
         n <= m and (n <= k or a == axis)
         for a, n, k, m in zip(range(-i.ndim, 0), i.shape, x.shape, v.shape, strict=True)
@@ -158,10 +163,10 @@ def _fitting(op: str, x: Tensor, i: Tensor, v: Tensor, axis: int) -> Tensor:
 
 
 def _into(name: str, x: Tensor, i: Tensor, v: Tensor, axis: int, include_self: bool) -> Tensor:
-    """Reduce the elements of ``v`` into ``x`` at the positions ``i`` along ``axis``.
+    """Return a copy of ``x`` in which elements of ``v`` are combined with those at the positions ``i``.
 
-    ``name`` is 'sum', 'mean', 'prod', 'amax' or 'amin'.  All shapes are equal except along ``axis``.  Unless
-    ``include_self``, elements of ``x`` that get a value do not take part.
+    ``name`` is the reduction, 'sum', 'mean', 'prod', 'amax' or 'amin', along ``axis``.  All shapes must be
+    equal except along ``axis``.  Unless ``include_self``, an element of ``x`` at such a position is replaced.
     """
     length, dtype = x.shape[axis], x.dtype
     if name == "prod":
@@ -182,7 +187,7 @@ def _into(name: str, x: Tensor, i: Tensor, v: Tensor, axis: int, include_self: b
 
 
 def _neutral(name: str, dtype: Any) -> Any:
-    """Return the value that the reduction ``name`` starts from, such as 0 for 'sum'."""
+    """Return the neutral value of the reduction ``name``, such as 0 for 'sum' and -inf for 'amax'."""
     value = _NEUTRAL[name]
     if differentiable(dtype) or not math.isinf(value):
         return value
@@ -190,10 +195,10 @@ def _neutral(name: str, dtype: Any) -> Any:
 
 
 def _product(x: Tensor, i: Tensor, v: Tensor, axis: int, include_self: bool) -> Tensor:
-    """Return the product of the elements of ``v`` with the same index ``i``, as ``_into`` for 'prod'.
+    """Do what ``_into`` does for 'prod': multiply the elements of ``v`` that have the same index ``i``.
 
-    It is a parallel prefix product over the sorted elements: in each round the distance between the factors
-    doubles.  Nothing is divided, so derivatives of every order are exact at zeros.
+    The elements are sorted by index.  Then a parallel prefix product is computed: in each round the distance
+    between the factors doubles.  There is no division, so derivatives of every order are exact at zeros.
     """
     length = x.shape[axis]
     i = rec.where(i < 0, i + length, i)

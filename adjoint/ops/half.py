@@ -1,7 +1,7 @@
-"""Half precision (float16, and bfloat16 of ml_dtypes), which is computed in float32 and rounded once.
+"""Helpers for half precision (float16, and bfloat16 of ml_dtypes): compute in float32, then round once.
 
-NumPy does not support bfloat16 fully: with a Python number it returns float32 or float64, and its matrix
-products are float32.
+NumPy does not support bfloat16 fully: arithmetic with a Python number returns float32 or float64, and matrix
+products return float32.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ def is_half(x: Any) -> bool:
 
 def wide(x: Any) -> Any:
     """Convert half precision to float32; return other arrays unchanged."""
-    # ``is_half`` inlined, because every sum calls this
+    # ``is_half`` is inlined, because every sum calls this function
     return x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iu" else x
 
 
 def widened(xp: Namespace, x: Value) -> Any:
-    """Convert half precision to float32 in any namespace; return other arrays unchanged."""
+    """Do what ``wide`` does for values of any namespace: convert half precision to float32."""
     return xp.astype(x, dtype=np.dtype(np.float32)) if is_half(x) else x
 
 
 def rounded(y: Any, *arrays: Any) -> Any:
-    """Round ``y`` to the half precision of ``arrays`` if all of them, the arguments, have half precision."""
+    """Return ``y`` in the common dtype of ``arrays`` if that is half precision; otherwise unchanged.
+
+    ``arrays`` are the arguments from which ``y`` was computed.
+    """
     dtype = np.result_type(*arrays)
     return y.astype(dtype, copy=False) if dtype.itemsize == 2 and y.dtype.kind not in "biu" else y
 
@@ -61,7 +64,7 @@ def in_float32(forward: Callable[..., Any], *first: Any) -> Callable[..., Any]:
 
     def wide_forward(*args: Any, **params: Any) -> Any:
         for a in args:
-            if getattr(a, "itemsize", 0) == 2:  # also of a NumPy scalar, which a rule made from 0-d arrays
+            if getattr(a, "itemsize", 0) == 2:  # of arrays and of NumPy scalars
                 return half_forward(*args, **params)
         return forward(*args, **params)
 

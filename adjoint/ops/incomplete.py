@@ -28,14 +28,14 @@ __all__ = [
 
 def _gamma_density(xp: Any, a: Any, x: Any) -> Any:
     """Return x^(a-1) exp(-x) / Γ(a)."""
-    far = x == np.inf  # where the terms are inf - inf
+    far = x == np.inf  # there the exponent below would be inf - inf
     x = xp.where(far, 1, x)
     return xp.where(far, 0, xp.exp(xp.xlogy(a - 1, x) - x - xp.gammaln(a)))
 
 
 def _gamma_change(xp: Any, a: Any, x: Any, order: int) -> Any:
-    """Return the derivative of the gamma density at x, of order ``order`` in its shape parameter a."""
-    log_x = xp.log(xp.where(xp.logical_or(x == 0, x == np.inf), 1, x))  # the density is 0 there, or infinite
+    """Return the derivative of order ``order``, in the shape parameter a, of the gamma density at x."""
+    log_x = xp.log(xp.where(xp.logical_or(x == 0, x == np.inf), 1, x))  # at 0 and inf, log(x) is 0 · inf
     cumulant = lambda i, _: log_x - xp.digamma(a) if i == 1 else -xp.polygamma(a, n=i - 1)
     return _gamma_density(xp, a, x) * bell(cumulant, order)
 
@@ -46,7 +46,7 @@ def _beta_density(xp: Any, a: Any, b: Any, x: Any) -> Any:
 
 
 def _beta_change(xp: Any, a: Any, b: Any, x: Any, m: int, n: int) -> Any:
-    """Return the derivative of the beta density at x, of order m in a and n in b."""
+    """Return the derivative of the beta density at x, of order m in the parameter a and order n in b."""
     inside = xp.where(xp.logical_or(x == 0, x == 1), 0.5, x)
     log_x, log_rest = xp.log(inside), xp.log1p(-inside)
 
@@ -131,12 +131,15 @@ def _student_density(xp: Any, df: Any, t: Any) -> Any:
 
 
 def _student_beta(xp: Any, df: Any, t: Any) -> Any:
-    """Return z = df / (df + t²), the argument of the incomplete beta function, limited to below 1."""
+    """Return z = df / (df + t²), but at most the largest number below 1.
+
+    Student's distribution function is computed from the incomplete beta function at z.
+    """
     return xp.minimum(df / (df + t * t), 1 - 1e-16)
 
 
 def _student_slope(xp: Any, g: Any, y: Any, df: Any, t: Any) -> Any:
-    """Return -g times the second derivative in df of Student's distribution function at t."""
+    """Return -g times the second derivative, in df, of Student's distribution function at t."""
     z = _student_beta(xp, df, t)
     change = xp.square(t / (df + t * t)) * _beta_change(xp, 0.5 * df, 0.5, z, 1, 0)
     tail = 0.5 * xp.betainc_derivative(0.5 * df, 0.5, z, m=2, n=0) + change
@@ -145,16 +148,17 @@ def _student_slope(xp: Any, g: Any, y: Any, df: Any, t: Any) -> Any:
 
 
 def _student_log_slope(xp: Any, df: Any, t: Any) -> Any:
-    """Return the derivative in df of the logarithm of Student's density at t."""
+    """Return the derivative, in df (degrees of freedom), of the logarithm of Student's density at t."""
     square = t * t / df
     gap = -0.5 * xp.polygamma_gap(0.5 * df, 0.5, n=0) - 0.5 / df
     return gap - 0.5 * xp.log1p(square) + 0.5 * (1 + 1 / df) * square / (1 + square)
 
 
 def _stdtr_derivative(df: Any, t: Any) -> Any:
-    """Return the derivative in df, the degrees of freedom, of Student's distribution function at t.
+    """Return the derivative, in df (degrees of freedom), of Student's distribution function at t.
 
-    It has two parts: through the incomplete beta function at z = df / (df + t²), and through t/√df.
+    It is the sum of two terms, because df occurs in the parameter of the incomplete beta function and in its
+    argument z = df / (df + t²).
     """
     dtype = np.result_type(df, t, 1.0)
     df, t = np.broadcast_arrays(*real_arrays(df, t))
@@ -189,7 +193,7 @@ def _poisson_quantile(u: Any, lam: Any) -> Any:
     with np.errstate(all="ignore"):
         k = np.ceil(special.pdtrik(u, lam))
         before = np.maximum(k - 1, 0)
-        k = np.where(special.pdtr(before, lam) >= u, before, k)  # where pdtrik was rounded up
+        k = np.where(special.pdtr(before, lam) >= u, before, k)  # correct k where pdtrik was rounded up
     return np.where((lam == 0) | (special.pdtr(0, lam) >= u), 0.0, k)
 
 

@@ -1,10 +1,9 @@
 """Derivatives of the incomplete gamma and beta functions in their parameters, by numerical integration.
 
-The integrals start at the argument and go away from the mean of the density, so that nothing cancels and the
-far tails are accurate.  With t the variable and x the argument, the integrals are taken over s = log(t/x) for gamma
-and the log-odds of t for beta, where the integrands are analytic and log-concave.  They are integrated by
-Gauss-Legendre rules up to the point where they have fallen by a factor of exp(-45); the results are accurate
-to about 1e-13.
+The integrals start at the argument x and go away from the mean of the density, so that they do not cancel and
+the far tails are accurate.  The variable t is substituted: by s = log(t/x) for gamma, and by the log-odds of
+t for beta.  The integrands are then analytic and log-concave.  They are integrated by Gauss-Legendre rules up
+to the point where they have fallen by a factor of exp(-45).  The results are accurate to about 1e-13.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from adjoint.ops.scipy_forward import special_module
 
 __all__ = ["bell", "betainc_derivative", "gammainc_derivative"]
 
-_FALL = 45.0  # exp(-45) = 3e-20
+_FALL = 45.0  # integrate until the integrand has fallen by exp(-45) = 3e-20
 _CHUNK = 2048  # elements at a time: a few megabytes of nodes
 
 
@@ -33,21 +32,21 @@ def _legendre(n: int) -> tuple[Any, Any]:
 
 @functools.cache
 def _laguerre(n: int) -> tuple[Any, Any]:
-    """Return the Gauss-Laguerre nodes, and the weights without the factor exp(-y)."""
+    """Return the Gauss-Laguerre nodes y on [0, ∞), and the weights multiplied by exp(y)."""
     y, w = np.polynomial.laguerre.laggauss(n)
     return y, w * np.exp(y)
 
 
 def bell(cumulant: Callable[[int, int], Any], m: int, n: int = 0) -> Any:
-    """Return the derivative of exp(φ), of orders m and n in two variables, divided by exp(φ).
+    """Return the derivative of exp(φ) divided by exp(φ), of order m in one variable and n in another.
 
-    ``cumulant(i, j)`` is the derivative of φ of orders i and j.
+    ``cumulant(i, j)`` returns the derivative of φ of these orders.  The result is a Bell polynomial.
     """
     found: dict[tuple[int, int], Any] = {(0, 0): 1.0}
 
     def order(m: int, n: int) -> Any:
         if (m, n) not in found:
-            # take one derivative out, of the first variable if there is one, and apply Leibniz' rule
+            # differentiate once, in the first variable if m > 0, and apply Leibniz' rule to the rest
             a, b = (1, 0) if m else (0, 1)
             total: Any = 0.0
             for i in range(m - a + 1):
@@ -107,7 +106,10 @@ def _polygamma(n: int, a: Any) -> Any:
 
 
 def _by_chunks(function: Callable[..., Any], *arrays: Any) -> Any:
-    """Apply a function of vectors to arrays of any shape, some elements at a time to limit the memory."""
+    """Return ``function(*arrays)``, where ``function`` accepts vectors and ``arrays`` have any shapes.
+
+    It is called with chunks of elements, to limit the memory.
+    """
     arrays = np.broadcast_arrays(*arrays)
     dtype = np.result_type(*arrays)
     dtype = dtype if dtype.kind == "f" else np.dtype(np.float64)
@@ -120,9 +122,9 @@ def _by_chunks(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def _falls(h: Callable[[Any], Any], slope: Callable[[Any], Any], start: Any, steps: int = 16) -> Any:
-    """Return a point at which the concave function ``h`` has fallen to about -45, to the right of ``start``.
+    """Return a point to the right of ``start`` at which the concave function ``h`` is about -45.
 
-    ``slope`` is the derivative of ``h``; Newton's method is iterated ``steps`` times.
+    ``slope`` is the derivative of ``h``.  The point is found by ``steps`` steps of Newton's method.
     """
     s = start
     for _ in range(steps):
@@ -135,7 +137,7 @@ def _falls(h: Callable[[Any], Any], slope: Callable[[Any], Any], start: Any, ste
 
 
 def gammainc_derivative(a: Any, x: Any, order: int) -> Any:
-    """Return the derivative in a of P(a, x) = ∫₀ˣ t^(a-1) exp(-t) dt / Γ(a), for order ≥ 1."""
+    """Return the derivative of order ``order`` ≥ 1, in a, of P(a, x) = ∫₀ˣ t^(a-1) exp(-t) dt / Γ(a)."""
     return _by_chunks(lambda a, x: _gammainc_vector(a, x, order), a, x)
 
 
@@ -154,7 +156,10 @@ def _gammainc_vector(a: Any, x: Any, order: int) -> Any:
 
 
 def _gamma_series(a: Any, x: Any, order: int) -> Any:
-    """Return Σₙ of x^(a+n) exp(-x) / Γ(a + n + 1), differentiated term by term, for x ≤ 1."""
+    """Return the derivative of P(a, x) in a, for x ≤ 1.
+
+    The series Σₙ x^(a+n) exp(-x) / Γ(a + n + 1) is differentiated term by term.
+    """
     log_x = np.log(x)
     special = special_module("gammainc")
     total = np.zeros_like(x)
@@ -170,9 +175,9 @@ def _gamma_series(a: Any, x: Any, order: int) -> Any:
 
 
 def _gamma_integral(a: Any, x: Any, order: int, upper: bool) -> Any:
-    """Return the derivative of P(a, x) in a by an integral from x along s = ±log(t/x), for x > 1.
+    """Return the derivative of P(a, x) in a, for x > 1, by an integral over s = ±log(t/x).
 
-    ``upper`` says in which direction: to infinity, or to 0.
+    The integral goes from t = x to ∞ if ``upper``, otherwise from x to 0.
     """
     sign = 1.0 if upper else -1.0
     h = lambda s: sign * a * s - x * np.expm1(sign * s)
@@ -199,7 +204,10 @@ def _gamma_integral(a: Any, x: Any, order: int, upper: bool) -> Any:
 
 
 def betainc_derivative(a: Any, b: Any, x: Any, m: int, n: int) -> Any:
-    """Return the derivative of I(a, b, x) of order m in a and n in b, m + n ≥ 1."""
+    """Return the derivative, of order m in a and n in b, of the incomplete beta function I(a, b, x).
+
+    The function is regularized, and m + n must be at least 1.
+    """
     return _by_chunks(lambda a, b, x: _betainc_vector(a, b, x, m, n), a, b, x)
 
 
@@ -218,9 +226,10 @@ def _betainc_vector(a: Any, b: Any, x: Any, m: int, n: int) -> Any:
 
 
 def _beta_part(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
-    """Return the derivative of I(a, b, x) for x left of the mean; ``rest`` is 1 - x.
+    """Return the derivative of I(a, b, x), of order m in a and n in b, for x below the mean.
 
-    First derivatives are computed by the series where it converges fast, all others by the integral.
+    First derivatives are computed by a series where it converges fast; all others by an integral.  ``rest`` is
+    1 - x.
     """
     if m + n > 1:
         return _beta_integral(a, b, x, rest, m, n)
@@ -258,9 +267,9 @@ def _beta_series(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
 
 
 def _beta_integral(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
-    """Return the derivative of I(a, b, x) by an integral from x to 0, for x left of the mean.
+    """Return the derivative of I(a, b, x), for x below the mean, by an integral from t = x to t = 0.
 
-    The variable s is the decrease of log(t / (1 - t)); ``rest`` is 1 - x.
+    The variable of integration, s, is the difference of the log-odds of x and of t.  ``rest`` is 1 - x.
     """
     log_x = np.where(x < 0.5, np.log(x), np.log1p(-rest))
     log_rest = np.where(rest < 0.5, np.log(rest), np.log1p(-x))
@@ -274,7 +283,8 @@ def _beta_integral(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
     h = lambda s: b * s - total * grown(s, x, rest)
     slope = lambda s: b - total * rest / (rest + x * np.exp(-s))
     end = _falls(h, slope, (_FALL - total * log_rest) / a)
-    # structure around the logit 0; far left of it the integrand is exp(-a s) times a polynomial
+    # the integrand changes most where the log-odds of t are near 0; far below, it is exp(-a s) times a
+    # polynomial
     first = np.maximum(log_x - log_rest, 0.0) + 5
     second = first + 35 + np.log1p(b)
     nodes = []
@@ -317,7 +327,7 @@ def _gap(a: Any, b: Any) -> Any:
 
 
 def _log_beta_size(a: Any, b: Any, x: Any, rest: Any) -> Any:
-    """Return log(xᵃ (1 - x)ᵇ / B(a, b)), computed from the distance to the mean."""
+    """Return log(xᵃ (1 - x)ᵇ / B(a, b)), computed from the distance of x to the mean; ``rest`` is 1 - x."""
     n = a + b
     shift = (x * b - rest * a) / n  # x - a/n
     fall = a * _log1p_less(shift * n / a, x * n / a) + b * _log1p_less(-shift * n / b, rest * n / b)

@@ -29,10 +29,11 @@ CanonicalKey = tuple[Any, ...]
 
 
 def canonical_key(shape: Shape, key: Any, check: bool = True) -> CanonicalKey:
-    """Check an index against a shape; return it as a tuple of slices, ints, arrays, None and one Ellipsis.
+    """Return an index as a tuple of slices, ints, arrays, None and one Ellipsis; raise if it is not valid.
 
-    Boolean masks become the positions of their true elements.  With ``check=False`` the range of the integers
-    is not checked, which is a third faster: NumPy checks it later.
+    A valid index matches ``shape``.  Boolean masks become the positions of their true elements.  With
+    ``check=False``, it is not checked whether integers are in range, because NumPy does so later.  This saves
+    a third of the time.
     """
     plain = _plain_key(shape, key if type(key) is tuple else (key,))
     if plain is not None:
@@ -68,7 +69,10 @@ def canonical_key(shape: Shape, key: Any, check: bool = True) -> CanonicalKey:
 
 
 def _plain_key(shape: Shape, key: tuple[Any, ...]) -> CanonicalKey | None:
-    """Return a valid index of ints, slices, None and Ellipsis as a tuple; None for any other index."""
+    """Do what ``canonical_key`` does, faster, for a valid index of ints, slices, None and Ellipsis.
+
+    Return None for any other index.
+    """
     axis, gap = 0, len(key)
     for i, k in enumerate(key):
         kind = type(k)
@@ -95,7 +99,7 @@ def _plain_key(shape: Shape, key: tuple[Any, ...]) -> CanonicalKey | None:
         if type(k) is int:
             n = shape[axis]
             if not -n <= k < n:
-                return None  # the full check raises the error
+                return None  # canonical_key then raises the error
         if i == gap:
             axis += rest
         elif k is not None:
@@ -153,12 +157,12 @@ def _check_item(shape: Shape, axis: int, k: Any) -> None:
 
 
 def is_basic(key: CanonicalKey) -> bool:
-    """Return whether a key has no arrays, so that it selects each element at most once."""
+    """Return whether a key contains no arrays, so that it selects each element at most once."""
     return not any(isinstance(k, (np.ndarray, bool)) for k in key)
 
 
 def flat_positions(key: CanonicalKey, shape: Shape) -> Any:
-    """Return the positions in the flattened tensor of the elements at a key with arrays."""
+    """Return the positions, in the flattened tensor, of the elements that a key with arrays selects."""
     arrays = 0
     while arrays < len(key) and isinstance(key[arrays], np.ndarray):
         arrays += 1
@@ -174,7 +178,7 @@ def flat_positions(key: CanonicalKey, shape: Shape) -> Any:
 
 
 def _unindex(g: Array, key: CanonicalKey, shape: Shape) -> Any:
-    """Add ``g`` into zeros at ``key``; values at repeated positions are summed."""
+    """Return zeros of ``shape`` with ``g`` added at ``key``; values at repeated positions are summed."""
     if not is_basic(key):
         few = add_few(g, key, shape)
         return add_flat(g, flat_positions(key, shape), shape) if few is None else few
@@ -190,9 +194,9 @@ def _index_set(x: Array, v: Array, key: CanonicalKey) -> Any:
 
 
 def _front(key: tuple[Any, ...]) -> int:
-    """Count the axes that NumPy puts before the batch axis when it indexes an array with ``(:, *key)``.
+    """Return which axis of ``x[(:, *key)]`` is the batch axis, if the batch axis is the first axis of x.
 
-    If index arrays are not adjacent, NumPy puts their axes before all others.
+    It is the first one, unless ``key`` has index arrays that are not adjacent: NumPy puts their axes first.
     """
     spread = [isinstance(k, (np.ndarray, bool, np.bool_)) for k in key]
     if not any(spread):
@@ -324,7 +328,7 @@ def setitem(x: Tensor, key: Key, value: ArrayLike) -> None:
 
 
 def _check_fits(x: Tensor, key: CanonicalKey, value: Any) -> None:
-    spot = np.broadcast_to(np.int8(0), x.shape)[key].shape  # without touching the values
+    spot = np.broadcast_to(np.int8(0), x.shape)[key].shape  # the shape of x[key], without reading x
     if broadcast_shapes("x[key] = value", spot, value.shape) != spot:
         raise ShapeError(
             f"x[key] = value: x[key] has shape {spot}, to which a value of shape {value.shape} cannot be "
@@ -338,7 +342,10 @@ def _check_fits(x: Tensor, key: CanonicalKey, value: Any) -> None:
 
 
 def _set_traced(x: Tensor, key: Any, value: Any) -> None:
-    """Assign ``x[key] = value`` inside a trace: ``x`` gets a new value, a copy with the elements assigned."""
+    """Assign ``x[key] = value`` inside a trace.
+
+    The traced array of ``x`` is replaced by a copy with the elements assigned; nothing is written in place.
+    """
     refuse_write(x)
     refuse_view(x)
     if has_traced(key):
@@ -357,9 +364,9 @@ def _set_traced(x: Tensor, key: Any, value: Any) -> None:
 
 
 def has_traced(key: Any) -> bool:
-    """Return whether an index contains tensors that a transform traces.
+    """Return whether an index contains tensors whose values are not known, because a transform traces them.
 
-    Inside ``ad.compile``, tensors that were made outside of it count, too.
+    Inside ``ad.compile``, this includes tensors that were created outside of the function.
     """
     if special.count and tracing.get() is not None:
         note_reading(*(key if type(key) is tuple else (key,)))
@@ -369,7 +376,7 @@ def has_traced(key: Any) -> bool:
 
 
 def _index_traced(x: Tensor, key: Any) -> Tensor:
-    """Return ``x[key]`` for a key with traced integers; all other items of the key must be basic."""
+    """Return ``x[key]`` for a key in which some integers are traced tensors; masks are not supported."""
     items = list(key) if type(key) is tuple else [key]
     given = sum(k is not None and k is not Ellipsis for k in items)
     gaps = [n for n, k in enumerate(items) if k is Ellipsis]
@@ -385,7 +392,7 @@ def _index_traced(x: Tensor, key: Any) -> Tensor:
     if any(k != slice(None) for k in whole):
         x = rec.index(x, key=canonical_key(x.shape, tuple(whole)))
     first = chosen[0]
-    if chosen[-1] - first >= len(chosen):  # not next to each other: NumPy puts their axes in front
+    if chosen[-1] - first >= len(chosen):  # not adjacent: NumPy then puts their axes before all others
         rest = [n for n in range(x.ndim) if n not in chosen]
         x, first = rec.permute_dims(x, axes=tuple([n - x.ndim for n in (*chosen, *rest)])), 0
     rows, i = _merged_rows(x, [items[n] for n in chosen], first)
@@ -393,9 +400,9 @@ def _index_traced(x: Tensor, key: Any) -> Tensor:
 
 
 def traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
-    """Return ``x`` and an index such that ``x[key]`` is the rows of this tensor at this index.
+    """Return a reshaped ``x``, called rows, and an index i such that rows[i] is ``x[key]``.
 
-    ``key`` indexes the first axes and contains traced integers.
+    ``key`` has integers for the first axes, some of them traced; these axes are merged in the result.
     """
     items = list(key) if type(key) is tuple else [key]
     items = items[:-1] if items[-1] is Ellipsis else items
@@ -409,10 +416,10 @@ def traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
 
 
 def _merged_rows(x: Tensor, items: list[Any], first: int) -> tuple[Tensor, Tensor]:
-    """Return the tensor with the axes of integers merged into the axis ``first``, and the positions there.
+    """Return ``x`` with the axes that ``items`` index merged into the axis ``first``, and the merged index.
 
-    ``items`` are the items of the key, one per axis.  A position that is out of range in its own axis is out
-    of range in the merged axis, so that the op that uses it raises.
+    ``items`` are integers or tensors of integers, one for each of these axes.  An index that is out of range
+    for its own axis becomes out of range for the merged axis, so that the op that uses it raises.
     """
     lengths = x.shape[first : first + len(items)]
     count = math.prod(lengths)

@@ -42,7 +42,7 @@ __all__ = [
 
 
 def _along(axis: int, at: Any) -> tuple[Any, ...]:
-    """Return an index that applies ``at`` to ``axis``, a negative number, and selects all of the others."""
+    """Return an index with ``at`` for the axis ``axis`` (negative) and full slices for the other axes."""
     return (Ellipsis, at, *(slice(None),) * (-axis - 1))
 
 
@@ -64,9 +64,9 @@ def _concat_rule(
 
 
 def _stack(*xs: Array, axis: int) -> Any:
-    """Join arrays along a new axis, in a third of the time of np.stack."""
+    """Return the arrays joined along a new axis; faster than ``np.stack``, by a factor of 3."""
     first = xs[0]
-    if type(first) is np.ndarray and axis == -first.ndim - 1:  # in front: numbers, rows
+    if type(first) is np.ndarray and axis == -first.ndim - 1:  # the new axis is the first
         kind = first.dtype
         for x in xs:
             if type(x) is not np.ndarray or x.dtype is not kind:
@@ -97,8 +97,8 @@ define("stack", _stack, joint=_stack_rule, arity=None, kind="linear", params=("a
        batch="leading", reference="numpy", doc="Tensors joined along a new axis.")  # fmt: skip
 
 
-# All parts of a split are outputs of one node, so that backward joins them once.  One index op per part would
-# make a whole array of zeros for each.
+# All parts of a split are outputs of one node, so that backward joins their gradients once.  With one index
+# op per part, backward would create a whole array of zeros for each part.
 
 
 def _unstack_forward(x: Array, axis: int) -> tuple[Any, ...]:
@@ -135,7 +135,10 @@ define("split", _split_forward, _split_rule, kind="linear", params=("cuts", "axi
 
 @functools.cache
 def _with_outputs(name: str, count: int) -> Any:
-    """Return the eager function of a copy of the op ``name`` that has ``count`` outputs."""
+    """Return the eager function of the op ``name`` for ``count`` outputs.
+
+    The number of outputs is part of an op, so there is one copy of the op for each number.
+    """
     op = dataclasses.replace(OPS[name], outputs=count)
     op.eager = eager_of(op)
     return op.eager
@@ -251,7 +254,7 @@ def stack(xs: ArrayLike, axis: int = 0) -> Tensor:
 
 
 def _raised(x: Tensor, ndim: int) -> Tensor:
-    """Return ``x`` with axes of length 1 added until it has ``ndim``, as NumPy's ``atleast`` functions do."""
+    """Return ``x`` with axes of length 1 added up to ``ndim`` axes, where ``np.atleast_2d`` etc. add them."""
     if x.ndim >= ndim:
         return x
     shape: tuple[int, ...] = (1,) * (ndim - x.ndim) + x.shape
@@ -480,7 +483,7 @@ def _split(op: str, x: Any, sections: Any, axis: int, equal: bool = True) -> lis
             f"{op}: {n} elements along axis {axis} cannot be divided into {parts} equal parts.\n"
             "  Pass the indices at which to split, or use ad.array_split."
         )
-    small, larger = divmod(n, parts)  # the first parts get one element more
+    small, larger = divmod(n, parts)  # the first ``larger`` parts have one element more
     return _cut(x, where, [i * small + builtins.min(i, larger) for i in range(1, parts)])
 
 
@@ -494,7 +497,7 @@ def _bounded(op: str, cut: Any, n: int) -> int:
 
 def _cut(x: Tensor, axis: int, cuts: list[int]) -> list[Tensor]:
     pairs = tuple(zip([0, *cuts], [*cuts, x.shape[axis]], strict=True))
-    if len(pairs) == 1 or builtins.any(a > b for a, b in pairs):  # parts may overlap
+    if len(pairs) == 1 or builtins.any(a > b for a, b in pairs):  # indices that decrease: parts overlap
         return [x[_along(axis, slice(a, b))] for a, b in pairs]
     return list(_with_outputs("split", len(pairs))(x, cuts=pairs, axis=axis))
 

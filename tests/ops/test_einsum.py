@@ -350,10 +350,10 @@ X, Y = np.ones((2, 3)), np.ones((4, 5))
         (lambda: ad.einsum("ij->i", X, X), ArgumentError,
          "einsum 'ij->i': the subscripts describe 1 operand, but 2 were passed (shapes (2, 3), (2, 3))."),
         (lambda: ad.einsum("ijk->i", X), ShapeError,
-         "einsum 'ijk->i': the label 'ijk' of operand 0 is for 3 axes, but the operand has shape (2, 3).\n"
+         "einsum 'ijk->i': the subscripts 'ijk' are for 3 axes, but operand 0 has shape (2, 3).\n"
          "  Use one letter per axis, or ... for axes without a letter."),
         (lambda: ad.einsum("...ijk->i", X), ShapeError,
-         "einsum '...ijk->i': the label '...ijk' of operand 0 is for 3 axes or more, but the operand has shape (2, "
+         "einsum '...ijk->i': the subscripts '...ijk' are for 3 axes or more, but operand 0 has shape (2, "
          "3).\n"
          "  Use one letter per axis, or ... for axes without a letter."),
         (lambda: ad.einsum("i1->i", X), ArgumentError,

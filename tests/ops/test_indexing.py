@@ -110,7 +110,7 @@ def test_an_update_casts_no_more_than_an_assignment(name: str) -> None:
             getattr(whole.at[1:], name)(value)
         assert str(caught.value) == (
             "x.at[key]: float64 values cannot be written into a int64 tensor.\n"
-            "  Cast one of them first: x.astype('float64'), or the values."
+            "  Cast the tensor first, x.astype('float64'), or cast the values."
         )
     small = ad.tensor([1, 2], dtype=np.int8)
     for value in (300, -129):
