@@ -274,7 +274,7 @@ def _tan_slope(xp: Namespace, g: Value, x: Value) -> Any:
 
 
 def _atan2_part(xp: Namespace, g: Value, part: Value, x: Value, y: Value) -> Any:
-    """Return g · part / (x² + y²) without overflow, where ``part`` is x or -y.
+    """Return g · part / (x² + y²) without overflow, where ``part`` is x or y.
 
     It is 0 at the origin, where the angle is not continuous, and at infinity.
     """

@@ -228,8 +228,8 @@ def _betainc_vector(a: Any, b: Any, x: Any, m: int, n: int) -> Any:
 def _beta_part(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
     """Return the derivative of I(a, b, x), of order m in a and n in b, for x below the mean.
 
-    First derivatives are computed by a series where it converges fast; all others by an integral.  ``rest`` is
-    1 - x.
+    First derivatives are computed by a series where it converges fast; all others by an integral.
+    ``rest`` is 1 - x.
     """
     if m + n > 1:
         return _beta_integral(a, b, x, rest, m, n)

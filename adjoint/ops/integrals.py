@@ -55,9 +55,10 @@ dawsn = define("dawsn", from_scipy("dawsn"), lambda xp, g, y, x: g * xp.dawsn_de
 
 
 def _dawsn_derivative(x: Any, order: int) -> Any:
-    """Return the derivative of Dawson's integral of this order, by D⁽ⁿ⁺¹⁾ = -2 (x D⁽ⁿ⁾ + n D⁽ⁿ⁻¹⁾).
+    """Return the derivative of order ``order`` of Dawson's integral D(x).
 
-    This cancels for large x; there the asymptotic series is differentiated.
+    It is computed by the recurrence D⁽ⁿ⁺¹⁾ = -2 (x D⁽ⁿ⁾ + n D⁽ⁿ⁻¹⁾).  For large x, where the recurrence
+    cancels, the asymptotic series is differentiated.
     """
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
@@ -83,7 +84,7 @@ define("dawsn_derivative", in_float32(_dawsn_derivative),
        lambda xp, g, y, x, order: g * xp.dawsn_derivative(x, order=order + 1), saves="x", params=("order",),
        reference="formula", doc="A derivative of Dawson's integral.")  # fmt: skip
 
-# Hypergeometric functions: the derivatives stay within the family --------------------------------
+# Hypergeometric functions: the derivative of each one is the same function with other parameters --
 
 define("hyp2f1", of_order("hyp2f1"),
        lambda xp, g, y, x, a, b, c: g * (xp.hyp2f1(x, a=a + 1, b=b + 1, c=c + 1) * (a * b / c)), saves="x", params=("a", "b", "c"),

@@ -73,7 +73,7 @@ def _lstsq(x: Array, y: Array, rtol: Any) -> Any:
     u, s, vh = _singular("lstsq", x)
     counts = _above(s, rtol)
     inverse = np.where(counts, 1 / np.where(counts, s, 1), 0)
-    # one factor after the other: the error of the product pinv(x) would grow with the condition number
+    # multiply by one factor after the other: the error of pinv(x) @ y would grow with the condition number
     return adjoint_of(raw, vh) @ (inverse[..., None] * (adjoint_of(raw, u) @ y))
 
 
@@ -95,7 +95,7 @@ def _off_range(x: Array, y: Array, rtol: Any) -> Any:
     u, s, _ = _singular("lstsq", x)
     counts = _above(s, rtol)
     u = np.where(counts[..., None, :], u, 0)
-    for _ in range(2):  # the second time removes the rounding errors of the first
+    for _ in range(2):  # project twice: the second projection removes the rounding errors of the first
         y = y - u @ (adjoint_of(raw, u) @ y)
     full = (counts.sum(axis=-1) == x.shape[-2])[..., None, None]
     return np.where(full, 0, y)
@@ -132,7 +132,7 @@ define("lstsq", _lstsq, joint=_lstsq_rule, arity=2, saves="zxy", kind="general",
 define("off_range", _off_range, joint=_off_range_rule, arity=2, saves="zxy", kind="general", params=("rtol",),
        holomorphic=False, batch="elementwise", reference="numpy", doc="The part of vectors that is orthogonal to the columns of a matrix.")  # fmt: skip
 
-# Singular values that are cut off ---------------------------------------------------------------
+# Small singular values set to zero --------------------------------------------------------------
 
 
 def _truncated(x: Array, rtol: Any) -> Any:
@@ -143,9 +143,9 @@ def _truncated(x: Array, rtol: Any) -> Any:
 
 
 def _truncated_rule(xp: Namespace, g: Value, y: Value, x: Value, rtol: Value) -> Any:
-    # y = u h(s) vᴴ with h(s) = s for kept singular values and 0 for removed ones.  In the basis of u and v, the entry
-    # of two kept values is that of g, that of two removed values is 0, and that of a kept value a and a removed
-    # value b is (g a + gᴴ b) a / (a² - b²)
+    # y = u h(s) vᴴ with h(s) = s for kept singular values and h(s) = 0 for removed ones.  The gradient of x
+    # is a matrix in the basis of u and v.  Its entry for two kept values is that of g, and for two removed
+    # values it is 0.  For a kept value a and a removed value b it is (g a + gᴴ b) a / (a² - b²).
     if 0 in x.shape[-2:]:
         return g
     u, s, vh = xp.svd(x, full_matrices=False)
@@ -160,7 +160,7 @@ def _truncated_rule(xp: Namespace, g: Value, y: Value, x: Value, rtol: Value) ->
     neither = xp.logical_not(xp.logical_or(row, column))
     middle = xp.where(mixed, change, xp.where(neither, -inner, 0))
     dx = g + xp.matmul(xp.matmul(u, middle), vh)
-    if x.shape[-2] > s.shape[-1]:  # the part outside the space that u, or v, spans
+    if x.shape[-2] > s.shape[-1]:  # the part of g outside of the space that the columns of u, or v, span
         outside = xp.matmul(g - xp.matmul(u, xp.matmul(uh, g)), v)
         dx = dx - xp.matmul(xp.where(column, 0, outside), vh)
     if x.shape[-1] > s.shape[-1]:
@@ -177,9 +177,9 @@ define("truncated", _truncated, _truncated_rule, saves="x", kind="general", para
 
 
 def tolerance(op: str, name: str, x: Tensor, value: ArrayLike) -> Any:
-    """Check the tolerance ``value``; return it as a number, or as an array with one number for each matrix.
+    """Return the tolerance ``value`` as a number or an array with one number for each matrix of ``x``.
 
-    ``op`` and ``name`` are the names of the function and of the argument, for errors.
+    Raise if it is neither.  ``op`` and ``name`` are the names of the function and the argument, for errors.
     """
     limits = array_of(without_gradient(op, name, value))
     if limits.dtype.kind not in "iuf" or broadcast_shapes(op, x.shape[:-2], limits.shape) != x.shape[:-2]:
@@ -188,7 +188,7 @@ def tolerance(op: str, name: str, x: Tensor, value: ArrayLike) -> Any:
 
 
 def rank_tolerance(op: str, x: Tensor, rtol: Any) -> Any:
-    """Return the relative tolerance below which singular values count as zero."""
+    """Return ``rtol``, the relative tolerance below which singular values count as zero, or its default."""
     if rtol is None:
         return float(max(x.shape[-2:], default=0) * np.finfo(x.dtype).eps)
     return tolerance(op, "rtol", x, rtol)
@@ -297,7 +297,7 @@ def lstsq(x: ArrayLike, y: ArrayLike, rcond: ArrayLike | None = None) -> LstsqRe
     z = rec.lstsq(counted, columns, rtol=rtol)
     rank = rec.matrix_rank(x, tol=None, rtol=rtol, hermitian=False)
     full = decide(lambda known: bool((known == x.shape[-1]).all()), rank)
-    if x.shape[-2] > x.shape[-1] and full is not False:  # None inside a transform: full rank is assumed
+    if x.shape[-2] > x.shape[-1] and full is not False:  # inside a transform, full is None: assume full rank
         off = rec.abs(columns - matmul(x, z))
         residuals = rec.sum(off * off, axis=(-2,), keepdims=False)
     else:

@@ -32,10 +32,9 @@ __all__ = [
 
 
 def flat_lead(*arrays: tuple[Array, int]) -> tuple[tuple[int, ...], list[Any]]:
-    """Broadcast the leading axes of arrays and merge them into one axis.
+    """Broadcast the leading axes of arrays and merge them; return their shape, and the reshaped arrays.
 
-    Each argument is a pair: an array, and the number of its last axes that are not leading.  Return the
-    common leading shape and the reshaped arrays.
+    Each argument is a pair: an array, and the number of its last axes, which are not changed.
     """
     lead = np.broadcast_shapes(*(a.shape[: a.ndim - own] for a, own in arrays))
     flat = []
@@ -46,7 +45,7 @@ def flat_lead(*arrays: tuple[Array, int]) -> tuple[tuple[int, ...], list[Any]]:
 
 
 def float_dtype(*arrays: Any) -> Any:
-    """Return the common dtype of arrays; float64 for integers."""
+    """Return the common dtype of arrays, or float64 if all are integers."""
     dtype = np.result_type(*(a.dtype for a in arrays))
     return np.dtype(np.float64) if dtype.kind in "biu" else dtype
 
@@ -89,10 +88,11 @@ _LAPACK = frozenset(map(np.dtype, ("float32", "float64", "complex64", "complex12
 
 
 def matrix_shape(found: Callable[..., Result], *, square: bool = True) -> Callable[..., Result | None]:
-    """Return a shape rule that calls ``found(x, lead, rows, columns, **params)`` for a matrix ``x``.
+    """Return the shape rule of an op on matrices: a function that returns the outputs' shapes and dtypes.
 
-    ``lead`` is the shape before the last two axes.  The rule returns None if ``x`` is not a matrix of floats,
-    or not square if it must be ``square``.
+    The rule calls ``found(x, lead, rows, columns, **params)``, where ``lead`` is the shape of ``x`` without
+    its last two axes.  It returns None if ``x`` is not valid: not a matrix of floats, or not square although
+    ``square`` is true.
     """
 
     def rule(x: Any, **params: Any) -> Result | None:
@@ -104,7 +104,7 @@ def matrix_shape(found: Callable[..., Result], *, square: bool = True) -> Callab
 
 
 def solution_shape(x: Any, y: Any, **_: Any) -> Result | None:
-    """Return the shape of the solution of equations with matrices ``x`` and right-hand sides ``y``."""
+    """Return the shape and dtype of the solution of x z = y; None if the shapes do not match."""
     if min(len(x.shape), len(y.shape)) < 2 or x.shape[-2] != y.shape[-2] or not {x.dtype, y.dtype} <= _LAPACK:
         return None
     lead = broadcast(x.shape[:-2], y.shape[:-2])
@@ -112,16 +112,16 @@ def solution_shape(x: Any, y: Any, **_: Any) -> Result | None:
 
 
 def adjoint_of(xp: Namespace, x: Value) -> Any:
-    """Return the conjugate transpose."""
+    """Return the conjugate transpose of the matrices in the last two axes."""
     t = xp.matrix_transpose(x)
     return xp.conj(t) if x.dtype.kind == "c" else t
 
 
-# Hermitian matrices, of which one triangle is read ------------------------------------------------
+# Hermitian matrices: functions that read only one triangle ----------------------------------------
 
 
 def _is_hermitian(x: Array) -> Any:
-    with np.errstate(invalid="ignore"):  # infinities
+    with np.errstate(invalid="ignore"):  # for inf - inf
         off, size = (
             np.max(np.abs(a), axis=(-2, -1), keepdims=True, initial=0) for a in (x - adjoint_of(raw, x), x)
         )
@@ -129,10 +129,10 @@ def _is_hermitian(x: Array) -> Any:
 
 
 def of_triangle(xp: Namespace, g: Value, x: Value, lower: bool) -> Any:
-    """Return the gradient of ``x`` for a function that reads only its lower or upper triangle.
+    """Return the gradient of ``x`` for a function that reads only the lower (or upper) triangle of ``x``.
 
-    ``g`` is the Hermitian gradient of the whole matrix.  The gradient of a Hermitian ``x`` is ``g``; for any
-    other ``x``, the gradient of the triangle that is not read is 0.
+    ``g`` is the gradient as if the whole matrix were read; it is Hermitian.  If ``x`` is Hermitian, the
+    result is ``g``.  Otherwise the gradient of the other triangle is 0, and the one that is read gets both.
     """
     n = x.shape[-1]
     read = np.tri(n, k=-1, dtype=np.finfo(x.dtype).dtype)
@@ -141,7 +141,7 @@ def of_triangle(xp: Namespace, g: Value, x: Value, lower: bool) -> Any:
 
 
 def mirror(xp: Namespace, x: Value, lower: bool) -> Any:
-    """Return the Hermitian matrices that are given by one triangle of ``x``."""
+    """Return Hermitian matrices: copy the lower (or upper) triangle of ``x`` to the other triangle."""
     n = x.shape[-1]
     read = np.tri(n, k=-1, dtype=bool)
     part = xp.where(read if lower else read.T, x, 0)
@@ -160,9 +160,9 @@ define("mirror", lambda x: mirror(raw, x, True), _mirror_rule, saves="x", kind="
 
 
 def blame(op: str, x: Any, fails: Callable[[Any], Any], what: str, cure: str) -> LinAlgError:
-    """Return an error that names the first matrix of a batch for which ``fails`` raises.
+    """Return an error that names the first matrix of the batch ``x`` for which ``fails(matrix)`` raises.
 
-    ``what`` says what is wrong with it, and ``cure`` what to do.
+    ``what`` and ``cure`` are parts of the message: what is wrong with the matrix, and what to do.
     """
     for index in np.ndindex(x.shape[:-2]):
         try:

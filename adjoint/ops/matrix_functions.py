@@ -30,7 +30,7 @@ def _scipy_linalg(name: str) -> Any:
 
 
 def _each(function: Callable[..., Any], *arrays: Array) -> Any:
-    """Apply a function of one matrix to each matrix of stacks of matrices, and stack the results."""
+    """Return the results of ``function``, called for each matrix of stacks of matrices, as a stack."""
     lead = np.broadcast_shapes(*(a.shape[:-2] for a in arrays))
     flat = [np.broadcast_to(a, (*lead, *a.shape[-2:])).reshape(-1, *a.shape[-2:]) for a in arrays]
     results = [function(*each) for each in zip(*flat, strict=True)]
@@ -38,15 +38,17 @@ def _each(function: Callable[..., Any], *arrays: Array) -> Any:
 
 
 def _supported(a: Array) -> Any:
-    """Return an array in a dtype that LAPACK supports; SciPy no longer converts other dtypes."""
+    """Return ``a`` in a dtype that LAPACK supports, because SciPy does not convert other dtypes."""
     if a.dtype.char in "fdFD":
         return a
     return a.astype(np.float64 if a.dtype.kind in "biu" or a.dtype.itemsize > 2 else np.float32)
 
 
-# The exponential, the logarithm and the square root: the derivative is a block of the same function ----------
+# Exponential, logarithm and square root: the derivative is a block of the function of a larger matrix
+# ---------
 
-# Padé's approximation of order 13, and up to which norm it is exact (Higham 2005)
+# The coefficients of Padé's approximation of order 13, and the largest norm for which it is exact (Higham
+# 2005)
 _PADE = (
     64764752532480000.0, 32382376266240000.0, 7771770303897600.0, 1187353796428800.0, 129060195264000.0,
     10559470521600.0, 670442572800.0, 33522128640.0, 1323241920.0, 40840800.0, 960960.0, 16380.0, 182.0, 1.0,
@@ -55,7 +57,10 @@ _EXACT = 5.371920351148152
 
 
 def _expm(x: Array) -> Any:
-    """Return the exponential by scaling and squaring: exp(x) = exp(x / 2ˢ)^(2ˢ), with one s per matrix."""
+    """Return the matrix exponential, by scaling and squaring.
+
+    The formula is exp(x) = exp(x / 2ˢ)^(2ˢ); s is chosen for each matrix.
+    """
     n = x.shape[-1]
     if not x.size:
         return x.copy()
@@ -79,15 +84,15 @@ def _expm(x: Array) -> Any:
 
 
 def _by_scipy(name: str) -> Callable[..., Any]:
-    """Return a forward function that calls ``scipy.linalg``'s function ``name`` of a matrix.
+    """Return a forward function that calls the function ``name`` of ``scipy.linalg`` for each matrix.
 
-    It raises if the result of a real matrix is not real.
+    It raises if the matrix is real, but its result is complex.
     """
 
     def one(x: Array) -> Any:
         wide = x.astype(np.result_type(x, np.float64))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of singular matrices and of errors from 2e-13 on
+            warnings.simplefilter("ignore")  # SciPy warns of singular matrices and of errors above 2e-13
             y = np.asarray(getattr(_scipy_linalg(name), name)(wide))
         back = y @ y if name == "sqrtm" else _expm(y)
         if not np.abs(back - wide).max(initial=0) <= 1e-8 * np.abs(wide).max(initial=0):
@@ -116,9 +121,9 @@ def _function_dtype(x: Any) -> Any:
 
 
 def _function_shape(x: Any) -> Result | None:
-    """Return the shape and dtype of the result, without calling the function.
+    """Return the shape and dtype of the result of a matrix function: its shape rule.
 
-    To call it on a matrix of ones, as the general shape rule does, would fail.
+    The default shape rule calls the op with ones, but a matrix of ones is singular, so logm would fail.
     """
     if len(x.shape) < 2 or x.shape[-1] != x.shape[-2]:
         return None
@@ -126,9 +131,9 @@ def _function_shape(x: Any) -> Result | None:
 
 
 def _frechet(name: str) -> Callable[..., Any]:
-    """Return the derivative rule of the matrix function f = ``name``.
+    """Return the derivative rule of the matrix function f with the op name ``name``.
 
-    f([[xᵀ, g], [0, xᵀ]]) has the gradient of x in its upper right block.
+    The rule returns the upper right block of f([[xᵀ, g], [0, xᵀ]]), which is the gradient of x.
     """
 
     def rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
@@ -136,7 +141,8 @@ def _frechet(name: str) -> Callable[..., Any]:
         if not n:
             return g
         xt = xp.matrix_transpose(x)
-        # linear in g, which gets the size of x: the accuracy depends on the norm of the whole matrix
+        # The result is linear in g.  So g is scaled to the size of x first, because the accuracy depends on
+        # the norm of the whole matrix.
         size = largest(xp, g) / xp.where(largest(xp, x) == 0, 1, largest(xp, x))
         size = xp.where(size == 0, 1, size)
         top, bottom = xp.concat(xt, g / size, axis=-1), xp.concat(xt * 0, xt, axis=-1)
@@ -231,7 +237,8 @@ def _eig(x: Array) -> tuple[Any, Any]:
 
 
 def _eig_rule(xp: Namespace, g: Value, out: Value, x: Value) -> Any:
-    # dv = v c with c_ij = (v⁻¹ dx v)_ij / (w_j - w_i); c_jj keeps the length 1 and the largest component real, as LAPACK
+    # dv = v c with c_ij = (v⁻¹ dx v)_ij / (w_j - w_i).  c_jj is such that the vectors keep LAPACK's
+    # normalisation: length 1, and a real largest component.
     gw, gv = g
     w, v = out
     n = w.shape[-1]
@@ -246,7 +253,7 @@ def _eig_rule(xp: Namespace, g: Value, out: Value, x: Value) -> Any:
         xp.gauge_quotient(one, least, one, one, op="eig", why="dependent", order=1)
         if gw is not None:
             middle = middle + xp.where(own, gw[..., None, :], 0)
-            # equal values have no derivatives of their own
+            # equal eigenvalues have no separate derivatives
             unequal = gw[..., None, :] - gw[..., :, None]
             xp.gauge_quotient(
                 unequal, gaps, largest(xp, gw[..., None, :]), span, op="eig", why="equal", order=1
@@ -418,7 +425,7 @@ def lu(x: ArrayLike) -> LUResult:
     m, n = x.shape[-2:]
     if m == n:
         return LUResult(*rec.lu(x))
-    if m < n:  # the first m columns decide
+    if m < n:  # the first m columns determine the pivots
         p, lower, upper = rec.lu(x[..., :m])
         rest = rec.matmul(rec.matrix_transpose(p), x[..., m:])
         return LUResult(
@@ -427,8 +434,8 @@ def lu(x: ArrayLike) -> LUResult:
     rows = rec.lu_rows(x)
     ordered = rec.matmul(rec.matrix_transpose(rows), x)
     p, lower, upper = rec.lu(ordered[..., :n, :])
-    # below: l u = x, so uᵀ lᵀ = xᵀ
+    # the rows of l below the square part: l u = x, so uᵀ lᵀ = xᵀ
     below = rec.matrix_transpose(ordered[..., n:, :])
     below = rec.solve_triangular(rec.matrix_transpose(upper), below, lower=True, unit=False)
-    again = rec.concat(rec.matmul(rows[..., :n], p), rows[..., n:], axis=-1)  # another pivot of equal ones
+    again = rec.concat(rec.matmul(rows[..., :n], p), rows[..., n:], axis=-1)  # lu may exchange equal pivots
     return LUResult(again, rec.concat(lower, rec.matrix_transpose(below), axis=-2), upper)

@@ -1,6 +1,6 @@
 """Max pooling that returns the positions of the maxima, adaptive max pooling, and max unpooling.
 
-Positions count the elements of an image, without batch and channels, as in PyTorch.
+As in PyTorch, a position is an index into the flattened space axes of one image and channel.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class MaxPool(NamedTuple):
 
 
 def _table(windows: list[list[list[int]]], size: Shape) -> Any:
-    """Return the flat positions of the elements of each window, one row per window.
+    """Return a matrix with one row for each window: the positions of its elements in the flattened image.
 
-    Rows of shorter windows are filled with -1.  ``windows`` has, for each axis, the positions of each window
-    along it; ``size`` is the size of the image.
+    Rows of shorter windows are filled with -1.  ``windows[axis][i]`` is the list of the indices along an axis
+    that belong to window number i of this axis; ``size`` is the size of the image.
     """
     position, inside = np.zeros((1, 1), np.intp), np.ones((1, 1), bool)
     for along, n in zip(windows, size, strict=True):
@@ -62,9 +62,9 @@ def _table(windows: list[list[list[int]]], size: Shape) -> Any:
 
 
 def _maxima(op: str, x: Tensor, nd: int, windows: list[list[list[int]]]) -> MaxPool:
-    """Return the maximum of each window, differentiable, and the position of its first occurrence.
+    """Return the maximum of each window, as a differentiable tensor, and the position of the first maximum.
 
-    ``windows`` is as in ``_table``, over the last ``nd`` axes of ``x``.
+    The windows are over the last ``nd`` axes of ``x``; ``windows`` is the argument of ``_table``.
     """
     if x.dtype.kind in "cb":
         raise DTypeError(
@@ -79,7 +79,7 @@ def _maxima(op: str, x: Tensor, nd: int, windows: list[list[list[int]]]) -> MaxP
     values = rec.max(seen, axis=(-1,), keepdims=False)
     first = rec.argmax(seen, axis=-1, keepdims=False)
     start = np.arange(len(table)) * table.shape[1]
-    known = np.where(table < 0, table.max(axis=1, keepdims=True), table)  # for windows with only -inf
+    known = np.where(table < 0, table.max(axis=1, keepdims=True), table)  # argmax may select a -1
     indices = rec.take(wrap(known.reshape(-1)), first + wrap(start), axis=-1)
     return MaxPool(rec.reshape(values, shape=shape), rec.reshape(indices, shape=shape))
 

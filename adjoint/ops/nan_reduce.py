@@ -20,7 +20,7 @@ __all__ = ["nanmax", "nanmean", "nanmedian", "nanmin", "nanpercentile", "nanprod
 
 
 def _without_nan(op: str, x: Any, fill: float, dtype: Any = None) -> tuple[Tensor, Tensor | None]:
-    """Return ``x`` with NaNs replaced by ``fill``, and the mask of NaNs, which is None for integers."""
+    """Return ``x`` with NaNs replaced by ``fill``, and a mask of the NaNs (None for integers)."""
     x = typed(op, x, dtype)
     if x.dtype.kind in "iub":
         return x, None
@@ -307,7 +307,7 @@ def _nanquantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool
     n = rec.sum(rec.astype(present, dtype=np.dtype(float)), axis=(-1,), keepdims=True)
     low, high, weight = quantile_places(levels.reshape(-1), n, method)
     weight = rec.astype(weight, dtype=x.dtype)
-    # without numbers the place is -1: the last element, which is NaN
+    # if all elements are NaN, the index is -1, which selects the last element, a NaN
     below, above = (
         rec.take_along_axis(ordered, rec.astype(i, dtype=np.dtype(np.intp)), axis=-1) for i in (low, high)
     )

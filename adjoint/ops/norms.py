@@ -25,10 +25,10 @@ def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
     a = x if ord == 2 and dtype.kind == "f" else np.abs(x)
     if dtype.itemsize == 2:
         a = a.astype(np.float32)  # half precision is summed in float32
-    # divide: negative orders at 0
+    # divide: a negative order divides by elements that are 0
     with np.errstate(divide="ignore", over="ignore", under="ignore"):
         found = _power_mean(a, ord, axis, keepdims)
-        top = 10 ** min(30 / abs(ord), 300)  # powers of smaller numbers do not overflow, in float32 either
+        top = 10 ** min(30 / abs(ord), 300)  # powers of numbers below this do not overflow, even in float32
         if found.ndim == 0:
             extreme: Any = not 1 / top < float(found) < top
             any_extreme = extreme
@@ -41,9 +41,10 @@ def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
 
 
 def _rescaled(a: Any, ord: float, axis: Shape, keepdims: bool, found: Any, extreme: Any) -> Any:
-    """Return the norms ``found``, computed again on scaled elements where ``extreme`` is true.
+    """Return the norms ``found``, but where ``extreme`` is true, compute them again from scaled elements.
 
-    ``a`` are the absolute values.  ``extreme`` marks norms whose powers overflow or underflow.
+    ``a`` are the absolute values of the elements.  ``extreme`` is a mask of the norms for which powers of the
+    elements overflow or underflow.
     """
     scale = (
         np.max(a, axis=axis, keepdims=True, initial=0)
@@ -67,7 +68,7 @@ def _vector_norm_rule(
     size = kept(xp, y, x, axis, keepdims)
     g = kept(xp, g, x, axis, keepdims)
     if ord == 2:
-        # dividing by inf gives 0 at the corner, here and in every higher order
+        # at zero, division by inf gives a gradient of 0, and so do derivatives of every order
         return g * (x / xp.where(size == 0, math.inf, size))
     # d|x|_p = sign(x) (|x| / |x|_p)^(p-1), and 0 for elements that are 0
     a = xp.abs(x)
@@ -137,7 +138,7 @@ def _norm_over(op: str, x: Tensor, ord: Any, axes: Shape, keepdims: bool) -> Ten
 def _extreme(op: str, x: Tensor, ord: float, axes: Shape, keepdims: bool) -> Tensor:
     """Return the maximum of ``x`` over ``axes`` if ``ord`` is positive, else the minimum.
 
-    The maximum of no elements is 0.
+    If there are no elements, the maximum is 0, and the minimum raises.
     """
     if not any(x.shape[a] == 0 for a in axes):
         return (rec.max if ord > 0 else rec.min)(x, axis=axes, keepdims=keepdims)

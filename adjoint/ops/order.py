@@ -1,6 +1,7 @@
 """Sorting and ranks: sort, argsort, topk, searchsorted, medians and quantiles.
 
-A sort is a gather by argsort, so each gradient element returns to the position its value came from.
+To sort is to select elements by the indices of argsort, so each element of the gradient returns to the
+original position of its value.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ def _argsort(x: Array, axis: int, descending: bool, stable: bool) -> Any:
     kind: Any = "stable" if stable else None
     if not descending:
         return np.argsort(x, axis=axis, kind=kind)
-    # backwards from the end, so that equal elements keep their order
+    # reverse x, sort it, and reverse the result: so equal elements keep their order
     back = np.flip(np.argsort(np.flip(x, axis), axis=axis, kind=kind), axis)
     return x.shape[axis] - 1 - back
 
 
 def _sort(x: Array, axis: int, descending: bool, stable: bool) -> Any:
-    y = np.sort(x, axis=axis)  # the order of equal numbers is not visible
+    y = np.sort(x, axis=axis)  # np.sort need not be stable: equal numbers cannot be distinguished
     return np.flip(y, axis) if descending else y
 
 
@@ -55,7 +56,7 @@ def _sort_jvp(xp: Namespace, t: Value, y: Value, x: Value, axis: int, descending
 def _argtopk(x: Array, k: int, axis: int, largest: bool) -> Any:
     """Return the indices of the k largest (or smallest) elements, sorted; equal elements keep their order."""
     n = x.shape[axis]
-    if 0 < 4 * k < n:  # partition first: linear in n
+    if 0 < 4 * k < n:  # np.argpartition first, which takes linear time
         i = np.argpartition(x, n - k if largest else k - 1, axis=axis)
         i = np.sort(np.take(i, np.arange(n - k, n) if largest else np.arange(k), axis=axis), axis=axis)
         order = _argsort(np.take_along_axis(x, i, axis), axis, largest, True)
@@ -66,7 +67,7 @@ def _argtopk(x: Array, k: int, axis: int, largest: bool) -> Any:
 def _searchsorted_batch(op: Op, size: int, /, x: Batched, v: Batched, side: str) -> Any:
     if not x.batched:
         return held.searchsorted(x.value, v.value, side=side)
-    # how many elements come before: one comparison for each pair; NaN comes last
+    # count the elements that come before, with one comparison for each pair; NaN comes last
     rows = held.reshape(x.value, shape=(size, *(1,) * v.ndim, x.shape[0]))
     values = held.reshape(full_batch(v, size), shape=(size, *v.shape, 1))
     last = held.isnan(values)
@@ -79,7 +80,7 @@ def _searchsorted_batch(op: Op, size: int, /, x: Batched, v: Batched, side: str)
     return held.sum(before, axis=(-1,), keepdims=False)
 
 
-# In float32, because NumPy does not sort the NaNs of bfloat16 to the end.
+# These compute bfloat16 in float32, because NumPy does not sort the NaNs of bfloat16 to the end.
 _SORTING = ("axis", "descending", "stable")
 define("argsort", in_float32(_argsort), None, kind="general", params=_SORTING, reason=_WHY,
        batch="leading", method=True, reference="formula", doc="Where each element of the sorted tensor comes from.")  # fmt: skip
@@ -271,7 +272,7 @@ def searchsorted(x1: ArrayLike, x2: ArrayLike, side: str = "left", sorter: Any =
 
 # Medians and quantiles -------------------------------------------------------------------------
 
-# NumPy's methods with an interpolation: (α, β) in the place n q + α + q (1 - α - β) - 1
+# NumPy's methods that interpolate: α and β in the position n q + α + q (1 - α - β) - 1 of the quantile q
 _CONTINUOUS = {
     "linear": (1.0, 1.0), "hazen": (0.5, 0.5), "weibull": (0.0, 0.0), "median_unbiased": (1 / 3, 1 / 3),
     "normal_unbiased": (3 / 8, 3 / 8), "interpolated_inverted_cdf": (0.0, 1.0),
@@ -280,7 +281,7 @@ _DISCRETE = ("lower", "higher", "midpoint", "nearest")
 
 
 def sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
-    """Merge the axes to reduce into one last axis and sort along it; return the result and the axes."""
+    """Return ``x`` with the axes ``axis`` merged into one last axis and sorted along it, and these axes."""
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: x must be real, but is complex: complex numbers have no order.")
     axes = canonical_axes(op, axis, x.ndim)
@@ -297,9 +298,10 @@ def sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
 
 
 def quantile_places(q: Any, n: Any, method: str) -> tuple[Any, Any, Any]:
-    """Return the indices of the two neighbours of each quantile ``q`` of n sorted elements, and a weight.
+    """Return, for each quantile, the indices of the elements below and above it, and the upper one's weight.
 
-    The weight is that of the upper neighbour.  ``method`` is NumPy's name of the interpolation.
+    ``q`` are the levels of the quantiles, n is the number of sorted elements, and ``method`` is NumPy's name
+    of the interpolation.
     """
     if method in _CONTINUOUS:
         a, b = _CONTINUOUS[method]
@@ -317,7 +319,7 @@ def quantile_places(q: Any, n: Any, method: str) -> tuple[Any, Any, Any]:
     place = np.clip(place, 0, n - 1)
     low = np.floor(place).astype(np.intp)
     weight = place - low
-    # exactly at an element: half of it plus half of it, which is exact for infinity, too
+    # if a quantile is exactly an element, use it twice with the weight ½, because 0 · inf would be NaN
     return low, np.where(weight == 0, low, low + 1), np.where(weight == 0, 0.5, weight)
 
 
@@ -402,7 +404,10 @@ def percentile(
 
 
 def check_levels(op: str, q: Any, method: str) -> Any:
-    """Return the levels ``q`` of quantiles as an array; raise if the levels or the method are not valid."""
+    """Return ``q``, the levels of quantiles, as an array; raise unless all are from 0 to 1.
+
+    Raise if ``method`` is not one of NumPy's methods, too.
+    """
     if method not in _CONTINUOUS and method not in _DISCRETE:
         raise ArgumentError(
             f"{op}: method must be one of {', '.join((*_CONTINUOUS, *_DISCRETE))}, not {method!r}."

@@ -1,8 +1,8 @@
 """Elementwise functions with corners and steps: sign, rounding, remainders, choice.
 
-Where an op is flat, its gradient is zero, not missing.  At corners: the gradients of ``abs`` and ``relu`` at 0
-are 0, equal arguments of ``maximum`` and similar ops share the gradient, and on its bounds ``clip`` passes the
-gradient to ``x``.
+Where an op is constant, its gradient is zero; it is not an error to request it.  At corners: the gradients of
+``abs`` and ``relu`` at 0 are 0, equal arguments of ``maximum`` and similar ops share the gradient, and on its
+bounds ``clip`` passes the gradient to ``x``.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ __all__ = [
 def _nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None) -> Any:
     if x.dtype.kind != "V":
         return np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf)
-    largest = np.nextafter(x.dtype.type(np.inf), x.dtype.type(0)).item()  # of bfloat16
+    largest = np.nextafter(x.dtype.type(np.inf), x.dtype.type(0)).item()  # np.finfo does not know bfloat16
     high, low = largest if posinf is None else posinf, -largest if neginf is None else neginf
     return np.nan_to_num(wide(x), nan=nan, posinf=high, neginf=low).astype(x.dtype)
 
 
 def zero_rule(xp: Namespace, g: Value, *_: Value, **__: Value) -> Any:
-    """Return zeros: the rule of an op whose derivative is zero everywhere."""
+    """Return zeros like ``g``: the derivative rule of an op whose derivative is zero everywhere."""
     return xp.zeros_like(g)
 
 
@@ -85,7 +85,7 @@ def _abs_jvp(xp: Namespace, t: Value, y: Value, x: Value) -> Any:
 
 
 def _real_sign(x: Array) -> Any:
-    if np.asarray(x).dtype.kind == "c":  # x / |x|, which is not piecewise constant
+    if np.asarray(x).dtype.kind == "c":  # the sign would be x / |x|, which is not piecewise constant
         raise TypeError("only real numbers are supported; ad.sign supports complex numbers too")
     return np.sign(x)
 
@@ -128,7 +128,8 @@ remainder = define("remainder", operator.mod,
                    lambda xp, g, z, x, y: -g * xp.floor_divide(x, y), saves="xy",
                    ufunc=np.remainder, domain=((2.1, 2.9), (1.1, 1.4)),
                    method=("__mod__", "__rmod__"), doc="Return the remainder of x / y with the sign of y.")  # fmt: skip
-# x - trunc(x/y) y, whose quotient is (x - z)/y: x/y itself may be rounded up to the next integer
+# z = x - trunc(x/y) y.  The rule computes the quotient as (x - z)/y, because x/y may be rounded up to an
+# integer
 fmod = define("fmod", np.fmod,
               lambda xp, g, z, x, y: g,
               lambda xp, g, z, x, y: -g * xp.rint((x - xp.fmod(x, y)) / y), saves="xy",
@@ -138,9 +139,10 @@ fmod = define("fmod", np.fmod,
 
 
 def _winner(xp: Namespace, g: Value, loses: Value, ties: Value) -> Any:
-    """Return g where the argument is selected, half of g where the arguments are equal (``ties``), else 0.
+    """Return the gradient of one of the two arguments of ``maximum``, ``minimum`` and similar ops.
 
-    ``loses`` is true where the other argument is selected.
+    It is 0 where the other argument is selected (``loses``), half of g where the arguments are equal
+    (``ties``), and g elsewhere.
     """
     return xp.where(ties, 0.5 * g, xp.where(loses, 0, g))
 
@@ -156,7 +158,7 @@ def _where(c: Any, x: Any, y: Any) -> Any:
         if bits is not None and all(
             v.dtype == dtype if type(v) is np.ndarray else type(v) in (int, float) for v in (x, y)
         ):
-            mask = np.negative(c.view(np.int8), dtype=bits)  # all bits or none
+            mask = np.negative(c.view(np.int8), dtype=bits)  # all bits are 1 where c is true, otherwise 0
             if type(y) is int and y == 0:
                 return (x.view(bits) & mask).view(dtype)
             if type(x) is int and x == 0:
@@ -171,9 +173,9 @@ def _where(c: Any, x: Any, y: Any) -> Any:
 
 
 def _beside(number: float, other: Array) -> Any:
-    """Return ``number`` for arithmetic with ``other``; as bfloat16 if ``other`` is a bfloat16 array.
+    """Return ``number``, converted to bfloat16 if ``other`` is a bfloat16 array.
 
-    NumPy would otherwise return float64.
+    NumPy returns float64 for arithmetic of a Python number with a bfloat16 array.
     """
     return (
         np.asarray(number, other.dtype) if type(other) is np.ndarray and other.dtype.kind == "V" else number
@@ -195,7 +197,7 @@ minimum = define("minimum", np.minimum,
                  lambda xp, g, z, x, y: _winner(xp, g, y > x, x == y),
                  saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
                  method=True, doc="Return the smaller one of x and y, NaN if one is NaN; equal arguments share the gradient.")  # fmt: skip
-# fmax and fmin return the number if one argument is NaN: the NaN gets no gradient
+# fmax and fmin return the other argument if one is NaN, so the gradient of the NaN is 0
 fmax = define("fmax", np.fmax,
               lambda xp, g, z, x, y: _winner(xp, g, (x < y) | (xp.isnan(x) & ~xp.isnan(y)), x == y),
               lambda xp, g, z, x, y: _winner(xp, g, (y < x) | (xp.isnan(y) & ~xp.isnan(x)), x == y),
@@ -212,7 +214,7 @@ heaviside = define("heaviside", np.heaviside,
                    zero_rule,
                    lambda xp, g, z, x, y: xp.where(x == 0, g, 0), saves="x", selects=True, domain=((0.3, 2), (-2, 2)),
                    doc="Return 0 where x < 0, y where x = 0, and 1 where x > 0.")  # fmt: skip
-# the gradient goes to x inside and on the bounds, and to the bound outside
+# the gradient goes to x inside of the bounds and on them, and to the nearer bound outside
 define("clip", in_float32(np.clip),
        lambda xp, g, out, x, lo, hi: xp.where((x >= lo) & (x <= hi), g, 0),
        lambda xp, g, out, x, lo, hi: xp.where((x < lo) & (lo <= hi), g, 0),
@@ -300,7 +302,7 @@ def where(
 def clip(x: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Tensor:
     """Limit the elements to an interval.
 
-    On the bounds the gradient goes to ``x``; outside it goes to the bound.
+    Inside of the interval and on its bounds, the gradient goes to ``x``; outside, it goes to the bound.
 
     Parameters
     ----------
@@ -406,7 +408,10 @@ def reflected_divmod(y: Any, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def whole_part(name: str) -> Callable[[Tensor], int]:
-    """Return ``math.floor``, ``math.ceil`` or ``math.trunc`` (``name``) for tensors with one element."""
+    """Return the method of tensors that ``math.floor``, ``math.ceil`` or ``math.trunc`` (``name``) calls.
+
+    The method returns an int, and raises unless the tensor has one element.
+    """
 
     def convert(x: Tensor) -> int:
         if x.size != 1:

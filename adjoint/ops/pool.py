@@ -1,7 +1,7 @@
 """Pooling in any number of dimensions: maxima and averages of windows.
 
-The ops work on the last axes, after any number of others.  They loop over the offsets of the kernel and
-process all windows at once.
+The ops work on the last axes, after any number of others.  They loop over the positions in the kernel, and
+process the elements at this position of all windows in one NumPy call.
 """
 
 from __future__ import annotations
@@ -84,15 +84,15 @@ def _max_pool(x: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: 
 def _hits(
     x: Array, y: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> tuple[list[Any], Any]:
-    """Return a mask for each offset in the kernel, and the number of equal maxima of each window.
+    """Return a list with a mask for each position in the kernel, and the number of maxima of each window.
 
-    The mask is true for the windows whose maximum is at this offset.  ``x`` is the input and ``y`` the
-    maxima.
+    A mask is true for the windows that have their maximum at this position; equal maxima all count.  ``x`` is
+    the input, and ``y`` has the maxima.
     """
     image = padded(x, padding, lowest(x.dtype))
     places = list(spots(kernel, stride, dilation, y.shape[-len(kernel) :]))
     hits = [image[spot] == y for spot in places]
-    if y.dtype.kind == "f" and np.isnan(y).any():  # the NaNs of a window share the gradient
+    if y.dtype.kind == "f" and np.isnan(y).any():  # NaNs count as maxima, and share the gradient
         hits = [hit | np.isnan(image[spot]) for hit, spot in zip(hits, places, strict=True)]
     shared = hits[0].astype(np.int32 if len(hits) > 127 else np.int8)
     for hit in hits[1:]:
@@ -105,7 +105,7 @@ def _max_spread(
 ) -> Any:
     size, count = x.shape[-len(kernel) :], y.shape[-len(kernel) :]
     if g.strides != y.strides:
-        # mixed memory orders are 3 times as slow: copy once instead
+        # arrays with different memory orders are 3 times as slow, so copy once
         g, given = np.empty_like(y, dtype=g.dtype), g
         g[...] = given
     hits, shared = _hits(x, y, kernel, stride, padding, dilation)
@@ -132,7 +132,7 @@ def _max_gather(
 
 
 # The positions of the maxima are piecewise constant.  So max_spread and max_gather are linear in their first
-# argument, each the adjoint of the other, and have no derivative in the other arguments.
+# argument and have no derivative in the others.  Each is the adjoint of the other.
 define("max_pool", _max_pool,
        lambda xp, g, y, x, **at: xp.max_spread(g, x, y, **at),
        saves="xy", kind="general", params=_WINDOW, selects=True,
@@ -161,9 +161,10 @@ def pool_geometry(
     dilation: Any,
     ceil_mode: bool,
 ) -> dict[str, Any]:
-    """Return the parameters of the pooling ops (kernel, stride, padding, dilation) as tuples, after checks.
+    """Return a dictionary of the parameters of the pooling ops; raise if an argument is not valid.
 
-    ``nd`` is the number of space axes; ``op`` is the name of the caller, for errors.
+    The keys are kernel, stride, padding and dilation, and the values are tuples with one item for each of the
+    ``nd`` space axes.  ``op`` is the name of the caller, for errors.
     """
     kernel = numbers(op, "kernel_size", kernel_size, nd, 1)
     stride = kernel if stride is None else numbers(op, "stride", stride, nd, 1)
@@ -181,7 +182,7 @@ def pool_geometry(
                 f"padding {padding!r})."
             )
         more = 0
-        if ceil_mode:  # one more window if it starts inside the image or the padding before it
+        if ceil_mode:  # add a window if it starts inside of the image or of the padding before the image
             count = -(-(n + 2 * p - reach) // s) + 1
             count -= (count - 1) * s >= n + p
             more = (count - 1) * s + reach - (n + 2 * p)
@@ -230,10 +231,10 @@ def _average(
 def _divisors(
     size: Shape, dtype: Any, include_pad: bool, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> Any:
-    """Return the number by which the sum of each window is divided.
+    """Return an array with the number of elements of each window, by which its sum is divided.
 
-    With ``include_pad`` padding counts; elements added by ceil_mode never count.  ``size`` is the size of the
-    image.
+    Padding counts only if ``include_pad``; elements added by ceil_mode never count.  ``size`` is the size of
+    the image.
     """
     if all(pair == (0, 0) for pair in padding):
         return np.array(math.prod(kernel), dtype)
@@ -512,7 +513,10 @@ def avg_pool3d(
 
 
 def _averages(n: int, m: int, dtype: Any) -> Any:
-    """Return the matrix (m, n) that averages n elements into m windows from floor(i·n/m) to ceil((i+1)·n/m)."""
+    """Return the matrix (m, n) that averages n elements to m windows.
+
+    Window i contains the elements from floor(i·n/m) up to, but not including, ceil((i+1)·n/m).
+    """
     out = np.zeros((m, n), dtype)
     for i in range(m):
         start, stop = i * n // m, -(-(i + 1) * n // m)

@@ -53,7 +53,7 @@ def _matmul_dy(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
     if y.ndim == 1:
         return xp.matmul(xp.matrix_transpose(x), g[..., None])[..., 0]
     if y.ndim == 2 and x.ndim > 2:
-        # many matrices times one: one large product instead of many and a sum
+        # for many matrices times one matrix: one large product, not many small ones and a sum
         rows = math.prod(x.shape[:-1])
         x = xp.reshape(x, shape=(rows, x.shape[-1]))
         g = xp.reshape(g, shape=(rows, g.shape[-1]))
@@ -61,9 +61,9 @@ def _matmul_dy(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
 
 
 def product(x: Any, y: Any) -> Any:
-    """Multiply arrays as ``np.matmul`` does; two matrices by ``x.dot``, which takes half the time.
+    """Return ``np.matmul(x, y)``; for two matrices by ``x.dot``, which takes half the time.
 
-    Half precision gives float32, which the caller rounds.
+    The product of half precision is float32; the caller rounds it.
     """
     if x.dtype in _BLAS:
         return x.dot(y) if x.ndim == 2 and y.ndim == 2 else np.matmul(x, y)
@@ -71,7 +71,7 @@ def product(x: Any, y: Any) -> Any:
 
 
 def _matmul_arrays(x: Array, y: Array) -> Any:
-    if x.dtype in _BLAS:  # as in ``product``, inlined for speed
+    if x.dtype in _BLAS:  # the code of ``product``, inlined for speed
         return x.dot(y) if x.ndim == 2 and y.ndim == 2 else np.matmul(x, y)
     return rounded(product(x, y), x, y)
 
@@ -92,8 +92,8 @@ def _matmul_shape(x: Array, y: Array) -> Result | None:
 def _matmul_batch(op: Op, size: int, /, x: Batched, y: Batched) -> Any:
     if x.batched and not y.batched:
         if x.unit and y.ndim == 2:
-            return y.value  # row i of the identity times a matrix is row i of the matrix
-        if y.ndim == 2 and x.ndim > 1:  # all rows of the batch in one product
+            return y.value  # x is the identity: its row i times a matrix is row i of the matrix
+        if y.ndim == 2 and x.ndim > 1:  # join the rows of all batch elements, for one large product
             rows = held.reshape(x.value, shape=(size * math.prod(x.shape[:-1]), x.shape[-1]))
             return held.reshape(held.matmul(rows, y.value), shape=(size, *x.shape[:-1], y.shape[-1]))
         if y.ndim <= 2:
@@ -120,7 +120,7 @@ def _as_matrix(a: Batched, shape: tuple[int, ...]) -> Batched:
 
 define("matmul", _matmul_arrays, _matmul_dx, _matmul_dy, saves="xy", reads=("y", "x"), kind="bilinear",
        shape=_matmul_shape, ufunc=np.matmul, batch=_matmul_batch, method=("matmul", "__matmul__", "__rmatmul__"), doc="The matrix product.")  # fmt: skip
-# a · (b × c) does not change if the three are rotated, so each rule is a cross product, too
+# a · (b × c) = b · (c × a) = c · (a × b), so each rule is a cross product, too
 define("cross", lambda x, y, axis: np.cross(x, y, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(y, g, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(g, x, axis=axis), saves="xy", kind="bilinear",
@@ -182,9 +182,10 @@ def _explain_matmul(x: Tensor, y: Tensor) -> None:
 
 
 def contract(op: str, x: Tensor, y: Tensor, x_axes: Sequence[int], y_axes: Sequence[int]) -> Tensor:
-    """Return the sum of x y over the pairs of axes ``x_axes``, ``y_axes``.
+    """Return the sum of the products of x and y over pairs of axes.
 
-    The other axes of ``x`` come first in the result, then those of ``y``.
+    Pair i is axis ``x_axes[i]`` of x and axis ``y_axes[i]`` of y.  The axes of the result are the other axes
+    of x, then those of y.
     """
     for a, b in zip(x_axes, y_axes, strict=True):
         if x.shape[a] != y.shape[b]:
@@ -568,7 +569,7 @@ def cross(x: ArrayLike, y: ArrayLike, axis: int = -1) -> Tensor:
 
 
 def square_at(x: Tensor, offset: int) -> Tensor:
-    """Truncate the matrices in the last two axes to the square whose diagonal is the one at ``offset``."""
+    """Return the square part of matrices whose main diagonal is the diagonal ``offset`` of the matrices."""
     rows, columns = x.shape[-2:]
     top, left = max(-offset, 0), max(offset, 0)
     n = max(min(rows - top, columns - left), 0)
@@ -677,9 +678,10 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
 
 
 def _best_splits(sizes: list[int]) -> dict[tuple[int, int], int]:
-    """Return the cheapest split of each part (i, j) of a chain of matrix products, by dynamic programming.
+    """Return the best order of the products of a chain of matrices, found by dynamic programming.
 
-    ``sizes`` holds the number of rows of the first matrix, then the number of columns of each matrix.
+    Entry (i, j) of the dictionary is the k for which (matrices i to k) times (matrices k + 1 to j) costs
+    least.  ``sizes`` has the number of rows of the first matrix, then the number of columns of each matrix.
     """
     n = len(sizes) - 1
     cost = {(i, i): 0 for i in range(n)}

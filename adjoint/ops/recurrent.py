@@ -1,14 +1,15 @@
 """LSTM and GRU over whole sequences: one op for all steps.
 
-Arrays are (…, steps, batch, features).  The values of each step that a derivative rule needs are (…, steps,
-parts, batch, n), so that each part of a step is contiguous.  ``p`` is the contribution of the inputs to the
-gates of all steps; the hidden state adds ``h wᵀ`` at each step.
+Inputs and hidden states have the shape (…, steps, batch, features).  At each step, a cell computes several
+arrays (batch, n) that its derivative rule needs, such as its gates.  They are called the *parts* of the step,
+and are saved in one array (…, steps, parts, batch, n), so that each part is contiguous.  ``p`` is the
+contribution of the inputs to the gates of all steps; the hidden state adds ``h wᵀ`` at each step.
 
 The derivative of a recurrence is a linear recurrence.  Its coefficients ``k`` are known after the forward
-pass, and are computed for all steps at once, as are the gradients of the weights.  The loop has only one
-small product and a few multiplications.  The linear recurrence has two directions: ``push`` propagates
-tangents forwards in time, ``pull`` propagates gradients backwards.  Each is the derivative rule of the other,
-so derivatives of every order exist.
+pass.  They are computed for all steps in a few NumPy calls, and so are the gradients of the weights.  The
+loop over the steps has only one small product and a few multiplications.  The linear recurrence has two
+directions: a *push* propagates tangents forwards in time, and a *pull* propagates gradients backwards.  Each
+is the derivative rule of the other, so derivatives of every order exist.
 
 A superscript ⁻ or ⁺ marks the value of the previous or the next step.  The number 0 means that an argument or
 a gradient is absent.
@@ -34,13 +35,13 @@ from adjoint.typing import Array
 
 __all__: list[str] = []
 
-# What LSTM and GRU share -----------------------------------------------------------------------
+# Helpers for both LSTM and GRU -----------------------------------------------------------------
 
 
 def _widened(*arrays: Any) -> tuple[tuple[Any, ...], Any, Any]:
-    """Return the arrays in the dtype of the computation, this dtype, and the dtype of the results.
+    """Return a tuple of the arrays in their common dtype, this dtype, and the dtype of the results.
 
-    Half precision is computed in float32.
+    Half precision is computed in float32, so its arrays become float32.
     """
     given = np.result_type(*(a for a in arrays if type(a) is not int))
     arrays = tuple(a if type(a) is int else wide(a) for a in arrays)
@@ -53,23 +54,26 @@ def _narrowed(dtype: Any, *arrays: Array) -> tuple[Any, ...]:
 
 
 def _steps(a: Any, axis: int = -3) -> list[Any]:
-    """Return a list with a view of each step along ``axis``, which is faster than indexing in the loop."""
+    """Return a list of views of ``a``, one for each index along ``axis``.
+
+    A loop over this list is faster than a loop that indexes the array.
+    """
     return list(np.moveaxis(a, axis, 0) if a.ndim + axis else a)
 
 
 def _steps_or_none(a: Any, length: int) -> list[Any]:
-    """Return a view of each step; a list of None if ``a`` is the number 0, which means absent."""
+    """Return a list of views of the steps of ``a``, or a list of None if ``a`` is the number 0 (absent)."""
     return [None] * length if type(a) is int else _steps(a)
 
 
 def _times(lead: tuple[int, ...]) -> Any:
-    return np.matmul if lead else np.dot  # dot takes two thirds of the time, for the sizes cells have
+    return np.matmul if lead else np.dot  # np.dot takes two thirds of the time for the sizes of typical cells
 
 
 def _blocks(w: Array, order: Sequence[int], negative: int) -> Any:
-    """Return the weights (k·n, n) as k matrices for ``h @ block``, in the given order.
+    """Split the weights (k·n, n) into k matrices (n, n), transposed, so that a gate is ``h @ block``.
 
-    The first ``negative`` of them are negated.
+    Return them stacked in the order ``order``; the first ``negative`` of them are negated.
     """
     n = w.shape[-1]
     blocks = w.reshape(*w.shape[:-2], len(order), n, n)[..., order, :, :].swapaxes(-1, -2)
@@ -79,10 +83,11 @@ def _blocks(w: Array, order: Sequence[int], negative: int) -> Any:
 
 
 def _sigmoid_inputs(p: Any, b: Any, count: int, order: Sequence[int], parts: Any) -> None:
-    """Write -(p + b) of the blocks of columns ``order`` into the first arrays of ``parts``.
+    """Write -(p + b), the negative arguments of the sigmoid gates, to the first arrays of ``parts``.
 
-    ``count`` is the number of blocks.  Whole rows are computed first and then copied, which takes two thirds
-    of the time of arithmetic on one block of columns at a time.
+    The columns of ``p`` are ``count`` blocks, one for each gate; array i of ``parts`` is block ``order[i]``.
+    The sum is computed for all columns and then copied, which takes two thirds of the time of a sum for each
+    block.
     """
     negated = np.negative(p) if type(b) is int else np.subtract(-b[..., None, None, :], p)
     blocks = _parts(negated, count)
@@ -91,12 +96,12 @@ def _sigmoid_inputs(p: Any, b: Any, count: int, order: Sequence[int], parts: Any
 
 
 def _bias(b: Any, block: int, n: int, dtype: Any) -> Any:
-    """Return block number ``block`` of a bias (n elements) for adding to a step; 0 if there is no bias."""
+    """Return the n elements of the bias for gate number ``block``; a 0-d zero if there is no bias."""
     return np.zeros((), dtype) if type(b) is int else b[..., None, None, block * n : (block + 1) * n]
 
 
 def _parts(p: Array, count: int) -> Any:
-    """Return ``count`` blocks of columns (…, batch, count·n) as a view of shape (…, count, batch, n)."""
+    """Split the columns of (…, batch, count·n) into blocks; return a view of shape (…, count, batch, n)."""
     return p.reshape(*p.shape[:-1], count, p.shape[-1] // count).swapaxes(-2, -3)
 
 
@@ -110,27 +115,27 @@ def _wide_rows(xp: Namespace, a: Value) -> Any:
 
 
 def _over_steps(xp: Namespace, d: Value, h: Value) -> Any:
-    """Return Σ dᵀ h over steps and batch, as one matrix product."""
+    """Return the sum of dᵀ h over all steps and batch elements, as one matrix product."""
     return xp.matmul(xp.matrix_transpose(_wide_rows(xp, d)), _wide_rows(xp, h))
 
 
 def _before(xp: Namespace, first: Value, a: Value) -> Any:
-    """Return the state before each step: ``first``, then ``a`` without its last step."""
+    """Return the state before each step, given the state ``a`` after each step and the ``first`` state."""
     return xp.concat(first[..., None, :, :], a, axis=-3)[..., : a.shape[-3], :, :]
 
 
 def _after(xp: Namespace, a: Value) -> Any:
-    """Return the value after each step: ``a`` without its first step, then zeros."""
+    """Return, for each step, the value of ``a`` at the next step; zeros for the last step."""
     return xp.concat(a, xp.zeros_like(a[..., :1, :, :]), axis=-3)[..., 1:, :, :]
 
 
 def _earlier(xp: Namespace, a: Value) -> Any:
-    """Return zeros, then ``a`` without its last step."""
+    """Return, for each step, the value of ``a`` at the previous step; zeros for the first step."""
     return xp.concat(xp.zeros_like(a[..., :1, :, :]), a, axis=-3)[..., : a.shape[-3], :, :]
 
 
 def _over(w: Array) -> Any:
-    """Insert an axis of length 1 before the matrices of a stack, to broadcast them over the steps.
+    """Return a stack of matrices with an axis of length 1 before the matrices, to broadcast over the steps.
 
     A single matrix is returned unchanged.
     """
@@ -154,10 +159,11 @@ def _of_linear_recurrence(
     d: Value,
     h: Value,
 ) -> list[Any]:
-    """Return the gradients of the arguments of a push or a pull, in order; None for those not ``wanted``.
+    """Return the gradients of all arguments of a push or a pull; None for those that are not ``wanted``.
 
-    ``linear`` are the gradients of the arguments that it is linear in, and ``coefficients()`` is that of k.
-    That of w is the sum over the steps of dᵀ times the previous h, for a push and for a pull.
+    The arguments are those in which the op is linear, then the coefficients k and the weight w.  ``linear``
+    are the gradients of the former, and ``coefficients()`` returns that of k.  The gradient of w is the sum,
+    over all steps, of dᵀ times h of the previous step, both for a push and for a pull.
     """
     return [
         *(each if wants else None for each, wants in zip(linear, wanted, strict=False)),
@@ -180,9 +186,10 @@ def _floats(*args: Any) -> Any:
 
 
 def _sequence_shape(gates: int, parts: int) -> Callable[..., Result | None]:
-    """Return the shape rule of a sequence op whose inputs have ``gates`` blocks of columns.
+    """Return the shape rule of ``lstm_sequence`` or ``gru_sequence``.
 
-    ``parts`` is the number of arrays that the op saves for its derivative at each step.
+    ``gates`` is the number of gates, which are blocks of columns of the input.  ``parts`` is the number of
+    arrays that the op saves for its derivative at each step.
     """
 
     def rule(p: Any, w: Any, b: Any, *states: Any) -> Result | None:
@@ -207,8 +214,9 @@ def _linear_shape(
 ) -> Callable[..., Result | None]:
     """Return the shape rule of a push or a pull.
 
-    The numbers of blocks are ``gates`` in the weights, ``parts`` in the coefficients k, and those listed in
-    ``inputs`` and ``outputs`` in each input and output.
+    Arrays consist of blocks of n columns or rows, where n is the number of features.  The weights have
+    ``gates`` blocks, and the coefficients k have ``parts``.  ``inputs`` and ``outputs`` list the number of
+    blocks of each input and output.
     """
 
     def rule(*args: Any) -> Result | None:
@@ -227,9 +235,10 @@ def _linear_shape(
 
 
 def _recurrent_batch(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
-    """Apply a recurrent op inside ``vmap``: merge the batch axis with that of the sequences.
+    """Apply a recurrent op inside ``vmap``: the batching rule of all ops of this module.
 
-    If the weights have a batch axis, too, the op runs on a stack of weights instead.
+    The batch axis of ``vmap`` is merged with the batch axis of the sequences.  If the weights have a batch
+    axis, too, the op is called with a stack of weights instead.
     """
     if not size:
         return empty_batch(op, args, params)
@@ -246,9 +255,10 @@ def _recurrent_batch(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
     return tuple(unfolded(out, len(out.shape) - 2, size) for out in outs)
 
 
-# LSTM: the parts of a step are o, i, f, u = tanh(…), the cell c⁻ before it, and t = tanh(c) --------------
+# LSTM: the parts of a step are o, i, f, u = tanh(…), the cell c⁻ before the step, and t = tanh(c) --------
 #
-# In this order the three sigmoid gates are adjacent, and so are (i, f) and (u, c⁻), which give c = i u + f c⁻.
+# In this order the three sigmoid gates are adjacent.  So are (i, f) and (u, c⁻), whose products give c = i u
+# + f c⁻.
 
 
 def _lstm_sequence(p: Array, w: Array, b: Array, h: Array, c: Array) -> Any:
@@ -308,7 +318,7 @@ def _lstm_sequence_rule(
         ga = xp.concat(gi * i * (1 - i), gf * f * (1 - f), gu * (1 - u * u), go * o * (1 - o), axis=-1)
         gc = gt * (1 - t * t)
     if gparts is not None or glast is not None:
-        # the cells before each step, and the last
+        # the gradients of the cells before each step, and of the last cell
         line = xp.concat(
             gbefore if gparts is not None else xp.zeros_like(hs),
             xp.zeros_like(h[..., None, :, :]) if glast is None else glast[..., None, :, :],
@@ -328,9 +338,10 @@ def _lstm_sequence_rule(
     ]
 
 
-# With the coefficients k = (kₒ, kᵢ, k_f, kᵤ, r, f⁺) of a step, its inputs x and y, and the step before it:
+# The push of an LSTM, with the coefficients k = (kₒ, kᵢ, k_f, kᵤ, r, f⁺) of a step and the inputs x and y, is
 #     a = x + h⁻wᵀ,   c = y + f c⁻ + kᵢ aᵢ + k_f a_f + kᵤ aᵤ,   h = kₒ aₒ + r c
-# f⁺ is the f of the next step: r and f⁺ multiply the gradients that reach c from h and from the next c.
+# f⁺ is the f of the next step.  In the pull, r and f⁺ multiply the gradients that reach c from h and from the
+# next c.
 
 
 def _lstm_slopes(parts: Array) -> Any:
@@ -395,10 +406,11 @@ def _lstm_push(x: Array, y: Array, k: Array, w: Array) -> Any:
 
 
 def _lstm_pull(gh: Array, gc: Array, ga: Array, k: Array, w: Array) -> Any:
-    """Return the gradients d of the gates and b of the cells of an LSTM, computed backwards in time.
+    """Propagate gradients backwards in time through an LSTM; return those of the gates (d) and cells (b).
 
-    ``gh``, ``gc`` and ``ga`` are the gradients of the hidden states, the cells and the gates.  With e the
-    gradient of h: e = gh + d⁺w,  b = gc + r e + f⁺b⁺,  d = ga + (kᵢ b, k_f b, kᵤ b, kₒ e).
+    ``gh``, ``gc`` and ``ga`` are the gradients of the outputs of the push: hidden states, cells and gates.
+    With the total gradient e of h, the formulas are e = gh + d⁺w,  b = gc + r e + f⁺b⁺,  d = ga + (kᵢ b, k_f
+    b, kᵤ b, kₒ e).
     """
     (gh, gc, ga, k, w), dtype, given = _widened(gh, gc, ga, k, w)
     lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
@@ -438,10 +450,9 @@ def _lstm_pull(gh: Array, gc: Array, ga: Array, k: Array, w: Array) -> Any:
 def _lstm_coefficients(
     xp: Namespace, gh: Value, d: Value, b: Value, h: Value, c: Value, a: Value, w: Value
 ) -> Any:
-    """Return the gradient of the coefficients k of an LSTM's linear recurrence.
+    """Return the gradient of the coefficients k in the push or the pull of an LSTM.
 
-    k multiplies values that are propagated forwards (h, c, a) and backwards (gh, d, b), so its gradient is
-    their product.
+    It is the product of the values of the push (h, c, a) and those of the pull (gh, d, b).
     """
     n = w.shape[-1]
     e = _plus(gh, xp.matmul(_after(xp, d), _over(w)))
@@ -487,7 +498,7 @@ define("lstm_pull", _lstm_pull, joint=_lstm_pull_rule, arity=5, outputs=2, saves
        kind="general", batch=_recurrent_batch, shape=_linear_shape(4, 6, (1, 1, 4), (4, 1)), reference="formula", doc="The gradients of an LSTM's gates and cells, backwards in time.")  # fmt: skip
 
 
-# GRU: the parts of a step are its gates r and z, its new value n, and the factor m of r ----------------
+# GRU: the parts of a step are the gates r and z, the new value n = tanh(… + r m), and m ----------------
 
 
 def _gru_sequence(p: Any, w: Any, b: Any, h: Any) -> Any:
@@ -539,7 +550,7 @@ def _gru_sequence_rule(
     two = gates[..., :2, :, :]
     bend = two * (1 - two)
     flat = 1 - u * u
-    fresh = (1 - z) * flat  # d h / d (the argument of tanh)
+    fresh = (1 - z) * flat  # the derivative of h in the argument of tanh
     by_r = m * _part(bend, 0)
     k = xp.stack(by_r * fresh, (before - u) * _part(bend, 1), r * fresh, z, axis=-3)
     gu: Any = 0
@@ -565,7 +576,7 @@ def _gru_sequence_rule(
     ]
 
 
-# With the coefficients k = (kᵣ, k_z, kₘ, z) of a step, its inputs x and y, and the step before it:
+# The push of a GRU, with the coefficients k = (kᵣ, k_z, kₘ, z) of a step and the inputs x and y, is
 #     a = x + h⁻wᵀ,   h = y + z h⁻ + kᵣ aᵣ + k_z a_z + kₘ aₘ
 
 
@@ -596,10 +607,10 @@ def _gru_push(x: Array, y: Array, k: Array, w: Array) -> Any:
 
 
 def _gru_pull(gh: Array, ga: Array, k: Array, w: Array) -> Any:
-    """Return the gradients d of the gates and e of the hidden states of a GRU, computed backwards in time.
+    """Propagate gradients backwards in time through a GRU; return those of the gates (d) and states (e).
 
-    ``gh`` and ``ga`` are the gradients of the hidden states and the gates: e = gh + z⁺e⁺ + d⁺w,  d = ga + (kᵣ
-    e, k_z e, kₘ e).
+    ``gh`` and ``ga`` are the gradients of the outputs of the push: hidden states and gates.  The formulas are
+    e = gh + z⁺e⁺ + d⁺w and d = ga + (kᵣ e, k_z e, kₘ e).
     """
     (gh, ga, k, w), dtype, given = _widened(gh, ga, k, w)
     lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
@@ -628,10 +639,9 @@ def _gru_pull(gh: Array, ga: Array, k: Array, w: Array) -> Any:
 
 
 def _gru_coefficients(xp: Namespace, e: Value, h: Value, a: Value) -> Any:
-    """Return the gradient of the coefficients k of a GRU's linear recurrence.
+    """Return the gradient of the coefficients k in the push or the pull of a GRU.
 
-    k multiplies values that are propagated forwards (h, a) and backwards (e), so its gradient is their
-    product.
+    It is the product of the values of the push (h, a) and those of the pull (e).
     """
     n = e.shape[-1]
     r, z, m = (_columns(a, j, n) for j in range(3))

@@ -1,6 +1,6 @@
 """Reductions over axes: sums, means, products, moments, logsumexp, any and all.
 
-Ops take ``axis`` as a tuple of negative numbers, so that a leading batch axis does not change them.
+In the ops, ``axis`` is a tuple of negative numbers, which stay valid if a batch axis is added in front.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from adjoint.typing import Array, ArrayLike, Axis, DTypeLike
 __all__ = ["all", "any", "average", "count_nonzero", "logsumexp", "mean", "prod", "std", "sum", "var"]
 
 _HALF = ("float16", "bfloat16")
-_add_reduce: Any = np.add.reduce  # np.sum without its Python layer
+_add_reduce: Any = np.add.reduce  # faster than np.sum, which is a Python function that calls it
 _silent: Any = {"divide": "ignore", "invalid": "ignore"}
 
 
@@ -31,7 +31,7 @@ def _like(y: Array, x: Array) -> Any:
 
 
 def reduced_count(shape: Shape, axis: Shape) -> int:
-    """Return the number of elements that are reduced over ``axis``."""
+    """Return how many elements each element of the result is reduced from: the product of lengths."""
     total = 1
     for a in axis:
         total *= shape[a]
@@ -39,7 +39,7 @@ def reduced_count(shape: Shape, axis: Shape) -> int:
 
 
 def kept(xp: Namespace, g: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
-    """Return ``g``, the gradient of a reduction of ``x``, with the reduced axes inserted with length 1."""
+    """Return ``g``, the gradient of a reduction of ``x``, with an axis of length 1 for each reduced axis."""
     if keepdims or not axis:
         return g
     shape = list(x.shape)
@@ -58,13 +58,13 @@ def _sum_forward(x: Array, axis: Shape, keepdims: bool) -> Any:
 
 
 def _spread(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
-    if not g.shape:  # one number for all
+    if not g.shape:  # all axes were reduced
         return xp.broadcast_to(g, shape=x.shape)
     return xp.broadcast_to(kept(xp, g, x, axis, keepdims), shape=x.shape)
 
 
 def _mean_forward(x: Array, axis: Shape, keepdims: bool) -> Any:
-    """Return Σx / n, NaN for no elements; faster than np.mean."""
+    """Return the mean over ``axis``, which is NaN if there are no elements; faster than ``np.mean``."""
     n = reduced_count(x.shape, axis)
     if n and x.dtype.itemsize != 2:
         return _add_reduce(x, axis, None, None, keepdims) / n
@@ -76,7 +76,7 @@ def _mean_forward(x: Array, axis: Shape, keepdims: bool) -> Any:
 
 
 def _mean_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: bool) -> Any:
-    # the largest float16 is 65504, which is less than many counts
+    # divide in float32, because the count may be larger than 65504, the largest float16
     return _spread(xp, widened(xp, g) / reduced_count(x.shape, axis), y, x, axis, keepdims)
 
 
@@ -89,7 +89,7 @@ def _var_forward(x: Array, axis: Shape, correction: float, keepdims: bool) -> An
 
 
 def _squares(x: Array, n: int, axis: Shape, keepdims: bool) -> Any:
-    """Return Σ |x - mean|² over ``axis``, along which there are n elements; it is real for complex x, too."""
+    """Return Σ |x - mean|² over ``axis``, where n is the number of elements along it; real for complex x."""
     away = x - _add_reduce(x, axis=axis, keepdims=True) / n
     square = away.real**2 + away.imag**2 if x.dtype.kind == "c" else away * away
     return _add_reduce(square, axis=axis, keepdims=keepdims)
@@ -111,7 +111,10 @@ def _var_rule(
 def _std_rule(
     xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, correction: float, keepdims: bool
 ) -> Any:
-    """Return g (x - mean) / (n σ), with n minus ``correction`` for n, and 0 where the deviation σ is 0."""
+    """Return g (x - mean) / ((n - correction) σ), the gradient of x for its standard deviation σ.
+
+    It is 0 where σ is 0.
+    """
     x, g, y = widened(xp, x), widened(xp, g), widened(xp, y)
     sigma = kept(xp, y, x, axis, keepdims)
     corner = sigma == 0
@@ -125,7 +128,7 @@ def _logsumexp(xp: Namespace, x: Value, axis: Shape, keepdims: bool) -> Any:
     top = xp.max(x, axis=axis, keepdims=True)
     top = xp.where(xp.isfinite(top), top, 0)
     total = xp.sum(xp.exp(x - top), axis=axis, keepdims=True)
-    # a row of -inf gives log 0 = -inf, without a warning
+    # if all elements are -inf, the result is log 0 = -inf, without a warning
     y = xp.where(total == 0, -np.inf, xp.log(xp.where(total == 0, 1, total)) + top)
     if keepdims or not axis:
         return y
@@ -134,10 +137,10 @@ def _logsumexp(xp: Namespace, x: Value, axis: Shape, keepdims: bool) -> Any:
 
 
 def _shares(xp: Namespace, x: Value, axis: Shape) -> Any:
-    """Return exp(x - m) / Σ exp(x - m) with m = max x: the softmax.
+    """Return the softmax, exp(x - m) / Σ exp(x - m) with m = max x, over ``axis``.
 
-    It is 0 in a row of -inf; where m is +inf, the infinite elements get equal shares.  exp(x - logsumexp(x))
-    would be inaccurate for large x.
+    If all elements are -inf, the result is 0.  If m is +inf, the infinite elements get equal shares.  The
+    formula exp(x - logsumexp(x)) would be inaccurate for large x.
     """
     top = xp.max(x, axis=axis, keepdims=True)
     e = xp.exp(xp.where(x == top, 0, x - xp.where(xp.isinf(top), 0, top)))
@@ -165,11 +168,11 @@ def _shares_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape) -> An
 
 
 def exclusive_product(xp: Namespace, x: Value, axis: int) -> Any:
-    """Return, for each element, the product of all others along ``axis``, without division.
+    """Return, for each element, the product of all other elements along ``axis``, without division.
 
-    It uses a binary tree: products of pairs on the way up, the product of everything outside each node on the
-    way down.  It is exact with zeros, takes linear time, and consists of ops, so derivatives of every order
-    are exact.
+    The elements are the leaves of a binary tree.  On the way up, the product of the leaves below each node is
+    computed; on the way down, the product of all leaves that are not below it.  This is exact if elements are
+    zero, takes linear time, and uses only ops, so derivatives of every order are exact.
     """
     x = xp.moveaxis(widened(xp, x), source=axis, destination=-1)
     levels = []
@@ -194,7 +197,7 @@ def _prod_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdim
 
 
 def _total_dtype(dtype: Any) -> Any:
-    """Return the dtype of a sum: small integers are added in 64 bits."""
+    """Return the dtype of a sum of elements of ``dtype``: 64 bits for smaller integers."""
     return _add_reduce(np.zeros(1, dtype)).dtype if dtype.kind in "biu" else dtype
 
 
@@ -240,7 +243,7 @@ define("all", lambda x, axis, keepdims: np.all(x, axis=axis, keepdims=keepdims),
 
 
 def typed(op: str, x: Any, dtype: Any = None) -> Tensor:
-    """Return an argument as a tensor; of ``dtype`` unless that is None."""
+    """Return the argument ``x`` as a tensor, cast to ``dtype`` unless that is None."""
     if dtype is None:
         return asarray(x)
     if isinstance(dtype, bool):
@@ -251,9 +254,10 @@ def typed(op: str, x: Any, dtype: Any = None) -> Tensor:
 
 
 def narrowed(y: Tensor, dtype: Any) -> Tensor:
-    """Cast a sum or product to ``dtype`` unless that is None.
+    """Return ``y``, a sum or product, cast to ``dtype`` unless that is None.
 
-    Integers are added in a wider dtype.  Overflow wraps around, so the cast gives the same value.
+    Integers were added in a wider dtype.  The cast gives the same value as a sum in ``dtype``, because
+    integer overflow wraps around.
     """
     return y if dtype is None or y.dtype == dtype else rec.astype(y, dtype=np.dtype(dtype))
 
@@ -371,7 +375,7 @@ def average(
     tensor(2., dtype=float64)
     """
     x = floating("average", x)
-    if is_half(x):  # the sums may overflow float16
+    if is_half(x):  # compute in float32, because the sums may overflow float16
         w = x if weights is None else floating("average", weights)
         dtype = np.result_type(x.dtype, w.dtype)
         wider = average(widened(rec, x), axis, weights, returned, keepdims=keepdims)
@@ -429,7 +433,7 @@ def prod(
     axes = canonical_axes("prod", axis, x.ndim)
     if len(axes) == 1:
         return narrowed(rec.prod(x, axis=axes, keepdims=bool(keepdims)), dtype)
-    # several axes: bring them together at the end, as one
+    # several axes: merge them into one last axis
     rest = tuple(a for a in range(-x.ndim, 0) if a not in axes)
     flat = rec.permute_dims(x, axes=rest + axes) if axes else x
     lengths = tuple(x.shape[a] for a in rest)
@@ -446,7 +450,7 @@ def _moment(name: str, x: Any, axis: Any, dtype: Any, correction: Any, ddof: Any
     if not isinstance(divisor, (int, float, np.integer, np.floating)):
         raise InputError(f"{name}: correction must be a number, but got {divisor!r}.")
     axes = canonical_axes(name, axis, x.ndim)
-    # float: a NumPy number would make float32 results float64
+    # a Python float, because a NumPy number would make float32 results float64
     return getattr(rec, name)(x, axis=axes, correction=float(divisor), keepdims=bool(keepdims))
 
 
@@ -559,7 +563,7 @@ def logsumexp(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Ten
     if x.dtype.kind == "c":
         raise DTypeError(f"logsumexp: x must be real, but has dtype {x.dtype}.")
     axes = canonical_axes("logsumexp", axis, x.ndim)
-    if reduced_count(x.shape, axes) == 0:  # the sum of nothing is 0
+    if reduced_count(x.shape, axes) == 0:  # the logarithm of an empty sum is -inf
         return rec.sum(x, axis=axes, keepdims=bool(keepdims)) - np.inf
     return rec.logsumexp(x, axis=axes, keepdims=bool(keepdims))
 

@@ -29,9 +29,9 @@ __all__ = [
 
 
 def _sums_ahead(xp: Namespace, g: Value, ahead: Value) -> Any:
-    """Return the solution S of S_i = g_i + a_i S_{i+1} along the last axis, in log₂(n) doubling steps.
+    """Solve the recurrence S_i = g_i + a_i S_{i+1} along the last axis; ``ahead`` are the factors a_i.
 
-    ``ahead`` are the factors a_i.
+    There are log₂(n) rounds of array operations, in which the distance of the combined elements doubles.
     """
     front, step = ((0, 0),) * (len(g.shape) - 1), 1
     while step < g.shape[-1]:
@@ -53,9 +53,9 @@ def _cumprod_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any
 
 
 def _argcummax(x: Array, axis: int, largest: bool) -> Any:
-    """Return the index of the maximum so far along ``axis``, or of the minimum unless ``largest``.
+    """Return, for each position along ``axis``, the index of the maximum up to there.
 
-    It is the last one of equal elements or NaNs.
+    Unless ``largest``, it is that of the minimum.  Of equal elements, and of NaNs, the last one counts.
     """
     running = (np.maximum if largest else np.minimum).accumulate(x, axis=axis)
     place = np.arange(x.shape[axis]).reshape(-1, *(1,) * (-axis - 1))
@@ -65,9 +65,9 @@ def _argcummax(x: Array, axis: int, largest: bool) -> Any:
 def _logcumsumexp_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any:
     """Return the gradient of logcumsumexp, dx_i = exp(x_i - y_i) S_i.
 
-    Here S_i = g_i + exp(y_i - y_{i+1}) S_{i+1}.  No factor exceeds 1.
+    Here S_i = g_i + exp(y_i - y_{i+1}) S_{i+1}.  All factors are at most 1, so that nothing overflows.
     """
-    own = xp.exp(xp.where(x == y, 0, x - y))  # equal infinities, too
+    own = xp.exp(xp.where(x == y, 0, x - y))  # x - y would be NaN for equal infinities
     if x.shape[axis] < 2:
         return g * own
     g, y = (xp.moveaxis(widened(xp, a), source=axis, destination=-1) for a in (g, y))
@@ -397,9 +397,9 @@ def diff(
 
 
 def _end(x: Tensor, end: Any, axis: int) -> Tensor | None:
-    """Return the argument ``prepend`` or ``append`` of ``diff`` as a tensor to join to ``x``; None if None.
+    """Return ``end``, the argument ``prepend`` or ``append`` of ``diff``, as a tensor to join to ``x``.
 
-    A number becomes a slice of length 1.
+    A number becomes a slice of length 1 along ``axis``; None is returned unchanged.
     """
     if end is None:
         return None

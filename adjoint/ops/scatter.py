@@ -1,7 +1,7 @@
-"""Scatter-add: adding values into zeros at positions, which is the adjoint of every gather.
+"""Scatter-add: add values to zeros at given positions.  This is the gradient of every selection by indices.
 
-``np.add.at`` is fast on flat arrays only (NumPy 2: 1.4 ns per element, compared with 11 ns on rows), so each
-function converts its index to positions in the flattened result first.
+``np.add.at`` is fast only for one-dimensional arrays (NumPy 2: 1.4 ns per element, and 11 ns for rows).  So
+indices are first converted to *flat positions*, which are indices into the flattened result.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ _LAST = int(np.iinfo(_INTP).max)
 
 
 def as_index(xp: Namespace, i: Value) -> Any:
-    """Convert integers of any dtype to intp, the dtype in which positions are computed.
+    """Return an index as intp, so that products of indices and lengths do not overflow.
 
-    The product of an int8 index and a length would overflow.  uint64 values above the range of intp become
-    its largest number, which is out of range for every axis.
+    uint64 values above the range of intp become the largest intp, which is out of range for every axis.
     """
     if i.dtype == _INTP:
         return i
@@ -34,9 +33,9 @@ def as_index(xp: Namespace, i: Value) -> Any:
 
 
 def add_few(values: Any, key: tuple[Any, ...], shape: Shape) -> Any:
-    """Return zeros of ``shape`` with ``values`` added at index ``key``; None if ``add_flat`` is faster.
+    """Return zeros of ``shape`` with ``values`` added at the index ``key``; None if ``add_flat`` is faster.
 
-    Up to about 256 elements this takes 2 µs instead of 14, because no flat positions are computed.
+    For up to about 256 elements this takes 2 µs instead of 14, because no flat positions are computed.
     """
     if values.size > 256 or values.dtype.itemsize == 2:
         return None
@@ -46,12 +45,15 @@ def add_few(values: Any, key: tuple[Any, ...], shape: Shape) -> Any:
 
 
 def add_flat(values: Any, positions: Any, shape: Shape) -> Any:
-    """Return zeros of ``shape`` with ``values`` added at flat ``positions``, which must not be negative."""
+    """Return zeros of ``shape`` with ``values`` added at ``positions``, indices into the flattened result.
+
+    The positions must not be negative.
+    """
     size = math.prod(shape)
     dtype, values = values.dtype, values.reshape(-1)
     half = dtype.itemsize == 2 and dtype.kind not in "iu"
     if dtype is _F32 and values.size >= 16 * size > 0:
-        # many values per position: bincount is as fast, and adds in float64
+        # for many values per position, bincount is as fast, and more accurate, because it adds in float64
         return np.bincount(positions, values, size).astype(dtype).reshape(shape)
     out = np.zeros(size, np.float32 if half else dtype)
     np.add.at(out, positions, values.astype(np.float32) if half else values)
@@ -59,13 +61,13 @@ def add_flat(values: Any, positions: Any, shape: Shape) -> Any:
 
 
 def from_start(index: Any, length: int) -> Any:
-    """Convert negative indices along an axis of length ``length`` to indices from the start, as intp."""
+    """Return indices along an axis of length ``length`` as intp, with ``length`` added to negative ones."""
     index = as_index(raw, index)
     return np.where(index < 0, index + length, index)
 
 
 def row_positions(index: Any, before: int, length: int, after: int) -> Any:
-    """Return the flat positions of the rows ``index`` of an array of shape (before, length, after)."""
+    """Return the flat positions of a[:, index, :] for an array a of shape (before, length, after)."""
     rows = index.reshape(-1)
     if before != 1:
         rows = (np.arange(before)[:, None] * length + rows).reshape(-1)
@@ -75,10 +77,9 @@ def row_positions(index: Any, before: int, length: int, after: int) -> Any:
 
 
 def along_positions(index: Any, length: int, axis: int) -> Any:
-    """Return the flat positions of the elements that ``take_along_axis`` selects by ``index``.
+    """Return the flat positions of the elements that ``np.take_along_axis(a, index, axis)`` selects.
 
-    They are positions in an array with the shape of ``index``, except that its length along ``axis`` is
-    ``length``.
+    ``a`` is an array with the shape of ``index``, except that its length along ``axis`` is ``length``.
     """
     at = index.ndim + axis
     before = after = 1
@@ -93,7 +94,7 @@ def along_positions(index: Any, length: int, axis: int) -> Any:
 
 
 def check_range(op: str, shape: Shape, axis: int, values: Any) -> None:
-    """Raise an error that names the first index in ``values`` that is out of range for this axis."""
+    """Raise if an index in ``values`` is out of range for ``axis`` of ``shape``; the error names it."""
     n = shape[axis]
     wrong = values[(values < -n) | (values >= n)]
     if wrong.size:

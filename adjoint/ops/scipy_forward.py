@@ -15,7 +15,7 @@ __all__ = ["from_scipy", "of_order", "real_arrays", "scipy_function", "special_m
 
 
 def from_scipy(name: str) -> Callable[..., Any]:
-    """Return a forward function that calls ``scipy.special``'s function ``name``.
+    """Return a forward function of an op: it calls the function ``name`` of ``scipy.special``.
 
     SciPy is imported at the first call.
     """
@@ -30,8 +30,8 @@ def from_scipy(name: str) -> Callable[..., Any]:
 
 
 def real_arrays(*args: Any) -> Any:
-    """Return arguments as arrays; raise for complex ones, because the derivatives are for real numbers."""
-    if len(args) > 1 and any(type(a) in (int, float) for a in args):  # Python numbers are weak
+    """Return the arguments as arrays; raise if one is complex: the derivatives are for real numbers."""
+    if len(args) > 1 and any(type(a) in (int, float) for a in args):  # Python numbers do not change the dtype
         dtype = np.result_type(*args)
         args = tuple(
             np.asarray(a, dtype) if type(a) in (int, float) and dtype.kind == "f" else a for a in args
@@ -60,9 +60,9 @@ def scipy_function(part: str, name: str) -> Any:
 
 
 def of_order(name: str) -> Callable[..., Any]:
-    """Return a forward function that calls ``scipy.special``'s function ``name`` of parameters and one array.
+    """Return a forward function of an op: it calls ``scipy.special.<name>(*parameters, x)``.
 
-    The result has the dtype of the array.
+    The result has the dtype of the array x.
     """
 
     def forward(x: Any, **params: Any) -> Any:

@@ -53,11 +53,11 @@ __all__ = [
 
 
 def _untake(g: Array, i: Array, axis: int, length: int) -> Any:
-    """Return zeros with the rows of ``g`` added at the positions ``i`` of an axis; repeated rows are summed.
+    """Return zeros with the rows of ``g`` added at the indices ``i`` along ``axis``: the adjoint of ``take``.
 
-    ``length`` is the length of the axis ``axis`` of the result.  This is the adjoint of ``take``.
+    Rows at repeated indices are summed.  The result has length ``length`` along ``axis``.
     """
-    at = g.ndim - i.ndim + axis + 1  # where the axes of the index start in g
+    at = g.ndim - i.ndim + axis + 1  # in g, the axes of the index begin here
     lead, rest = g.shape[:at], g.shape[at + i.ndim :]
     shape = (*lead, length, *rest)
     few = add_few(g, (*(slice(None),) * at, i), shape)
@@ -68,7 +68,7 @@ def _untake(g: Array, i: Array, axis: int, length: int) -> Any:
 
 
 def _untake_rows(g: Array, i: Array, axis: int, length: int) -> SparseRows:
-    """Return the same as ``_untake`` as sparse rows: the gradient of a table whose first axis is ``axis``."""
+    """Return the result of ``_untake`` as sparse rows; ``axis`` must be the first axis."""
     shape = (length, *g.shape[i.ndim :])
     rows = from_start(i, length).reshape(-1)
     return SparseRows(rows, g.reshape(rows.size, *shape[1:]), shape)
@@ -101,7 +101,10 @@ def _put_along_axis(x: Array, i: Array, v: Array, axis: int) -> Any:
 
 
 def _put_dv(xp: Namespace, g: Value, out: Value, x: Value, i: Value, v: Value, axis: int) -> Any:
-    """Return the gradient of the values ``v``; 0 for a value that a later one at its position replaced."""
+    """Return the gradient of the values ``v`` of ``put_along_axis``.
+
+    It is 0 for a value that was overwritten by a later value for the same position.
+    """
     order = np.broadcast_to(np.arange(i.shape[axis]).reshape(-1, *(1,) * (-axis - 1)), i.shape)
     blank = np.zeros(x.shape, np.intp)
     last = xp.take_along_axis(xp.put_along_axis(blank, i, order, axis=axis), i, axis=axis)
@@ -120,21 +123,21 @@ def _take_batch(op: Op, size: int, /, x: Any, i: Any, axis: int, sparse_grad: bo
         return held.take(x.value, i.value if isinstance(i, Batched) else i, axis=axis)
     if not x.batched:
         return to_axis(held.take(x.value, i.value, axis=axis), x.ndim + axis, 0)
-    # one long axis of all rows of all elements: row i of element b is row b·n + i
+    # join the rows of all batch elements along one axis: row i of element b is row b·n + i
     n = x.shape[axis]
     rows = to_axis(x.value, len(x.value.shape) + axis, 1)
     flat = held.reshape(rows, shape=(size * n, *rows.shape[2:]))
     taken = held.take(flat, _flat_rows(i, size, n), axis=-len(flat.shape))
-    for k in range(i.ndim):  # the axes of the index go where the axis was
+    for k in range(i.ndim):  # the axes of the index replace the axis
         taken = to_axis(taken, 1 + i.ndim - 1 - k, x.ndim + axis + 1 + i.ndim - 1 - k)
     return taken
 
 
 def _flat_rows(i: Batched, size: int, n: int) -> Any:
-    """Return the indices ``i`` as row numbers of an array that joins the rows of all batch elements.
+    """Return row numbers for an array in which the rows of all batch elements are joined along one axis.
 
-    There are ``size`` batch elements with n rows each.  An index that is out of range in its batch element
-    becomes out of range for the whole axis.
+    There are ``size`` batch elements with n rows each, and ``i`` has the row numbers for each element.  An
+    index that is out of range for its batch element becomes out of range for the joined axis.
     """
     start = np.arange(size).reshape(size, *(1,) * i.ndim) * n
     row = as_index(held, i.value)
@@ -145,7 +148,7 @@ def _flat_rows(i: Batched, size: int, n: int) -> Any:
 
 def _untake_batch(op: Op, size: int, /, x: Any, i: Any, axis: int, length: int) -> Any:
     if isinstance(i, Batched) and i.batched:
-        where = x.ndim + axis - i.ndim + 1 + 1  # where the axes of the index begin, behind the batch axis
+        where = x.ndim + axis - i.ndim + 1 + 1  # the axes of the index begin here, after the batch axis
         rows = full_batch(x, size)
         for k in range(i.ndim):
             rows = to_axis(rows, where + k, 1 + k)
@@ -162,8 +165,8 @@ define("take", lambda x, i, axis, sparse_grad=False: x.take(i, axis), _take_dx, 
 define("untake", _untake,
        lambda xp, g, out, x, i, axis, length: xp.take(g, i, axis=axis), None,
        saves="i", kind="linear", params=("axis", "length"), batch=_untake_batch, reference="formula", doc="Zeros with rows added along an axis.")  # fmt: skip
-# Not an op: ``untake`` along the first axis in each namespace.  On plain arrays it returns sparse rows; where
-# gradients are recorded or transformed they are dense.
+# ``untake_rows`` is not an op, but a function of each namespace: ``untake`` along the first axis.  For plain
+# arrays it returns sparse rows.  Where gradients are recorded or transformed, it returns a dense array.
 raw.untake_rows = _untake_rows
 rec.untake_rows = rec.untake
 dyn.untake_rows = dyn.untake
@@ -183,7 +186,7 @@ define("put_along_axis", _put_along_axis,
 
 
 def _whole(op: str, indices: Any) -> Tensor:
-    """Return indices as a tensor of dtype intp."""
+    """Return indices as a tensor of dtype intp; raise if they are not integers."""
     i = asarray(indices)
     if i.dtype.kind in "iu":
         return as_index(rec, i)
@@ -260,18 +263,18 @@ def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) 
     try:
         if sparse_grad and special.count and grad_mode.get() and tracked(x):
             refuse_tracing("sparse_grad=True", "Use sparse_grad=False there.")
-        # gradients of results of other ops, and along other axes, are dense
+        # gradients are sparse only for leaves, and only along the first axis
         if sparse_grad and axis == -x.ndim and type(x) is Tensor and type(x._node) is not Node:
             return rec.take(x, i, axis=axis, sparse_grad=True)
         return rec.take(x, i, axis=axis)
     except IndexingError:
-        if type(i) is not Traced:  # then the numbers are not known
+        if type(i) is not Traced:  # the values of a traced index are not known
             check_range(op, x.shape, axis, array_of(i))
         raise
 
 
 def _aligned(op: str, x: Tensor, i: Tensor, axis: int) -> Shape:
-    """Return the shape that the axes of ``x`` and the index ``i`` broadcast to, with 1 at ``axis``."""
+    """Return the shape that ``x`` and the index ``i`` broadcast to, with length 1 at ``axis``."""
     if i.ndim != x.ndim:
         raise ShapeError(
             f"{op}: the index and the tensor must have the same number of axes, but have shapes {i.shape} "

@@ -68,10 +68,10 @@ def _moveaxis(x: Array, source: int, destination: int) -> Any:
 
 
 def _broadcast_to(x: Array, shape: Shape) -> Any:
-    """Return a view with strides of 0, in an eighth of the time of np.broadcast_to (0.4 µs)."""
+    """Return ``x`` broadcast to ``shape``, as a view; this takes 0.4 µs, an eighth of np.broadcast_to."""
     if not x.shape:
         return np.ndarray(shape, x.dtype, x, 0, (0,) * len(shape))
-    if not x.flags.c_contiguous or not x.size:  # a buffer must be contiguous
+    if not x.flags.c_contiguous or not x.size:  # np.ndarray(buffer=) needs a contiguous array
         return np.broadcast_to(x, shape)
     step, strides = x.itemsize, []
     lengths = x.shape
@@ -87,7 +87,7 @@ def _broadcast_to(x: Array, shape: Shape) -> Any:
 
 
 def unbroadcast(xp: Namespace, g: Value, shape: Shape) -> Any:
-    """Sum ``g`` over the axes along which ``shape`` was broadcast."""
+    """Return ``g`` summed to ``shape``: over the axes along which an array of this shape was broadcast."""
     axes = reduced_axes(g.shape, shape)
     assert axes is not None
     return xp.reshape(xp.sum(g, axis=axes, keepdims=True), shape=shape)
@@ -221,7 +221,7 @@ def reshape_method(
 
 
 def _filled(op: str, x: Tensor, wanted: Shape) -> Shape:
-    """Return the shape ``wanted`` with the length -1 replaced; raise if ``x`` has not as many elements."""
+    """Return the shape ``wanted`` with -1 replaced by a length; raise if ``x`` cannot be reshaped to it."""
     if math.prod(wanted) == x.size and builtins.min(wanted, default=0) >= 0:
         return wanted
     known = 1
@@ -726,7 +726,7 @@ def pad(x: ArrayLike, pad_width: Any, mode: str = "constant", constant_values: f
                 )
             value = rec.astype(constant_values, dtype=x.dtype)
             return rec.where(inside, rec.pad(x, widths=pairs, value=0), value)
-        # a copy, because the caller may change the value before the op is run again
+        # copy the value, because the caller may change it before the op is called again
         fill = array_of(without_gradient("pad", "constant_values", constant_values)).tolist()
         return rec.pad(x, widths=pairs, value=fill)
     if mode not in _PAD_MODES:

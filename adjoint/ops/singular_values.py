@@ -56,8 +56,9 @@ def _svd_rule(xp: Namespace, g: Value, out: Value, x: Value, full_matrices: bool
     vh = adjoint_of(xp, v)
     if gu is None and gv is None:
         return xp.spectral_sum(gs, s, u, vh, op="svd")
-    # With A = skew(uᴴ gu), B = skew(vᴴ gv) the middle is (A_ij s_j + s_i B_ij) / (s_j² - s_i²), which is
-    # (A + B) / (2 (s_j - s_i)) + (A - B) / (2 (s_j + s_i)): the gauge turns only A + B
+    # With A = skew(uᴴ gu) and B = skew(vᴴ gv), the middle factor is (A_ij s_j + s_i B_ij) / (s_j² - s_i²).
+    # It equals (A + B) / (2 (s_j - s_i)) + (A - B) / (2 (s_j + s_i)).  Only A + B depends on the rotation of
+    # vectors of equal singular values.
     inner_u: Any = None if gu is None else xp.matmul(adjoint_of(xp, u), gu)
     inner_v: Any = None if gv is None else xp.matmul(vh, gv)
     both = inner_v if inner_u is None else inner_u if inner_v is None else inner_u + inner_v
@@ -74,7 +75,7 @@ def _svd_rule(xp: Namespace, g: Value, out: Value, x: Value, full_matrices: bool
     if gs is not None:
         refuse_mixed(xp, both, gs, gaps, span, "svd")
         dx = dx + xp.spectral_sum(gs, s, u, vh, op="svd")
-    # the part outside the space that u, or v, spans
+    # the part outside of the space that the columns of u, or v, span
     columns = s[..., None, :]
     if gu is not None and x.shape[-2] > k:
         out_of_u = xp.gauge_quotient(
@@ -90,8 +91,8 @@ def _svd_rule(xp: Namespace, g: Value, out: Value, x: Value, full_matrices: bool
 
 
 def _svd_jvp(xp: Namespace, t: Value, out: Value, x: Value, full_matrices: bool) -> Any:
-    # dx = u (Ω s + ds - s Ψ) vᴴ + the part outside u and v; the parts of uᴴ dx v are (Ω + Ψ) (s_j - s_i) / 2 and
-    # (Ω - Ψ) (s_j + s_i) / 2
+    # dx = u (Ω s + ds - s Ψ) vᴴ plus the part outside of the spaces of u and v.  uᴴ dx v is the sum of
+    # (Ω + Ψ) (s_j - s_i) / 2 and (Ω - Ψ) (s_j + s_i) / 2
     u, s, vh = out
     k = s.shape[-1]
     if not k:
@@ -138,7 +139,7 @@ def _svdvals_rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
 
 
 def _matrix_rank(x: Array, tol: Array, rtol: Any, hermitian: bool) -> Any:
-    if not (x.shape[-1] and x.shape[-2]):  # NumPy 2.4.0 raises
+    if not (x.shape[-1] and x.shape[-2]):  # NumPy 2.4.0 raises for empty matrices
         return np.zeros(x.shape[:-2], np.intp)
     try:
         return np.linalg.matrix_rank(x, tol, hermitian, rtol=rtol)
@@ -227,9 +228,9 @@ def svd(
 
 
 def _svd_of_hermitian(x: Tensor, vectors: bool) -> SVDResult | Tensor:
-    """Return the singular values of a Hermitian matrix from its eigenvalues; with ``vectors`` also U and Vh.
+    """Return the singular values of Hermitian matrices, computed from their eigenvalues.
 
-    As in NumPy, the signs of the eigenvalues are moved into Vh.
+    If ``vectors``, return U and Vh, too.  As in NumPy, the signs of the eigenvalues are part of Vh.
     """
     if not vectors:
         s = rec.sort(rec.abs(rec.eigvalsh(x, lower=True)), axis=-1, descending=False, stable=False)

@@ -80,13 +80,16 @@ def _solve_triangular(x: Array, y: Array, lower: bool, unit: bool) -> Any:
             f"solve_triangular: {which} is singular: element {row} of its diagonal is 0 (shape {x.shape}).\n"
             f"  {_SINGULAR}"
         )
-    if lower:  # the same equations in the other order
+    if lower:  # reverse the order of equations and unknowns: then the matrix is upper triangular
         return _back_substituted(x[..., ::-1, ::-1], y[..., ::-1, :])[..., ::-1, :]
     return _back_substituted(x, y)
 
 
 def _back_substituted(x: Array, y: Array) -> Any:
-    """Solve x z = y for upper triangular matrices x by recursive halving, down to blocks solved by LU."""
+    """Return the solution z of x z = y for upper triangular matrices x.
+
+    The matrices are halved recursively; small blocks are solved by LU.
+    """
     n = x.shape[-1]
     if n <= 64:
         return np.linalg.solve(x, y)
@@ -124,12 +127,15 @@ define("solve_triangular", _solve_triangular, joint=_solve_triangular_rule, arit
 # Determinants -----------------------------------------------------------------------------------
 
 _SMALL = (
-    8  # up to this size the derivatives of cofactors use minors, which is exact at singular matrices, too
+    8  # up to this size, the derivative of cofactors uses minors, which is exact for singular matrices
 )
 
 
 def _cofactor(x: Array) -> Any:
-    """Return det(x) x⁻ᵀ, the derivative of the determinant; by singular values if x is nearly singular."""
+    """Return det(x) x⁻ᵀ, the matrix of cofactors, which is the derivative of the determinant.
+
+    If x is nearly singular, it is computed from singular values.
+    """
     if not x.size:
         return np.ones_like(x)
     n = x.shape[-1]
@@ -154,7 +160,10 @@ def _cofactor(x: Array) -> Any:
 
 
 def _minors(n: int) -> tuple[Any, Any]:
-    """Return the index arrays that select all minors: rows and columns of shape (n, n, n-1, n-1)."""
+    """Return index arrays rows and columns such that x[rows, columns] are all minors of an n × n matrix x.
+
+    The minor without row i and column j is at [i, j].
+    """
     rest = np.array([[j for j in range(n) if j != i] for i in range(n)]).reshape(n, n - 1)
     return rest[:, None, :, None], rest[None, :, None, :]
 
@@ -175,7 +184,8 @@ def _cofactor_rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
 
 
 def _slogdet_rule(xp: Namespace, g: Value, out: Value, x: Value) -> Any:
-    # d log det = tr(x⁻¹ dx): its real part changes the logarithm, its imaginary part the phase of the sign
+    # d log det = tr(x⁻¹ dx).  The real part is the change of the logarithm, the imaginary part that of the
+    # phase
     g_sign, g_log = g
     weight = g_log
     if x.dtype.kind == "c" and g_sign is not None:
@@ -227,7 +237,7 @@ def inv(x: ArrayLike) -> Tensor:
 def _equations(op: str, x: Any, y: Any) -> tuple[Tensor, Tensor, bool]:
     """Return the matrix and the right-hand side as tensors, and whether the right-hand side is a vector.
 
-    As in NumPy 2, it is a vector only if it has one axis.
+    As in NumPy 2, a right-hand side is a vector only if it has one axis.  Raise if the shapes do not match.
     """
     x, y = square(op, x), lapack_floats(op, y)
     if not y.ndim:
@@ -248,9 +258,9 @@ def _equations(op: str, x: Any, y: Any) -> tuple[Tensor, Tensor, bool]:
 
 
 def _solved(function: Any, x: Tensor, y: Tensor, vector: bool, **params: Any) -> Tensor:
-    """Return ``function(x, y)``, the solution of linear equations; ``vector`` says that y is a vector.
+    """Return ``function(x, y)``, the solution z of x z = y; ``vector`` says that y is a vector.
 
-    A single matrix is factorised once for all right-hand sides.
+    If x is a single matrix, all right-hand sides are joined, so that it is factorised once.
     """
     if x.ndim == 2 and y.ndim > 2:
         n, *rest = y.shape[-2], *y.shape[:-2], y.shape[-1]

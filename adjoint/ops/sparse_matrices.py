@@ -1,7 +1,8 @@
 """Products and solves with sparse matrices and linear operators of SciPy.
 
-A matrix whose elements have derivatives is a vector of elements and a ``Pattern``, their positions.  A
-constant matrix or operator is an ``Operator``.  Both are parameters of the ops.
+A matrix whose elements have derivatives is represented by the vector of its elements and a ``Pattern``, which
+has their positions.  A constant matrix or linear operator is represented by an ``Operator``.  The pattern or
+the operator is a parameter of the ops.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Operator:
         return other
 
     def matrix(self, data: Array) -> Any:
-        """Return SciPy's matrix or operator; ``data`` is not used."""
+        """Return the SciPy matrix or operator; ``data`` is not used."""
         return self.held
 
     def reordered(self, xp: Namespace, data: Any) -> Any:
@@ -58,7 +59,7 @@ class Pattern:
 
     @functools.cached_property
     def order(self) -> Any:
-        """The permutation of the transpose: its element k is element ``order[k]`` of this matrix."""
+        """The permutation for the transpose: element k of the transpose is element ``order[k]`` of this matrix."""
         return np.lexsort((self.rows, self.cols))
 
     @functools.cached_property
@@ -70,7 +71,7 @@ class Pattern:
         return other
 
     def matrix(self, data: Array) -> Any:
-        """Return a SciPy matrix with these elements."""
+        """Return a SciPy matrix with the elements ``data`` at the positions of the pattern."""
         return scipy_function("sparse", "csc_array")((data, (self.rows, self.cols)), shape=self.shape)
 
     def reordered(self, xp: Namespace, data: Any) -> Any:
@@ -78,15 +79,15 @@ class Pattern:
         return data[..., self.order]
 
     def pulled(self, xp: Namespace, u: Any, z: Any, data: Any) -> Any:
-        """Return the gradient of the elements of A in A z = y: -u zᵀ at their positions.
+        """Return the gradient of the elements of A for the solution z of A z = y.
 
-        u is the solution of Aᵀ u = g.
+        It is -u zᵀ at the positions of the elements, where u is the solution of Aᵀ u = g.
         """
         return -xp.sum(u[..., self.rows, :] * z[..., self.cols, :], axis=(-1,), keepdims=False)
 
 
 def _columns(x: Array) -> Any:
-    """Return a stack of columns (…, n, k) as the columns of one matrix with n rows."""
+    """Join a stack of matrices (…, n, k) side by side to one matrix with n rows."""
     return np.moveaxis(x, -2, 0).reshape(x.shape[-2], -1)
 
 

@@ -1,4 +1,4 @@
-"""The namespace ``ad.special``: error functions, gamma functions, entropies; more in the modules it imports.
+"""The namespace ``ad.special``: error functions, gamma functions, entropies, and functions of other modules.
 
 Values come from SciPy (``pip install 'adjoint-ad[scipy]'``), which is imported at the first call; ``erf``,
 ``expit``, ``log_expit``, ``logit``, ``xlogy``, ``xlog1py`` and ``entr`` need only NumPy.  If the derivative
@@ -97,12 +97,12 @@ ndtri = define("ndtri", from_scipy("ndtri"), lambda xp, g, y, x: g * (xp.exp(0.5
 def _mills(xp: Namespace, x: Value) -> Any:
     """Return φ(x)/Φ(x), the density of the normal distribution divided by its distribution function.
 
-    For x < 0 it is √(2/π) / erfcx(-x/√2), and for very negative x it is -x - 1/x + 2/x³.  Each form is used
-    where the others, or their derivatives, underflow or overflow.
+    For x < 0 the formula is √(2/π) / erfcx(-x/√2), and for very negative x it is -x - 1/x + 2/x³.  Each
+    formula is used where the others, or their derivatives, underflow or overflow.
     """
     right, far = x > 0, x < -1e5
     usual = ROOT2 / ROOT_PI / xp.erfcx(xp.where(xp.logical_or(right, far), 0, x) * (-1 / ROOT2))
-    positive = xp.where(right, xp.minimum(x, 40.0), 0)  # beyond 40 it is 0, as are its derivatives
+    positive = xp.where(right, xp.minimum(x, 40.0), 0)  # above 40 the result and its derivatives are 0
     usual = xp.where(right, xp.exp(-0.5 * positive * positive) / (ROOT_2PI * xp.ndtr(positive)), usual)
     large = xp.where(far, x, -1)
     w = 1 / large
@@ -118,11 +118,12 @@ erfcx = define("erfcx", from_scipy("erfcx"), lambda xp, g, y, x: g * xp.erfcx_de
 
 
 def _erfcx_derivative(x: Array, order: int) -> Any:
-    """Return the derivative of erfcx of order n: (-2)ⁿ n! yₙ(x) with yₙ = exp(x²) iⁿerfc(x).
+    """Return the derivative of order n = ``order`` of erfcx.
 
-    The recurrence 2n yₙ = yₙ₋₂ - 2x yₙ₋₁ starts from y₋₁ = 2/√π, y₀ = erfcx.  Upwards it cancels for large x
-    (2x erfcx - 2/√π loses all digits at 1e8); there it is run downwards and scaled to y₋₁ (Miller's
-    algorithm).
+    It is (-2)ⁿ n! yₙ(x) with yₙ = exp(x²) iⁿerfc(x), where iⁿerfc is the repeated integral of erfc.  The
+    recurrence 2n yₙ = yₙ₋₂ - 2x yₙ₋₁ starts from y₋₁ = 2/√π and y₀ = erfcx.  For large x it cancels (2x erfcx
+    - 2/√π loses all digits at 1e8).  There it is computed from a large n downwards, and the result is scaled
+    so that y₋₁ is correct (Miller's algorithm).
     """
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
@@ -135,10 +136,10 @@ def _erfcx_derivative(x: Array, order: int) -> Any:
         below, value = value, (below - 2 * near * value) / (2 * n)
     far = x > edge
     if far.any():
-        large = np.minimum(x[far], 1e150)  # beyond, the derivative is a multiple of x^(-n-1)
-        # 37 = log(1e16): from there the error of the start is negligible (Gautschi 1961, for x ≥ edge)
+        large = np.minimum(x[far], 1e150)  # for larger x, the derivative is a multiple of x^(-n-1)
+        # with 37 = log(1e16), the arbitrary first values cause no error (Gautschi 1961, for x ≥ edge)
         start = math.ceil((math.sqrt(order) + 37 / (2 * ROOT2 * edge)) ** 2) + 2
-        # each step divides by its growth factor, 2x + 2, so that the numbers stay finite
+        # each step divides by 2x + 2, the factor by which the numbers grow, so that they stay finite
         unit = 2 * large + 2
         above, here, kept = np.zeros_like(large), np.ones_like(large), np.zeros_like(large)
         for n in range(start, -1, -1):  # yₙ₋₁ from yₙ and yₙ₊₁
@@ -186,7 +187,10 @@ def _gap(xp: Namespace, x: Value, y: Value) -> Any:
 
 
 def _polygamma(x: Array, n: int) -> Any:
-    """Return ψₙ(x) = (-1)ⁿ⁺¹ n! ζ(n + 1, x); for x < 0 by reflection, (-1)ⁿ ψₙ(1 - x) - π dⁿcot(πx)/dxⁿ."""
+    """Return ψₙ(x) = (-1)ⁿ⁺¹ n! ζ(n + 1, x), the n-th derivative of digamma.
+
+    For x < 0 the reflection formula is used: ψₙ(x) = (-1)ⁿ ψₙ(1 - x) - π dⁿcot(πx)/dxⁿ.
+    """
     (x,) = real_arrays(x)
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
@@ -204,7 +208,10 @@ def _polygamma(x: Array, n: int) -> Any:
 
 
 def _cot_derivative(x: Array, n: int) -> Any:
-    """Return dⁿcot(πx)/dxⁿ, a polynomial in c = cot(πx), as dc/dx = -π (1 + c²); NaN at integers."""
+    """Return dⁿcot(πx)/dxⁿ; NaN at integers.
+
+    It is a polynomial in c = cot(πx), because dc/dx = -π (1 + c²).
+    """
     polynomial = np.polynomial.Polynomial([0.0, 1.0])
     for _ in range(n):
         polynomial = polynomial.deriv() * np.polynomial.Polynomial([-math.pi, 0.0, -math.pi])
@@ -218,7 +225,7 @@ def _cot_derivative(x: Array, n: int) -> Any:
     return np.where(part == 0, np.nan, value)
 
 
-# B₂ₖ / (2k)!, and the argument from which the series of Euler and Maclaurin is exact
+# B₂ₖ / (2k)!, and the smallest argument for which the Euler-Maclaurin series is exact
 _BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000, 1 / 74724249600)
 _ASYMPTOTIC = 14
 
@@ -226,8 +233,8 @@ _ASYMPTOTIC = 14
 def _polygamma_gap(x: Array, y: Array, n: int) -> Any:
     """Return ψₙ(x) - ψₙ(x + y), without cancellation.
 
-    It is (-1)ⁿ⁺¹ n! Σₖ d(x + k) with d(x) = x⁻ˢ - (x + y)⁻ˢ and s = n + 1: the first terms, then an integral
-    for the rest.
+    It is (-1)ⁿ⁺¹ n! Σₖ d(x + k) with d(x) = x⁻ˢ - (x + y)⁻ˢ and s = n + 1.  The first terms are summed one by
+    one; the rest is an integral and corrections (Euler-Maclaurin).
     """
     x, y = real_arrays(x, y)
     dtype = np.result_type(x, y)
@@ -243,7 +250,7 @@ def _polygamma_gap(x: Array, y: Array, n: int) -> Any:
         return -np.expm1(-power * np.log1p(b / x)) * x**-power
 
     def in_front(values: Any) -> Any:
-        """Return ``values`` along a new first axis, before the axes of x.  Sums are over this axis."""
+        """Return the vector ``values`` along a new first axis, before the axes of x, for sums over it."""
         return np.asarray(values, np.float64).reshape(-1, *(1,) * a.ndim)
 
     with np.errstate(over="ignore", under="ignore"):
@@ -280,7 +287,7 @@ def _entr(x: Array) -> Any:
 
 def _logit(x: Array) -> Any:
     x = np.asarray(x)
-    middle = np.abs(x - 0.5) < 0.25  # log(x / (1 - x)) would lose the digits of x - 1/2
+    middle = np.abs(x - 0.5) < 0.25  # near 1/2, log(x / (1 - x)) is inaccurate
     safe = np.where(middle, x, 0.5)
     return np.where(middle, 2 * np.arctanh(2 * safe - 1), np.log(x) - np.log1p(-x))
 
@@ -291,7 +298,7 @@ def _share(xp: Namespace, x: Value, y: Value) -> Any:
 
 
 def _log_unless(xp: Namespace, x: Value, y: Value) -> Any:
-    """Return log(y), but 0 where x is 0 and y is not positive, because x log(y) is 0 there."""
+    """Return log(y), but 0 where x is 0 and y is not positive: there x log(y) is defined as 0."""
     flat = xp.logical_and(x == 0, y <= 0)
     return xp.where(flat, 0, xp.log(xp.where(flat, 1, y)))
 

@@ -1,4 +1,4 @@
-"""Orders of special functions: numbers, and arrays of them."""
+"""Checks of the orders of special functions, which are numbers or arrays of numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["of_each_order", "real_order", "whole_order"]
 
 
 def whole_order(op: str, n: Any, least: int | None = None) -> int:
-    """Return an integer order; raise if it is not an integer or is less than ``least``."""
+    """Return the order ``n`` as an int; raise if it is not an integer or is less than ``least``."""
     try:
         order = operator.index(n)
     except TypeError:
@@ -28,7 +28,7 @@ def whole_order(op: str, n: Any, least: int | None = None) -> int:
 
 
 def real_order(op: str, v: Any) -> float:
-    """Return a real order, as an int if it is an integer; raise for tensors."""
+    """Return the order ``v`` as a float, or as an int if it is an integer; raise if it is not a number."""
     if isinstance(v, Tensor) or not isinstance(v, (int, float, np.integer, np.floating)):
         raise InputError(
             f"{op}: the order must be a number, but is {v!r}.  adjoint has no derivative with respect to the "
@@ -38,9 +38,10 @@ def real_order(op: str, v: Any) -> float:
 
 
 def of_each_order(op: Callable[..., Tensor], orders: Any, x: Any, check: Callable[[Any], Any]) -> Tensor:
-    """Return ``op(x, n=orders)`` of a number; of an array of them, the op of each, broadcast with ``x``.
+    """Return ``op(x, n=orders)``; if ``orders`` is an array, broadcast it with ``x``.
 
-    ``check`` returns a number as an order that the op accepts.
+    The op accepts only one order, so it is called once for each distinct order.  ``check`` checks and
+    converts an order.
     """
     t = asarray(x)
     if isinstance(orders, Tensor) or not isinstance(orders, (np.ndarray, list, tuple)):

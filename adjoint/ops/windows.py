@@ -25,7 +25,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def counts(size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Shape:
-    """Return how many windows fit along each axis."""
+    """Return the number of windows along each axis."""
     return tuple(
         max((n + lo + hi - d * (k - 1) - 1) // s + 1, 0)
         for n, k, s, (lo, hi), d in zip(size, kernel, stride, padding, dilation, strict=True)
@@ -33,7 +33,7 @@ def counts(size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: 
 
 
 def spots(kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> Iterator[tuple[Any, ...]]:
-    """Yield, for each offset in the kernel, the index that selects its element in every window.
+    """Yield, for each position in the kernel, an index that selects the element there of every window.
 
     It is an index into the padded image; ``count`` is the number of windows along each axis.
     """
@@ -46,12 +46,18 @@ def spots(kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> Iterat
 
 
 def blank(like: Any, *shape: int) -> Any:
-    """Return zeros of shape ``shape`` with the memory order of ``like``; mixed orders are 3 times as slow."""
+    """Return zeros of shape ``shape`` with the memory order of ``like``.
+
+    Arithmetic with arrays of different memory orders is 3 times as slow.
+    """
     return np.zeros_like(like, shape=shape, subok=False)
 
 
 def padded(x: Any, padding: Pairs, value: Any = 0) -> Any:
-    """Pad the last axes of ``x`` with ``value``; a negative width after is ignored: no window reads there."""
+    """Return ``x`` with its last axes padded with ``value``.
+
+    A negative width after an axis is ignored, because no window reads the elements there.
+    """
     if all(lo <= 0 and hi <= 0 for lo, hi in padding):
         return x
     lead, size = x.shape[: -len(padding)], x.shape[-len(padding) :]
@@ -71,9 +77,10 @@ def inner_part(size: Shape, padding: Pairs) -> tuple[Any, ...]:
 
 
 def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
-    """Return the argument ``name`` as a tuple with one number per axis, from one number or one for each axis.
+    """Return ``value``, an integer or a tuple of integers, as a tuple with one integer for each axis.
 
-    Each must be at least ``least``; ``nd`` is the number of axes.
+    ``nd`` is the number of axes.  Raise if an integer is less than ``least``.  ``op`` and ``name`` are the
+    names of the caller and of the argument, for errors.
     """
     try:
         items = (
@@ -97,9 +104,10 @@ def numbers(op: str, name: str, value: Any, nd: int, least: int) -> Shape:
 
 
 def images(op: str, x: Any, nd: int, lead: int = 2) -> tuple[Tensor, bool]:
-    """Return images with a batch axis, and whether the batch axis was added.
+    """Return images as a tensor with a batch axis, and whether this axis was added.
 
-    ``nd`` is the number of spatial axes, and ``lead`` the number of axes before them, with the batch axis.
+    ``nd`` is the number of space axes, and ``lead`` the number of axes before them, including the batch axis.
+    Raise if ``x`` has another number of axes.
     """
     x = asarray(x)
     if x.ndim not in (nd + lead - 1, nd + lead):
