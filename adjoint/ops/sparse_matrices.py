@@ -59,7 +59,7 @@ class Pattern:
 
     @functools.cached_property
     def order(self) -> Any:
-        """The permutation for the transpose: element k of the transpose is element ``order[k]`` of this matrix."""
+        """The permutation for transposing: element k of the transpose is element ``order[k]`` here."""
         return np.lexsort((self.rows, self.cols))
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Solvers of SciPy inside ``ad.vmap``: one call for each element of the batch."""
+"""Call SciPy's solvers inside ``ad.vmap``, once for each element of the batch, or inside ``ad.compile``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ __all__ = ["Batch", "batch_of", "solve_each"]
 
 
 class Batch:
-    """The batch of a running ``vmap``.  Its methods compute single elements outside of the ``vmap``."""
+    """The batch of the ``vmap`` that is active.
+
+    The methods extract single elements of batched tensors, and call functions for single elements, outside of
+    the ``vmap``.
+    """
 
     def __init__(self, like: Batched) -> None:
         self.level, self.size = like.level, like.size_
         self.top = running(like.level)
 
     def element(self, i: int, value: Any) -> Any:
-        """Return element ``i`` of a batched value; other values are returned unchanged."""
+        """Return element ``i`` of ``value`` if it is a tensor of this batch; otherwise ``value`` itself."""
         if not isinstance(value, Tensor) or not isinstance(value._data, Batched):
             return value
         data = value._data
@@ -41,22 +45,22 @@ class Batch:
         return whole[i] if data.batched else whole
 
     def function(self, i: int, f: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function, for use outside of the ``vmap``, that computes ``f`` for element ``i``."""
+        """Return a function that computes ``f`` for element ``i``, and is called outside of the ``vmap``."""
         return lambda *x: tree.map(lambda t: self.element(i, t), within(enclosing, self.top, f, *x))
 
     def outside(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function outside of the ``vmap``."""
+        """Return ``function(*args)``, called outside of the ``vmap``."""
         return within(enclosing, self.top.outer, function, *args)
 
     def inside(self, values: Any) -> Tensor:
-        """Return an array with a row for each element as a tensor inside the ``vmap``."""
+        """Return a batched tensor inside of the ``vmap`` from an array with one row for each element."""
         return wrap(Batched(self.level, self.size, np.ascontiguousarray(values), True))
 
 
 def batch_of(op: str, f: Callable[..., Any], *given: Any) -> Batch | None:
-    """Return the ``vmap`` batch that tensors in ``given`` or in ``f(given[-1])`` belong to, or None.
+    """Return the batch of the ``vmap`` that tensors in ``given`` or in ``f(given[-1])`` belong to.
 
-    Raises if the batch is empty.
+    Return None if there is no such ``vmap``, and raise if the batch is empty.
     """
     if enclosing.get() is None:
         return None
@@ -73,11 +77,11 @@ def batch_of(op: str, f: Callable[..., Any], *given: Any) -> Batch | None:
 def solve_each(
     op: str, solve: Callable[[Any, Any], Any], f: Callable[..., Any], x0: Any, method: str | None = None
 ) -> Any:
-    """Return ``solve(f, x0)``; inside ``vmap``, the ``x_flat`` of the result has a row for each element.
+    """Return ``solve(f, x0)``, a SciPy result; inside ``vmap``, solve for each element of the batch.
 
-    ``batch`` of the result is then the batch, and ``found`` says for each element whether it converged.
-
-    ``op`` is the name of the caller, for errors, and ``method`` the name of SciPy's method.
+    Then ``x_flat`` of the result has one row for each element, ``batch`` is the batch, and ``found`` is an
+    array that says which elements converged.  ``op`` is the name of the caller, for errors, and ``method`` is
+    the name of SciPy's method.
     """
     if special.count and (trace := tracing.get()) is not None:
         return _on_host(op, trace, solve, f, x0, methods_of(op, method))
@@ -98,9 +102,10 @@ def solve_each(
 
 
 def _on_host(op: str, trace: Any, solve: Any, f: Callable[..., Any], x0: Any, names: list[str]) -> Any:
-    """Return the result of ``solve(f, x0)`` inside ``ad.compile``: SciPy runs at each call.
+    """Return the result of ``solve(f, x0)`` inside ``ad.compile``, with traced values.
 
-    ``x_flat`` of the result is traced.  ``names`` are the methods of ``_Vectors`` that the solver calls.
+    SciPy is called at each call of the compiled function.  ``names`` are the functions that the solver needs,
+    such as "hessian_product"; they are compiled.
     """
     flat = FlatTree(op, x0, np.float64)
     start = flat.flatten([t.detach() for t in flat.first])
@@ -121,7 +126,10 @@ def _on_host(op: str, trace: Any, solve: Any, f: Callable[..., Any], x0: Any, na
 
 
 def _arrays(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a traced function as one that SciPy calls: of arrays that it may write into."""
+    """Return a function for SciPy that calls a traced function with arrays.
+
+    It returns new arrays, which SciPy may write into.
+    """
 
     def call(*given: Any) -> Any:
         found = [np.array(a, np.float64) for a in function(*(np.asarray(v, np.float64) for v in given))]

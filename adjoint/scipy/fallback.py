@@ -22,13 +22,16 @@ def scipy_module(part: str) -> Any:
 
 
 def refuse_options(op: str, names: Iterable[str], advice: str) -> None:
-    """Raise if there are names of options that ``op`` does not support."""
+    """Raise unless ``names``, the options that the function ``op`` does not support, is empty.
+
+    ``advice`` is the last sentence of the message.
+    """
     if found := ", ".join(sorted(names)):
         raise InputError(f"{op}: these options are not supported with gradients: {found}.\n  {advice}")
 
 
 def partial_result(entries: Any) -> Any:
-    """Return an ``OptimizeResult`` with these entries, whose error for another one names them."""
+    """Return an ``OptimizeResult`` with only these entries; the error for a missing entry lists them."""
     return _partial_class()(entries)
 
 
@@ -50,8 +53,11 @@ _DERIVATIVES = ("grad", "hess", "hess_inv", "jac")
 
 
 def scipy_only(part: str, name: str) -> Any:
-    """Return the attribute ``name`` of ``scipy.<part>``; functions raise for tensors that require grad."""
-    if name.startswith("_"):  # asked for by the import system
+    """Return the attribute ``name`` of ``scipy.<part>``.
+
+    Functions accept tensors, but raise for tensors that require grad.
+    """
+    if name.startswith("_"):  # the import system looks up such names
         raise AttributeError(f"module 'adjoint.scipy.{part}' has no attribute {name!r}")
     found = getattr(scipy_module(part), name, None)
     if found is None:
@@ -62,7 +68,7 @@ def scipy_only(part: str, name: str) -> Any:
 
 
 class _Distribution:
-    """A distribution of SciPy for which adjoint has no derivatives."""
+    """A distribution of SciPy without derivatives: its methods raise for tensors that require grad."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -71,7 +77,7 @@ class _Distribution:
         return scipy_method(self._name, "__call__")(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # also _name itself, while a copy is made
+        if name.startswith("_"):  # copy looks up _name before __init__ has set it
             raise AttributeError(f"this distribution has no attribute {name!r}")
         return scipy_method(self._name, name)
 
@@ -80,6 +86,6 @@ class _Distribution:
 
 
 def scipy_method(distribution: str, name: str) -> Any:
-    """Return the method ``name`` of a SciPy distribution; it accepts tensors that do not require grad."""
+    """Return the method ``name`` of a SciPy distribution, which raises for tensors that require grad."""
     found = getattr(getattr(scipy_module("stats"), distribution), name)
     return numpy_only(found, f"scipy.stats.{distribution}") if callable(found) else found

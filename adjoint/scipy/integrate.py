@@ -42,7 +42,10 @@ def __dir__() -> list[str]:
 
 
 def _steps(op: str, y: Tensor, x: Any, dx: Any, axis: int) -> Any:
-    """Return the distances between neighbouring samples, along the last axis."""
+    """Return the distances between neighbouring samples: ``dx``, or the differences of ``x``.
+
+    The differences are along the last axis.
+    """
     if x is None:
         return dx
     x = floating(op, x)
@@ -133,7 +136,7 @@ def cumulative_trapezoid(
 
 
 def simpson(y: ArrayLike, x: ArrayLike | None = None, *, dx: ArrayLike = 1.0, axis: int = -1) -> Tensor:
-    """Integrate samples by Simpson's rule; the distances may differ.
+    """Integrate samples by Simpson's rule; the distances between samples may differ.
 
     Parameters
     ----------
@@ -252,9 +255,9 @@ def quad(
 
 
 def _confirmed(op: str, again: Tensor, value: Any, error: float) -> Tensor:
-    """Return SciPy's ``value`` with the derivatives of ``again``, the result of Gauss's rule.
+    """Return SciPy's ``value`` of an integral with the derivatives of ``again``, the result of Gauss's rule.
 
-    Raises if the two values differ by more than ``error`` allows.
+    Raise if the two values differ by much more than ``error``, SciPy's estimate of its error.
     """
     if not varies(again):
         return asarray(value)
@@ -367,13 +370,17 @@ def quad_vec(
     return _confirmed("quad_vec", again, value, error), error
 
 
-_MOST = 50  # intervals inside ``ad.compile``; SciPy's default for quad
+_MOST = 50  # the largest number of intervals inside ``ad.compile``, as SciPy's default for quad
 
 
 def _compiled(
     op: str, trace: Any, f: Callable[[Any], Tensor], limits: Any, solved: Any, limit: float
 ) -> tuple[Tensor, Any]:
-    """Integrate inside ``ad.compile``: SciPy runs at each call, and chooses the points of Gauss's rule."""
+    """Return the integral and its error inside ``ad.compile``.
+
+    At each call of the compiled function, SciPy computes the value and chooses the intervals for Gauss's
+    rule.
+    """
     far = tuple(map(_infinite, limits))
     if (far[0] and limits[0] > 0) or (far[1] and limits[1] < 0):
         backwards, error = _compiled(op, trace, f, limits[::-1], solved, limit)
@@ -393,7 +400,8 @@ def _compiled(
         ends, sign = sorted((float(first), float(last))), -1 if last < first else 1
         value, error, intervals = solved(lambda x: asarray(functions[0](array_of(x))[0]), ends)
         rule = _gauss((float(first), float(last)), any(far), intervals)
-        # with more intervals, only derivatives are not possible
+        # with more than ``count`` points there is a value, but no derivatives: ``check`` raises if they are
+        # needed
         points, weights = _padded(*rule, count) if len(rule[0]) <= count else np.full((2, count), np.nan)
         return sign * value, error, points, weights
 
@@ -425,24 +433,28 @@ def _infinite(x: Any) -> bool:
 
 
 def _gauss(ends: Any, far: bool, intervals: Any) -> tuple[Any, Any]:
-    """Return points and weights of Gauss's rule on intervals; see ``_placed``."""
+    """Return the points and weights of Gauss's rule on all ``intervals``, relative to the limits ``ends``.
+
+    ``_placed`` converts them to arguments and factors.  ``far`` says whether a limit is infinite.
+    """
     nodes, weights = np.polynomial.legendre.leggauss(21)
     first, last = ends
-    if first == last:  # without length, the derivative is that of (high - low) f(low)
+    if first == last:  # for an empty interval, the derivatives are those of (high - low) f(low)
         return np.zeros(21), weights / 2
     start, end = np.array(intervals, float).T[..., None]
     t, size = ((start + end) / 2 + (end - start) / 2 * nodes).ravel(), ((end - start) / 2 * weights).ravel()
     if not far:
         return (t - first) / (last - first), size / abs(last - first)
-    away, size = (1 - t) / t, size / t**2  # as in QUADPACK
+    away, size = (1 - t) / t, size / t**2  # QUADPACK's substitution for infinite limits
     both = math.isinf(first) and math.isinf(last)
     return (np.concatenate([away, -away]), np.concatenate([size, size])) if both else (away, size)
 
 
 def _placed(point: Any, weight: Any, low: Tensor, high: Tensor, far: Any) -> tuple[Any, Any]:
-    """Return where the integrand is evaluated, and the factor of its value.
+    """Return the argument for the integrand and the factor of its value, for a point of Gauss's rule.
 
-    A point is a relative position between finite limits, or the distance from the finite one or from 0.
+    Between finite limits, ``point`` is a number from 0 to 1.  If a limit is infinite (``far``), ``point`` is
+    the distance from the finite limit, or from 0 if both are infinite.
     """
     if not any(far):
         return low + (high - low) * point, (high - low) * weight
@@ -450,19 +462,22 @@ def _placed(point: Any, weight: Any, low: Tensor, high: Tensor, far: Any) -> tup
 
 
 def _padded(points: Any, weights: Any, count: int) -> tuple[Any, Any]:
-    """Return ``count`` points: the others are the first one again, with weight 0."""
+    """Return ``count`` points and weights: the first point is appended as often as needed, with weight 0."""
     more = count - len(points)
     return np.concatenate([points, np.full(more, points[0])]), np.concatenate([weights, np.zeros(more)])
 
 
 def _in_batch(op: str, batch: Batch, f: Any, low: Tensor, high: Tensor, solved: Any) -> tuple[Tensor, Any]:
-    """Integrate inside ``vmap``: call SciPy for each element, and use Gauss's rule on its intervals."""
+    """Return the integral and its error inside ``vmap``.
+
+    SciPy is called for each element; then Gauss's rule is applied to SciPy's intervals, for the derivatives.
+    """
     limits = [[float(array_of(batch.element(i, t).detach())) for t in (low, high)] for i in range(batch.size)]
     a, b = np.array(limits).T
     if len({(math.isinf(x), math.isinf(y), y < x) for x, y in limits}) > 1:
         raise InputError(
             f"{op}: inside ad.vmap, the limits of all elements must be in the same order, and infinite for "
-            "all or for none.\n  Call it for the others separately."
+            f"all or for none.\n  Call {op} separately for the elements that differ."
         )
     if b[0] < a[0]:
         backwards, away = _in_batch(op, batch, f, high, low, solved)
@@ -485,7 +500,10 @@ def _in_batch(op: str, batch: Batch, f: Any, low: Tensor, high: Tensor, solved: 
 
 
 def _replayed(f: Callable[[Any], Tensor], low: Tensor, high: Tensor, ends: Any, intervals: Any) -> Tensor:
-    """Integrate by Gauss's rule on SciPy's intervals."""
+    """Return the integral of ``f``, as a differentiable tensor, by Gauss's rule on SciPy's intervals.
+
+    ``ends`` are the values of the limits ``low`` and ``high``.
+    """
     far = tuple(map(math.isinf, ends))
     points, weights = _gauss(ends, any(far), intervals)
     total: Any = 0.0
@@ -496,9 +514,10 @@ def _replayed(f: Callable[[Any], Tensor], low: Tensor, high: Tensor, ends: Any, 
 
 
 def _far(f: Callable[[Any], Tensor], t: Any, low: Tensor, high: Tensor, ends: Any) -> Any:
-    """Return the integrand at distance (1 - t)/t from a finite limit, as in QUADPACK.
+    """Return the integrand after QUADPACK's substitution, which maps an infinite interval to 0 < t ≤ 1.
 
-    If both limits are infinite, return the sum on both sides of 0.
+    It is f at the distance (1 - t)/t from the finite limit, divided by t².  If both limits are infinite, it
+    is the sum for both sides of 0.  ``ends`` are the values of the limits ``low`` and ``high``.
     """
     first, last = ends
     away = (1 - t) / t

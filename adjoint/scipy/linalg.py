@@ -99,10 +99,11 @@ Examples
 def _like_scipy(
     example: str, shown: str, result: str = "As SciPy's.", returns: str = "Tensor"
 ) -> Callable[..., Any]:
-    """Return a decorator that lets a function accept and ignore SciPy's parameters about memory and checks.
+    """Return a decorator for functions of this module.
 
-    It also completes the docstring: ``example`` is a call with the result ``shown``, and ``returns`` and
-    ``result`` are the type and the description of what the function returns.
+    The decorated function also accepts, and ignores, SciPy's parameters about memory and checks.  The
+    decorator completes the docstring: ``example`` is a call with the result ``shown``, and ``returns`` and
+    ``result`` are the type and the description of the return value.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,7 +170,7 @@ def eigh(a: Any, b: Any = None, *, lower: bool = True, eigvals_only: bool = Fals
     uplo = "L" if lower else "U"
     if b is None:
         return ours.eigvalsh(a, uplo) if eigvals_only else tuple(ours.eigh(a, uplo))
-    # a v = w b v with b = l lᴴ: the standard problem of l⁻¹ a l⁻ᴴ
+    # a v = w b v with b = l lᴴ is the standard eigenvalue problem of l⁻¹ a l⁻ᴴ
     factor = ours.cholesky(_matrix("eigh", b))
     half = ours.solve_triangular(factor, a, lower=True)
     standard = adjoint_of(rec, ours.solve_triangular(factor, adjoint_of(rec, half), lower=True))
@@ -249,7 +250,7 @@ def lu_factor(a: Any) -> Any:
     n = p.shape[-1]
     if not n:
         return upper, asarray(np.zeros(0, np.int64))
-    rows = rec.argmax(p, axis=-2, keepdims=False)  # the row of a that is moved to each row
+    rows = rec.argmax(p, axis=-2, keepdims=False)  # for each row of l @ u, the number of the row of a
     order, pivots = asarray(np.arange(n)), []
     for i in range(n):
         k = rec.argmax(rec.astype(order == rows[i], dtype=np.int64), axis=-1, keepdims=False)
@@ -259,7 +260,7 @@ def lu_factor(a: Any) -> Any:
 
 
 def _exchanged(order: Any, i: int, k: Any) -> Any:
-    """Return an order with the elements ``i`` and ``k`` exchanged; ``k`` may be a tensor."""
+    """Return the permutation ``order`` with elements ``i`` and ``k`` exchanged; ``k`` may be a tensor."""
     places = np.arange(order.shape[-1])
     return rec.where(places == i, order[k], rec.where(places == k, order[i], order))
 
@@ -365,7 +366,10 @@ def _without_derivative(name: str, why: str, instead: str) -> Callable[..., Any]
 
 
 def refuse(name: str, why: str, instead: str) -> NoReturn:
-    """Raise the error of a function without a derivative: ``why`` is the reason, ``instead`` the remedy."""
+    """Raise the error for a function ``name`` that has no derivative.
+
+    ``why`` is the reason, and ``instead`` the remedy, in the message.
+    """
     raise NoGradientError(f"{name}: {why}, so it has no derivative.\n  {instead}")
 
 
@@ -398,7 +402,7 @@ def solve(
         "symmetric",
         "hermitian",
         "positive definite",
-    ):  # one triangle is read
+    ):  # these solvers read only one triangle
         kept = rec.tril(a, k=0) if lower else rec.triu(a, k=0)
         rest = rec.tril(a, k=-1) if lower else rec.triu(a, k=1)
         flip = (

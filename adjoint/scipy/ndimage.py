@@ -41,8 +41,8 @@ def __dir__() -> list[str]:
 
 # Filters along an axis -----------------------------------------------------------------------------
 
-# SciPy's names of border modes, and NumPy's
-_BORDERS: dict[str, Any] = {  # the modes of np.pad
+# SciPy's names of the border modes, and the modes of np.pad
+_BORDERS: dict[str, Any] = {
     "reflect": "symmetric", "grid-mirror": "symmetric", "mirror": "reflect", "nearest": "edge",
     "wrap": "wrap", "grid-wrap": "wrap", "constant": "constant", "grid-constant": "constant",
 }  # fmt: skip
@@ -61,7 +61,10 @@ def _image(op: str, x: Any, output: Any) -> Tensor:
 
 
 def _bordered(op: str, x: Tensor, before: int, after: int, mode: str, cval: float) -> Tensor:
-    """Extend the last axis by ``before`` and ``after`` elements; ``mode`` and ``cval`` give their values."""
+    """Return ``x`` with ``before`` and ``after`` elements added at the ends of the last axis.
+
+    SciPy's ``mode`` and ``cval`` determine their values.
+    """
     if mode not in _BORDERS:
         raise ArgumentError(f"{op}: mode must be one of {', '.join(_BORDERS)}, not {mode!r}.")
     if _BORDERS[mode] == "constant":
@@ -186,7 +189,7 @@ def convolve1d(
 
 
 def _gaussian(sigma: Tensor, order: int, radius: int) -> Tensor:
-    """Return filter weights: the derivative of this order of a Gaussian, at -radius … radius.
+    """Return the weights of a filter: a Gaussian, or its derivative of order ``order``, at -radius … radius.
 
     Gradients flow to ``sigma``.
     """
@@ -194,7 +197,7 @@ def _gaussian(sigma: Tensor, order: int, radius: int) -> Tensor:
     square = sigma * sigma
     phi = rec.exp(-0.5 / square * x**2)
     phi = phi / sum(phi)
-    # the derivative of q(x) φ(x) is (q' - x q / σ²) φ
+    # the derivative of a polynomial q(x) times the Gaussian φ(x) is (q' - x q / σ²) φ
     q: list[Any] = [1.0]
     for _ in range(order):
         slope = [(k + 1) * q[k + 1] for k in range(len(q) - 1)] + [0.0, 0.0]
@@ -207,7 +210,7 @@ def _gaussian(sigma: Tensor, order: int, radius: int) -> Tensor:
 
 
 def _number(sigma: Any) -> float | None:
-    """Return the value of ``sigma``; None inside a transform, where it is not known."""
+    """Return ``sigma`` as a float; None inside a transform, where its value is not known."""
     value = plain_values(sigma) if isinstance(sigma, Tensor) else sigma
     return None if value is None else float(value)
 
@@ -349,7 +352,10 @@ def gaussian_filter(
 
 
 def _each(name: str, value: Any, count: int) -> list[Any]:
-    """Return the parameter ``name`` as a list for ``count`` axes, from one value or one per axis."""
+    """Return ``value``, one value or one for each of ``count`` axes, as a list with one for each axis.
+
+    ``name`` is the name of the parameter, for errors.
+    """
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim:
         items = [value[i] for i in range(value.shape[0])]
     elif isinstance(value, (list, tuple)):
@@ -401,7 +407,7 @@ def spline_filter1d(
     if order in (0, 1) or not x.size:
         return x
     where = canonical_axis("spline_filter1d", axis, x.ndim)
-    # linear: the coefficients of unit vectors are the matrix
+    # the filter is linear, so its matrix is found by filtering unit vectors
     n = x.shape[where]
     matrix = scipy_module("ndimage").spline_filter1d(np.eye(n), order, 0, np.float64, mode)
     rows = rec.matmul(moveaxis(x, where, -1), asarray(matrix.T.astype(x.real.dtype)))
@@ -499,7 +505,7 @@ def map_coordinates(
         raise ArgumentError(f"map_coordinates: mode must be one of {names}, not {mode!r}.")
     border = 0
     if order > 1 and prefilter and mode in ("nearest", "grid-constant"):
-        border = 12  # as in SciPy, which has no exact filter for these borders
+        border = 12  # as in SciPy, which has no exact spline filter for these modes
         for axis in range(x.ndim):
             moved = moveaxis(x, axis, -1)
             x = moveaxis(_bordered("map_coordinates", moved, border, border, mode, cval), -1, axis)
@@ -509,9 +515,10 @@ def map_coordinates(
 
 
 def _gathered(x: Tensor, at: Tensor, order: int, mode: str, cval: float, border: int) -> Tensor:
-    """Return the values of the spline of degree ``order`` with coefficients ``x`` at the points ``at``.
+    """Return the values at the points ``at`` of the spline of degree ``order`` with the coefficients ``x``.
 
-    Beyond the image the mode (and ``cval``) applies; ``border`` is the width of a border added before.
+    ``mode`` and ``cval`` determine the values outside of the image.  ``border`` is the width of the border
+    that was added to the image on each side.
     """
     outside: Any = None
     places, weights = [], []
@@ -522,7 +529,7 @@ def _gathered(x: Tensor, at: Tensor, order: int, mode: str, cval: float, border:
             outside = beyond if outside is None else rec.logical_or(outside, beyond)
             t = rec.where(beyond, 0.0, t)
         elif mode in ("nearest", "grid-constant"):
-            # far outside everything is equal
+            # all points far outside have the same value
             t = rec.minimum(rec.maximum(t, -float(border + 2)), n + 1.0 + border) if border else t
         t = t + border
         first = rec.floor(t.detach() + (0.5 if order % 2 == 0 else 0.0)) - order // 2
@@ -550,9 +557,9 @@ def _gathered(x: Tensor, at: Tensor, order: int, mode: str, cval: float, border:
 
 
 def _folded(index: Tensor, n: int, mode: str) -> tuple[Tensor, Any]:
-    """Return indices that are moved inside an axis of length ``n``, as the mode requires.
+    """Return indices along an axis of length ``n``, those outside mapped to the inside as ``mode`` requires.
 
-    For a constant border, also return which indices were inside; otherwise None.
+    The second result is a mask of the indices that were inside if the border is constant; otherwise None.
     """
     if mode == "grid-constant":
         good = rec.logical_and(index >= 0, index < n)
@@ -571,13 +578,14 @@ def _folded(index: Tensor, n: int, mode: str) -> tuple[Tensor, Any]:
 
 
 def _basis(t: Tensor, order: int) -> Any:
-    """Return the basis spline of degree ``order`` at distance ``t`` from its centre.
+    """Return the values of the B-spline of degree ``order`` at distances ``t`` from its centre.
 
-    It is 0 beyond a distance of (order + 1) / 2.
+    They are 0 for distances above (order + 1) / 2.
     """
     if order == 0:
         return 1.0
-    # Σ (-1)^k C(n+1, k) max(t + (n+1)/2 - k, 0)ⁿ / n! from the nearer side, where few terms count
+    # Σ (-1)^k C(n+1, k) max(t + (n+1)/2 - k, 0)ⁿ / n!, computed from the nearer end, where few terms are not
+    # 0
     half = (order + 1) / 2
     size = rec.abs(t)
     total: Any = 0.0

@@ -1,8 +1,9 @@
 """Initial value problems: ``solve_ivp`` and ``odeint``.
 
-SciPy chooses the steps.  In eager code the solution is one node of the graph (``ode_node``).  Inside
-``ad.compile`` the steps are a loop of the program (``traced_ode``) or SciPy's (``ode_chosen``); both have a
-fixed number of rows (``ode_rows``).  So have solutions of elements of a ``vmap`` that have their own steps.
+In eager code SciPy chooses the steps, and the solution is one node of the graph (``ode_node``).  Inside
+``ad.compile``, the steps are a loop of the compiled program (``traced_ode``), or SciPy chooses them at each
+call (``ode_chosen``).  There, arrays have a fixed number of rows, one for each step, and some rows are unused
+(``ode_rows``).  The same holds inside ``ad.vmap`` if each element has its own steps.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def solve_ivp(
         result = problem.run(watched, options, dense)
         if problem.batch is None or result.status != -1:
             return _eager(problem, result, wanted, dense, dense_output, watched)
-        # one element that fails would end the common solution
+        # an element of the batch failed, which ends the solution with common steps: solve each one separately
         rows = ChosenRows(f, *ends, method, watched, options).in_batch(problem.batch, None)
     return fixed_result(rows, wanted, dense_output, watched)
 
@@ -152,10 +153,10 @@ def solve_ivp(
 def _eager(
     problem: Problem, result: Any, wanted: Tensor | None, dense: bool, dense_output: bool, events: list[Any]
 ) -> Any:
-    """Return the result of SciPy, in eager code, with tensors.
+    """Return ``result``, SciPy's result, with differentiable tensors in place of arrays; for eager code.
 
-    ``wanted`` are the times at which the solution is wanted, and ``dense`` says whether the stages for values
-    inside the steps are needed; the other arguments are as in ``solve_ivp``.
+    ``wanted`` is the argument ``t_eval`` of ``solve_ivp``.  ``dense`` says whether the stages for values
+    inside the steps are needed.  The other arguments are as in ``solve_ivp``.
     """
     path = Path(problem, *problem.recorded(dense))
     found = events_of(result, path, events) if events else []
@@ -178,7 +179,10 @@ def _eager(
 
 
 def _options_of_solve_ivp(method: str, further: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options for SciPy; ``further`` are further arguments of the functions."""
+    """Return the options for SciPy's ``solve_ivp``; raise if one is not supported.
+
+    ``given`` are the user's options, and ``further`` are further arguments of the function ``jac``.
+    """
     options = {k: v for k, v in given.items() if k not in ("jac", "jac_sparsity")}
     known = {"rtol", "atol", "first_step", "max_step"}
     if method in PLAIN:
@@ -191,7 +195,7 @@ def _options_of_solve_ivp(method: str, further: tuple[Any, ...], given: dict[str
 
 
 def _further(op: str, args: Any) -> tuple[Any, ...]:
-    """Return the further arguments of a function as a tuple."""
+    """Return ``args``, the further arguments of a user's function, as a tuple; raise if they are not one."""
     try:
         return () if args is None else tuple(args)
     except TypeError:
@@ -201,10 +205,7 @@ def _further(op: str, args: Any) -> tuple[Any, ...]:
 
 
 def _right_hand_side(fun: Callable[..., Any], further: tuple[Any, ...]) -> Callable[[Any, Any], Tensor]:
-    """Return ``fun`` as a function of time and state whose results have the shape of the state.
-
-    ``further`` are its further arguments.
-    """
+    """Return a function f(t, y) that calls ``fun(t, y, *further)`` and returns a tensor of the shape of y."""
 
     def f(t: Any, y: Any) -> Tensor:
         found = fun(t, y, *further)
@@ -222,7 +223,7 @@ def _right_hand_side(fun: Callable[..., Any], further: tuple[Any, ...]) -> Calla
 
 
 def _in_double(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the times and initial values in double precision, as SciPy's solvers use them."""
+    """Return the start, the end and the initial values in double precision, as SciPy's solvers use them."""
     found = [floating("solve_ivp", v) for v in values]
     start, end, first = [t.astype(np.result_type(t.dtype, np.float64)) for t in found]
     if first.ndim != 1:
@@ -240,11 +241,11 @@ def _in_rows(
     most: tuple[int, int | None],
     options: dict[str, Any],
 ) -> Rows | None:
-    """Solve a problem inside ``ad.compile`` or ``ad.vmap`` in rows; return None if that is not needed.
+    """Solve a problem inside ``ad.compile`` or ``ad.vmap``, with a fixed number of rows for the steps.
 
-    ``ends`` are the start, the end and the initial values, ``wanted`` the times at which the solution is
-    wanted.  ``between`` says whether values inside the steps are needed, ``most`` has the numbers of steps
-    and events.
+    Return None if the problem can be solved as in eager code.  ``ends`` are the start, the end and the
+    initial values.  ``wanted`` are the times at which the solution is computed, and ``between`` says whether
+    values inside the steps are needed.  ``most`` has the largest numbers of steps and of events.
     """
     implicit = method_of(name).implicit
     if tracing.get() is not None:
@@ -261,7 +262,10 @@ def _in_rows(
 
 
 def _with_args(event: Callable[..., Any], further: tuple[Any, ...], number: int) -> Any:
-    """Return event function ``number`` with its further arguments bound; it returns one number."""
+    """Return a function (t, y) that calls an event function with ``further`` arguments and returns a number.
+
+    ``number`` is the index of the event, for errors.
+    """
 
     def call(t: Any, y: Any) -> Tensor:
         value = asarray(event(t, y, *further))
@@ -349,13 +353,16 @@ def _warn_of_failure(status: Any) -> None:
 
 
 def _options_of_odeint(given: dict[str, Any]) -> dict[str, Any]:
-    """Return options of SciPy's ``odeint`` as those of ``solve_ivp``; leave out those of its method."""
+    """Return the options for ``solve_ivp`` that correspond to options of SciPy's ``odeint``.
+
+    Options that are specific to the method of SciPy's ``odeint`` are left out.
+    """
     options = dict(given)
     for name in ("Dfun", "col_deriv", "ml", "mu", "mxstep", "printmessg"):
         options.pop(name, None)
     found = {"max_steps": options.pop("max_steps", MOST)}
     for name, other in {"hmax": "max_step", "h0": "first_step"}.items():
-        if size := options.pop(name, 0):  # 0 lets the solver choose
+        if size := options.pop(name, 0):  # 0 means that the solver chooses
             found[other] = size
     refuse_options("odeint", [n for n in options if n != "full_output" or options[n]],
                    "Use solve_ivp, whose result reports on the solution.")  # fmt: skip

@@ -1,7 +1,7 @@
-"""Initial value problems in rows whose steps SciPy chooses: Radau and events inside transforms.
+"""Initial value problems with the method Radau, or with events, inside transforms: SciPy chooses the steps.
 
-Inside ``ad.compile`` SciPy runs at each call of the compiled function, inside ``ad.vmap`` once for each
-element.  The steps are then repeated with tensors, so that gradients flow through them.
+SciPy is called at each call of the compiled function inside ``ad.compile``, and once for each element inside
+``ad.vmap``.  The steps are then repeated with tensors, so that gradients flow through them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from adjoint.transforms.loop_body import Body, run_scan
 
 __all__ = ["ChosenRows"]
 
-MOST_EVENTS = 16  # places for each event that is not terminal, inside ad.compile
+MOST_EVENTS = 16  # how often an event that is not terminal may occur inside ad.compile, by default
 
 
 class ChosenRows(Rows):
-    """The steps that SciPy chooses; ``end`` says how the solution ended."""
+    """The solution of a problem with steps chosen by SciPy, with one row for each step (see ``Rows``)."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class ChosenRows(Rows):
             self.functions.append(jacobian_of(f))
 
     def in_program(self, most: int, most_events: int | None) -> ChosenRows:
-        """Let SciPy choose the steps at each call of the compiled function.
+        """Compute the rows inside ``ad.compile``: SciPy is called at each call of the compiled function.
 
-        ``most`` and ``most_events`` are the largest numbers of steps and of events.
+        ``most`` and ``most_events`` are the largest numbers of steps and of occurrences of an event.
         """
         trace: Any = tracing.get()
         n, dtype = self.y0.shape[0], self.y0.dtype
@@ -80,7 +80,7 @@ class ChosenRows(Rows):
         return self._set(trace.on_host("solve_ivp", host, inner, self.given, specs))
 
     def in_batch(self, batch: Batch, most_events: int | None) -> ChosenRows:
-        """Let SciPy choose the steps for each element of a batch."""
+        """Compute the rows inside ``ad.vmap``: SciPy is called for each element of the batch."""
         runs = []
         for i in range(batch.size):
             own = [_of_arrays(batch.function(i, g)) for g in self.functions]
@@ -95,7 +95,10 @@ class ChosenRows(Rows):
         return self._set([batch.inside(np.stack(column)) for column in zip(*found, strict=True)])
 
     def _run(self, functions: Sequence[Any], start: Any, end: Any, y0: Any, most: int | None) -> Run:
-        """Solve with SciPy, with functions of arrays."""
+        """Solve the problem with SciPy.
+
+        ``functions`` are functions of arrays: f, the events and, for an implicit method, the Jacobian of f.
+        """
         f, *rest = functions
         options = dict(self.options)
         if self.method.implicit:
@@ -105,7 +108,11 @@ class ChosenRows(Rows):
         return run_scipy(self.name, f, span, np.array(y0), events, options, True, most)
 
     def _padded(self, run: Run, count: int, places: Sequence[int]) -> list[Any]:
-        """Return a run as arrays of fixed shapes: ``count`` steps, and ``places[k]`` times of event ``k``."""
+        """Return the result of SciPy as arrays of fixed shapes, in the order that ``_set`` expects.
+
+        They are for ``count`` steps and ``places[k]`` occurrences of event ``k``; unused rows repeat the end,
+        and unused times of events are NaN.
+        """
         used, (last, state) = len(run.steps), run.last
         grid = np.array([*(t for t, *_ in run.steps), last])
         length = run.span[1] - run.span[0]
@@ -121,7 +128,7 @@ class ChosenRows(Rows):
         for k, (size, times) in enumerate(zip(places, run.result.t_events or [], strict=True)):
             if len(times) > size:
                 raise ArgumentError(
-                    f"solve_ivp: event {k} occurred {len(times)} times, but has {size} places.\n"
+                    f"solve_ivp: event {k} occurred {len(times)} times, but at most {size} can be stored.\n"
                     f"  Pass max_events={len(times)} or more."
                 )
             moments.append(np.append(times, np.full(size - len(times), np.nan)))
@@ -132,7 +139,10 @@ class ChosenRows(Rows):
         return [before, taken, shares[-1], states, stages, run.result.status, which, *moments]
 
     def _set(self, found: Sequence[Tensor]) -> ChosenRows:
-        """Set the rows from SciPy's; repeat the steps with tensors if gradients flow through them."""
+        """Set the attributes from the arrays of ``_padded``; return this object.
+
+        If gradients flow through the steps, repeat them with tensors.
+        """
         self.before, self.taken, self.final, states, stages, status, which, *moments = found
         self.states, self.last, self.stages = states[:-1], states[-1], stages
         self.end = End(status, moments, which)
@@ -146,7 +156,7 @@ class ChosenRows(Rows):
 
         def step(y: Tensor, row: Any) -> Any:
             share, part, stages = row
-            # rows that are not a step evaluate the function where the first step does
+            # unused rows evaluate the function at the start, where it is defined
             used = part > 0
             t = self.start + self.length * rec.where(used, share, 0.0)
             h, at = (self.length * part).astype(y.dtype), rec.where(used, y, self.y0)
@@ -165,7 +175,7 @@ class ChosenRows(Rows):
 
 
 def _places(event: Any, most: int) -> int:
-    """Return the number of places for the times of an event: ``most`` if it is not terminal."""
+    """Return how many occurrences of an event are stored: ``most``, or those that end a terminal event."""
     return int(getattr(event, "terminal", None) or 0) or most
 
 
@@ -174,12 +184,12 @@ def _as_number(g: Function) -> Function:
 
 
 def _array(t: Tensor) -> Any:
-    """Return the values of a tensor outside of the ``vmap``."""
+    """Return the values of a tensor as an array; raise if the tensor belongs to another ``vmap``."""
     if isinstance(t._data, Lifted):
         raise InputError("solve_ivp: nested ad.vmap is not supported.  Use only one ad.vmap.")
     return array_of(t.detach())
 
 
 def _of_arrays(f: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """Return a function of tensors as one of arrays."""
+    """Return a function of arrays that calls ``f``, a function of tensors."""
     return lambda t, y: _array(asarray(f(wrap(np.asarray(t, np.float64)), wrap(np.array(y)))))

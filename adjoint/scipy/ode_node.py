@@ -48,14 +48,14 @@ from adjoint.transforms.rerun import Rerun
 
 __all__ = ["Path", "Problem", "events_of"]
 
-SMALL = 32  # for more unknowns the Jacobians of the stages are not computed
+SMALL = 32  # with more unknowns, the Jacobians are not computed, and the steps are repeated with tensors
 
 
 class _Batch(Batch):
-    """The elements of a ``vmap``, which are solved as one system with the same steps."""
+    """The batch of a ``vmap``, whose elements are solved as one system with the same steps."""
 
     def values(self, t: Tensor) -> Any:
-        """Return the values of a tensor for all elements, with the batch axis first."""
+        """Return the values of a tensor for all elements, as an array with the batch axis first."""
         data, batched = t._data, False
         if isinstance(data, Batched) and data.level == self.level:
             data, batched = data.value, data.batched
@@ -96,14 +96,17 @@ class Problem:
         self.last: tuple[float, Any] = (self.span[0], None)
 
     def check_times(self, wanted: Tensor) -> None:
-        """Raise if a time is outside of the span."""
+        """Raise if a time in ``wanted`` is outside of the time span."""
         values = array_of(wanted.detach())
         low, high = min(self.span), max(self.span)
         if values.size and not (low <= values.min() and values.max() <= high):
             raise ArgumentError(f"solve_ivp: t_eval must be within the time span from {low} to {high}.")
 
     def value(self, t: Any, y: Any) -> Any:
-        """Return the value of the right-hand side as an array."""
+        """Return the right-hand side at time t and state y (an array) as an array, for SciPy.
+
+        Inside ``vmap``, y and the result are vectors with the states of all elements.
+        """
         if self.batch is None:
             return self.f(wrap(np.asarray(t, np.float64)), wrap(np.array(y)))._data
         own = np.full(self.batch.size, t) if self.rate is None else self.starts + t * self.rate[:, 0]
@@ -112,13 +115,13 @@ class Problem:
         return (found if self.rate is None else self.rate * found).reshape(-1)
 
     def initial(self) -> Any:
-        """Return the initial values as an array; inside ``vmap``, those of all elements."""
+        """Return the initial values as an array; inside ``vmap``, one vector with those of all elements."""
         if self.batch is None:
             return array_of(self.y0.detach())
         return self.batch.values(self.y0).reshape(-1)
 
     def run(self, events: list[Any], options: dict[str, Any], dense: bool) -> Any:
-        """Solve the problem with SciPy, without gradients, and keep its steps.
+        """Solve the problem with SciPy, without gradients; store the steps, and return SciPy's result.
 
         If ``dense``, the stages include those that are used only for values inside the steps.
         """
@@ -141,7 +144,7 @@ class Problem:
         return run.result
 
     def recorded(self, dense: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the times, states and stages as tensors that are part of the graph."""
+        """Return the times, states and stages of the steps as tensors with gradients."""
         first, last = self.span
         length = last - first
         ends = np.array([t for t, *_ in self.steps] + [self.last[0]])
@@ -170,7 +173,7 @@ class _Values:
         self.states = np.stack([y for *_, y, _ in problem.steps] + [problem.last[1]]).astype(dtype)
 
     def places(self) -> tuple[Any, Any]:
-        """Return the times and states at which the stages evaluate the right-hand side, in order."""
+        """Return the arguments (times and states) with which the stages evaluate the right-hand side."""
         m, h = self.method, self.h[:, None]
         t = self.t[:, None] + h * m.c
         y = self.states[:-1, None] + h[..., None] * np.einsum("ij,sja->sia", m.a, self.stages)
@@ -178,7 +181,7 @@ class _Values:
 
 
 class _Solution:
-    """The solution as a node of the graph."""
+    """The node of the graph for a solution: its derivative rules for backward and forward mode."""
 
     def __init__(self, problem: Problem, values: _Values) -> None:
         self.problem, self.values = problem, values
@@ -187,7 +190,7 @@ class _Solution:
         self.kept: list[tuple[int, Tensor, tuple[Tensor, Tensor]]] = []
 
     def recorded(self) -> tuple[Tensor, Tensor | None]:
-        """Return the states and stages as tensors that depend on the inputs."""
+        """Return the states and stages as outputs of the node, which depend on the inputs."""
         v = self.values
         if not len(v.h):
             return self.problem.y0[None], None
@@ -199,7 +202,7 @@ class _Solution:
         out, places = stages
         captured = captured_by([out], since) if out._node is not None else []
         captured = [t for t in captured if all(t is not p for p in places)]
-        self.kept.append((since, out, places))  # for the first backward
+        self.kept.append((since, out, places))  # the first backward uses this record
         operands: dict[Any, Tensor] = {}
         for t in (*self.moving, *captured):
             operands.setdefault(key_of(t), t)
@@ -215,9 +218,10 @@ class _Solution:
         return states, slopes
 
     def _batch(self) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
-        """Evaluate all stages as one recorded batch; None if the function cannot be batched.
+        """Evaluate the right-hand side at all stages with ``vmap``, and record it.
 
-        Return the values, and the states and times of the stages.
+        Return the values, and the pair of states and times at which it was evaluated.  Return None if the
+        function does not work with ``vmap``, or if there are too many unknowns.
         """
         v = self.values
         if v.states.shape[1] > SMALL or v.states.dtype.kind != "f":
@@ -242,7 +246,7 @@ class _Solution:
         return asarray(vmap(self.problem.f)(t, y))
 
     def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
-        """Return the gradients of the tensors that the solution depends on: the rule of the node."""
+        """Return the gradients of the tensors that the solution depends on: the node's derivative rule."""
         if xp is rec or any(not isinstance(s, np.ndarray) for s in g if s is not None):
             since = next_seq()
             roots = within(grad_mode, True, self.rerun.again, self.repeated, (), {})
@@ -257,14 +261,14 @@ class _Solution:
         return found
 
     def _at_stages(self) -> tuple[int, Tensor, tuple[Tensor, Tensor], Any]:
-        """Return the right-hand side at all stages as one recorded batch, and its Jacobians in the states.
+        """Return the recorded evaluation of the right-hand side at all stages, and its Jacobians.
 
-        The first two are the sequence number at which the record begins, and the values.  They are followed
-        by the states and times of the stages.
+        The results are: the number of the first node of the record, the values, the pair of states and times
+        of the stages, and the Jacobians with respect to the states.
         """
         try:
             since, out, places = self.kept.pop()
-        except IndexError:  # a second derivative of the same solution
+        except IndexError:  # the record was used by an earlier derivative of the same solution
             since, places = next_seq(), self._places()
             out = within(grad_mode, True, self.rerun.again, self._evaluated, places, {})
         shape = self.values.stages.shape
@@ -278,9 +282,10 @@ class _Solution:
         return since, out, places, jac
 
     def _pulled(self, gy: Any, gk: Any, wanted: Sequence[bool]) -> list[Any] | None:
-        """Return the gradients by one batched evaluation; None if the function used different tensors now.
+        """Return the gradients of the tensors that the solution depends on, from ``_at_stages``.
 
-        ``gy`` and ``gk`` are the gradients of the states and of the stages.
+        ``gy`` and ``gk`` are the gradients of the states and of the stages.  Return None if the function used
+        different tensors than in the forward pass.
         """
         v, (y0, start, end) = self.values, self.inputs
         shape = v.stages.shape
@@ -307,11 +312,11 @@ class _Solution:
         return total
 
     def _index(self, given: Tensor) -> int:
-        """Return the number of an input among the tensors that the solution depends on."""
+        """Return the index of an input among the tensors that the solution depends on."""
         return next(i for i, key in enumerate(self.keys) if key is key_of(given))
 
     def push(self, xp: Namespace, tangents: Any, out: Any, *_: Any) -> Any:
-        """Return the tangents of the solution: the forward mode of the node."""
+        """Return the tangents of the states and stages: the node's rule for forward mode."""
         given = tangents if isinstance(tangents, tuple) else (tangents,)
         if xp is not rec and all(t is None or isinstance(t, np.ndarray) for t in given):
             return self._pushed(given)
@@ -322,7 +327,10 @@ class _Solution:
         return tuple(push_forward(list(roots), ends, directions, create_graph=xp is rec, since=since))
 
     def _pushed(self, given: Sequence[Any]) -> tuple[Any, Any]:
-        """Return the tangents of states and stages by one batched evaluation."""
+        """Return the tangents of the states and stages, from ``_at_stages``.
+
+        ``given`` are the tangents of the tensors that the solution depends on.
+        """
         v = self.values
         own = {id(t): given[self._index(t)] for t in self.moving}
         of_y0, of_start, of_end = (own.get(id(t)) for t in self.inputs)
@@ -362,25 +370,25 @@ class _Solution:
 
 
 class Path:
-    """The solution at any time, by the interpolation polynomials of the method."""
+    """A function that returns the solution at any time, by the interpolation polynomials of the method."""
 
     def __init__(self, problem: Problem, times: Tensor, states: Tensor, stages: Tensor | None) -> None:
         self.problem, self.times, self.states, self.stages = problem, times, states, stages
         self.grid = problem.grid
 
     def index(self, t: Any) -> Any:
-        """Return the number of the step that contains each time."""
+        """Return, for each time in ``t``, the index of the step that contains it."""
         grid, at = (self.grid, t) if self.problem.forwards else (-self.grid, -t)
         return np.clip(np.searchsorted(grid, at, side="left") - 1, 0, max(len(grid) - 2, 0))
 
     def one(self, t: Tensor, index: Any) -> Tensor:
-        """Return the state at one time, which lies in step ``index``."""
+        """Return the state at the time ``t``, which is in step ``index``."""
         return self(rec.reshape(t, shape=(1,)), index)[0]
 
     def __call__(self, t: Tensor, index: Any = None) -> Tensor:
         """Return the states at the times ``t``, one row for each time.
 
-        ``index`` has the number of the step that contains each time; by default it is computed.
+        ``index`` has the indices of the steps that contain the times; by default it is computed.
         """
         if self.stages is None:
             return rec.broadcast_to(self.states[:1], shape=(t.shape[0], self.states.shape[1]))
@@ -394,7 +402,10 @@ class Path:
 
 
 def events_of(result: Any, path: Path, events: list[Any]) -> list[tuple[Tensor, Tensor]]:
-    """Return the times and states of events; their derivatives come from the implicit function theorem."""
+    """Return, for each event function, the times at which it occurred and the states there, as tensors.
+
+    Their derivatives come from the implicit function theorem.
+    """
     found = []
     n, dtype = path.states.shape[1], path.states.dtype
     for event, times in zip(events, result.t_events, strict=True):

@@ -23,7 +23,7 @@ PLAIN = ("BDF", "LSODA")
 
 
 def refused_method(name: Any) -> InputError:
-    """Return the error for a method that has no derivatives."""
+    """Return the error for a method of ``solve_ivp`` that has no derivatives."""
     return InputError(
         f"solve_ivp: method must be one of {', '.join(METHODS)} for gradients and inside transforms, not "
         f"{name!r}.\n  Use Radau for stiff problems."
@@ -39,9 +39,9 @@ def solve_plain(
     events: Sequence[Any],
     options: dict[str, Any],
 ) -> Any:
-    """Return SciPy's result with tensors; raise if a gradient flows or a transform is active.
+    """Return SciPy's result with tensors; raise if a gradient is needed or a transform is active.
 
-    ``ends`` are the start, the end and the initial values, and ``wanted`` the times of the results.
+    ``ends`` are the start, the end and the initial values, and ``wanted`` are the times ``t_eval``.
     """
 
     def array(value: Any) -> Any:

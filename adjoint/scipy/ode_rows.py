@@ -1,8 +1,8 @@
 """Solutions of initial value problems with a fixed number of rows, one for each step.
 
 Inside ``ad.compile`` shapes are fixed, and inside ``ad.vmap`` all elements have the same shape, but the
-numbers of steps and events depend on values.  So unused rows of steps repeat the end of the solution, and
-unused places of events are NaN.
+numbers of steps and of events depend on values.  So there are more rows than steps: unused rows repeat the
+end of the solution.  There are also more times than occurrences of an event: unused times are NaN.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ Function = Callable[[Any, Any], Any]
 
 
 def has_history(t: Tensor) -> bool:
-    """Return whether gradients flow to a tensor, at this level or outside of a ``vmap``."""
+    """Return whether gradients flow to a tensor, inside of the active ``vmap`` or outside of it."""
     return tracked(t) or (isinstance(t._data, Lifted) and t._data.has_history())
 
 
 def check_at_call(t: Tensor, function: Callable[[Any], None]) -> None:
-    """Call a function with the values of a tensor; inside ``ad.compile``, at each call of the program."""
+    """Call ``function``, which checks values, with the values of the tensor ``t``.
+
+    Inside ``ad.compile``, it is called at each call of the compiled function.
+    """
     top = unknown(t)
     if top is not None:
         top.check(function)
@@ -44,16 +47,18 @@ def check_at_call(t: Tensor, function: Callable[[Any], None]) -> None:
 
 
 def columns(path: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """Return the solution at a time, or a column for each time."""
+    """Return the solution at the time ``at``; if ``at`` is a vector, a matrix with a column for each time."""
     return path(at[None])[0] if at.ndim == 0 else rec.matrix_transpose(path(at))
 
 
 class Rows:
-    """The steps from one time to another, as rows of tensors.
+    """The steps of a solution, as tensors with one row for each step.
 
-    A *share* is a fraction of the time span.  A step begins at the share ``before`` and takes the share
-    ``taken``, which is 0 in rows that are not a step.  ``states`` and ``stages`` are those of the steps;
-    ``last`` is the state after them, and ``final`` its share.
+    A *share* is a fraction of the time span.  A step begins at the share ``before`` and has the length
+    ``taken``, also a share, which is 0 in unused rows.  ``states`` are the states at the start of each step,
+    and ``stages`` its stages.  ``last`` is the state after the last step, and ``final`` is the share there.
+    ``end`` says how the solution ended.  An instance is also a function: it returns the solution at given
+    times.
     """
 
     method: Method
@@ -69,7 +74,7 @@ class Rows:
     end: End
 
     def safe_length(self) -> Tensor:
-        """Return the length of the time span; 1 if it is 0."""
+        """Return the length of the time span, or 1 if it is 0, for use as a divisor."""
         return rec.where(self.length == 0, 1.0, self.length)
 
     def __call__(self, t: Tensor) -> Tensor:
@@ -89,9 +94,9 @@ class Rows:
         return self.states[i] + rec.matmul(factors[:, None, :], self.stages[i])[:, 0]
 
     def ends(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the times and states at the start and after each step; unused rows repeat the last one.
+        """Return the times and the states at the start and after each step, and a mask.
 
-        The third result has True where a row is the last one or repeats it.
+        Unused rows repeat the last time and state; the mask is true for the last row and its repetitions.
         """
         accepted = self.taken > 0
         size = accepted.shape[0]
@@ -104,12 +109,15 @@ class Rows:
         return self.start + self.length * shares[i], states[i], over
 
     def middle(self) -> Tensor:
-        """Return the middle of the first step."""
+        """Return a time inside of the longest step, at which the solution is defined."""
         return (self.start + self.length * self.taken.max() / 2).detach()
 
 
 class End(NamedTuple):
-    """How a solution ended: SciPy's status, the times of events, and which of them ended it."""
+    """How a solution ended: SciPy's status, the times of each event, and the index of the time that ended it.
+
+    The index is into the joined times of all events; it is -1 if no event ended the solution.
+    """
 
     status: Tensor
     moments: Sequence[Tensor]
@@ -117,10 +125,9 @@ class End(NamedTuple):
 
 
 def fixed_result(rows: Rows, wanted: Tensor | None, dense: bool, events: Sequence[Function]) -> Any:
-    """Return SciPy's result for a solution in rows.
+    """Return an object like SciPy's result of ``solve_ivp``, with tensors of fixed shapes.
 
-    ``wanted`` are the times at which the solution is wanted, and ``dense`` says whether it is wanted at any
-    time.
+    ``wanted`` are the times ``t_eval``, and ``dense`` says whether the result has the function ``sol``.
     """
     end = rows.end
     found = scipy_module("integrate._ivp.ivp").OdeResult(
@@ -147,9 +154,9 @@ def fixed_result(rows: Rows, wanted: Tensor | None, dense: bool, events: Sequenc
 
 
 def _at(rows: Rows, wanted: Tensor, event: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the times ``wanted`` and the states there; both are NaN where the solution was not reached.
+    """Return the times ``wanted`` and the states there; both are NaN after the end of the solution.
 
-    ``event`` is the time of the terminal event if the status is 1.
+    ``event`` is the time of the terminal event, which ended the solution if the status is 1.
     """
     _check_times(rows, wanted)
     status = rows.end.status
@@ -157,12 +164,15 @@ def _at(rows: Rows, wanted: Tensor, event: Tensor | None) -> tuple[Tensor, Tenso
     if event is not None:
         until = rec.where(status == 1, event.detach(), until)
     over = (status != 0) & ((wanted.detach() - until) * rec.sign(rows.length.detach()) > 0)
-    states = rows(rec.where(over, rows.start, wanted))  # no gradient of an extrapolation
+    states = rows(rec.where(over, rows.start, wanted))  # do not extrapolate: the gradient could be NaN
     return rec.where(over, np.nan, wanted), rec.where(over[:, None], np.nan, states)
 
 
 def _moments(rows: Rows, event: Function, times: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the times and states of an event; their derivatives come from the implicit function theorem."""
+    """Return the times of an event and the states there, as differentiable tensors.
+
+    Both are NaN where ``times`` is NaN.  The derivatives come from the implicit function theorem.
+    """
     occurs = ~rec.isnan(times)
     safe = rec.where(occurs, times, rows.middle())
 

@@ -1,4 +1,4 @@
-"""Steps of initial value problems: those that SciPy takes, and the same steps with tensors."""
+"""Steps of initial value problems: record the steps of SciPy's solvers, and repeat steps with tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def too_many_steps(most: int) -> ConvergenceError:
 
 
 def like_event(event: Any, call: Callable[[Any, Any], Any]) -> Any:
-    """Return ``call`` with the attributes ``terminal`` and ``direction`` of an event function."""
+    """Return ``call`` with the attributes ``terminal`` and ``direction`` of the event function ``event``."""
     for name in ("terminal", "direction"):
         if hasattr(event, name):
             setattr(call, name, getattr(event, name))
@@ -47,7 +47,11 @@ def like_event(event: Any, call: Callable[[Any, Any], Any]) -> Any:
 
 
 class Run(NamedTuple):
-    """A run of SciPy: its result, and its accepted steps as tuples of time, length, state and stages."""
+    """What SciPy's solver returned and did: its result, the time span and the accepted steps.
+
+    A step is a tuple of the time and state at its start, its length and its stages, in the order time,
+    length, state, stages.
+    """
 
     result: Any
     span: tuple[float, float]
@@ -66,13 +70,14 @@ def run_scipy(
     most: int | None = None,
     size: int = 1,
 ) -> Run:
-    """Solve a problem with SciPy; raise if it takes more than ``most`` steps.
+    """Solve an initial value problem with SciPy's method ``name``; raise if it needs more than ``most`` steps.
 
-    ``f`` and ``events`` are functions of a number and an array, ``span`` has the start and the end, and
-    ``options`` are SciPy's.  If ``dense``, the stages include those that are used only for values inside the
-    steps.  The problem may consist of ``size`` problems that are solved with common steps.
+    ``f`` and ``events`` are functions of a time (a number) and a state (an array).  ``span`` is the pair of
+    start and end, and ``options`` are SciPy's options.  If ``dense``, the stages include those that are used
+    only for values inside the steps.  If ``size`` is not 1, ``y0`` joins the states of ``size`` problems,
+    which are solved with the same steps.
     """
-    if np.isnan(span).any():  # SciPy's loop would not end
+    if np.isnan(span).any():  # with NaN, SciPy's loop would not end
         raise InputError(f"solve_ivp: the times of t_span must be numbers, not {span}.")
     steps: list[Any] = []
     solver = _capturing(name, steps, most, size)
@@ -89,9 +94,10 @@ def run_scipy(
 
 
 def _capturing(name: str, steps: list[Any], most: int | None, size: int) -> Any:
-    """Return a SciPy solver that appends its accepted steps to ``steps``.
+    """Return a subclass of SciPy's solver ``name`` that appends its accepted steps to ``steps``.
 
-    Each of the ``size`` problems that it solves meets the tolerances.
+    It raises at step ``most`` + 1.  If it solves ``size`` problems with the same steps, the error of each one
+    is below the tolerances.
     """
     base = getattr(scipy_module("integrate"), name)
     table = method_of(name)
@@ -99,7 +105,7 @@ def _capturing(name: str, steps: list[Any], most: int | None, size: int) -> Any:
     class Capturing(base):  # type: ignore[misc, valid-type]  # SciPy has no types
         def _step_impl(self) -> Any:
             t, y = self.t, self.y
-            if np.isnan(self.h_abs):  # SciPy's loop would not end
+            if np.isnan(self.h_abs):  # with NaN, SciPy's loop would not end
                 return False, self.TOO_SMALL_STEP
             found = super()._step_impl()
             if found[0]:
@@ -123,7 +129,10 @@ def _capturing(name: str, steps: list[Any], most: int | None, size: int) -> Any:
 
 
 def _largest_error(solver: Any, k: Any, h: float, scale: Any) -> Any:
-    """Return the largest error of several problems; SciPy would return their mean."""
+    """Return the largest error of several problems that are solved with the same steps.
+
+    SciPy's own method would return the mean over all problems.
+    """
 
     def squares(e: Any) -> Any:
         return (np.abs((k.T @ e).reshape(scale.shape) / scale) ** 2).sum(1)
@@ -137,7 +146,10 @@ def _largest_error(solver: Any, k: Any, h: float, scale: Any) -> Any:
 
 
 def _extended(m: Method, f: Callable[[float, Any], Any], t: float, h: float, y: Any, k: Any) -> Any:
-    """Return a step of DOP853 with the additional stages that are needed for values inside the step."""
+    """Return a step of DOP853 with additional stages, which are needed for values inside the step.
+
+    The step is a tuple (t, h, y, stages); ``k`` are the stages without the additional ones.
+    """
     stages = np.concatenate([k, np.zeros((m.total - len(k), len(y)), k.dtype)])
     for i in range(len(k), m.total):
         stages[i] = f(t + m.c[i] * h, y + h * (m.a[i, :i] @ stages[:i]))
@@ -148,13 +160,13 @@ def _extended(m: Method, f: Callable[[float, Any], Any], t: float, h: float, y: 
 
 
 def combined(factors: Any, k: Any) -> Any:
-    """Return the sum of the stages ``k`` weighted by ``factors``."""
+    """Return the sum of the stages ``k``, each multiplied by its factor in ``factors``."""
     row = np.asarray(factors, k.dtype if isinstance(k, Tensor) else k[0].dtype)
     return rec.matmul(row, k if isinstance(k, Tensor) else stack(k))
 
 
 def explicit_stages(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method) -> Tensor:
-    """Return the stages of a step of the explicit method ``m``, from time t and state y over the length h."""
+    """Return the stages of a step of length h from time t and state y, by the explicit method ``m``."""
     slopes: list[Tensor] = []
     for i in range(m.total):
         used = [j for j in range(i) if m.a[i, j]]
@@ -164,14 +176,15 @@ def explicit_stages(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: M
 
 
 def jacobian_of(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return the Jacobian of a right-hand side in the state, as a function of time and state."""
+    """Return a function (t, y) that computes the Jacobian of ``f(t, y)`` with respect to y."""
     return lambda t, y: jacfwd(lambda y: f(t, y))(y)
 
 
 def implicit_stages(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method, guess: Any) -> Tensor:
-    """Return the stages of a step of the implicit method ``m``, connected to what the equation depends on.
+    """Return the stages of a step of length h from time t and state y, by the implicit method ``m``.
 
-    The step goes from time t and state y over the length h; ``guess`` are SciPy's stages.
+    The values are ``guess``, SciPy's stages.  Their derivatives come from the implicit function theorem, with
+    respect to t, h, y and the tensors that ``f`` uses.
     """
     a, stages = m.a.astype(y.dtype), asarray(guess)
 

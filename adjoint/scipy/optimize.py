@@ -78,12 +78,13 @@ def _joined(
     refused: str = "",
     **values: Callable[[Tensor], Any],
 ) -> Any:
-    """Return a result whose solution is a differentiable function of the tensors in ``equation``.
+    """Return ``result`` with a solution that is a differentiable function of the tensors in ``equation``.
 
-    Unknowns at a bound stay there; if the solver failed, only those that the slope holds there.  ``values``
-    are functions that compute other entries of the result at the solution.  Derivatives that the solver
-    estimated would be constants, so they are left out.  If ``refused`` names an option without derivatives,
-    raise if the solution depends on tensors that require grad.
+    ``equation`` is zero at the solution, except for unknowns at a bound, which do not vary.  If the solver
+    failed, an unknown at a bound does not vary only if its gradient points to the outside.  ``values`` are
+    functions that compute other entries of the result at the solution.  Derivatives that the solver estimated
+    are left out, because they would be constants.  If ``refused`` names an option without derivatives, raise
+    if the solution depends on tensors that require grad.
     """
     batch, success = result.pop("batch", None), result.pop("found", result.success)
     if batch is None and not grad_mode.get() and not special.count:
@@ -124,7 +125,7 @@ def _joined(
 
 
 def _at_bounds(x: Any, bounds: Any) -> Any:
-    """Return two masks of the unknowns ``x``: those at their lower and those at their upper bound."""
+    """Return a mask of the unknowns ``x`` at their lower bound, and a mask of those at their upper bound."""
     if bounds is None:
         return (np.zeros(x.shape, bool),) * 2
     if hasattr(bounds, "lb"):
@@ -138,7 +139,7 @@ def _at_bounds(x: Any, bounds: Any) -> Any:
 
 
 def _start(x0: Any) -> Any:
-    """Return ``x0``; a list of numbers becomes a vector, as in SciPy."""
+    """Return ``x0`` unchanged, or as a vector if it is a list of numbers, as SciPy does."""
     if isinstance(x0, (list, tuple)) and all(isinstance(v, (int, float, np.number)) for v in x0):
         return np.array(x0, np.float64)
     return x0
@@ -284,7 +285,7 @@ def _vector(values: Any) -> Tensor:
     return flat[0] if len(flat) == 1 else rec.concat(*flat, axis=-1)
 
 
-# SciPy's losses: ρ as a function of the squared residuals
+# The functions ρ(z) of SciPy's losses, where z are the squared residuals
 _LOSSES: dict[str, Callable[[Any], Any]] = {
     "linear": lambda z: z,
     "soft_l1": lambda z: 2 * (rec.sqrt(1 + z) - 1),
@@ -375,7 +376,7 @@ def least_squares(
     )
 
 
-_FLAGS = (0, 5, 4, 1, 2, 3)  # MINPACK's, for the status -1 to 4 of least_squares
+_FLAGS = (0, 5, 4, 1, 2, 3)  # MINPACK's flags for the status -1 to 4 of least_squares
 
 
 def leastsq(
@@ -545,7 +546,7 @@ def _check_fit(success: Any, message: str = ".") -> None:
 
 
 def _count(f: Callable[..., Any]) -> int:
-    """Return the number of parameters of a model function."""
+    """Return the number of parameters of the model function ``f(x, *parameters)`` of ``curve_fit``."""
     try:
         given = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):
@@ -561,7 +562,8 @@ def _count(f: Callable[..., Any]) -> int:
 def _whitened(sigma: Any, y: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a function that divides residuals by their standard deviations ``sigma``.
 
-    If ``sigma`` is a covariance matrix, it multiplies by the inverse of its Cholesky factor.
+    If ``sigma`` is a covariance matrix, the function multiplies by the inverse of its Cholesky factor
+    instead.
     """
     if sigma is None:
         return lambda r: r

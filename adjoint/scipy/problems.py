@@ -1,4 +1,4 @@
-"""Calls of SciPy's solvers: with plain numbers, for each element of a batch, or inside ``ad.compile``."""
+"""Call SciPy's solvers for one unknown or a vector: eagerly, inside ``ad.vmap``, or inside ``ad.compile``."""
 
 from __future__ import annotations
 
@@ -27,23 +27,26 @@ REPORT = "full_output=True"
 
 
 def first_of(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``fun`` and returns the first of its two results, the value."""
+    """Return a function that calls ``fun`` and returns the first one of its results."""
     return lambda *args: fun(*args)[0]
 
 
 def as_args(args: Any, *, lists: bool = False) -> tuple[Any, ...]:
-    """Return further arguments as a tuple, as SciPy does; a list is one argument unless ``lists`` is true."""
+    """Return ``args``, the further arguments of a user's function, as a tuple, as SciPy does.
+
+    Anything but a tuple is one argument; a list is a tuple of arguments if ``lists`` is true.
+    """
     return tuple(args) if isinstance(args, tuple) or (lists and isinstance(args, list)) else (args,)
 
 
 class Problem:
-    """A user's function of one array, for SciPy and for the implicit function theorem."""
+    """A user's function of the unknowns x, with its further arguments; the result has the shape of x."""
 
     def __init__(self, op: str, f: Callable[..., Any], args: Any) -> None:
         self.op, self.f, self.args = op, as_function(op, f), as_args(args)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the value as a tensor of the shape of ``x``."""
+        """Return the function's value at ``x``, as a tensor of the shape of ``x``."""
         found = self.f(x, *self.args)
         y = asarray(list(found)) if isinstance(found, (list, tuple)) else asarray(found)
         if y.size != x.size:
@@ -54,10 +57,11 @@ class Problem:
         return rec.reshape(y, shape=x.shape)
 
     def solution(self, x: Any, report: Any, equation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return SciPy's solution ``x``, connected to the tensors that the function uses.
+        """Return SciPy's solution ``x`` as a tensor with derivatives, by the implicit function theorem.
 
-        ``report`` is SciPy's report, or a tensor that is true if the method converged.  ``equation`` is zero
-        at the solution; by default it is the function itself.
+        The derivatives are with respect to the tensors that the function uses.  ``report`` is SciPy's report,
+        or a tensor that is true if the method converged.  ``equation`` is zero at the solution; by default it
+        is the function itself.
         """
         values = x if isinstance(x, Tensor) else np.asarray(x)
 
@@ -76,7 +80,10 @@ class Problem:
 
 
 def plain_start(x: Any) -> Any:
-    """Return a start value or the end of an interval as plain numbers: no gradient flows to it."""
+    """Return a start value, or an end of an interval, as a NumPy number or array; None for None.
+
+    No gradient flows to it.
+    """
     return asarray(x).detach().numpy()[()] if x is not None else None
 
 
@@ -86,7 +93,10 @@ def scipy_function(name: str) -> Any:
 
 
 def _numbers(f: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return ``f`` for SciPy: its result is a Python number, or an array that SciPy may write into."""
+    """Return a function for SciPy that calls the compiled function ``f``.
+
+    Its result is a Python number, or a new array, which SciPy may write into.
+    """
 
     def numbers(x: Any, *_: Any) -> Any:
         (y,) = f(np.asarray(x, float))
@@ -96,7 +106,7 @@ def _numbers(f: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def _plain(f: Callable[[Tensor], Any]) -> Callable[..., Any]:
-    """Return ``f``, a function of tensors, as a function of arrays for SciPy."""
+    """Return a function of arrays for SciPy that calls ``f``, a function of tensors, without gradients."""
 
     def numbers(x: Any, *_: Any) -> Any:
         with no_grad():
@@ -107,11 +117,12 @@ def _plain(f: Callable[[Tensor], Any]) -> Callable[..., Any]:
 
 
 def solved(op: str, run: Callable[..., Any], functions: Any, starts: Any, refused: str = "") -> Any:
-    """Return ``run(functions, *starts)``, a pair of SciPy's solution and its report.
+    """Return ``run(functions, *starts)``: SciPy's solution, its report, and perhaps more.
 
-    Inside ``ad.compile`` SciPy runs at each call, and inside ``ad.vmap`` once for each element.  The solution
-    is then a tensor of the shape of the first start, and the report is a tensor that is true if the method
-    converged.  ``refused`` is an argument that is not supported there.
+    Inside ``ad.compile``, ``run`` is called at each call of the compiled function, and inside ``ad.vmap``
+    once for each element.  Then only two tensors are returned: the solution, with the shape of the first
+    start, and whether the method converged.  ``refused`` names an argument that is not supported there; it is
+    "" if the user did not pass it.
     """
     if not special.count or (trace := tracing.get()) is None:
         return _solved_each(op, run, functions, starts, refused)
@@ -130,7 +141,10 @@ def solved(op: str, run: Callable[..., Any], functions: Any, starts: Any, refuse
 
 
 def _converged(report: Any) -> Any:
-    """Return whether a method converged: its report has a flag, is an array of flags, or is None."""
+    """Return whether a method converged, from SciPy's report.
+
+    The report is an object with a flag, an array of flags, or None, which means that it converged.
+    """
     flag = True if report is None else report
     return np.all(getattr(report, "converged", getattr(report, "success", flag)))
 
@@ -168,9 +182,9 @@ def _refuse_report(op: str, refused: str) -> None:
 
 
 def as_vector(op: str, x0: Any, full_output: bool) -> Any:
-    """Return the start ``x0`` as a vector: plain numbers, or a tensor inside ``ad.compile`` and ``ad.vmap``.
+    """Return the start ``x0`` as a vector: an array, or a tensor inside ``ad.compile`` and ``ad.vmap``.
 
-    Raise if ``full_output`` is set there.
+    Raise if ``full_output`` is true inside ``ad.compile``.
     """
     _refuse_report(op, REPORT * full_output)
     start = asarray(x0).detach()

@@ -241,7 +241,7 @@ def newton(
     joined = function.solution(root, rest[0])
     if not full_output:
         return joined
-    if hasattr(rest[0], "root"):  # the report of a single number
+    if hasattr(rest[0], "root"):  # the report of a scalar problem contains the root
         rest[0].root = joined
     return type(found)(joined, *rest) if hasattr(found, "_fields") else (joined, *rest)
 
@@ -485,7 +485,7 @@ def minimize_scalar(
 
     starts = [*(() if bounds is None else bounds), *(() if bracket is None else bracket)]
     found, result = solved("minimize_scalar", run, [function], starts)
-    # the bounded method ends this far from a bound
+    # the bounded method stops at this distance from a bound
     xatol = (options or {}).get("xatol", 1e-5 if tol is None else tol)
     near = 2 * xatol + 4 * math.sqrt(np.finfo(float).eps) * abs(found)
     if isinstance(result, Tensor):
@@ -502,10 +502,10 @@ def minimize_scalar(
 
 
 def _traced_minimum(function: Problem, x: Tensor, success: Tensor, ends: Any, near: Tensor) -> Tensor:
-    """Return a minimum inside ``ad.compile`` or ``ad.vmap``; one at an end of the interval is a constant.
+    """Return a minimum as a tensor with derivatives, inside ``ad.compile`` or ``ad.vmap``.
 
-    ``x`` is SciPy's solution if ``success`` is true.  It is at one of the ``ends`` if its distance is at most
-    ``near``.
+    ``x`` is SciPy's solution, and ``success`` says whether it was found.  If ``x`` is at one of the ``ends``
+    of the interval, that is, at most ``near`` away, its derivatives are 0.
     """
     slope = grad(lambda v: floating("minimize_scalar", function(v)))
 

@@ -1,8 +1,8 @@
 """Coefficients of SciPy's Runge-Kutta methods, and the derivatives of their steps.
 
 A step of length h from y evaluates the stages k_i = f(t + c_i h, y + h Σ_j a_ij k_j) and ends at y + h Σ b_i
-k_i. Inside the step, the solution is y + h Σ_i k_i Σ_m w_im x^(m+1) for x from 0 to 1.  Some methods have
-additional stages that are used only for these values.
+k_i.  Inside the step, at the time t + x h, the solution is y + h Σ_i k_i Σ_m w_im x^(m+1).  Some methods have
+additional stages, which are used only for these values inside the step.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Method(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The number of all stages."""
+        """The number of stages, including those used only for values inside a step."""
         return len(self.c)
 
     def cut(self, dense: bool) -> Method:
-        """Return the method; if not ``dense``, leave out the stages used only for values inside a step."""
+        """Return the method; unless ``dense``, without the stages used only for values inside a step."""
         if dense or self.needed == self.total:
             return self
         s = self.needed
@@ -76,9 +76,10 @@ def _radau(p: Array) -> Method:
 
 
 def _dop853(d: Array, b: Array, s: int) -> Array:
-    """Return the weights ``w`` of DOP853: SciPy's nested form ``d`` of the polynomial, multiplied out.
+    """Return the weights ``w`` of the method DOP853.
 
-    ``b`` are the weights of a step, and ``s`` is the number of its stages.
+    SciPy has them as a nested polynomial with the coefficients ``d``, which is multiplied out here.  ``b``
+    are the weights of a step, and ``s`` is the number of its stages.
     """
     one = np.polynomial.Polynomial
     x, rest = one([0.0, 1.0]), one([1.0, -1.0])
@@ -101,13 +102,14 @@ def _dop853(d: Array, b: Array, s: int) -> Array:
     return w
 
 
-# Derivatives of the steps: arrays of all steps at once, (steps, stages, …) ---------------------------------
+# Derivatives of the steps: arrays have the values of all steps, (steps, stages, …) -------------------------
 
 
 def transfer(m: Method, h: Array, jac: Array) -> Any:
-    """Return ∂k/∂y for all stages, of shape (steps, stages, n, n).
+    """Return ∂k/∂y, the Jacobians of all stages in the state at the start of their step.
 
-    ``h`` are the lengths of the steps, ``jac`` the Jacobians of the right-hand side at the stages.
+    The shape is (steps, stages, n, n).  ``h`` are the lengths of the steps, and ``jac`` are the Jacobians of
+    the right-hand side at the stages.
     """
     steps, stages, n, _ = jac.shape
     size = h[:, None, None]
@@ -123,9 +125,10 @@ def transfer(m: Method, h: Array, jac: Array) -> Any:
 
 
 def _blocks(m: Method, h: Array, jac: Array) -> Any:
-    """Return the matrix of the equations for the stages of an implicit method ``m``: 1 - h a_ij J_i.
+    """Return the matrix of the linear equations for the derivatives of the stages of an implicit method.
 
-    ``jac`` has the Jacobians J_i of the right-hand side at the stages.
+    Its blocks are δ_ij - h a_ij J_i, where ``jac`` has the Jacobians J_i of the right-hand side at the
+    stages.
     """
     steps, stages, n, _ = jac.shape
     inner = -h[:, None, None, None, None] * np.einsum("ij,siab->siajb", m.a, jac)
@@ -135,7 +138,7 @@ def _blocks(m: Method, h: Array, jac: Array) -> Any:
 def pulled_steps(
     m: Method, h: Array, k: Array, jac: Array, gy: Array, gk: Array | None
 ) -> tuple[Any, Any, Any]:
-    """Propagate gradients of the states (``gy``) and stages (``gk``) back through all steps of a method.
+    """Propagate the gradients of the states (``gy``) and stages (``gk``) backwards through all steps.
 
     ``h`` are the lengths of the steps, ``k`` the stages and ``jac`` the Jacobians of the right-hand side
     there.  Return the gradients of the initial state, of the values of the right-hand side at the stages
@@ -174,10 +177,10 @@ def pulled_steps(
 def pushed_steps(
     m: Method, h: Array, k: Array, jac: Array, first: Array, of_f: Array, of_h: Array
 ) -> tuple[Any, Any]:
-    """Propagate tangents through all steps; return those of the states and of the stages.
+    """Propagate tangents forwards through all steps; return those of the states and of the stages.
 
-    ``first`` is the tangent of the initial state, ``of_f`` those of the right-hand side at the stages while
-    the states are fixed, of shape (steps, stages, n), and ``of_h`` those of the step lengths.
+    ``first`` is the tangent of the initial state, and ``of_h`` are those of the step lengths.  ``of_f`` are
+    the tangents of the right-hand side at the stages for fixed states, of shape (steps, stages, n).
     """
     steps, stages, n, _ = jac.shape
     along, size = transfer(m, h, jac), h[:, None]

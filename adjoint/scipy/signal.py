@@ -34,7 +34,7 @@ def __dir__() -> list[str]:
 
 # Convolution ---------------------------------------------------------------------------------------
 
-_DIRECT = 64  # up to this size of the smaller array the sum is faster than Fourier transforms
+_DIRECT = 64  # up to this size of the smaller array, a direct sum is faster than Fourier transforms
 
 
 def _pair(op: str, in1: Any, in2: Any) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def _pair(op: str, in1: Any, in2: Any) -> tuple[Tensor, Tensor]:
 
 
 def _swapped(op: str, mode: str, x: Tensor, y: Tensor, axes: tuple[int, ...]) -> bool:
-    """Return whether the arrays must be swapped in the mode 'valid', because the second one is larger."""
+    """Return whether the arrays must be swapped: in the mode 'valid', the first one must be the larger."""
     if mode not in ("full", "same", "valid"):
         raise ArgumentError(f"{op}: mode must be 'full', 'same' or 'valid', not {mode!r}.")
     if mode != "valid":
@@ -63,7 +63,7 @@ def _swapped(op: str, mode: str, x: Tensor, y: Tensor, axes: tuple[int, ...]) ->
 
 
 def _part(full: Tensor, mode: str, x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Return the part of a full convolution that the mode selects."""
+    """Return the part of ``full``, the full convolution of x and y, that ``mode`` selects."""
     if mode == "full":
         return full
     key = [slice(None)] * full.ndim
@@ -75,9 +75,9 @@ def _part(full: Tensor, mode: str, x: Tensor, y: Tensor, axes: tuple[int, ...]) 
 
 
 def _summed(x: Tensor, y: Tensor) -> Tensor:
-    """Return the full convolution, computed as a sum of products."""
+    """Return the full convolution of x and y, computed as a sum of products."""
     nd = x.ndim
-    if "c" in (x.dtype.kind, y.dtype.kind):  # four real ones
+    if "c" in (x.dtype.kind, y.dtype.kind):  # a complex convolution is four real ones
         (a, b), (c, d) = ((rec.real(t), rec.imag(t)) if t.dtype.kind == "c" else (t, None) for t in (x, y))
         real, imag = _summed(a, c), None
         if b is not None and d is not None:
@@ -97,7 +97,7 @@ def _summed(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _transformed(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Return the full convolution along ``axes``, by Fourier transforms; other axes are broadcast."""
+    """Return the full convolution of x and y along ``axes``, by Fourier transforms; other axes broadcast."""
     x, y = floating("fftconvolve", x), floating("fftconvolve", y)
     size = [x.shape[a] + y.shape[a] - 1 for a in axes]
     fast = [scipy_module("fft").next_fast_len(n, True) for n in size]
@@ -289,7 +289,7 @@ def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayL
     b, a = b / a[0], a / a[0]
     n, order = signal.shape[-1], max(b.shape[0], a.shape[0]) - 1
     b, a = (pad(t, ((0, order + 1 - t.shape[0]),)) for t in (b, a))
-    long = _moving(signal, b)  # longer than the signal by the order of the filter
+    long = _moving(signal, b)  # longer than the signal by len(b) - 1
     state = None
     if zi is not None:
         state = moveaxis(floating("lfilter", zi), axis, -1) if np.ndim(zi) > 1 else floating("lfilter", zi)
@@ -323,9 +323,10 @@ def _moving(x: Tensor, factors: Tensor) -> Tensor:
 
 
 def _window(op: str, window: Any, nperseg: int | None, length: int) -> tuple[Tensor, int]:
-    """Return the window as a tensor, and its length; ``window`` is a name with parameters, or values.
+    """Return the window as a tensor, and its length.
 
-    ``length`` is that of the signal, which limits ``nperseg``.
+    ``window`` is an array, or a name (with parameters) as in ``scipy.signal.get_window``.  ``length``, the
+    length of the signal, limits ``nperseg``.
     """
     if isinstance(window, (str, tuple)):
         size = min(256, length) if nperseg is None else nperseg
@@ -340,7 +341,7 @@ def _window(op: str, window: Any, nperseg: int | None, length: int) -> tuple[Ten
 
 
 def _sizes(op: str, nperseg: int, noverlap: int | None, nfft: int | None) -> tuple[int, int]:
-    """Return the overlap of segments and the length of the transforms, by default from ``nperseg``."""
+    """Return the overlap of segments and the length of the transforms; the defaults depend on ``nperseg``."""
     overlap = nperseg // 2 if noverlap is None else int(noverlap)
     if overlap >= nperseg:
         raise ArgumentError(f"{op}: noverlap must be less than nperseg = {nperseg}, but is {overlap}.")
@@ -351,7 +352,7 @@ def _sizes(op: str, nperseg: int, noverlap: int | None, nfft: int | None) -> tup
 
 
 def _extended(x: Tensor, boundary: str | None, n: int) -> Tensor:
-    """Extend the last axis by n elements on both sides."""
+    """Return ``x`` with n elements added at both ends of the last axis; ``boundary`` says which values."""
     none = ((0, 0),) * (x.ndim - 1)
     if boundary is None or not n:
         return x
@@ -376,7 +377,7 @@ def _extended(x: Tensor, boundary: str | None, n: int) -> Tensor:
 
 
 def _detrended(frames: Tensor, detrend: Any) -> Tensor:
-    """Subtract a constant or a line from each frame."""
+    """Return the frames without their trend: their mean, or a fitted line, as ``detrend`` says."""
     if not detrend:
         return frames
     if callable(detrend):
@@ -572,7 +573,7 @@ def istft(
         nperseg = usual
     taper, size = _window("istft", window, nperseg, usual)
     if nfft is None and input_onesided and size == usual + 1:
-        usual = size  # an odd number of points
+        usual = size  # for a window of odd length
     if taper.dtype.kind == "f" and taper.dtype != z.real.dtype:
         taper = rec.astype(taper, dtype=z.real.dtype)
     overlap, points = _sizes("istft", size, noverlap, usual if nfft is None else nfft)
@@ -593,7 +594,10 @@ def istft(
 
 
 def _overlapped(frames: Tensor, index: Any, length: int) -> Tensor:
-    """Return the sum of overlapping frames; ``index`` has the position of each element in the result."""
+    """Return a signal of length ``length``, the sum of overlapping frames.
+
+    ``index`` has the position of each element of the frames in the signal.
+    """
     lead = frames.shape[:-2]
     flat = rec.reshape(frames, shape=(*lead, math.prod(index.shape)))
     return rec.untake(flat, asarray(index.reshape(-1)), axis=-1, length=length)

@@ -30,8 +30,8 @@ def __dir__() -> list[str]:
 
 
 for _name in (*_special.__all__, "exp2", "expm1", "log1p"):
-    globals()[_name] = _found = _with_hints(globals()[_name])  # for out= of SciPy's ufuncs
-    if _found.__module__ != "adjoint":  # not an op: it can be pickled
+    globals()[_name] = _found = _with_hints(globals()[_name])  # explains that out= is not supported
+    if _found.__module__ != "adjoint":  # for functions that are not ops, so that they can be pickled
         _found.__module__ = __name__
 
 

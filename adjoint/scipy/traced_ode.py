@@ -1,8 +1,8 @@
-"""Initial value problems inside ``ad.compile``: SciPy's choice of steps as one loop.
+"""Initial value problems inside ``ad.compile``: one loop of the compiled program that chooses steps as SciPy.
 
 Whether a step is accepted is not known during the trace, so the loop makes a bounded number of attempts.
-As in eager code, gradients flow through the accepted steps, and the fraction of the time span that each step
-takes (its *share*) is a constant.
+As in eager code, gradients flow through the accepted steps, but not through the length of a step relative to
+the time span (its *share*), which is a constant.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from adjoint.transforms.loops import scan_until
 
 __all__ = ["MOST", "Steps"]
 
-MOST = 1000  # attempts
+MOST = 1000  # the largest number of attempted steps, by default
 _EPS = float(np.finfo(np.float64).eps)
 
 
 def _norm(x: Tensor) -> Tensor:
-    """Return the root of the mean of squares, as SciPy's solvers measure errors."""
+    """Return the square root of the mean of |x|², the norm of SciPy's solvers."""
     return rec.sqrt(rec.square(abs(x)).sum() / max(x.shape[0], 1))
 
 
 class Steps(Rows):
-    """The steps that were attempted from one time to another, as tensors with one row per attempt."""
+    """The attempted steps of a solution, as tensors with one row for each attempt; see ``Rows``."""
 
     def __init__(
         self,
@@ -76,7 +76,10 @@ class Steps(Rows):
         return asarray(self.f(t, y)).astype(y.dtype)
 
     def _first(self, slope: Tensor) -> Tensor:
-        """Return the share of the first step, by the rule of Hairer, Nørsett and Wanner, as in SciPy."""
+        """Return the length of the first step, as a share of the time span.
+
+        As in SciPy, the rule of Hairer, Nørsett and Wanner is used.
+        """
         y, slope, length = self.y0.detach(), slope.detach(), self.length.detach()
         scale = self.atol + abs(y) * self.rtol
         d0, d1 = _norm(y / scale), _norm(slope / scale)
@@ -92,19 +95,20 @@ class Steps(Rows):
         return rec.minimum(rec.minimum(100 * h0, h1) / self.away, self.longest)
 
     def _attempt(self, carry: Any, _: Any) -> Any:
-        """Attempt a step; keep the old state if the error is too large, or if the solution has ended.
+        """Attempt a step: the body of the loop.  Return the new loop state, and the row of this attempt.
 
-        It ends with the last step, or if a step becomes too small.  A rejected attempt can leave the domain
-        of the right-hand side.  Its derivatives are then NaN, and 0 * NaN is NaN.  So gradients flow through
-        a second computation, where its length is 0.
+        The state of the solution does not change if the error is too large, or if the solution has ended:
+        after the last step, or when a step becomes too small.  A rejected attempt can leave the domain of the
+        right-hand side.  Its derivatives are then NaN, and so is their product with 0.  So gradients flow
+        through a second computation, in which the length of a rejected step is 0.
         """
         going, share, y, slope, size, rejected = carry
         t = self.start + self.length * share
         size = rec.minimum(size, self.longest)
-        least = abs(t.detach()) * (10 * _EPS) / self.away  # SciPy: ten times the distance of floats
+        least = abs(t.detach()) * (10 * _EPS) / self.away  # as in SciPy: ten times the distance of floats
         size = rec.where(rejected, size, rec.maximum(size, least))
         last = share + size >= 1
-        going = going & (size >= least) & (share + size > share)  # not if the size is NaN
+        going = going & (size >= least) & (share + size > share)  # false if the size is NaN
         taken = rec.where(last, 1 - share, size)
         h = (self.length * taken).astype(y.dtype)
         stages, new = self._stages(t, h, y, slope)
@@ -114,7 +118,7 @@ class Steps(Rows):
         factor = 0.9 * rec.where(error == 0, 1.0, error) ** power
         grown = rec.where(error == 0, 10.0, rec.minimum(10.0, factor))
         grown = rec.where(rejected, rec.minimum(1.0, grown), grown)
-        # a NaN in the error rejects the step, as in SciPy
+        # an error of NaN rejects the step, as in SciPy
         shrunk = rec.where(rec.isnan(error), 0.2, rec.maximum(0.2, factor))
         moves = going & good
         after = rec.where(last, 1.0, share + taken)
@@ -131,7 +135,7 @@ class Steps(Rows):
         return state, (share, rec.where(moves, taken, 0.0), y, stages)
 
     def _stages(self, t: Tensor, h: Tensor, y: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the slopes at all stages, and the state at the end of the step."""
+        """Return the stages of a step, and the state at its end; ``slope`` is the first stage."""
         m, slopes, new = self.method, [slope], y
         for i in range(1, m.total):
             used = [j for j in range(i) if m.a[i, j]]
@@ -142,9 +146,9 @@ class Steps(Rows):
         return stack(slopes), new
 
     def _error(self, stages: Tensor, h: Tensor, y: Tensor, new: Tensor) -> Tensor:
-        """Return the estimated error of a step, relative to the tolerances.
+        """Return the estimated error of a step, relative to the tolerances: less than 1 if it is accepted.
 
-        The step goes from state ``y`` to ``new`` over the length ``h``.
+        The step has the length ``h`` and goes from state ``y`` to state ``new``.
         """
         scale = self.atol + rec.maximum(abs(y), abs(new)) * self.rtol
         k = stages[: self.method.needed + 1]

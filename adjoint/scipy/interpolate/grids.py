@@ -111,7 +111,7 @@ class interp1d:  # noqa: N801 (SciPy's name)
         return rec.permute_dims(y, axes=tuple(a - y.ndim for a in order)) if self.axis else y
 
     def _outside(self) -> tuple[Any, Any]:
-        """Return the values below and above the range; None where the interpolant is extrapolated."""
+        """Return the values for points below and above the range of x; None means extrapolation."""
         if not self.extrapolated:
             return self.fill[0], self.fill[1]
         return math.nan if self.kind == "previous" else None, math.nan if self.kind == "next" else None
@@ -172,7 +172,7 @@ class RegularGridInterpolator:
         self.method, self.bounds_error, self.fill_value = _method(method), bounds_error, fill_value
 
     def __call__(self, xi: Any, method: str | None = None) -> Tensor:
-        """Return the interpolated values at points, whose coordinates are in the last axis."""
+        """Return the interpolated values at the points ``xi``; their coordinates are along the last axis."""
         name = self.method if method is None else _method(method)
         at = _places(xi, len(self.grid))
         lead = at.shape[:-1]
@@ -230,7 +230,10 @@ def _method(method: str) -> str:
 
 
 def _places(xi: Any, nd: int) -> Tensor:
-    """Return points with their nd coordinates in the last axis, from such an array or a tuple of arrays."""
+    """Return points as a tensor with the ``nd`` coordinates in the last axis.
+
+    ``xi`` is such an array, or a tuple with one array for each coordinate.
+    """
     if isinstance(xi, tuple):
         parts = [floating("interpn", p) for p in xi]
         shape = np.broadcast_shapes(*(p.shape for p in parts))

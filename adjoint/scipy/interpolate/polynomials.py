@@ -24,9 +24,9 @@ __all__ = ["CubicHermiteSpline", "CubicSpline", "PPoly", "PchipInterpolator", "m
 
 
 def increasing(op: str, x: Any, least: int = 2) -> Tensor:
-    """Return the data points as a vector of floats; raise if they do not increase or are too few.
+    """Return the data points as a vector of floats.
 
-    ``least`` is the smallest number of points.
+    Raise if they are not strictly increasing, or if there are fewer than ``least``.
     """
     x = floating(op, x)
     if x.ndim != 1 or x.shape[0] < least:
@@ -38,13 +38,16 @@ def increasing(op: str, x: Any, least: int = 2) -> Tensor:
 
 
 def interval(x: Tensor, at: Tensor) -> Tensor:
-    """Return the index of the interval that contains each point; the outer intervals extend to infinity."""
+    """Return, for each point in ``at``, the index of its interval between the data points ``x``.
+
+    The first and the last interval extend to infinity.
+    """
     found = rec.searchsorted(x.detach(), at.detach(), side="right") - 1
     return rec.minimum(rec.maximum(found, 0), x.shape[0] - 2)
 
 
 def _column(x: Tensor, ndim: int) -> Tensor:
-    """Return a vector with axes of length 1 appended, so that it has ``ndim`` axes."""
+    """Return the vector ``x`` with axes of length 1 appended, so that it has ``ndim`` axes."""
     return rec.reshape(x, shape=(x.shape[0], *(1,) * (ndim - 1)))
 
 
@@ -155,7 +158,7 @@ class PPoly:
 
 
 def _differentiated(c: Tensor, nu: int) -> Tensor:
-    """Return the coefficients of the derivative of order ``nu``."""
+    """Return the coefficients of the derivative of order ``nu`` of polynomials with coefficients ``c``."""
     for _ in range(nu):
         degree = c.shape[0] - 1
         if degree == 0:
@@ -166,7 +169,7 @@ def _differentiated(c: Tensor, nu: int) -> Tensor:
 
 
 def _data(op: str, x: Any, y: Any, axis: int) -> tuple[Tensor, Tensor, int]:
-    """Return the points, the values with the interpolation axis first, and the index of this axis."""
+    """Return the data points, the values with the interpolation axis moved first, and this axis's index."""
     x, y = increasing(op, x), floating(op, y)
     where = canonical_axis(op, axis, y.ndim) % y.ndim
     y = moveaxis(y, where, 0)
@@ -178,7 +181,7 @@ def _data(op: str, x: Any, y: Any, axis: int) -> tuple[Tensor, Tensor, int]:
 
 
 def _hermite(x: Tensor, y: Tensor, s: Tensor) -> Tensor:
-    """Return the coefficients of cubic polynomials with given values and slopes at the points."""
+    """Return the coefficients of the cubic polynomials with the values y and slopes s at the points x."""
     dx = _column(x[1:] - x[:-1], y.ndim)
     slope = (y[1:] - y[:-1]) / dx
     t = (s[:-1] + s[1:] - 2 * slope) / dx
@@ -258,7 +261,7 @@ class CubicSpline(PPoly):
 
 
 def _conditions(bc_type: Any) -> list[Any]:
-    """Return the conditions at both ends, each as "not-a-knot" or (order, value)."""
+    """Return the list of the two boundary conditions, each as "not-a-knot" or a pair (order, value)."""
     known = {"not-a-knot": "not-a-knot", "natural": (2, 0.0), "clamped": (1, 0.0)}
     both = (bc_type, bc_type) if isinstance(bc_type, str) else tuple(bc_type)
     found = []
@@ -277,7 +280,7 @@ def _conditions(bc_type: Any) -> list[Any]:
 
 
 def _slopes(x: Tensor, y: Tensor, bc_type: Any) -> Tensor:
-    """Return the slopes at the points for which the second derivative is continuous."""
+    """Return the slopes of a cubic spline at its points, for which the second derivative is continuous."""
     n = x.shape[0]
     dx = x[1:] - x[:-1]
     h = _column(dx, y.ndim)
@@ -285,7 +288,7 @@ def _slopes(x: Tensor, y: Tensor, bc_type: Any) -> Tensor:
     if isinstance(bc_type, str) and bc_type == "periodic":
         return _periodic(dx, y, slope)
     first, last = _conditions(bc_type)
-    if n == 2:  # a line, whatever the condition
+    if n == 2:  # a line, for all boundary conditions
         first, last = (((1, slope[0]) if c == "not-a-knot" else c) for c in (first, last))
     if n == 3 and first == last == "not-a-knot":  # the parabola through three points
         bend = (slope[1] - slope[0]) / (x[2] - x[0])
@@ -303,10 +306,11 @@ def _slopes(x: Tensor, y: Tensor, bc_type: Any) -> Tensor:
 
 
 def _end(condition: Any, dx: Tensor, y: Tensor, slope: Tensor, x: Tensor, last: bool) -> tuple[Any, Any, Any]:
-    """Return the diagonal element, its neighbour and the right-hand side of the equation at an end.
+    """Return the equation for the slope at an end: diagonal element, its neighbour, and right-hand side.
 
-    The end is the last point if ``last``, else the first; ``condition`` is a result of ``_conditions``.
-    ``dx`` are the lengths of the intervals and ``slope`` the slopes of the data.
+    It is the equation of the last point if ``last``, otherwise of the first.  ``condition`` is the boundary
+    condition, an item of ``_conditions``.  ``dx`` are the lengths of the intervals, and ``slope`` is the
+    slope of the data in each interval.
     """
     k, step = (-1, -2) if last else (0, 1)
     if condition == "not-a-knot":
@@ -374,7 +378,10 @@ class PchipInterpolator(PPoly):
 
 
 def _monotone(x: Tensor, y: Tensor) -> Tensor:
-    """Return the slopes of Fritsch and Butland: weighted harmonic means, 0 where the direction changes."""
+    """Return the slopes of a monotone interpolation at the points, by the formula of Fritsch and Butland.
+
+    They are weighted harmonic means of the slopes on both sides, and 0 where these have different signs.
+    """
     h = _column(x[1:] - x[:-1], y.ndim)
     m = (y[1:] - y[:-1]) / h
     if x.shape[0] == 2:
@@ -389,10 +396,10 @@ def _monotone(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _edge(h0: Tensor, h1: Tensor, m0: Tensor, m1: Tensor) -> Tensor:
-    """Return the slope at an end by the three-point formula, limited so that no new extremum appears.
+    """Return the slope at an end, by the three-point formula, limited so that no extremum is added.
 
-    ``h0`` and ``h1`` are the lengths of the first two intervals, ``m0`` and ``m1`` the slopes of the data
-    there.
+    ``h0`` and ``h1`` are the lengths of the two intervals nearest to the end, and ``m0`` and ``m1`` are the
+    slopes of the data there.
     """
     d = ((2 * h0 + h1) * m0 - h0 * m1) / (h0 + h1)
     other = rec.sign(d) != rec.sign(m0)

@@ -96,7 +96,7 @@ class SparseArray:
         return SparseArray._of(self.pattern.reordered(rec, self.data), other)
 
     def constant(self) -> Any:
-        """Return a SciPy matrix; None if the elements require grad or are values of a transform."""
+        """Return a constant SciPy matrix; None if the elements require grad or are traced by a transform."""
         values = None if varies(self.data) else plain_values(self.data)
         return None if values is None else self.pattern.matrix(values).tocsr()
 
@@ -141,16 +141,16 @@ class SparseArray:
         return SparseArray._of(rec.astype(self.data, dtype=np.dtype(dtype)), self.pattern)
 
     def tocsr(self, copy: bool = False) -> SparseArray:
-        """Return the matrix itself: there is one format."""
+        """Return the matrix itself, because a ``SparseArray`` has only one format."""
         return self
 
     tocsc = tocoo = tocsr
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        raise InputError(f"a SparseArray does not become a NumPy array.\n  {_INSTEAD}")
+        raise InputError(f"a SparseArray cannot be converted to a NumPy array.\n  {_INSTEAD}")
 
     def numpy_value(self, name: str) -> Any:
-        """Return SciPy's matrix, for SciPy's function ``name``; raise if the elements are part of a graph."""
+        """Return the SciPy matrix, for SciPy's function ``name``; raise if the elements require grad."""
         check_conversion(self.data, f"an array for {name}", "It has no derivative in adjoint.")
         return self.constant()
 
@@ -173,7 +173,10 @@ class SparseArray:
     dot = __matmul__
 
     def matvec(self, other: Any) -> Any:
-        """Return the product with a vector, for SciPy's iterative methods: an array if it is a constant."""
+        """Return the product with a vector, for SciPy's iterative methods.
+
+        It is an array, unless the product has derivatives; then it is a tensor.
+        """
         y = self @ other
         return y if varies(y) or plain_values(y) is None else y.numpy(copy=True)
 
@@ -237,7 +240,7 @@ def _values(other: Any) -> Any:
 
 
 def as_sparse(a: Any) -> SparseArray:
-    """Return a sparse matrix from a SciPy matrix, or from the nonzero elements of a dense matrix."""
+    """Return a ``SparseArray`` from a SciPy matrix, or from the nonzero elements of a dense matrix."""
     if isinstance(a, SparseArray):
         return a
     if hasattr(a, "tocoo"):
@@ -255,7 +258,7 @@ def as_sparse(a: Any) -> SparseArray:
 
 
 def _constructor(name: str) -> Callable[..., SparseArray]:
-    """Return a function that creates sparse matrices and accepts the arguments of a SciPy class."""
+    """Return a function that creates a ``SparseArray`` from the arguments of the SciPy class ``name``."""
 
     def make(
         arg1: Any, shape: Sequence[int] | None = None, dtype: Any = None, copy: bool = False

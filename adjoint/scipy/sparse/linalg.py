@@ -29,7 +29,10 @@ def __dir__() -> list[str]:
 
 
 def _split(op: str, a: Any) -> tuple[Any, Any]:
-    """Return the elements of a matrix and their positions; for a constant, no elements and the operator."""
+    """Return the elements of a matrix and a ``Pattern`` with their positions.
+
+    For a constant matrix or linear operator, return no elements and an ``Operator``.
+    """
     if isinstance(a, SparseArray):
         return a.data, a.pattern
     if hasattr(a, "tocoo") or hasattr(a, "matvec"):
@@ -211,7 +214,7 @@ def gmres(
 
 
 def _plain(x0: Any) -> Any:
-    """Return the starting point of an iteration as an array; the solution does not depend on it."""
+    """Return the starting point of an iteration as an array: no gradient flows to it."""
     return plain_values(asarray(x0)) if x0 is not None else None
 
 

@@ -24,7 +24,10 @@ INF, NAN = math.inf, math.nan
 
 
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: disable NumPy's warnings, because logarithms are infinite at the edges of a support."""
+    """Decorator that disables NumPy's warnings in a function.
+
+    At the edges of a support, infinite logarithms are usual.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -42,7 +45,10 @@ def log1mexp(x: Any) -> Any:
 
 
 def _log_part(part: Any, rest: Any) -> Any:
-    """Return the logarithm of a probability ``part``; from its complement ``rest`` if that is smaller."""
+    """Return the logarithm of the probability ``part``, whose complement is ``rest``.
+
+    It is computed from the smaller one of the two, which is more accurate.
+    """
     most = part > 0.5
     return rec.where(most, rec.log1p(-rec.where(most, rest, 0.0)), rec.log(rec.where(most, 1.0, part)))
 
@@ -66,7 +72,10 @@ class Distribution:
         self.__doc__ = f"The distribution ``scipy.stats.{name}`` on tensors."
 
     def arguments(self, method: str, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the argument ``x`` and all parameters as tensors of one dtype; ``method`` is for errors."""
+        """Return a list of the argument ``x`` and all parameters, as tensors of one dtype.
+
+        ``args`` and ``kwargs`` are the user's parameters.  ``method`` is the name of the caller, for errors.
+        """
         names = (*self.shapes, *self.last)
         if len(args) > len(names):
             raise InputError(
@@ -110,7 +119,7 @@ class Distribution:
         """Return SciPy's own method, which raises an error for a tensor that requires grad."""
         if name.startswith("_"):
             raise AttributeError(name)
-        if "name" not in vars(self):  # while it is copied or unpickled
+        if "name" not in vars(self):  # copy and pickle look up attributes before __init__ has set any
             raise AttributeError(name)
         return scipy_method(self.name, name)
 
@@ -169,7 +178,7 @@ class Continuous(Distribution):
         super().__init__(name, shapes, ("loc", "scale"))
         self.low, self.high, self.inside = low, high, inside
 
-    # the standard form, which subclasses define
+    # methods of the standard form (location 0 and scale 1), which subclasses define
 
     def _valid(self, *shapes: Any) -> list[Any]:
         """Return the shape parameters, with NaN in place of values that are not positive."""
@@ -203,7 +212,7 @@ class Continuous(Distribution):
         x, *shapes, loc, scale = self.arguments(method, x, args, kwargs)
         scale, shapes = rec.where(scale > 0, scale, NAN), self._valid(*shapes)
         y = (x - loc) / scale
-        for shape in shapes:  # a parameter out of range gives NaN outside of the support, too
+        for shape in shapes:  # NaN in a parameter that is out of range makes the result NaN everywhere
             y = rec.where(rec.isnan(shape), NAN, y)
         return y, shapes, loc, scale
 
@@ -229,13 +238,13 @@ class Continuous(Distribution):
         return rec.exp(self.logpdf(x, *args, **kwargs))
 
     def _between(self, method: str, x: Any, args: Any, kwargs: Any, below: float, above: float) -> Tensor:
-        """Return the method of the standard distribution at ``x``.
+        """Return a method of the standard form, such as ``_cdf`` for ``method="cdf"``, at ``x``.
 
-        Outside of the support it has the values ``below`` and ``above``.
+        The result is ``below`` for arguments below the support, and ``above`` for arguments above it.
         """
         y, shapes, _, _ = self._standard(method, x, args, kwargs)
         low, high = self._support(*shapes)
-        # infinities are outside of every support
+        # infinite arguments count as outside of every support
         left, right = rec.logical_or(y <= low, y == -INF), rec.logical_or(y >= high, y == INF)
         outside = rec.logical_or(left, right)
         value = getattr(self, f"_{method}")(rec.where(outside, self._point(low, high), y), *shapes)

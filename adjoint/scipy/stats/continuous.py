@@ -162,7 +162,7 @@ class _F(Continuous):
         return rec.betainc(0.5 * m, 0.5 * n, m / (m + n * y))
 
     def _ppf(self, q: Any, n: Any, m: Any) -> Any:
-        # the smaller one of x and 1 - x, each as the solution of an equation
+        # compute the smaller one of x and 1 - x, each by an inverse function of its own
         x, rest = rec.betaincinv(0.5 * n, 0.5 * m, q), rec.betainccinv(0.5 * m, 0.5 * n, q)
         return rec.where(x < 0.5, x / (1 - x), (1 - rest) / rest) * (m / n)
 
@@ -280,7 +280,7 @@ class _Cauchy(Continuous):
         return rec.atan2(1.0, y) * (1 / math.pi)
 
     def _ppf(self, q: Any) -> Any:
-        # ∓ cot of the distance from 0 or 1, and in the middle tan of that from 1/2
+        # near 0 and 1, use the cotangent of the distance from there; in the middle, tan(π (q - 1/2))
         left, right = q < 0.25, q > 0.75
         tail = rec.where(left, q, rec.where(right, 1 - q, 0.25))
         middle = rec.where(rec.logical_or(left, right), 0.5, q)
@@ -388,7 +388,7 @@ class _Gumbel(Continuous):
         return -rec.exp(-y)
 
     def _logsf(self, y: Any) -> Any:
-        # beyond 37 1 - exp(-exp(-y)) is exp(-y) to all digits
+        # for y > 37, 1 - exp(-exp(-y)) equals exp(-y) to all digits
         far = y > 37
         return rec.where(far, -y, log1mexp(rec.exp(-rec.where(far, 0.0, y))))
 
@@ -402,7 +402,8 @@ class _Gumbel(Continuous):
 class _TruncNorm(Continuous):
     """The normal distribution truncated to [a, b].
 
-    Its mass is computed in the nearer tail, so that it does not cancel.
+    If [a, b] is in the right tail, its probability is computed by symmetry in the left tail, so that it does
+    not cancel.
     """
 
     def _valid(self, a: Any, b: Any) -> list[Any]:
@@ -442,9 +443,9 @@ class _TruncNorm(Continuous):
 
 
 def _log_mass(a: Any, b: Any) -> Any:
-    """Return log(Φ(b) - Φ(a))."""
+    """Return log(Φ(b) - Φ(a)), where Φ is the normal distribution function."""
     right = a > 0
-    low, high = rec.where(right, -b, a), rec.where(right, -a, b)  # in the left tail, or around 0
+    low, high = rec.where(right, -b, a), rec.where(right, -a, b)  # an interval in the right tail is mirrored
     one_side = high <= 0
     c, d = rec.where(one_side, low, -2.0), rec.where(one_side, high, -1.0)
     p, q = rec.log_ndtr(d), rec.log_ndtr(c)
@@ -461,14 +462,14 @@ class _VonMises(Continuous):
         turns = rec.rint(y * (1 / (2 * math.pi)))
         y = y - turns * (2 * math.pi)
         size = rec.abs(y)
-        tail = self._tail(size, kappa)  # beyond size, on one side
+        tail = self._tail(size, kappa)  # the probability beyond size, on one side
         return turns + rec.where(y < 0, tail, 1 - tail)
 
     def _sf(self, y: Any, kappa: Any) -> Any:
         return self._cdf(-y, kappa)
 
     def _tail(self, x: Any, kappa: Any) -> Any:
-        """Return the integral of the density from x to π, or to where it has fallen by exp(-40)."""
+        """Return the integral of the density from x to π, or to the point where it has fallen by exp(-40)."""
         fall = 20 / rec.maximum(kappa.detach(), 1e-3) + rec.square(rec.sin(0.5 * x.detach()))
         end = 2 * rec.asin(rec.sqrt(rec.minimum(fall, 1.0)))
         nodes, weights = np.polynomial.legendre.leggauss(60)
@@ -487,7 +488,7 @@ class _VonMises(Continuous):
             far = self._tail(middle, k_value) > p_value
             low, high = rec.where(far, middle, low), rec.where(far, high, middle)
         size = 0.5 * (low + high)
-        for _ in range(3):  # each step of Newton's method doubles the order of derivatives, and adds one
+        for _ in range(3):  # n correct derivatives become 2n + 1 by each step of Newton's method
             size = size + (self._tail(size, kappa) - p) / rec.exp(self._logpdf(size, kappa))
         return rec.where(below, -size, size)
 

@@ -185,7 +185,11 @@ class _Geom(Discrete):
 
 
 class _BetaBinom(Discrete):
-    """The parameters are followed by ``given``, a list of the n that was passed: sums need its value."""
+    """The beta-binomial distribution.
+
+    Its methods have a further parameter ``given``, a list with the argument n as the user passed it, because
+    the number of terms of a sum depends on the value of n.
+    """
 
     def _alike(self, values: list[Any]) -> list[Any]:
         *found, loc = super()._alike(values)
@@ -225,7 +229,7 @@ class _BetaBinom(Discrete):
 
 
 def _largest(n: Any) -> int | None:
-    """Return the largest of some numbers; None if they are not known inside ``ad.compile``."""
+    """Return the largest value of ``n``; None if the values are not known, as inside ``ad.compile``."""
     if isinstance(n, Unknown) or unknown(n) is not None:
         return None
     values = held(n) if isinstance(n, Traced) else array_of(n)

@@ -63,7 +63,7 @@ class _Density(Multivariate):
 def _located(op: str, x: Any, loc: Any, shape: Any) -> tuple[Tensor, Tensor, tuple[int, ...], int]:
     """Return the deviations x - loc as columns, a Cholesky factor, the result's shape, and the dimension.
 
-    The factor is that of ``shape``, the covariance or scale matrix.
+    The Cholesky factor is that of ``shape``, the covariance or scale matrix.
     """
     matrix = floating(op, 1.0 if shape is None else shape)
     centre = None if loc is None else floating(op, loc)
@@ -90,7 +90,8 @@ def _located(op: str, x: Any, loc: Any, shape: Any) -> tuple[Tensor, Tensor, tup
 def _distance(columns: Tensor, factor: Tensor, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the squared Mahalanobis distances of ``columns``, and the logarithm of the determinant.
 
-    ``factor`` is the Cholesky factor, ``lead`` the shape of the result.
+    The determinant is that of the matrix with the Cholesky factor ``factor``.  ``lead`` is the shape of the
+    distances.
     """
     z = solve_triangular(factor, columns, lower=True)
     squares = rec.reshape(sum(z * z, axis=0), shape=lead)
