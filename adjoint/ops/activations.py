@@ -31,10 +31,10 @@ def real_only(x: Any) -> Any:
 # max(x, a x) for slopes a up to 1, and min(x, a x) for larger ones: both are faster than np.where
 define("leaky_relu", in_float32(lambda x, slope: (np.maximum if slope <= 1 else np.minimum)(x, slope * x)),
        lambda xp, g, y, x, slope: xp.where(x > 0, g, slope * g), saves="x", params=("slope",),
-       reference="formula", doc="x where it is positive, else slope · x; at 0 the gradient is the slope.")  # fmt: skip
+       reference="formula", doc="x where it is positive, otherwise slope · x; at 0 the gradient is the slope.")  # fmt: skip
 define("hardtanh", in_float32(lambda x, low, high: np.clip(x, low, high)),
        lambda xp, g, y, x, low, high: xp.where((x > low) & (x < high), g, 0), saves="x", params=("low", "high"), selects=True,
-       reference="formula", doc="x limited to low … high; the gradient on the limits is 0.")  # fmt: skip
+       reference="formula", doc="x limited to the interval from low to high; on the bounds the gradient is 0.")  # fmt: skip
 
 
 def _elu_slope(xp: Namespace, x: Value, alpha: float) -> Any:
@@ -53,7 +53,7 @@ def _elu(xp: Namespace, x: Value, alpha: float, scale: float) -> Any:
 define("elu", in_float32(_elu, raw),
        lambda xp, g, y, x, alpha, scale: g * (scale * _elu_slope(xp, x, alpha)),
        saves="x", params=("alpha", "scale"), fused=_elu,
-       reference="formula", doc="scale · x where it is positive, else scale · alpha · (exp(x) - 1).")  # fmt: skip
+       reference="formula", doc="scale · x where x is positive, otherwise scale · alpha · (exp(x) - 1).")  # fmt: skip
 
 
 def _softplus_rest(xp: Namespace, x: Value) -> Any:
@@ -82,7 +82,7 @@ _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 define("normal_gate", in_float32(normal_distribution),
        lambda xp, g, y, x: g * (_DENSITY * xp.exp(-0.5 * (x * x))), saves="x",
-       reference="scipy.special:ndtr", doc="The normal distribution function, on NumPy alone.")  # fmt: skip
+       reference="scipy.special:ndtr", doc="The normal distribution function, without SciPy.")  # fmt: skip
 
 
 def _mish_gate(xp: Namespace, x: Value) -> Any:
@@ -175,14 +175,14 @@ def _gelu_rule(xp: Namespace, g: Value, out: Value, x: Value, wanted: Sequence[b
 
 define("tanh_gelu", lambda x: tuple(_in_blocks(_gelu_block, 2, real_only(x))), joint=_gelu_rule, arity=1, outputs=2,
        saves=("x", "out"), unread=(0,), batch="leading",
-       reference="formula", doc="x times the approximation of the normal distribution function by tanh; this gate itself.")  # fmt: skip
+       reference="formula", doc="GELU: x times a gate, the approximation of the normal distribution function by tanh; and the gate.")  # fmt: skip
 # x σ (1 + y (1 - σ) w'(y)) with w' = a + 3 b y²: a polynomial in x, y and σ
 define("tanh_gelu_slope", lambda x, y, gate: _in_blocks(_gelu_slope_block, 1, x, y, gate)[0],
        lambda xp, g, z, x, y, gate: xp.tanh_gelu_slope(g, y, gate),
        lambda xp, g, z, x, y, gate: g * x * (gate * (1 - gate) * _gelu_power(xp, y, 9 * _B)),
        lambda xp, g, z, x, y, gate: g * x * (1 + (1 - 2 * gate) * (xp.clip(y, -_FLAT, _FLAT) * _gelu_power(xp, y, 3 * _B))),
        saves=("x", "y", "gate"),
-       reference="formula", doc="x times the slope of tanh_gelu at y, where its gate is known.")  # fmt: skip
+       reference="formula", doc="x times the derivative of tanh_gelu at y, given its gate at y.")  # fmt: skip
 
 # Losses of one element -------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ def _huber(xp: Namespace, x: Value, delta: float) -> Any:
 
 define("huber", in_float32(_huber, raw),
        lambda xp, g, y, x, delta: g * xp.clip(x, -delta, delta), saves="x", params=("delta",), fused=_huber,
-       reference="formula", doc="½x² up to delta, from there on linear.")  # fmt: skip
+       reference="formula", doc="Huber's loss: ½x² for |x| up to delta, and linear for larger |x|.")  # fmt: skip
 
 
 def _bce_logits(xp: Namespace, x: Value, t: Value) -> Any:

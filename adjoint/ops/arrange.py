@@ -66,10 +66,10 @@ def _overlap_add(x: Any, axis: int, length: int) -> Any:
 
 define("windows", _windows,
        lambda xp, g, y, x, size, axis: xp.overlap_add(g, axis=axis, length=x.shape[axis]),
-       kind="linear", params=("size", "axis"), batch="leading", reference="numpy", doc="Every window of neighbours along an axis, in a new last axis.")  # fmt: skip
+       kind="linear", params=("size", "axis"), batch="leading", reference="numpy", doc="All windows of neighbours along an axis; the elements of a window are along a new last axis.")  # fmt: skip
 define("overlap_add", in_float32(_overlap_add),
        lambda xp, g, y, x, axis, length: xp.windows(g, size=x.shape[-1], axis=axis),
-       kind="linear", params=("axis", "length"), batch="leading", reference="formula", doc="Windows added up where they overlap.")  # fmt: skip
+       kind="linear", params=("axis", "length"), batch="leading", reference="formula", doc="The sum of overlapping windows, each added at its position.")  # fmt: skip
 
 
 # Repeats ---------------------------------------------------------------------------------------

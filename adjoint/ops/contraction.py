@@ -324,7 +324,7 @@ def _relabel_batch(op: Op, size: int, /, x: Batched, labels: str, output: str, e
 define("einsum", _einsum, _einsum_dx, _einsum_dy, saves="xy", reads=("y", "x"), kind="bilinear",
        params=("left", "right", "output", "extra"), shape=_einsum_shape, batch=_einsum_batch, reference="formula", doc="The Einstein sum of two arrays.")  # fmt: skip
 define("relabel", _relabel, _relabel_rule, kind="linear", params=("labels", "output", "extra"),
-       shape=_relabel_shape, batch=_relabel_batch, reference="formula", doc="The Einstein sum of one array: transposed, summed, diagonals taken.")  # fmt: skip
+       shape=_relabel_shape, batch=_relabel_batch, reference="formula", doc="The Einstein sum of one array: a transpose, a sum over axes, a diagonal.")  # fmt: skip
 
 
 # Public functions -------------------------------------------------------------------------------

@@ -219,12 +219,12 @@ define("conv_input", _conv_input,
        lambda xp, h, z, g, w, size, **at: xp.conv(h, w, **at),
        lambda xp, h, z, g, w, size, **at: xp.conv_weight(h, g, kernel=w.shape[2:], **at),
        saves="gw", reads=("w", "g"), kind="bilinear", params=("size", *_CONV),
-       shape=_conv_input_shape, batch=_conv_batch, reference="formula", doc="The transposed convolution: the adjoint of conv in its images, which have the space ``size``.")  # fmt: skip
+       shape=_conv_input_shape, batch=_conv_batch, reference="formula", doc="The transposed convolution: the gradient of conv for its images, whose space axes have the lengths ``size``.")  # fmt: skip
 define("conv_weight", _conv_weight,
        lambda xp, h, z, x, g, kernel, **at: xp.conv_input(g, h, size=x.shape[2:], **at),
        lambda xp, h, z, x, g, kernel, **at: xp.conv(x, h, **at),
        saves="xg", reads=("g", "x"), kind="bilinear", params=("kernel", *_CONV),
-       shape=_conv_weight_shape, batch=_conv_weight_batch, reference="formula", doc="The correlation of images with outputs: the adjoint of conv in its kernels.")  # fmt: skip
+       shape=_conv_weight_shape, batch=_conv_weight_batch, reference="formula", doc="The correlation of images with outputs: the gradient of conv for its kernels.")  # fmt: skip
 
 # Public functions ------------------------------------------------------------------------------
 

@@ -41,9 +41,9 @@ define("max", lambda x, axis, keepdims: np.maximum.reduce(x, axis=axis, keepdims
 define("min", lambda x, axis, keepdims: np.minimum.reduce(x, axis=axis, keepdims=keepdims),
        _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", method=True, doc="The minimum over axes.")  # fmt: skip
 define("argmax", lambda x, axis, keepdims: np.argmax(x, axis=axis, keepdims=keepdims), None, kind="general",
-       shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Where the maximum is.")  # fmt: skip
+       shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="The index of the first maximum.")  # fmt: skip
 define("argmin", lambda x, axis, keepdims: np.argmin(x, axis=axis, keepdims=keepdims), None, kind="general",
-       shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Where the minimum is.")  # fmt: skip
+       shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="The index of the first minimum.")  # fmt: skip
 
 
 def extreme(name: str, x: Any, axis: Any, keepdims: bool) -> Tensor:

@@ -80,7 +80,7 @@ def _softmax_nll_rule(xp: Namespace, g: Value, y: Value, x: Value, t: Value) -> 
 
 define("softmax_nll", in_float32(_softmax_nll, raw), _softmax_nll_rule, None, saves="xt", kind="general",
        fused=_softmax_nll, batch="leading",
-       reference="formula", doc="The cross entropy of softmax(x) along the last axis, and class indices.")  # fmt: skip
+       reference="formula", doc="The cross entropy of softmax(x) along the last axis and the class indices t.")  # fmt: skip
 
 
 # Linear layer ----------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ define("linear", _linear_arrays,
        _linear_db,
        saves="xw", reads=("w", "x", ""), kind="general", fused=_linear, shape=_linear_shape,
        jvp=lambda xp, t, y, x, w, b: _linear_jvp(xp, t, x, w),
-       reference="formula", doc="x wᵀ + b: the layer of a network.")  # fmt: skip
+       reference="formula", doc="x wᵀ + b, a linear layer of a network.")  # fmt: skip
 
 
 def _linear_jvp(xp: Namespace, t: Value, x: Value, w: Value) -> Any:
@@ -347,7 +347,7 @@ def _lstm_cell_rule(
 
 define("lstm_cell", in_float32(_lstm_cell, raw), joint=_lstm_cell_rule, arity=2, outputs=2, saves=("gates", "c", "out"),
        kind="general", fused=_lstm_cell, batch="leading",
-       reference="formula", doc="One step of an LSTM from its gates (input, forget, cell, output) and its cell: output and new cell.")  # fmt: skip
+       reference="formula", doc="One step of an LSTM, given its gates (input, forget, cell, output) and its cell: the output and the new cell.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------

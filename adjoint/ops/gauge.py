@@ -176,7 +176,7 @@ def _gauge_quotient_batch(op: Op, size: int, /, x: Batched, *scales: Array, **pa
 
 define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None, saves=("z", "y", "size", "span"),
        kind="general", params=("op", "why", "order"), jvp=_quotient_jvp,
-       batch=_gauge_quotient_batch, reference="formula", doc="A quotient that is 0 where both parts are, and an error where one is.")  # fmt: skip
+       batch=_gauge_quotient_batch, reference="formula", doc="x / y, defined as 0 where both are 0; an error where only y is 0.")  # fmt: skip
 
 
 def skew(xp: Namespace, x: Value) -> Any:

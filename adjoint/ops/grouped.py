@@ -62,7 +62,7 @@ def _extreme_dv(
 
 define("scatter_extreme", in_float32(_scatter_extreme), _extreme_dx, None, _extreme_dv, saves=("y", "x", "i", "v"),
        kind="general", params=("axis", "largest"), batch="leading", selects=True, reference="formula",
-       doc="The largest or smallest of an element and those that are scattered to it.")  # fmt: skip
+       doc="The largest or smallest of each element of x and the elements that are scattered to its position.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------

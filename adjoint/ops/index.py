@@ -235,7 +235,7 @@ define("unindex", _unindex, lambda xp, g, y, x, key, shape: xp.index(g, key=key)
 define("index_set", _index_set,
        lambda xp, g, z, x, y, key: xp.index_set(g, 0, key=key),
        lambda xp, g, z, x, y, key: xp.index(g, key=key),
-       kind="linear", params=("key",), selects=True, batch=_index_set_batch, reference="formula", doc="A copy with other values at an index without repeats.")  # fmt: skip
+       kind="linear", params=("key",), selects=True, batch=_index_set_batch, reference="formula", doc="A copy of x with values written at an index that selects no element twice.")  # fmt: skip
 
 
 def getitem(x: Tensor, key: Key) -> Tensor:

@@ -106,7 +106,7 @@ def _lambertw(x: Any, k: int) -> Any:
 
 
 define("lambertw", _lambertw, lambda xp, g, y, x, k: g * (xp.exp(-y) / (1 + y)), saves="y", params=("k",),
-       reference="scipy", doc="The w with w exp(w) = x.")  # fmt: skip
+       reference="scipy", doc="Lambert's function: the w with w exp(w) = x.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------

@@ -127,10 +127,10 @@ def _split_rule(
 
 define("unstack", _unstack_forward, _unstack_rule, kind="linear", params=("axis",), outputs=2, selects=True,
        jvp=lambda xp, t, parts, x, axis: tuple(t[_along(axis, i)] for i in range(x.shape[axis])),
-       batch="leading", method=True, doc="The slices along an axis: as many outputs as it is long.")  # fmt: skip
+       batch="leading", method=True, doc="The slices along an axis, one output for each.")  # fmt: skip
 define("split", _split_forward, _split_rule, kind="linear", params=("cuts", "axis"), outputs=2, selects=True,
        jvp=lambda xp, t, parts, x, cuts, axis: tuple(t[_along(axis, slice(*cut))] for cut in cuts),
-       batch="leading", method=True, reference="numpy", doc="Neighbouring pieces along an axis: as many outputs as there are.")  # fmt: skip
+       batch="leading", method=True, reference="numpy", doc="The parts of a tensor along an axis, one output for each part.")  # fmt: skip
 
 
 @functools.cache

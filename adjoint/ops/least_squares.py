@@ -128,7 +128,7 @@ def _lstsq_rule(
 
 
 define("lstsq", _lstsq, joint=_lstsq_rule, arity=2, saves="zxy", kind="general", params=("rtol",), holomorphic=False,
-       batch="elementwise", shape=solution_shape, reference="numpy", doc="The shortest least-squares solution of linear equations.")  # fmt: skip
+       batch="elementwise", shape=solution_shape, reference="numpy", doc="The least-squares solution of linear equations; if there are several, the shortest.")  # fmt: skip
 define("off_range", _off_range, joint=_off_range_rule, arity=2, saves="zxy", kind="general", params=("rtol",),
        holomorphic=False, batch="elementwise", reference="numpy", doc="The part of vectors that is orthogonal to the columns of a matrix.")  # fmt: skip
 
@@ -170,7 +170,7 @@ def _truncated_rule(xp: Namespace, g: Value, y: Value, x: Value, rtol: Value) ->
 
 
 define("truncated", _truncated, _truncated_rule, saves="x", kind="general", params=("rtol",), holomorphic=False,
-       batch="leading", reference="numpy", doc="Matrices without their small singular values.")  # fmt: skip
+       batch="leading", reference="numpy", doc="Matrices with their small singular values set to zero.")  # fmt: skip
 
 
 # Public functions -------------------------------------------------------------------------------

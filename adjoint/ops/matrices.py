@@ -154,9 +154,9 @@ def _mirror_rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
 
 
 define("is_hermitian", _is_hermitian, None, kind="general", batch="leading", reason="it is piecewise constant",
-       reference="numpy", doc="Whether matrices are Hermitian up to rounding.")  # fmt: skip
+       reference="numpy", doc="Whether each matrix is Hermitian, up to rounding errors.")  # fmt: skip
 define("mirror", lambda x: mirror(raw, x, True), _mirror_rule, saves="x", kind="general", holomorphic=False,
-       batch="leading", reference="numpy", doc="The Hermitian matrices that lower triangles determine.")  # fmt: skip
+       batch="leading", reference="numpy", doc="Hermitian matrices: the lower triangle of x copied to the upper triangle.")  # fmt: skip
 
 
 def blame(op: str, x: Any, fails: Callable[[Any], Any], what: str, cure: str) -> LinAlgError:

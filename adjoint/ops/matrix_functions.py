@@ -182,7 +182,7 @@ def _sylvester_rule(
 
 
 define("solve_sylvester", _sylvester, joint=_sylvester_rule, saves="zxy", kind="general", arity=3, batch="leading",
-       reference="formula", doc="The z with x z + z y = q.")  # fmt: skip
+       reference="formula", doc="The solution z of Sylvester's equation x z + z y = q.")  # fmt: skip
 
 
 # LU factors --------------------------------------------------------------------------------------
@@ -222,9 +222,9 @@ def _lu_rows(x: Array) -> Any:
 
 
 define("lu_rows", _lu_rows, None, kind="general", batch="leading", reason="it is piecewise constant",
-       reference="formula", doc="The permutation of rows that pivoting makes, as a matrix.")  # fmt: skip
+       reference="formula", doc="The row permutation of an LU factorisation with pivoting, as a matrix.")  # fmt: skip
 define("lu", _lu, _lu_rule, saves=("out",), kind="general", outputs=3, batch="leading",
-       reference="formula", doc="The factors of square matrices: a permutation, a lower and an upper triangle.")  # fmt: skip
+       reference="formula", doc="The LU factors of square matrices: a permutation, a lower and an upper triangular matrix.")  # fmt: skip
 
 
 # Eigenvalues -------------------------------------------------------------------------------------

@@ -83,13 +83,13 @@ def _searchsorted_batch(op: Op, size: int, /, x: Batched, v: Batched, side: str)
 # These compute bfloat16 in float32, because NumPy does not sort the NaNs of bfloat16 to the end.
 _SORTING = ("axis", "descending", "stable")
 define("argsort", in_float32(_argsort), None, kind="general", params=_SORTING, reason=_WHY,
-       batch="leading", method=True, reference="formula", doc="Where each element of the sorted tensor comes from.")  # fmt: skip
+       batch="leading", method=True, reference="formula", doc="The indices that sort the elements along an axis.")  # fmt: skip
 define("sort", in_float32(_sort), _sort_rule, saves="x", kind="general", params=_SORTING, jvp=_sort_jvp, selects=True,
-       batch="leading", method=True, reference="formula", doc="The elements in order along an axis.")  # fmt: skip
+       batch="leading", method=True, reference="formula", doc="The elements sorted along an axis.")  # fmt: skip
 define("argtopk", in_float32(_argtopk), None, kind="general", params=("k", "axis", "largest"), reason=_WHY,
-       batch="leading", reference="formula", doc="Where the k largest elements are.")  # fmt: skip
+       batch="leading", reference="formula", doc="The indices of the k largest or smallest elements.")  # fmt: skip
 define("searchsorted", in_float32(lambda x, v, side: np.searchsorted(x, v, side=side)), None, None,
-       kind="general", params=("side",), reason=_WHY, batch=_searchsorted_batch, doc="Where elements would go in a sorted vector.")  # fmt: skip
+       kind="general", params=("side",), reason=_WHY, batch=_searchsorted_batch, doc="The indices at which elements would be inserted into a sorted vector.")  # fmt: skip
 
 
 # Sorting ---------------------------------------------------------------------------------------

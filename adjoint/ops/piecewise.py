@@ -104,9 +104,9 @@ nextafter = define("nextafter", np.nextafter, lambda xp, g, z, x, y: g, zero_rul
 spacing = define("spacing", np.spacing, None, reason="it is piecewise constant",
                  doc="Return the distance between x and the next floating-point number.")  # fmt: skip
 define("binary_exponent", lambda x: np.frexp(x)[1], None, reason="it is piecewise constant",
-       reference="numpy", doc="The n with |x| = m · 2**n and 0.5 ≤ m < 1.")  # fmt: skip
+       reference="numpy", doc="The exponent n with |x| = m · 2**n and 0.5 ≤ m < 1.")  # fmt: skip
 define("fraction", lambda x: np.modf(x)[0], lambda xp, g, y, x: g, domain=(0.1, 0.9),
-       reference="numpy", doc="What follows the point, with the sign of x.")  # fmt: skip
+       reference="numpy", doc="The fractional part, with the sign of x.")  # fmt: skip
 
 # Rounding and division with remainder ----------------------------------------------------------
 
@@ -119,7 +119,7 @@ trunc = define("trunc", np.trunc, zero_rule, selects=True, domain=(0.1, 0.9),
 rint = define("rint", np.rint, zero_rule, selects=True, domain=(0.1, 0.4),
               doc="Round to the nearest integer, halves to even; the gradient is 0.")  # fmt: skip
 define("round", lambda x, decimals: np.round(x, decimals), zero_rule, params=("decimals",), selects=True,
-       method=True, doc="The values rounded to so many digits.")  # fmt: skip
+       method=True, doc="The values rounded to a number of decimals.")  # fmt: skip
 floor_divide = define("floor_divide", operator.floordiv, zero_rule, zero_rule, ufunc=np.floor_divide, selects=True,
                       domain=((0.6, 0.9), (1.1, 1.9)), method=("__floordiv__", "__rfloordiv__"), doc="Return x / y, rounded down; the gradient is 0.")  # fmt: skip
 # x - floor(x/y) y
@@ -186,7 +186,7 @@ define("where", _where,
        None,
        lambda xp, g, out, c, x, y: xp.where(c, g, 0),
        lambda xp, g, out, c, x, y: xp.where(c, 0, g), saves="c", selects=True, literals=True,
-       domain=("bool", (-2, 2), (-2, 2)), doc="x where a condition holds, else y.")  # fmt: skip
+       domain=("bool", (-2, 2), (-2, 2)), doc="x where a condition is true, otherwise y.")  # fmt: skip
 maximum = define("maximum", np.maximum,
                  lambda xp, g, z, x, y: _winner(xp, g, x < y, x == y),
                  lambda xp, g, z, x, y: _winner(xp, g, y < x, x == y),
@@ -220,10 +220,10 @@ define("clip", in_float32(np.clip),
        lambda xp, g, out, x, lo, hi: xp.where((x < lo) & (lo <= hi), g, 0),
        lambda xp, g, out, x, lo, hi: xp.where((x > hi) | (lo > hi), g, 0),
        saves=("x", "lo", "hi"), selects=True, domain=((-0.9, 0.9), (-2, -1), (1, 2)),
-       method=True, doc="x limited to lo … hi; on the limits the gradient goes to x.")  # fmt: skip
+       method=True, doc="x limited to the interval from lo to hi; on the bounds the gradient goes to x.")  # fmt: skip
 define("nan_to_num", _nan_to_num,
        lambda xp, g, y, x, nan, posinf, neginf: xp.where(xp.isfinite(x), g, 0),
-       saves="x", params=("nan", "posinf", "neginf"), selects=True, doc="Numbers in place of NaN and infinities.")  # fmt: skip
+       saves="x", params=("nan", "posinf", "neginf"), selects=True, doc="x with NaN and infinities replaced by numbers.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ define("window_sum", _window_sum,
        kind="linear", params=_WINDOW, batch="leading", reference="formula", doc="The sum of each window.")  # fmt: skip
 define("window_spread", in_float32(_window_spread),
        lambda xp, g, y, x, size, **at: xp.window_sum(g, **at),
-       kind="linear", params=("size", *_WINDOW), batch="leading", reference="formula", doc="Each element added to all of its window.")  # fmt: skip
+       kind="linear", params=("size", *_WINDOW), batch="leading", reference="formula", doc="Each element added to all positions of its window: the adjoint of the sum of each window.")  # fmt: skip
 
 
 def lowest(dtype: Any) -> Any:
@@ -141,7 +141,7 @@ define("max_pool", _max_pool,
 define("max_spread", in_float32(_max_spread),
        lambda xp, h, z, g, x, y, **at: xp.max_gather(h, x, y, **at), None, None,
        saves="xy", kind="linear", params=_WINDOW,
-       batch="leading", reference="formula", doc="Each element added to the maxima of its window, in equal shares.")  # fmt: skip
+       batch="leading", reference="formula", doc="Each element added to the positions of the maxima of its window, in equal shares.")  # fmt: skip
 define("max_gather", in_float32(_max_gather),
        lambda xp, g, z, h, x, y, **at: xp.max_spread(g, x, y, **at), None, None,
        saves="xy", kind="linear", params=_WINDOW,

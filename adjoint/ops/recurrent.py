@@ -489,13 +489,13 @@ def _lstm_pull_rule(
 
 define("lstm_sequence", _lstm_sequence, joint=_lstm_sequence_rule, arity=5, outputs=3, saves=("w", "h", "out"),
        kind="general", batch=_recurrent_batch,
-       shape=_sequence_shape(4, 6), reference="formula", doc="An LSTM over (steps, batch, gates), with its weight, bias, hidden state and cell: hidden states, the last cell, parts.")  # fmt: skip
+       shape=_sequence_shape(4, 6), reference="formula", doc="An LSTM over a whole sequence: the hidden states of all steps, the last cell, and the values that the derivative needs.")  # fmt: skip
 define("lstm_slopes", _lstm_slopes, _lstm_slopes_rule, saves=("parts",), kind="general", batch="leading",
-       shape=like_first, reference="formula", doc="The derivatives of each step of an LSTM, from its parts.")  # fmt: skip
+       shape=like_first, reference="formula", doc="The derivatives of each step of an LSTM, from its saved values.")  # fmt: skip
 define("lstm_push", _lstm_push, joint=_lstm_push_rule, arity=4, outputs=3, saves=("k", "w", "out"), kind="general",
-       batch=_recurrent_batch, shape=_linear_shape(4, 6, (4, 1), (1, 1, 4)), reference="formula", doc="The tangents of an LSTM's states, forwards in time.")  # fmt: skip
+       batch=_recurrent_batch, shape=_linear_shape(4, 6, (4, 1), (1, 1, 4)), reference="formula", doc="The tangents of an LSTM's states, propagated forwards in time.")  # fmt: skip
 define("lstm_pull", _lstm_pull, joint=_lstm_pull_rule, arity=5, outputs=2, saves=("gh", "k", "w", "out"),
-       kind="general", batch=_recurrent_batch, shape=_linear_shape(4, 6, (1, 1, 4), (4, 1)), reference="formula", doc="The gradients of an LSTM's gates and cells, backwards in time.")  # fmt: skip
+       kind="general", batch=_recurrent_batch, shape=_linear_shape(4, 6, (1, 1, 4), (4, 1)), reference="formula", doc="The gradients of an LSTM's gates and cells, propagated backwards in time.")  # fmt: skip
 
 
 # GRU: the parts of a step are the gates r and z, the new value n = tanh(… + r m), and m ----------------
@@ -666,8 +666,8 @@ def _gru_pull_rule(
 
 define("gru_sequence", _gru_sequence, joint=_gru_sequence_rule, arity=4, outputs=2, saves=("w", "h", "out"),
        kind="general", batch=_recurrent_batch,
-       shape=_sequence_shape(3, 4), reference="formula", doc="A GRU over (steps, batch, gates) from its weight, bias and hidden state: hidden states and gates.")  # fmt: skip
+       shape=_sequence_shape(3, 4), reference="formula", doc="A GRU over a whole sequence: the hidden states of all steps, and the gates.")  # fmt: skip
 define("gru_push", _gru_push, joint=_gru_push_rule, arity=4, outputs=2, saves=("k", "w", "out"), kind="general",
-       batch=_recurrent_batch, shape=_linear_shape(3, 4, (3, 1), (1, 3)), reference="formula", doc="The tangents of a GRU's states, forwards in time.")  # fmt: skip
+       batch=_recurrent_batch, shape=_linear_shape(3, 4, (3, 1), (1, 3)), reference="formula", doc="The tangents of a GRU's states, propagated forwards in time.")  # fmt: skip
 define("gru_pull", _gru_pull, joint=_gru_pull_rule, arity=4, outputs=2, saves=("k", "w", "out"), kind="general",
-       batch=_recurrent_batch, shape=_linear_shape(3, 4, (1, 3), (3, 1)), reference="formula", doc="The gradients of a GRU's gates and states, backwards in time.")  # fmt: skip
+       batch=_recurrent_batch, shape=_linear_shape(3, 4, (1, 3), (3, 1)), reference="formula", doc="The gradients of a GRU's gates and states, propagated backwards in time.")  # fmt: skip

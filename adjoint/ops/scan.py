@@ -79,13 +79,13 @@ def _logcumsumexp_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -
 
 define("cumsum", in_float32(lambda x, axis: np.cumsum(x, axis=axis)),
        lambda xp, g, y, x, axis: xp.flip(xp.cumsum(xp.flip(g, axis=(axis,)), axis=axis), axis=(axis,)),
-       kind="linear", params=("axis",), batch="leading", method=True, doc="Running sums along an axis.")  # fmt: skip
+       kind="linear", params=("axis",), batch="leading", method=True, doc="Cumulative sums along an axis.")  # fmt: skip
 define("cumprod", in_float32(lambda x, axis: np.cumprod(x, axis=axis)), _cumprod_rule, saves="x", kind="general",
-       params=("axis",), batch="leading", method=True, doc="Running products along an axis.")  # fmt: skip
+       params=("axis",), batch="leading", method=True, doc="Cumulative products along an axis.")  # fmt: skip
 define("logcumsumexp", in_float32(lambda x, axis: np.logaddexp.accumulate(x, axis=axis)), _logcumsumexp_rule, saves="yx",
-       kind="general", params=("axis",), batch="leading", reference="formula", doc="Logarithms of running sums of exponentials.")  # fmt: skip
+       kind="general", params=("axis",), batch="leading", reference="formula", doc="The logarithms of the cumulative sums of exponentials along an axis.")  # fmt: skip
 define("argcummax", _argcummax, None, kind="general", params=("axis", "largest"), batch="leading",
-       reason="it is piecewise constant", reference="formula", doc="Where the running maximum or minimum is.")  # fmt: skip
+       reason="it is piecewise constant", reference="formula", doc="The indices of the cumulative maximum or minimum.")  # fmt: skip
 
 
 def _scan(op: str, x: Tensor, axis: Any) -> Tensor:

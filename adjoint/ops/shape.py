@@ -121,24 +121,24 @@ define("reshape", lambda x, shape: x.reshape(shape),
        kind="linear", params=("shape",), batch=_reshape_batch, method=True, doc="The same elements in another shape.")  # fmt: skip
 define("permute_dims", lambda x, axes: x.transpose(axes),
        lambda xp, g, y, x, axes: xp.permute_dims(g, axes=_inverse(axes)),
-       kind="linear", params=("axes",), batch=_permute_dims_batch, method=True, doc="The axes in another order.")  # fmt: skip
+       kind="linear", params=("axes",), batch=_permute_dims_batch, method=True, doc="x with its axes in another order.")  # fmt: skip
 define("moveaxis", _moveaxis,
        lambda xp, g, y, x, source, destination: xp.moveaxis(g, source=destination, destination=source),
-       kind="linear", params=("source", "destination"), batch="leading", method=True, doc="One axis moved to another place.")  # fmt: skip
+       kind="linear", params=("source", "destination"), batch="leading", method=True, doc="x with one axis moved to another position.")  # fmt: skip
 define("matrix_transpose", operator.attrgetter("mT"), lambda xp, g, y, x: xp.matrix_transpose(g),
        kind="linear", batch="leading", doc="The last two axes exchanged.")  # fmt: skip
 define("broadcast_to", _broadcast_to,
        lambda xp, g, y, x, shape: unbroadcast(xp, g, x.shape),
        kind="linear", params=("shape",), batch=_broadcast_to_batch, method=True, doc="The elements repeated to a larger shape, without a copy.")  # fmt: skip
 define("flip", lambda x, axis: np.flip(x, axis), lambda xp, g, y, x, axis: xp.flip(g, axis=axis),
-       kind="linear", params=("axis",), batch="leading", method=True, doc="The order along axes reversed.")  # fmt: skip
+       kind="linear", params=("axis",), batch="leading", method=True, doc="x with the order of elements along axes reversed.")  # fmt: skip
 define("roll", lambda x, shift, axis: np.roll(x, shift, axis),
        lambda xp, g, y, x, shift, axis: xp.roll(g, shift=tuple(-s for s in shift), axis=axis),
-       kind="linear", params=("shift", "axis"), batch="leading", method=True, doc="Elements shifted around along axes.")  # fmt: skip
+       kind="linear", params=("shift", "axis"), batch="leading", method=True, doc="Elements shifted along axes; those shifted beyond the end return at the start.")  # fmt: skip
 define("pad", lambda x, widths, value: np.pad(x, widths, constant_values=value),
        lambda xp, g, y, x, widths, value: g[_crop(widths, x.shape)],
        kind="general", params=("widths", "value"), selects=True, jvp=lambda xp, t, y, x, widths, value: xp.pad(t, widths=widths, value=0),
-       batch=_pad_batch, reference="numpy", doc="A border of a constant.")  # fmt: skip
+       batch=_pad_batch, reference="numpy", doc="x with a border of constant elements added.")  # fmt: skip
 define("ones_like", np.ones_like, None, reason="it is constant",
        doc="Return ones of the same shape and dtype.")  # fmt: skip
 

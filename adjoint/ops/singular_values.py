@@ -172,7 +172,7 @@ define("svdvals", _svdvals, _svdvals_rule, saves="x", kind="general", holomorphi
 
 
 define("matrix_rank", _matrix_rank, None, kind="general", params=("tol", "rtol", "hermitian"),
-       batch="leading", reason="it is piecewise constant", reference="numpy.linalg:matrix_rank", doc="How many singular values are not zero.")  # fmt: skip
+       batch="leading", reason="it is piecewise constant", reference="numpy.linalg:matrix_rank", doc="The rank of matrices: the number of singular values above a tolerance.")  # fmt: skip
 
 
 class SVDResult(NamedTuple):

@@ -70,7 +70,7 @@ def run_scipy(
     most: int | None = None,
     size: int = 1,
 ) -> Run:
-    """Solve an initial value problem with SciPy's method ``name``; raise if it needs more than ``most`` steps.
+    """Solve an initial value problem with SciPy's method ``name``; at most ``most`` steps.
 
     ``f`` and ``events`` are functions of a time (a number) and a state (an array).  ``span`` is the pair of
     start and end, and ``options`` are SciPy's options.  If ``dense``, the stages include those that are used

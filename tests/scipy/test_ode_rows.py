@@ -189,7 +189,7 @@ def test_what_goes_wrong_is_said() -> None:
     with pytest.raises(ad.errors.ArgumentError) as caught:
         compiled(np.array(2.0))
     assert str(caught.value) == (
-        "solve_ivp: event 0 occurred 6 times, but has 3 places.\n  Pass max_events=6 or more."
+        "solve_ivp: event 0 occurred 6 times, but at most 3 can be stored.\n  Pass max_events=6 or more."
     )
     with pytest.raises(ad.errors.ConvergenceError, match="not reached in 5 attempted steps"):
         ad.compile(lambda v: thrown(v, max_steps=5).y[:, -1])(np.array(40.0))

@@ -173,9 +173,9 @@ def test_functions_of_scipy():
         np.testing.assert_allclose((spd @ solve(spd, B, rtol=1e-12)[0]).numpy(), B, rtol=1e-8)
         with pytest.raises(LostHistoryError):
             solve(recorded, B)
-    words = "a SparseArray (does not become a NumPy array|has no attribute '[a-z]+')"
+    words = "a SparseArray (cannot be converted to a NumPy array|has no attribute '[a-z]+')"
     for call in (ss.kron, lambda m, _: ss.block_diag([m]), lambda m, _: ss.tril(m)):
         with pytest.raises((InputError, AttributeError), match=words):
             call(constant, constant)
-    with pytest.raises(InputError, match="a SparseArray does not become a NumPy array"):
+    with pytest.raises(InputError, match="a SparseArray cannot be converted to a NumPy array"):
         np.asarray(constant)
