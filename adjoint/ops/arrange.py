@@ -134,7 +134,7 @@ def tile(x: ArrayLike, reps: Lengths) -> Tensor:
     x : array_like
         The argument.
     reps : int or tuple of int
-        How many times, for each axis, the last ones if there are fewer.
+        The number of repetitions for each axis; if there are fewer numbers than axes, for the last axes.
 
     Returns
     -------

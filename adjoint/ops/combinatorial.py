@@ -152,7 +152,7 @@ def factorial(n: ArrayLike, exact: bool = False) -> Tensor:
     n : array_like
         The argument.
     exact : bool, optional
-        True, for long integers, is not supported.
+        Must be False, because exact integers have no derivative.
 
     Returns
     -------
@@ -189,7 +189,7 @@ def comb(N: ArrayLike, k: ArrayLike, *, exact: bool = False, repetition: bool = 
     k : array_like
         The number of things that are taken.
     exact : bool, optional
-        True, for long integers, is not supported.
+        Must be False, because exact integers have no derivative.
     repetition : bool, optional
         Whether things may be taken several times.
 

@@ -443,7 +443,7 @@ def conv2d(
         The step of the windows, for both axes or for each.
     padding : int, tuple of int, "same" or "valid", optional
         The number of zeros on both sides. "valid" is 0. "same" keeps the size; it needs stride 1,
-        and pads one more behind for an even kernel.
+        and adds one more zero after the image for an even kernel.
     dilation : int or tuple of int, optional
         The distance between the elements of the kernel.
     groups : int, optional

@@ -194,7 +194,7 @@ def zeros_like(
     x : array_like
         The tensor with the shape and dtype.
     dtype : dtype, optional
-        Another dtype.
+        The dtype of the result; by default that of ``x``.
     device : str, optional
         Accepted for the Array API; only ``"cpu"`` exists.
     requires_grad : bool, optional
@@ -224,7 +224,7 @@ def ones_like(
     x : array_like
         The tensor with the shape and dtype.
     dtype : dtype, optional
-        Another dtype.
+        The dtype of the result; by default that of ``x``.
     device : str, optional
         Accepted for the Array API; only ``"cpu"`` exists.
     requires_grad : bool, optional
@@ -254,7 +254,7 @@ def empty_like(
     x : array_like
         The tensor with the shape and dtype.
     dtype : dtype, optional
-        Another dtype.
+        The dtype of the result; by default that of ``x``.
     device : str, optional
         Accepted for the Array API; only ``"cpu"`` exists.
     requires_grad : bool, optional
@@ -291,7 +291,7 @@ def full_like(
     fill_value : array_like
         The value; if it is a tensor, gradients flow to it.
     dtype : dtype, optional
-        Another dtype.
+        The dtype of the result; by default that of ``x``.
     device : str, optional
         Accepted for the Array API; only ``"cpu"`` exists.
     requires_grad : bool, optional
@@ -325,7 +325,7 @@ def arange(
     Parameters
     ----------
     start : float
-        The first number; with one argument it is ``stop``, and the first number is 0.
+        The first number.  If ``stop`` is not passed, this is ``stop``, and the first number is 0.
     stop : float, optional
         The end, which is not included.
     step : float, optional

@@ -96,7 +96,7 @@ def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> T
     Raises
     ------
     ShapeError
-        If ``x`` has less than two axes, or the axes are the same.
+        If ``x`` has fewer than two axes, or the axes are the same.
 
     Examples
     --------
@@ -176,7 +176,7 @@ def tril(x: ArrayLike, k: int = 0) -> Tensor:
     Raises
     ------
     ShapeError
-        If ``x`` has less than two axes.
+        If ``x`` has fewer than two axes.
 
     Examples
     --------
@@ -206,7 +206,7 @@ def triu(x: ArrayLike, k: int = 0) -> Tensor:
     Raises
     ------
     ShapeError
-        If ``x`` has less than two axes.
+        If ``x`` has fewer than two axes.
 
     Examples
     --------

@@ -111,9 +111,9 @@ def cdist(x1: ArrayLike, x2: ArrayLike, p: float = 2.0) -> Tensor:
     x1 : array_like
         Points, the rows of matrices in the last two axes.
     x2 : array_like
-        Other points; axes in front are broadcast.
+        Other points; leading axes broadcast.
     p : float, optional
-        The order of the norm: 2 is Euclid's, 1 that of city blocks, inf the maximum.
+        The order of the norm: 2 for Euclidean distances, 1 for city-block distances, inf for the maximum.
 
     Returns
     -------

@@ -218,7 +218,7 @@ def fft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = N
     x : array_like
         The argument.
     n : int, optional
-        The length of the transform; the input is cut or padded with zeros to it.
+        The length of the transform, to which the input is truncated or padded with zeros.
     axis : int, optional
         The axis.
     norm : {"backward", "ortho", "forward"}, optional
@@ -246,7 +246,7 @@ def ifft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = 
     x : array_like
         The argument.
     n : int, optional
-        The length of the transform; the input is cut or padded with zeros to it.
+        The length of the transform, to which the input is truncated or padded with zeros.
     axis : int, optional
         The axis.
     norm : str, optional
@@ -274,7 +274,7 @@ def fftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: 
     x : array_like
         The argument.
     s : sequence of int, optional
-        The lengths of the transform; the input is cut or padded with zeros to them.
+        The lengths of the transform, to which the input is truncated or padded with zeros.
     axes : tuple of int, optional
         The axes; by default the last ``len(s)``, or all.
     norm : str, optional
@@ -303,7 +303,7 @@ def ifftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm:
     x : array_like
         The argument.
     s : sequence of int, optional
-        The lengths of the transform; the input is cut or padded with zeros to them.
+        The lengths of the transform, to which the input is truncated or padded with zeros.
     axes : tuple of int, optional
         The axes; by default the last ``len(s)``, or all.
     norm : str, optional
@@ -334,7 +334,7 @@ def fft2(
     x : array_like
         The argument.
     s : sequence of int, optional
-        The lengths of the transform; the input is cut or padded with zeros to them.
+        The lengths of the transform, to which the input is truncated or padded with zeros.
     axes : tuple of int, optional
         The two axes.
     norm : str, optional
@@ -365,7 +365,7 @@ def ifft2(
     x : array_like
         The argument.
     s : sequence of int, optional
-        The lengths of the transform; the input is cut or padded with zeros to them.
+        The lengths of the transform, to which the input is truncated or padded with zeros.
     axes : tuple of int, optional
         The two axes.
     norm : str, optional
@@ -394,7 +394,7 @@ def rfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = 
     x : array_like
         The argument, real.
     n : int, optional
-        The length of the transform; the input is cut or padded with zeros to it.
+        The length of the transform, to which the input is truncated or padded with zeros.
     axis : int, optional
         The axis.
     norm : str, optional
@@ -455,7 +455,7 @@ def rfftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm:
     x : array_like
         The argument, real.
     s : sequence of int, optional
-        The lengths of the transform; the input is cut or padded with zeros to them.
+        The lengths of the transform, to which the input is truncated or padded with zeros.
     axes : tuple of int, optional
         The axes; by default the last ``len(s)``, or all.
     norm : str, optional
@@ -520,7 +520,7 @@ def rfft2(
     x : array_like
         The argument, real.
     s : sequence of int, optional
-        The lengths of the transform; the input is cut or padded with zeros to them.
+        The lengths of the transform, to which the input is truncated or padded with zeros.
     axes : tuple of int, optional
         The two axes.
     norm : str, optional
@@ -611,7 +611,7 @@ def ihfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None =
     x : array_like
         The argument, real.
     n : int, optional
-        The length of the transform; the input is cut or padded with zeros to it.
+        The length of the transform, to which the input is truncated or padded with zeros.
     axis : int, optional
         The axis.
     norm : str, optional
@@ -705,7 +705,7 @@ def ihfftn(
     x : array_like
         The argument, real.
     s : sequence of int, optional
-        The lengths of the transform; the input is cut or padded with zeros to them.
+        The lengths of the transform, to which the input is truncated or padded with zeros.
     axes : int or tuple of int, optional
         The axes; by default all, or the last ones for ``s``.
     norm : str, optional
@@ -741,7 +741,7 @@ def ihfft2(
     x : array_like
         The argument, real.
     s : sequence of int, optional
-        The lengths of the transform; the input is cut or padded with zeros to them.
+        The lengths of the transform, to which the input is truncated or padded with zeros.
     axes : tuple of int, optional
         The two axes.
     norm : str, optional

@@ -244,7 +244,7 @@ def segment_reduce(
     axis : int, optional
         The axis.
     initial : float, optional
-        The value that each reduction starts from.  The number of elements of a mean does not count it.
+        The initial value of each reduction; it does not count as an element of a mean.
 
     Returns
     -------

@@ -274,7 +274,7 @@ def lambertw(z: ArrayLike, k: int = 0) -> Tensor:
     Returns
     -------
     Tensor
-        The complex function; ``.real`` for real arguments from -1/e on and the branches 0 and -1.
+        The complex values.  They are real for real arguments of at least -1/e and the branches 0 and -1.
 
     Examples
     --------

@@ -96,7 +96,7 @@ def diagonal(x: ArrayLike, /, *, offset: int = 0) -> Tensor:
     Raises
     ------
     ShapeError
-        If ``x`` has less than two axes.
+        If ``x`` has fewer than two axes.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def trace(x: ArrayLike, /, *, offset: int = 0, dtype: DTypeLike | None = None) -
     Raises
     ------
     ShapeError
-        If ``x`` has less than two axes.
+        If ``x`` has fewer than two axes.
 
     Examples
     --------

@@ -412,7 +412,7 @@ def lu(x: ArrayLike) -> LUResult:
     Raises
     ------
     ShapeError
-        If ``x`` has less than two axes.
+        If ``x`` has fewer than two axes.
 
     Examples
     --------

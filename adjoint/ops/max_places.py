@@ -176,7 +176,7 @@ def max_pool1d_with_indices(
     Returns
     -------
     MaxPool
-        A named tuple with ``values`` and ``indices``; of equal maxima the first position.
+        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
 
     Raises
     ------
@@ -200,12 +200,12 @@ def adaptive_max_pool1d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxP
     x : array_like
         The signals, ``(N, C, L)`` or ``(C, L)``.
     output_size : int or tuple of int
-        The size of the output; None keeps a length.
+        The size of the output; None for a length that does not change.
 
     Returns
     -------
     MaxPool
-        A named tuple with ``values`` and ``indices``; of equal maxima the first position.
+        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
 
     Examples
     --------
@@ -226,7 +226,7 @@ def adaptive_max_pool1d(x: ArrayLike, output_size: Lengths) -> Tensor:
     x : array_like
         The signals, ``(N, C, L)`` or ``(C, L)``.
     output_size : int or tuple of int
-        The size of the output; None keeps a length.
+        The size of the output; None for a length that does not change.
 
     Returns
     -------
@@ -265,7 +265,7 @@ def max_unpool1d(
     padding : int or tuple of int, optional
         The padding of the pooling.
     output_size : tuple of int, optional
-        The size of the result; by default the smallest that is pooled to the size of ``x``.
+        The size of the result; by default the smallest size for which pooling gives the size of ``x``.
 
     Returns
     -------
@@ -315,7 +315,7 @@ def max_pool2d_with_indices(
     Returns
     -------
     MaxPool
-        A named tuple with ``values`` and ``indices``; of equal maxima the first position.
+        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
 
     Raises
     ------
@@ -340,12 +340,12 @@ def adaptive_max_pool2d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxP
     x : array_like
         The images, ``(N, C, H, W)`` or ``(C, H, W)``.
     output_size : int or tuple of int
-        The size of the output; None keeps a length.
+        The size of the output; None for a length that does not change.
 
     Returns
     -------
     MaxPool
-        A named tuple with ``values`` and ``indices``; of equal maxima the first position.
+        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
 
     Examples
     --------
@@ -366,7 +366,7 @@ def adaptive_max_pool2d(x: ArrayLike, output_size: Lengths) -> Tensor:
     x : array_like
         The images, ``(N, C, H, W)`` or ``(C, H, W)``.
     output_size : int or tuple of int
-        The size of the output; None keeps a length.
+        The size of the output; None for a length that does not change.
 
     Returns
     -------
@@ -405,7 +405,7 @@ def max_unpool2d(
     padding : int or tuple of int, optional
         The padding of the pooling.
     output_size : tuple of int, optional
-        The size of the result; by default the smallest that is pooled to the size of ``x``.
+        The size of the result; by default the smallest size for which pooling gives the size of ``x``.
 
     Returns
     -------
@@ -455,7 +455,7 @@ def max_pool3d_with_indices(
     Returns
     -------
     MaxPool
-        A named tuple with ``values`` and ``indices``; of equal maxima the first position.
+        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
 
     Raises
     ------
@@ -479,12 +479,12 @@ def adaptive_max_pool3d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxP
     x : array_like
         The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
     output_size : int or tuple of int
-        The size of the output; None keeps a length.
+        The size of the output; None for a length that does not change.
 
     Returns
     -------
     MaxPool
-        A named tuple with ``values`` and ``indices``; of equal maxima the first position.
+        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
 
     Examples
     --------
@@ -506,7 +506,7 @@ def adaptive_max_pool3d(x: ArrayLike, output_size: Lengths) -> Tensor:
     x : array_like
         The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
     output_size : int or tuple of int
-        The size of the output; None keeps a length.
+        The size of the output; None for a length that does not change.
 
     Returns
     -------
@@ -545,7 +545,7 @@ def max_unpool3d(
     padding : int or tuple of int, optional
         The padding of the pooling.
     output_size : tuple of int, optional
-        The size of the result; by default the smallest that is pooled to the size of ``x``.
+        The size of the result; by default the smallest size for which pooling gives the size of ``x``.
 
     Returns
     -------

@@ -178,7 +178,7 @@ def matrix_norm(x: ArrayLike, *, keepdims: bool = False, ord: Any = "fro") -> Te
     Raises
     ------
     ShapeError
-        If ``x`` has less than two axes.
+        If ``x`` has fewer than two axes.
     ArgumentError
         If ``ord`` is unknown.
 

@@ -127,7 +127,7 @@ def sort(
     kind : str, optional
         NumPy's name of the algorithm; accepted for compatibility and not used.
     descending : bool, optional
-        Whether the largest come first.
+        Whether to sort from the largest to the smallest.
     stable : bool, optional
         Whether equal elements keep their order, which decides where gradients go.
 
@@ -164,7 +164,7 @@ def argsort(
     kind : str, optional
         NumPy's name of the algorithm; accepted for compatibility and not used.
     descending : bool, optional
-        Whether the largest come first.
+        Whether to sort from the largest to the smallest.
     stable : bool, optional
         Whether equal elements keep their order.
 
@@ -211,7 +211,7 @@ def topk(x: ArrayLike, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     Raises
     ------
     ShapeError
-        If the axis has less than ``k`` elements.
+        If the axis has fewer than ``k`` elements.
 
     Examples
     --------
@@ -240,7 +240,7 @@ def searchsorted(x1: ArrayLike, x2: ArrayLike, side: str = "left", sorter: Any =
     x2 : array_like
         The elements to insert.
     side : {"left", "right"}, optional
-        Whether to insert before or behind equal elements.
+        Whether to insert before ("left") or after ("right") equal elements.
     sorter : array_like of int, optional
         Indices that sort ``x1``, if it is not sorted.
 

@@ -567,7 +567,7 @@ def adaptive_avg_pool1d(x: ArrayLike, output_size: Lengths) -> Tensor:
     x : array_like
         The signals, ``(N, C, L)`` or ``(C, L)``.
     output_size : int, optional
-        The length of the output; None keeps it.
+        The length of the output; None for the length of the input.
 
     Returns
     -------
@@ -591,7 +591,7 @@ def adaptive_avg_pool2d(x: ArrayLike, output_size: Lengths) -> Tensor:
     x : array_like
         The images, ``(N, C, H, W)`` or ``(C, H, W)``.
     output_size : int or tuple of int
-        The size of the output, for both axes or for each; None keeps a length.
+        The size of the output, for both axes or for each; None for a length that does not change.
 
     Returns
     -------
@@ -615,7 +615,7 @@ def adaptive_avg_pool3d(x: ArrayLike, output_size: Lengths) -> Tensor:
     x : array_like
         The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
     output_size : int or tuple of int
-        The size of the output; None keeps a length.
+        The size of the output; None for a length that does not change.
 
     Returns
     -------

@@ -137,7 +137,7 @@ def matmul(x: ArrayLike, y: ArrayLike) -> Tensor:
     x : array_like
         The first factor; its last axis is summed over.
     y : array_like
-        The second factor; its last axis but one, or the only one, is summed over.
+        The second factor; the sum is over its second-last axis, or over its only axis.
 
     Returns
     -------
@@ -613,7 +613,7 @@ def trace(
     Raises
     ------
     ShapeError
-        If ``x`` has less than two axes, or the axes are the same.
+        If ``x`` has fewer than two axes, or the axes are the same.
 
     Examples
     --------

@@ -366,7 +366,7 @@ def average(
     Raises
     ------
     ShapeError
-        If the shape of the weights fits neither ``x`` nor ``axis``.
+        If the weights have neither the shape of ``x`` nor that of ``axis``.
 
     Examples
     --------

@@ -182,7 +182,7 @@ def cumulative_sum(
     dtype : dtype, optional
         The dtype of the result.
     include_initial : bool, optional
-        Whether to put a 0 in front.
+        Whether the result begins with an additional 0.
 
     Returns
     -------
@@ -219,7 +219,7 @@ def cumulative_prod(
     dtype : dtype, optional
         The dtype of the result.
     include_initial : bool, optional
-        Whether to put a 1 in front.
+        Whether the result begins with an additional 1.
 
     Returns
     -------
@@ -359,14 +359,14 @@ def diff(
     axis : int, optional
         The axis.
     prepend : array_like, optional
-        Elements to put in front of ``x`` first.
+        Elements to join to the start of ``x`` first.
     append : array_like, optional
-        Elements to put behind ``x`` first.
+        Elements to join to the end of ``x`` first.
 
     Returns
     -------
     Tensor
-        The differences; each time the axis gets shorter by one.
+        The differences; the axis gets shorter by one each time.
 
     Raises
     ------

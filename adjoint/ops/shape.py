@@ -329,7 +329,7 @@ def transpose(x: ArrayLike, *order: Any, axes: Axis = None) -> Tensor:
     *order : int
         The axes in their new order, as in ``transpose(x, 1, 0)``, or one tuple.
     axes : tuple of int, optional
-        The same as one tuple.
+        The new order as one tuple.
 
     Returns
     -------
@@ -371,7 +371,7 @@ def matrix_transpose(x: ArrayLike) -> Tensor:
     Raises
     ------
     ShapeError
-        If ``x`` has less than two axes.
+        If ``x`` has fewer than two axes.
 
     Examples
     --------
@@ -629,7 +629,7 @@ def roll(x: ArrayLike, shift: Any, axis: Axis = None) -> Tensor:
     x : array_like
         The argument.
     shift : int or tuple of int
-        The number of places, for each axis.
+        The number of positions to shift by, for each axis.
     axis : int or tuple of int, optional
         The axes; by default the flattened tensor is shifted.
 

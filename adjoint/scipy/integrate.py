@@ -66,7 +66,7 @@ def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axi
     y : array_like
         The samples.
     x : array_like, optional
-        Where they are; by default ``dx`` apart.
+        The positions of the samples; by default their distance is ``dx``.
     dx : array_like, optional
         The distance of the samples.
     axis : int, optional
@@ -101,13 +101,13 @@ def cumulative_trapezoid(
     y : array_like
         The samples.
     x : array_like, optional
-        Where they are; by default ``dx`` apart.
+        The positions of the samples; by default their distance is ``dx``.
     dx : array_like, optional
         The distance of the samples.
     axis : int, optional
         The axis of the samples.
     initial : float, optional
-        0 for a zero in front of the result; by default there is none.
+        Pass 0 to prepend a 0 to the result; by default nothing is prepended.
 
     Returns
     -------
@@ -143,7 +143,7 @@ def simpson(y: ArrayLike, x: ArrayLike | None = None, *, dx: ArrayLike = 1.0, ax
     y : array_like
         The samples.
     x : array_like, optional
-        Where they are; by default ``dx`` apart.
+        The positions of the samples; by default their distance is ``dx``.
     dx : array_like, optional
         The distance of the samples.
     axis : int, optional

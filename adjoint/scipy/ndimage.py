@@ -95,9 +95,9 @@ def correlate1d(
     output : dtype, optional
         The dtype of the result.
     mode : str, optional
-        The border: "reflect", "mirror", "nearest", "wrap" or "constant", as in SciPy.
+        SciPy's border mode: "reflect", "mirror", "nearest", "wrap" or "constant".
     cval : float, optional
-        The value outside in mode "constant".
+        The value outside of the image in mode "constant".
     origin : int, optional
         By how much the weights are shifted.
 
@@ -165,9 +165,9 @@ def convolve1d(
     output : dtype, optional
         The dtype of the result.
     mode : str, optional
-        The border, as of ``correlate1d``.
+        The border mode, as in ``correlate1d``.
     cval : float, optional
-        The value outside in mode "constant".
+        The value outside of the image in mode "constant".
     origin : int, optional
         By how much the weights are shifted.
 
@@ -254,11 +254,11 @@ def gaussian_filter1d(
     output : dtype, optional
         The dtype of the result.
     mode : str, optional
-        The border, as of ``correlate1d``.
+        The border mode, as in ``correlate1d``.
     cval : float, optional
-        The value outside in mode "constant".
+        The value outside of the image in mode "constant".
     truncate : float, optional
-        After how many standard deviations the Gaussian is cut.
+        The number of standard deviations at which the Gaussian is truncated.
     radius : int, optional
         The radius of the window in elements, instead of ``truncate``.
 
@@ -270,7 +270,7 @@ def gaussian_filter1d(
     Raises
     ------
     InputError
-        If sigma varies in a batch or a trace, and the radius is not given.
+        If ``sigma`` is batched or traced by a transform, and ``radius`` is not passed.
 
     Examples
     --------
@@ -311,11 +311,11 @@ def gaussian_filter(
     output : dtype, optional
         The dtype of the result.
     mode : str or sequence of str, optional
-        The border, as of ``correlate1d``.
+        The border mode, as in ``correlate1d``.
     cval : float, optional
-        The value outside in mode "constant".
+        The value outside of the image in mode "constant".
     truncate : float, optional
-        After how many standard deviations the Gaussian is cut.
+        The number of standard deviations at which the Gaussian is truncated.
     radius : int or sequence of int, optional
         The radius of the window in elements, instead of ``truncate``.
     axes : int or tuple of int, optional
@@ -329,7 +329,7 @@ def gaussian_filter(
     Raises
     ------
     ArgumentError
-        If a parameter has not one value for each axis.
+        If a parameter does not have one value for each axis.
 
     Examples
     --------
@@ -390,7 +390,7 @@ def spline_filter1d(
     output : dtype, optional
         The dtype of the result.
     mode : str, optional
-        The border: "mirror", "reflect", "grid-wrap" or another one of SciPy's.
+        SciPy's border mode: "mirror", "reflect", "grid-wrap" or another one.
 
     Returns
     -------
@@ -426,7 +426,7 @@ def spline_filter(input: ArrayLike, order: int = 3, output: Any = None, mode: st
     output : dtype, optional
         The dtype of the result.
     mode : str, optional
-        The border, as of ``spline_filter1d``.
+        The border mode, as in ``spline_filter1d``.
 
     Returns
     -------
@@ -468,9 +468,9 @@ def map_coordinates(
     order : int, optional
         The degree of the splines: 0 takes the nearest element, 1 is linear, 3 cubic; up to 5.
     mode : str, optional
-        The border: "constant", "nearest", "mirror", "reflect", "grid-wrap" or "grid-constant", as in SciPy.
+        SciPy's border mode: "constant", "nearest", "mirror", "reflect", "grid-wrap" or "grid-constant".
     cval : float, optional
-        The value outside in the constant modes.
+        The value outside of the image in the constant modes.
     prefilter : bool, optional
         Whether the image has to be filtered by ``spline_filter`` first.
 

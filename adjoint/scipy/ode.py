@@ -74,14 +74,14 @@ def solve_ivp(
         Functions ``event(t, y, *args)`` whose zeros are found, with SciPy's attributes ``terminal`` and
         ``direction``.  Gradients flow through the times and states of events.
     vectorized : bool, optional
-        Whether ``fun`` takes several columns; they are not used.
+        Accepted as in SciPy, without effect.
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     **options : optional
         SciPy's options ``rtol``, ``atol``, ``first_step`` and ``max_step``; ``jac`` and ``jac_sparsity`` are
         used only by "BDF" and "LSODA", because the Jacobian is known.  Inside ``ad.compile`` also
-        ``max_steps``, the largest number of attempted steps, 1,000 by default, and ``max_events``, the number
-        of places for each event that is not terminal, 16 by default.
+        ``max_steps``, the largest number of attempted steps, 1,000 by default, and ``max_events``, how often
+        an event that is not terminal may occur, 16 by default.
 
     Returns
     -------
@@ -109,7 +109,7 @@ def solve_ivp(
     ConvergenceError
         If more than ``max_steps`` steps are needed inside ``ad.compile``.
     ArgumentError
-        If a time is outside of the time span, or an event occurs more often than it has places.
+        If a time is outside of the time span, or an event occurs more than ``max_events`` times.
 
     Examples
     --------

@@ -192,8 +192,8 @@ def minimize(
     -------
     OptimizeResult
         SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x`` and ``fun`` to the tensors that the
-        function uses; unknowns at a bound do not move.  If there are such tensors, the result has no ``jac``
-        and no ``hess_inv``, which would be constants.
+        function uses; the derivatives of unknowns at a bound are 0.  If there are such tensors, the result
+        has no ``jac`` and no ``hess_inv``, which would be constants.
 
     Raises
     ------
@@ -336,9 +336,9 @@ def least_squares(
     Returns
     -------
     OptimizeResult
-        SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x``, ``fun`` and ``cost`` to
-        the tensors that the function uses; unknowns at a bound do not move.  If there are such tensors, the
-        result has no ``jac`` and no ``grad``, which would be constants.
+        SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x``, ``fun`` and ``cost`` to the
+        tensors that the function uses; the derivatives of unknowns at a bound are 0.  If there are such
+        tensors, the result has no ``jac`` and no ``grad``, which would be constants.
 
     Raises
     ------
@@ -460,7 +460,7 @@ def curve_fit(
     f : callable
         The model, ``f(xdata, *parameters)``.
     xdata : object
-        What the model depends on.
+        The independent variable of the model.
     ydata : array_like
         The data.
     p0 : sequence of float, optional
@@ -468,7 +468,7 @@ def curve_fit(
     sigma : array_like, optional
         Standard deviations of the data, or their covariance matrix.
     absolute_sigma : bool, optional
-        Whether ``sigma`` is not just relative.
+        Whether ``sigma`` has absolute values; otherwise only their ratios matter.
     check_finite : bool, optional
         Ignored.
     bounds : pair of array_like or Bounds, optional
@@ -481,7 +481,7 @@ def curve_fit(
         Whether to return a dictionary with ``nfev`` and the residuals ``fvec``, the solver's message and its
         status, too.
     nan_policy : str, optional
-        Not available: remove such points before.
+        Not supported: remove NaNs from the data instead.
     **kwargs : optional
         Options of ``least_squares``.
 

@@ -63,7 +63,7 @@ _BRACKETED = """Find a root in an interval, by {how}.
     a : float
         One end of the interval.
     b : float
-        The other end; the function has the opposite sign there.
+        The other end; the function must have the opposite sign there.
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     xtol : float, optional
@@ -140,7 +140,7 @@ def toms748(
     a : float
         One end of the interval.
     b : float
-        The other end; the function has the opposite sign there.
+        The other end; the function must have the opposite sign there.
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     k : int, optional
@@ -349,7 +349,7 @@ def fsolve(
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     fprime : callable, optional
-        The Jacobian; SciPy estimates it without.
+        The Jacobian of ``func``; by default SciPy estimates it.
     full_output : bool, optional
         Whether to return SciPy's report, its flag and its message, too.
     **options : optional
@@ -464,7 +464,7 @@ def minimize_scalar(
     Returns
     -------
     OptimizeResult
-        SciPy's result.  Its ``x`` and ``fun`` are tensors.  A minimum at a bound does not move.
+        SciPy's result.  Its ``x`` and ``fun`` are tensors.  The derivatives of a minimum at a bound are 0.
 
     Examples
     --------

@@ -121,7 +121,7 @@ def convolve(in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = "
     in2 : array_like
         The second array.
     mode : {"full", "same", "valid"}, optional
-        All overlaps; the central part with the shape of ``in1``; or complete overlaps alone.
+        The whole result, its central part with the shape of ``in1``, or only the part of complete overlaps.
     method : {"auto", "direct", "fft"}, optional
         Whether to add products or to multiply Fourier transforms; by default what is faster.
 
@@ -170,7 +170,7 @@ def correlate(in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = 
     in2 : array_like
         The second array.
     mode : {"full", "same", "valid"}, optional
-        All overlaps; the central part with the shape of ``in1``; or complete overlaps alone.
+        The whole result, its central part with the shape of ``in1``, or only the part of complete overlaps.
     method : {"auto", "direct", "fft"}, optional
         Whether to add products or to multiply Fourier transforms; by default what is faster.
 
@@ -205,7 +205,7 @@ def fftconvolve(in1: ArrayLike, in2: ArrayLike, mode: str = "full", axes: Axis =
     in2 : array_like
         The second array.
     mode : {"full", "same", "valid"}, optional
-        All overlaps; the central part with the shape of ``in1``; or complete overlaps alone.
+        The whole result, its central part with the shape of ``in1``, or only the part of complete overlaps.
     axes : int or tuple of int, optional
         The axes to convolve; the others are broadcast.  All by default.
 
@@ -256,7 +256,7 @@ def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayL
     axis : int, optional
         The axis of time.
     zi : array_like, optional
-        The initial state of the filter, as of ``scipy.signal.lfilter``.
+        The initial state of the filter, as in ``scipy.signal.lfilter``.
 
     Returns
     -------
@@ -428,13 +428,13 @@ def stft(
     nperseg : int, optional
         The length of the segments, 256 by default.
     noverlap : int, optional
-        How much segments overlap, by default half of their length.
+        The number of samples by which segments overlap; by default half of their length.
     nfft : int, optional
         The length of the Fourier transforms; by default that of the segments.
     detrend : bool, str or callable, optional
         "constant" or "linear" to subtract the mean or a line from each segment.
     return_onesided : bool, optional
-        Whether real signals have half a spectrum.
+        Whether to return only half of the spectrum of real signals.
     boundary : str, optional
         How to extend the signals by half a segment: "zeros", "even", "odd", "constant"; None for none.
     padded : bool, optional
@@ -527,7 +527,7 @@ def istft(
     nperseg : int, optional
         The length of the segments; by default from the number of frequencies.
     noverlap : int, optional
-        How much segments overlap, by default half of their length.
+        The number of samples by which segments overlap; by default half of their length.
     nfft : int, optional
         The length of the Fourier transforms.
     input_onesided : bool, optional

@@ -32,21 +32,21 @@ class interp1d:  # noqa: N801 (SciPy's name)
     Parameters
     ----------
     x : array_like
-        The places.
+        The points.
     y : array_like
         The values.
     kind : str or int, optional
         "linear", "cubic", "nearest", "nearest-up", "zero", "previous" or "next"; 0, 1 or 3 for a degree.
     axis : int, optional
-        The axis of the values that belongs to the places.
+        The axis of the values along which the points are.
     copy : bool, optional
         Ignored: tensors are not written to.
     bounds_error : bool, optional
-        Whether places outside raise an error.  By default they do if there is no ``fill_value``.
+        Whether points outside of the range raise an error; by default, unless there is a ``fill_value``.
     fill_value : array_like, pair or "extrapolate", optional
-        The value outside, or one for each side.
+        The value for points outside, or a pair of values for below and above.
     assume_sorted : bool, optional
-        Whether the places are in order already.
+        Whether the points are in increasing order already.
 
     Examples
     --------
@@ -141,9 +141,9 @@ class RegularGridInterpolator:
     method : {"linear", "nearest"}, optional
         How to interpolate.
     bounds_error : bool, optional
-        Whether places outside of the grid raise an error.
+        Whether points outside of the grid raise an error.
     fill_value : float or None, optional
-        The value outside, if there is no error; None to extrapolate.
+        The value for points outside, if they do not raise; None to extrapolate.
 
     Examples
     --------
@@ -267,13 +267,13 @@ def interpn(
     values : array_like
         The values on the grid; further axes come last.
     xi : array_like or tuple of array_like
-        The places, with their coordinates in the last axis, or a tuple of coordinates.
+        The points, with their coordinates in the last axis, or a tuple of coordinates.
     method : {"linear", "nearest"}, optional
         How to interpolate.
     bounds_error : bool, optional
-        Whether places outside of the grid raise an error.
+        Whether points outside of the grid raise an error.
     fill_value : float or None, optional
-        The value outside, if there is no error; None to extrapolate.
+        The value for points outside, if they do not raise; None to extrapolate.
 
     Returns
     -------

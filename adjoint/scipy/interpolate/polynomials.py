@@ -61,9 +61,9 @@ class PPoly:
     x : array_like
         The ends of the intervals, in order.
     extrapolate : bool or "periodic", optional
-        Whether the outer polynomials hold outside, or everything repeats.  Without, NaN is returned there.
+        Whether to extrapolate, or "periodic"; if False, the result outside of the interval is NaN.
     axis : int, optional
-        The axis of the result that has the places.
+        The axis of the result along which the points are.
 
     Examples
     --------
@@ -194,15 +194,15 @@ class CubicHermiteSpline(PPoly):
     Parameters
     ----------
     x : array_like
-        The places, in order.
+        The points, in increasing order.
     y : array_like
         The values.
     dydx : array_like
         The slopes.
     axis : int, optional
-        The axis of the values that belongs to the places.
+        The axis of the values along which the points are.
     extrapolate : bool or "periodic", optional
-        Whether the outer polynomials hold outside.
+        Whether the first and the last polynomial are used outside of the interval.
 
     Examples
     --------
@@ -225,16 +225,16 @@ class CubicSpline(PPoly):
     Parameters
     ----------
     x : array_like
-        The places, in order.
+        The points, in increasing order.
     y : array_like
         The values.
     axis : int, optional
-        The axis of the values that belongs to the places.
+        The axis of the values along which the points are.
     bc_type : str or pair, optional
         The conditions at both ends: "not-a-knot", "natural" (second derivative 0), "clamped" (first
         derivative 0), "periodic", or a pair of them or of pairs ``(order, value)`` for a derivative.
     extrapolate : bool or "periodic", optional
-        Whether the outer polynomials hold outside.  By default yes, or periodic as the condition.
+        Whether to extrapolate, or "periodic"; by default True, or periodic if the condition is.
 
     Examples
     --------
@@ -355,13 +355,13 @@ class PchipInterpolator(PPoly):
     Parameters
     ----------
     x : array_like
-        The places, in order.
+        The points, in increasing order.
     y : array_like
         The values.
     axis : int, optional
-        The axis of the values that belongs to the places.
+        The axis of the values along which the points are.
     extrapolate : bool, optional
-        Whether the outer polynomials hold outside.
+        Whether the first and the last polynomial are used outside of the interval.
 
     Examples
     --------
@@ -415,17 +415,17 @@ def make_interp_spline(
     Parameters
     ----------
     x : array_like
-        The places, in order.
+        The points, in increasing order.
     y : array_like
         The values.
     k : {1, 3}, optional
         The degree.
     t : None
-        Knots of their own have no derivatives in adjoint.
+        Must be None: knots that the user chooses have no derivatives in adjoint.
     bc_type : str or pair, optional
-        The conditions at the ends of cubics, as of ``CubicSpline``.
+        The boundary conditions of a cubic spline, as in ``CubicSpline``.
     axis : int, optional
-        The axis of the values that belongs to the places.
+        The axis of the values along which the points are.
 
     Returns
     -------

@@ -42,9 +42,9 @@ class SparseArray:
     data : array_like
         The elements.
     rows : array_like of int
-        Their rows.
+        The rows of the elements.
     cols : array_like of int
-        Their columns.  Elements at the same place are added.
+        The columns of the elements.  Elements at the same position are added.
     shape : pair of int
         The shape of the matrix.
     """
@@ -340,7 +340,7 @@ def diags_array(
     diagonals : sequence of array_like
         The diagonals; one with a single element is repeated.
     offsets : int or sequence of int, optional
-        Which diagonals they are; above the main one the offset is positive.
+        The offsets of the diagonals: positive above the main diagonal, negative below.
     shape : pair of int, optional
         The shape of the matrix; by default it is square.
     format : str, optional
@@ -356,7 +356,7 @@ def diags_array(
     Raises
     ------
     ShapeError
-        If a diagonal has another length than the matrix has.
+        If the length of a diagonal does not match the shape of the matrix.
 
     Examples
     --------
@@ -407,7 +407,7 @@ def diags(
     diagonals : sequence of array_like
         The diagonals; one with a single element is repeated.
     offsets : int or sequence of int, optional
-        Which diagonals they are; above the main one the offset is positive.
+        The offsets of the diagonals: positive above the main diagonal, negative below.
     shape : pair of int, optional
         The shape of the matrix; by default it is square.
     format : str, optional

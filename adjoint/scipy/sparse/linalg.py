@@ -68,7 +68,7 @@ def spsolve(A: Any, b: ArrayLike, permc_spec: Any = None, use_umfpack: bool = Tr
     A : SparseArray, sparse matrix of SciPy or array_like
         The matrix.
     b : array_like
-        The right side, a vector or columns.
+        The right-hand side, a vector or columns.
     permc_spec : str, optional
         Ignored.
     use_umfpack : bool, optional
@@ -118,11 +118,11 @@ def cg(
     A : SparseArray, sparse matrix or LinearOperator of SciPy, or array_like
         The matrix.
     b : array_like
-        The right side.
+        The right-hand side.
     x0 : array_like, optional
         The start of the iteration.
     rtol : float, optional
-        The relative tolerance of the residual.  That of the gradients is the same.
+        The relative tolerance of the residual, also for the gradients.
     atol : float, optional
         The absolute tolerance.
     maxiter : int, optional
@@ -172,15 +172,15 @@ def gmres(
     A : SparseArray, sparse matrix or LinearOperator of SciPy, or array_like
         The matrix; an operator needs ``rmatvec`` for gradients.
     b : array_like
-        The right side.
+        The right-hand side.
     x0 : array_like, optional
         The start of the iteration.
     rtol : float, optional
-        The relative tolerance of the residual.  That of the gradients is the same.
+        The relative tolerance of the residual, also for the gradients.
     atol : float, optional
         The absolute tolerance.
     restart : int, optional
-        After how many iterations to start again.
+        The number of iterations after which the method is restarted.
     maxiter : int, optional
         The largest number of restarts.
     M : sparse matrix or LinearOperator of SciPy, optional
@@ -188,7 +188,7 @@ def gmres(
     callback : callable, optional
         Called after each iteration, as in SciPy.
     callback_type : str, optional
-        What the callback gets, as in SciPy.
+        What is passed to the callback, as in SciPy.
 
     Returns
     -------

@@ -168,7 +168,7 @@ def pdist(X: ArrayLike, metric: Any = "euclidean", **kwargs: Any) -> Tensor:
     Returns
     -------
     Tensor
-        The distances of rows 0 and 1, 0 and 2, …, 1 and 2, …  ``squareform`` makes a matrix of it.
+        The distances of rows 0 and 1, 0 and 2, …, 1 and 2, …  ``squareform`` converts them to a matrix.
 
     Examples
     --------
@@ -201,7 +201,7 @@ def squareform(X: ArrayLike, force: str = "no", checks: bool = True) -> Tensor:
     Raises
     ------
     ShapeError
-        If the shape is that of neither.
+        If the argument is neither a vector of distances nor a square matrix.
 
     Examples
     --------
