@@ -21,7 +21,7 @@ __all__ = ["Ufunc", "namespace", "numpy_only", "tensor_function"]
 class Ufunc:
     """A ufunc of NumPy that returns tensors.
 
-    Methods and attributes such as ``reduce``, ``outer`` and ``nin`` are those of NumPy's ufunc on tensors.
+    It has the methods and attributes of NumPy's ufunc, such as ``reduce``, ``outer`` and ``nin``.
     """
 
     def __init__(self, ufunc: Any, eager: Callable[..., Any]) -> None:

@@ -104,7 +104,10 @@ explain_class(at.At)
 
 
 def _comparison(method: str) -> None:
-    """Let ``method`` (``__eq__`` or ``__ne__``) of tensors accept None and strings: they are never equal."""
+    """Let ``method`` (``__eq__`` or ``__ne__``) of tensors accept None and strings.
+
+    A tensor is never equal to them.
+    """
     compare_values = getattr(Tensor, method)
 
     def compare_any(self: Tensor, other: Any) -> Any:

@@ -88,7 +88,8 @@ define("normal_gate", in_float32(normal_distribution),
 def _mish_gate(xp: Namespace, x: Value) -> Any:
     """Return tanh(softplus(x)) without overflow.
 
-    The formula is n (n + 2) / (n (n + 2) + 2) with n = exp(x).  For x > 0, the fraction is expanded by 1/n².
+    The formula is n (n + 2) / (n (n + 2) + 2) with n = exp(x).  For x > 0, the numerator and the denominator
+    are divided by n².
     """
     e = xp.exp(-xp.abs(real_only(x)))
     top = xp.where(x > 0, 1 + 2 * e, e * (e + 2))
@@ -156,7 +157,7 @@ def _gelu_slope_block(x: Array, y: Array, gate: Array, out: Array) -> None:
 
 
 def _gelu_power(xp: Namespace, y: Value, factor: float) -> Any:
-    """Return a + factor · y², a factor in the derivatives of GELU's gate.
+    """Return a + factor · y² with the constant a of GELU's gate; the derivatives of the gate contain it.
 
     y is first limited to the range in which the gate is not constant, so that y² does not overflow.
     """

@@ -144,7 +144,7 @@ def _next_quotient(
 
 
 def largest(xp: Namespace, x: Value) -> Any:
-    """Return the largest absolute value of each matrix in the last two axes, which have length 1 then."""
+    """Return the largest absolute value of each matrix; the last two axes of the result have length 1."""
     return xp.max(xp.abs(x), axis=(-2, -1), keepdims=True)
 
 

@@ -156,7 +156,7 @@ def _gammainc_vector(a: Any, x: Any, order: int) -> Any:
 
 
 def _gamma_series(a: Any, x: Any, order: int) -> Any:
-    """Return the derivative of P(a, x) in a, for x ≤ 1.
+    """Return the derivative of the incomplete gamma function P(a, x), of order ``order`` in a, for x ≤ 1.
 
     The series Σₙ x^(a+n) exp(-x) / Γ(a + n + 1) is differentiated term by term.
     """
@@ -175,7 +175,9 @@ def _gamma_series(a: Any, x: Any, order: int) -> Any:
 
 
 def _gamma_integral(a: Any, x: Any, order: int, upper: bool) -> Any:
-    """Return the derivative of P(a, x) in a, for x > 1, by an integral over s = ±log(t/x).
+    """Return the derivative of the incomplete gamma function P(a, x), of order ``order`` in a, for x > 1.
+
+    It is computed as an integral over s = ±log(t/x).
 
     The integral goes from t = x to ∞ if ``upper``, otherwise from x to 0.
     """
@@ -226,7 +228,7 @@ def _betainc_vector(a: Any, b: Any, x: Any, m: int, n: int) -> Any:
 
 
 def _beta_part(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
-    """Return the derivative of I(a, b, x), of order m in a and n in b, for x below the mean.
+    """Return the result of ``betainc_derivative`` for x below the mean of the beta distribution.
 
     First derivatives are computed by a series where it converges fast; all others by an integral.
     ``rest`` is 1 - x.
@@ -247,10 +249,11 @@ _TERMS = 60
 
 
 def _beta_series(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
-    """Return the derivative of I(a, b, x) by its series, for (m, n) = (1, 0) or (0, 1); ``rest`` is 1 - x.
+    """Return the result of ``betainc_derivative`` by a series, for (m, n) = (1, 0) or (0, 1).
 
-    The series is xᵃ (1 - x)ᵇ / (a B(a, b)) · Σₖ xᵏ (a + b)ₖ / (a + 1)ₖ.  Its terms are positive, and the
-    derivatives of their logarithms have one sign for all k, so that the sum does not cancel.
+    ``rest`` is 1 - x.  The series is xᵃ (1 - x)ᵇ / (a B(a, b)) · Σₖ xᵏ (a + b)ₖ / (a + 1)ₖ.  Its terms are
+    positive, and the derivatives of their logarithms have one sign for all k, so that the sum does not
+    cancel.
     """
     if m:
         slope = np.where(x < 0.5, np.log(x), np.log1p(-rest)) - _gap(a + 1, b - 1)
@@ -267,7 +270,7 @@ def _beta_series(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
 
 
 def _beta_integral(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
-    """Return the derivative of I(a, b, x), for x below the mean, by an integral from t = x to t = 0.
+    """Return the result of ``betainc_derivative``, for x below the mean, by an integral from t = x to t = 0.
 
     The variable of integration, s, is the difference of the log-odds of x and of t.  ``rest`` is 1 - x.
     """

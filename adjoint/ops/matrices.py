@@ -132,7 +132,7 @@ def of_triangle(xp: Namespace, g: Value, x: Value, lower: bool) -> Any:
     """Return the gradient of ``x`` for a function that reads only the lower (or upper) triangle of ``x``.
 
     ``g`` is the gradient as if the whole matrix were read; it is Hermitian.  If ``x`` is Hermitian, the
-    result is ``g``.  Otherwise the gradient of the other triangle is 0, and the one that is read gets both.
+    result is ``g``.  Otherwise it is 0 in the triangle that is not read, and doubled in the one that is read.
     """
     n = x.shape[-1]
     read = np.tri(n, k=-1, dtype=np.finfo(x.dtype).dtype)

@@ -159,7 +159,7 @@ def _of_linear_recurrence(
     d: Value,
     h: Value,
 ) -> list[Any]:
-    """Return the gradients of all arguments of a push or a pull; None for those that are not ``wanted``.
+    """Return the gradients of all arguments of an op ``*_push`` or ``*_pull``; None unless ``wanted``.
 
     The arguments are those in which the op is linear, then the coefficients k and the weight w.  ``linear``
     are the gradients of the former, and ``coefficients()`` returns that of k.  The gradient of w is the sum,
@@ -212,7 +212,7 @@ def _sequence_shape(gates: int, parts: int) -> Callable[..., Result | None]:
 def _linear_shape(
     gates: int, parts: int, inputs: Sequence[int], outputs: Sequence[int]
 ) -> Callable[..., Result | None]:
-    """Return the shape rule of a push or a pull.
+    """Return the shape rule of an op ``*_push`` or ``*_pull``.
 
     Arrays consist of blocks of n columns or rows, where n is the number of features.  The weights have
     ``gates`` blocks, and the coefficients k have ``parts``.  ``inputs`` and ``outputs`` list the number of
@@ -408,7 +408,7 @@ def _lstm_push(x: Array, y: Array, k: Array, w: Array) -> Any:
 def _lstm_pull(gh: Array, gc: Array, ga: Array, k: Array, w: Array) -> Any:
     """Propagate gradients backwards in time through an LSTM; return those of the gates (d) and cells (b).
 
-    ``gh``, ``gc`` and ``ga`` are the gradients of the outputs of the push: hidden states, cells and gates.
+    ``gh``, ``gc`` and ``ga`` are the gradients of the hidden states, the cells and the gates.
     With the total gradient e of h, the formulas are e = gh + d⁺w,  b = gc + r e + f⁺b⁺,  d = ga + (kᵢ b, k_f
     b, kᵤ b, kₒ e).
     """
@@ -450,9 +450,9 @@ def _lstm_pull(gh: Array, gc: Array, ga: Array, k: Array, w: Array) -> Any:
 def _lstm_coefficients(
     xp: Namespace, gh: Value, d: Value, b: Value, h: Value, c: Value, a: Value, w: Value
 ) -> Any:
-    """Return the gradient of the coefficients k in the push or the pull of an LSTM.
+    """Return the gradient of the coefficients k of ``lstm_push`` or ``lstm_pull``.
 
-    It is the product of the values of the push (h, c, a) and those of the pull (gh, d, b).
+    It consists of elementwise products of the values of the push (h, c, a) and of the pull (gh, d, b).
     """
     n = w.shape[-1]
     e = _plus(gh, xp.matmul(_after(xp, d), _over(w)))
@@ -609,7 +609,7 @@ def _gru_push(x: Array, y: Array, k: Array, w: Array) -> Any:
 def _gru_pull(gh: Array, ga: Array, k: Array, w: Array) -> Any:
     """Propagate gradients backwards in time through a GRU; return those of the gates (d) and states (e).
 
-    ``gh`` and ``ga`` are the gradients of the outputs of the push: hidden states and gates.  The formulas are
+    ``gh`` and ``ga`` are the gradients of the hidden states and the gates.  The formulas are
     e = gh + z⁺e⁺ + d⁺w and d = ga + (kᵣ e, k_z e, kₘ e).
     """
     (gh, ga, k, w), dtype, given = _widened(gh, ga, k, w)
@@ -639,9 +639,9 @@ def _gru_pull(gh: Array, ga: Array, k: Array, w: Array) -> Any:
 
 
 def _gru_coefficients(xp: Namespace, e: Value, h: Value, a: Value) -> Any:
-    """Return the gradient of the coefficients k in the push or the pull of a GRU.
+    """Return the gradient of the coefficients k of ``gru_push`` or ``gru_pull``.
 
-    It is the product of the values of the push (h, a) and those of the pull (e).
+    It consists of elementwise products of the values of the push (h, a) and of the pull (e).
     """
     n = e.shape[-1]
     r, z, m = (_columns(a, j, n) for j in range(3))

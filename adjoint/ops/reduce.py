@@ -31,7 +31,7 @@ def _like(y: Array, x: Array) -> Any:
 
 
 def reduced_count(shape: Shape, axis: Shape) -> int:
-    """Return how many elements each element of the result is reduced from: the product of lengths."""
+    """Return the number of elements that are reduced to one: the product of the lengths along ``axis``."""
     total = 1
     for a in axis:
         total *= shape[a]

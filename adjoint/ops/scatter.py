@@ -67,7 +67,7 @@ def from_start(index: Any, length: int) -> Any:
 
 
 def row_positions(index: Any, before: int, length: int, after: int) -> Any:
-    """Return the flat positions of a[:, index, :] for an array a of shape (before, length, after)."""
+    """Return the positions of a[:, index, :] in the flattened array a of shape (before, length, after)."""
     rows = index.reshape(-1)
     if before != 1:
         rows = (np.arange(before)[:, None] * length + rows).reshape(-1)
@@ -77,7 +77,7 @@ def row_positions(index: Any, before: int, length: int, after: int) -> Any:
 
 
 def along_positions(index: Any, length: int, axis: int) -> Any:
-    """Return the flat positions of the elements that ``np.take_along_axis(a, index, axis)`` selects.
+    """Return the positions, in the flattened array a, of ``np.take_along_axis(a, index, axis)``.
 
     ``a`` is an array with the shape of ``index``, except that its length along ``axis`` is ``length``.
     """

@@ -194,7 +194,7 @@ def eigvalsh(a: Any, b: Any = None, *, lower: bool = True) -> Any:
     "tensor([[2., 1.],\n        [0., 2.]], dtype=float64)",
 )
 def cholesky(a: Any, lower: bool = False) -> Any:
-    """Return the Cholesky factor, by default the upper triangle."""
+    """Return the Cholesky factor of a positive definite matrix, by default the upper triangular one."""
     a = _matrix("cholesky", a)
     return ours.cholesky(a) if lower else ours.cholesky(a, upper=True)
 
@@ -206,7 +206,7 @@ def cholesky(a: Any, lower: bool = False) -> Any:
     "tuple",
 )
 def cho_factor(a: Any, lower: bool = False) -> Any:
-    """Return the Cholesky factor for ``cho_solve``."""
+    """Return the Cholesky factor of a positive definite matrix, for ``cho_solve``."""
     return cholesky(a, lower), lower
 
 
@@ -240,7 +240,7 @@ def lu(a: Any, permute_l: bool = False) -> Any:
     "tuple of Tensor",
 )
 def lu_factor(a: Any) -> Any:
-    """Return the LU factors in one matrix and the pivots, for ``lu_solve``."""
+    """Return both LU factors of a square matrix in one matrix, and the pivots, for ``lu_solve``."""
     p, lower, upper = lu(_matrix("lu_factor", a))
     if p.ndim > 2:
         raise ShapeError(
@@ -315,7 +315,7 @@ def qr(a: Any, mode: str = "full", pivoting: bool = False) -> Any:
     "tuple of Tensor",
 )
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
-    """Return the singular values and vectors."""
+    """Return the singular values and vectors of a matrix."""
     a = floating("svd", a)
     return tuple(ours.svd(a, full_matrices)) if compute_uv else ours.svdvals(a)
 
@@ -325,7 +325,7 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     "tensor([1., 1.], dtype=float64)",
 )
 def svdvals(a: Any) -> Any:
-    """Return the singular values."""
+    """Return the singular values of a matrix."""
     return ours.svdvals(floating("svdvals", a))
 
 
@@ -336,7 +336,7 @@ def svdvals(a: Any) -> Any:
     "tuple of Tensor",
 )
 def polar(a: Any, side: str = "right") -> Any:
-    """Return a unitary and a positive semidefinite factor of a matrix."""
+    """Return the polar decomposition of a matrix: a unitary and a positive semidefinite factor."""
     if side not in ("left", "right"):
         raise InputError(f"polar: side must be 'left' or 'right', not {side!r}.")
     w, s, vh = ours.svd(floating("polar", a), False)
@@ -393,7 +393,7 @@ schur = _without_derivative(
 def solve(
     a: Any, b: Any, lower: bool = False, *, assume_a: str | None = None, transposed: bool = False
 ) -> Any:
-    """Solve linear equations."""
+    """Solve the linear equations a x = b."""
     a = _matrix("solve", a)
     if assume_a in (
         "sym",
@@ -419,7 +419,7 @@ def solve(
     "tensor([1., 2.], dtype=float64)",
 )
 def solve_triangular(a: Any, b: Any, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False) -> Any:
-    """Solve equations with a triangular matrix, by default an upper one."""
+    """Solve a x = b for a triangular matrix a, by default an upper triangular one."""
     return ours.solve_triangular(
         _matrix("solve_triangular", a), floating("solve_triangular", b), trans, lower, unit_diagonal
     )
@@ -432,7 +432,7 @@ def solve_triangular(a: Any, b: Any, trans: Any = 0, lower: bool = False, unit_d
     "tuple",
 )
 def lstsq(a: Any, b: Any, cond: float | None = None) -> Any:
-    """Return a least-squares solution, residues, rank and singular values."""
+    """Return the least-squares solution of a x = b, the residues, the rank and the singular values of a."""
     b = floating("lstsq", b)
     x, residues, rank, s = ours.lstsq(floating("lstsq", a), b, cond)
     if b.ndim == 1 and residues.size:
@@ -478,7 +478,7 @@ def solve_discrete_lyapunov(a: Any, q: Any, method: str | None = None) -> Any:
     "tensor([1. , 0.5], dtype=float64)",
 )
 def solve_banded(l_and_u: Any, ab: Any, b: Any) -> Any:
-    """Solve equations with a banded matrix in diagonal ordered form."""
+    """Solve a x = b for a banded matrix a in diagonal ordered form."""
     below, above = l_and_u
     ab = floating("solve_banded", ab)
     if ab.ndim != 2 or ab.shape[0] != below + above + 1:
@@ -501,7 +501,7 @@ def solve_banded(l_and_u: Any, ab: Any, b: Any) -> Any:
     "tensor([1., 2.], dtype=float64)",
 )
 def solve_toeplitz(c_or_cr: Any, b: Any) -> Any:
-    """Solve equations with a Toeplitz matrix."""
+    """Solve T x = b for the Toeplitz matrix T with a given first column and first row."""
     c, r = c_or_cr if isinstance(c_or_cr, tuple) else (c_or_cr, None)
     return ours.solve(toeplitz(c, r), floating("solve_toeplitz", b))
 
@@ -511,7 +511,7 @@ def solve_toeplitz(c_or_cr: Any, b: Any) -> Any:
     "tensor([1., 2.], dtype=float64)",
 )
 def solve_circulant(c: Any, b: Any) -> Any:
-    """Solve equations with a circulant matrix."""
+    """Solve C x = b for the circulant matrix C with a given first column."""
     return ours.solve(circulant(c), floating("solve_circulant", b))
 
 
@@ -550,7 +550,7 @@ def sqrtm(A: Any) -> Any:
     "tensor([[2., 0.],\n        [0., 3.]], dtype=float64)",
 )
 def funm(A: Any, func: Callable[[Any], Any], disp: bool = True) -> Any:
-    """Return a function of symmetric or Hermitian matrices."""
+    """Apply a function to symmetric or Hermitian matrices: to their eigenvalues."""
     a = _matrix("funm", A)
     values = plain_values(a)
     if values is not None and not np.allclose(values, values.conj().swapaxes(-1, -2)):
@@ -564,13 +564,13 @@ def funm(A: Any, func: Callable[[Any], Any], disp: bool = True) -> Any:
 
 @_like_scipy("ad.scipy.linalg.inv(2 * np.eye(1))", "tensor([[0.5]], dtype=float64)")
 def inv(a: Any) -> Any:
-    """Return the inverse."""
+    """Return the inverse of a square matrix."""
     return ours.inv(_matrix("inv", a))
 
 
 @_like_scipy("ad.scipy.linalg.det(2 * np.eye(2))", "tensor(4., dtype=float64)")
 def det(a: Any) -> Any:
-    """Return the determinant."""
+    """Return the determinant of a square matrix."""
     return ours.det(_matrix("det", a))
 
 
@@ -579,7 +579,7 @@ def det(a: Any) -> Any:
     "tensor([[0.5]], dtype=float64)",
 )
 def pinv(a: Any, *, rtol: float | None = None) -> Any:
-    """Return the Moore-Penrose inverse."""
+    """Return the Moore-Penrose inverse of a matrix."""
     return ours.pinv(floating("pinv", a)) if rtol is None else ours.pinv(floating("pinv", a), rtol=rtol)
 
 

@@ -195,7 +195,7 @@ def _options_of_solve_ivp(method: str, further: tuple[Any, ...], given: dict[str
 
 
 def _further(op: str, args: Any) -> tuple[Any, ...]:
-    """Return ``args``, the further arguments of a user's function, as a tuple; raise if they are not one."""
+    """Return ``args``, the further arguments of a user's function, as a tuple; raise if it is one value."""
     try:
         return () if args is None else tuple(args)
     except TypeError:

@@ -175,7 +175,10 @@ class ChosenRows(Rows):
 
 
 def _places(event: Any, most: int) -> int:
-    """Return how many occurrences of an event are stored: ``most``, or those that end a terminal event."""
+    """Return how many occurrences of an event are stored.
+
+    It is ``most``, or, for a terminal event, the number of occurrences after which the solution ends.
+    """
     return int(getattr(event, "terminal", None) or 0) or most
 
 

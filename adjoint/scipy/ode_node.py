@@ -74,7 +74,7 @@ def _batch(*tensors: Tensor) -> _Batch | None:
 
 
 class Problem:
-    """A right-hand side, initial values and times, and the steps that SciPy has chosen."""
+    """An initial value problem: right-hand side, initial values, times, and the steps that SciPy chose."""
 
     def __init__(
         self, f: Callable[[Any, Any], Any], start: Tensor, end: Tensor, y0: Tensor, name: str

@@ -47,10 +47,9 @@ def like_event(event: Any, call: Callable[[Any, Any], Any]) -> Any:
 
 
 class Run(NamedTuple):
-    """What SciPy's solver returned and did: its result, the time span and the accepted steps.
+    """A solution by SciPy: its result, the time span, the accepted steps, and the time and state at the end.
 
-    A step is a tuple of the time and state at its start, its length and its stages, in the order time,
-    length, state, stages.
+    A step is a tuple (time, length, state, stages); time and state are those at the start of the step.
     """
 
     result: Any
@@ -70,12 +69,12 @@ def run_scipy(
     most: int | None = None,
     size: int = 1,
 ) -> Run:
-    """Solve an initial value problem with SciPy's method ``name``; at most ``most`` steps.
+    """Solve an initial value problem with SciPy's method ``name``.
 
-    ``f`` and ``events`` are functions of a time (a number) and a state (an array).  ``span`` is the pair of
-    start and end, and ``options`` are SciPy's options.  If ``dense``, the stages include those that are used
-    only for values inside the steps.  If ``size`` is not 1, ``y0`` joins the states of ``size`` problems,
-    which are solved with the same steps.
+    Raise if it needs more than ``most`` steps.  ``f`` and ``events`` are functions of a time (a number) and a
+    state (an array).  ``span`` is the pair of start and end, and ``options`` are SciPy's options.  If
+    ``dense``, the stages include those that are used only for values inside the steps.  If ``size`` is not 1,
+    ``y0`` joins the states of ``size`` problems, which are solved with the same steps.
     """
     if np.isnan(span).any():  # with NaN, SciPy's loop would not end
         raise InputError(f"solve_ivp: the times of t_span must be numbers, not {span}.")

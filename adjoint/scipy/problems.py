@@ -34,7 +34,7 @@ def first_of(fun: Callable[..., Any]) -> Callable[..., Any]:
 def as_args(args: Any, *, lists: bool = False) -> tuple[Any, ...]:
     """Return ``args``, the further arguments of a user's function, as a tuple, as SciPy does.
 
-    Anything but a tuple is one argument; a list is a tuple of arguments if ``lists`` is true.
+    Anything but a tuple is one argument; but a list is several arguments if ``lists`` is true.
     """
     return tuple(args) if isinstance(args, tuple) or (lists and isinstance(args, list)) else (args,)
 

@@ -22,7 +22,7 @@ METHODS = ("RK23", "RK45", "DOP853", "Radau")
 
 
 class Method(NamedTuple):
-    """The coefficients of a method, named as in the module docstring."""
+    """The coefficients of a Runge-Kutta method, with the names in the module docstring."""
 
     a: Array
     b: Array

@@ -312,9 +312,9 @@ def _gradient_function(
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], is_complex: bool) -> Array:
-    """Return random numbers of both signs.
+    """Return random numbers of both signs, none of them near zero.
 
-    None is near zero, because an error in an element that is multiplied by it would not be noticed.
+    Elements of the Jacobian are multiplied by them, and an error times 0 would not be noticed.
     """
     real = rng.uniform(0.5, 1.5, shape) * rng.choice([-1.0, 1.0], shape)
     return np.asarray(real + 1j * _random(rng, shape, False) if is_complex else real)
@@ -334,9 +334,9 @@ def _coordinates(a: Any) -> Array:
 
 
 def _moved(args: Sequence[Any], k: int, step: Array, how: _How) -> list[Any]:
-    """Return the arguments without gradients, with ``step`` (i · ``step`` for the complex step) added to one.
+    """Return the arguments as constants, with ``step`` added to argument ``k``.
 
-    ``k`` is the index of that argument; ``step`` is a vector with one number per coordinate.
+    ``step`` is a vector with one number per coordinate.  For the complex step, i · ``step`` is added.
     """
     moved = [a.detach() if isinstance(a, Tensor) else a for a in args]
     if how.method == "complex":

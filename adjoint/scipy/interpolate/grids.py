@@ -92,7 +92,7 @@ class interp1d:  # noqa: N801 (SciPy's name)
             self._spline = None
 
     def __call__(self, x: ArrayLike) -> Tensor:
-        """Return the interpolated values at points."""
+        """Return the interpolated values at the points ``x``."""
         at = floating("interp1d", x)
         y = self._step(at) if self._spline is None else self._spline(at)
         below, above = at < self.x[0], at > self.x[-1]

@@ -84,7 +84,7 @@ class PPoly:
         self.axis = axis
 
     def __call__(self, x: ArrayLike, nu: int = 0, extrapolate: Any = None) -> Tensor:
-        """Return the values, or the derivatives of order ``nu``, at points."""
+        """Return the values, or the derivatives of order ``nu``, at the points ``x``."""
         how = self.extrapolate if extrapolate is None else extrapolate
         at = floating("PPoly", x)
         first, last = self.x[0], self.x[-1]
@@ -121,7 +121,7 @@ class PPoly:
         return self.antiderivative(-nu) if nu < 0 else self._with(_differentiated(self.c, nu))
 
     def antiderivative(self, nu: int = 1) -> PPoly:
-        """Return an antiderivative, which is continuous and 0 at the first point."""
+        """Return the antiderivative of order ``nu`` that is continuous and 0 at the first point."""
         if nu < 0:
             return self.derivative(-nu)
         c = self.c

@@ -26,7 +26,7 @@ INF, NAN = math.inf, math.nan
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator that disables NumPy's warnings in a function.
 
-    At the edges of a support, infinite logarithms are usual.
+    The logarithms of densities are infinite at the edges of a support, which needs no warning.
     """
 
     @functools.wraps(function)
@@ -220,7 +220,7 @@ class Continuous(Distribution):
 
     @quiet
     def logpdf(self, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the logarithm of the density."""
+        """Return the logarithm of the probability density."""
         y, shapes, _, scale = self._standard("logpdf", x, args, kwargs)
         low, high = self._support(*shapes)
         if low is self.low and (low, high) == (-INF, INF):
@@ -234,7 +234,7 @@ class Continuous(Distribution):
 
     @quiet
     def pdf(self, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the density."""
+        """Return the probability density."""
         return rec.exp(self.logpdf(x, *args, **kwargs))
 
     def _between(self, method: str, x: Any, args: Any, kwargs: Any, below: float, above: float) -> Tensor:
@@ -252,7 +252,7 @@ class Continuous(Distribution):
 
     @quiet
     def cdf(self, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the distribution function."""
+        """Return the cumulative distribution function."""
         return self._between("cdf", x, args, kwargs, 0.0, 1.0)
 
     @quiet
@@ -262,7 +262,7 @@ class Continuous(Distribution):
 
     @quiet
     def logcdf(self, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the logarithm of the distribution function."""
+        """Return the logarithm of the cumulative distribution function."""
         return self._between("logcdf", x, args, kwargs, -INF, 0.0)
 
     @quiet
@@ -284,10 +284,10 @@ class Continuous(Distribution):
 
     @quiet
     def ppf(self, q: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the quantiles: the inverse of cdf."""
+        """Return the quantiles of the probabilities ``q``: the inverse of ``cdf``."""
         return self._inverse("ppf", q, args, kwargs)
 
     @quiet
     def isf(self, q: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the inverse of the survival function ``sf``."""
+        """Return the arguments at which the survival function is ``q``: the inverse of ``sf``."""
         return self._inverse("isf", q, args, kwargs)

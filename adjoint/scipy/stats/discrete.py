@@ -51,7 +51,7 @@ class Discrete(Distribution):
 
     @quiet
     def logpmf(self, k: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the logarithm of the probability."""
+        """Return the logarithm of the probability of each outcome."""
         k, *shapes, loc = self.arguments("logpmf", k, args, kwargs)
         shapes = self._valid(*shapes)
         k = k - loc
@@ -61,7 +61,7 @@ class Discrete(Distribution):
 
     @quiet
     def pmf(self, k: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the probability."""
+        """Return the probability of each outcome."""
         return rec.exp(self.logpmf(k, *args, **kwargs))
 
     def _between(self, method: str, k: Any, args: Any, kwargs: Any, below: float, above: float) -> Tensor:
@@ -77,7 +77,7 @@ class Discrete(Distribution):
 
     @quiet
     def cdf(self, k: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the distribution function."""
+        """Return the cumulative distribution function."""
         return self._between("cdf", k, args, kwargs, 0.0, 1.0)
 
     @quiet
@@ -87,7 +87,7 @@ class Discrete(Distribution):
 
     @quiet
     def logcdf(self, k: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the logarithm of the distribution function."""
+        """Return the logarithm of the cumulative distribution function."""
         return rec.log(self.cdf(k, *args, **kwargs))
 
     @quiet

@@ -52,11 +52,11 @@ class Multivariate:
 
 class _Density(Multivariate):
     def logpdf(self, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the logarithm of the density."""
+        """Return the logarithm of the probability density."""
         raise NotImplementedError
 
     def pdf(self, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the density."""
+        """Return the probability density."""
         return rec.exp(self.logpdf(x, *args, **kwargs))
 
 
@@ -119,7 +119,7 @@ class _Normal(_Density):
 
 class _Student(_Density):
     def logpdf(self, x: Any, loc: Any = None, shape: Any = 1, df: Any = 1) -> Tensor:
-        """Return the logarithm of the density; the shape must be positive definite."""
+        """Return the logarithm of the density; the matrix ``shape`` must be positive definite."""
         columns, factor, lead, dim = _located("multivariate_t", x, loc, shape)
         squares, log_det = _distance(columns, factor, lead)
         df = floating("multivariate_t", df)
@@ -147,7 +147,10 @@ class _Dirichlet(_Density):
 class _Multinomial(Multivariate):
     @quiet
     def logpmf(self, x: Any, n: Any, p: Any) -> Tensor:
-        """Return the logarithm of the probability; the last of ``p`` is 1 minus the sum of the others."""
+        """Return the logarithm of the probability.
+
+        The last element of ``p`` is not used: it is computed as 1 minus the sum of the others.
+        """
         x, n, p = (floating("multinomial", v) for v in (x, n, p))
         p = concat([p[..., :-1], 1 - sum(p[..., :-1], axis=-1, keepdims=True)], axis=-1)
         value = rec.gammaln(n + 1) + sum(rec.xlogy(x, p) - rec.gammaln(x + 1), axis=-1)
@@ -155,7 +158,7 @@ class _Multinomial(Multivariate):
         return rec.where(outside, -math.inf, value)
 
     def pmf(self, x: Any, n: Any, p: Any) -> Tensor:
-        """Return the probability."""
+        """Return the probability of each outcome."""
         return rec.exp(self.logpmf(x, n, p))
 
 
