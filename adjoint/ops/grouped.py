@@ -155,9 +155,9 @@ def _fitting(op: str, x: Tensor, i: Tensor, v: Tensor, axis: int) -> Tensor:
     )
     if not fits:
         raise ShapeError(
-            f"{op}: x, index and src must have the same number of axes, and the index must not be longer "
-            f"than src, nor longer than x on the other axes; the shapes are {x.shape}, {i.shape} and "
-            f"{v.shape}."
+            f"{op}: x, index and src must have the same number of axes, and index must not be longer than "
+            f"src on any axis, nor longer than x on the other axes, but their shapes are {x.shape}, "
+            f"{i.shape} and {v.shape}."
         )
     return v if v.shape == i.shape else rec.index(v, key=tuple(slice(n) for n in i.shape))
 

@@ -416,8 +416,8 @@ def _compiled(
         away, size, error, total = np.moveaxis(found, -1, 0)
         if np.isnan(total).any():
             raise InputError(
-                f"{op}: SciPy used more than {_MOST} intervals, the most for derivatives inside ad.compile.\n"
-                "  Use larger tolerances, or call it outside of the compiled function."
+                f"{op}: SciPy used more than {_MOST} intervals, the limit for gradients inside ad.compile.\n"
+                f"  Pass larger tolerances, or call {op} outside of the compiled function."
             )
         _confirm(op, away.max(initial=0), size, error.max(initial=0))
 

@@ -32,8 +32,8 @@ __all__ = [
 def too_many_steps(most: int) -> ConvergenceError:
     """Return the error for a problem that needs more than ``most`` attempted steps."""
     return ConvergenceError(
-        f"solve_ivp: the end was not reached in {most} attempted steps, the most inside ad.compile.\n"
-        "  Pass a larger max_steps or larger tolerances, or call solve_ivp outside of the compiled "
+        f"solve_ivp: the end was not reached in {most} attempted steps, the limit inside ad.compile.\n"
+        "  Pass a larger max_steps= or larger tolerances, or call solve_ivp outside of the compiled "
         "function."
     )
 

@@ -498,7 +498,7 @@ def _which(level: int) -> str:
 
 
 def _result(level: int, i: int) -> str:
-    return f"(that of gradient {i})" if level else f"of output {i}"
+    return f"(the derivative of gradient {i})" if level else f"of output {i}"
 
 
 def _numbers(a: float, d: float, how: _How) -> str:

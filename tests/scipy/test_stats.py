@@ -286,15 +286,15 @@ def test_frozen_names_keywords_and_mistakes():
         (lambda: stats.gamma.logpdf(1.0), "gamma.logpdf: the parameter a is missing."),
         (
             lambda: stats.norm.logpdf(1.0, 0, 1, 2),
-            "norm.logpdf: after the first argument come at most 2 parameters (loc, scale), but 3 were passed.",
+            "norm.logpdf: at most 2 parameters (loc, scale) can follow the first argument, but 3 were passed.",
         ),
         (
             lambda: stats.norm.cdf(1.0, sigma=2),
-            "norm.cdf: the parameter sigma does not exist.  The parameters: loc, scale.",
+            "norm.cdf: the parameter sigma does not exist.\n  The parameters are: loc, scale.",
         ),
         (
             lambda: stats.norm.sf(1.0, 0, loc=2),
-            "norm.sf: the parameter loc was passed twice.  The parameters: loc, scale.",
+            "norm.sf: the parameter loc was passed twice.\n  The parameters are: loc, scale.",
         ),
         (
             lambda: stats.norm.pdf(1j),

@@ -225,7 +225,10 @@ class RegularGridInterpolator:
 
 def _method(method: str) -> str:
     if method not in ("linear", "nearest"):
-        raise InputError(f"for tensors, method must be 'linear' or 'nearest', not {method!r}.")
+        raise InputError(
+            "RegularGridInterpolator and interpn: for tensors, method must be 'linear' or 'nearest', not "
+            f"{method!r}."
+        )
     return method
 
 
@@ -244,8 +247,8 @@ def _places(xi: Any, nd: int) -> Tensor:
             at = at[:, None] if nd == 1 else at[None]
     if not at.ndim or at.shape[-1] != nd:
         raise ShapeError(
-            f"the last axis of the points must have length {nd}, one coordinate per grid axis, but their "
-            f"shape is {at.shape}."
+            f"RegularGridInterpolator and interpn: the last axis of the points must have length {nd}, one "
+            f"coordinate per grid axis, but their shape is {at.shape}."
         )
     return at
 

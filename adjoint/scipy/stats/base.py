@@ -79,16 +79,16 @@ class Distribution:
         names = (*self.shapes, *self.last)
         if len(args) > len(names):
             raise InputError(
-                f"{self.name}.{method}: after the first argument come at most "
-                f"{words.count(len(names), 'parameter')} "
-                f"({', '.join(names)}), but {len(args)} were passed."
+                f"{self.name}.{method}: at most {words.count(len(names), 'parameter')} "
+                f"({', '.join(names)}) can follow the first argument, but {len(args)} were passed."
             )
         given = dict(zip(names, args, strict=False))
         for key, value in kwargs.items():
             if key not in names or key in given:
                 state = "was passed twice" if key in given else "does not exist"
                 raise InputError(
-                    f"{self.name}.{method}: the parameter {key} {state}.  The parameters: {', '.join(names)}."
+                    f"{self.name}.{method}: the parameter {key} {state}.\n  The parameters are: "
+                    f"{', '.join(names)}."
                 )
             given[key] = value
         for key in self.shapes:
