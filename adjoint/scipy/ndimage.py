@@ -61,10 +61,7 @@ def _image(op: str, x: Any, output: Any) -> Tensor:
 
 
 def _bordered(op: str, x: Tensor, before: int, after: int, mode: str, cval: float) -> Tensor:
-    """Return ``x`` with ``before`` and ``after`` elements added at the ends of the last axis.
-
-    SciPy's ``mode`` and ``cval`` determine their values.
-    """
+    """Return ``x`` extended by ``before`` and ``after`` elements along its last axis, as ``mode`` says."""
     if mode not in _BORDERS:
         raise ArgumentError(f"{op}: mode must be one of {', '.join(_BORDERS)}, not {mode!r}.")
     if _BORDERS[mode] == "constant":
@@ -352,10 +349,7 @@ def gaussian_filter(
 
 
 def _each(name: str, value: Any, count: int) -> list[Any]:
-    """Return ``value``, one value or one for each of ``count`` axes, as a list with one for each axis.
-
-    ``name`` is the name of the parameter, for errors.
-    """
+    """Return ``value``, the parameter ``name``, as a list with one item for each of ``count`` axes."""
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim:
         items = [value[i] for i in range(value.shape[0])]
     elif isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
-"""Roots, fixed points and minima of SciPy's functions for one unknown, and ``fsolve``, with derivatives.
+"""SciPy's functions for roots, fixed points and minima in one unknown, and ``fsolve``, with derivatives.
 
-SciPy finds the solution, with plain numbers.  The implicit function theorem then connects it to the tensors
-that the function uses.
+SciPy finds the solution, with plain numbers.  Its derivatives with respect to the tensors that the function
+uses come from the implicit function theorem.
 """
 
 from __future__ import annotations
