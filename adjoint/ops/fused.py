@@ -183,7 +183,7 @@ define("mse", _mse_arrays, _mse_dx, lambda xp, g, y, x, t: -_mse_dx(xp, g, y, x,
        saves="xt", kind="general", fused=_mse, reference="formula", doc="The mean of the squared differences.")  # fmt: skip
 
 
-# Norms: the affine part is left to * and + ----------------------------------------------------
+# Norms without weight and bias, which are applied by * and + ----------------------------------
 
 
 def _over(g: Array, axis: Shape) -> int:

@@ -195,7 +195,7 @@ def _polygamma(x: Array, n: int) -> Any:
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     x = x.astype(np.float64)
     special = special_module("polygamma" if n else "digamma")
-    left = x < (0.0 if n else -0.6)  # SciPy's digamma is accurate at its root, -0.504
+    left = x < (0.0 if n else -0.6)  # above -0.6, SciPy's digamma is accurate
     right = np.where(left, 1 - x, x)
     value = (
         (-1.0) ** (n + 1) * math.factorial(n) * special.zeta(n + 1, right) if n else special.digamma(right)
