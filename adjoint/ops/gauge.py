@@ -59,9 +59,7 @@ _CLOSE = (
     "values {i} and {j} differ by {gap:.1e} of the largest one",
     "singular value {j} is {gap:.1e} of the largest one",
 )
-_FLOOR = (
-    1e-2  # a lower limit of the relative size of quotients, because smaller ones may be rounding errors
-)
+_FLOOR = 1e-2  # a lower limit of the relative size of quotients, because smaller ones may be rounding errors
 
 
 def _gauge_quotient(x: Array, y: Array, size: Any, span: Array, op: str, why: str, order: int) -> Any:

@@ -126,9 +126,7 @@ define("solve_triangular", _solve_triangular, joint=_solve_triangular_rule, arit
 
 # Determinants -----------------------------------------------------------------------------------
 
-_SMALL = (
-    8  # up to this size, the derivative of cofactors uses minors, which is exact for singular matrices
-)
+_SMALL = 8  # up to this size, the derivative of cofactors uses minors, which is exact for singular matrices
 
 
 def _cofactor(x: Array) -> Any:

@@ -41,7 +41,7 @@ class _How:
         return "the complex step" if self.method == "complex" else "central differences"
 
     def wrong(self, analytic: Array, numeric: Array) -> Array:
-        """Return a mask of the elements that differ by more than the tolerance, or are NaN in either array."""
+        """Return a mask of the elements that differ by more than the tolerance, or of which one is NaN."""
         with np.errstate(invalid="ignore"):
             close = np.abs(analytic - numeric) <= self.atol + self.rtol * np.abs(numeric)
         return ~close

@@ -142,7 +142,9 @@ def test_nan_and_inf_fail(f, directions):
 def test_a_lost_second_derivative_is_found():
     assert gradcheck(wrong_second, X)
     text = message(wrong_second, X, order=2)
-    assert text.startswith("the second derivative (the derivative of gradient 0) with respect to inputs[0] disagrees")
+    assert text.startswith(
+        "the second derivative (the derivative of gradient 0) with respect to inputs[0] disagrees"
+    )
     assert "d gradient[1] / d input[1]: analytic 0, numeric" in text
     message(wrong_second, X, order=2, directions=1)
     with pytest.raises(errors.GradcheckError, match="the second derivative"):
