@@ -101,9 +101,9 @@ def test_r_and_c_join_as_numpy(join):
 
 
 def test_directives_of_matrices_raise():
-    with pytest.raises(InputError, match="not a directive"):
+    with pytest.raises(InputError, match="a string must be one to three integers"):
         np.r_["r", [1, 2]]
-    with pytest.raises(InputError, match="must come first"):
+    with pytest.raises(InputError, match="must be the first item"):
         np.r_[[1, 2], "0"]
 
 

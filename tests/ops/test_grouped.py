@@ -115,7 +115,7 @@ def test_extremes_of_empty_and_infinite():
     [
         (lambda: ad.scatter_reduce([1.0], 0, [1], [2.0], "sum"), IndexingError, "index 1 is out of range"),
         (lambda: ad.scatter_reduce([1.0], 0, [0], [2.0], "max_"), ArgumentError, "not 'max_'"),
-        (lambda: ad.scatter_reduce([1.0], 0, [0, 0], [2.0], "sum"), ShapeError, "the shapes are (1,), (2,) and (1,)"),
+        (lambda: ad.scatter_reduce([1.0], 0, [0, 0], [2.0], "sum"), ShapeError, "their shapes are (1,), (2,) and (1,)"),
         (lambda: ad.segment_reduce([1.0], "sum", lengths=[2]), ShapeError, "lengths [2] for an axis of length 1"),
         (lambda: ad.segment_reduce([1.0], "sum"), ArgumentError, "one of lengths= and offsets="),
         (lambda: ad.logcumsumexp([1j]), DTypeError, "x must be real"),
