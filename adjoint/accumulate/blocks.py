@@ -236,7 +236,7 @@ class MicroBatch:
 
 
 def _added(pending: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the gradients ``own`` of a backward as arrays, plus ``pending``, those of earlier backwards."""
+    """Return ``own``, the gradients of a backward, as arrays, each added to its gradient in ``pending``."""
     return {name: _sum(pending.get(name), g, name) for name, g in own.items()}
 
 

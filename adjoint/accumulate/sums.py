@@ -475,7 +475,7 @@ class GradientBuffer:
         self.count, self.weight = 0, 0.0
 
     def add(self, grad: Any, weight: float = 1.0) -> None:
-        """Add weight·grad.
+        """Add ``weight * grad`` to the sum.
 
         An interrupt, or an error such as ``MemoryError``, may leave a part added; call ``reset`` then.
 

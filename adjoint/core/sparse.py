@@ -243,7 +243,7 @@ class SparseGradient(Tensor):
         return SparseGradient.of(self._rows.coalesced())
 
     def to_dense(self) -> Tensor:
-        """Return the gradient as an ordinary tensor of the whole shape."""
+        """Return the gradient as an ordinary tensor with all rows."""
         return wrap(self._rows.to_dense())
 
     def detach(self) -> Tensor:

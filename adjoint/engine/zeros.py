@@ -154,7 +154,7 @@ class _Pulled(Zeros):
 
 
 class _Picked(Zeros):
-    """The zeros of an index along one axis, as a bit mask of the selected positions."""
+    """The zeros of a gradient through an index along one axis, as a bit mask of the selected positions."""
 
     __slots__ = ("axis", "bits", "shape")
 
@@ -176,7 +176,7 @@ _MANY = 10_000  # the longest axis for which a bit mask is made
 
 
 def _along_one_axis(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the one axis that ``key`` indexes and the selected positions as a bit mask, else None."""
+    """Return the axis that ``key`` indexes, and a bit mask of the positions; None unless it is one axis."""
     if type(key[0]) is int and len(key) == 2 and key[1] is Ellipsis:  # x[i], the usual one
         return (0, 1 << key[0] % shape[0]) if shape[0] <= _MANY else None
     axis, found = 0, None
@@ -309,7 +309,7 @@ def cleaned(xp: Namespace, g: Value, zeros: Zeros | None) -> Any:
 
 
 def _cleaned_later(xp: Namespace, g: Value, zeros: Zeros) -> Any:
-    """Clean a gradient that is recorded, or that is a value of a transform."""
+    """Do what ``cleaned`` does for a gradient that is recorded, or that is a value of a transform."""
     always = xp is rec or (grad_mode.get() and not isinstance(g, Unknown))
     heart = None if always else unknown(g)
     if not always and heart is None and not may_have_nan(g):

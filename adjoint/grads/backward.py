@@ -289,7 +289,7 @@ class _Early:
         return g if kept else None
 
     def note(self, error: BaseException) -> None:
-        """Add a note to an error that lists the leaves finished before it."""
+        """Add a note to ``error`` that lists the leaves whose gradients were already complete."""
         for what in dict.fromkeys(what for _, what in self.done):
             shapes = [str(t.shape) for t, w in self.done if w == what]
             error.add_note(f"{len(shapes)} {what} (shapes {', '.join(shapes)}); no other .grad has changed.")

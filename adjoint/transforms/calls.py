@@ -374,7 +374,7 @@ class Derivative:
     def pull(self, xp: Namespace, g: Any, out: Any, *values: Any, wanted: Sequence[bool]) -> list[Any]:
         """Return the gradients of the arguments of the call: the joint rule of the node.
 
-        ``g`` and ``out`` are the gradients of the outputs and the outputs; ``wanted`` says which gradients
+        ``g`` are the gradients of the outputs, ``out`` are the outputs, and ``wanted`` says which gradients
         are needed.
         """
         recording = xp is rec
