@@ -22,7 +22,7 @@ __all__ = ["real_only"]
 
 
 def real_only(x: Any) -> Any:
-    """Return an argument unchanged; raise if it is complex."""
+    """Return ``x`` unchanged; raise if it is complex."""
     if x.dtype.kind == "c":
         raise TypeError("only real numbers are supported")
     return x

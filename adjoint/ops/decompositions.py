@@ -277,10 +277,10 @@ def cholesky(x: ArrayLike, *, upper: bool = False) -> Tensor:
 
 
 def qr(x: ArrayLike, mode: str = "reduced") -> QRResult | Tensor:
-    """Return an orthogonal and an upper triangular factor.
+    """Return the QR decomposition of matrices: an orthogonal and an upper triangular factor.
 
-    With ``mode="complete"`` the vectors after the columns of ``x`` are arbitrary.  A function is
-    differentiable if it depends only on the space that they span.
+    With ``mode="complete"`` the additional columns of Q are an arbitrary basis of the space that they span.
+    A function is differentiable if it depends only on this space.
 
     Parameters
     ----------

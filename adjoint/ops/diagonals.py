@@ -75,7 +75,7 @@ def block_diag(*xs: ArrayLike) -> Tensor:
 
 
 def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
-    """Return a diagonal of two axes, as the last axis of the result.
+    """Return a diagonal of the matrices in two axes, as the last axis of the result.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: s
     n : int
         The length of the transform.
     d : float, optional
-        The distance of the samples.
+        The distance between neighbouring samples.
     dtype : dtype, optional
         A float dtype; by default float64.
     device : str, optional
@@ -59,7 +59,7 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: 
     n : int
         The length of the transform.
     d : float, optional
-        The distance of the samples.
+        The distance between neighbouring samples.
     dtype : dtype, optional
         A float dtype; by default float64.
     device : str, optional

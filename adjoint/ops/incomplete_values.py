@@ -38,9 +38,10 @@ def _laguerre(n: int) -> tuple[Any, Any]:
 
 
 def bell(cumulant: Callable[[int, int], Any], m: int, n: int = 0) -> Any:
-    """Return the derivative of exp(φ) divided by exp(φ), of order m in one variable and n in another.
+    """Return the quotient of a derivative of exp(φ) and exp(φ), which is a Bell polynomial.
 
-    ``cumulant(i, j)`` returns the derivative of φ of these orders.  The result is a Bell polynomial.
+    The derivative has order m in one variable and n in another; ``cumulant(i, j)`` returns the derivative of
+    φ of order i and j.
     """
     found: dict[tuple[int, int], Any] = {(0, 0): 1.0}
 
@@ -278,7 +279,7 @@ def _beta_integral(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
     log_rest = np.where(rest < 0.5, np.log(rest), np.log1p(-x))
 
     def grown(s: Any, x: Any, rest: Any) -> Any:
-        """Return log(x + rest · exp(s)), so that t = x / (x + rest · exp(s))."""
+        """Return log(x + rest · exp(s)); the variable of integration is t = x / (x + rest · exp(s))."""
         near = np.log1p(rest * np.expm1(np.minimum(s, 600.0)))
         return near if s.max(initial=0.0) < 600 else np.where(s < 600, near, s + np.log(rest))
 

@@ -51,9 +51,9 @@ def float_dtype(*arrays: Any) -> Any:
 
 
 def lapack_floats(op: str, x: Any) -> Tensor:
-    """Return a tensor of floats; integers become float64.
+    """Return ``x`` as a tensor of floats; integers become float64.
 
-    Half precision raises, because LAPACK does not support it.
+    Raise for half precision, which LAPACK does not support.  ``op`` is the name of the caller, for errors.
     """
     x = asarray(x)
     if x.dtype.kind in "biu":
@@ -64,7 +64,7 @@ def lapack_floats(op: str, x: Any) -> Tensor:
 
 
 def matrices(op: str, x: Any) -> Tensor:
-    """Return a tensor of floats with at least two axes; raise for other arguments."""
+    """Return ``x``, a stack of matrices, as a tensor of floats; raise if it has fewer than two axes."""
     x = lapack_floats(op, x)
     if x.ndim < 2:
         raise ShapeError(
@@ -74,7 +74,7 @@ def matrices(op: str, x: Any) -> Tensor:
 
 
 def square(op: str, x: Any) -> Tensor:
-    """Return a tensor of floats with square matrices in its last two axes; raise for other arguments."""
+    """Return ``x``, a stack of matrices, as a tensor of floats; raise if the matrices are not square."""
     x = matrices(op, x)
     if x.shape[-1] != x.shape[-2]:
         raise ShapeError(

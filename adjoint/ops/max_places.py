@@ -193,7 +193,7 @@ def max_pool1d_with_indices(
 
 
 def adaptive_max_pool1d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxPool:
-    """Return the maxima of signals for a given size, and their positions.
+    """Return the maxima of windows of signals, for an output of a given size, and their positions.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ def adaptive_max_pool1d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxP
 
 
 def adaptive_max_pool1d(x: ArrayLike, output_size: Lengths) -> Tensor:
-    """Return the maxima of signals for a given size, with windows of nearly equal size.
+    """Return the maxima of windows of signals of nearly equal size, for an output of a given size.
 
     Equal maxima share the gradient equally, as in ``ad.max``.
 
@@ -250,14 +250,14 @@ def max_unpool1d(
     padding: Lengths = 0,
     output_size: Lengths | None = None,
 ) -> Tensor:
-    """Put maxima of signals back to their positions, with zeros elsewhere.
+    """Return signals with the maxima at their original positions and zeros elsewhere.
 
     Parameters
     ----------
     x : array_like
         The maxima, ``(N, C, L)`` or ``(C, L)``.
     indices : array_like of int
-        Their positions, from ``max_pool1d_with_indices``.
+        The positions of the maxima, from ``max_pool1d_with_indices``.
     kernel_size : int or tuple of int
         The size of the windows.
     stride : int or tuple of int, optional
@@ -333,7 +333,7 @@ def max_pool2d_with_indices(
 
 
 def adaptive_max_pool2d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxPool:
-    """Return the maxima of images for a given size, and their positions.
+    """Return the maxima of windows of images, for an output of a given size, and their positions.
 
     Parameters
     ----------
@@ -357,7 +357,7 @@ def adaptive_max_pool2d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxP
 
 
 def adaptive_max_pool2d(x: ArrayLike, output_size: Lengths) -> Tensor:
-    """Return the maxima of images for a given size, with windows of nearly equal size.
+    """Return the maxima of windows of images of nearly equal size, for an output of a given size.
 
     Equal maxima share the gradient equally, as in ``ad.max``.
 
@@ -390,14 +390,14 @@ def max_unpool2d(
     padding: Lengths = 0,
     output_size: Lengths | None = None,
 ) -> Tensor:
-    """Put maxima of images back to their positions, with zeros elsewhere.
+    """Return images with the maxima at their original positions and zeros elsewhere.
 
     Parameters
     ----------
     x : array_like
         The maxima, ``(N, C, H, W)`` or ``(C, H, W)``.
     indices : array_like of int
-        Their positions, from ``max_pool2d_with_indices``.
+        The positions of the maxima, from ``max_pool2d_with_indices``.
     kernel_size : int or tuple of int
         The size of the windows.
     stride : int or tuple of int, optional
@@ -472,7 +472,7 @@ def max_pool3d_with_indices(
 
 
 def adaptive_max_pool3d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxPool:
-    """Return the maxima of volumes for a given size, and their positions.
+    """Return the maxima of windows of volumes, for an output of a given size, and their positions.
 
     Parameters
     ----------
@@ -497,7 +497,7 @@ def adaptive_max_pool3d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxP
 
 
 def adaptive_max_pool3d(x: ArrayLike, output_size: Lengths) -> Tensor:
-    """Return the maxima of volumes for a given size, with windows of nearly equal size.
+    """Return the maxima of windows of volumes of nearly equal size, for an output of a given size.
 
     Equal maxima share the gradient equally, as in ``ad.max``.
 
@@ -530,14 +530,14 @@ def max_unpool3d(
     padding: Lengths = 0,
     output_size: Lengths | None = None,
 ) -> Tensor:
-    """Put maxima of volumes back to their positions, with zeros elsewhere.
+    """Return volumes with the maxima at their original positions and zeros elsewhere.
 
     Parameters
     ----------
     x : array_like
         The maxima, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
     indices : array_like of int
-        Their positions, from ``max_pool3d_with_indices``.
+        The positions of the maxima, from ``max_pool3d_with_indices``.
     kernel_size : int or tuple of int
         The size of the windows.
     stride : int or tuple of int, optional

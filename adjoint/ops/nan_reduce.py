@@ -209,7 +209,7 @@ def nanquantile(
     x : array_like
         The argument.
     q : array_like of float
-        The quantiles, from 0 to 1.
+        The levels of the quantiles, from 0 to 1.
     axis : int or tuple of int, optional
         Axes to reduce; all of them by default.
     method : str, optional
@@ -246,7 +246,7 @@ def nanpercentile(
     x : array_like
         The argument.
     q : array_like of float
-        The percentiles, from 0 to 100.
+        The levels of the percentiles, from 0 to 100.
     axis : int or tuple of int, optional
         Axes to reduce; all of them by default.
     method : str, optional

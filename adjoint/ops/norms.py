@@ -84,7 +84,7 @@ define("vector_norm", _vector_norm, _vector_norm_rule, saves="yx", kind="general
 
 
 def vector_norm(x: ArrayLike, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
-    """Return the norm of the elements over axes, as one vector.
+    """Return the norm of the vector that consists of the elements over axes.
 
     The gradient at zero is 0.  With ``ord=inf``, equal maxima share the gradient.
 
@@ -150,7 +150,7 @@ def _extreme(op: str, x: Tensor, ord: float, axes: Shape, keepdims: bool) -> Ten
 
 
 def _numbers(x: Any) -> Tensor:
-    """Return a tensor of floats; integers become float64, half precision is unchanged."""
+    """Return ``x`` as a tensor of floats; integers become float64, half precision is unchanged."""
     x = asarray(x)
     return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "biu" else x
 

@@ -336,11 +336,11 @@ def quantile(
     x : array_like
         The argument.
     q : array_like of float
-        The quantiles, from 0 to 1.
+        The levels of the quantiles, from 0 to 1.
     axis : int or tuple of int, optional
         Axes to reduce; all of them by default.
     method : str, optional
-        How to interpolate: a name that ``np.quantile`` takes, except the discontinuous methods by
+        How to interpolate: a method of ``np.quantile``, except the discontinuous methods that select by
         rank.
     keepdims : bool, optional
         Whether to keep the reduced axes with length 1.
@@ -374,7 +374,7 @@ def percentile(
     x : array_like
         The argument.
     q : array_like of float
-        The percentiles, from 0 to 100.
+        The levels of the percentiles, from 0 to 100.
     axis : int or tuple of int, optional
         Axes to reduce; all of them by default.
     method : str, optional

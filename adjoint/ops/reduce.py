@@ -263,7 +263,7 @@ def narrowed(y: Tensor, dtype: Any) -> Tensor:
 
 
 def floating(op: str, x: Any, dtype: Any = None) -> Tensor:
-    """Return an argument as a float or complex tensor; integers become float64."""
+    """Return the argument ``x`` as a float or complex tensor, cast to ``dtype``; integers become float64."""
     x = typed(op, x, dtype)
     return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "iub" else x
 

@@ -122,7 +122,7 @@ class Continuous(Noise):
         size: Lengths | None = None,
         dtype: DTypeLike | None = None,
     ) -> Tensor:
-        """Draw exp of a normal draw; gradients flow to ``mean`` and ``sigma``.
+        """Draw from the log-normal distribution, as exp of a normal draw; gradients flow to the parameters.
 
         Parameters
         ----------

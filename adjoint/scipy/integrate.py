@@ -68,7 +68,7 @@ def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axi
     x : array_like, optional
         The positions of the samples; by default their distance is ``dx``.
     dx : array_like, optional
-        The distance of the samples.
+        The distance between neighbouring samples.
     axis : int, optional
         The axis of the samples.
 
@@ -103,7 +103,7 @@ def cumulative_trapezoid(
     x : array_like, optional
         The positions of the samples; by default their distance is ``dx``.
     dx : array_like, optional
-        The distance of the samples.
+        The distance between neighbouring samples.
     axis : int, optional
         The axis of the samples.
     initial : float, optional
@@ -145,7 +145,7 @@ def simpson(y: ArrayLike, x: ArrayLike | None = None, *, dx: ArrayLike = 1.0, ax
     x : array_like, optional
         The positions of the samples; by default their distance is ``dx``.
     dx : array_like, optional
-        The distance of the samples.
+        The distance between neighbouring samples.
     axis : int, optional
         The axis of the samples.
 

@@ -81,7 +81,7 @@ Parameters
 *args : object
     The parameters of ``scipy.linalg.{name}``.
 **kwargs : object
-    The same by name.
+    Its parameters, passed by name.
 
 Returns
 -------

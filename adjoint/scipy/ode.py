@@ -67,9 +67,9 @@ def solve_ivp(
         SciPy's name of a method; "Radau" is for stiff problems.  "BDF" and "LSODA" have no derivatives, and
         raise an error for tensors that require grad and inside transforms.
     t_eval : array_like, optional
-        The times of the results; by default the steps.
+        The times at which to return the solution; by default the ends of the steps.
     dense_output : bool, optional
-        Whether ``result.sol(t)`` gives the solution at any times.
+        Whether the result has a function ``sol(t)``, which returns the solution at any times.
     events : callable or sequence of callable, optional
         Functions ``event(t, y, *args)`` whose zeros are found, with SciPy's attributes ``terminal`` and
         ``direction``.  Gradients flow through the times and states of events.
@@ -91,10 +91,11 @@ def solve_ivp(
 
     Notes
     -----
-    Shapes inside ``ad.compile`` and ``ad.vmap`` cannot depend on values.  There, unused places of events are
-    NaN.  Without ``t_eval``, unused columns at the end repeat the last time and state, so that ``y[:, -1]``
-    is the state at the end.  With it, columns after a terminal event or a failure are NaN.  ``status`` and
-    ``success`` may be tensors, and SciPy's counts ``nfev``, ``njev`` and ``nlu`` are missing.
+    Shapes inside ``ad.compile`` and ``ad.vmap`` cannot depend on values, so they are larger than needed.
+    Unused times and states of events are NaN.  Without ``t_eval``, unused columns at the end repeat the last
+    time and state, so that ``y[:, -1]`` is the state at the end.  With ``t_eval``, columns after a terminal
+    event or a failure are NaN.  ``status`` and ``success`` may be tensors, and SciPy's counts ``nfev``,
+    ``njev`` and ``nlu`` are missing.
 
     Inside ``ad.vmap``, only the elements that fail have the status -1.
 

@@ -39,7 +39,9 @@ def solve_plain(
     events: Sequence[Any],
     options: dict[str, Any],
 ) -> Any:
-    """Return SciPy's result with tensors; raise if a gradient is needed or a transform is active.
+    """Solve an initial value problem with SciPy, without derivatives; return its result with tensors.
+
+    Raise if a gradient is needed, or if a transform is active.
 
     ``ends`` are the start, the end and the initial values, and ``wanted`` are the times ``t_eval``.
     """

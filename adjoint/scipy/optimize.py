@@ -164,7 +164,8 @@ def minimize(
     Parameters
     ----------
     fun : callable
-        A function ``fun(x, *args)`` that returns one number; a pair with ``jac=True``.
+        A function ``fun(x, *args)`` that returns one number, or a pair of it and the gradient if
+        ``jac=True``.
     x0 : tree
         The starting point: a tensor, an array, a number or a tree of them.
     args : tuple, optional
@@ -178,7 +179,7 @@ def minimize(
     hessp : object, optional
         Not used: adjoint computes products with the Hessian.
     bounds : sequence of pairs or Bounds, optional
-        The bounds of the flat unknowns.
+        The bounds of the unknowns: one pair for each number in ``x0``.
     constraints : dict or sequence of dict, optional
         SciPy's constraints, with functions of tensors.  Such a solution has no derivatives.
     tol : float, optional
@@ -191,9 +192,9 @@ def minimize(
     Returns
     -------
     OptimizeResult
-        SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x`` and ``fun`` to the tensors that the
-        function uses; the derivatives of unknowns at a bound are 0.  If there are such tensors, the result
-        has no ``jac`` and no ``hess_inv``, which would be constants.
+        SciPy's result; ``x`` has the structure of ``x0``.  Gradients flow from ``x`` and ``fun`` to the
+        tensors that the function uses; the derivatives of unknowns at a bound are 0.  If there are such
+        tensors, the result has no ``jac`` and no ``hess_inv``, which would be constants.
 
     Raises
     ------
@@ -259,7 +260,7 @@ def root(
     Returns
     -------
     OptimizeResult
-        SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x`` to the tensors that the
+        SciPy's result; ``x`` has the structure of ``x0``.  Gradients flow from ``x`` to the tensors that the
         function uses.
 
     Examples
@@ -319,7 +320,7 @@ def least_squares(
     jac : object, optional
         Not used: adjoint computes the Jacobian.
     bounds : pair of array_like or Bounds, optional
-        The lower and upper bounds of the flat unknowns.
+        The lower and upper bounds of the unknowns, as vectors.
     method : {"trf", "dogbox", "lm"}, optional
         SciPy's name of the method.
     loss : str, optional
@@ -329,15 +330,15 @@ def least_squares(
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     kwargs : dict, optional
-        The same by name.
+        Further arguments of the function, passed by name.
     **options : optional
         Other parameters of SciPy's function: ``ftol``, ``xtol``, ``gtol``, ``x_scale``, ``max_nfev``, …
 
     Returns
     -------
     OptimizeResult
-        SciPy's result, with ``x`` like ``x0``.  Gradients flow from ``x``, ``fun`` and ``cost`` to the
-        tensors that the function uses; the derivatives of unknowns at a bound are 0.  If there are such
+        SciPy's result; ``x`` has the structure of ``x0``.  Gradients flow from ``x``, ``fun`` and ``cost`` to
+        the tensors that the function uses; the derivatives of unknowns at a bound are 0.  If there are such
         tensors, the result has no ``jac`` and no ``grad``, which would be constants.
 
     Raises
@@ -464,7 +465,7 @@ def curve_fit(
     ydata : array_like
         The data.
     p0 : sequence of float, optional
-        The start; ones by default.
+        The initial parameters; ones by default.
     sigma : array_like, optional
         Standard deviations of the data, or their covariance matrix.
     absolute_sigma : bool, optional

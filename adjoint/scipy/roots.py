@@ -80,8 +80,8 @@ _BRACKETED = """Find a root in an interval, by {how}.
     Returns
     -------
     Tensor
-        The root.  Gradients flow to the tensors that the function uses, not to ``a`` and ``b``.  A pair with
-        ``full_output=True``.
+        The root.  Gradients flow to the tensors that the function uses, not to ``a`` and ``b``.  With
+        ``full_output=True``, a pair of the root and SciPy's report.
 
     Examples
     --------
@@ -159,8 +159,8 @@ def toms748(
     Returns
     -------
     Tensor
-        The root.  Gradients flow to the tensors that the function uses, not to ``a`` and ``b``.  A pair with
-        ``full_output=True``.
+        The root.  Gradients flow to the tensors that the function uses, not to ``a`` and ``b``.  With
+        ``full_output=True``, a pair of the root and SciPy's report.
 
     Examples
     --------

@@ -307,7 +307,7 @@ def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayL
 
 
 def _moving(x: Tensor, factors: Tensor) -> Tensor:
-    """Return y[n] = Σ factors[k] x[n-k] along the last axis.
+    """Return the sums y[n] = Σ factors[k] x[n-k] along the last axis.
 
     The result has len(factors) - 1 elements more than x.
     """

@@ -344,7 +344,7 @@ def diags_array(
     shape : pair of int, optional
         The shape of the matrix; by default it is square.
     format : str, optional
-        Ignored: there is one format.
+        Ignored, because a ``SparseArray`` has only one format.
     dtype : dtype, optional
         The dtype of the elements.
 
@@ -411,7 +411,7 @@ def diags(
     shape : pair of int, optional
         The shape of the matrix; by default it is square.
     format : str, optional
-        Ignored: there is one format.
+        Ignored, because a ``SparseArray`` has only one format.
     dtype : dtype, optional
         The dtype of the elements.
 
@@ -440,13 +440,13 @@ def eye_array(
     m : int
         The number of rows.
     n : int, optional
-        The number of columns; by default that of the rows.
+        The number of columns; by default as many as rows.
     k : int, optional
-        Which diagonal.
+        The diagonal: 0 for the main one, positive numbers above, negative ones below.
     dtype : dtype, optional
         The dtype of the elements.
     format : str, optional
-        Ignored: there is one format.
+        Ignored, because a ``SparseArray`` has only one format.
 
     Returns
     -------
@@ -472,13 +472,13 @@ def eye(
     m : int
         The number of rows.
     n : int, optional
-        The number of columns; by default that of the rows.
+        The number of columns; by default as many as rows.
     k : int, optional
-        Which diagonal.
+        The diagonal: 0 for the main one, positive numbers above, negative ones below.
     dtype : dtype, optional
         The dtype of the elements.
     format : str, optional
-        Ignored: there is one format.
+        Ignored, because a ``SparseArray`` has only one format.
 
     Returns
     -------
@@ -504,7 +504,7 @@ def identity(n: int, dtype: Any = float, format: str | None = None) -> SparseArr
     dtype : dtype, optional
         The dtype of the elements.
     format : str, optional
-        Ignored: there is one format.
+        Ignored, because a ``SparseArray`` has only one format.
 
     Returns
     -------
