@@ -74,7 +74,7 @@ _ALIASES = {"max": "amax", "min": "amin"}
 def scatter_reduce(
     x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Reduce the elements of ``src`` into copies of the elements of ``x`` at the positions ``index``.
+    """Return a copy of ``x`` in which elements of ``src`` are combined with those at the positions ``index``.
 
     Elements that tie for a maximum or minimum share the gradient equally.
 
@@ -83,9 +83,9 @@ def scatter_reduce(
     x : array_like
         The argument.
     axis : int
-        The axis along which ``index`` counts.
+        The axis to which ``index`` refers.
     index : array_like of int
-        The positions, with as many axes as ``x``.  Its other lengths are at most those of ``x``.
+        The positions, with as many axes as ``x``.  Along the other axes, it must not be longer than ``x``.
     src : array_like
         The elements to reduce.  It must be at least as long as ``index`` along each axis; elements beyond the
         length of ``index`` are not used.
@@ -227,7 +227,7 @@ def segment_reduce(
     axis: int = 0,
     initial: float | None = None,
 ) -> Tensor:
-    """Reduce neighbouring segments along an axis.
+    """Reduce each segment of neighbouring elements along an axis.
 
     Elements that tie for a maximum or minimum share the gradient equally.
 
@@ -249,7 +249,7 @@ def segment_reduce(
     Returns
     -------
     Tensor
-        One element per segment.  Without ``initial``, an empty one has 0, 1, NaN, -inf or inf.
+        One element per segment.  Without ``initial``, it is 0, 1, NaN, -inf or inf for an empty segment.
 
     Raises
     ------

@@ -203,7 +203,7 @@ def contract(op: str, x: Tensor, y: Tensor, x_axes: Sequence[int], y_axes: Seque
 
 
 def tensordot(x: ArrayLike, y: ArrayLike, axes: Any = 2) -> Tensor:
-    """Sum products over pairs of axes.
+    """Return the sums of the products of two tensors over pairs of axes.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ def correlate1d(
     cval : float, optional
         The value outside of the image in mode "constant".
     origin : int, optional
-        By how much the weights are shifted.
+        The number of elements by which the weights are shifted.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def convolve1d(
     cval : float, optional
         The value outside of the image in mode "constant".
     origin : int, optional
-        By how much the weights are shifted.
+        The number of elements by which the weights are shifted.
 
     Returns
     -------

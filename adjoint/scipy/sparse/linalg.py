@@ -77,7 +77,7 @@ def spsolve(A: Any, b: ArrayLike, permc_spec: Any = None, use_umfpack: bool = Tr
     Returns
     -------
     Tensor
-        The solution.  Gradients flow to the right side and to the elements of the matrix.
+        The solution.  Gradients flow to the right-hand side and to the elements of the matrix.
 
     Raises
     ------
