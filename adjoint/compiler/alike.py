@@ -3,55 +3,142 @@
 Equal layers of a network usually give such groups.  The text of a kernel depends on the ops of its group, on
 the strides of their operands, and on which operands are the same; it does not depend on the buffers or on
 offsets into them.
+
+The texts of a program are also written to the disk cache, because most of the time of a build whose units are
+on disk would go into generating them.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from adjoint.compiler import disk, units
 from adjoint.compiler.emit.kernel import Kernel, Slot
+from adjoint.compiler.emit.text import SHARED
 from adjoint.compiler.fuse import Group
 from adjoint.compiler.machine import Machine
 from adjoint.compiler.simplify import Node, View
 
-__all__ = ["written"]
+__all__ = ["Texts"]
 
 Made = tuple[list[Kernel], int]  # kernels, and the number of bytes of workspace that they need
+Rows = tuple[Sequence[Sequence[Any]], int]  # the attributes of each kernel, and bytes of workspace
 _LIMIT = 2000  # cached groups
-# key: the machine and the key of ``_Form``; value: the attributes of each kernel, and bytes of workspace
-_known: dict[Any, tuple[list[tuple[Any, ...]], int]] = {}
+_known: dict[Any, Rows] = {}  # key: the machine and the key of ``_Form``
+_PLAIN = (str, bytes, int, float, bool, type(None))
 
 
-def written(machine: Machine, group: Group, stored: Sequence[Node], write: Callable[[], Made]) -> Made:
-    """Return the kernels of a group, and the number of bytes of workspace that they need.
+class Texts:
+    """The kernels of the groups of one program: from the cache in memory, then on disk, else written."""
 
-    If the kernels of a group of the same form are cached, they are copied with the buffers of this group.
-    Otherwise ``write()`` makes them.  ``stored`` are the nodes of the group whose values are written to
-    memory.
-    """
-    form = _Form(group, {n.id for n in stored})
-    key = machine, form.key
-    found = _known.get(key)
-    if found is None:
-        kernels, space = write()
-        numbers = {place: k for k, place in enumerate(form.places)}
-        rows = [
-            (k.text, [_number(numbers, s) for s in k.slots], k.length, k.unit, k.cost, k.chunks)
-            for k in kernels
-        ]
-        if len(_known) >= _LIMIT:
-            _known.clear()
-        _known[key] = rows, space
-        return kernels, space
-    rows, space = found
-    places = [(form.nodes[i], offset) for i, offset in form.places]
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.directory = disk.cache_directory() if _stamp() else None
+        self.read: dict[str, Rows] = {}  # from disk, by the name of the form
+        self.new: dict[str, Rows] = {}  # not on disk yet
+
+    def kernels(self, group: Group, stored: Sequence[Node], write: Callable[[], Made]) -> Made:
+        """Return the kernels of a group, and the number of bytes of workspace that they need.
+
+        If the kernels of a group of the same form are cached, they are copied with the buffers of this group.
+        Otherwise ``write()`` makes them.  ``stored`` are the nodes of the group whose values are written to
+        memory.
+        """
+        form = _Form(group, {n.id for n in stored})
+        key = self.machine, form.key
+        found = _known.get(key)
+        if found is None:
+            name = self._name(form.key)
+            found = self._from_disk(name)
+            if found is None:
+                kernels, space = write()
+                made = _rows(form, kernels), space
+                _remember(key, made)
+                if name:
+                    self.new[name] = made
+                return kernels, space
+            _remember(key, found)
+        rows, space = found
+        places = [(form.nodes[i], offset) for i, offset in form.places]
+        return [
+            Kernel(text, [_slot(places, s) for s in slots], length, unit, cost, chunks)
+            for text, slots, length, unit, cost, chunks in rows
+        ], space
+
+    def _name(self, key: Any) -> str:
+        """Return the name of a form on disk, or "" if it is not stored there."""
+        if self.directory is None or not _is_plain(key):
+            return ""
+        return units.key_of(f"{_stamp()} {self.machine} {key}", self.machine)
+
+    def _from_disk(self, name: str) -> Rows | None:
+        """Return the kernels of a form from disk, with those of all other forms in the same file."""
+        if self.directory is None or not name:
+            return None
+        if name not in self.read:
+            with suppress(zlib.error, ValueError):  # not the contents that ``save`` writes
+                for image in disk.read(self.directory, name):
+                    groups, shared = json.loads(zlib.decompress(image.code))
+                    self.read.update(groups)
+                    SHARED.update(shared)
+        return self.read.get(name)
+
+    def save(self) -> None:
+        """Write the new texts to one file of the disk cache, together with the shared units they call."""
+        self.read = {}
+        if self.directory is None or not self.new:
+            return
+        texts = [row[0] for rows, _ in self.new.values() for row in rows]
+        shared = {name: SHARED[name] for text in texts for name in units.USED.findall(text)}
+        code = zlib.compress(json.dumps((self.new, shared)).encode(), 1)
+        disk.write(self.directory, [disk.Image({k: k for k in self.new}, {}, code)], self.new)
+        self.new = {}
+
+
+def _rows(form: _Form, kernels: Sequence[Kernel]) -> list[tuple[Any, ...]]:
+    """Return the attributes of kernels, with numbers in place of the buffers."""
+    numbers = {place: k for k, place in enumerate(form.places)}
     return [
-        Kernel(text, [_slot(places, s) for s in slots], length, unit, cost, chunks)
-        for text, slots, length, unit, cost, chunks in rows
-    ], space
+        (k.text, [_number(numbers, s) for s in k.slots], k.length, k.unit, k.cost, k.chunks) for k in kernels
+    ]
+
+
+def _remember(key: Any, rows: Rows) -> None:
+    if len(_known) >= _LIMIT:
+        _known.clear()
+    _known[key] = rows
+
+
+def _is_plain(key: Any) -> bool:
+    """Return whether a key consists of tuples and values whose ``repr`` identifies them in any process."""
+    return all(map(_is_plain, key)) if type(key) is tuple else type(key) in _PLAIN
+
+
+@functools.cache
+def _stamp() -> str:
+    """Return name, size and time of the files of the compiler: changed code may write other texts.
+
+    Python checks its own cache of bytecode in this way.  The result is empty if there are no such files.
+    """
+    found: list[Any] = []
+    folder = Path(__file__).parent
+    for each in (folder, folder / "emit"):
+        try:
+            with os.scandir(each) as entries:
+                files = [(e.name, e.stat()) for e in entries if e.name.endswith(".py")]
+        except OSError:
+            return ""
+        found += sorted((name, s.st_size, s.st_mtime_ns) for name, s in files)
+    return repr(found)
 
 
 def _number(numbers: dict[tuple[int, int], int], slot: Slot) -> tuple[bool, int]:

@@ -1,10 +1,11 @@
-"""The disk cache of compiled kernels.
+"""The disk cache of compiled kernels and of their texts.
 
 A unit is one text of LLVM IR; its key is a digest of the text.  A file has the object code of one or more
-units, and a digest of its contents.  The file has one name (a hard link) per key, so that it is found by the
-key of any of its units.  The cache is used only if its directory belongs to the user and has mode 0700.  A
-file that is damaged, or owned by another user, is ignored and replaced.  The environment variable
-``ADJOINT_KERNEL_CACHE`` sets the directory; ``0`` or ``off`` disables the cache.
+units, or the texts of the kernels of a program (see ``alike``), and a digest of its contents.  The file has
+one name (a hard link) per key, so that it is found by the key of any of its units.  The cache is used only if
+its directory belongs to the user and has mode 0700.  A file that is damaged, or owned by another user, is
+ignored and replaced.  The environment variable ``ADJOINT_KERNEL_CACHE`` sets the directory; ``0`` or ``off``
+disables the cache.
 """
 
 from __future__ import annotations

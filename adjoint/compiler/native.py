@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler import pool, replay, units
-from adjoint.compiler.alike import written
+from adjoint.compiler.alike import Texts
 from adjoint.compiler.column_sums import sum_columns_in_rows
 from adjoint.compiler.emit.kernel import Kernel, Slot
 from adjoint.compiler.emit.loop import loop_kernel
@@ -151,6 +151,7 @@ class Plan:
         kernels, or to 0 if these take too long to run while other threads wait.
         """
         self.workspaces: list[tuple[int, list[Kernel]]] = []  # bytes, and the kernels that share them
+        self.texts = Texts(self.machine)
         for g in self.groups:
             if g.kind == "call":
                 self.steps.append(g.nodes[0])
@@ -162,6 +163,7 @@ class Plan:
                 self.steps[-1] = last[0], len(self.kernels)
             else:
                 self.steps.append((before, len(self.kernels)))
+        self.texts.save()
         self._place_workspaces()
         checks = set(map(id, self.groups[:first]))
         self.checked = sum(id(g) in checks for g, _ in self.kernels)
@@ -207,7 +209,7 @@ class Plan:
         node = g.nodes[0]
         stored = [n for n in g.nodes if n.id in self.stored]
         if g.kind in ("loop", "conv_weight", *PRODUCTS):
-            kernels, space = written(self.machine, g, stored, lambda: self._write(g, stored))
+            kernels, space = self.texts.kernels(g, stored, lambda: self._write(g, stored))
             self.workspaces.append((-(-space // 64) * 64, kernels))
             return kernels
         if g.kind == "scatter":

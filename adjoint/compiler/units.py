@@ -22,7 +22,17 @@ from adjoint.compiler.llvm import Job, compile_all, compile_apart, link
 from adjoint.compiler.machine import Machine, binding, machine
 from adjoint.config import held_across_fork, locked
 
-__all__ = ["clear_memory", "counts", "expect", "function", "functions", "library", "prepare", "wait"]
+__all__ = [
+    "clear_memory",
+    "counts",
+    "expect",
+    "function",
+    "functions",
+    "key_of",
+    "library",
+    "prepare",
+    "wait",
+]
 
 Source = TypeVar("Source", bound=Callable[[], str | None])
 
@@ -64,7 +74,7 @@ def _functions(texts: Sequence[str], here: Machine) -> list[int]:
         names.append(unit_name(text))
         wanted |= {name: SHARED[name] for name in USED.findall(text)}
         wanted[names[-1]] = text
-    keys = {name: _key(text, here) for name, text in wanted.items()}
+    keys = {name: key_of(text, here) for name, text in wanted.items()}
     missing = [name for name in wanted if keys[name] not in _addresses]
     counts["memory"] += len(texts) - len(set(names).intersection(missing))
     if missing:
@@ -79,7 +89,7 @@ def clear_memory() -> None:
         _images.clear()
 
 
-def _key(text: str, here: Machine) -> str:
+def key_of(text: str, here: Machine) -> str:
     """Return the cache key of a text: a hash of the text, the versions, the processor and its features."""
     if here not in _salts:
         llvm = binding()
@@ -175,7 +185,7 @@ def expect(text: Source) -> Source:
 
 def _expected(here: Machine) -> dict[str, str]:
     """Return the texts of the registered libraries, by cache key, and forget the libraries."""
-    texts = {_key(text, here): text for make in _libraries if (text := make()) is not None}
+    texts = {key_of(text, here): text for make in _libraries if (text := make()) is not None}
     _libraries.clear()
     return texts
 
@@ -240,7 +250,7 @@ def library(
     """
     here = machine()
     with _lock:
-        key = _key(text, here)
+        key = key_of(text, here)
         directory = disk.cache_directory()
         images = [] if directory is None else disk.read(directory, key)
         code, found = b"", _linked(images, exports, imports)

@@ -17,7 +17,8 @@ pytest.importorskip("llvmlite")
 
 from native import run
 
-from adjoint.compiler import disk, entry, llvm, machine, units
+import adjoint as ad
+from adjoint.compiler import alike, disk, entry, llvm, machine, native, units
 from adjoint.compiler.emit.text import Value, Writer
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the disk cache needs user ids")
@@ -298,6 +299,44 @@ def test_each_module_has_its_own_pass_builder(monkeypatch: pytest.MonkeyPatch) -
     for number in (1.0, 2.0, 3.0):
         llvm.compile_text(kernel(number), machine.machine())
     assert len(made) == 3
+
+
+# Texts of kernels ------------------------------------------------------------------------------------
+
+
+def test_texts_come_from_memory_then_disk(cache, monkeypatch):
+    written = []
+    write = native.Plan._write
+    monkeypatch.setattr(native.Plan, "_write", lambda *args: written.append(args) or write(*args))
+
+    def built(size: int = 37) -> tuple[int, bytes]:
+        """Compile a step; return how many groups were written, and the bytes of its results."""
+        written.clear()
+        w, x = ad.tensor(np.linspace(-1, 1, 9 * size).reshape(9, size), requires_grad=True), np.ones((5, 9))
+        step = ad.compile(lambda: ad.grad(lambda w: ad.tanh(x @ w).sum())(w), backend="native")
+        step()
+        return len(written), step().numpy().tobytes()
+
+    alike._known.clear()
+    count, result = built()
+    assert count > 1 and built() == (0, result)  # from memory
+    alike._known.clear()
+    assert built() == (0, result)  # from disk
+    alike._known.clear()
+    assert built(38)[0] > 1  # another shape
+    alike._known.clear()
+    monkeypatch.setattr(alike, "_stamp", lambda: "other code")
+    assert built() == (count, result)
+    for path in cache.iterdir():
+        body = path.read_bytes()[len(disk.MAGIC) + 32 :]
+        images = [image._replace(code=b"not a text") for image in disk._unpacked(body)]
+        body = disk._packed(images)
+        path.write_bytes(disk.MAGIC + hashlib.sha256(body).digest() + body)
+    alike._known.clear()
+    assert built() == (count, result)
+    alike._known.clear()
+    monkeypatch.setenv("ADJOINT_KERNEL_CACHE", "off")
+    assert built() == (count, result)
 
 
 # Libraries are compiled twice ------------------------------------------------------------------------
