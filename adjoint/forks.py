@@ -6,11 +6,11 @@ import os
 import weakref
 from typing import Any, TypeVar
 
-__all__ = ["held_across_fork"]
+__all__ = ["count", "held_across_fork"]
 
 L = TypeVar("L", bound=Any)
 
-FIRST_WAIT = 0.01  # seconds
+FIRST_WAIT, LAST_WAIT = 0.01, 0.5  # seconds
 
 
 def held_across_fork(lock: L) -> L:
@@ -19,26 +19,44 @@ def held_across_fork(lock: L) -> L:
     return lock
 
 
+def count() -> int:
+    """Return how many forks lie between the first process and this one."""
+    return _forks.count
+
+
 class _Forks:
     """Acquires all known locks before a fork, whatever the order in which other threads acquire them."""
 
     def __init__(self) -> None:
         self.known: set[weakref.ref[Any]] = set()
         self.held: list[Any] = []
+        self.lost: list[Any] = []  # locks that could not be acquired before the fork
+        self.count = 0
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=self.hold, after_in_parent=self.free, after_in_child=self.free)
+            os.register_at_fork(before=self.hold, after_in_parent=self.free, after_in_child=self.begin)
 
     def hold(self) -> None:
         """Acquire all locks.
 
         Another thread may have one lock and wait for one that is held here.  So after a while all locks are
-        released, and the lock that was not free is acquired first.
+        released, and the lock that was not free is acquired first.  If this thread is inside a block that
+        holds a lock, such as a trace that forks, the other thread may wait for that lock.  Then a lock that
+        is not free in the end is left out, and is made new in the child.
         """
         first: list[Any] = []
         wait = FIRST_WAIT
         while (busy := self._hold_all(first, wait)) is not None:
-            first = [busy, *(lock for lock in first if lock is not busy)]
-            wait *= 2
+            first = [lock for lock in first if lock is not busy]
+            if wait < LAST_WAIT or not self._owns_one():
+                first.insert(0, busy)
+                wait *= 2
+            else:
+                self.lost.append(busy)
+
+    def _owns_one(self) -> bool:
+        """Return whether this thread holds one of the locks; call this after ``_hold_all`` has failed."""
+        locks = [lock for ref in self.known.copy() if (lock := ref()) is not None]
+        return any(lock._is_owned() for lock in locks if hasattr(lock, "_is_owned"))
 
     def _hold_all(self, first: list[Any], wait: float) -> Any:
         """Acquire all locks, starting with those in ``first``; return None.
@@ -58,14 +76,21 @@ class _Forks:
             if not new:
                 break
             known |= new
-            locks = [lock for ref in new if (lock := ref()) is not None]
+            locks = [lock for ref in new if (lock := ref()) is not None and lock not in self.lost]
         self.held = held
         return None
 
     def free(self) -> None:
         """Release the locks that ``hold`` acquired.  Locks that were added since then are not touched."""
-        held, self.held = self.held, []
+        held, self.held, self.lost = self.held, [], []
         _release(held)
+
+    def begin(self) -> None:
+        """Start the child: count the fork, and free all locks."""
+        self.count += 1
+        for lock in self.lost:
+            lock._at_fork_reinit()
+        self.free()
 
 
 def _release(locks: list[Any]) -> None:

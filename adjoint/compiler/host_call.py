@@ -18,6 +18,7 @@ from adjoint import tree
 from adjoint.compiler.loop import from_outside
 from adjoint.compiler.program import Host
 from adjoint.compiler.replay import build
+from adjoint.compiler.symbolic import refused
 from adjoint.config import grad_mode
 from adjoint.context import within
 from adjoint.core.batched import Batched
@@ -26,7 +27,6 @@ from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.op import Op
 from adjoint.core.record import evaluate
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.errors import TransformError
 from adjoint.transforms.calls import new_op
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Inner:
         program.sources.sort(key=lambda s: s.kind != "argument")
         others = program.sources[len(specs) :]
         if any(s.kind not in ("tensor", "array", "outer") for s in others) or program.writes:
-            raise TransformError(
+            raise refused(
                 f"{name}: inside ad.compile, the function must not draw random numbers or write into "
                 f"tensors.\n  Draw and write before calling {name}, or call {name} outside of the compiled "
                 "function."
@@ -72,7 +72,7 @@ class Inner:
 
     def decide(self, *_: Any) -> NoReturn:
         """Raise TransformError for a branch on a value: the points of evaluation are not known in a trace."""
-        raise TransformError(
+        raise refused(
             f"{self.name}: inside ad.compile, the function must not branch on the values of tensors.\n"
             f"  Use ad.where or ad.cond, or call {self.name} outside of the compiled function."
         )

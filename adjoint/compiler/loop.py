@@ -24,7 +24,7 @@ from adjoint.compiler.loop_derivatives import has_outer_history, pulled, pushed
 from adjoint.compiler.loop_state import PREPARED, State, prepared
 from adjoint.compiler.program import Host, Instruction, Program, Source
 from adjoint.compiler.repeat import Repeat
-from adjoint.compiler.symbolic import Root, Symbolic
+from adjoint.compiler.symbolic import Root, Symbolic, refused
 from adjoint.config import grad_mode
 from adjoint.core.batched import Batched
 from adjoint.core.lifted import Lifted, enclosing
@@ -149,13 +149,13 @@ class Loop(ForwardRule):
         Raise TransformError if the value depends on an earlier step, or on a value of ``vmap``.
         """
         if any(s.kind not in ("argument", "tensor", "array", "outer") for s in part.sources):
-            raise TransformError("scan: a step branches on a value that the step before it computes.")
+            raise refused("scan: a step branches on a value that the step before it computes.")
         rows = [s for s in part.sources if s.kind == "argument"]
         rest = [s for s in part.sources if s.kind != "argument"]
         if not rows or any(s.owner < self.carries for s in rows):
-            raise TransformError("scan: a step branches on a value that the step before it computes.")
+            raise refused("scan: a step branches on a value that the step before it computes.")
         if any(isinstance(r._data, Batched) for r in self.body.rows):
-            raise TransformError("scan: a step branches on a value of ad.vmap.")
+            raise refused("scan: a step branches on a value of ad.vmap.")
         part.sources = [*rows, *rest]
         given = [self._row(s.owner - self.carries)._data for s in rows]
         for s in rest:

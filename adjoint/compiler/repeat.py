@@ -14,7 +14,7 @@ from adjoint.compiler.symbolic import Symbolic
 __all__ = ["Repeat", "UnrollError"]
 
 
-class UnrollError(Exception):
+class UnrollError(BaseException):  # a function that catches Exception does not catch it
     """Raised internally when a loop cannot be traced as one instruction.
 
     The function is then traced again with its loops unrolled.

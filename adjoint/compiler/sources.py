@@ -9,9 +9,8 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.compiler.program import Program, Source
-from adjoint.compiler.symbolic import Number, Symbolic
+from adjoint.compiler.symbolic import Number, Symbolic, refused
 from adjoint.core.tensor import Tensor
-from adjoint.errors import TransformError
 
 if TYPE_CHECKING:
     from adjoint.compiler.trace import Trace
@@ -172,7 +171,7 @@ class Sources:
         if kind == "cell":
             return owner[0][owner[1]]
         if kind == "draw":
-            raise TransformError(
+            raise refused(
                 "ad.compile: the function branches on random numbers, which differ at each call.\n"
                 "  Use ad.where(condition, a, b)."
             )

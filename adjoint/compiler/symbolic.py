@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Never
 import numpy as np
 
 from adjoint.compiler.program import Host
-from adjoint.core.lifted import Lifted, Unknown, enclosing
+from adjoint.core.lifted import Lifted, Unknown, enclosing, refusal
 from adjoint.core.methods import attach
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.user_code import user_line
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from adjoint.compiler.trace import Trace
     from adjoint.core.op import Op
 
-__all__ = ["ADD_INTO", "VIEWS", "Nonzero", "Number", "Root", "Symbolic", "add_in_place", "ended_error"]
+__all__ = [
+    "ADD_INTO", "VIEWS", "Nonzero", "Number", "Root", "Symbolic", "add_in_place", "ended_error", "refused",
+]  # fmt: skip
 
 _FLOAT64 = np.dtype(np.float64)
 _TENSOR: Any = Tensor  # Any, because its methods for NumPy are attached at runtime
@@ -153,7 +155,7 @@ class Symbolic(Unknown):
         return self.trace.call_host(_OTHER, (condition, self, other), [(self.shape, self.dtype)])[0]
 
     def _refuse(self, *_: Any) -> Never:
-        raise TransformError(
+        raise refused(
             f"ad.compile: {user_line()} needs a number that is not known while the function is traced.\n"
             "  Use ad.where(condition, a, b) in place of an if.  To read the number, return it from the "
             "function."
@@ -172,9 +174,14 @@ attach(
 )
 
 
+def refused(text: str) -> TransformError:
+    """Return the error of something that only a trace cannot do; see ``refusal``."""
+    return refusal(TransformError(text))
+
+
 def ended_error() -> TransformError:
     """Return the error for a value that is used after its trace."""
-    return TransformError(
+    return refused(
         "this tensor was computed while ad.compile traced a function, and has no values outside of it.\n"
         "  Return it from the compiled function; values that the function stores elsewhere are not kept."
     )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint import words
+from adjoint import forks, words
 from adjoint.compiler.advances import Advances
 from adjoint.compiler.guards import Guard
 from adjoint.compiler.host_call import Inner, call_on_host
@@ -27,7 +27,7 @@ from adjoint.compiler.program import Host, Instruction, Program, Write
 from adjoint.compiler.reads import named_reads
 from adjoint.compiler.replay import build
 from adjoint.compiler.sources import Held, Sources
-from adjoint.compiler.symbolic import Nonzero, Number, Root, Symbolic, ended_error
+from adjoint.compiler.symbolic import Nonzero, Number, Root, Symbolic, ended_error, refused
 from adjoint.config import held_across_fork, locked, watched
 from adjoint.core.infer import infer
 from adjoint.core.inplace import is_view
@@ -71,6 +71,8 @@ class Trace(Sources):
         self.unroll = False  # whether loops are unrolled
         self.loops: list[Any] = []  # loops that are one instruction, nested ones too
         self.thread = threading.get_ident()
+        self.forks = forks.count()
+        self.refused: Exception | None = None  # see ``core.lifted.refusal``
         self.ended = self.released = False
 
     # Inputs ------------------------------------------------------------------------------------
@@ -122,13 +124,13 @@ class Trace(Sources):
                 t._data = self._from_parent(data)
                 return t._data
         elif type(data) is not ndarray and not self._is_around(data):
-            raise TransformError(
+            raise refused(
                 "ad.compile: the function uses a tensor that is not an argument and that is sparse, or is "
                 "being differentiated or batched by another transform.\n"
                 "  Pass the tensor as an argument of the compiled function."
             )
         if t._extra is not None and type(t._extra.grad) is SparseGradient:
-            raise TransformError(
+            raise refused(
                 "ad.compile: the .grad of a parameter is sparse, which compiled functions do not support.\n"
                 "  Create the embedding with sparse_grad=False."
             )
@@ -155,7 +157,7 @@ class Trace(Sources):
     def refuse_freezing(self, t: Tensor, value: bool) -> None:
         """Raise if the function changes ``requires_grad`` of a tensor: compiled calls would not repeat it."""
         if (type(t) is Tensor or id(t) in self.held) and (t._node is not None) != value:
-            raise TransformError(
+            raise refused(
                 "ad.compile: the function changes requires_grad of a tensor that was created outside of it.\n"
                 "  Call requires_grad_() before the compiled function, which is then traced again."
             )
@@ -190,7 +192,7 @@ class Trace(Sources):
                 found = self.arrays[id(a)] = a, self.constant(a)
             return found[1]
         if isinstance(a, SparseGradient) or not isinstance(a, np.generic):
-            raise TransformError(
+            raise refused(
                 f"ad.compile: {words.a(type(a).__name__)} cannot be used inside a compiled function.\n"
                 "  Use tensors, arrays and Python numbers."
             )
@@ -286,7 +288,14 @@ class Trace(Sources):
         self.program.body.append(Instruction(op, args, params, outs, quiet, _user_line()))
 
     def _check_thread(self) -> None:
-        if threading.get_ident() != self.thread and not self.ended:
+        if self.ended:
+            return
+        if forks.count() != self.forks:
+            raise TransformError(
+                "this process was forked inside a function that ad.compile was tracing.\n"
+                "  Fork before or after the first call of the compiled function."
+            )
+        if threading.get_ident() != self.thread:
             raise TransformError(
                 "ad.compile is tracing a function that uses this tensor in another thread.\n"
                 "  Wait until the first call of the compiled function has returned before you use the tensor."
@@ -442,7 +451,7 @@ class Trace(Sources):
             self.grad_guards().append(held)
             if held.grad is not None:
                 if type(held.grad) is not Tensor or held.grad._node is not None:
-                    raise TransformError(
+                    raise refused(
                         "ad.compile: the function reads a .grad that is sparse or was made by "
                         "backward(create_graph=True).\n"
                         "  Set .grad to None, or detach it, before the call."
@@ -482,7 +491,7 @@ class Trace(Sources):
                 continue
             held = self.held.get(id(t))
             if held is not None and type(held.node) is Node:
-                raise TransformError(
+                raise refused(
                     "ad.compile: backward() inside the function reaches a tensor that was computed outside.\n"
                     "  Return the loss and call backward() outside, or detach() the tensor."
                 )
@@ -510,6 +519,8 @@ class Trace(Sources):
         with watched(tracing, self):
             try:
                 found = finish(f())
+                self._check_thread()
+                self._raise_refusal()
                 self._note_writes()
                 return found
             except BaseException as error:
@@ -522,6 +533,17 @@ class Trace(Sources):
                 raise
             finally:
                 self._release()
+
+    def _raise_refusal(self) -> None:
+        """Raise the error of something that a trace cannot do, if the function caught it.
+
+        The program would repeat the ``except`` branch at each call, which eager code does not take.
+        """
+        if self.refused is not None:
+            self.refused.add_note(
+                "  The function caught this error, so the program would take its except branch at each call."
+            )
+            raise self.refused
 
     def _note_writes(self) -> None:
         """Add to the program the assignments that it makes at the end of each call."""
@@ -568,6 +590,7 @@ class Trace(Sources):
             t._node = h.node
             if t._extra is not None:
                 t._extra.grad = h.grad
+        self.refused = None  # its traceback refers to the frames of the function
         self.released = True
 
 
@@ -581,16 +604,17 @@ def _take(leaves: list[Tensor], *gradients: Any) -> None:
 _ALIAS = Host("alias", lambda x: x)
 NUMBER_AT = Host("number_at", lambda a, k: float(a[k]))
 
-_library_codes: set[Any] = set()  # code objects of libraries
+_library_codes: dict[int, Any] = {}  # code objects of libraries by id: their hash is computed anew each time
 
 
 def _user_line() -> str:
     """Return "file:line" of the innermost frame outside the libraries, as ``user_line`` does, but faster."""
     frame: Any = sys._getframe(3)
     while frame.f_back is not None:
-        if frame.f_code not in _library_codes:
+        code = frame.f_code
+        if id(code) not in _library_codes:
             if library_of(frame) not in LIBRARIES:
                 break
-            _library_codes.add(frame.f_code)
+            _library_codes[id(code)] = code
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.config import grad_mode, is_watched
-from adjoint.core.lifted import Lifted, Unknown
+from adjoint.core.lifted import Lifted, Unknown, refusal
 from adjoint.core.node import LEAF, Node
 from adjoint.core.user_code import library_of, same_in_adjoint, user_line
 from adjoint.errors import InputError, LostHistoryError
@@ -55,10 +55,13 @@ def check_conversion(t: Any, target: str, instead: str) -> None:
         if traced
         else "If no gradient is needed, use x.detach(), x.numpy() or x.item()."
     )
-    raise LostHistoryError(
-        f"{what} would become {target} at {user_line()}, and its gradient would be lost.\n"
-        f"  {same_in_adjoint() or instead}\n"
-        f"  {cure}"
+    raise refusal(
+        LostHistoryError(
+            f"{what} would become {target} at {user_line()}, and its gradient would be lost.\n"
+            f"  {same_in_adjoint() or instead}\n"
+            f"  {cure}"
+        ),
+        traced,
     )
 
 

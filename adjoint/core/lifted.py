@@ -32,6 +32,7 @@ __all__ = [
     "level_of",
     "made_by_host",
     "next_level",
+    "refusal",
     "refuse_tracing",
     "run_at",
     "running",
@@ -39,8 +40,20 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 
 next_level: Callable[[], int] = count(1).__next__
+
+
+def refusal(error: E, traced: bool = True) -> E:
+    """Return an error; if ``traced``, it is raised only because ``ad.compile`` traces a function.
+
+    The trace keeps such an error, and raises it at its end if the function caught it: eager code has none.
+    """
+    trace = tracing.get() if traced else None
+    if trace is not None and trace.refused is None:
+        trace.refused = error
+    return error
 
 
 def refuse_tracing(what: str, cure: str) -> None:
@@ -49,7 +62,7 @@ def refuse_tracing(what: str, cure: str) -> None:
     Callers check ``special.count`` first: if it is 0, no transform or context is active.
     """
     if tracing.get() is not None:
-        raise TransformError(f"{what} cannot be used inside ad.compile.\n  {cure}")
+        raise refusal(TransformError(f"{what} cannot be used inside ad.compile.\n  {cure}"))
 
 
 def made_by_host(make: Callable[[], Any], shape: tuple[int, ...], dtype: Any) -> Any:
@@ -85,9 +98,12 @@ class Lifted(Shaped):
     dtype: Any
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise InputError(
-            f"a value inside {self.transform} cannot be converted to an array.\n"
-            f"  {same_in_adjoint() or 'Compute with ad functions instead.'}"
+        raise refusal(
+            InputError(
+                f"a value inside {self.transform} cannot be converted to an array.\n"
+                f"  {same_in_adjoint() or 'Compute with ad functions instead.'}"
+            ),
+            isinstance(self, Unknown),
         )
 
     def numbers(self) -> Any:

@@ -21,7 +21,7 @@ from adjoint.context import observer
 from adjoint.context import reading as reading
 from adjoint.context import writes as writes
 from adjoint.core.conversion import asked_by_numpy, check_conversion
-from adjoint.core.lifted import Lifted, Unknown, enclosing, tracing
+from adjoint.core.lifted import Lifted, Unknown, enclosing, refusal, tracing
 from adjoint.core.methods import Methods
 from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Handle, HookList, Node, attaching
@@ -618,9 +618,12 @@ def concrete(t: Tensor, what: str, cure: str = _CURE) -> ndarray[Any, Any]:
         if known is not None:
             return known
         data.check_running()
-        raise InputError(
-            f"{what} needs the values of a tensor, which are not available inside {data.transform}.\n"
-            f"  {same_in_adjoint() or cure}"
+        raise refusal(
+            InputError(
+                f"{what} needs the values of a tensor, which are not available inside {data.transform}.\n"
+                f"  {same_in_adjoint() or cure}"
+            ),
+            isinstance(data, Unknown),
         )
     return data
 

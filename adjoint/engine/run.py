@@ -9,7 +9,7 @@ import numpy as np
 
 from adjoint.config import grad_mode, special
 from adjoint.context import observer
-from adjoint.core.lifted import Lifted, tracing
+from adjoint.core.lifted import Lifted, refusal, tracing
 from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import LEAF, Node
 from adjoint.core.record import at_level
@@ -194,9 +194,12 @@ def run_serial(plan: Plan, run: Run) -> None:
 def _refuse_outside(roots: Sequence[Tensor]) -> None:
     """Raise if a root was recorded before the running trace of ``ad.compile`` began."""
     if any(type(t) is Tensor and type(t._node) is Node for t in roots):
-        raise TransformError(
-            "ad.compile: backward() was called inside the function on a tensor that was computed outside.\n"
-            "  Compute the tensor inside the compiled function, or call backward() outside."
+        raise refusal(
+            TransformError(
+                "ad.compile: backward() was called inside the function on a tensor that was computed "
+                "outside.\n"
+                "  Compute the tensor inside the compiled function, or call backward() outside."
+            )
         )
 
 

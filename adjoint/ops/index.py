@@ -13,7 +13,7 @@ from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray, weak_array, weak_tensor
 from adjoint.core.define import define
 from adjoint.core.inplace import refuse_view, refuse_write, writable
-from adjoint.core.lifted import Unknown, tracing
+from adjoint.core.lifted import Unknown, refusal, tracing
 from adjoint.core.namespace import raw, rec
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes
@@ -349,10 +349,12 @@ def _set_traced(x: Tensor, key: Any, value: Any) -> None:
     refuse_write(x)
     refuse_view(x)
     if has_traced(key):
-        raise InPlaceError(
-            "x[key] = value: inside ad.compile the key must not be a tensor that depends on the function's "
-            "arguments.\n"
-            "  Use x = x.at[key].set(value), or ad.where for a mask."
+        raise refusal(
+            InPlaceError(
+                "x[key] = value: inside ad.compile the key must not be a tensor that depends on the function's "
+                "arguments.\n"
+                "  Use x = x.at[key].set(value), or ad.where for a mask."
+            )
         )
     key = canonical_key(x.shape, key)
     new = weak_tensor(value, x.dtype).detach()
@@ -430,9 +432,12 @@ def _merged_rows(x: Tensor, items: list[Any], first: int) -> tuple[Tensor, Tenso
         if isinstance(i._data, Unknown):
             i._data.explain(functools.partial(_check_item, x.shape, axis))
         if i.dtype.kind not in "iu":
-            raise IndexingError(
-                f"inside a transform, indices must be integers, but have dtype {i.dtype}.\n"
-                "  Use ad.where instead of a mask."
+            raise refusal(
+                IndexingError(
+                    f"inside a transform, indices must be integers, but have dtype {i.dtype}.\n"
+                    "  Use ad.where instead of a mask."
+                ),
+                isinstance(i._data, Unknown),
             )
         i = as_index(rec, i)
         i = rec.where(rec.less(i, 0), rec.add(i, n), i)

@@ -17,7 +17,7 @@ import numpy as np
 from adjoint import tree
 from adjoint.config import special
 from adjoint.core.convert import asarray
-from adjoint.core.lifted import Lifted, Unknown, tracing
+from adjoint.core.lifted import Lifted, Unknown, refusal, tracing
 from adjoint.core.tensor import Tensor, held, note_reading
 from adjoint.core.values import tracked, unknown
 from adjoint.errors import (
@@ -290,9 +290,11 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     if trace is not None:
         drawn, written = trace.since(mark)
         if drawn or written:
-            raise TransformError(
-                "cond: a branch draws random numbers or writes into tensors.\n"
-                "  Inside ad.compile both branches run: draw and write outside the branches."
+            raise refusal(
+                TransformError(
+                    "cond: a branch draws random numbers or writes into tensors.\n"
+                    "  Inside ad.compile both branches run: draw and write outside the branches."
+                )
             )
     check_results_match("cond", name_of(false_fun), "the other branch", chosen, other, false_fun)
     return tree.map(functools.partial(_chosen, flag), chosen, other)
@@ -339,10 +341,12 @@ def _count(rows: Sequence[Tensor], length: int | None) -> int:
 
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, Tensor) and unknown(value) is not None:
-        raise TransformError(
-            f"inside ad.compile, {name} of a loop must be known when the function is traced, but "
-            "is computed there.\n"
-            "  Pass it as a Python integer, or use ad.while_loop with limit=."
+        raise refusal(
+            TransformError(
+                f"inside ad.compile, {name} of a loop must be known when the function is traced, but "
+                "is computed there.\n"
+                "  Pass it as a Python integer, or use ad.while_loop with limit=."
+            )
         )
     try:
         return int(value.item() if isinstance(value, Tensor) else value.__index__())
@@ -377,9 +381,12 @@ def _any(going: Any, limit: int | None, steps: int) -> bool:
     if unknown(going) is None:
         return bool(np.any(held(going)))
     if limit is None:
-        raise TransformError(
-            "while_loop: inside ad.compile the condition is unknown, so the loop needs a limit.\n"
-            "  Pass limit=, the largest number of steps, or call the loop outside of the compiled function."
+        raise refusal(
+            TransformError(
+                "while_loop: inside ad.compile the condition is unknown, so the loop needs a limit.\n"
+                "  Pass limit=, the largest number of steps, or call the loop outside of the compiled "
+                "function."
+            )
         )
     return steps <= limit
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -246,6 +247,41 @@ def test_a_fork_of_another_thread_waits_for_the_trace() -> None:
     ad.compile(f)(ad.tensor(2.0))
     thread.join()
     assert status == [0]
+
+
+FORKING = """
+import os, threading
+import adjoint as ad
+from adjoint import forks
+
+forks.LAST_WAIT = 0.02
+other, codes, here = ad.compile(lambda x: x + 1), [], os.getpid()
+
+def f(x):
+    thread.start()
+    while other._lock.acquire(blocking=False):  # until the thread has it, and waits for the end of this trace
+        other._lock.release()
+    for work in (lambda: x * 2, lambda: None):
+        if (child := os.fork()) == 0:
+            return work()
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return x * 3
+
+thread = threading.Thread(target=other, args=(ad.ones(2),))
+try:
+    assert ad.compile(f)(ad.ones(2)).tolist() == [3.0, 3.0]
+    thread.join()
+    assert codes == [7, 7], codes
+except ad.errors.TransformError as error:
+    assert os.getpid() != here and "was forked inside a function" in str(error)
+    assert other(ad.ones(2)).tolist() == [2.0, 2.0]  # its lock is free
+    os._exit(7)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_inside_a_trace_for_which_another_thread_waits_is_an_error_in_the_child() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKING], check=True, timeout=60)
 
 
 class Failing(optim.Adam):

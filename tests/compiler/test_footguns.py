@@ -150,6 +150,14 @@ def test_results_that_the_caller_changes_are_new_at_each_call() -> None:
             getattr(each, change)(7)
         found[4]["n"].append(7)
 
+    f = ad.compile(lambda x: (x, deque([[1], {"a": {2}}, deque([np.zeros(1)])], maxlen=4)))
+    for _ in range(3):
+        _, found = f(ad.ones(1))
+        assert repr(found) == "deque([[1], {'a': {2}}, deque([array([0.])])], maxlen=4)"
+        found[0].append(7)
+        found[1]["a"].add(7)
+        found[2][0] += 7
+
 
 def test_results_that_are_no_trees_and_have_tensors_are_an_error() -> None:
     w = ad.ones(2)
@@ -377,6 +385,70 @@ def test_state_made_inside_is_an_error_when_it_is_used() -> None:
     assert f(ad.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
     with pytest.raises(TransformError, match="Return it from the compiled function"):
         f(ad.tensor([1.0, 2.0]))
+
+
+# What only a trace cannot do.  Eager code does it, so its except branch does not run there.
+CAUGHT = {
+    "float": lambda x: float(x[0]),
+    "a float that requires grad": lambda x: float((x[0] * W).sum()),
+    "item": lambda x: x[0].item(),
+    "a condition": lambda x: 1.0 if x[0] > 0 else 0.0,
+    "an array": lambda x: np.asarray(x)[0],
+    "a mask": lambda x: x[x > 0].sum(),
+    "an index": lambda x: [1.0, 2.0][x.astype(int)[0]],
+    "freezing": lambda x: W.requires_grad_(False).sum() * 0,
+    "a new optimiser": lambda x: optim.SGD([W], lr=0.5).lr,
+    "a learning rate": lambda x: setattr(OPTIMIZER, "lr", 0.5) or 1.0,
+    "a loop of unknown length": lambda x: ad.fori_loop(0, x.astype(int).sum(), lambda i, c: c + 1, 0),
+    "a value of an earlier trace": lambda x: KEPT[0] * 2,
+}
+W = ad.tensor([1.0, 2.0], requires_grad=True)
+OPTIMIZER = optim.SGD([W], lr=0.1)
+KEPT: list[Any] = []
+
+
+@pytest.mark.parametrize("what", CAUGHT)
+def test_errors_of_a_trace_that_the_function_catches_are_raised(what: str) -> None:
+    def f(x: Any) -> Any:
+        try:
+            value = CAUGHT[what](x)
+        except Exception:
+            value = 0.0
+        return x * value
+
+    ad.compile(lambda x: KEPT.append(x + 1))(ad.ones(1))
+    before = W.tolist(), W.requires_grad, OPTIMIZER.lr
+    with pytest.raises(ad.errors.AdjointError) as found:
+        ad.compile(f)(ad.tensor([1.0, 2.0]))
+    assert found.value.__notes__ == [
+        "  The function caught this error, so the program would take its except branch at each call."
+    ]
+    KEPT.clear()
+    assert (W.tolist(), W.requires_grad, OPTIMIZER.lr) == before
+
+
+def test_errors_that_eager_code_raises_too_can_be_caught_inside() -> None:
+    @ad.compile
+    def f(x: Any) -> Any:
+        try:
+            return x @ ad.ones(3)
+        except ad.errors.ShapeError:
+            return x * 2
+
+    assert f(ad.tensor([1.0, 2.0])).tolist() == [2.0, 4.0]
+    assert f(ad.ones(3)).item() == 3.0
+
+
+def test_an_error_in_a_loop_that_the_function_catches_is_raised() -> None:
+    def step(carry: Any, row: Any) -> Any:
+        try:
+            carry = carry * float(row)
+        except Exception:
+            carry = carry + 1
+        return carry, carry
+
+    with pytest.raises(ad.errors.AdjointError, match="float"):
+        ad.compile(lambda x: ad.scan(step, x[0], x))(ad.tensor(np.ones(12)))
 
 
 def test_a_mutable_default_and_a_list_that_grows_are_noticed() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import array_of
-from adjoint.core.lifted import Unknown
+from adjoint.core.lifted import Unknown, refusal
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, Traced, held
 from adjoint.core.values import unknown
@@ -211,9 +211,11 @@ class _BetaBinom(Discrete):
         """
         top = _largest(*given)
         if top is None:
-            raise InputError(
-                "betabinom: inside ad.compile, sums of probabilities need the value of n.\n"
-                "  Use an n that is not an argument of the compiled function."
+            raise refusal(
+                InputError(
+                    "betabinom: inside ad.compile, sums of probabilities need the value of n.\n"
+                    "  Use an n that is not an argument of the compiled function."
+                )
             )
         n, a, b, k = (v[..., None] for v in (n, a, b, k))
         each = np.arange(top + 1).astype(k.dtype)
