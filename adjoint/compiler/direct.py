@@ -8,6 +8,7 @@ general path of the compiled function, which looks for another program or traces
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
     from adjoint.compiler.variant import Variant
     from adjoint.compiler.watch import Watch
 
-__all__ = ["Owner", "make_check", "make_direct", "make_fits"]
+__all__ = ["COPIED", "Owner", "make_check", "make_direct", "make_fits", "new_copy"]
 
 # Modes that are compared by identity.  ``tracing`` is not among them, because ``special.count``, which is
 # compared too, is not 0 during a trace.
 _CONTEXTS = (compile_mode, enclosing, transform, grad_mode, default_dtype)
+COPIED = (ndarray, set, deque, bytearray)  # results that are copied: the caller may change them
 _MISS = "return general(args, kwargs)"
 WATCHED = 1000  # calls of a NumPy program whose guards Python code checks, before native code checks them
 
@@ -168,8 +170,18 @@ def _add_results(w: Writer, v: Variant) -> None:
         elif kind == "argument":
             made.append(f"x{at}")
         else:
-            made.append(w.name(at) + (".copy()" if kind == "copy" else ""))
+            made.append(f"{w.name(new_copy)}({w.name(at)})" if kind == "copy" else w.name(at))
     w.add(f"return {_tree(w, v.result, made)}")
+
+
+def new_copy(value: Any) -> Any:
+    """Return a copy of a result that is no tree; of a deque, also of the containers and arrays in it."""
+    made = value.copy()
+    if isinstance(value, deque):
+        leaves, structure = tree.flatten(list(value))
+        made.clear()
+        made.extend(tree.unflatten(structure, [new_copy(v) if isinstance(v, COPIED) else v for v in leaves]))
+    return made
 
 
 def _add_result(w: Writer, v: Variant, kind: str, at: int) -> str:

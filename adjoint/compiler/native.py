@@ -381,6 +381,11 @@ class Native(Plan):
 
     # A call ------------------------------------------------------------------------------------------
 
+    @functools.cached_property
+    def replayed(self) -> Callable[..., tuple[Any, ...]]:
+        """The program as a function that calls NumPy."""
+        return replay.build(self.program)
+
     def __call__(self, *given: Any) -> tuple[Any, ...]:
         """Run the program on its sources; return the outputs."""
         with self.lock:  # all calls share the arena
@@ -397,7 +402,7 @@ class Native(Plan):
     def _run(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """Run the program step by step from Python; the fallback if there is no native entry."""
         if self.running:  # called by a finalizer during another run, which is using the table and the arena
-            return replay.build(self.program)(*given)
+            return self.replayed(*given)
         self.running = True
         try:
             return self._run_steps(given)
@@ -414,7 +419,7 @@ class Native(Plan):
             else:
                 run(self.record(step[0]), step[1] - step[0], helpers)
         if any(map(bool, self.checks)):
-            return replay.build(self.program)(*given)  # raises the error that NumPy raises
+            return self.replayed(*given)  # raises the error that NumPy raises
         return tuple([self._value(v, values, given) for v in self.results])
 
     def timed(self, given: Sequence[Any]) -> Iterator[tuple[Any, float]]:

@@ -21,7 +21,7 @@ from adjoint import tree, words
 from adjoint.compiler import native, replay
 from adjoint.compiler.advances import Advances
 from adjoint.compiler.call import Call, Parameters, Wanted
-from adjoint.compiler.direct import Owner, make_check, make_direct, make_fits
+from adjoint.compiler.direct import COPIED, Owner, make_check, make_direct, make_fits, new_copy
 from adjoint.compiler.explain import explain
 from adjoint.compiler.guards import Guard, ObjectGuard, base_of, read_attributes
 from adjoint.compiler.host import make_call
@@ -46,7 +46,6 @@ from adjoint.words import count
 __all__ = ["Variant"]
 
 
-_COPIED = (ndarray, set, deque, bytearray)  # results that are copied: the caller may change them
 _BAGS = (set, frozenset, deque, ValuesView, ItemsView)  # collections that ``tree.flatten`` does not open
 # results whose elements are computed later, after the trace
 _LAZY = (map, zip, filter, GeneratorType, CoroutineType, AsyncGeneratorType)
@@ -184,7 +183,7 @@ class Variant:
             for loop in self.trace.loops:
                 loop.build_with(replay.build)
             if self.native is not None:
-                self._use(replay.build(self.program))
+                self._use(self.native.replayed)
             return self.run(call)
         finally:
             self.built, self.execute, self.waits = built, execute, waits
@@ -245,7 +244,7 @@ class Variant:
                 o = wrap(o)
             if not isinstance(o, Tensor):
                 self._check_result(trace, o)
-                self.outs.append(("copy" if isinstance(o, _COPIED) else "same", o))
+                self.outs.append(("copy" if isinstance(o, COPIED) else "same", o))
                 continue
             held = trace.held.get(id(o))
             if type(o) is Tensor:  # created outside, and not used by any op
@@ -372,7 +371,7 @@ class Variant:
             elif kind == "argument":
                 outs.append(leaves[at])
             else:
-                outs.append(at.copy() if kind == "copy" else at)
+                outs.append(new_copy(at) if kind == "copy" else at)
         return tree.unflatten(self.result, outs)
 
     def eager(self, leaves: Sequence[Any]) -> list[Tensor]:
