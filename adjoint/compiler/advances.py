@@ -6,10 +6,8 @@ item, at each call, and would not set the hyper-parameters again.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import random
-import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,15 +15,18 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.guards import is_library
+from adjoint.compiler.twisters import NumPyState, PythonState, equal_states
+from adjoint.core.tensor import Tensor
 from adjoint.errors import TransformError
 
 __all__ = ["Advances"]
 
 _DRAWS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
-_random: Any = np.random  # Any: the stubs of NumPy lack get_bit_generator
 _MOST = 100  # at most this many elements of each container are searched
 _DEEPEST = 3  # nesting depth below which containers and attributes are not searched
-_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.ndarray, np.generic, type, types.ModuleType)
+_PLAIN = (
+    Tensor, np.ndarray, np.generic, int, float, complex, bool, str, bytes, type(None), type, types.ModuleType,
+)  # fmt: skip
 
 
 class Advances:
@@ -42,21 +43,18 @@ class Advances:
                 found[id(each)] = each
         groups = [found.pop(id(each)) for each in [*found.values()] if _is_group(each)]
         self.hypers = [(g, g.hyper, _comparable(g.hyper)) for g in groups]
-        self.reads: list[tuple[Callable[[], Any], Callable[[Any], None] | None]] = [
-            (random.getstate, random.setstate),
-            *map(_access, found.values()),
-        ]
+        self.reads = list(map(_access, found.values()))
         self.before = [read() for read, _ in self.reads]
-        self.legacy = _Legacy()
+        self.states = PythonState(), NumPyState()
 
     def check(self, name: str) -> None:
         """Raise TransformError if a saved state has changed; random generators are restored first.
 
         ``name`` is the name of the traced function, for the message.
         """
-        drawn, advanced = self.legacy.restore(), False
+        drawn, advanced = any([state.restore() for state in self.states]), False  # noqa: C419  all of them
         for (read, restore), before in zip(self.reads, self.before, strict=True):
-            if _equal(read(), before):
+            if equal_states(read(), before):
                 continue
             if restore is None:
                 advanced = True
@@ -91,43 +89,6 @@ class Advances:
                 f"Setting {', '.join(names)} of an optimiser cannot be used inside ad.compile.\n"
                 "  Set it outside of the compiled function, which reads it at each call."
             )
-
-
-class _Legacy:
-    """The saved state of NumPy's global random generator.
-
-    Reading the state takes 60 µs, so ``restore`` compares the memory of the generator instead if possible.
-    The memory does not show whether the generator has cached a normal number for the next draw.  So it is
-    compared only if none is cached: every draw then changes the memory.
-    """
-
-    def __init__(self) -> None:
-        self.before: Any = np.random.get_state(legacy=False)
-        self.generator = _random.get_bit_generator()
-        self.memory = None if self.before["has_gauss"] else _memory(self.generator)
-        if self.memory is not None:  # compare it only if its layout is as expected
-            key, position = self.before["state"]["key"], self.before["state"]["pos"]
-            if self.memory != key.tobytes() + position.to_bytes(4, sys.byteorder):
-                self.memory = None
-
-    def restore(self) -> bool:
-        """Restore the state if it has changed; return whether it has."""
-        if _random.get_bit_generator() is not self.generator:
-            _random.set_bit_generator(self.generator)
-        elif self.memory is not None:
-            if _memory(self.generator) == self.memory:
-                return False
-        elif _equal(np.random.get_state(legacy=False), self.before):
-            return False
-        np.random.set_state(self.before)
-        return True
-
-
-def _memory(generator: Any) -> bytes | None:
-    """Return the key and the position of a Mersenne Twister as bytes; None for other generators."""
-    if type(generator) is not np.random.MT19937:
-        return None
-    return ctypes.string_at(generator.ctypes.state_address, 624 * 4 + 4)
 
 
 def _found(value: Any, depth: int) -> Iterator[Any]:
@@ -194,20 +155,3 @@ def _position(value: Any) -> Any:
         _, parts, *state = value.__reduce__()
         return *state, *(len(p) if isinstance(p, (list, tuple)) else _position(p) or p for p in parts)
     return None
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Return whether two states of a random generator or an iterator are equal."""
-    try:
-        return bool(a == b)  # fast for the hundreds of integers of Python's generators
-    except ValueError:  # the states contain arrays
-        return bool(_frozen(a) == _frozen(b))
-
-
-def _frozen(state: Any) -> Any:
-    """Return the state of a random generator with arrays converted to bytes, so that ``==`` works."""
-    if isinstance(state, np.ndarray):
-        return state.tobytes()
-    if isinstance(state, dict):
-        return {k: _frozen(v) for k, v in state.items()}
-    return tuple(map(_frozen, state)) if isinstance(state, tuple) else state

@@ -31,10 +31,12 @@ __all__ = ["named_reads"]
 _MOST = 100  # at most this many elements of a container are visited
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
+_UNSEEN = (*_FUNCTIONS, *_SKIPPED)
+_INERT = frozenset((Tensor, np.ndarray, int, float, complex, bool, str, bytes, type(None)))  # run no code
 _BINDERS = (staticmethod, classmethod, property, functools.cached_property)
 _GETTERS = (operator.attrgetter, operator.methodcaller)
 # methods of containers and files that change the object and read nothing from it
-_WRITERS = frozenset(
+_READ_NOTHING = frozenset(
     ("add", "append", "appendleft", "clear", "discard", "extend", "insert", "remove", "update", "write")
 )
 _NOTHING = object()
@@ -228,6 +230,8 @@ class _Walk:
 
     def _reach(self, value: Any, depth: int) -> None:
         """Search the functions that a value is or contains, and the methods of objects and classes in it."""
+        if type(value) in _INERT:
+            return
         if isinstance(value, type):
             if not _is_foreign(value):
                 self.classes[id(value)] = value
@@ -280,7 +284,7 @@ class _Walk:
         ``what`` is the name of the object ``owner``, and ``read`` returns the object.  ``depths`` has the
         depth at which each object was visited, by its id.
         """
-        if depth >= depths.get(id(owner), DEEPEST) or isinstance(owner, (*_FUNCTIONS, *_SKIPPED)):
+        if type(owner) in _INERT or isinstance(owner, _UNSEEN) or depth >= depths.get(id(owner), DEEPEST):
             return
         depths[id(owner)] = depth
         if isinstance(owner, CONTAINERS):  # the container itself is guarded, so its elements do not change
@@ -323,7 +327,7 @@ def _has(owner: Any, name: str) -> bool:
 
 def _owner(method: Any) -> Any:
     """Return the object that a built-in method, such as ``cfg.get``, reads; None for other values."""
-    owner = method.__self__ if isinstance(method, BOUND) and method.__name__ not in _WRITERS else None
+    owner = method.__self__ if isinstance(method, BOUND) and method.__name__ not in _READ_NOTHING else None
     return None if isinstance(owner, (types.ModuleType, type)) else owner
 
 
@@ -362,13 +366,19 @@ def _functions(f: Any, *local: Any) -> Iterator[Any]:
                 return
 
 
+@functools.lru_cache(1024)
+def _own_classes(cls: type) -> list[type]:
+    """Return a class and its bases, without those of libraries."""
+    return [c for c in cls.__mro__ if not _is_foreign(c)]
+
+
 def _methods(cls: type, bound: Any, names: set[str] | None) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
     """Yield (function, owner, {}) for the methods of a user's class that may be called.
 
     These are the methods in ``names``, special methods, which Python calls, and methods that override those
     of a library, which the library calls.  If ``names`` is None, all methods are yielded.
     """
-    own = [c for c in cls.__mro__ if not _is_foreign(c)]
+    own = _own_classes(cls)
     if not own:
         return
     overridden = {name for c in cls.__mro__ if c not in own for name in vars(c)}
