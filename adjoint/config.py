@@ -25,6 +25,7 @@ from adjoint.context import threads as _threads
 from adjoint.context import transform as transform
 from adjoint.context import workers as _workers
 from adjoint.errors import ArgumentError, DTypeError, InputError
+from adjoint.forks import fork_count as fork_count
 from adjoint.forks import held_across_fork as held_across_fork
 
 __all__ = [

@@ -6,7 +6,7 @@ import os
 import weakref
 from typing import Any, TypeVar
 
-__all__ = ["count", "held_across_fork"]
+__all__ = ["fork_count", "held_across_fork"]
 
 L = TypeVar("L", bound=Any)
 
@@ -19,7 +19,7 @@ def held_across_fork(lock: L) -> L:
     return lock
 
 
-def count() -> int:
+def fork_count() -> int:
     """Return how many forks lie between the first process and this one."""
     return _forks.count
 

@@ -19,6 +19,7 @@ from numpy import ndarray
 
 from adjoint import words
 from adjoint.accumulate.blocks import checked_sum_dtype, checked_weight, gradient_array, sum_dtype
+from adjoint.core.references import IN_LIST
 from adjoint.core.shapes import checked_shape
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
@@ -45,13 +46,6 @@ _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 def _facts(names: Iterable[str], arrays: Sequence[Array]) -> tuple[list[str], list[Any], list[Any]]:
     return list(names), list(map(_dtype, arrays)), list(map(_shape, arrays))
-
-
-def _references(arrays: list[Array]) -> list[int]:
-    return list(map(sys.getrefcount, arrays))
-
-
-_ALONE = _references([np.empty(0)])  # of an array that is in one list only
 
 
 def normalised(total: Any, divisor: float, factor: float, out: Array | None = None) -> Any:
@@ -116,7 +110,7 @@ class Buffer:
     def is_shared(self) -> bool:
         """Return whether there is no memory, or other code still refers to an array in it."""
         views = len(self.slots)
-        return _references(self.arrays) != [_ALONE[0] + views, *_ALONE * views]
+        return list(map(sys.getrefcount, self.arrays)) != [IN_LIST + views, *[IN_LIST] * views]
 
     def open(self) -> None:
         """Allocate memory if there is none, or if other code still refers to an array in it."""

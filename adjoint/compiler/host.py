@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint.compiler.entry import Cell, Entry
+from adjoint.compiler.tables import fill_tables
 from adjoint.config import locked
 from adjoint.core.inplace import move_version
 from adjoint.core.tensor import Tensor, committing, wrap
@@ -180,13 +181,14 @@ def add_call(
     w.names |= {
         "Tensor": Tensor, "own": own, "write": write, "set_grad": set_grad, "assign": assign,
         "set_item": set_item, "take_back": take_back, "committing": committing, "put_back": _put_back,
-        "restore": restore,
+        "restore": restore, "fill_tables": fill_tables,
     }  # fmt: skip
     lines, used = getattr(run, "inline", (None, {}))
     names = [f"v{s.value.id}" for s in program.sources]
     for name, s in zip(names, program.sources, strict=True):
         w.add(f"{name} = {_read(w, s.kind, s.owner, kinds)}")
-    shared = _shared(program, trace)
+    tables = getattr(run, "tables", [])
+    shared = [k for k in _shared(program, trace) if all(k not in places for _, places in tables)]
     if lines is None:
         w.add(f"found = {w.name(run, 'run')}({', '.join(names)})")
         made = []
@@ -205,6 +207,8 @@ def add_call(
     if program.writes:
         w.add("undo = []")
         w.add("try:")
+        if tables:
+            w.add(f"    found = fill_tables(undo, found, {w.name(tables)})")
         _write_all(w, program, kinds is not None)
         w.add("except BaseException:")
         w.add("    take_back(undo)")

@@ -14,7 +14,9 @@ import numpy as np
 from adjoint.compiler.phrases import LARGE, NAMES, phrase
 from adjoint.compiler.program import Instruction, Program
 from adjoint.compiler.symbolic import ADD_INTO, VIEWS, Symbolic, add_in_place
+from adjoint.compiler.tables import tables_of
 from adjoint.core.eager import UFUNCS
+from adjoint.core.references import OF_CALLER
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
 __all__ = ["build", "forward_of"]
@@ -24,18 +26,19 @@ _FOLDED = 64  # elements: instructions with a larger result run at each call, ev
 _INLINED = 32  # lines: shorter programs are copied into the function that calls them (see ``host``)
 
 
-def build(program: Program) -> Callable[..., tuple[Any, ...]]:
+def build(program: Program, tables: bool = False) -> Callable[..., tuple[Any, ...]]:
     """Return a function ``run(*sources)`` that runs a program and returns its outputs.
 
-    ``run`` releases each value after its last use.
+    ``run`` releases each value after its last use.  With ``tables``, the gradient of a large table is a pair,
+    from which ``fill_tables`` computes it; ``run.tables`` has the tables.
     """
-    return _Builder(program).function()
+    return _Builder(program, tables).function()
 
 
 class _Builder:
     """Generates the Python function that runs one program."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, tables: bool) -> None:
         self.program = program
         self.body = program.live()
         self.outputs = program.outputs()
@@ -51,6 +54,7 @@ class _Builder:
         self.lines: list[str] = []
         self.kept = {o.id for o in self.outputs}
         self._fold()
+        self.tables = tables_of(program, self.body) if tables else {}
         self.typed: set[str] = set()  # variables with a Python number that was converted to an array
         self.makers = {o.id: i for i in self.body for o in i.outs}
         self.fresh = frozenset(self.makers)
@@ -142,6 +146,12 @@ class _Builder:
         exec(compile(source, "<ad.compile>", "exec"), self.names)
         run: Callable[..., tuple[Any, ...]] = self.names["run"]
         run.__doc__ = source
+        places: dict[int, list[int]] = {}
+        for k, o in enumerate(self.outputs):
+            places.setdefault(o.id, []).append(k)
+        run.tables = [  # type: ignore[attr-defined]  # for ``host``
+            (table, tuple(places[n])) for n, table in self.tables.items()
+        ]
         if len(self.lines) <= _INLINED:
             run.inline = self.lines, self.names  # type: ignore[attr-defined]  # for ``host``
         return run
@@ -187,6 +197,8 @@ class _Builder:
 
     def _call(self, n: int, i: Instruction, args: list[str]) -> str:
         """Return the source text of a call of the instruction's forward function."""
+        if i.outs and i.outs[0].id in self.tables:
+            return f"({args[0]}, {args[1]})"
         if i.params:
             self.names[f"p{n}"] = i.params
             args = [*args, f"**p{n}"]
@@ -260,23 +272,9 @@ def reusable(a: Any, *others: Any) -> bool:
     Nothing else may refer to the array.  All operands must be row-major, or one number that is repeated,
     because then a new result would be row-major too: its layout decides how later sums and products round.
     """
-    if sys.getrefcount(a) > _ALONE or a.base is not None or not a.flags.carray:
+    if sys.getrefcount(a) > OF_CALLER or a.base is not None or not a.flags.carray:
         return False
     return all(b.flags.c_contiguous or not any(b.strides) for b in others)
-
-
-def _measure_alone() -> int:
-    alone = np.empty(0)
-    return _references(alone)
-
-
-def _references(a: Any) -> int:
-    return sys.getrefcount(a)
-
-
-# The reference count of an array in ``reusable`` if only one variable of its caller refers to the array
-# (see ``core.inplace``).
-_ALONE = _measure_alone() if hasattr(sys, "getrefcount") else -1
 
 
 def forward_of(i: Instruction) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint import forks, words
+from adjoint import words
 from adjoint.compiler.advances import Advances
 from adjoint.compiler.guards import Guard
 from adjoint.compiler.host_call import Inner, call_on_host
@@ -28,7 +28,7 @@ from adjoint.compiler.reads import named_reads
 from adjoint.compiler.replay import build
 from adjoint.compiler.sources import Held, Sources
 from adjoint.compiler.symbolic import Nonzero, Number, Root, Symbolic, ended_error, refused
-from adjoint.config import held_across_fork, locked, watched
+from adjoint.config import fork_count, held_across_fork, locked, watched
 from adjoint.core.infer import infer
 from adjoint.core.inplace import is_view
 from adjoint.core.lifted import Lifted, enclosing, level_of, next_level, tracing
@@ -71,7 +71,7 @@ class Trace(Sources):
         self.unroll = False  # whether loops are unrolled
         self.loops: list[Any] = []  # loops that are one instruction, nested ones too
         self.thread = threading.get_ident()
-        self.forks = forks.count()
+        self.forks = fork_count()
         self.refused: Exception | None = None  # see ``core.lifted.refusal``
         self.ended = self.released = False
 
@@ -290,7 +290,7 @@ class Trace(Sources):
     def _check_thread(self) -> None:
         if self.ended:
             return
-        if forks.count() != self.forks:
+        if fork_count() != self.forks:
             raise TransformError(
                 "this process was forked inside a function that ad.compile was tracing.\n"
                 "  Fork before or after the first call of the compiled function."

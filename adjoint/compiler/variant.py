@@ -88,7 +88,7 @@ class Variant:
         if self.backend == "native":
             self._go_native()
         else:
-            self._use(replay.build(self.program))
+            self._use(replay.build(self.program, tables=True))
         self.direct = self._count_direct(call)
         # whether no argument is a tensor and no tensor that requires grad is used
         self.plain = (

@@ -19,13 +19,13 @@ from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Node
 from adjoint.core.op import OPS
 from adjoint.core.record import F32, F64, weak_number
-from adjoint.core.tensor import Tensor, Traced, castable, clock, concrete, wrap, writes
+from adjoint.core.references import OF_TENSOR
+from adjoint.core.tensor import Tensor, Traced, castable, clock, concrete, writes
 from adjoint.errors import DTypeError, InPlaceError, ShapeError
 
 __all__ = [
     "AUGMENTED",
     "augmented",
-    "exclusive_count",
     "is_view",
     "log_write",
     "move_version",
@@ -34,25 +34,6 @@ __all__ = [
     "refuse_write",
     "writable",
 ]
-
-
-def _measure_exclusive() -> int:
-    holder = wrap(np.empty(0))
-    data = holder._data
-    return sys.getrefcount(data)
-
-
-# The reference count of an array that only its tensor and one local variable refer to.  It is measured,
-# because interpreters differ in whether a local variable counts.  Without a GIL the count is the sum of two
-# counters: one for the owning thread, one for all other threads.  It is exact unless another thread changes
-# its references at that moment; that thread then reads memory that is being written to, which is undefined
-# (docs/threads.md).
-_EXCLUSIVE = _measure_exclusive() if hasattr(sys, "getrefcount") else -1
-
-
-def exclusive_count() -> int:
-    """Return the reference count of an array that only its tensor refers to; -1 if unknown."""
-    return _EXCLUSIVE
 
 
 def is_view(t: Tensor) -> bool:
@@ -65,7 +46,7 @@ def is_view(t: Tensor) -> bool:
     if type(t._node) is Node and type(t._data) is ndarray:
         # A recorded view has no reference to its source.  The source or the graph holds its base array.
         base = t._data.base
-        return type(base) is ndarray and sys.getrefcount(base) > _EXCLUSIVE
+        return type(base) is ndarray and sys.getrefcount(base) > OF_TENSOR
     return False
 
 
@@ -114,7 +95,7 @@ def writable(t: Tensor) -> ndarray[Any, Any]:
     refuse_write(t)
     data = concrete(t, "writing in place")
     log_write(t)  # the log holds the memory, so the write goes to a copy
-    if data.base is not None or not data.flags.writeable or sys.getrefcount(data) > _EXCLUSIVE:
+    if data.base is not None or not data.flags.writeable or sys.getrefcount(data) > OF_TENSOR:
         refuse_view(t)
         data = t._data = data.copy()
     move_version(t)
@@ -179,7 +160,7 @@ def augmented(method: str) -> Callable[[Tensor, Any], Tensor]:
     """Return the tensor method ``method`` (for example "__iadd__"), an augmented assignment."""
     assignment = AUGMENTED[method]
     op = OPS[assignment.op]
-    on_arrays, exclusive, references = assignment.on_arrays, exclusive_count(), sys.getrefcount
+    on_arrays, exclusive, references = assignment.on_arrays, OF_TENSOR, sys.getrefcount
 
     def assign(t: Tensor, y: Any, /) -> Tensor:
         kind = type(y)

@@ -15,11 +15,11 @@ from adjoint.config import check_workers, get_workers, grad_mode, special
 from adjoint.context import observer
 from adjoint.core.batched import Batched
 from adjoint.core.convert import tensor
-from adjoint.core.inplace import exclusive_count
 from adjoint.core.lifted import tracing
 from adjoint.core.methods import attach
 from adjoint.core.namespace import raw
 from adjoint.core.node import Node
+from adjoint.core.references import OF_TENSOR
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.auto import run_auto
@@ -35,7 +35,7 @@ __all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed
 
 
 _F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
-_ALONE = exclusive_count() - 1  # the reference count of an object that only one local variable refers to
+_ALONE = OF_TENSOR - 1  # the reference count of an object that only one local variable refers to
 _TAKEN = "gradients were already passed to on_leaf_ready"
 _COMMITTED = "leaves with a post-accumulate hook already have their new .grad"
 

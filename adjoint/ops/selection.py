@@ -52,19 +52,20 @@ __all__ = [
 # The ops ---------------------------------------------------------------------------------------
 
 
-def _untake(g: Array, i: Array, axis: int, length: int) -> Any:
+def _untake(g: Array, i: Array, axis: int, length: int, out: Array | None = None) -> Any:
     """Return zeros with the rows of ``g`` added at the indices ``i`` along ``axis``: the adjoint of ``take``.
 
-    Rows at repeated indices are summed.  The result has length ``length`` along ``axis``.
+    Rows at repeated indices are summed.  The result has length ``length`` along ``axis``.  ``out`` is an array
+    of zeros for the result, if there is one.
     """
     at = g.ndim - i.ndim + axis + 1  # in g, the axes of the index begin here
     lead, rest = g.shape[:at], g.shape[at + i.ndim :]
     shape = (*lead, length, *rest)
-    few = add_few(g, (*(slice(None),) * at, i), shape)
+    few = add_few(g, (*(slice(None),) * at, i), shape, out)
     if few is not None:
         return few
     rows = row_positions(from_start(i, length), math.prod(lead), length, math.prod(rest))
-    return add_flat(g, rows, shape)
+    return add_flat(g, rows, shape, out)
 
 
 def _untake_rows(g: Array, i: Array, axis: int, length: int) -> SparseRows:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.core.inplace import exclusive_count, writable
+from adjoint.core.inplace import writable
+from adjoint.core.references import OF_TENSOR
 from adjoint.core.tensor import Tensor, castable, read_only
 from adjoint.errors import ArgumentError
 
@@ -35,8 +36,6 @@ Array = ndarray[Any, Any]
 State = dict[str, Any]
 Hyper = dict[str, Any]
 Update = tuple[Array, Array, State, Hyper]  # to be written: flat parameter, gradient, state, hyper-parameters
-
-_EXCLUSIVE = exclusive_count()
 
 SMALL = 16_384  # elements: parameters up to this size share one flat array
 
@@ -79,7 +78,7 @@ class Block:
 
     def open(self) -> ndarray[Any, Any]:
         """Increment the versions of all tensors and return the flat array for writing."""
-        limit, count, views = _EXCLUSIVE, sys.getrefcount, self.views
+        limit, count, views = OF_TENSOR, sys.getrefcount, self.views
         # every view, even a view of a view, has the flat array as its base and so adds 1 to its refcount
         exclusive = limit >= 0 and count(self.flat) <= len(views) + limit - 1
         i = 0

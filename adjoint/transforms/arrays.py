@@ -9,14 +9,12 @@ from numpy import ndarray
 
 from adjoint import tree
 from adjoint.config import transform as transform_name
-from adjoint.core.inplace import exclusive_count
 from adjoint.core.lifted import enclosing
 from adjoint.core.record import tracked
+from adjoint.core.references import OF_TENSOR
 from adjoint.core.tensor import Tensor
 
 __all__ = ["given_arrays", "outermost", "owned", "returned", "to_arrays"]
-
-_EXCLUSIVE = exclusive_count()
 
 
 def outermost() -> bool:
@@ -78,6 +76,6 @@ def owned(held: list[Any]) -> list[Any]:
         data = held[i]
         if not data.ndim:
             held[i] = data[()]
-        elif data.base is not None or sys.getrefcount(data) > _EXCLUSIVE or not data.flags.writeable:
+        elif data.base is not None or sys.getrefcount(data) > OF_TENSOR or not data.flags.writeable:
             held[i] = data.copy()
     return held

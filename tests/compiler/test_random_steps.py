@@ -16,7 +16,7 @@ pytest.importorskip("llvmlite")
 import random_updates
 from chunk_order import reorder
 
-from adjoint.compiler import column_sums, machine, native
+from adjoint.compiler import column_sums, machine, native, tables
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 LEVELS = machine.levels()
@@ -26,7 +26,12 @@ REPLAY = functools.partial(ad.compile, backend="replay")
 
 @pytest.fixture(autouse=True)
 def partial_sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For odd seeds, sum columns in the kernels of rows also where arrays are small, in several chunks."""
+    """Write into gradients of tables of any size; for odd seeds, sum columns in the kernels of rows, too.
+
+    The sums are made where arrays are small, in several chunks.
+    """
+    monkeypatch.setattr(tables, "LARGE", 1)
+    monkeypatch.setattr(tables, "_FEW", 0)
     if request.node.callspec.params["seed"] % 2:
         for name in ("_LARGE", "_ROWS", "_CHUNK"):
             monkeypatch.setattr(column_sums, name, 1)
@@ -38,6 +43,7 @@ def check_numbers(seed: int, calls: int = 3) -> None:
     tolerance = 1e-5 if plan.dtype == np.float32 else 1e-12
     for found, wanted in run_beside(plan, REPLAY, calls):
         assert same(found, wanted)
+    assert all(map(same, run(plan, REPLAY, 5), run(plan, lambda step: step, 5)))
     with machine.using(LEVELS[seed % len(LEVELS)]):
         for found, wanted in run_beside(plan, NATIVE, calls):
             assert_close(found, wanted, tolerance)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adjoint as ad
-from adjoint.compiler import phrases, replay
+from adjoint.compiler import phrases, replay, tables
 
 N = 4
 VIEWS = [
@@ -46,8 +46,9 @@ entries = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 3), st.
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make programs look for memory to reuse for arrays of any size."""
-    for module in (replay, phrases):
+    for module in (replay, phrases, tables):
         monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setattr(tables, "_FEW", 0)
 
 
 def function(plan: Plan, kept: list[int]) -> Any:

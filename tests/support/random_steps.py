@@ -47,6 +47,7 @@ class Plan:
         ).tolist()
         self.result = int(r.integers(6))
         self.index = r.integers(0, self.rows, self.rows)
+        self.table = bool(np.random.default_rng((seed, 77)).random() < 0.25)  # whether the input has a table
 
     def data(self, call: int) -> list[Any]:
         """Return the arrays of one call: contiguous, or strided, reversed, transposed, repeated, read-only."""
@@ -103,7 +104,9 @@ class Training:
             for a, b in itertools.pairwise(self.layers):
                 if a[0].shape == b[0].shape:
                     b[:2] = a[:2]
+        self.table = made(r.normal(size=(40, plan.sizes[0]))) if plan.table else None
         self.params = list({id(p): p for layer in self.layers for p in layer}.values())
+        self.params += [self.table] if plan.table else []
         given: Any = self.params
         if plan.groups:
             given = [{"params": self.params[:2], "lr": 0.02}, {"params": self.params[2:]}]
@@ -119,6 +122,8 @@ class Training:
         """Make one step; return one of several results."""
         plan, h = self.plan, x
         self._zero("first")
+        if plan.table:
+            h = h + ad.take(self.table, plan.index % 40, axis=0)
         for kind, layer in zip(plan.kinds, self.layers, strict=False):
             h = _layer(kind, h, *layer, plan.index)
         loss = ((h - y) ** 2).mean()
@@ -137,10 +142,11 @@ class Training:
                 self.mean.copy_(self.mean * 0.9 + h.detach().mean(0) * 0.1)
                 self.count.copy_(self.count + 1)
         first, last = self.layers[0][0], self.layers[-1][1]
-        return [
-            loss, (loss, h), (loss, first * 1, last + 0), {"l": loss, "s": self.mean * 2},
-            [loss.detach(), h.detach().sum(0)], None,
-        ][plan.result]  # fmt: skip
+        results: list[Any] = [  # functions: what reads parameters makes their update part of the program
+            lambda: loss, lambda: (loss, h), lambda: (loss, first * 1, last + 0),
+            lambda: {"l": loss, "s": self.mean * 2}, lambda: [loss.detach(), h.detach().sum(0)], lambda: None,
+        ]  # fmt: skip
+        return results[plan.result]()
 
     def _zero(self, when: str) -> None:
         if self.plan.zero == when:
