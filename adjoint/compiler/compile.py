@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from adjoint import tree
+from adjoint.compiler import units
 from adjoint.compiler.call import Call, Parameters
 from adjoint.compiler.check import Variables, run_both
 from adjoint.compiler.direct import Owner
@@ -341,15 +342,17 @@ class Compiled(_Callable):
         Returns
         -------
         dict
-            "traces" (the number of traces), "reasons" (one string per trace) and "programs": a list with a
-            dict for each program that is kept, with the keys "instructions" (their number), "guards" (names
-            of the values that are checked before each call), "trace_seconds", "build_seconds" and "calls"
-            (how often it ran).
+            "traces" (the number of traces), "reasons" (one string per trace), "optimised" (False while a
+            thread still optimises the native code that calls the kernels, as after a first build) and
+            "programs": a list with a dict for each program that is kept, with the keys "instructions" (their
+            number), "guards" (names of the values that are checked before each call), "trace_seconds",
+            "build_seconds" and "calls" (how often it ran).
         """
         with self._lock:
             return {
                 "traces": len(self._reasons),
                 "reasons": list(self._reasons),
+                "optimised": units.optimised(),
                 "programs": list(map(Variant.stats, self._variants)),  # no loop here, see ADR 18
             }
 

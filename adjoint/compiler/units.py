@@ -30,6 +30,7 @@ __all__ = [
     "functions",
     "key_of",
     "library",
+    "optimised",
     "prepare",
     "wait",
 ]
@@ -52,6 +53,7 @@ _compiled: dict[str, bytes] = {}  # object code of libraries that are not loaded
 _started: list[threading.Thread] = []  # threads that compile libraries
 _preparing: dict[str, threading.Thread | None] = {}  # threads of ``prepare``, by key
 _in_turn = held_across_fork(threading.RLock())  # only one of these threads compiles at a time
+_first: set[str] = set()  # keys of libraries whose code is not optimised yet
 
 # How many units were found in memory, read from disk, or compiled.
 counts = {"memory": 0, "disk": 0, "compiled": 0}
@@ -269,6 +271,7 @@ def library(
         assert use is not None
         better = compile_apart(Job({"library": text}, GOOD), here)
         use(link(better, exports, imports))
+        _first.discard(key)
         keep(better)
 
     if use is not None:
@@ -276,8 +279,14 @@ def library(
     if code and use is None:
         keep(code)
     elif code:
+        _first.add(key)
         _start(improve)
     return found
+
+
+def optimised() -> bool:
+    """Return whether optimised code has replaced the first code of all libraries."""
+    return not _first
 
 
 def wait() -> None:

@@ -352,8 +352,16 @@ def answer_of(address: int) -> int:
 
 def test_a_library_is_used_at_once_and_replaced_by_better_code(cache):
     found: list[int] = []
-    first = units.library(answer(7), ("answer",), {}, lambda a: found.append(a["answer"]))["answer"]
+    told: list[bool] = []
+
+    def use(addresses: dict[str, int]) -> None:
+        found.append(addresses["answer"])
+        told.append(units.optimised())
+
     units.wait()
+    first = units.library(answer(7), ("answer",), {}, use)["answer"]
+    units.wait()
+    assert told[1:] == [False] and ad.compile(lambda x: x).stats()["optimised"]
     assert found[0] == first and len(set(found)) == 2
     assert [answer_of(a) for a in found] == [7, 7]
     before = dict(units.counts)
@@ -373,6 +381,8 @@ def test_the_first_code_of_a_library_stays_if_there_is_no_better(cache, monkeypa
     units.library(answer(8), ("answer",), {}, lambda a: found.append(a["answer"]))
     units.wait()
     assert [answer_of(a) for a in found] == [8] and not list(cache.iterdir())
+    assert not units.optimised()
+    units._first.clear()
 
 
 def test_built_in_functions_follow_their_method(cache):
