@@ -27,12 +27,12 @@ UFUNCS: dict[str, Any] = {
     equal not_equal less less_equal greater greater_equal isnan signbit logical_and logical_or logical_xor
     logical_not bitwise_and bitwise_or bitwise_xor bitwise_invert bitwise_left_shift bitwise_right_shift
     bitwise_count floor_divide remainder fmod exp log tanh sin cos tan sinh cosh expm1 log1p exp2 log2 log10
-    cbrt hypot
+    cbrt hypot logaddexp logaddexp2
     """.split()
 } | {
     "abs": np.absolute, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erf": np.exp, "erfc": np.exp,
-    "power": np.power, "tanh_gap": np.tanh,
+    "ndtr": np.exp, "power": np.power, "tanh_gap": np.tanh,
 }  # fmt: skip
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(bool)
@@ -175,8 +175,6 @@ def _kind(a: Any) -> Any:
 
 # Elementwise -----------------------------------------------------------------------------------------
 
-_LN2, _LN10 = math.log(2.0), math.log(10.0)
-
 
 def _filled(number: float) -> Callable[[Any, View], View]:
     """Return a rule of ``RULES`` whose result is an array like its operand, filled with ``number``."""
@@ -217,22 +215,33 @@ RULES.update(
     gap_product=lambda xp, x, low, high: (high - x) * (x - low),
     atan_slope=lambda xp, x: 1 / (1 + x * x),
     logistic_slope=lambda xp, x, y: x * _bell(xp, -xp.abs(y)),
+    normal_gate=lambda xp, x: xp.ndtr(x),
     relu=lambda xp, x: xp.maximum(x, 0),
     leaky_relu=lambda xp, x, slope: (xp.maximum if slope <= 1 else xp.minimum)(x, slope * x),
     hardtanh=lambda xp, x, low, high: xp.clip(x, low, high),
-    clip=lambda xp, x, lo, hi: xp.minimum(xp.maximum(x, lo), hi),
     sign=lambda xp, x: xp.where(x > 0, 1, xp.where(x < 0, -1, xp.where(x == 0, 0, x))),
     heaviside=lambda xp, x, y: xp.where(x != x, x, xp.where(x == 0, y, xp.where(x < 0, 0.0, 1.0))),
     fraction=lambda xp, x: xp.where(xp.isinf(x), xp.copysign(0.0, x), xp.copysign(x - xp.trunc(x), x)),
     xlogy=lambda xp, x, y: xp.where(xp.logical_and(x == 0, y == y), 0.0, x * xp.log(y)),
     xlog1py=lambda xp, x, y: xp.where(xp.logical_and(x == 0, y == y), 0.0, x * xp.log1p(y)),
     entr=lambda xp, x: xp.where(
-        _floats(x) == 0, 0.0, xp.where(x < 0, -math.inf, -x * xp.log(xp.where(x < 0, 1, x)))
+        _floats(x) == 0, x, xp.where(x < 0, -math.inf, -x * xp.log(xp.where(x < 0, 1, x)))
     ),
-    logit=lambda xp, x: xp.log(_floats(x) / (1 - x)),
-    log_expit=lambda xp, x: xp.minimum(_floats(x), 0) - xp.log1p(xp.exp(-xp.abs(x))),
+    # log1p keeps the digits of x - 1/2
+    logit=lambda xp, x: xp.where(
+        _floats(x) < 0.25, xp.log(x / (1 - x)), xp.log1p((2 * x - 1) / (1 - x))
+    ),
+    log_expit=lambda xp, x: -(xp.maximum(-_floats(x), 0) + xp.log1p(xp.exp(-xp.abs(x)))),
     keep_zeros=lambda xp, g, live: xp.where(xp.logical_or(live, g == g), g, 0),
 )  # fmt: skip
+
+
+@rule("clip")
+def _clip(xp: Any, x: Any, lo: Any, hi: Any) -> Any:
+    """Return x limited to lo … hi; a zero that equals its bound keeps its sign if both bounds are numbers."""
+    if all(np.size(b) == 1 if not isinstance(b, View) else b.size == 1 for b in (lo, hi)):
+        return xp.minimum(hi, xp.maximum(lo, x))  # if operands are equal, the result is the second
+    return xp.minimum(xp.maximum(x, lo), hi)
 
 
 @rule("tanh")
@@ -346,26 +355,15 @@ def _nan_to_num(xp: Any, x: Any, nan: Any, posinf: Any, neginf: Any) -> Any:
     return xp.where(x != x, nan, inner)
 
 
-@rule("logaddexp")
-def _logaddexp(xp: Any, x: Any, y: Any) -> Any:
-    x, y = xp.view(x, _FLOAT64), xp.view(y, _FLOAT64)
-    d = _floats(x) - y
-    rest = xp.log1p(xp.exp(-xp.abs(d)))
-    return xp.where(x == y, x + _LN2, xp.maximum(x, y) + rest)
-
-
-@rule("logaddexp2")
-def _logaddexp2(xp: Any, x: Any, y: Any) -> Any:
-    x, y = xp.view(x, _FLOAT64), xp.view(y, _FLOAT64)
-    d = _floats(x) - y
-    rest = xp.log1p(xp.exp2(-xp.abs(d))) * (1 / _LN2)
-    return xp.where(x == y, x + 1.0, xp.maximum(x, y) + rest)
-
-
 @rule("cosine")
 def _cosine(xp: Any, x: Any, y: Any) -> Any:
+    """Return x / hypot(x, y): 0 at the origin, and the limit where x or y is infinite."""
     r = xp.hypot(x, y)
-    return xp.where(r == 0, 0.0, x / xp.where(r == 0, 1.0, r))
+    far, grows = r == math.inf, xp.abs(x) == math.inf
+    x = xp.where(far, xp.where(grows, xp.copysign(1.0, x), 0.0), x)
+    diagonal = xp.logical_and(grows, xp.abs(y) == math.inf)
+    ends = xp.where(diagonal, math.sqrt(2), 1.0)
+    return x / xp.where(far, ends, xp.where(r == 0, math.inf, r))
 
 
 @rule("sinc")
@@ -375,24 +373,20 @@ def _sinc(xp: Any, x: Any) -> Any:
     return xp.sin(t) / t
 
 
-@rule("normal_gate", "ndtr")
-def _normal(xp: Any, x: Any) -> Any:
-    return 0.5 * xp.erfc(_floats(x) * -math.sqrt(0.5))
-
-
 _GELU = 2 * math.sqrt(2 / math.pi)
+_GELU_CUBE = 0.044715 * _GELU
 
 
 @rule("tanh_gelu")
 def _tanh_gelu(xp: Any, x: Any) -> Any:
-    gate = 1 / (1 + xp.exp(x * (x * x * (-0.044715 * _GELU) - _GELU)))
+    gate = 1 / (1 + xp.exp(x * (x * x * -_GELU_CUBE - _GELU)))
     return x * gate, gate
 
 
 @rule("tanh_gelu_slope")
 def _tanh_gelu_slope(xp: Any, x: Any, y: Any, gate: Any) -> Any:
     bend = (1 - gate) * gate * y
-    return (bend * y * y * (3 * 0.044715 * _GELU) + bend * _GELU + gate) * x
+    return (bend * y * y * (3 * _GELU_CUBE) + bend * _GELU + gate) * x
 
 
 # Reductions ------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ LARGE = 1 << 17
 # globals of the generated code
 NAMES: dict[str, Any] = {
     "add_into": np.add, "cosh": np.cosh, "divide": np.divide, "in_pieces": function_in_pieces,
-    "multiply": np.multiply, "total": np.add.reduce,
+    "total": np.add.reduce,
 }  # fmt: skip
 
 _BLAS = "fdFD"
@@ -86,10 +86,10 @@ def _sech_squared(i: Instruction, target: str, x: str, y: str) -> Phrase:
     if b.dtype.char not in "fd" or a.dtype != b.dtype or a.shape != b.shape or not a.shape:
         return None
     start = f"in_pieces(cosh, {y})" if a.size >= COSTLY_SIZE else f"cosh({y})"
-    end = f"{x} / {target}"
+    end = f"{x} / {target} / {target}"
     if a.size * a.dtype.itemsize >= LARGE:
-        end = f"divide({x}, {target}, {target}) if reusable({target}, {x}) else {end}"
-    return [start, f"multiply({target}, {target}, {target})", end]
+        end = f"divide({x} / {target}, {target}, {target}) if reusable({target}, {x}) else {end}"
+    return [start, end]
 
 
 _PHRASES: dict[str, Callable[..., Phrase]] = {

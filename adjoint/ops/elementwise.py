@@ -314,8 +314,9 @@ def _sech_squared(x: Array, y: Array) -> Any:
     if y.dtype is not F64 and y.dtype is not F32:
         return _other_sech_squared(x, y)
     c = np.cosh(y)
-    c *= c
-    return x / c
+    z = x / c  # not x / c²: the square overflows where the result is still a subnormal number
+    z /= c
+    return z
 
 
 @in_float32
@@ -341,8 +342,9 @@ def _logistic_slope(x: Array, y: Array) -> Any:
         return _other_logistic_slope(x, y)
     c = np.cosh(y * (_HALF64 if y.dtype is F64 else _HALF32))
     c += c
-    c *= c
-    return x / c
+    z = x / c
+    z /= c
+    return z
 
 
 # These are accurate in the tails, in derivatives of every order.  1 - tanh(y)² and σ(y) (1 - σ(y)) are not.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +22,13 @@ NUMPY = {
     "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan,
     "atan2": np.arctan2, "atanh": np.arctanh, "cbrt": np.cbrt, "cos": np.cos, "cosh": np.cosh, "exp": np.exp,
     "exp2": np.exp2, "expm1": np.expm1, "hypot": np.hypot, "log": np.log, "log10": np.log10, "log1p": np.log1p,
-    "log2": np.log2, "pow": np.power, "sin": np.sin, "sinh": np.sinh, "tan": np.tan, "tanh": np.tanh,
+    "log2": np.log2, "logaddexp": np.logaddexp, "logaddexp2": np.logaddexp2, "pow": np.power, "sin": np.sin, "sinh": np.sinh, "tan": np.tan, "tanh": np.tanh,
     "tanh_gap": lambda x: 2 / (1 + np.exp(2 * np.abs(x))),
 }  # fmt: skip
-BINARY = ("atan2", "hypot", "pow")
+BINARY = ("atan2", "hypot", "logaddexp", "logaddexp2", "pow")
+MPMATH: dict[str, Callable[..., Any]] = {
+    "erf": lambda mp, x: mp.erf(x), "erfc": lambda mp, x: mp.erfc(x), "ndtr": lambda mp, x: mp.erfc(-x / mp.sqrt(2)) / 2,
+}  # fmt: skip
 UNARY = [name for name in functions.FUNCTIONS if name not in (*BINARY, "tanh_from_gap")]  # part of tanh
 LONG = np.finfo(np.longdouble).nmant > 60  # Windows and ARM have no longer double
 
@@ -78,13 +83,13 @@ def apply(level, name: str, *given):
 @np.errstate(all="ignore")
 def exact(name: str, *given):
     """The result in a longer format."""
-    if name in ("erf", "erfc"):
+    if name in MPMATH:
         special = pytest.importorskip("scipy.special")
         if given[0].dtype == np.float32:
             return getattr(special, name)(given[0].astype(np.float64))
         mpmath = pytest.importorskip("mpmath")
         with mpmath.workdps(30):
-            values = [getattr(mpmath, name)(mpmath.mpf(float(x))) for x in np.clip(given[0], -40, 40)]
+            values = [MPMATH[name](mpmath, mpmath.mpf(float(x))) for x in np.clip(given[0], -40, 40)]
             high = np.array([float(v) for v in values], np.longdouble)
             low = [float(v - float(h)) for v, h in zip(values, high, strict=True)]
             found = high + np.array(low, np.longdouble)
@@ -146,7 +151,7 @@ def samples(name: str, dtype, count: int):
 def test_within_two_ulp(level, name, dtype):
     if dtype == np.float64 and not LONG:
         pytest.skip("long double is no longer than double")
-    slow = name in ("erf", "erfc") and dtype == np.float64
+    slow = name in MPMATH and dtype == np.float64
     x = samples(name, dtype, 60 if slow else 2500)
     expected = exact(name, x)
     error, at = ulps(apply(level, name, x), expected)

@@ -415,6 +415,20 @@ def test_infinities_in_logsumexp():
         assert ad.gradients(y, [x])[0].tolist() == gradient
 
 
+@pytest.mark.parametrize(("function", "scale"), [(ad.tanh, 2), (ad.sigmoid, 1)])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_subnormal_slopes_of_tanh_and_sigmoid_are_not_0(dtype, function, scale):
+    """cosh² overflows where they begin."""
+    first, last = (89.0, 103.0) if dtype == np.float32 else (710.0, 744.0)
+    x = np.linspace(-last, -first, 50).astype(dtype) / scale
+    exact = [float(scale**2 * mp.exp(scale * mp.mpf(float(v)))) for v in x]
+    for points in (x, -x):
+        found = our_derivatives(function, points)[1]
+        least = np.finfo(dtype).smallest_subnormal
+        assert (found > 0).all()
+        assert (np.abs(found - exact) <= 2 * least + 8 * np.finfo(dtype).eps * np.array(exact)).all()
+
+
 def _normalized(p: float) -> Any:
     return lambda t: F.normalize(t, p=p, eps=1e-37)[0, 0]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,19 +83,31 @@ def strided(rng: Any, a: Any) -> Any:
 
 
 def program(rng: Any, length: int) -> Callable[..., list[Any]]:
-    """Return a function of tensors that applies random ops; the choices are fixed by the generator."""
+    """Return a function of tensors that applies random ops; the choices are fixed by the generator.
+
+    It returns the value of each op.  Its attribute ``each`` is ``ops_of`` for these choices.
+    """
     choices = rng.integers(0, 1 << 30, size=(length, 6))
 
     def run(*given: Any) -> list[Any]:
-        values = list(given)
-        for kind, i, j, k, m, n in choices:
-            a, b = values[i % len(values)], values[j % len(values)]
-            made = step(int(kind) % 10, a, b, int(k), int(m), int(n))
-            if made is not None and made.size < 4000:
-                values.append(made)
-        return values[len(given) :] or [values[0] * 1]
+        return [made for _, _, made in ops_of(choices, given)] or [given[0] * 1]
 
+    run.each = functools.partial(ops_of, choices)  # type: ignore[attr-defined]
     return run
+
+
+def ops_of(choices: Any, given: Sequence[Any], found: Sequence[Any] | None = None) -> Iterator[Any]:
+    """Yield (kind, operands, result) of each op of a program.
+
+    With ``found``, the results of the program elsewhere, each op is applied to these results.
+    """
+    values = list(given)
+    for kind, i, j, k, m, n in choices:
+        a, b = values[i % len(values)], values[j % len(values)]
+        made = step(int(kind) % 10, a, b, int(k), int(m), int(n))
+        if made is not None and made.size < 4000:
+            yield int(kind) % 10, (a, b, int(k), int(m)), made
+            values.append(made if found is None else found[len(values) - len(given)])
 
 
 def step(kind: int, a: Any, b: Any, k: int, m: int, n: int) -> Any:

@@ -26,7 +26,8 @@ from adjoint.compiler.emit.values import Value, size_of
 
 __all__ = [
     "acosh", "asinh", "atanh", "cosh", "exp", "exp2", "expm1",
-    "log", "log1p", "log2", "log10", "pow", "sinh", "tanh", "tanh_from_gap", "tanh_gap",
+    "log", "log1p", "log2", "log10", "logaddexp", "logaddexp2", "pow", "sinh",
+    "tanh", "tanh_from_gap", "tanh_gap",
 ]  # fmt: skip
 
 INF, NAN = math.inf, math.nan
@@ -34,6 +35,7 @@ LN2 = {  # as a sum of two parts; the first ends in zero bits, so its product wi
     "float": (0.693145751953125, 1.4286067653301873e-06),
     "double": (0.6931471803691238, 1.9082149292705877e-10),
 }
+_LN2_REST = 2.3190468138462996e-17  # ln 2 − float64(ln 2)
 TINY = {"float": 1e-30, "double": 1e-290}
 
 
@@ -120,7 +122,7 @@ def exp2(w: Writer, x: Value, lean: bool = False) -> Value:
         rest = w.mul(d, -1.9046542e-09)  # ln 2 − float32(ln 2)
         p = polynomial(w, r, EXP32)
     else:
-        rest = w.mul(d, 2.3190468138462996e-17)
+        rest = w.mul(d, _LN2_REST)
         p = polynomial(w, r, EXP64)
     e = Exponential(k, n, r, w.fma(w.mul(r, r), p, rest))
     return _scaled(w, w.add(w.add(e.r, e.c), 1.0), e, lean)
@@ -158,11 +160,12 @@ def expm1(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def tanh_gap(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit 1 − |tanh x| = 2q / (1 + q) with q = exp(−2|x|)."""
+    """Emit 1 − |tanh x| = 2q / (1 + q) with q = exp(−2|x|); 2q is rounded once where q is subnormal."""
     a = w.neg(w.abs(x))
     a = w.add(a, a)
     if x.element == "double":
-        q = exp(w, a, lean)
+        e = _reduced(w, _clamp(w, a, *_limits(x, lean)), lean)
+        twice = _scaled(w, w.mul(w.add(w.add(e.r, e.c), 1.0), 2.0), e, lean)
     else:
         low = w.like(x, -120.0)  # q is 0 there
         a = w.select(w.compare("ogt", low, a), low, a)
@@ -170,8 +173,8 @@ def tanh_gap(w: Writer, x: Value, lean: bool = False) -> Value:
         first, second = LN2["float"]
         r = w.fma(k, -second, w.fma(k, -first, a))
         c = w.fma(polynomial(w, r, EXP32), w.mul(r, r), r)
-        q = _scaled(w, w.add(c, 1.0), Exponential(k, n, r, c), False)
-    return w.div(w.add(q, q), w.add(q, 1.0))
+        twice = _scaled(w, w.fma(c, 2.0, 2.0), Exponential(k, n, r, c), False)
+    return w.div(twice, w.fma(twice, 0.5, 1.0))
 
 
 def tanh_from_gap(w: Writer, x: Value, gap: Value) -> Value:
@@ -332,6 +335,73 @@ def log10(w: Writer, x: Value, lean: bool = False) -> Value:
     return _in_base(
         w, x, lean, (0.4342944818781689, 2.5082946711645275e-11), (0.30102999566361177, 3.694239077158931e-13)
     )
+
+
+# Logarithms of sums ------------------------------------------------------------------------------
+
+
+def logaddexp(w: Writer, x: Value, y: Value, lean: bool = False) -> Value:
+    """Emit code for log(eˣ + eʸ)."""
+    return _log_of_sum(w, x, y, lean, binary=False)
+
+
+def logaddexp2(w: Writer, x: Value, y: Value, lean: bool = False) -> Value:
+    """Emit code for log2(2ˣ + 2ʸ)."""
+    return _log_of_sum(w, x, y, lean, binary=True)
+
+
+def _log_of_sum(w: Writer, x: Value, y: Value, lean: bool, binary: bool) -> Value:
+    """Emit top + log(1 + q), where top is the larger operand and q = exp(−|x − y|), in base e or 2.
+
+    The two terms may cancel, so log(1 + q) is computed with a few more bits than the result has.
+    """
+    first = w.compare("ogt", x, y)
+    top, bottom = w.select(first, x, y), w.select(first, y, x)
+    d, d_rest = two_sum(w, bottom, w.neg(top))
+    zero = w.like(x, 0.0)
+    d_rest = w.select(w.compare("ogt", d, -1100.0), d_rest, zero)  # below this q is 0
+    same = w.compare("oeq", x, y)
+    d = w.select(same, zero, d)  # also of two equal infinities
+    if lean:
+        high, low = log1p(w, exp2(w, d) if binary else exp(w, d)), zero
+    else:
+        high, low = _log1p_of_exponential(w, _exponential(w, d, d_rest, binary))
+    if binary:
+        high, rest = two_product(w, high, w.like(x, _INVERSE_LN2[0]))
+        low = w.fma(low, _INVERSE_LN2[0], w.fma(high, _INVERSE_LN2[1] / _INVERSE_LN2[0], rest))
+        high, low = w.select(same, w.like(x, 1.0), high), w.select(same, zero, low)
+    total, error = two_sum(w, top, high)
+    total = w.select(w.compare("olt", w.abs(total), INF), w.add(total, w.add(error, low)), total)
+    return w.select(w.compare("uno", x, y), w.add(x, y), total)
+
+
+_INVERSE_LN2 = (1.4426950408889634, 2.0355273740931033e-17)  # 1 / ln 2, as a sum
+
+
+def _exponential(w: Writer, d: Value, rest: Value, binary: bool) -> Exponential:
+    """Reduce exp(d + rest), or 2 to this power, for d <= 0, where ``rest`` is a small correction of d."""
+    if not binary:
+        return _reduced(w, _clamp(w, d, -750.0, 0.0), False, rest)
+    d = _clamp(w, d, -1100.0, 0.0)
+    k, n = nearest(w, d)
+    part = w.sub(d, k)  # exact
+    r, r_rest = two_product(w, part, w.like(d, math.log(2.0)))
+    rest = w.fma(rest, math.log(2.0), w.fma(part, _LN2_REST, r_rest))
+    c = w.mul(w.mul(r, r), polynomial(w, r, EXP64))
+    return Exponential(k, n, r, w.add(c, w.fma(rest, w.add(r, c), rest)))
+
+
+def _log1p_of_exponential(w: Writer, e: Exponential) -> tuple[Value, Value]:
+    """Return log(1 + q) as a sum of two numbers, for q = 2ⁿ (1 + r + c) <= 1."""
+    one = w.like(e.r, 1.0)
+    s, s_rest = quick_sum(w, one, e.r)
+    s, c_rest = quick_sum(w, s, e.c)
+    q, q_rest = _scaled(w, s, e, False), _scaled(w, w.add(s_rest, c_rest), e, False)
+    u, u_rest = quick_sum(w, one, q)
+    u_rest = w.add(u_rest, q_rest)
+    n, m = exponent_and_mantissa(w, u)
+    high, low = _long_log(w, float_of(w, n, u.element), w.sub(m, 1.0))
+    return high, w.add(low, w.div(u_rest, u))
 
 
 # Inverse hyperbolic functions --------------------------------------------------------------------

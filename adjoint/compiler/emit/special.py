@@ -16,9 +16,10 @@ from adjoint.compiler.emit.floats import (
 from adjoint.compiler.emit.text import Writer
 from adjoint.compiler.emit.values import Value
 
-__all__ = ["cbrt", "erf", "erfc", "hypot"]
+__all__ = ["cbrt", "erf", "erfc", "hypot", "ndtr"]
 
 TWO_OVER_ROOT_PI = (1.1283791670955126, 1.533545961316588e-17)
+ROOT_HALF = (0.7071067811865476, -4.833646656726457e-17)
 CENTRE = 4.0  # centre of the polynomial fit of erfc
 
 
@@ -31,13 +32,18 @@ def _small_erf(w: Writer, a: Value, lean: bool) -> Value:
     return w.add(p, w.fma(a, tail, error))
 
 
-def _large_erfc(w: Writer, a: Value, lean: bool) -> Value:
-    """Return erfc(a) = exp(−a²) g(t) / (1 + 2a) for a >= ½, with t = (a − 4)/(a + 4)."""
+def _large_erfc(w: Writer, a: Value, lean: bool, beside: Value | None = None) -> Value:
+    """Return erfc(a) = exp(−a²) g(t) / (1 + 2a) for a >= ½, with t = (a − 4)/(a + 4).
+
+    ``beside`` is a small correction of a, which matters in the exponential.
+    """
     top = 15.0 if lean else 28.0  # above this, erfc underflows to 0
     a = w.select(w.compare("ogt", a, top), w.like(a, top), a)
     t = w.div(w.sub(a, CENTRE), w.add(a, CENTRE))
     g = polynomial(w, t, ERFCX32 if lean else ERFCX64)
     square, error = two_product(w, a, a)
+    if beside is not None:
+        error = w.fma(w.add(a, a), beside, error)
     e = _reduced(w, w.neg(square), lean, None if lean else w.neg(error))
     product, product_rest = two_sum(w, g, w.mul(g, w.add(e.r, e.c)))
     d, d_rest = two_sum(w, w.add(a, a), w.like(a, 1.0))
@@ -60,14 +66,25 @@ def erf(w: Writer, x: Value, lean: bool = False) -> Value:
     return w.select(w.compare("olt", a, 1e-290), tiny, y)
 
 
-def erfc(w: Writer, x: Value, lean: bool = False) -> Value:
-    """Emit code for 1 − erf(x), accurate also where the result is small."""
+def erfc(w: Writer, x: Value, lean: bool = False, beside: Value | None = None) -> Value:
+    """Emit code for 1 − erf(x), accurate also where the result is small; ``beside`` corrects |x|."""
     a = w.abs(x)
     small = w.compare("olt", a, 0.5)
     low = _signed(w, x, _small_erf(w, w.select(small, a, w.like(a, 0.0)), lean))
-    high = _large_erfc(w, a, lean)
+    high = _large_erfc(w, a, lean, beside)
     high = w.select(w.compare("olt", x, 0.0), w.sub(2.0, high), high)
     return w.select(small, w.sub(1.0, low), high)
+
+
+def ndtr(w: Writer, x: Value, lean: bool = False) -> Value:
+    """Emit code for the normal distribution function, ½ erfc(−x √½)."""
+    if lean:
+        return w.mul(erfc(w, w.mul(x, -ROOT_HALF[0]), True), 0.5)
+    u, rest = two_product(w, x, w.like(x, -ROOT_HALF[0]))
+    rest = w.fma(x, -ROOT_HALF[1], rest)
+    rest = w.select(w.compare("olt", u, 0.0), w.neg(rest), rest)
+    rest = w.select(w.compare("olt", w.abs(u), 30.0), rest, w.like(x, 0.0))
+    return w.mul(erfc(w, u, False, rest), 0.5)
 
 
 # A fit of the cube root between 1 and 8, to 0.4 %.
@@ -95,9 +112,13 @@ def cbrt(w: Writer, x: Value, lean: bool = False) -> Value:
     octave = nearest(w, w.sub(k, w.mul(float_of(w, third, x.element), 3.0)))[1]
     m = w.mul(m, power_of_two(w, octave, x.element))
     y = polynomial(w, m, CUBE_ROOT)
-    for _step in range(2):
-        cube = w.mul(w.mul(y, y), y)
-        y = w.fma(w.neg(y), w.div(w.sub(cube, m), w.fma(cube, 2.0, m)), y)
+    for last in (False, not lean):
+        square, rest = two_product(w, y, y) if last else (w.mul(y, y), w.like(y, 0.0))
+        cube, error = two_product(w, square, y) if last else (w.mul(square, y), rest)
+        gap = w.sub(cube, m)
+        if last:  # the rounding errors of the cube
+            gap = w.add(gap, w.fma(rest, y, error))
+        y = w.fma(w.neg(y), w.div(gap, w.fma(cube, 2.0, m)), y)
     y = _signed(w, x, w.mul(y, power_of_two(w, third, x.element)))
     special = w.op("or", w.compare("oeq", x, 0.0), w.compare("ueq", w.abs(x), INF))
     return w.select(special, x, y)
