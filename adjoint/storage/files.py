@@ -83,9 +83,22 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
 
     def write(beside: str) -> None:
         save_file(tensors, beside, metadata=metadata)
+        _sort_metadata(beside)
         seal(beside)
 
     replace_file(Path(path), write)
+
+
+def _sort_metadata(path: str | os.PathLike[str]) -> None:
+    """Sort the metadata of a file, so that equal states give equal files: safetensors does not sort them."""
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header[_RESERVED] = dict(sorted(header[_RESERVED].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:  # always, unless safetensors escapes a character that Python does not
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def seal(path: str | os.PathLike[str]) -> None:

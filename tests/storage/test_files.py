@@ -546,6 +546,15 @@ def refuse_mutations(path, data, seeds):
                 pytest.fail(f"{seed}: {ad.load(path)}")
 
 
+def test_equal_states_give_equal_files(path):
+    state = {"w": np.arange(4.0), 'ä\x1f\x7f"\\/\u2028': np.ones(3), "n": [1, 2.5, None, "<é>"]}
+    found = set()
+    for _ in range(8):
+        ad.save(path, state)
+        found.add(path.read_bytes())
+    assert len(found) == 1
+
+
 def test_a_file_with_larger_changes_is_refused(path):
     refuse_mutations(path, small_file(path), (*range(1000), 31579))  # the last damages every key and value
 
