@@ -170,9 +170,10 @@ reading and writing tensors, are part of its time."""
 
 
 BUILDS = """\
-Each build runs in a new process. It is the call that compiles a program which an earlier call has traced:
-*cold*, with an empty cache of kernels, and *from disk*. The time of `jax.jit` is what its first call takes
-beyond a later one. Imports are not counted."""
+Each build runs in a new process: *cold*, with an empty cache of kernels, and *from disk*. These times are
+those of `stats()`, without the call of the program. The ratio to `jax.jit` compares whole calls: what the
+call that builds takes beyond a later one, for both, so it contains the first use of memory. Imports are not
+counted."""
 
 
 def page(numbers: Numbers) -> str:

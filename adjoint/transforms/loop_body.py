@@ -213,10 +213,10 @@ def _tensor(name: str, init: Any, k: int, leaf: Any) -> Tensor:
     return t
 
 
-def check_results_match(name: str, f: str, other: str, a: Any, b: Any, function: Any) -> None:
+def check_results_match(name: str, f: str, other: str, a: Any, b: Any) -> None:
     """Raise if ``b``, the result of ``f``, differs from ``a``, that of ``other``, in structure or shape.
 
-    ``name`` is the name of the loop, for errors.  ``function`` is not used.
+    ``name`` is the name of the loop, for errors.
     """
     left, right = tree.structure(a), tree.structure(b)
     if left != right:

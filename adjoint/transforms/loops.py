@@ -296,7 +296,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
                     "  Inside ad.compile both branches run: draw and write outside the branches."
                 )
             )
-    check_results_match("cond", name_of(false_fun), "the other branch", chosen, other, false_fun)
+    check_results_match("cond", name_of(false_fun), "the other branch", chosen, other)
     return tree.map(functools.partial(_chosen, flag), chosen, other)
 
 
