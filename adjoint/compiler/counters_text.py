@@ -76,20 +76,8 @@ no:
 ; Create the next number of each counter, without storing it in the counter.  Return null if this succeeds,
 ; @miss if Python has to count, or %result if there is no memory.
 define internal ptr @count_ahead(ptr %w, ptr %result) {
-entry:
-  %at.count = getelementptr i64, ptr %w, i64 21
-  %count = load i64, ptr %at.count
-  %at.rows = getelementptr i64, ptr %w, i64 22
-  %rows = load ptr, ptr %at.rows
-  br label %row
-row:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %made ]
-  %more = icmp slt i64 %k, %count
-  br i1 %more, label %look, label %good
-look:
-  %k3 = mul i64 %k, 3
-  %at = getelementptr i64, ptr %rows, i64 %k3
-  %counter = call ptr @counter(ptr %at)
+EACH 21 3
+  %counter = call ptr @counter(ptr %row)
   %unknown = icmp eq ptr %counter, null
   br i1 %unknown, label %missed, label %read
 read:
@@ -106,11 +94,10 @@ make:
   %bad = icmp eq ptr %new, null
   br i1 %bad, label %failed, label %made
 made:
-  %at.new = getelementptr i64, ptr %at, i64 2
+  %at.new = getelementptr i64, ptr %row, i64 2
   store ptr %new, ptr %at.new
-  %k.next = add i64 %k, 1
-  br label %row
-good:
+  br label %next
+end:
   ret ptr null
 clear: ; the number may be too large for 64 bits
   call void @PyErr_Clear()
@@ -123,36 +110,24 @@ failed:
 
 ; Store the numbers that @count_ahead has created in the counters.
 define internal void @count_all(ptr %w) {
-entry:
-  %at.count = getelementptr i64, ptr %w, i64 21
-  %count = load i64, ptr %at.count
-  %at.rows = getelementptr i64, ptr %w, i64 22
-  %rows = load ptr, ptr %at.rows
-  br label %row
-row:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
-  %more = icmp slt i64 %k, %count
-  br i1 %more, label %look, label %end
-look:
-  %k3 = mul i64 %k, 3
-  %at = getelementptr i64, ptr %rows, i64 %k3
-  %at.new = getelementptr i64, ptr %at, i64 2
+EACH 21 3
+  %at.new = getelementptr i64, ptr %row, i64 2
   %new = load ptr, ptr %at.new
   store ptr null, ptr %at.new
-  %counter = call ptr @counter(ptr %at)
+  %counter = call ptr @counter(ptr %row)
   %gone = icmp eq ptr %counter, null
-  br i1 %gone, label %next, label %known
+  br i1 %gone, label %stored, label %known
 known:
   %at.kind = getelementptr i8, ptr %counter, i64 KIND
   %kind = load ptr, ptr %at.kind
   %is.int = icmp eq ptr %kind, @int
   br i1 %is.int, label %single, label %list
 single:
-  %dict = load ptr, ptr %at
-  %at.key = getelementptr i64, ptr %at, i64 1
+  %dict = load ptr, ptr %row
+  %at.key = getelementptr i64, ptr %row, i64 1
   %key = load ptr, ptr %at.key
   %set = call i32 @PyDict_SetItem(ptr %dict, ptr %key, ptr %new) ; the key exists: nothing is allocated
-  br label %next
+  br label %stored
 list:
   %at.length = getelementptr i8, ptr %counter, i64 LENGTH
   %length = load i64, ptr %at.length
@@ -162,7 +137,7 @@ list:
 element:
   %i = phi i64 [ 0, %list ], [ %i.next, %put ]
   %left = icmp slt i64 %i, %length
-  br i1 %left, label %put, label %next
+  br i1 %left, label %put, label %stored
 put:
   %at.element = getelementptr ptr, ptr %elements, i64 %i
   %old = load ptr, ptr %at.element
@@ -171,10 +146,9 @@ put:
   call void @Py_DecRef(ptr %old)
   %i.next = add i64 %i, 1
   br label %element
-next:
+stored:
   call void @Py_DecRef(ptr %new)
-  %k.next = add i64 %k, 1
-  br label %row
+  br label %next
 end:
   ret void
 }

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import re
+
 from adjoint.compiler import arrays_text, counters_text, outputs_text
 
 __all__ = ["TEXT"]
 
-TEXT = (
+# The line ``EACH first width`` begins a loop over the rows of a table: word ``first`` of %w has the number of
+# rows, the next word their address, and a row has ``width`` words.  The lines after it are run for each %row.
+# They go to %next for the next row; after the last row the loop goes to %end.
+_EACH = re.compile(r"^EACH (\S+) (\d+)$", re.MULTILINE)
+_LOOP = r"""
+entry:
+  %at.count = getelementptr i64, ptr %w, i64 \1
+  %count = load i64, ptr %at.count
+  %at.rows = getelementptr i64, ptr %at.count, i64 1
+  %rows = load ptr, ptr %at.rows
+  br label %loop
+next:
+  %k.next = add i64 %k, 1
+  br label %loop
+loop:
+  %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %body, label %end
+body:
+  %offset = mul i64 %k, \2
+  %row = getelementptr i64, ptr %rows, i64 %offset
+"""
+
+TEXT = _EACH.sub(
+    _LOOP.strip(),
     arrays_text.TEXT
     + outputs_text.TEXT
     + counters_text.TEXT
@@ -38,29 +64,16 @@ define internal i1 @fits(ptr %array, ptr %row) {
   ret i1 %ok
 }
 
-; Store an address in all slots of a row.  Word %first has the number of slots, the next word the address of a
-; list of (slot, offset) pairs.
-define internal void @fill(ptr %row, i64 %first, ptr %address) {
-entry:
-  %at.count = getelementptr i64, ptr %row, i64 %first
-  %count = load i64, ptr %at.count
-  %at.list = getelementptr i64, ptr %at.count, i64 1
-  %list = load ptr, ptr %at.list
-  br label %slot
-slot:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %put ]
-  %more = icmp slt i64 %k, %count
-  br i1 %more, label %put, label %end
-put:
-  %k2 = mul i64 %k, 2
-  %at = getelementptr ptr, ptr %list, i64 %k2
-  %to = load ptr, ptr %at
-  %at.offset = getelementptr ptr, ptr %at, i64 1
-  %offset = load i64, ptr %at.offset
-  %moved = getelementptr i8, ptr %address, i64 %offset
+; Store an address in all slots of the row %w.  Word %first has the number of slots, the next word the address
+; of a list of (slot, offset) pairs.
+define internal void @fill(ptr %w, i64 %first, ptr %address) {
+EACH %first 2
+  %to = load ptr, ptr %row
+  %at.distance = getelementptr ptr, ptr %row, i64 1
+  %distance = load i64, ptr %at.distance
+  %moved = getelementptr i8, ptr %address, i64 %distance
   store ptr %moved, ptr %to
-  %k.next = add i64 %k, 1
-  br label %slot
+  br label %next
 end:
   ret void
 }
@@ -141,24 +154,12 @@ no:
 
 ; Increment (%take) or decrement the reference counts of the inputs, to keep them alive without the GIL.
 define internal void @hold(ptr %w, i1 %take) {
-entry:
-  %w2 = getelementptr i64, ptr %w, i64 2
-  %count = load i64, ptr %w2
-  %w3 = getelementptr i64, ptr %w, i64 3
-  %rows = load ptr, ptr %w3
-  br label %row
-row:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
-  %more = icmp slt i64 %k, %count
-  br i1 %more, label %look, label %end
-look:
-  %offset = mul i64 %k, 8
-  %at = getelementptr i64, ptr %rows, i64 %offset
-  %kind = load i64, ptr %at
+EACH 2 8
+  %kind = load i64, ptr %row
   %number = icmp eq i64 %kind, 2
   br i1 %number, label %next, label %array
 array:
-  %at.held = getelementptr i64, ptr %at, i64 7
+  %at.held = getelementptr i64, ptr %row, i64 7
   %held = load ptr, ptr %at.held
   br i1 %take, label %up, label %down
 up:
@@ -167,34 +168,16 @@ up:
 down:
   call void @Py_DecRef(ptr %held)
   br label %next
-next:
-  %k.next = add i64 %k, 1
-  br label %row
 end:
   ret void
 }
 
 ; Read all inputs; return false if the type, dtype or shape of one is wrong.
 define internal i1 @read_all(ptr %w, ptr %args) {
-entry:
-  %w2 = getelementptr i64, ptr %w, i64 2
-  %count = load i64, ptr %w2
-  %w3 = getelementptr i64, ptr %w, i64 3
-  %rows = load ptr, ptr %w3
-  br label %source
-source:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %one ]
-  %more = icmp slt i64 %k, %count
-  br i1 %more, label %look, label %yes
-look:
-  %k8 = mul i64 %k, 8
-  %row = getelementptr i64, ptr %rows, i64 %k8
+EACH 2 8
   %ok = call i1 @read(ptr %row, ptr %args)
-  br i1 %ok, label %one, label %no
-one:
-  %k.next = add i64 %k, 1
-  br label %source
-yes:
+  br i1 %ok, label %next, label %no
+end:
   ret i1 true
 no:
   ret i1 false
@@ -202,26 +185,12 @@ no:
 
 ; Return whether all checks have passed.
 define internal i1 @passes(ptr %w) {
-entry:
-  %w10 = getelementptr i64, ptr %w, i64 10
-  %flags = load i64, ptr %w10
-  %w11 = getelementptr i64, ptr %w, i64 11
-  %list = load ptr, ptr %w11
-  br label %check
-check:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %fine ]
-  %more = icmp slt i64 %k, %flags
-  br i1 %more, label %flag, label %yes
-flag:
-  %at.flag = getelementptr ptr, ptr %list, i64 %k
-  %flag.at = load ptr, ptr %at.flag
+EACH 10 1
+  %flag.at = load ptr, ptr %row
   %byte = load i8, ptr %flag.at
   %clear = icmp eq i8 %byte, 0
-  br i1 %clear, label %fine, label %no
-fine:
-  %k.next = add i64 %k, 1
-  br label %check
-yes:
+  br i1 %clear, label %next, label %no
+end:
   ret i1 true
 no:
   ret i1 false
@@ -390,5 +359,5 @@ missed:
 end:
   ret ptr %found
 }
-"""
+""",
 )

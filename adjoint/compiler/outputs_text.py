@@ -131,20 +131,7 @@ no:
 
 ; Find the arrays of the outputs that may reuse one.  Return null; @miss; or the result if there is no memory.
 define internal ptr @reuse_all(ptr %w, ptr %result) {
-entry:
-  %w4 = getelementptr i64, ptr %w, i64 4
-  %count = load i64, ptr %w4
-  %w5 = getelementptr i64, ptr %w, i64 5
-  %rows = load ptr, ptr %w5
-  %items = getelementptr i8, ptr %result, i64 ITEMS
-  br label %output
-output:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %next ]
-  %more = icmp slt i64 %k, %count
-  br i1 %more, label %look, label %end
-look:
-  %k8 = mul i64 %k, 8
-  %row = getelementptr i64, ptr %rows, i64 %k8
+EACH 4 8
   %reuses = call i1 @reuses(ptr %row)
   br i1 %reuses, label %find, label %next
 find:
@@ -163,6 +150,7 @@ new:
   br i1 %bad, label %failed, label %put
 put:
   %array = phi ptr [ %found, %take ], [ %made, %new ]
+  %items = getelementptr i8, ptr %result, i64 ITEMS
   %at.item = getelementptr ptr, ptr %items, i64 %k
   store ptr %array, ptr %at.item
   call void @Py_DecRef(ptr @none)
@@ -170,9 +158,6 @@ put:
   %address = load ptr, ptr %at.data
   call void @fill(ptr %row, i64 3, ptr %address)
   br label %next
-next:
-  %k.next = add i64 %k, 1
-  br label %output
 end:
   ret ptr null
 miss:
@@ -218,22 +203,12 @@ define internal ptr @new(ptr %row) {
 
 ; Whether the gradients can be written: every tensor can store a gradient, and no thread is adding to one.
 define internal i1 @has_slots(ptr %w) {
-entry:
-  %at.count = getelementptr i64, ptr %w, i64 14
-  %count = load i64, ptr %at.count
-  %at.rows = getelementptr i64, ptr %w, i64 15
-  %rows = load ptr, ptr %at.rows
-  %none = icmp eq i64 %count, 0
-  br i1 %none, label %yes, label %lock
-lock:
+EACH 14 3
   %at.owner = getelementptr i8, ptr @committing, i64 HOLDER
   %owner = load i64, ptr %at.owner
   %free = icmp eq i64 %owner, 0
   br i1 %free, label %look, label %no
 look:
-  %k = phi i64 [ 0, %lock ], [ %k.next, %next ]
-  %k3 = mul i64 %k, 3
-  %row = getelementptr i64, ptr %rows, i64 %k3
   %tensor = load ptr, ptr %row
   %at.extra = getelementptr i8, ptr %tensor, i64 EXTRA
   %extra = load ptr, ptr %at.extra
@@ -241,11 +216,7 @@ look:
   %unset = icmp eq ptr %extra, null
   %missing = or i1 %is.none, %unset
   br i1 %missing, label %no, label %next
-next:
-  %k.next = add i64 %k, 1
-  %more = icmp slt i64 %k.next, %count
-  br i1 %more, label %look, label %yes
-yes:
+end:
   ret i1 true
 no:
   ret i1 false
@@ -273,28 +244,15 @@ end:
 
 ; Make the tensors of the gradients; false if there is no memory.
 define internal i1 @make_gradients(ptr %w) {
-entry:
-  %at.count = getelementptr i64, ptr %w, i64 14
-  %count = load i64, ptr %at.count
-  %at.rows = getelementptr i64, ptr %w, i64 15
-  %rows = load ptr, ptr %at.rows
-  br label %prepare
-prepare:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %prepared ]
-  %more = icmp slt i64 %k, %count
-  br i1 %more, label %make, label %yes
-make:
+EACH 14 3
   %new = call ptr @new_tensor()
   %bad = icmp eq ptr %new, null
   br i1 %bad, label %no, label %prepared
 prepared:
-  %k3 = mul i64 %k, 3
-  %row = getelementptr i64, ptr %rows, i64 %k3
   %at.new = getelementptr i64, ptr %row, i64 2
   store ptr %new, ptr %at.new
-  %k.next = add i64 %k, 1
-  br label %prepare
-yes:
+  br label %next
+end:
   ret i1 true
 no:
   ret i1 false
@@ -302,25 +260,13 @@ no:
 
 ; Exchange the gradients of tensors with the new tensors, which get arrays of the result.
 define internal void @set_gradients(ptr %w, ptr %result) {
-entry:
-  %at.count = getelementptr i64, ptr %w, i64 14
-  %count = load i64, ptr %at.count
-  %at.rows = getelementptr i64, ptr %w, i64 15
-  %rows = load ptr, ptr %at.rows
-  %items = getelementptr i8, ptr %result, i64 ITEMS
-  br label %put
-put:
-  %j = phi i64 [ 0, %entry ], [ %j.next, %one ], [ %j.next, %recycle ]
-  %put.more = icmp slt i64 %j, %count
-  br i1 %put.more, label %one, label %end
-one:
-  %j3 = mul i64 %j, 3
-  %put.row = getelementptr i64, ptr %rows, i64 %j3
-  %to = load ptr, ptr %put.row
-  %at.place = getelementptr i64, ptr %put.row, i64 1
+EACH 14 3
+  %to = load ptr, ptr %row
+  %at.place = getelementptr i64, ptr %row, i64 1
   %place = load i64, ptr %at.place
-  %at.gradient = getelementptr i64, ptr %put.row, i64 2
+  %at.gradient = getelementptr i64, ptr %row, i64 2
   %gradient = load ptr, ptr %at.gradient
+  %items = getelementptr i8, ptr %result, i64 ITEMS
   %at.item = getelementptr ptr, ptr %items, i64 %place
   %array = load ptr, ptr %at.item
   %at.data = getelementptr i8, ptr %gradient, i64 TENSOR
@@ -332,18 +278,17 @@ one:
   store ptr %gradient, ptr %at.grad
   store ptr null, ptr %at.gradient
   store ptr %old, ptr %at.item
-  %j.next = add i64 %j, 1
   %at.kind = getelementptr i8, ptr %old, i64 KIND
   %kind = load ptr, ptr %at.kind
   %is.tensor = icmp eq ptr %kind, @tensor
   %alone = call i1 @is_alone(ptr %old)
   %free = and i1 %is.tensor, %alone
-  br i1 %free, label %recycle, label %put
+  br i1 %free, label %recycle, label %next
 recycle:
   %at.old.data = getelementptr i8, ptr %old, i64 TENSOR
   %old.data = load ptr, ptr %at.old.data
   call void @keep(ptr %w, i64 %place, ptr %old.data)
-  br label %put
+  br label %next
 end:
   ret void
 }
@@ -427,23 +372,11 @@ no:
 
 ; Exchange the arrays of tensors with those in the result.
 define internal void @put(ptr %w, ptr %result) {
-entry:
-  %at.count = getelementptr i64, ptr %w, i64 12
-  %count = load i64, ptr %at.count
-  %at.rows = getelementptr i64, ptr %w, i64 13
-  %rows = load ptr, ptr %at.rows
-  %items = getelementptr i8, ptr %result, i64 ITEMS
-  br label %tensor
-tensor:
-  %j = phi i64 [ 0, %entry ], [ %j.next, %exchange ]
-  %more = icmp slt i64 %j, %count
-  br i1 %more, label %exchange, label %end
-exchange:
-  %j3 = mul i64 %j, 3
-  %row = getelementptr i64, ptr %rows, i64 %j3
+EACH 12 3
   %to = load ptr, ptr %row
   %at.place = getelementptr i64, ptr %row, i64 1
   %place = load i64, ptr %at.place
+  %items = getelementptr i8, ptr %result, i64 ITEMS
   %at.item = getelementptr ptr, ptr %items, i64 %place
   %new = load ptr, ptr %at.item
   %at.data = getelementptr i8, ptr %to, i64 TENSOR
@@ -451,8 +384,7 @@ exchange:
   store ptr %new, ptr %at.data
   call void @keep(ptr %w, i64 %place, ptr %old)
   store ptr %old, ptr %at.item
-  %j.next = add i64 %j, 1
-  br label %tensor
+  br label %next
 end:
   ret void
 }
@@ -516,25 +448,12 @@ define internal void @discard(ptr %w, ptr %result) {
 
 ; Release the last word of each row, if it is an object.  Word %first has the number of rows.
 define internal void @release(ptr %w, i64 %first) {
-entry:
-  %at.count = getelementptr i64, ptr %w, i64 %first
-  %count = load i64, ptr %at.count
-  %at.rows = getelementptr i64, ptr %at.count, i64 1
-  %rows = load ptr, ptr %at.rows
-  br label %row
-row:
-  %k = phi i64 [ 0, %entry ], [ %k.next, %one ]
-  %more = icmp slt i64 %k, %count
-  br i1 %more, label %one, label %end
-one:
-  %k3 = mul i64 %k, 3
-  %last = add i64 %k3, 2
-  %at = getelementptr ptr, ptr %rows, i64 %last
+EACH %first 3
+  %at = getelementptr ptr, ptr %row, i64 2
   %object = load ptr, ptr %at
   store ptr null, ptr %at
   call void @Py_DecRef(ptr %object) ; does nothing for null
-  %k.next = add i64 %k, 1
-  br label %row
+  br label %next
 end:
   ret void
 }
