@@ -97,7 +97,10 @@ class Buffer:
     def __init__(self, slots: list[Slot], depth: int) -> None:
         self.slots = slots
         self.names = [slot.name for slot in slots]
-        self.pick: Any = itemgetter(*[slot.index for slot in slots])
+        indices = [slot.index for slot in slots]
+        span = slice(indices[0], indices[0] + len(slots))
+        # the gradients of these slots: a slice of all items of a tuple makes no copy
+        self.pick = itemgetter(*([span] if indices == [*range(span.start, span.stop)] else indices))
         self.depth = depth  # 2: the memory has a second row, the rounding errors of the additions
         self.fresh = True  # nothing was added: the memory is undefined
         self.arrays: list[Array] = []  # the memory, and a view of its first row for each parameter
@@ -127,7 +130,7 @@ class Buffer:
 
         Missing and sparse gradients become zeros.  ``plain`` is True if no gradient is missing or sparse.
         """
-        parts: Any = self.pick(arrays) if len(self.slots) > 1 else (arrays[self.slots[0].index],)
+        parts: Any = self.pick(arrays)
         if not plain and ndarray not in map(type, parts):
             return None
         if self.fresh:
@@ -144,17 +147,19 @@ class Buffer:
         return np.concatenate(parts, axis=None, out=out, casting="same_kind")
 
     def add(self, g: Array, factor: float, part: slice) -> None:
-        """Add factor·g to the sums in the slice ``part``; sums and g are flat."""
-        sums, staged, g = self.arrays[0][:, part], g is self.stage, g[part]
+        """Add factor·g to the sums in the slice ``part``; g is flat."""
+        memory, staged = self.arrays[0], g is self.stage
         if self.fresh:
             if factor != 1.0 or len(self.slots) == 1:  # otherwise the gradients were staged in the sums
-                np.multiply(g, factor, out=sums[0], dtype=sums.dtype)
+                np.multiply(g[part], factor, out=memory[0, part], dtype=memory.dtype)
             return
-        for s in pieces(g.size, CHUNK if self.depth == 2 else 2 * SHARED // sums.itemsize):
+        length = CHUNK if self.depth == 2 else 2 * SHARED // memory.itemsize
+        for s in pieces(part.stop, length, part.start):
             x = g[s]
             if factor != 1.0:  # the product is added before it leaves the cache
-                x = np.multiply(x, factor, out=x if staged else scratch(x.size, sums.dtype), dtype=sums.dtype)
-            _add_to(sums[:, s], x)
+                out = x if staged else scratch(x.size, memory.dtype)
+                x = np.multiply(x, factor, out=out, dtype=memory.dtype)
+            _add_to(memory[:, s], x)
 
 
 def _add_to(sums: Array, x: Array) -> None:
@@ -212,7 +217,7 @@ class Sums:
 
         The result is a tuple only if all are dense arrays.
         """
-        if not isinstance(gradients, Mapping) or not gradients:
+        if not isinstance(gradients, (dict, Mapping)) or not gradients:
             raise InputError(f"step: pass a dictionary of gradients by name, not {gradients!r}.")
         arrays = tuple(gradients.values())
         if set(map(type, arrays)) == {ndarray} and self._seen == _facts(gradients, arrays):
@@ -231,6 +236,7 @@ class Sums:
             found[slot.index] = slot.fitting(gradient_array(repr(name), value), weak)
         return found
 
+    @np.errstate(all="ignore")  # as a decorator: ``with`` makes a new object at each call
     def staged(self, arrays: Sequence[Any], weight: float | None, before: float, *, check: bool) -> Staged:
         """Return the names of gradients that are not finite, or a function that adds weight·gradient.
 
@@ -238,30 +244,33 @@ class Sums:
         ``arrays`` are in the order of the parameters.  ``before`` is the weight of all earlier micro-batches.
         With ``weight=None`` the gradients are added as they are.
         """
-        with np.errstate(all="ignore"):
-            if self.pending and any(arrays[slot.index] is not None for slot in self.pending):
-                if check and (bad := self._not_finite(arrays)):  # before they decide a dtype
-                    return bad, None
-                self.lay_out(arrays)
-            plain = type(arrays) is tuple or set(map(type, arrays)) == {ndarray}
-            dense = [(b, g) for b in self.buffers if (g := b.staged(arrays, plain)) is not None]
-            sparse = [] if plain else [(n, g) for n, g in zip(self.slots, arrays, strict=True)
-                                       if type(g) is SparseRows]  # fmt: skip
-            size = sum([g.size for _, g in dense])
-            threads = threads_for(size, LEAST)
-            if check and not _finite([g for _, g in dense] + [g.values for _, g in sparse], size, threads):
-                return self._not_finite(arrays), None
-            unit = self.unit if weight is None else self._unit_for(weight, before)
-            factor = 1.0 if weight is None else weight / unit
-            change = self.unit / unit if before else 1.0  # of the earlier sums
-            jobs = [(buffer, g, part) for buffer, g in dense for part in _parts(g, size, threads, 8)]
-            rows = {name: self._with_rows(self.slots[name], g, factor, change) for name, g in sparse}
+        if self.pending and any(arrays[slot.index] is not None for slot in self.pending):
+            if check and (bad := self._not_finite(arrays)):  # before they decide a dtype
+                return bad, None
+            self.lay_out(arrays)
+        plain = type(arrays) is tuple or set(map(type, arrays)) == {ndarray}
+        dense = [(b, g) for b in self.buffers if (g := b.staged(arrays, plain)) is not None]
+        sparse = [] if plain else [(n, g) for n, g in zip(self.slots, arrays, strict=True)
+                                   if type(g) is SparseRows]  # fmt: skip
+        size = sum([g.size for _, g in dense])
+        threads = threads_for(size, LEAST)
+        if check and not _finite([g for _, g in dense] + [g.values for _, g in sparse], size, threads):
+            return self._not_finite(arrays), None
+        unit = self.unit if weight is None else self._unit_for(weight, before)
+        factor = 1.0 if weight is None else weight / unit
+        change = self.unit / unit if before else 1.0  # of the earlier sums
+        rows = {name: self._with_rows(self.slots[name], g, factor, change) for name, g in sparse}
 
         def add() -> None:
             with np.errstate(all="ignore"):
                 for a in self.values() if change != 1.0 else ():
                     a *= change
-                run_parts(lambda job: job[0].add(job[1], factor, job[2]), jobs, threads)
+                if threads == 1:
+                    for buffer, g in dense:
+                        buffer.add(g, factor, slice(0, g.size))
+                else:
+                    jobs = [(b, g, factor, part) for b, g in dense for part in _parts(g, size, threads, 8)]
+                    run_parts(lambda job: job[0].add(*job[1:]), jobs, threads)
             self.unit = unit
             self.rows.update(rows)
             for buffer, _ in dense:
@@ -417,13 +426,13 @@ class Sums:
 
 def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
     """Split an array into parts, ``each`` per thread; ``size`` is the total size of all arrays."""
-    if threads == 1:
-        return [slice(None)]
     return pieces(a.size, max(size // (threads * each) // LINE * LINE, LINE))
 
 
 def _finite(arrays: list[Array], size: int, threads: int) -> bool:
     """Return whether all arrays are finite; large ones, with ``size`` elements in all, in several threads."""
+    if threads == 1:
+        return all(map(all_finite_unwarned, arrays))
     # long parts: NumPy lets other threads run only in long dot products
     parts = [a.reshape(-1)[part] for a in arrays for part in _parts(a, size, threads)]
     bad: list[Any] = []

@@ -89,9 +89,9 @@ def threads_for(size: int, least: int, *, ending: Callable[[], bool] = sys.is_fi
     return min(processors() if allowed == "auto" else int(allowed), size // least)
 
 
-def pieces(size: int, length: int) -> list[slice]:
-    """Split ``size`` elements into slices of ``length``; the last one may be shorter."""
-    return [slice(start, min(start + length, size)) for start in range(0, size, length)]
+def pieces(stop: int, length: int, start: int = 0) -> list[slice]:
+    """Split the range from ``start`` to ``stop`` into slices of ``length``; the last one may be shorter."""
+    return [slice(i, min(i + length, stop)) for i in range(start, stop, length)]
 
 
 def scratch(size: int, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
