@@ -18,6 +18,7 @@ from watchdog import watched
 import adjoint as ad
 from adjoint import errors
 from adjoint.core.op import OPS
+from adjoint.ops import elementwise
 from adjoint.threads import spread as mechanism
 from adjoint.threads.spread import pieces, processors, run_parts, scratch, threads_for
 
@@ -31,9 +32,10 @@ def no_hang():
 @pytest.mark.parametrize("size", [0, 1, 2, 15, 16, 17, 1001, 65_537])
 @pytest.mark.parametrize("length", [1, 7, 16, 4096])
 def test_pieces_cover_everything_once(size, length):
-    found = pieces(size, length)
-    assert [i for s in found for i in range(s.start, s.stop)] == list(range(size))
-    assert all(s.stop - s.start <= length for s in found)
+    for start in (0, 3):
+        found = pieces(size, length, start)
+        assert [i for s in found for i in range(s.start, s.stop)] == list(range(start, size))
+        assert all(s.stop - s.start <= length for s in found)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -393,6 +395,29 @@ def test_a_costly_function_of_a_large_tensor(monkeypatch):
     assert y.numpy().tobytes() == np.tanh(x.numpy()).tobytes()
     y.sum().backward()
     np.testing.assert_allclose(x.grad.numpy(), 1 / np.cosh(x.numpy()) ** 2, rtol=1e-14)
+
+
+@pytest.mark.parametrize("op", ["sech_squared", "logistic_slope"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_slope_of_a_large_array_has_the_bits_and_the_layout_of_a_small_one(monkeypatch, op, dtype):
+    y = np.random.default_rng(0).normal(scale=30, size=(64, 50)).astype(dtype)
+    y[0, :4] = np.nan, np.inf, -0.0, 1e30
+    g = np.random.default_rng(1).normal(size=(64, 50))
+    one = np.broadcast_to(dtype(2.5), y.shape)
+    pairs = [(g.astype(dtype), y), (one, y), (g.astype(dtype), y.T.copy().T), (g.astype(dtype).T, y.T)]
+    pairs += [(g.astype(dtype).T.copy().T, y), (g, y), (g[:1].astype(dtype), y), (g[None].astype(dtype), y)]
+    slope = OPS[op].forward
+    with np.errstate(all="ignore"), ad.config.threads(3):
+        small = [slope(a, b) for a, b in pairs]
+        monkeypatch.setattr(elementwise, "COSTLY_SIZE", 3000)
+        monkeypatch.setattr(mechanism, "COSTLY_SIZE", 3000)
+        kept = [(a.copy(), b.copy()) for a, b in pairs]
+        large = [slope(a, b) for a, b in pairs]
+    for x, z, (a, b), (c, d) in zip(small, large, pairs, kept, strict=True):
+        assert (z.dtype, z.shape, z.strides) == (x.dtype, x.shape, x.strides)
+        assert z.tobytes() == x.tobytes()
+        assert a.tobytes() == c.tobytes()
+        assert b.tobytes() == d.tobytes()
 
 
 def test_a_costly_function_tells_of_errors_in_its_threads(large_from_3000):
