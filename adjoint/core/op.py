@@ -60,14 +60,14 @@ class Op:
     blank: tuple[Any, ...] = field(init=False)
     differentiable: bool = field(init=False)
     saves_any: bool = field(init=False)
-    usual: bool = field(init=False)  # one rule per argument, and not ``selects``
+    usual: bool = field(init=False)  # one rule per argument, and neither ``selects`` nor ``places``
     pointwise: bool = field(init=False)  # each element of the gradient depends only on the same element of g
     _split: dict[tuple[int, int], Split] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.unsaved = Spec(self.name, (), None)
         self.blank = (self.unsaved,) * (self.arity or 0)
-        self.usual = bool(self.rules) and not self.selects
+        self.usual = bool(self.rules) and not self.selects and not self.places
         self.pointwise = self.kind == "elementwise" and self.outputs == 1 and not self.selects
         self.saves_any = self.saves_out or any(self.saves_args)
         self.differentiable = self.joint is not None or any(r is not None for r in self.rules)

@@ -68,9 +68,12 @@ def make_plan(
                 seen.add(parent)
                 order.append(parent)
             elif parent is not None:
+                extra = parent._extra
                 if events:
                     pending[parent] = pending.get(parent, 0) + 1
-                elif parent._extra is not None and _hooked(parent):  # start again, with events
+                # ``_hooked``, written out: leaves with a gradient have extra data
+                elif extra is not None and (extra.hooks is not None or extra.post_hooks is not None):
+                    # start again, with events
                     return make_plan(roots, targets, events=True, only=only, watched=watched, since=since)
     order.sort(key=_seq, reverse=True)
     if targets is None and only is not None:

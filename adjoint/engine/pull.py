@@ -60,14 +60,11 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
     initially has None for each parent.  ``zeros`` are the zeros of ``g`` (see ``engine/zeros.py``), one per
     output if there are several. The values that the node saved are released, unless the run retains them.
     """
-    op, xp, parents = node.op, run.xp, node.parents
-    if needed is not None and run.captured and needed.isdisjoint(parents):
+    op, xp, grads = node.op, run.xp, run.grads
+    if needed is not None and run.captured and needed.isdisjoint(node.parents):
         return  # the gradient of this node itself was asked for
-    if op.places and _placed(run, node, g, zeros, kept):
-        return
-    # the output first: another thread that releases the node drops the arguments first
     out, params, dtype = node.out, node.params, node.dtype
-    values = node.args
+    values = node.args  # after the output, because another thread that releases the node drops them first
     if values is None:
         raise released(node)
     if node.versions is not None:
@@ -76,24 +73,22 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
                 raise modified(node, t)
     if node.extra is not None or xp is rec:
         values, out = _read(node, values, out, xp)
-    given, conjugate = g, False
-    stained = joint = None  # stained: the zeros of the contributions of an elementwise op
+    given, joint, stained = g, None, None  # stained: the zeros of the contributions of an elementwise op
     direct = kept is None  # whether contributions are added here, without ``_give``
     if zeros is not None or not op.usual or (dtype is not _F64 and dtype is not _F32):
-        conjugate = _conjugates(op, dtype)
+        if op.places and _placed(run, node, g, zeros, kept):
+            return
         if zeros is not None and op.pointwise:
             stained = zeros.stain() if direct else None
         elif zeros is not None and op.outputs == 1:
             g = cleaned(xp, g, zeros)
-        direct = direct and not conjugate and (stained is not None or (zeros is None and not op.selects))
-        given = _conj(xp, g) if conjugate else g
+        given = _conj(xp, g) if _conjugates(op, dtype) else g
+        direct = direct and given is g and (stained is not None or (zeros is None and not op.selects))
         if op.joint is not None:
             joint = pull_joint(node, given, xp, values, out, needed, zeros)
-    grads = run.grads
-    # avoid a call with *, which costs as much as the rest of the call
-    rules, count = op.rules, 0 if params or joint is not None else len(values)
-    i = -1  # counting by hand: zip and enumerate cost three times as much
-    for parent in parents:
+    rules, i = op.rules, -1  # counting by hand: zip and enumerate cost three times as much
+    count = 0 if params or joint is not None else len(values)  # 0: called with *, which takes twice as long
+    for parent in node.parents:
         i += 1
         if parent is None or (needed is not None and parent not in needed):
             continue
@@ -105,17 +100,15 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
             gp = rules[i](xp, given, out, values[0], values[1], values[2])
         elif joint is None:
             gp = rules[i](xp, given, out, *values, **params)
-        else:
-            gp = joint[i]
-            if gp is None:
-                continue
+        elif (gp := joint[i]) is None:
+            continue
         like = parent if type(parent) is Node else parent._data
         try:
             fits = gp.shape == like.shape and gp.dtype is like.dtype
         except AttributeError:
             fits = False
         if not fits or not direct or (stained is not None and gp.shape != node.shape):
-            _give(run, node, i, parent, g, gp, zeros, fits and not conjugate, kept)
+            _give(run, node, i, parent, g, gp, zeros, fits and given is g, kept)
         elif parent not in grads:
             grads[parent] = gp
             if stained is not None:
