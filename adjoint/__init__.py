@@ -41,8 +41,7 @@ from adjoint.grads.norm import global_norm
 from adjoint.grads.store import Gradients
 from adjoint.grads.tape import Tape
 from adjoint.interop import array_api
-from adjoint.interop import notebook as _notebook
-from adjoint.interop import numpy as _numpy_protocols
+from adjoint.interop import protocols as _protocols
 from adjoint.interop.array_api import *
 from adjoint.interop.dlpack import from_dlpack
 from adjoint.ops import (
@@ -233,7 +232,7 @@ __all__ = [
     *shape.__all__,
 ]
 
-del _notebook, _numpy_protocols, array_api, arrange, compare, complex_parts, contraction, create, diagonals
+del _protocols, array_api, arrange, compare, complex_parts, contraction, create, diagonals
 del distances, distinct, elementwise, extremes, fused, grouped, index, join, nan_reduce, order, piecewise
 del products, reduce, scans, selection, shape
 
@@ -321,10 +320,14 @@ def _instead(name: str) -> str:
     if name in _hints.FUNCTIONS:
         return f".  Use {_hints.FUNCTIONS[name]}."
     theirs = vars(_np).get(name)
-    if callable(theirs) and theirs in interop.numpy.FUNCTIONS and not name.startswith("_"):
+    if callable(theirs) and not name.startswith("_") and theirs in _numpy_functions():
         return f".  Use np.{name}, which accepts tensors and is differentiable."
     instead = _elsewhere(name)
     return f".  Use {instead}." if instead else ""
+
+
+def _numpy_functions() -> Any:
+    return importlib.import_module("adjoint.interop.numpy").FUNCTIONS
 
 
 def __dir__() -> list[str]:

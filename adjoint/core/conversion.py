@@ -72,7 +72,7 @@ def check_polynomial(frame: FrameType, args: tuple[Any, ...]) -> None:
     ndarray, so each of its elements would be combined with one polynomial instead of all.  ``frame`` is the
     frame that calls the op, directly or through a ufunc.
     """
-    if frame.f_globals.get("__name__") == "adjoint.interop.numpy" and frame.f_back is not None:
+    if frame.f_globals.get("__name__") == "adjoint.interop.protocols" and frame.f_back is not None:
         frame = frame.f_back
     module = str(frame.f_globals.get("__name__"))
     if not module.startswith("numpy.polynomial.") or not frame.f_locals.get("tensor", True):

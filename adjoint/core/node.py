@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import os
-import re
 import sys
 import threading
 import weakref
@@ -148,13 +147,16 @@ def inlined(text: str, parts: dict[str, str]) -> str:
 
     The lines of a part are indented like ``{name}`` if that is alone on its line.
     """
-
-    def replaced(match: re.Match[str]) -> str:
-        lines = parts[match[2]].strip("\n").split("\n")
-        return match[1] + f"\n{match[1]}".join(lines)
-
-    text = re.sub(r"^( *)\{(\w+)\}$", replaced, text, flags=re.MULTILINE)
-    return re.sub(r"()\{(\w+)\}", replaced, text)
+    lines: list[str] = []
+    for line in text.split("\n"):
+        name = line.strip()
+        indent = line.removesuffix(name)
+        whole = parts.get(name[1:-1]) if name.startswith("{") else None
+        lines += [line] if whole is None else [indent + each for each in whole.strip("\n").split("\n")]
+    text = "\n".join(lines)
+    for name, part in parts.items():
+        text = text.replace(f"{{{name}}}", part)
+    return text
 
 
 def compiled(text: str, title: str, names: dict[str, Any]) -> dict[str, Any]:

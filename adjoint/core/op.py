@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dis
+import functools
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,22 +125,29 @@ def names_read(rule: RuleFunction, names: Iterable[str]) -> frozenset[str]:
     >>> sorted(names_read(lambda xp, g, z, x, y: g * y, "zxy"))
     ['y']
     """
+    wanted = frozenset(names)
     code = getattr(rule, "__code__", None)
     if code is None:
-        return frozenset(names)  # a partial or a callable object: assume that it reads all
-    read: set[int] = set()
-    instructions = code.co_code
-    for op, arg in set(zip(instructions[::2], instructions[1::2], strict=True)):
-        if op in _LOAD_ONE:
-            read.add(arg)
-        elif op in _LOAD_TWO:
-            read.update((arg >> 4, arg & 15))
+        return wanted  # a partial or a callable object: assume that it reads all
+    units = set(memoryview(code.co_code).cast("H"))
+    read = [v for i, v in enumerate(code.co_varnames) if v in wanted and not _loads(i).isdisjoint(units)]
     # a parameter that an inner function reads is a cell; other cells are numbered after the variables
-    return frozenset(names) & {*code.co_cellvars, *(v for i, v in enumerate(code.co_varnames) if i in read)}
+    return wanted.intersection(code.co_cellvars).union(read)
 
 
-# Some instructions access two variables, and one access may be a store.  The stored variable is counted as
-# read too, which at worst saves a value that is not needed.
 _LOADS = {name: code for name, code in dis.opmap.items() if "LOAD_FAST" in name}
 _LOAD_TWO = frozenset(code for name, code in _LOADS.items() if name.count("_FAST") == 2)
 _LOAD_ONE = frozenset(_LOADS.values()) - _LOAD_TWO
+
+
+@functools.cache
+def _loads(variable: int) -> frozenset[int]:
+    """Return the instructions that read a local variable, given by its number.
+
+    Some instructions access two variables, and one access may be a store.  The stored variable is counted as
+    read too, which at worst saves a value that is not needed.
+    """
+    pairs = [(code, variable) for code in _LOAD_ONE]
+    for other in range(16) if variable < 16 else ():
+        pairs += [(code, arg) for code in _LOAD_TWO for arg in (variable << 4 | other, other << 4 | variable)]
+    return frozenset(int.from_bytes(pair, sys.byteorder) for pair in pairs)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from adjoint import words
-from adjoint.core.methods import attach
 from adjoint.core.node import LEAF
 from adjoint.core.tensor import Tensor
 
@@ -278,6 +277,3 @@ def _chart(title: str, curves: Mapping[str, Sequence[float]]) -> str:
         f'<svg width="{width}" height="{height}" viewBox="-2 -2 {width + 4} {height + 4}" role="img" '
         f'aria-label="{escape(title)}">{"".join(lines)}</svg></figure>'
     )
-
-
-attach(Tensor, _repr_html_=tensor_html)

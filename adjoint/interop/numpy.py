@@ -1,4 +1,7 @@
-"""NumPy's protocols: ``np.sin``, ``np.concatenate`` and other functions accept tensors and return tensors."""
+"""NumPy's functions on tensors: ``np.concatenate`` and others call the function of adjoint.
+
+``interop.protocols`` imports this module when a function of NumPy is first called with a tensor.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,18 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from adjoint import ops
-from adjoint.core.conversion import check_conversion
-from adjoint.core.convert import asarray
-from adjoint.core.define import UFUNCS
 from adjoint.core.methods import attach
-from adjoint.core.record import tracked
-from adjoint.core.tensor import Tensor, Traced
-from adjoint.core.user_code import library_of
+from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
 from adjoint.interop import array_api, array_forms, numpy_forms, polynomial_forms
+from adjoint.interop.protocols import check_filter, no_out
 
-__all__ = ["FUNCTIONS", "PLAIN", "Form", "array_function", "array_ufunc"]
+__all__ = ["FUNCTIONS", "PLAIN", "Form", "array_function"]
 
 # NumPy's names and adjoint's, where they differ.
 _ALIASES = {
@@ -31,11 +29,6 @@ _ALIASES = {
     "around": "round",
     "copy": "copy",
 }
-_REDUCE = {
-    np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min",
-    np.logical_and: "all", np.logical_or: "any",
-}  # fmt: skip
-_ACCUMULATE = {np.add: "cumsum", np.multiply: "cumprod"}
 _RENAMED = {"a_min": "min", "a_max": "max", "M": "n_cols"}
 # Parameters that concern only memory; they are ignored, because they do not change the result.
 _MEMORY = frozenset("subok overwrite_input writeable like copy".split())
@@ -134,7 +127,7 @@ class Form:
             if ours in self.mine:
                 found[ours] = value
             elif name == "out" and value is not None:
-                raise InputError(_no_out(self.name, value))
+                raise InputError(no_out(self.name, value))
             elif value is not None and name not in _MEMORY and not (name == "order" and value in ("C", "K")):
                 raise InputError(f"np.{self.name}: adjoint does not support {name}=.  Omit it.")
         return found
@@ -143,58 +136,13 @@ class Form:
 _forms: dict[Any, Form] = {}
 
 
-def _no_out(name: str, *given: Any) -> str:
-    if any(isinstance(out, Tensor) for out in given):
-        return (
-            f"np.{name}(…, out=…): out must be a NumPy array, not a tensor.\n"
-            "  Omit out=: the result is a new tensor.  To write the result into x, use "
-            "`with ad.no_grad(): x.copy_(result)`."
-        )
-    return (
-        f"np.{name}(…, out=…): an array cannot be part of the graph, so the gradient would be lost.\n"
-        "  The same happens in a += x if a is an array: write a = a + x, or create a with ad.zeros."
-    )
-
-
-def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-    """Call the op that corresponds to a NumPy ufunc.  This is the method ``__array_ufunc__`` of tensors."""
-    if not kwargs and method == "__call__" and (known := UFUNCS.get(ufunc)) is not None:
-        return known(*inputs)
-    kwargs = {k: v for k, v in kwargs.items() if v is not None}
-    if "out" in kwargs:
-        plain = all(type(a) is not Traced and not (type(a) is Tensor and tracked(a)) for a in inputs)
-        if plain and not any(isinstance(out, Tensor) for out in kwargs["out"]):  # array += tensor
-            arrays = [a.numpy() if isinstance(a, Tensor) else a for a in inputs]
-            return getattr(ufunc, method)(*arrays, **kwargs)
-        raise InputError(_no_out(ufunc.__name__, *kwargs["out"]))
-    if method == "__call__":
-        eager = UFUNCS.get(ufunc)
-        if eager is None and ufunc.__name__ in ops.special.__all__:
-            eager = getattr(ops.special, ufunc.__name__)  # for a ufunc of SciPy, which has the same name
-        if eager is not None and (not kwargs or (ufunc is np.vecdot and set(kwargs) == {"axis"})):
-            return eager(*inputs, **kwargs)
-    elif method == "reduce" and ufunc in _REDUCE:
-        return ops.function(_REDUCE[ufunc])(*inputs, **{"axis": 0, **kwargs})
-    elif method == "accumulate" and ufunc in _ACCUMULATE:
-        return ops.function(_ACCUMULATE[ufunc])(*inputs, **{"axis": 0, **kwargs})
-    elif method == "outer" and ufunc in UFUNCS and not kwargs:
-        x, y = asarray(inputs[0]), asarray(inputs[1])
-        return UFUNCS[ufunc](ops.function("reshape")(x, (*x.shape, *(1,) * y.ndim)), y)
-    call = f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
-    options = f" with {', '.join(kwargs)}" if kwargs else ""
-    raise InputError(
-        f"{call}{options} has no derivative in adjoint.\n"
-        "  Pass x.numpy() if no gradient is needed, or add the op with ad.define."
-    )
-
-
 def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Call adjoint's function that corresponds to NumPy's function ``func``.
 
     This is the method ``__array_function__`` of tensors.
     """
     if func is np.atleast_1d:
-        _check_filter(sys._getframe(1), args)
+        check_filter(func, sys._getframe(1), args)
     form = _forms.get(func)
     if form is not None:
         return form(args, kwargs)
@@ -220,16 +168,4 @@ def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) 
     )
 
 
-def _check_filter(frame: FrameType, args: Any) -> None:
-    """Raise if ``scipy.signal.lfilter`` was called with a tensor that requires grad.
-
-    ``frame`` is the stack frame of the caller of ``np.atleast_1d``.  lfilter calls this function first; an
-    error that is raised later would be hidden by the C code of lfilter.
-    """
-    if frame.f_code.co_name == "lfilter" and library_of(frame) == "scipy":
-        for x in args:
-            if isinstance(x, Tensor):
-                check_conversion(x, "a NumPy array", "Use adjoint.scipy.signal.lfilter, which takes tensors.")
-
-
-attach(Tensor, __array_ufunc__=array_ufunc, __array_function__=array_function)
+attach(Tensor, __array_function__=array_function)

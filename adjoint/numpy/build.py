@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import interop
 from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS
 from adjoint.core.tensor import Tensor
+from adjoint.interop.numpy import FUNCTIONS, PLAIN, Form
 
 __all__ = ["Ufunc", "namespace", "numpy_only", "tensor_function"]
 
@@ -70,15 +70,15 @@ def _converted(value: Any) -> Any:
         return Ufunc(value, UFUNCS[value]) if value in UFUNCS else value
     if isinstance(value, (type, ModuleType)) or not callable(value):
         return value
-    ours = interop.numpy.FUNCTIONS.get(value)
+    ours = FUNCTIONS.get(value)
     if ours is not None:
         return tensor_function(value, ours)
-    return value if value in interop.numpy.PLAIN else numpy_only(value)
+    return value if value in PLAIN else numpy_only(value)
 
 
 def tensor_function(theirs: Any, ours: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function ``ours`` with the parameters, name and documentation of NumPy's ``theirs``."""
-    form = interop.numpy.Form(theirs, ours)
+    form = Form(theirs, ours)
 
     @functools.wraps(theirs)
     def call(*args: Any, **kwargs: Any) -> Any:

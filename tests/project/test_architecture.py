@@ -132,7 +132,19 @@ def test_importing_adjoint_loads_numpy_and_nothing_else() -> None:
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     loaded = {name for name in ast.literal_eval(out) if name not in sys.stdlib_module_names}
-    assert loaded - {"numpy"} == {"adjoint"}  # numpy.fft is loaded when it is first named
+    assert loaded - {"numpy"} == {"adjoint"}  # numpy.typing
+
+
+def test_what_few_programs_use_is_loaded_when_it_is_first_used() -> None:
+    program = (
+        "import sys, numpy as np, adjoint as ad; first = ad.Tensor.__array_function__\n"
+        "parts = ('adjoint.interop.numpy', 'adjoint.interop.notebook', 'numpy.fft')\n"
+        "print([name in sys.modules for name in parts])\n"
+        "x = ad.tensor([3.0, 1.0], requires_grad=True); np.sort(x)[0].backward()\n"
+        "print(x.grad.tolist(), ad.Tensor.__array_function__ is not first, '<' in x._repr_html_())\n"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines() == ["[False, False, False]", "[0.0, 1.0] True True"]
 
 
 def test_exports_exist_and_are_sorted_out() -> None:
