@@ -48,7 +48,14 @@ class Inner:
         self.name = name
         sub = outer.inner()
         sub.loop = self  # so that a branch on a value calls ``decide``
-        within(grad_mode, False, sub.run, lambda: self._call(sub, f, specs), lambda result: None)
+
+        def call() -> None:
+            try:
+                self._call(sub, f, specs)
+            finally:  # the function that ``outer`` traces may catch the error, too
+                outer.refused = outer.refused or sub.refused
+
+        within(grad_mode, False, sub.run, call, lambda result: None)
         program = sub.program
         program.sources.sort(key=lambda s: s.kind != "argument")
         others = program.sources[len(specs) :]

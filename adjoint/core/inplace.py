@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from adjoint.config import grad_mode, is_watched, logs, special
 from adjoint.core.explain import explained
-from adjoint.core.lifted import Unknown, running, tracing
+from adjoint.core.lifted import Unknown, refusal, running, tracing
 from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Node
 from adjoint.core.op import OPS
@@ -266,9 +266,12 @@ def _lift(assignment: Augmented, t: Tensor, y: Tensor) -> None:
     Raise if ``t`` is part of a graph; leaves are allowed inside ``ad.compile``.
     """
     if type(t._node) is Node or (t._node is LEAF and not isinstance(y._data, Unknown)):
-        raise InPlaceError(
-            f"x {assignment.sign} y: x is part of a graph outside {y._data.transform}, so it cannot change.\n"
-            f"  Make a new tensor: x = x {assignment.sign[:-1]} y."
+        raise refusal(
+            InPlaceError(
+                f"x {assignment.sign} y: x is part of a graph outside {y._data.transform}, so it cannot "
+                f"change.\n  Make a new tensor: x = x {assignment.sign[:-1]} y."
+            ),
+            isinstance(y._data, Unknown),
         )
     running(y._data.level).adopt(t)
 

@@ -409,10 +409,13 @@ def traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
     items = list(key) if type(key) is tuple else [key]
     items = items[:-1] if items[-1] is Ellipsis else items
     if len(items) > x.ndim or not all(isinstance(k, (int, np.ndarray, Tensor)) for k in items):
-        raise IndexingError(
-            "inside a transform, an index with tensors that depend on the function's arguments can consist "
-            "only of integers for the first axes.\n"
-            "  Use ad.take or ad.take_along_axis for other axes, and ad.where instead of a mask."
+        raise refusal(
+            IndexingError(
+                "inside a transform, an index with tensors that depend on the function's arguments can "
+                "consist only of integers for the first axes.\n"
+                "  Use ad.take or ad.take_along_axis for other axes, and ad.where instead of a mask."
+            ),
+            any(isinstance(k, Tensor) and isinstance(k._data, Unknown) for k in items),
         )
     return _merged_rows(x, items, 0)
 

@@ -16,7 +16,7 @@ from adjoint.config import grad_mode, special
 from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
-from adjoint.core.lifted import Unknown, refuse_tracing
+from adjoint.core.lifted import Unknown, refusal, refuse_tracing
 from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.op import Op
@@ -454,10 +454,13 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
 def _values(op: str, x: Any) -> Any:
     x = asarray(x)
     if type(x) is Traced:
-        raise InputError(
-            f"{op}: the shape of the result depends on the values of x, which are unknown inside "
-            f"{x._data.transform}.\n"
-            "  Use ad.where(condition, x, y), or multiply by a mask."
+        raise refusal(
+            InputError(
+                f"{op}: the shape of the result depends on the values of x, which are unknown inside "
+                f"{x._data.transform}.\n"
+                "  Use ad.where(condition, x, y), or multiply by a mask."
+            ),
+            isinstance(x._data, Unknown),
         )
     return array_of(x)
 

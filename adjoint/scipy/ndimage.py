@@ -14,6 +14,7 @@ import numpy as np
 
 from adjoint import words
 from adjoint.core.convert import asarray
+from adjoint.core.lifted import Unknown, refusal
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
@@ -217,9 +218,12 @@ def _radius(op: str, sigma: Any, truncate: float, radius: int | None) -> int:
         return int(radius)
     value = _number(sigma)
     if value is None:
-        raise InputError(
-            f"{op}: inside ad.vmap or ad.compile, radius= (the size of the window) is required if sigma "
-            "depends on the function's arguments."
+        raise refusal(
+            InputError(
+                f"{op}: inside ad.vmap or ad.compile, radius= (the size of the window) is required if sigma "
+                "depends on the function's arguments."
+            ),
+            isinstance(sigma._data, Unknown),
         )
     return int(truncate * value + 0.5)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Never
 
 import numpy as np
@@ -237,7 +238,8 @@ def bounded_loop(
         new = tree.map(lambda a, b: where(going, a, b), body_fun(val), val)
         return (going & _flag(name, cond_fun(new)), new), ()
 
-    found: tuple[Any, Any] = scan_until(name, step, (going, val), limit)[0]
+    with _refused_for(going):
+        found: tuple[Any, Any] = scan_until(name, step, (going, val), limit)[0]
     return found
 
 
@@ -286,7 +288,9 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
         return (true_fun if flag else false_fun)(*operands)
     trace = tracing.get() if special.count else None
     mark = None if trace is None else trace.mark()
-    chosen, other = true_fun(*operands), false_fun(*operands)
+    with _refused_for(flag):
+        chosen, other = true_fun(*operands), false_fun(*operands)
+        check_results_match("cond", name_of(false_fun), "the other branch", chosen, other)
     if trace is not None:
         drawn, written = trace.since(mark)
         if drawn or written:
@@ -296,7 +300,6 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
                     "  Inside ad.compile both branches run: draw and write outside the branches."
                 )
             )
-    check_results_match("cond", name_of(false_fun), "the other branch", chosen, other)
     return tree.map(functools.partial(_chosen, flag), chosen, other)
 
 
@@ -369,6 +372,16 @@ def _flag(name: str, value: Any) -> Any:
     if special.count:
         note_reading(t)
     return bool(t._data) if type(t._data) is np.ndarray else t
+
+
+@contextmanager
+def _refused_for(flag: Tensor) -> Iterator[None]:
+    """Run a block that eager code runs only if ``flag`` is true, or only in part: see ``refusal``."""
+    try:
+        yield
+    except Exception as error:
+        refusal(error, isinstance(flag._data, Unknown))
+        raise
 
 
 def _any(going: Any, limit: int | None, steps: int) -> bool:

@@ -387,6 +387,10 @@ def test_state_made_inside_is_an_error_when_it_is_used() -> None:
         f(ad.tensor([1.0, 2.0]))
 
 
+def scipy(name: str) -> Any:
+    return pytest.importorskip(f"adjoint.scipy.{name}")
+
+
 # What only a trace cannot do.  Eager code does it, so its except branch does not run there.
 CAUGHT = {
     "float": lambda x: float(x[0]),
@@ -401,8 +405,19 @@ CAUGHT = {
     "a learning rate": lambda x: setattr(OPTIMIZER, "lr", 0.5) or 1.0,
     "a loop of unknown length": lambda x: ad.fori_loop(0, x.astype(int).sum(), lambda i, c: c + 1, 0),
     "a value of an earlier trace": lambda x: KEPT[0] * 2,
+    "a shape that depends on values": lambda x: ad.nonzero(x)[0].sum(),
+    "an update at other axes": lambda x: ad.ones((2, 2)).at[:, x.astype(int)[0]].set(2.0).sum(),
+    "adding to part of a graph": lambda x: GRAPH.__iadd__(x).sum(),
+    "a window of unknown size": lambda x: scipy("ndimage").gaussian_filter1d(x, x[0]).sum(),
+    "a branch that is not taken": lambda x: ad.cond(x[0] > 0, lambda: x.sum(), lambda: x[7]),
+    "branches with different shapes": lambda x: ad.cond(x[0] > 0, lambda: x.sum(), lambda: x),
+    "a body that does not run": lambda x: ad.while_loop(
+        lambda c: c > 9, lambda c: x @ ad.ones(9), x[0], limit=9
+    ),
+    "a float in an integral": lambda x: scipy("integrate").quad(lambda t: t * float(x[0]), 0.0, 1.0)[0],
 }
 W = ad.tensor([1.0, 2.0], requires_grad=True)
+GRAPH = W * 2
 OPTIMIZER = optim.SGD([W], lr=0.1)
 KEPT: list[Any] = []
 
