@@ -1,13 +1,15 @@
 """Memory of a native program: which values are stored, and at which address.
 
-Outputs of the program are new arrays at each call.  All other stored values are in one buffer, the *arena*;
-the memory of a value is reused after the last group of nodes that reads the value.  If an array is assembled
+Outputs of the program are new arrays at each call.  All other stored values, and the workspace of kernels,
+are in one buffer, the *arena*; the memory of a value is reused after the last group of nodes that reads the
+value.  Large values can also be in the memory of an output that is computed later.  If an array is assembled
 from pieces, as in a concatenation, the pieces are computed directly in the memory of that array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from adjoint.compiler.fuse import GIVEN, PRODUCTS, Group, stages
 from adjoint.compiler.simplify import Node
@@ -17,6 +19,9 @@ __all__ = ["Memory", "stored_nodes"]
 _STACK = 1 << 15  # bytes: larger values are not kept on the stack
 _SPLIT = 1 << 16  # bytes: smaller values use only free blocks of their size, so that more kernels can overlap
 _LINE = 64  # bytes of a cache line; offsets in the arena are multiples of it
+_MOST = 300  # blocks: the time for a plan of all blocks together is quadratic, so larger programs have none
+_APART = (8, 4, 3, 2, 1)  # groups between two uses of the same bytes, the best first
+_LENT = 1 << 12  # bytes: smaller values are not put into the memory of an output
 
 
 def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node], replacing: set[int]) -> set[int]:
@@ -61,6 +66,27 @@ def _bytes(n: Node) -> int:
     return max(-(-n.size * n.dtype.itemsize // _LINE), 1) * _LINE
 
 
+class _Block(NamedTuple):
+    """Bytes that groups ``first`` to ``last`` use: a value, or workspace if ``node`` is None."""
+
+    size: int
+    first: int
+    last: int
+    node: Node | None
+
+
+_Span = tuple[
+    int, int, int, int
+]  # bytes ``low`` to ``high``, which are used from group ``first`` to ``last``
+
+# In which order blocks get memory: each gets the smallest gap that the ones before it leave.
+_ORDERS: tuple[Callable[[_Block], tuple[int, ...]], ...] = (
+    lambda b: (-b.size * (b.last - b.first + 1),),
+    lambda b: (-b.size, b.first - b.last),
+    lambda b: (b.first - b.last, -b.size),
+)
+
+
 class Memory:
     """The place of each stored node: an ``offset`` in the arena, or a position in another node.
 
@@ -70,15 +96,15 @@ class Memory:
     def __init__(
         self, groups: Sequence[Group], stored: set[int], outputs: Sequence[Node], lasting: Sequence[Node]
     ) -> None:
-        """Assign memory to the ``stored`` nodes.
+        """Find how long each of the ``stored`` nodes is needed; ``allocate`` assigns memory to them.
 
         ``outputs`` are new arrays at each call, so they get no memory in the arena.  ``lasting`` nodes are
         read after the last group, so their memory is not reused.
         """
-        self.groups = groups
+        self.groups, self.stored = groups, stored
         self.offset: dict[int, int] = {}
-        self.piece_of: dict[int, tuple[Node, int]] = {}  # the assembled array, and the first element in it
-        self.region: dict[int, int] = {}  # by offset: nodes of different regions share no memory
+        self.piece_of: dict[int, tuple[Node, int]] = {}  # the array around it, and the first element in it
+        self.region: dict[int, int] = {}  # by offset: blocks of different regions share no memory
         self.size = 0
         self.fresh = {n.id for n in outputs}
         self.made = {n.id: k for k, g in enumerate(groups) for n in g.nodes}
@@ -89,7 +115,6 @@ class Memory:
                     self.last[a.node.id] = k
         self.last |= {n.id: len(groups) for n in lasting}
         self._find_pieces()
-        self._allocate(stored)
 
     def place(self, node: Node) -> tuple[Node, int]:
         """Return the node whose memory contains the value of ``node``, and the offset in it in bytes."""
@@ -127,24 +152,86 @@ class Memory:
             if a.node.id in self.piece_of and self.piece_of[a.node.id] == (node, where[k][2])
         )  # fmt: skip
 
-    def _allocate(self, stored: set[int]) -> None:
-        """Assign arena memory to stored nodes in the order of the groups; reuse it after the last read."""
-        starts: dict[int, list[Node]] = {}
-        ends: dict[int, list[Node]] = {}
+    def allocate(
+        self, spaces: Sequence[tuple[int, int]], lent: Sequence[Node] = (), after: int = 0
+    ) -> list[int]:
+        """Assign memory to the stored nodes and to workspaces; return the offset of each workspace.
+
+        ``spaces`` are pairs (index of the group that uses the workspace, bytes).  ``lent`` are outputs whose
+        memory other values, if they are computed by group ``after`` or a later one, can have until the output
+        is computed.
+        """
+        blocks = []
         for g in self.groups:
             for n in g.nodes:
-                if n.id not in stored or n.id in self.fresh or n.id in self.piece_of:
+                if n.id not in self.stored or n.id in self.fresh or n.id in self.piece_of:
                     continue
                 if n.op not in ("call", *GIVEN):
-                    starts.setdefault(self.made[n.id], []).append(n)
-                    ends.setdefault(max(self.last.get(n.id, 0), self.made[n.id]), []).append(n)
+                    made = self.made[n.id]
+                    blocks.append(_Block(_bytes(n), made, max(self.last.get(n.id, 0), made), n))
+        blocks += [_Block(size, k, k, None) for k, size in spaces]
+        if len(blocks) > _MOST:
+            self.size, places = self._in_order(blocks)
+        else:
+            plans = [self._plan(blocks, order, lent, after) for order in _ORDERS]
+            self.size, places = min(plans, key=lambda plan: plan[0])
+            _spread(blocks, places, self.size)
+        for b, (at, output) in zip(blocks, places, strict=True):
+            if output is not None:
+                assert b.node is not None
+                self.piece_of[b.node.id] = output, at // b.node.dtype.itemsize
+            elif b.node is not None:
+                self.offset[b.node.id] = at
+        self._find_regions(
+            {(at, b.size) for b, (at, output) in zip(blocks, places, strict=True) if not output}
+        )
+        return [at for at, _ in places[len(blocks) - len(spaces) :]]
+
+    def _plan(
+        self,
+        blocks: Sequence[_Block],
+        order: Callable[[_Block], tuple[int, ...]],
+        lent: Sequence[Node],
+        after: int,
+    ) -> tuple[int, list[tuple[int, Node | None]]]:
+        """Place all blocks together; return the size of the arena and (offset, output or None) of each."""
+        places: list[tuple[int, Node | None]] = [(0, None)] * len(blocks)
+        arena: list[_Span] = []
+        inside: dict[int, list[_Span]] = {n.id: [] for n in lent}
+        size = 0
+        for k in sorted(range(len(blocks)), key=lambda k: order(blocks[k])):
+            b = blocks[k]
+            at, output = _gap(arena, b, size), None
+            if at + b.size > size and b.node is not None and b.size >= _LENT and b.first >= after:
+                for n in lent:
+                    end = n.size * n.dtype.itemsize
+                    if b.last < self.made[n.id] and (found := _gap(inside[n.id], b, end)) + b.size <= end:
+                        at, output = found, n
+                        break
+            places[k] = at, output
+            span = at, at + b.size, b.first, b.last
+            if output is None:
+                arena.append(span)
+                size = max(size, at + b.size)
+            else:
+                inside[output.id].append(span)
+        return size, places
+
+    def _in_order(self, blocks: Sequence[_Block]) -> tuple[int, list[tuple[int, Node | None]]]:
+        """Place the blocks in the order of the groups; return the same as ``_plan``."""
+        starts: dict[int, list[int]] = {}
+        ends: dict[int, list[int]] = {}
+        for k, b in enumerate(blocks):
+            starts.setdefault(b.first, []).append(k)
+            ends.setdefault(b.last, []).append(k)
+        places: list[tuple[int, Node | None]] = [(0, None)] * len(blocks)
         free: dict[int, list[int]] = {}  # the offsets of free blocks by size, the oldest first
-        for k in range(len(self.groups)):
-            for n in starts.get(k, ()):
-                self.offset[n.id] = self._take(free, _bytes(n))
-            for n in ends.get(k, ()):
-                free.setdefault(_bytes(n), []).append(self.offset[n.id])
-        self._find_regions({(self.offset[n.id], _bytes(n)) for nodes in starts.values() for n in nodes})
+        for g in range(len(self.groups)):
+            for k in starts.get(g, ()):
+                places[k] = self._take(free, blocks[k].size), None
+            for k in ends.get(g, ()):
+                free.setdefault(blocks[k].size, []).append(places[k][0])
+        return self.size, places
 
     def _find_regions(self, blocks: set[tuple[int, int]]) -> None:
         """Map the offset of each block to the start of its region, a series of blocks that overlap.
@@ -184,3 +271,45 @@ class Memory:
                 if first < last:
                     free.setdefault(last - first, []).append(first)
         return start
+
+
+def _spread(blocks: Sequence[_Block], places: list[tuple[int, Node | None]], size: int) -> None:
+    """Move blocks inside the arena, so that kernels that run one after another use different memory.
+
+    More kernels can then run at the same time.  ``places`` are the places of the blocks, as in
+    ``Memory._plan``, and ``size`` is the size of the arena.
+    """
+    spans = {
+        k: (at, at + b.size, b.first, b.last)
+        for k, (b, (at, output)) in enumerate(zip(blocks, places, strict=True))
+        if output is None
+    }
+    for k in sorted(spans, key=lambda k: blocks[k].size):
+        b, (low, high, *_) = blocks[k], spans.pop(k)
+        rest = list(spans.values())
+        used = [max(s[2] - b.last, b.first - s[3]) for s in rest if s[0] < high and s[1] > low]
+        for apart in _APART:
+            if apart < min(used, default=apart + 1):
+                break
+            at = _gap(rest, b._replace(first=b.first - apart, last=b.last + apart), size)
+            if at + b.size <= size:
+                places[k], low = (at, None), at
+                break
+        spans[k] = low, low + b.size, b.first, b.last
+
+
+def _gap(spans: Sequence[_Span], b: _Block, end: int) -> int:
+    """Return the offset of the smallest gap below ``end`` that ``b`` fits in, or of the memory after all.
+
+    ``spans`` are the bytes of the blocks that have a place.
+    """
+    near = sorted([(low, high) for low, high, first, last in spans if first <= b.last and last >= b.first])
+    best, found, at = 0, -1, 0
+    for low, high in (*near, (end, end)):
+        room = low - at
+        if room >= b.size and (found < 0 or room < best):
+            best, found = room, at
+        at = max(at, high)
+    if found >= 0:
+        return found
+    return max([high for _, high in near], default=0)

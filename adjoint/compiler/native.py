@@ -32,6 +32,7 @@ from adjoint.compiler.fuse import GIVEN, PRODUCTS, Group, fuse
 from adjoint.compiler.lower import Lowered, lower
 from adjoint.compiler.machine import machine
 from adjoint.compiler.memory import Memory, stored_nodes
+from adjoint.compiler.order import order_for_memory
 from adjoint.compiler.program import Program
 from adjoint.compiler.reuse import Reuse
 from adjoint.compiler.row_updates import update_rows
@@ -44,7 +45,6 @@ __all__ = ["Native", "build"]
 CHUNK = 200_000.0  # simple operations per chunk of a loop
 HELPED = 100_000.0  # nanoseconds: shorter programs use no helper threads
 CHECKED = 100_000.0  # nanoseconds: checks of arguments that take longer run after the kernels
-SPARE = 1 << 17  # bytes of workspace beyond the largest part, for kernels that run at the same time
 VIEWED = 1 << 16  # bytes: for larger results a NumPy view is faster than a native copy
 NANOSECONDS = 0.02  # per simple operation, with 16 lanes
 
@@ -86,18 +86,23 @@ class Plan:
         self.fresh = list(
             {v.node.id: v for v in self.results if v.node.id in computed and v.node.op != "part"}.values()
         )
-        replaced = [self.results[k].node for k, _ in replacing]
-        parts = [a.node for n in replaced if n.op == "place" for a in n.args]
-        self.stored = stored_nodes(self.groups, wanted, {n.id for n in (*replaced, *parts)})
-        self.memory = Memory(self.groups, self.stored, [v.node for v in self.fresh], wanted)
-        self.reuse = Reuse(self.groups, self.memory, self.stored, first)
         given = {n.params: n for n in graph.nodes if n.op == "source"}
+        over: dict[int, int] = {}  # by the id of a new value or a piece of it: the id of the old value
+        for k, s in replacing:
+            node = self.results[k].node
+            parts = [a.node for a in node.args] if node.op == "place" else []
+            over |= {n.id: given[s].id if s in given else -1 for n in (node, *parts)}
+        self.stored = stored_nodes(self.groups, wanted, set(over))
+        fresh, kept = [v.node for v in self.fresh], {n.id for n in wanted}
+        self.groups = order_for_memory(self.groups, self.stored, {n.id for n in fresh}, kept, first, over)
+        self.memory = Memory(self.groups, self.stored, fresh, wanted)
+        self.reuse = Reuse(self.groups, self.memory, self.stored, first)
         self.reuses = {
             k: s for k, s in replacing if s in given and self.reuse.accepts(self.results[k], given[s])
         }
         self.kernels: list[tuple[Group, Kernel]] = []
         self.steps: list[Node | tuple[int, int]] = []  # each is a NumPy call, or a range of records
-        self._make_kernels(first)
+        self._make_kernels(first, apart)
         self._make_tables(sources)
         self.checks = [self._array(c) for c in flags]
 
@@ -144,27 +149,27 @@ class Plan:
         self.groups = [*reversed(first), *reversed(rest)]
         return len(first)
 
-    def _make_kernels(self, first: int) -> None:
+    def _make_kernels(self, first: int, apart: bool) -> None:
         """Make the kernels of all groups, and divide them into ranges between the NumPy calls.
 
         ``first`` is the number of groups that the checks depend on.  Sets ``checked`` to the number of their
         kernels, or to 0 if these take too long to run while other threads wait.
         """
-        self.workspaces: list[tuple[int, list[Kernel]]] = []  # bytes, and the kernels that share them
+        self.workspaces: list[tuple[int, int, list[Kernel]]] = []  # group, bytes, kernels that share them
         self.texts = Texts(self.machine)
-        for g in self.groups:
+        for index, g in enumerate(self.groups):
             if g.kind == "call":
                 self.steps.append(g.nodes[0])
                 continue
             before = len(self.kernels)
-            self.kernels += [(g, k) for k in self._kernels(g) if k.length]
+            self.kernels += [(g, k) for k in self._kernels(index, g) if k.length]
             last = self.steps[-1] if self.steps else None
             if isinstance(last, tuple):
                 self.steps[-1] = last[0], len(self.kernels)
             else:
                 self.steps.append((before, len(self.kernels)))
         self.texts.save()
-        self._place_workspaces()
+        self._assign_memory(first, apart)
         checks = set(map(id, self.groups[:first]))
         self.checked = sum(id(g) in checks for g, _ in self.kernels)
         self.runs: list[int] = []
@@ -188,29 +193,30 @@ class Plan:
         """Return the estimated nanoseconds per simple operation."""
         return NANOSECONDS * 16 / max(1, self.machine.lanes(np.float32))
 
-    def _place_workspaces(self) -> None:
-        """Assign each kernel a part of the workspace, the temporary memory of all kernels.
+    def _assign_memory(self, first: int, apart: bool) -> None:
+        """Assign memory to all values, and to the workspace (temporary memory) of each kernel.
 
-        Kernels with different parts can run at the same time.  The workspace has the size of the largest part
-        plus ``SPARE`` bytes; if it is full, parts are reused.
+        Outputs lend their memory to other values, but not if it can be the memory of an input, in the body of
+        a loop (``apart``), or to the ``first`` groups: it can be that of an old gradient, which is needed
+        if a check fails.
         """
-        sizes = [size for size, _ in self.workspaces]
-        self.space = min(sum(sizes), max(sizes, default=0) + SPARE)
-        at = 0
-        for size, kernels in self.workspaces:
-            at = at if at + size <= self.space else 0
+        replaced = {self.results[k].node.id for k in self.reuses}
+        fixed = apart or any(g.kind == "call" for g in self.groups)
+        lent = [] if fixed else [v.node for v in self.fresh if v.node.id not in replaced]
+        used = [w for w in self.workspaces if w[1]]
+        offsets = self.memory.allocate([(group, size) for group, size, _ in used], lent, first)
+        for at, (_, size, kernels) in zip(offsets, used, strict=True):
             for k in kernels:
                 k.slots = [Slot(None, s.offset + at) if s.node is None else s for s in k.slots]
                 k.workspace = at, at + size
-            at += size
 
-    def _kernels(self, g: Group) -> list[Kernel]:
-        """Return the kernels that compute a group of nodes."""
+    def _kernels(self, index: int, g: Group) -> list[Kernel]:
+        """Return the kernels that compute group ``index`` of nodes, ``g``."""
         node = g.nodes[0]
         stored = [n for n in g.nodes if n.id in self.stored]
         if g.kind in ("loop", "conv_weight", *PRODUCTS):
             kernels, space = self.texts.kernels(g, stored, lambda: self._write(g, stored))
-            self.workspaces.append((-(-space // 64) * 64, kernels))
+            self.workspaces.append((index, -(-space // 64) * 64, kernels))
             return kernels
         if g.kind == "scatter":
             return scatter_kernels(self.machine, node)
@@ -241,10 +247,8 @@ class Plan:
 
         ``sources`` is the number of sources of the program.
         """
-        size = -(-self.memory.size // 64) * 64
-        self.arena = np.zeros(size + self.space + 128, np.uint8)
+        self.arena = np.zeros(self.memory.size + 128, np.uint8)
         self.start = self.arena.ctypes.data + -self.arena.ctypes.data % 64
-        self.workspace = self.start + size
         self.numbers = np.zeros(sources + 1, np.float64)
         self.made = {v.node.id: k for k, v in enumerate(self.fresh)}
         self.slots = [[self._address(s) for s in kernel.slots] for _, kernel in self.kernels]
@@ -269,7 +273,7 @@ class Plan:
         The kind is "given" (a source), "made" (an output) or "part" (a result of a NumPy call).
         """
         if slot.node is None:
-            return self.workspace + slot.offset
+            return self.start + slot.offset
         node, offset = self.memory.place(slot.node)
         offset += slot.offset
         if node.op == "source":

@@ -18,8 +18,8 @@ _MOST = 16  # kernels per run
 class _Use(NamedTuple):
     """Bytes ``low`` to ``high`` of a buffer that a kernel reads or writes.
 
-    ``buffer`` is ("arena", offset of the region), ("workspace", 0) or ("array", id of the node).  ``run`` is
-    the index of the run that the kernel is in.
+    ``buffer`` is ("arena", offset of the region) or ("array", id of the node).  ``run`` is the index of the
+    run that the kernel is in.
     """
 
     buffer: tuple[str, int]
@@ -87,4 +87,5 @@ def _uses(group: Group, kernel: Kernel, memory: Memory, stored: set[int], reuse:
         start += spot or 0
         yield _Use(buffer, start, start + node.size * node.dtype.itemsize, node.id in made)
     if any(slot.node is None for slot in kernel.slots):
-        yield _Use(("workspace", 0), *kernel.workspace, True)
+        low, high = kernel.workspace
+        yield _Use(("arena", memory.region[low]), low, high, True)

@@ -12,7 +12,8 @@ import pytest
 import adjoint as ad
 from adjoint import nn, optim
 from adjoint.compiler import native
-from adjoint.compiler.memory import Memory
+from adjoint.compiler.memory import _ORDERS, Memory, _Block, _spread
+from adjoint.compiler.simplify import Node
 from adjoint.errors import ArgumentError, IndexingError
 
 pytest.importorskip("llvmlite")
@@ -260,3 +261,40 @@ def test_memory_of_the_arena_is_reused_in_parts_and_never_shared() -> None:
         128: 64,
         256: 256,
     }  # blocks that overlap are compared with each other
+
+
+def test_a_plan_of_all_blocks_shares_no_memory_at_a_time() -> None:
+    rng, inside = np.random.default_rng(3), 0
+    for _ in range(30):
+        memory = Memory([], set(), [], [])
+        lent = [Node("copy", (), None, (int(n),), np.dtype(np.float32)) for n in rng.integers(0, 9000, 3)]
+        memory.made = {n.id: int(k) for n, k in zip(lent, rng.integers(0, 40, 3), strict=True)}
+        blocks, after = [], int(rng.integers(0, 10))
+        for _ in range(40):
+            size, first = 64 * int(rng.choice([1, 8, 80, 128, 500])), int(rng.integers(0, 40))
+            node = Node("copy", (), None, (size // 4,), np.dtype(np.float32)) if rng.random() < 0.7 else None
+            last = first + int(rng.integers(0, 9)) if node is not None else first
+            blocks.append(_Block(size, first, last, node))
+        sizes: list[int] = []
+        for order in _ORDERS:
+            size, places = memory._plan(blocks, order, lent, after)
+            compact = list(places)
+            _spread(blocks, places, size)
+            for found in (compact, places):
+                _check_plan(blocks, found, size, memory.made, after)
+            sizes.append(size)
+            inside += sum(output is not None for _, output in places)
+        busy = [sum(b.size for b in blocks if b.first <= k <= b.last) for k in range(50)]
+        assert min(sizes) < 1.3 * max(busy)
+    assert inside > 0
+
+
+def _check_plan(blocks: Any, places: Any, size: int, made: dict[int, int], after: int) -> None:
+    for k, (b, (at, output)) in enumerate(zip(blocks, places, strict=True)):
+        end = size if output is None else output.size * 4
+        assert at >= 0 and at + b.size <= end and not at % 64
+        if output is not None:  # it is needed only before the output is made
+            assert b.node is not None and after <= b.first and b.last < made[output.id]
+        for c, (other, where) in zip(blocks[:k], places, strict=False):
+            if where is output and b.first <= c.last and c.first <= b.last:
+                assert at + b.size <= other or other + c.size <= at

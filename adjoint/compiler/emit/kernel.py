@@ -12,7 +12,7 @@ __all__ = ["Kernel", "Slot"]
 class Slot(NamedTuple):
     """An address that a kernel reads from its table: an offset in bytes in a node's memory or the workspace.
 
-    ``node`` is None for the workspace.
+    ``node`` is None for the workspace; the offset then becomes one in the arena when memory is assigned.
     """
 
     node: Node | None
@@ -25,7 +25,7 @@ class Kernel:
     The loop can be divided among threads at multiples of ``unit``.  ``chunks`` is the required number of
     chunks; 0 allows any number.  ``cost`` is the total work, in simple operations on one element.  ``tables``
     has the tables of a loop that runs other kernels (see ``emit.repeat``), else None.  ``workspace`` is the
-    range of bytes of the workspace that the kernel uses.
+    range of bytes of the arena that the kernel uses as its workspace.
     """
 
     __slots__ = ("chunks", "cost", "length", "slots", "tables", "text", "unit", "workspace")

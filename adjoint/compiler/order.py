@@ -1,0 +1,107 @@
+"""Change the order of the groups of a native program, if fewer bytes are then needed at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from adjoint.compiler.fuse import GIVEN, Group
+from adjoint.compiler.simplify import Node
+
+__all__ = ["order_for_memory"]
+
+_FIXED = ("call", "repeat")  # kinds of groups that stay where they are
+
+
+def order_for_memory(
+    groups: Sequence[Group],
+    stored: set[int],
+    outputs: set[int],
+    lasting: set[int],
+    first: int,
+    over: dict[int, int],
+) -> list[Group]:
+    """Return the groups in an order that needs at most as much memory as the given one.
+
+    A group changes places with the one before it if both together then need fewer bytes, as a product that is
+    the last to read a large value.  The ``first`` groups keep their places.  ``stored``, ``outputs`` and
+    ``lasting`` are the ids of nodes as in ``Memory``.  ``over`` maps the id of a node to that of the input
+    that it can be written over, if groups that read the input run before.
+    """
+    use = _Use(groups, stored, outputs, lasting, over)
+    found = list(groups)
+    for k in range(first + 1, len(found)):
+        while k > first and use.is_better(found[k - 1], found[k]):
+            found[k - 1], found[k] = found[k], found[k - 1]
+            use.swap(found[k], found[k - 1])
+            k -= 1
+    return found if use.peak(found) < use.peak(groups) else list(groups)
+
+
+class _Use:
+    """The bytes that groups make and read, and how many groups read each value."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        stored: set[int],
+        outputs: set[int],
+        lasting: set[int],
+        over: dict[int, int],
+    ) -> None:
+        nodes = {n.id: n for g in groups for n in g.nodes}
+        kept = stored - outputs
+        self.bytes = {i: _bytes(n) for i, n in nodes.items() if i in kept and n.op not in ("call", *GIVEN)}
+        self.made = {id(g): {n.id for n in g.nodes} for g in groups}
+        self.read = {id(g): {a.node.id for n in g.nodes for a in n.args} - self.made[id(g)] for g in groups}
+        self.lasting = lasting
+        self.over = {id(g): {over[n.id] for n in g.nodes if n.id in over} for g in groups}
+        self.place = {id(g): k for k, g in enumerate(groups)}
+        self.readers: dict[int, list[int]] = {}  # by the id of a node: the ids of the groups
+        for g in groups:
+            for i in self.read[id(g)]:
+                self.readers.setdefault(i, []).append(id(g))
+
+    def is_better(self, a: Group, b: Group) -> bool:
+        """Return whether ``b`` can run before ``a``, the group before it, and both then need fewer bytes."""
+        if a.kind in _FIXED or b.kind in _FIXED or self.read[id(b)] & self.made[id(a)]:
+            return False
+        if self.over[id(b)] & self.read[id(a)]:
+            return False
+        new_a, new_b = self._new(a), self._new(b)
+        return max(new_b, new_b - self._freed(b, a) + new_a) < max(new_a, new_a - self._freed(a, b) + new_b)
+
+    def swap(self, a: Group, b: Group) -> None:
+        """Note that ``b`` has taken the place of ``a``, and ``a`` that of ``b``."""
+        self.place[id(a)], self.place[id(b)] = self.place[id(b)], self.place[id(a)]
+
+    def peak(self, groups: Sequence[Group]) -> int:
+        """Return the largest number of bytes that are needed at a time, with the groups in this order."""
+        place = {id(g): k for k, g in enumerate(groups)}
+        ends: dict[int, int] = {}
+        for i in self.bytes:
+            if i not in self.lasting and i in self.readers:
+                last = max(place[r] for r in self.readers[i])
+                ends[last] = ends.get(last, 0) + self.bytes[i]
+        now = most = 0
+        for k, g in enumerate(groups):
+            now += self._new(g)
+            most = max(most, now)
+            now -= ends.get(k, 0)
+        return most
+
+    def _new(self, g: Group) -> int:
+        """Return the bytes of the values that a group makes."""
+        return sum(self.bytes.get(i, 0) for i in self.made[id(g)])
+
+    def _freed(self, a: Group, b: Group) -> int:
+        """Return the bytes of the values that nothing reads after ``a``, if ``a`` runs before ``b``."""
+        pair = max(self.place[id(a)], self.place[id(b)])
+        found = 0
+        for i in self.read[id(a)] - self.read[id(b)] - self.lasting:
+            if i in self.bytes and all(self.place[r] <= pair for r in self.readers[i]):
+                found += self.bytes[i]
+        return found
+
+
+def _bytes(n: Node) -> int:
+    return n.size * n.dtype.itemsize
