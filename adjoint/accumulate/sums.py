@@ -430,7 +430,7 @@ def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
 
 
 def _finite(arrays: list[Array], size: int, threads: int) -> bool:
-    """Return whether all arrays are finite; large ones, with ``size`` elements in all, in several threads."""
+    """Return whether all arrays are finite; ``size`` is the number of their elements in all."""
     if threads == 1:
         return all(map(all_finite_unwarned, arrays))
     # long parts: NumPy lets other threads run only in long dot products

@@ -161,7 +161,8 @@ class Window:
             )
         raise AccumulationError(
             f"the window {'was flushed' if self.closed else 'is full'} ({has}), so no more can be added.\n"
-            "  Call apply(optimizer), or gradients() and then reset(), to make the update, or call drop()."
+            "  To make the update, call apply(optimizer), or gradients() followed by reset().  To discard "
+            "the gradients, call drop()."
         )
 
     def __enter__(self) -> None:

@@ -193,7 +193,10 @@ class Call:
         return leaf
 
     def difference(self, had: Any, parameters: Parameters) -> str:
-        """Describe how the key of this call differs from ``had``, the key of an earlier program."""
+        """Return a sentence that says why this call cannot use an earlier program.
+
+        ``had`` is the cache key of that program.  ``parameters`` has the names of the function's arguments.
+        """
         structure, signature, modes = self.key
         if had[0] != structure:
             return _changed_structure(had[0], structure, parameters)

@@ -392,7 +392,7 @@ class _Writes:
         return found
 
     def only_count(self) -> bool:
-        """Return whether Python writes nothing but the step counts of optimisers."""
+        """Return whether Python code, beside native code, changes only the step counts of optimisers."""
         return not self.cells and all(hasattr(each.owner, "take_back") for each, _ in self.others)
 
     def counters(self) -> list[tuple[Any, str]] | None:

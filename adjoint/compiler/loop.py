@@ -168,7 +168,10 @@ class Loop(ForwardRule):
         return self.outer.decide(function, stacked)
 
     def _row(self, k: int) -> Tensor:
-        """Return stacked input ``k``, which has one row per step; for a ``fori_loop``, the step numbers."""
+        """Return array ``k`` that the loop scans over, with one row per step.
+
+        For a ``fori_loop`` this is the array of step numbers.
+        """
         if k < len(self.body.rows):
             return self.body.rows[k]
         first = self.body.lower

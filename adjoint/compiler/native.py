@@ -58,8 +58,8 @@ class Plan:
     """The kernels of a graph, its memory, and the table of addresses that the kernels read.
 
     If ``apart`` is true, no two outputs share memory, as the body of a loop requires.  ``replacing`` has
-    pairs of indices (output, source), where the output replaces the source after the call; ``reuses`` has the
-    pairs whose output can be written over the memory of the source.
+    pairs of indices (output, source): the output becomes the new value of that source (input) of the graph.
+    ``reuses`` has those of the pairs whose output can be written into the memory of the source.
     """
 
     def __init__(

@@ -171,7 +171,7 @@ class View:
         return self.graph.xp.index(self, key=key if isinstance(key, tuple) else (key,))
 
     def __bool__(self) -> bool:
-        raise NotNative("the formula of the op branches on values")
+        raise NotNative("its Python definition has a branch that depends on values")
 
     def __hash__(self) -> int:
         return id(self)

@@ -202,7 +202,11 @@ def picked(node: Node, shape: tuple[int, ...]) -> Zeros:
 
 
 def also_picked(had: Zeros, node: Node, shape: tuple[int, ...]) -> Zeros | None:
-    """Return the zeros in ``had`` that the index op ``node`` did not select either; None if none are left."""
+    """Return what stays zero in a gradient after the gradient of the index op ``node`` is added.
+
+    ``had`` are the positions where the gradient, of shape ``shape``, is known to be 0.  The op may change the
+    positions that it selects.  The result is None if no position is left.
+    """
     if type(had) is _Picked:
         found = _along_one_axis(node.params["key"], shape)
         if found is not None and found[0] == had.axis:

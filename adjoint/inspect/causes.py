@@ -213,9 +213,10 @@ class WatchedStep:
         return "unused", why, flow.place
 
     def _cut(self, p: Tensor) -> tuple[str, str, Place] | None:
-        """Find the first op between a parameter and the root whose result is not in the graph.
+        """Find why no gradient reaches a parameter: the first op after it whose result is not in the graph.
 
-        Return the kind of cause, a sentence about it, and the place of the op; None if there is no such op.
+        Return the kind of cause, a sentence about it, and the source line of the op; None if there is no such
+        op between the parameter and the root, the tensor of the backward call.
         """
         mine = {id(p)}
         for flow in self.flows:

@@ -48,7 +48,10 @@ class Captured:
         self.graph: Graph = graph_of(roots[:1], labels, watch)
 
     def take_times(self, watch: Watch) -> None:
-        """Take the events from ``watch``, and its memory if the watch did not keep all tensors alive."""
+        """Copy the timed events of ``watch``, and its memory measurements.
+
+        These are left out if the watch kept all tensors alive, which makes them too high.
+        """
         self.events = watch.events
         self.paths = [watch.module_path(s.index) for s in watch.scopes]
         self.kinds = [type(s.module).__name__ for s in watch.scopes]

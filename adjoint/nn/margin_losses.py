@@ -208,7 +208,8 @@ def triplet_margin_loss(
     eps : float
         Added to the differences, so that the gradient exists where vectors are equal.
     swap : bool
-        Whether to use the distance between positive and negative if it is smaller than that to the anchor.
+        Whether to use the distance from positive to negative where it is smaller than that from anchor to
+        negative.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 
@@ -260,7 +261,8 @@ def triplet_margin_with_distance_loss(
     margin : float
         The loss is 0 if the negative is farther from the anchor than the positive by this margin.
     swap : bool
-        Whether to use the distance between positive and negative if it is smaller than that to the anchor.
+        Whether to use the distance from positive to negative where it is smaller than that from anchor to
+        negative.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 
@@ -434,7 +436,8 @@ class TripletMarginLoss(_Triple):
     eps : float
         Added to the differences.
     swap : bool
-        Whether to use the distance between positive and negative if it is smaller than that to the anchor.
+        Whether to use the distance from positive to negative where it is smaller than that from anchor to
+        negative.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 
@@ -468,7 +471,8 @@ class TripletMarginWithDistanceLoss(_Triple):
     margin : float
         The loss is 0 if the negative is farther from the anchor than the positive by this margin.
     swap : bool
-        Whether to use the distance between positive and negative if it is smaller than that to the anchor.
+        Whether to use the distance from positive to negative where it is smaller than that from anchor to
+        negative.
     reduction : {"mean", "sum", "none"}
         How the losses of the elements are combined.
 

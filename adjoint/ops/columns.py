@@ -137,8 +137,9 @@ def fold(
     _, (top, left), position = _geometry("fold", size, kernel_size, dilation, padding, stride)
     if x.ndim not in (2, 3) or x.shape[-2] % len(position) or x.shape[-1] != position.shape[1]:
         raise ShapeError(
-            f"fold: x must have shape (N, C·{len(position)}, {position.shape[1]}), with or without N, "
-            f"but has shape {x.shape}."
+            f"fold: x must have shape (N, C·{len(position)}, {position.shape[1]}), with or without N, for "
+            f"{len(position)} elements in the kernel and {position.shape[1]} positions of the kernel in the "
+            f"output, but has shape {x.shape}."
         )
     *lead, rows, _ = x.shape
     h, w = size[0] + 2 * top, size[1] + 2 * left

@@ -43,11 +43,11 @@ class Operator:
         return self.held
 
     def reordered(self, xp: Namespace, data: Any) -> Any:
-        """Return ``data`` unchanged: the elements of an operator have no derivatives."""
+        """Return ``data`` unchanged: a linear operator is not differentiated."""
         return data
 
     def pulled(self, xp: Namespace, u: Any, z: Any, data: Any) -> Any:
-        """Return zeros: the elements of an operator have no derivatives."""
+        """Return zeros as the gradient of ``data``: a linear operator is not differentiated."""
         return data * 0
 
 

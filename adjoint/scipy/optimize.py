@@ -173,7 +173,8 @@ def minimize(
     method : str, optional
         SciPy's name of the method.
     jac : object, optional
-        Not used: adjoint computes the gradient.
+        True if ``fun`` returns a pair, of which only the value is used: adjoint computes the gradient.
+        Anything else is ignored.
     hess : object, optional
         Not used: adjoint computes the Hessian.
     hessp : object, optional
@@ -194,7 +195,7 @@ def minimize(
     OptimizeResult
         SciPy's result; ``x`` has the structure of ``x0``.  Gradients flow from ``x`` and ``fun`` to the
         tensors that the function uses; the derivatives of unknowns at a bound are 0.  If there are such
-        tensors, the result has no ``jac`` and no ``hess_inv``, which would be constants.
+        tensors, the result has no ``jac`` and no ``hess_inv``, because gradients could not flow through them.
 
     Raises
     ------

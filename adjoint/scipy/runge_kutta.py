@@ -106,10 +106,10 @@ def _dop853(d: Array, b: Array, s: int) -> Array:
 
 
 def transfer(m: Method, h: Array, jac: Array) -> Any:
-    """Return ∂k/∂y, the Jacobians of all stages in the state at the start of their step.
+    """Return ∂k/∂y: the Jacobian of each stage k with respect to the state y at the start of its step.
 
-    The shape is (steps, stages, n, n).  ``h`` are the lengths of the steps, and ``jac`` are the Jacobians of
-    the right-hand side at the stages.
+    The shape is (steps, stages, n, n).  ``m`` is the Runge-Kutta method, ``h`` are the lengths of the steps,
+    and ``jac`` are the Jacobians of the right-hand side at the stages.
     """
     steps, stages, n, _ = jac.shape
     size = h[:, None, None]

@@ -402,7 +402,7 @@ class _JvpRule(_CustomRule, ForwardRule):
             if t.shape != y.shape or t.dtype != y.dtype:
                 raise RuleError(
                     f"{Place(structure, i, name)} has shape {t.shape} and dtype {t.dtype}, but must have "
-                    f"shape {y.shape} and dtype {y.dtype}, as the result."
+                    f"shape {y.shape} and dtype {y.dtype}, like the function's result."
                 )
             pushed.append(t)
         return pushed

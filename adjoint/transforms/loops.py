@@ -419,7 +419,7 @@ def _refuse_true(limit: int | None) -> Callable[[Any], None]:
 
 
 class _ForwardOnly(ForwardRule):
-    """The identity, as a rule with forward mode only: a backward through it raises."""
+    """The identity function with a derivative rule for forward mode only; a backward pass raises."""
 
     name = "while_loop"
 

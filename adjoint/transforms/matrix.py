@@ -222,7 +222,7 @@ def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: b
         )
     if complex_out and not complex_in and reverse:
         raise DTypeError(
-            f"{transform}: {name_of(f)} has complex results of real arguments, which reverse mode cannot "
+            f"{transform}: {name_of(f)} returns complex values for real arguments, which reverse mode cannot "
             "differentiate.\n"
             "  Use ad.jacfwd or ad.jacobian."
         )

@@ -327,7 +327,8 @@ def test_a_full_accumulator_refuses_more():
             add()
         assert str(caught.value) == (
             "the window is full (1 of 1 micro-batches), so no more can be added.\n"
-            "  Call apply(optimizer), or gradients() and then reset(), to make the update, or call drop()."
+            "  To make the update, call apply(optimizer), or gradients() followed by reset().  To discard the "
+            "gradients, call drop()."
         )
     assert frozen(acc) == before
 

@@ -1,4 +1,7 @@
-"""Vector code for the error function, the cube root and hypot; ``lean`` as in ``explog``."""
+"""Vector code for the error function, the cube root and hypot.
+
+If ``lean`` is true, the result is rounded to float32 afterwards, so that shorter polynomials are enough.
+"""
 
 from __future__ import annotations
 

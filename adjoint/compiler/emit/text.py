@@ -545,7 +545,7 @@ class Writer:
 
     @property
     def chunk(self) -> Value:
-        """The number of the chunk of the outermost loop that runs; partial results are stored per chunk."""
+        """The index of the current chunk of the outermost loop; partial results are stored per chunk."""
         return Value("%chunk", "i64")
 
     @property

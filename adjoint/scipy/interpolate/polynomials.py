@@ -63,7 +63,7 @@ class PPoly:
     extrapolate : bool or "periodic", optional
         Whether to extrapolate, or "periodic"; if False, the result outside of the interval is NaN.
     axis : int, optional
-        The axis of the result along which the points are.
+        The axis of the result that corresponds to the points.
 
     Examples
     --------
@@ -200,7 +200,7 @@ class CubicHermiteSpline(PPoly):
     dydx : array_like
         The slopes.
     axis : int, optional
-        The axis of the values along which the points are.
+        The axis of the values that corresponds to the points.
     extrapolate : bool or "periodic", optional
         Whether the first and the last polynomial are used outside of the interval.
 
@@ -229,12 +229,13 @@ class CubicSpline(PPoly):
     y : array_like
         The values.
     axis : int, optional
-        The axis of the values along which the points are.
+        The axis of the values that corresponds to the points.
     bc_type : str or pair, optional
-        The conditions at both ends: "not-a-knot", "natural" (second derivative 0), "clamped" (first
-        derivative 0), "periodic", or a pair of them or of pairs ``(order, value)`` for a derivative.
+        The condition at both ends: "not-a-knot", "natural" (second derivative 0), "clamped" (first
+        derivative 0) or "periodic".  A pair has the conditions of the start and of the end; each is one of
+        the first three names, or ``(order, value)``, the value of the derivative of that order.
     extrapolate : bool or "periodic", optional
-        Whether to extrapolate, or "periodic"; by default True, or periodic if the condition is.
+        Whether to extrapolate, or "periodic".  The default is "periodic" if ``bc_type`` is, else True.
 
     Examples
     --------
@@ -359,7 +360,7 @@ class PchipInterpolator(PPoly):
     y : array_like
         The values.
     axis : int, optional
-        The axis of the values along which the points are.
+        The axis of the values that corresponds to the points.
     extrapolate : bool, optional
         Whether the first and the last polynomial are used outside of the interval.
 
@@ -425,7 +426,7 @@ def make_interp_spline(
     bc_type : str or pair, optional
         The boundary conditions of a cubic spline, as in ``CubicSpline``.
     axis : int, optional
-        The axis of the values along which the points are.
+        The axis of the values that corresponds to the points.
 
     Returns
     -------
