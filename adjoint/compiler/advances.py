@@ -30,9 +30,9 @@ _PLAIN = (
 
 
 class Advances:
-    """States that are saved before a trace; ``check`` raises after the trace if one has changed.
+    """Saves states before a trace; ``check`` raises after the trace if a state has changed.
 
-    These are the states of the global random generators, and of the random generators, iterators and
+    The states are those of the global random generators, and of the random generators, iterators and
     parameter groups of optimisers that are found in ``values``.
     """
 
@@ -125,14 +125,17 @@ def _is_group(value: Any) -> bool:
 
 
 def _comparable(hyper: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of hyper-parameters with lists converted to tuples, as an update converts them."""
+    """Return a copy of hyper-parameters with lists converted to tuples.
+
+    An optimiser converts its lists in the same way, and this must not count as a change.
+    """
     return {k: tuple(v) if isinstance(v, list) else v for k, v in hyper.items()}
 
 
 def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None]:
-    """Return two functions that read and set the state of a random generator or an iterator.
+    """Return two functions: one reads the state of a random generator or an iterator, the other sets it.
 
-    The second one is None for an iterator, whose state cannot be set.
+    The second function is None for an iterator, because its state cannot be set.
     """
     if isinstance(value, random.Random):
         return value.getstate, value.setstate
@@ -145,7 +148,7 @@ def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None
 
 
 def _position(value: Any) -> Any:
-    """Return a value that changes when an iterator is advanced; None for objects that are not iterators."""
+    """Return the position of an iterator, in a form that can be compared; None if it cannot be found."""
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         return "end" if frame is None else (frame.f_lasti, {k: id(v) for k, v in frame.f_locals.items()})

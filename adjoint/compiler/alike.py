@@ -38,7 +38,10 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 class Texts:
-    """The kernels of the groups of one program: from the cache in memory, then on disk, else written."""
+    """Finds the kernels of a program's groups in memory or on disk, or generates and caches them.
+
+    A group is a set of nodes that become one or a few kernels.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -47,11 +50,11 @@ class Texts:
         self.new: dict[str, Rows] = {}  # not on disk yet
 
     def kernels(self, group: Group, stored: Sequence[Node], write: Callable[[], Made]) -> Made:
-        """Return the kernels of a group, and the number of bytes of workspace that they need.
+        """Return the kernels of a group of nodes, and the number of bytes of workspace that they need.
 
-        If the kernels of a group of the same form are cached, they are copied with the buffers of this group.
-        Otherwise ``write()`` makes them.  ``stored`` are the nodes of the group whose values are written to
-        memory.
+        If kernels of a group of the same form are cached, they are copied and receive the buffers of this
+        group.  Otherwise ``write()`` makes the kernels.  ``stored`` are the nodes of the group whose values
+        are written to memory.
         """
         form = _Form(group, {n.id for n in stored})
         key = self.machine, form.key
@@ -75,13 +78,19 @@ class Texts:
         ], space
 
     def _name(self, key: Any) -> str:
-        """Return the name of a form on disk, or "" if it is not stored there."""
+        """Return the name of the file entry for kernels with this key; "" if they are not cached on disk.
+
+        ``key`` is ``_Form.key``.
+        """
         if self.directory is None or not _is_plain(key):
             return ""
         return units.key_of(f"{_stamp()} {self.machine} {key}", self.machine)
 
     def _from_disk(self, name: str) -> Rows | None:
-        """Return the kernels of a form from disk, with those of all other forms in the same file."""
+        """Return the kernels that ``save`` wrote under ``name``; None if there are none.
+
+        All kernels in the same file are read and kept for later calls.
+        """
         if self.directory is None or not name:
             return None
         if name not in self.read:
@@ -93,7 +102,10 @@ class Texts:
         return self.read.get(name)
 
     def save(self) -> None:
-        """Write the new texts to one file of the disk cache, together with the shared units they call."""
+        """Write the kernels that were generated since the last call to one file of the disk cache.
+
+        The texts of the shared units that these kernels call are written to the file too.
+        """
         self.read = {}
         if self.directory is None or not self.new:
             return
@@ -105,7 +117,7 @@ class Texts:
 
 
 def _rows(form: _Form, kernels: Sequence[Kernel]) -> list[tuple[Any, ...]]:
-    """Return the attributes of kernels, with numbers in place of the buffers."""
+    """Return one tuple of attributes per kernel; ``_number`` replaces the slots, which refer to buffers."""
     numbers = {place: k for k, place in enumerate(form.places)}
     return [
         (k.text, [_number(numbers, s) for s in k.slots], k.length, k.unit, k.cost, k.chunks) for k in kernels
@@ -119,15 +131,16 @@ def _remember(key: Any, rows: Rows) -> None:
 
 
 def _is_plain(key: Any) -> bool:
-    """Return whether a key consists of tuples and values whose ``repr`` identifies them in any process."""
+    """Return whether a key consists of tuples and of values with the same ``repr`` in every process."""
     return all(map(_is_plain, key)) if type(key) is tuple else type(key) in _PLAIN
 
 
 @functools.cache
 def _stamp() -> str:
-    """Return name, size and time of the files of the compiler: changed code may write other texts.
+    """Return the names, sizes and modification times of the compiler's source files, as one string.
 
-    Python checks its own cache of bytecode in this way.  The result is empty if there are no such files.
+    The string is part of the keys on disk: if the source has changed, the kernels on disk are not used.  It
+    is "" if the files cannot be read.
     """
     found: list[Any] = []
     folder = Path(__file__).parent
@@ -144,8 +157,7 @@ def _stamp() -> str:
 def _number(numbers: dict[tuple[int, int], int], slot: Slot) -> tuple[bool, int]:
     """Encode a slot (the address of a buffer that a kernel receives) without naming its node.
 
-    Return ``(True, number in _Form.places)``, or ``(False, offset in the workspace)`` if the slot has no
-    node.
+    Return ``(True, index in _Form.places)``, or ``(False, offset in the workspace)`` if the slot has no node.
     """
     if slot.node is None:
         return False, slot.offset
@@ -159,10 +171,10 @@ def _slot(places: list[tuple[Node, int]], slot: tuple[bool, int]) -> Slot:
 
 
 class _Form:
-    """The properties of a group that determine the text of its kernels.
+    """The properties of a group of nodes that determine the text of its kernels.
 
-    ``key`` is equal for groups that can share a text.  ``places`` assigns a number to every address that a
-    kernel may receive, given by the id of a node and an offset in bytes.
+    ``key`` is equal for groups that can share a text.  ``places`` maps each address that a kernel may
+    receive, given as (id of a node, offset in bytes), to an index.
     """
 
     def __init__(self, group: Group, stored: set[int]) -> None:

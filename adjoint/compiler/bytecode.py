@@ -78,9 +78,9 @@ def _kind(i: dis.Instruction, outermost: bool) -> str | None:
 
 
 def _through(load: Load, imported: dict[str, Load]) -> Load:
-    """Return ``load`` with an imported variable replaced by the module, or its attribute, that it refers to.
+    """Return ``load``, with an imported variable replaced by the module or attribute that it refers to.
 
-    Other loads are returned unchanged.
+    ``imported`` maps the names of such variables to what was imported.  Other loads are returned unchanged.
     """
     source = imported.get(load.name) if load.kind in ("local", "cell") else None
     return load if source is None else Load("import", source.name, source.chain + load.chain)

@@ -26,7 +26,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class Parameters:
-    """The parameters of a compiled function: their names, for messages, and which of them are static."""
+    """The parameters of a compiled function: their names, and which of them are static (not traced)."""
 
     def __init__(self, f: Callable[..., Any], static: Any) -> None:
         self.function = name_of(f)
@@ -43,7 +43,10 @@ class Parameters:
         self.static = self._places((static,) if isinstance(static, (str, int)) else tuple(static))
 
     def _places(self, static: tuple[Any, ...]) -> frozenset[Any]:
-        """Return a set with the positions of static arguments, and their names in the form ``"['name']"``."""
+        """Convert the option ``static`` to a set of positions and of names in the form ``"['name']"``.
+
+        Raise ArgumentError if the function has no such parameter.
+        """
         found: set[Any] = set()
         for s in static:
             if not isinstance(s, (str, int)) or isinstance(s, bool):
@@ -64,7 +67,7 @@ class Parameters:
         return frozenset(found - {None})
 
     def name(self, position: int) -> str:
-        """Return the name of a positional argument."""
+        """Return the name of the argument at ``position``, for messages, such as ``x`` or ``args[0]``."""
         if position < len(self.positional):
             return self.positional[position]
         return f"{self.many or 'args'}[{position - len(self.positional)}]"
@@ -78,7 +81,10 @@ class Parameters:
             yield name[2:-2], child, name in self.static
 
     def static_leaves(self, structure: tree.Structure) -> frozenset[int]:
-        """Return the indices of the leaves of static arguments, among all leaves of the arguments."""
+        """Return the indices of the leaves that belong to static arguments.
+
+        The leaves of all arguments are counted together.
+        """
         found: list[int] = []
         n = 0
         for _, child, static in self.arguments(structure):
@@ -93,7 +99,7 @@ class Parameters:
 
 
 class Wanted(NamedTuple):
-    """The type, shape, dtype and graph node that an argument must have to match a program."""
+    """The type, shape, dtype and graph node that an argument must have to run with a traced program."""
 
     kind: type
     shape: tuple[int, ...]
@@ -153,7 +159,10 @@ class Call:
         self.key = (self.structure, tuple(signature), (*modes, tuple(_key_orders(self.structure))))
 
     def objects(self, parameters: Parameters) -> dict[str, Any]:
-        """Return the arguments that have attributes, by parameter name; traced leaves are left out."""
+        """Return the arguments that have a ``__dict__``, by parameter name.
+
+        Traced leaves are replaced by None first.
+        """
         moving = set(self.moves)
         leaves = [None if k in moving else leaf for k, leaf in enumerate(self.leaves)]
         args, kwargs = tree.unflatten(self.structure, leaves)
@@ -161,7 +170,7 @@ class Call:
         return {k: v for k, v in given.items() if hasattr(v, "__dict__")}
 
     def fixed(self) -> list[Any]:
-        """Return the leaves, with None in place of arrays and tensors that are traced."""
+        """Return all leaves of the arguments, with None in place of the traced arrays and tensors."""
         found = list(self.leaves)
         for k in self.moves:
             if type(found[k]) is not float:
@@ -169,7 +178,7 @@ class Call:
         return found
 
     def _first(self, leaf: Any) -> int | None:
-        """Return the index of the earlier leaf that is the same object as ``leaf``; None if there is none."""
+        """Return the index of the first traced leaf that is the object ``leaf``; None if there is none."""
         return next((k for k, m in zip(self.moves, self.moving, strict=True) if m is leaf), None)
 
     def _numeric(self, k: int, parameters: Parameters) -> Any:
@@ -193,9 +202,10 @@ class Call:
         return leaf
 
     def difference(self, had: Any, parameters: Parameters) -> str:
-        """Return a sentence that says why this call cannot use an earlier program.
+        """Return a sentence that says how this call differs from that of an earlier program.
 
-        ``had`` is the cache key of that program.  ``parameters`` has the names of the function's arguments.
+        ``had`` is the cache key of the earlier program.  ``parameters`` has the names of the function's
+        arguments.
         """
         structure, signature, modes = self.key
         if had[0] != structure:
@@ -211,7 +221,7 @@ class Call:
 
 
 def _key_orders(structure: tree.Structure) -> Iterator[tuple[str, ...]]:
-    """Yield the keys, in insertion order, of each dictionary in a tree that has more than one key."""
+    """Yield the keys, in insertion order, of each dictionary in a tree; skip dictionaries with one key."""
     if isinstance(structure.kind, type) and issubclass(structure.kind, dict) and len(structure.names) > 1:
         yield structure.names
     for child in structure.children:
@@ -220,7 +230,10 @@ def _key_orders(structure: tree.Structure) -> Iterator[tuple[str, ...]]:
 
 
 def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Parameters) -> str:
-    """Describe the first argument that differs between the structures of two calls, ``had`` and ``now``."""
+    """Return a text that describes the first argument whose nesting of containers has changed.
+
+    ``had`` is the structure of the arguments of an earlier call, and ``now`` that of this call.
+    """
     before, after = ({n: c for n, c, _ in parameters.arguments(s)} for s in (had, now))
     for name, child in after.items():
         if name not in before:
@@ -232,9 +245,9 @@ def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Par
 
 
 def _said(part: Any, paths: list[str]) -> str:
-    """Describe a leaf of the arguments by its part of a program's key: "float64[3] that requires grad".
+    """Return a description of an argument, such as "float64[3] that requires grad".
 
-    ``paths`` are the names of all leaves.
+    ``part`` is the entry of the argument in a program's key.  ``paths`` are the names of all leaves.
     """
     if part is float:
         return "a float"

@@ -59,9 +59,9 @@ def run_both(variant: Variant, call: Call, variables: Variables, function: Calla
 
 
 def _leave(found: Any) -> None:
-    """Replace the arrays of returned tensors by copies, so that restoring the state cannot change them.
+    """Replace the array of each returned tensor by a copy, so that restoring the state cannot change it.
 
-    Tensors that are part of a graph are left alone.
+    Tensors that are part of a graph keep their arrays.
     """
     for leaf in tree.leaves(found):
         if isinstance(leaf, Tensor) and leaf._node is None and type(leaf._data) is np.ndarray:
@@ -69,9 +69,9 @@ def _leave(found: Any) -> None:
 
 
 class Variables:
-    """The values, before a trace, of the variables with plain data that the traced function reads.
+    """Saves the plain variables that a function reads, before it is traced.
 
-    Plain data are numbers, strings and containers.  The Python code of the function may run twice: in the
+    Plain values are numbers, strings and containers.  The Python code of the function may run twice: in the
     trace, and in the call of the original function.  ``set_back`` restores the values in between, so that a
     function that changes them changes them only once.
     """
@@ -83,7 +83,7 @@ class Variables:
             self._keep(value, 0)
 
     def _keep(self, value: Any, depth: int) -> None:
-        """Copy a container and its nested containers, up to a maximal depth, to restore them later."""
+        """Save a copy of a container, and of the containers in it up to a maximal depth."""
         if isinstance(value, CONTAINERS) and depth < DEEPEST:
             if not isinstance(value, (tuple, frozenset, MappingProxyType)):
                 self.contents[id(value)] = value, copy(value)
@@ -106,7 +106,7 @@ class Variables:
 
 
 class _State:
-    """The state that a program uses: tensors, items of containers, optimisers and random generators."""
+    """Copies and restores the tensors, container items, optimisers and random generators of a program."""
 
     def __init__(self, variant: Variant, call: Call) -> None:
         held = [h.tensor for h in variant.trace.held.values() if h.argument is None]
@@ -119,13 +119,13 @@ class _State:
         self.generators = Generators.drawn_by([s.owner for s in variant.program.sources if s.kind == "draw"])
 
     def _units(self) -> Iterator[Any]:
-        """Yield the units of all optimisers; a unit is a set of parameters that is updated together."""
+        """Yield the units of all optimisers; a unit is a set of parameters that are updated together."""
         for o in self.optimizers:
             for group in o.groups:
                 yield from group.units
 
     def copied(self) -> list[tuple[str, Any]]:
-        """Return a list of (name, copy), one entry for each part of the state."""
+        """Return a copy of the state as a list of pairs (description for messages, copy)."""
         found: list[tuple[str, Any]] = []
         for t in self.tensors:
             grad = None if t._extra is None else t._extra.grad

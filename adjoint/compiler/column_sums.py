@@ -24,7 +24,10 @@ _BYTES = 1 << 16  # largest total size of the sums that a row is added to: they 
 
 
 def sum_columns_in_rows(graph: Graph, groups: Sequence[Group]) -> None:
-    """Move column sums to earlier groups that read the same arrays row by row; changes ``groups``."""
+    """Move column sums to earlier kernels that read the same arrays row by row; change ``groups`` in place.
+
+    A group is a set of nodes that one kernel computes.
+    """
     where = {n.id: k for k, g in enumerate(groups) for n in g.nodes}
     for k, group in enumerate(groups):
         if group.kind != "loop" or group.axis != 0 or len(group.domain) != 2:
@@ -39,7 +42,7 @@ def sum_columns_in_rows(graph: Graph, groups: Sequence[Group]) -> None:
 
 
 def _full(group: Group) -> list[Node]:
-    """Return the nodes of a group that have one value per element of its domain (the shape of its loops)."""
+    """Return the nodes of a group that have one value per element of the group's loops."""
     return [n for n in group.nodes if n.op != "reduce" and group.level[n.id] == FULL]
 
 
@@ -55,7 +58,7 @@ def _processes_rows(rows: Group, columns: Group) -> bool:
 
 
 class _Move:
-    """Moves the nodes of the group ``columns`` to the earlier group ``rows``.
+    """Moves the column sums of the group ``columns`` to the kernel of the earlier group ``rows``.
 
     ``at`` is the index of ``rows`` among the groups; ``where`` maps the id of a node to the index of its
     group.
@@ -66,7 +69,7 @@ class _Move:
         self.moved = {n.id for n in _full(columns)}
 
     def fits(self) -> bool:
-        """Return whether ``rows`` can compute all nodes of ``columns`` without reading any further array."""
+        """Return whether ``rows`` can compute the nodes of ``columns`` without reading other large arrays."""
         full, sums = _full(self.columns), _sums(self.columns)
         size = sum(self.columns.domain[1] * n.dtype.itemsize for n in sums)
         if size > _BYTES or len(self.rows.nodes) + len(full) + len(sums) > MOST:
@@ -78,7 +81,7 @@ class _Move:
         return all(self._is_there(a, read) for a in operands)
 
     def _is_there(self, a: View, read: set[int]) -> bool:
-        """Return whether the group ``rows`` can read the operand ``a``.
+        """Return whether the group ``rows`` can read the operand ``a`` at no or little cost.
 
         ``read`` has the ids of the nodes that ``rows`` already reads or computes.
         """
@@ -94,11 +97,11 @@ class _Move:
         return a.node.id in read or a.node.size < math.prod(self.rows.domain)
 
     def _plain(self, n: Node) -> View:
-        """Return the operand of a sum with its axes in the order of the domain."""
+        """Return the operand of the sum ``n`` with its axes in the order (rows, columns)."""
         return self.graph.permute(n.args[0], (1, 0))
 
     def put(self) -> None:
-        """Move the nodes to ``rows``; the sums that stay in ``columns`` then add the partial sums."""
+        """Move the nodes to ``rows``; what is left in ``columns`` adds the partial sums of ``rows``."""
         rows, length = self.columns.domain
         chunks = self.rows.chunks or max(1, min(rows // _ROWS, rows * length // _CHUNK, _CHUNKS))
         for n in _full(self.columns):

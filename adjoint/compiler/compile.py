@@ -153,9 +153,10 @@ class Compiled(_Callable):
         self._enter(None)
 
     def _enter(self, direct: Callable[..., Any] | None) -> None:
-        """Set the function that the next calls run: ``direct``, the direct function of a program.
+        """Set the function that the next calls run.
 
-        None for the general path, which finds the program that matches the arguments.
+        It is ``direct``, the direct function of a program; or, if ``direct`` is None, the general path, which
+        finds the program that matches the arguments.
         """
         general = self._owner.general
         self._direct = direct
@@ -176,7 +177,7 @@ class Compiled(_Callable):
         return Compiled(f, *self._options) if made is None else made
 
     def __reduce__(self) -> Any:
-        """Pickle the name if it refers to this object; otherwise pickle the original function and options."""
+        """Pickle as a global name if this object is found there; otherwise as the function and options."""
         name = getattr(self, "__qualname__", "")
         found: Any = sys.modules.get(self.__module__)
         for part in name.split("."):
@@ -184,7 +185,7 @@ class Compiled(_Callable):
         return name if found is self else (Compiled, (self._f, *self._options))
 
     def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the program that matches the arguments; trace the function first if no program matches."""
+        """Run the program that matches the arguments, after tracing one if none does; return the result."""
         try:
             return self._call(args, kwargs)
         except IndexError as error:
@@ -215,9 +216,10 @@ class Compiled(_Callable):
             return last.explained(call) if last is not None and last.key == call.key else None
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> tuple[Any, bool]:
-        """Return the result of a call, and whether its tensors must be converted to arrays.
+        """Return the result of a call, and whether tensors in it must be converted to NumPy arrays.
 
-        In the mode "check" the original function runs too, and its results are compared with the program's.
+        If ``mode`` is "check", the original function runs too, and its results are compared with the
+        program's.
         """
         if not kwargs and mode is True:
             for n, v in enumerate(self._variants):
@@ -235,7 +237,7 @@ class Compiled(_Callable):
         return variant.run(call), variant.plain
 
     def _itself(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the original function on tensors; if arrays were given, convert the results to arrays."""
+        """Call the original function, not a program; return arrays if the arguments were arrays."""
         plain = outermost() and given_arrays(args, kwargs) and Call(args, kwargs, self._parameters).moving
         found = self._on_tensors(*args, **kwargs)
         return returned(found) if plain else found
@@ -254,8 +256,7 @@ class Compiled(_Callable):
     def _inline(self) -> bool:
         """Return whether a call must run the original function instead of a program.
 
-        This is so inside a trace or a transform, and while something observes ops, such as a saved-tensor
-        hook.
+        True inside a trace or a transform, and while something observes ops, such as a saved-tensor hook.
         """
         if tracing.get() is not None or enclosing.get() is not None:
             return True
@@ -292,7 +293,7 @@ class Compiled(_Callable):
         return fresh
 
     def _reason(self, call: Call) -> str:
-        """Return, as text, why no program matches a call."""
+        """Return a sentence that says why no program matches a call."""
         if not self._variants:
             return "it was the first call"
         for v in self._variants:

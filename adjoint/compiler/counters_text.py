@@ -1,7 +1,7 @@
 """LLVM IR that increments the step counts of optimisers, a part of the native entry; see ``entry_text``.
 
-A counter is an int, or a list of ints, in a dictionary.  Its row has three words: the dictionary, the key and
-the next number.
+A step count is an int, or a list of ints, in a dictionary.  The code reads one row of three 64-bit words for
+each step count: the addresses of the dictionary and of the key, and the next value.
 """
 
 from __future__ import annotations

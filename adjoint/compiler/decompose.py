@@ -64,9 +64,10 @@ def rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @functools.cache
 def _resolved(name: str, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the dtypes to which the primitive ``name`` casts its operands, and then the dtype of its result.
+    """Return the dtypes to which the primitive ``name`` casts its operands, then the dtype of its result.
 
-    ``kinds`` has the dtype of each operand; for a Python number, its type.
+    ``kinds`` has the dtype of each operand, or its type if it is a Python number.  Raise NotNative if a dtype
+    is not supported.
     """
     try:
         found = UFUNCS[name].resolve_dtypes((*kinds, None))
@@ -92,7 +93,7 @@ class Primitives:
         return found
 
     def apply(self, name: str, *args: Any, **params: Any) -> Any:
-        """Add an op to the graph and return its result; raise NotNative if it has no native form."""
+        """Add the op ``name`` to the graph; return its result.  Raise NotNative if it has no native form."""
         if name in RULES:
             return RULES[name](self, *args, **params)
         if name in UFUNCS:
@@ -107,7 +108,10 @@ class Primitives:
         return self.graph.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a
 
     def view(self, a: Any, dtype: Any = None) -> View:
-        """Return a view of a value; an array, or a number with ``dtype``, is added as a constant."""
+        """Return ``a`` as a view of the graph; an array or a number is added to the graph as a constant.
+
+        ``dtype`` is the dtype of a constant that is made from a Python number.
+        """
         if isinstance(a, View):
             return a
         if isinstance(a, (np.ndarray, np.generic)):
@@ -167,7 +171,7 @@ class Primitives:
 
 
 def _kind(a: Any) -> Any:
-    """Return the dtype of a value; for a Python number, its type."""
+    """Return the dtype of a view, or the type of a Python number, as NumPy's promotion needs it."""
     if isinstance(a, View):
         return float if a.weak else a.dtype
     return _BOOL if type(a) is bool else type(a)  # NumPy promotes a Python bool like an array of bools
@@ -177,7 +181,7 @@ def _kind(a: Any) -> Any:
 
 
 def _filled(number: float) -> Callable[[Any, View], View]:
-    """Return a rule of ``RULES`` whose result is an array like its operand, filled with ``number``."""
+    """Return a lowering rule that makes an array like its operand, filled with ``number``."""
     return lambda xp, x: xp.graph.broadcast(xp.graph.constant(np.asarray(number, x.dtype)), x.shape)
 
 
@@ -405,7 +409,7 @@ def _reduced(xp: Any, op: str, x: View, axis: Any, keepdims: bool, dtype: Any) -
 
 
 def _wide(dtype: Any) -> Any:
-    """Return the dtype of the accumulator for sums of values of ``dtype``."""
+    """Return the dtype in which values of ``dtype`` are summed."""
     if dtype.kind == "f":
         return dtype
     return np.dtype(np.uint64) if dtype.kind == "u" else _INT64
@@ -469,7 +473,10 @@ def _argmin(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def _place_of(xp: Any, op: str, x: View, axis: Any, keepdims: bool) -> View:
-    """Return the index of the first maximum ("argmax") or minimum ("argmin"), or of the first NaN if any."""
+    """Return the index of the first maximum (``op`` "argmax") or minimum ("argmin") along ``axis``.
+
+    If there is a NaN, return the index of the first NaN.
+    """
     axes = list(range(x.ndim)) if axis is None else _axes(x, axis)
     if len(axes) != 1:
         x = xp.flat(x) if len(axes) == x.ndim else x
@@ -577,9 +584,10 @@ def _attention(xp: Any, q: Any, k: Any, v: Any, m: Any, scale: float, causal: bo
 
 
 def _exponentials(xp: Any, q: Any, k: Any, m: Any, scale: float, causal: bool) -> Sequence[Any]:
-    """Return exp(s - max s) of the attention scores s, its row sums, max s, and which rows are all masked.
+    """Return the parts of a softmax of attention scores s: exp(s - max s), its row sums, max s, and a mask.
 
-    The scores are s = q kᵀ · scale, masked by ``m`` and ``causal``.  Without ``m`` the last result is None.
+    The scores are s = q kᵀ · scale, masked by ``m`` and ``causal``.  The mask is true for rows that are
+    masked completely; it is None if there is no ``m``.
     """
     s = xp.matmul(q * scale, xp.matrix_transpose(k))
     if type(m) is not int:

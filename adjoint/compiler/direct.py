@@ -45,7 +45,7 @@ WATCHED = 1000  # calls of a NumPy program whose guards Python code checks, befo
 
 
 class Owner(NamedTuple):
-    """The functions and the lock of a compiled function that its direct functions use."""
+    """What the direct functions of a compiled function use of it: callbacks and a lock."""
 
     general: Callable[[Any, Any], Any]  # the general path, given the arguments and the keyword arguments
     explained: Callable[[Exception, Any, Any], Exception | None]  # a better error for an IndexError, or None
@@ -112,11 +112,11 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
 
 
 def _name_outputs(w: Writer, made: list[str], sources: dict[str, str], at: int) -> None:
-    """Replace each ``found[k]`` in the lines from index ``at`` to the end by the variable of output ``k``.
+    """Replace ``found[k]`` by the variable of output ``k`` in the lines of ``w`` from index ``at`` on.
 
-    If the lines use ``found`` in another way too, they are not changed, and a line that sets ``found`` is
-    inserted before them.  ``made`` has the variables of the outputs; ``sources`` maps the variable of each
-    source to the expression that reads it.
+    If the lines also use ``found`` in another way, they are not changed, and a line that sets ``found`` is
+    inserted before them.  ``made`` has the variables of the outputs.  ``sources`` maps the variable of each
+    input of the program to the expression that reads the input.
     """
     lines = [re.sub(r"found\[(\d+)\]", lambda m: made[int(m[1])], line) for line in w.lines[at:]]
     if not any("found" in line for line in lines):
@@ -129,7 +129,7 @@ def _name_outputs(w: Writer, made: list[str], sources: dict[str, str], at: int) 
 
 
 def _add_modes(w: Writer) -> None:
-    """Add a line that checks that the modes of the library, such as the grad mode, have not changed."""
+    """Add a line that leaves the function if a mode of the library, such as the grad mode, has changed."""
     parts = ["special.count"]
     for variable in _CONTEXTS:
         value = variable.get()
@@ -146,7 +146,7 @@ def _add_fits(w: Writer, specs: Sequence[Wanted]) -> None:
 
 
 def _add_results(w: Writer, v: Variant) -> None:
-    """Add the lines that make the results of the function from the arrays in ``found``, and return them."""
+    """Add lines that make the function's results from the arrays in ``found``, and a ``return`` statement."""
     if v.plain and transform.get() is None:
         if all(kind == "value" for kind, _ in v.outs):
             w.add(f"held = [*found[:{v.count}]]")
@@ -175,7 +175,7 @@ def _add_results(w: Writer, v: Variant) -> None:
 
 
 def new_copy(value: Any) -> Any:
-    """Return a copy of a result that is no tree; of a deque, also of the containers and arrays in it."""
+    """Return a copy of a container that is not a tree; copy also the containers and arrays in a deque."""
     made = value.copy()
     if isinstance(value, deque):
         leaves, structure = tree.flatten(list(value))
@@ -220,7 +220,7 @@ def _tree(w: Writer, structure: tree.Structure, leaves: list[str]) -> str:
 
 
 def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[..., bool]:
-    """Return ``holds(*arguments)``, which returns whether all guards of a program hold.
+    """Generate ``holds(*arguments)``, which returns whether all guards of a program hold.
 
     ``count`` is the number of arguments.
     """
@@ -275,7 +275,7 @@ def _check_names(w: Writer, guards: Sequence[Guard], miss: str) -> None:
 
 
 def _expression(w: Writer, read: Any) -> str | None:
-    """Return a Python expression for the value that a guard reads; None if ``read`` must be called."""
+    """Return a Python expression for ``read()``, the value that a guard checks; None if there is none."""
     if not isinstance(read, partial):
         return None
     if read.func is read_attributes:
@@ -290,7 +290,7 @@ def _expression(w: Writer, read: Any) -> str | None:
 
 
 def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
-    """Return ``fits(*arguments)``, which returns whether the arguments and the modes match a program.
+    """Generate ``fits(*arguments)``, which returns whether the arguments and the modes match a program.
 
     ``specs`` has the type, shape, dtype and node that each argument must have, and ``modes`` are the modes of
     the library that are part of the program's key.
@@ -303,7 +303,7 @@ def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
 
 
 def _fitting(w: Writer, specs: Sequence[Wanted]) -> list[str]:
-    """Return Python conditions: the arguments match ``specs``, and no two tensors are the same object."""
+    """Return Python conditions for: the arguments match ``specs``, and no tensor is passed twice."""
     parts = []
     tensors = []
     for k, (kind, shape, dtype, node) in enumerate(specs):
@@ -321,7 +321,10 @@ def _fitting(w: Writer, specs: Sequence[Wanted]) -> list[str]:
 
 
 def _check_tensors(w: Writer, trace: Trace, miss: str) -> None:
-    """Add lines that check the shapes, dtypes, nodes, hooks and gradients of captured tensors."""
+    """Add lines that run the statement ``miss`` if a captured tensor has changed.
+
+    They check the shape, the dtype, the node, the hooks and whether there is a gradient.
+    """
     for h in trace.held.values():
         if h.argument is None:
             t, symbol = w.name(h.tensor, "t"), h.symbol
@@ -344,7 +347,10 @@ def _check_tensors(w: Writer, trace: Trace, miss: str) -> None:
 
 
 def _node_changed(w: Writer, t: str, h: Held) -> str:
-    """Return a condition that is true if the graph node of a captured tensor (variable ``t``) has changed."""
+    """Return a Python condition: the graph node of the captured tensor ``h`` has changed.
+
+    ``t`` is the name of the variable that refers to the tensor.
+    """
     if type(h.node) is Node:
         return f"type({t}._node) is not {w.name(Node, 'n')}"
     return f"{t}._node is not {w.name(h.node, 'n')}"

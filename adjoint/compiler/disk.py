@@ -31,10 +31,10 @@ _pruned = False
 
 
 class Image(NamedTuple):
-    """The object code of one or more units, and which units they are.
+    """The object code of one or more units, and the keys of these units.
 
-    ``units`` maps the name of each unit in the code to its key; ``uses`` does so for the units of other
-    images that the code calls.
+    ``units`` maps the name of each unit in the code to its key.  ``uses`` maps the names of units in other
+    images, which the code calls, to their keys.
     """
 
     units: dict[str, str]
@@ -67,9 +67,10 @@ def _default_directory() -> Path:
 
 
 def read(directory: Path, key: str) -> list[Image]:
-    """Return the images in the file that has the unit with this key; an image follows those that it uses.
+    """Return the images in the file that contains the unit with this key.
 
-    The list is empty if the file is missing, damaged, not owned by the user, or does not contain the unit.
+    An image comes after the images that it calls.  The list is empty if the file is missing, damaged, not
+    owned by the user, or does not contain the unit.
     """
     try:
         descriptor = os.open(directory / (key + SUFFIX), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
@@ -87,7 +88,7 @@ def read(directory: Path, key: str) -> list[Image]:
 
 
 def write(directory: Path, images: Sequence[Image], keys: Iterable[str]) -> None:
-    """Write images to a file, atomically, under the name of each of the keys; disk errors are ignored.
+    """Write images to one file, atomically, with one file name per key; ignore disk errors.
 
     Unlike ``storage.atomic`` this does not wait for the disk: a file that was cut off by a crash fails the
     digest check.
@@ -115,7 +116,10 @@ def write(directory: Path, images: Sequence[Image], keys: Iterable[str]) -> None
 
 
 def _packed(images: Sequence[Image]) -> bytes:
-    """Return images as bytes: the length of a JSON list of (units, uses, code size), the list, the codes."""
+    """Return images as bytes: the length of a JSON header, the header, and the object codes.
+
+    The header is a list of (units, uses, size of the code).
+    """
     names = json.dumps([(image.units, image.uses, len(image.code)) for image in images]).encode()
     return b"".join([len(names).to_bytes(8, "little"), names, *(image.code for image in images)])
 
@@ -130,7 +134,7 @@ def _unpacked(body: bytes) -> list[Image]:
 
 
 def _prune(directory: Path) -> None:
-    """Delete the oldest half of the files if there are more than ``LIMIT``; once per process at most."""
+    """Delete the oldest half of the files if there are more than ``LIMIT``; do this once per process."""
     global _pruned
     if _pruned:
         return

@@ -48,7 +48,7 @@ class Conv(NamedTuple):
 
     @property
     def windows(self) -> tuple[int, int]:
-        """The number of windows along each axis."""
+        """The number of positions of the convolution kernel along each axis of the image."""
         high, wide = (
             (n + lo + hi - d * (k - 1) - 1) // s + 1
             for n, k, s, (lo, hi), d in zip(
@@ -59,7 +59,7 @@ class Conv(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The kernels of the gradient of the convolution kernel.
+    """The two kernels that compute the gradient with respect to the weights.
 
     ``main`` sums over parts of the images and writes ``partial`` bytes to slot RESULT.  ``last`` reads these
     sums from slot 0, adds the parts, and writes the result to slot 1.  ``scratch`` is the number of bytes
@@ -73,7 +73,7 @@ class Weights(NamedTuple):
 
 
 class _Planes(NamedTuple):
-    """Copies of the channels of one image, surrounded by padding, each of shape (rows, phases, width)."""
+    """The layout of the padded copy of an image: one plane of shape (rows, phases, width) per channel."""
 
     element: str
     channels: int
@@ -94,7 +94,7 @@ class _Planes(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The size of all planes in bytes, with room for a whole vector after them."""
+        """The size of all planes in bytes, with one more vector at the end, which loads may reach."""
         return -(-self.channels * self.plane * size_of(self.element) // 64) * 64 + 64
 
     def place(self, channel: int, y: int, x: int) -> int:
@@ -111,7 +111,7 @@ class _Planes(NamedTuple):
         )
 
     def copy(self, w: Writer, lanes: int, source: Value, target: Value, around: Value) -> None:
-        """Emit the copy of an image at ``source`` to planes at ``target``, with ``around`` as padding."""
+        """Emit code that copies the image at ``source`` to planes at ``target``, with padding ``around``."""
         element, (high, wide) = self.element, self.size
         total = self.channels * self.plane
         fill = w.splat(around, lanes)
@@ -130,9 +130,9 @@ class _Planes(NamedTuple):
 
     @staticmethod
     def _kept(first: int, spread: int, count: int, room: int) -> tuple[int, int]:
-        """Return (start, stop) of the indices below ``count`` whose positions are from 0 to below ``room``.
+        """Return (start, stop), the range of the indices i < ``count`` whose position is inside a row.
 
-        Index i has the position ``first`` + i · ``spread``.
+        The position of index i is ``first`` + i · ``spread``; it is inside if it is from 0 to ``room`` - 1.
         """
         kept = [i for i in range(count) if 0 <= first + i * spread < room]
         return (kept[0], kept[-1] + 1) if kept else (0, 0)
@@ -172,7 +172,7 @@ def _planes_of(spec: Conv, element: str) -> _Planes:
 
 
 class _Work(NamedTuple):
-    """The sizes of a convolution, computed for each window and output channel as a sum over k.
+    """The sizes of a convolution: each result is a sum over k, for one window and one output channel.
 
     k counts the pairs of a channel and an offset in the convolution kernel.
     """
@@ -202,7 +202,7 @@ def _work(machine: Machine, spec: Conv, planes: _Planes, outputs: int) -> _Work:
 
 
 def _own_planes(w: Writer, work: _Work, image: Index, around: Value | None = None) -> Value:
-    """Emit the copy of image number ``image`` into the planes of this thread; return their address.
+    """Emit code that copies the image with index ``image`` into this thread's planes; return their address.
 
     The padding gets the value ``around``, by default 0.  If the planes equal the image, nothing is copied.
     """
@@ -294,7 +294,7 @@ def _all_finite(w: Writer, work: _Work, start: Value, count: int) -> Value:
 
 
 def _missing(w: Writer, element: str) -> Value:
-    """Return the NaN that marks padding in planes; no computation returns a NaN with these bits."""
+    """Return the special NaN that marks padding in planes; no computation gives a NaN with these bits."""
     kind, bits = ("i32", 0x7FC0DEAD) if element == "float" else ("i64", 0x7FF8DEAD0000DEAD)
     return w.bitcast(w.const(bits, kind), element)
 
@@ -367,14 +367,18 @@ def _finish(
 
 
 def conv(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kernels:
-    """Return the kernels of a convolution; ``epilogue`` receives the image, channel and position."""
+    """Return the kernels of a convolution.
+
+    ``epilogue`` emits the nodes that are fused into the convolution, given the image, the channel and the
+    position.
+    """
     planes = _planes_of(spec, element_of(spec.dtype))
     work = _work(machine, spec, planes, spec.o)
     return Kernels(None, _correlation(work, epilogue, spec.n), 0, 0 if planes.is_image else planes.bytes)
 
 
 def conv_input(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kernels:
-    """Return the kernels of the gradient of the images of the convolution ``spec``.
+    """Return the kernels that compute the gradient of the convolution ``spec`` with respect to the images.
 
     Slot IMAGES has the gradient of the result.  This is a convolution with rotated kernels, of planes whose
     numbers are ``stride`` apart.  ``epilogue`` emits nodes that are fused into it.
@@ -417,10 +421,10 @@ def _turned_kernels(machine: Machine, spec: Conv, element: str) -> Kernel:
 
 
 def conv_weight(machine: Machine, spec: Conv) -> Weights:
-    """Return the kernels of the gradient of the convolution kernel.
+    """Return the kernels that compute the gradient of a convolution with respect to its weights.
 
     Slot IMAGES has the images, slot KERNELS the gradient of the result.  The sums of a tile (some outputs
-    times some k) are vectors along a row of windows; their lanes are added last.
+    times some k) are vectors along a row of windows; the lanes of each vector are added last.
     """
     element = element_of(spec.dtype)
     planes = _planes_of(spec, element)
@@ -432,7 +436,7 @@ def conv_weight(machine: Machine, spec: Conv) -> Weights:
 
 
 def _weight_parts(work: _Work, images: int, parts: int) -> Kernel:
-    """Return the kernel that sums over parts of the images.
+    """Return the kernel that computes, for each part of the images, the sums of the weight gradient.
 
     An iteration computes one part for one panel, which is a range of output channels.
     """
@@ -463,9 +467,9 @@ def _weight_parts(work: _Work, images: int, parts: int) -> Kernel:
 def _weight_panel(
     w: Writer, work: _Work, rows: int, first: Index, sums: Value, low: Index, high: Index
 ) -> None:
-    """Emit the sums of a panel of output channels over the images ``low`` to ``high``.
+    """Emit code that sums the weight gradient of some output channels over the images ``low`` to ``high``.
 
-    The panel has ``rows`` channels, from ``first``.  The sums are stored at the address ``sums``.
+    There are ``rows`` channels, from ``first``.  The sums are stored at the address ``sums``.
     """
     element, lanes, depth, size = work.element, work.lanes, len(work.offsets), math.prod(work.windows)
     columns = 4 if work.machine.registers == 32 else 3
@@ -539,8 +543,9 @@ def _with_rest(
 ) -> list[Value]:
     """Emit the addition of the ``rest`` numbers after the last full vector of a row to ``sums``.
 
-    They are added with a mask, or one by one into the first lane if the processor has no masks.  ``step``
-    emits one addition; ``g_at`` and ``x_at`` are the offsets of the numbers.
+    The numbers are added with a mask, or one by one into the first lane if the processor has no masks.
+    ``step`` emits one addition; ``g_at`` and ``x_at`` are the offsets of the two factors.  Return the new
+    sums.
     """
     if w.machine.masks:
         mask = w.constants([int(k < rest) for k in range(lanes)], "i1")
@@ -553,7 +558,7 @@ def _with_rest(
 
 
 def _weight_sum(work: _Work, parts: int) -> Kernel:
-    """Return the kernel that adds the sums of all parts, then the lanes of each sum."""
+    """Return the kernel that adds the sums of all parts of the images, then the lanes of each vector."""
     w = Writer(work.machine)
     element, lanes, count = work.element, work.lanes, work.outputs * len(work.offsets)
 

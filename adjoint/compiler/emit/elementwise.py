@@ -29,7 +29,10 @@ _ARITHMETIC = {"add": Writer.add, "subtract": Writer.sub, "multiply": Writer.mul
 
 
 def apply(w: Writer, op: str, given: Any, made: Any, *x: Value) -> Value:
-    """Emit a primitive whose operands have the dtype ``given`` and whose result has the dtype ``made``."""
+    """Emit the primitive ``op`` of the operands ``x``; return its result.
+
+    The operands have the dtype ``given`` and the result has the dtype ``made``.
+    """
     if op == "copy":
         return x[0]
     if op == "astype":
@@ -204,7 +207,7 @@ _COMBINED: dict[str, Callable[[Writer, Any, Value, Value], Value]] = {
 
 
 def combine(w: Writer, n: Node, a: Value, b: Value) -> Value:
-    """Emit the combination of ``a`` and ``b`` by the operation of the reduction ``n``, such as their sum."""
+    """Emit the combination of two values by the operation of the reduction ``n``: a + b for a sum."""
     return _COMBINED[n.params[0]](w, n.dtype, a, b)
 
 

@@ -49,14 +49,14 @@ class Exponential(NamedTuple):
 
 
 def _clamp(w: Writer, x: Value, low: float, high: float) -> Value:
-    """Return x limited to the range from ``low`` to ``high``; NaN is unchanged."""
+    """Emit x limited to the range from ``low`` to ``high``; NaN is unchanged."""
     top, bottom = w.like(x, high), w.like(x, low)
     x = w.select(w.compare("olt", top, x), top, x)  # LLVM turns this form into one x86 instruction
     return w.select(w.compare("ogt", bottom, x), bottom, x)
 
 
 def _reduced(w: Writer, x: Value, lean: bool, beside: Value | None = None) -> Exponential:
-    """Return exp(x + beside) as the parts of 2ⁿ (1 + r + c); ``beside`` is a small correction of x."""
+    """Emit exp(x + beside) as the parts of 2ⁿ (1 + r + c); ``beside`` is a small correction of x."""
     high, low = LN2[x.element]
     k, n = nearest(w, x, math.log2(math.e))
     if lean:
@@ -74,7 +74,7 @@ def _reduced(w: Writer, x: Value, lean: bool, beside: Value | None = None) -> Ex
 
 
 def _scaled(w: Writer, y: Value, e: Exponential, lean: bool) -> Value:
-    """Return y · 2ⁿ, rounded once, even if the result is subnormal."""
+    """Emit y · 2ⁿ with the n of ``e``, rounded once, even if the result is subnormal."""
     if w.machine.level == "avx512" and y.lanes * size_of(y.element) == 64:
         return _scaled_by_instruction(w, y, e.k)
     if lean:
@@ -84,7 +84,7 @@ def _scaled(w: Writer, y: Value, e: Exponential, lean: bool) -> Value:
 
 
 def _scaled_by_instruction(w: Writer, y: Value, k: Value) -> Value:
-    """Return y · 2ᵏ by the AVX-512 instruction ``scalef``."""
+    """Emit y · 2ᵏ as the AVX-512 instruction ``scalef``."""
     kind, mask = ("ps", "i16 -1") if y.element == "float" else ("pd", "i8 -1")
     name = f"llvm.x86.avx512.mask.scalef.{kind}.512"
     w.declare(f"{y.type} @{name}({y.type}, {y.type}, {y.type}, {mask.split()[0]}, i32)")
@@ -129,13 +129,13 @@ def exp2(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def _half_expm1(w: Writer, x: Value, lean: bool) -> Value:
-    """Return (exp(x) − 1) / 2 for x from about −45 up to the overflow of exp; x must not be tiny."""
+    """Emit (exp(x) − 1) / 2, for x from about −45 up to the overflow of exp; x must not be tiny."""
     high, low = _half_expm1_parts(w, x, lean)
     return w.add(high, low)
 
 
 def _half_expm1_parts(w: Writer, x: Value, lean: bool) -> tuple[Value, Value]:
-    """Return two numbers whose sum is (exp(x) − 1) / 2; the second is a small correction."""
+    """Emit two numbers whose sum is (exp(x) − 1) / 2; the second is a small correction."""
     e = _reduced(w, x, lean)
     s = power_of_two(w, w.sub(e.n, 1), x.element)
     high, error = two_sum(w, w.mul(s, e.r), w.sub(s, 0.5))
@@ -143,12 +143,12 @@ def _half_expm1_parts(w: Writer, x: Value, lean: bool) -> tuple[Value, Value]:
 
 
 def _unless_tiny(w: Writer, x: Value, y: Value) -> Value:
-    """Return x where |x| is tiny or 0, which keeps signed zeros and subnormal numbers; otherwise y."""
+    """Emit x where |x| is tiny or 0, which keeps signed zeros and subnormal numbers; elsewhere y."""
     return w.select(w.compare("olt", w.abs(x), TINY[x.element]), x, y)
 
 
 def _signed(w: Writer, x: Value, size: Value) -> Value:
-    """Return ``size`` with the sign of x."""
+    """Emit ``size`` with the sign of x."""
     return w.intrinsic("copysign", size, x)
 
 
@@ -205,7 +205,7 @@ def tanh(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def _half_exp(w: Writer, a: Value, lean: bool) -> Value:
-    """Return exp(a) / 2 for a >= 0, which is finite wherever cosh is."""
+    """Emit exp(a) / 2 for a >= 0, which is finite wherever cosh(a) is."""
     e = _reduced(w, _clamp(w, a, 0.0, 400.0 if lean else 712.0), lean)
     half = e._replace(k=w.sub(e.k, 1.0), n=w.sub(e.n, 1))
     return _scaled(w, w.add(w.add(e.r, e.c), 1.0), half, lean)
@@ -241,7 +241,11 @@ class Logarithm(NamedTuple):
 
 
 def _normal(w: Writer, x: Value, lean: bool) -> tuple[Value, Value | None]:
-    """Scale x to a normal number if it is subnormal; return it and what to subtract from its exponent."""
+    """Emit x, multiplied by a power of two if it is subnormal; return it and the exponent of that power.
+
+    The caller subtracts the exponent from that of the result.  With ``lean``, x is never subnormal, and the
+    exponent is None.
+    """
     if lean:
         return x, None
     smallest, scale = (2.0**-126, 25.0) if x.element == "float" else (2.0**-1022, 54.0)
@@ -250,7 +254,7 @@ def _normal(w: Writer, x: Value, lean: bool) -> tuple[Value, Value | None]:
 
 
 def _logarithm(w: Writer, x: Value, lean: bool) -> Logarithm:
-    """Split log(x) into the parts of ``Logarithm``."""
+    """Emit log(x) as the parts of ``Logarithm``."""
     x, shift = _normal(w, x, lean)
     n, m = exponent_and_mantissa(w, x)
     k = float_of(w, n, x.element)
@@ -271,14 +275,17 @@ def _of_mantissa(w: Writer, k: Value, f: Value, lean: bool) -> Logarithm:
 
 
 def _at_the_ends(w: Writer, x: Value, y: Value, zero: float = 0.0) -> Value:
-    """Return y = log(x) with its special values: -∞ at ``zero``, NaN below it and for NaN, ∞ at ∞."""
+    """Emit y, an approximation of log(x), corrected at special x.
+
+    The result is -∞ at x = ``zero``, NaN below it and for NaN, and ∞ at ∞.
+    """
     y = w.select(w.compare("ueq", x, INF), x, y)
     y = w.select(w.compare("olt", x, zero), w.like(x, NAN), y)
     return w.select(w.compare("oeq", x, zero), w.like(x, -INF), y)
 
 
 def _together(w: Writer, part: Logarithm, beside: Value | None = None) -> Value:
-    """Return the sum k ln 2 + f − (f²/2 − rest) of the parts, plus ``beside``; small terms come first."""
+    """Emit the sum k ln 2 + f − (f²/2 − rest) of the parts of a logarithm, plus ``beside``."""
     high, low = LN2[part.f.element]
     small = w.fma(part.k, low, part.rest)
     if beside is not None:
@@ -379,7 +386,7 @@ _INVERSE_LN2 = (1.4426950408889634, 2.0355273740931033e-17)  # 1 / ln 2, as a su
 
 
 def _exponential(w: Writer, d: Value, rest: Value, binary: bool) -> Exponential:
-    """Reduce exp(d + rest), or 2 to this power, for d <= 0, where ``rest`` is a small correction of d."""
+    """Emit exp(d + rest), or 2 to this power if ``binary``, as parts; d <= 0, and ``rest`` corrects d."""
     if not binary:
         return _reduced(w, _clamp(w, d, -750.0, 0.0), False, rest)
     d = _clamp(w, d, -1100.0, 0.0)
@@ -392,7 +399,7 @@ def _exponential(w: Writer, d: Value, rest: Value, binary: bool) -> Exponential:
 
 
 def _log1p_of_exponential(w: Writer, e: Exponential) -> tuple[Value, Value]:
-    """Return log(1 + q) as a sum of two numbers, for q = 2ⁿ (1 + r + c) <= 1."""
+    """Emit log(1 + q) as a sum of two numbers, for q = 2ⁿ (1 + r + c) <= 1, given by its parts ``e``."""
     one = w.like(e.r, 1.0)
     s, s_rest = quick_sum(w, one, e.r)
     s, c_rest = quick_sum(w, s, e.c)
@@ -453,7 +460,7 @@ def pow(w: Writer, x: Value, y: Value, lean: bool = False) -> Value:
 
 
 def _power(w: Writer, a: Value, y: Value) -> Value:
-    """Return aʸ for a > 0, computed from a logarithm with about twice the usual precision."""
+    """Emit aʸ for a > 0, computed from a logarithm with about twice the usual precision."""
     scaled, shift = _normal(w, a, False)
     n, m = exponent_and_mantissa(w, scaled)
     k = float_of(w, n, a.element)
@@ -468,7 +475,7 @@ def _power(w: Writer, a: Value, y: Value) -> Value:
 
 
 def _long_log(w: Writer, k: Value, f: Value) -> tuple[Value, Value]:
-    """Return k ln 2 + log(1 + f) as a sum of two numbers, with a relative error of about 2⁻⁶⁸."""
+    """Emit k ln 2 + log(1 + f) as a sum of two numbers, with a relative error of about 2⁻⁶⁸."""
     # s = f / (2 + f) = s1 + s2
     d = w.add(f, 2.0)
     d2 = w.sub(f, w.sub(d, 2.0))
@@ -495,7 +502,7 @@ def _long_log(w: Writer, k: Value, f: Value) -> tuple[Value, Value]:
 
 
 def _special_powers(w: Writer, x: Value, y: Value, size: Value) -> Value:
-    """Return ``size``, which is |x|ʸ, with the sign of xʸ and its values for zeros, infinities and NaN."""
+    """Emit xʸ from ``size`` = |x|ʸ: set the sign, and the values for zeros, infinities and NaN."""
     a, b = w.abs(x), w.abs(y)
     zero_y, one = w.compare("oeq", y, 0.0), w.like(x, 1.0)
     # |x| is 0 or ∞, or |y| is ∞
@@ -516,7 +523,7 @@ def _special_powers(w: Writer, x: Value, y: Value, size: Value) -> Value:
 
 
 def _parity(w: Writer, y: Value) -> tuple[Value, Value]:
-    """Return whether y is an integer, and whether it is an odd integer."""
+    """Emit two masks: whether y is an integer, and whether y is an odd integer."""
     b = w.abs(y)
     huge = w.compare("oge", b, 2.0**53)
     c = w.select(huge, w.like(b, 0.0), b)

@@ -45,7 +45,7 @@ def polynomial(w: Writer, x: Value, coefficients: Sequence[float]) -> Value:
 
 
 def nearest(w: Writer, x: Value, scale: float = 1.0) -> tuple[Value, Value]:
-    """Return the integer nearest to ``x * scale``, as a float and as an integer.
+    """Emit the integer nearest to ``x * scale``; return it as a float and as an integer.
 
     The absolute value of the integer must be below 2²² in float32, 2⁵¹ in float64.
     """
@@ -55,7 +55,7 @@ def nearest(w: Writer, x: Value, scale: float = 1.0) -> tuple[Value, Value]:
 
 
 def float_of(w: Writer, n: Value, element: str) -> Value:
-    """Convert a small integer to a float.
+    """Emit the conversion of a small integer to a float.
 
     64-bit integers are converted by additions, because AVX2 has no instruction for them.
     """
@@ -66,22 +66,25 @@ def float_of(w: Writer, n: Value, element: str) -> Value:
 
 
 def integer_of(w: Writer, x: Value) -> Value:
-    """Return the bits of a float as an integer."""
+    """Emit a reinterpretation of the bits of a float as an integer."""
     return w.bitcast(x, INTEGER[x.element])
 
 
 def halve(w: Writer, n: Value) -> Value:
-    """Return ``n // 2`` for a small integer, with a logical shift: AVX2 has no arithmetic one for 64 bits."""
+    """Emit ``n // 2`` of a small integer.
+
+    A logical shift is used, because AVX2 has no arithmetic shift of 64-bit integers.
+    """
     return w.sub(w.bits("lshr", w.add(n, 8192), 1), 4096)
 
 
 def power_of_two(w: Writer, n: Value, element: str) -> Value:
-    """Return 2ⁿ, which must be a normal number."""
+    """Emit 2ⁿ, which must be a normal number."""
     return w.bitcast(w.bits("shl", w.add(n, BIAS[element]), MANTISSA[element]), element)
 
 
 def exponent_and_mantissa(w: Writer, x: Value) -> tuple[Value, Value]:
-    """Return ``k`` and ``m`` of ``x = m · 2ᵏ`` with √½ <= m < √2; x must be normal and positive."""
+    """Emit ``k`` and ``m`` of ``x = m · 2ᵏ`` with √½ <= m < √2; x must be normal and positive."""
     bits, mantissa = integer_of(w, x), MANTISSA[x.element]
     if mantissa == 23:
         k = w.bits("ashr", w.sub(bits, SQRT_HALF_BITS["float"]), mantissa)
@@ -92,25 +95,28 @@ def exponent_and_mantissa(w: Writer, x: Value) -> tuple[Value, Value]:
 
 
 def sign_bit_of(w: Writer, n: Value, bit: int, element: str) -> Value:
-    """Return an integer whose sign bit is bit ``bit`` of ``n``."""
+    """Emit an integer whose sign bit is bit ``bit`` of ``n``."""
     return w.bits("shl", w.bits("lshr", n, bit), 31 if element == "float" else 63)
 
 
 def two_sum(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """Return ``a + b`` and the rounding error of the sum."""
+    """Emit ``a + b`` and the rounding error of the sum."""
     s = w.add(a, b)
     v = w.sub(s, a)
     return s, w.add(w.sub(a, w.sub(s, v)), w.sub(b, v))
 
 
 def quick_sum(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """Return ``a + b`` and the rounding error of the sum; requires ``|a| >= |b|``."""
+    """Emit ``a + b`` and the rounding error of the sum; requires ``|a| >= |b|``."""
     s = w.add(a, b)
     return s, w.sub(b, w.sub(s, a))
 
 
 def two_product(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """Return ``a * b`` and the rounding error of the product; without FMA, by Dekker's splitting."""
+    """Emit ``a * b`` and the rounding error of the product.
+
+    Without an FMA instruction, the numbers are split by Dekker's method.
+    """
     p = w.mul(a, b)
     if w.machine.fma:
         return p, w.fma(a, b, w.neg(p))
@@ -120,7 +126,7 @@ def two_product(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _split(w: Writer, a: Value) -> tuple[Value, Value]:
-    """Return two numbers with half as many mantissa bits whose sum is ``a``."""
+    """Emit two numbers with half as many mantissa bits whose sum is ``a``."""
     moved = w.mul(a, 4097.0 if a.element == "float" else 134217729.0)
     high = w.sub(moved, w.sub(moved, a))
     return high, w.sub(a, high)

@@ -41,7 +41,7 @@ BLOCK_BYTES = 192 * 1024  # size of a block of A, which stays in the second-leve
 
 
 class Product(NamedTuple):
-    """C[batch, m, n] = A[batch, m, k] · B[batch, k, n]; all strides are in elements."""
+    """The sizes and strides of C[batch, m, n] = A[batch, m, k] · B[batch, k, n], in elements."""
 
     dtype: Any
     m: int
@@ -80,7 +80,7 @@ class Kernels(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """The number of rows and of column vectors of a tile."""
+    """The size of a tile: the number of rows, and the number of vectors per row."""
 
     rows: int
     vectors: int
@@ -147,13 +147,19 @@ class _Gemm:
         self.stack: Value | None = None
 
     def _dots_pay(self) -> bool:
-        """Return whether to vectorise along k: for one column, or for few rows if B is contiguous along k."""
+        """Return whether dot products along k are faster than tiles.
+
+        They are for one column, or for few rows if B is contiguous along k.
+        """
         p = self.p
         along_a, along_b = p.a[1] == 1 or p.k == 1, p.b[0] == 1 or p.k == 1
         return self.lanes > 1 and along_a and along_b and (p.n == 1 or (p.m <= 3 and p.b[1] != 1)) and p.k > 1
 
     def _turning_pays(self) -> bool:
-        """Return whether to compute Cᵀ: B is contiguous along k, A is smaller, and no vector is partial."""
+        """Return whether computing Cᵀ instead of C is faster.
+
+        It is if B is contiguous along k, A is smaller, and no vector is partial.
+        """
         p, lanes = self.p, self.lanes
         if p.batch or self.after is not None or lanes == 1 or p.k < 2 or p.c[1] != 1:
             return False
@@ -161,14 +167,17 @@ class _Gemm:
         return whole and p.a[1] == 1 and p.b[0] == 1 and p.b[1] != 1 and 2 * p.m <= p.n
 
     def _packing_a_pays(self) -> bool:
-        """Return whether packing A is faster: its rows are far apart in memory and are used often."""
+        """Return whether packing A first is faster.
+
+        It is if the rows of A are far apart in memory and are used often.
+        """
         p = self.p
         if self.turned or p.n < 16 * self.columns or p.k * self.size < 512 or p.m < 2 * self.tile.rows:
             return False
         return p.a[1] != 1 or p.a[0] * self.size % 1024 == 0
 
     def _block(self) -> int:
-        """Return the number of row panels that stay in the cache while all columns are processed."""
+        """Return the number of row panels that fit in the cache and are computed together for all columns."""
         bytes_of_panel = max(1, (self.rows + 1) * self.p.k * self.size)
         return max(1, min(self.panels, BLOCK_BYTES // bytes_of_panel))
 
@@ -236,7 +245,7 @@ class _Gemm:
         w.loop(w.low, w.high, 1, one)
 
     def _offset(self, w: Writer, item: Value, strides: tuple[int, ...]) -> Index:
-        """Emit the offset of a batch item in an array with these strides."""
+        """Emit the offset at which the matrix of a batch item starts; ``strides`` are the batch strides."""
         offset: Index = 0
         rest: Index = item
         for count, stride in zip(reversed(self.p.batch), reversed(strides), strict=True):
@@ -281,11 +290,14 @@ class _Gemm:
         return w.op(name, w.index_value(a), w.index_value(b))
 
     def _row_of(self, w: Writer, panel: Index) -> Index:
-        """Return the first row of a panel."""
+        """Emit the index of the first row of a panel."""
         return w.plus(w.times(panel, self.rows), w.least(panel, self.larger) if self.larger else 0)
 
     def _by_rows(self, w: Writer, low: Index, high: Index, body: Callable[[Value, int], None]) -> None:
-        """Emit ``body(panel, rows)`` for the panels ``low`` to ``high``; larger panels come first."""
+        """Emit a loop that runs ``body(panel, rows)`` for the panels ``low`` to ``high``.
+
+        ``rows`` is the number of rows of a panel.  The panels with one row more come first.
+        """
         if self.larger:
             w.loop(low, w.least(high, self.larger), 1, lambda i, _: body(i, self.rows + 1))
             beyond = w.index_value(low)
@@ -317,8 +329,8 @@ class _Gemm:
     ) -> None:  # fmt: skip
         """Emit code that computes ``count`` columns of the row panels ``first`` to ``end``, tile by tile.
 
-        ``a``, ``b`` and ``c`` are the addresses of the matrices, ``packed_a`` is that of the packed panels,
-        ``j`` is the number of the range of columns, and ``item`` the batch item.
+        ``a``, ``b`` and ``c`` are the addresses of the matrices, and ``packed_a`` is the address of the
+        packed panels.  ``j`` is the index of the range of columns, and ``item`` is the batch item.
         """
         p = self.p
         start = w.times(j, self.wide)
@@ -375,7 +387,7 @@ class _Gemm:
         self._finish(w, item, start, count, row, lanes, to, stride, c)
 
     def _target(self, w: Writer, c: Value, row: Index, column: Index) -> tuple[Value, int]:
-        """Return the address at which a tile is stored, in C or on the stack, and the stride of its rows."""
+        """Emit the address at which a tile is stored, in C or on the stack; return it and the row stride."""
         p = self.p
         if not self.turned and (p.c[1] == 1 or p.n == 1):
             return w.at(c, self.element, w.plus(w.times(row, p.c[0]), column)), p.c[0]

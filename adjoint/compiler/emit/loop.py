@@ -33,16 +33,16 @@ _UNROLLED = 4  # vectors: shorter rows are unrolled
 def loop_kernel(
     machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place] | None = None
 ) -> Kernel:
-    """Return the kernel of a group, the nodes that one kernel computes.
+    """Return the kernel of a group, a set of nodes that one kernel computes.
 
-    ``stored`` are the nodes whose values are written to memory.  ``places`` has, by node id, the places of
-    values that are not written to the node's own memory.
+    ``stored`` are the nodes whose values are written to memory.  ``places`` maps the ids of nodes to
+    positions in memory, for nodes that are written into the memory of another node.
     """
     return Loop(machine, group, stored, places or {}).kernel()
 
 
 class Lane:
-    """One vector in the body of the loops: its position, and the values that were computed for it."""
+    """One vector in the body of the loops: its position, and the values computed for it so far."""
 
     __slots__ = ("at", "common", "count", "known", "lanes", "mask", "row", "spot")
 
@@ -61,8 +61,8 @@ class Lane:
     def moved(self, row: Index = 0, spot: int = 0) -> Lane:
         """Return a ``Lane`` at the same position along the vector axis, without computed values.
 
-        ``row`` is its position along the reduced axis, and ``spot`` the number of its item or block of
-        columns.
+        ``row`` is its position along the reduced axis.  ``spot`` is the index of its item (or block of
+        columns) among those that are processed together.
         """
         found = Lane(self.at, self.lanes, self.mask, self.count, row, spot)
         found.common = self.common
@@ -120,7 +120,7 @@ class Loop(Nest):
         return Kernel(w.kernel(), self.slots_used, items, unit, work * wide, self.group.chunks)
 
     def _load_numbers(self) -> None:
-        """Load or compute, at the start, the operands that are one number for the whole kernel."""
+        """Emit, at the start of the kernel, the operands that are one number for the whole kernel."""
         for n in self.group.nodes:
             for k, a in enumerate(n.args):
                 if a.node.id in self.group.numbers:
@@ -131,7 +131,7 @@ class Loop(Nest):
                         self.once[place.key] = self.w.load(self.slot(place.base, place.offset), place.element)
 
     def _number(self, node: Node) -> Value:
-        """Return the value of a one-element node, which is computed once, at the start."""
+        """Emit the value of a one-element node, computed once, at the start of the kernel."""
         found = self.numbers.get(node.id)
         if found is None:
             values = []
@@ -148,7 +148,7 @@ class Loop(Nest):
         return found
 
     def _fixed(self, n: Node, k: int, lanes: int) -> Value | None:
-        """Return an operand that is one number for the whole kernel; None for other operands."""
+        """Return operand ``k`` of ``n`` as a vector if it is one number for the whole kernel, else None."""
         a = n.args[k]
         number = a.scalar()
         if number is not None:
@@ -160,12 +160,12 @@ class Loop(Nest):
         return None if found is None else self.w.splat(found, lanes)
 
     def _start(self, *indices: Sequence[Index]) -> None:
-        """Start the items with these indices: discard the values computed for the previous items."""
+        """Begin the items (outer iterations) with these indices; forget the values of the previous items."""
         self.offsets, self.hoisted, self.kept = {}, {}, {}
         self.indices = indices
 
     def _decode(self, item: Index) -> list[Index]:
-        """Return the indices of an item along the outer axes."""
+        """Emit the indices along the outer axes of an item, an iteration of the outermost loop."""
         found: list[Index] = []
         rest = item
         for k, i in enumerate(reversed(self.outer)):
@@ -177,7 +177,11 @@ class Loop(Nest):
         return found[::-1]
 
     def _offset(self, place: Place, spot: int) -> Index:
-        """Return the offset, in elements, at which ``place`` starts in item number ``spot``."""
+        """Emit the offset in elements, along the outer axes, of an operand or result in an item.
+
+        ``place`` is its position in memory, and ``spot`` is the index of the item among those processed
+        together.
+        """
         key = place.key, spot
         found = self.offsets.get(key)
         if found is None:
@@ -188,7 +192,7 @@ class Loop(Nest):
         return found
 
     def slot(self, node: Node, offset: int = 0) -> Value:
-        """Return the address of an element of a node.
+        """Emit the address of an element of a node, ``offset`` bytes after its start.
 
         The kernel reads the address from its table, so that the layers of a net can share one text.
         """
@@ -224,20 +228,23 @@ class Loop(Nest):
         self._stage(0, [Lane(w.plus(j, k * v), v, None, v) for k in range(self.unroll)], {})
 
     def _rest(self, low: int, high: int) -> list[Lane]:
-        """Return vectors that cover the positions ``low`` to ``high``."""
+        """Return vectors that cover positions ``low`` to ``high``; the last ones are masked or narrower."""
         pieces = self.w.pieces(high - low, self.vector)
         return [Lane(low + p.offset, p.lanes, p.mask, min(p.lanes, high - low - p.offset)) for p in pieces]
 
     def _rows_together(self, items: int, heavy: bool) -> int:
         """Return how many rows are processed together, if the vector axis is the reduced axis.
 
-        If a later loop needs the sum of a row, the processor works on another row while it waits.
+        If a later loop needs the sum of a row, the processor works on another row in the meantime.
         """
         waits = sum(map(self._busy, range(self.stages))) > 1
         return 2 if waits and items % 2 == 0 and (self.machine.registers >= 32 or not heavy) else 1
 
     def _rows(self, item: Index) -> None:
-        """Emit items whose vector axis is the reduced axis, or that have no reductions."""
+        """Emit the loops of some items, if the vector axis is the reduced axis or nothing is reduced.
+
+        An item is an iteration of the outermost loop; ``item`` is the first of those processed together.
+        """
         w, n, v = self.w, self.lengths[self.across], self.vector
         self._start(*[self._decode(w.plus(item, k)) for k in range(self.together)])
         items = [Lane(0, 1, None, 1, 0, k) for k in range(self.together)]
@@ -266,7 +273,10 @@ class Loop(Nest):
             self._kept_nodes(self.stages, lane)
 
     def _beside(self, lanes: Sequence[Lane]) -> list[list[Lane]]:
-        """Return, for each position, the vectors of all items that are processed together."""
+        """Return, for each of the vectors ``lanes``, the vectors at this position of all current items.
+
+        The current items are the iterations of the outermost loop that are processed together.
+        """
         return [[lane.moved(spot=k) for k in range(self.together)] for lane in lanes]
 
     def _row_loop(self, t: int, totals: dict[Any, list[Value]]) -> list[list[Lane]]:
@@ -306,7 +316,7 @@ class Loop(Nest):
         return 2 if self.machine.registers >= 32 else 1
 
     def _columns(self, item: Value, blocks: int) -> None:
-        """Emit one block of columns: each column is a lane, and the loop goes along the reduced axis."""
+        """Emit the loop along the reduced axis for some blocks of columns; each column is a lane."""
         w, n, v = self.w, self.lengths[self.across], self.vector
         wide = v * self.unroll
         outer, block = w.divide(item, blocks)
@@ -365,7 +375,7 @@ class Loop(Nest):
     # Partial sums ------------------------------------------------------------------------------------
 
     def _clear_partial_sums(self) -> None:
-        """Store the neutral element in the partial sums of the chunk."""
+        """Emit code that sets the chunk's partial sums to the neutral element, such as 0."""
         w, n, v = self.w, self.lengths[self.across], self.vector
         sums = [n for n in self.group.nodes if n.op == "partial"]
 
@@ -380,7 +390,7 @@ class Loop(Nest):
                 clear(lane)
 
     def _add_to_partial_sum(self, n: Node, t: int, lanes: Sequence[Lane]) -> None:
-        """Emit the addition of vectors at one position to the partial sums of the chunk."""
+        """Emit the addition of vectors, all at the same position, to the partial sum ``n`` of the chunk."""
         w, first = self.w, lanes[0]
         at = self._partial_sum_at(n, first)
         found = w.load(at, element_of(n.dtype), first.lanes, first.mask)
@@ -395,22 +405,25 @@ class Loop(Nest):
     # The body of a loop ------------------------------------------------------------------------------
 
     def _busy(self, t: int) -> bool:
-        """Return whether loop ``t`` has anything to compute; an idle loop is not emitted."""
+        """Return whether stage ``t`` computes anything; otherwise no loop is emitted for it."""
         return any(
             (n.op == "reduce" and self.stage[n.id] == t + 1) or self._is_made(n, t) for n in self.group.nodes
         )
 
     def _is_made(self, n: Node, t: int) -> bool:
-        """Return whether loop ``t`` computes a value per element that is stored or needed by a later loop."""
+        """Return whether stage ``t`` computes ``n`` for each element and must write it to memory."""
         full = n.op != "reduce" and self.group.level[n.id] == FULL
         return full and self.stage[n.id] == t and (n.id in self.stored or n.id in self.saved)
 
     def _accumulators(self, t: int) -> dict[int, Any]:
-        """Return the ids of the reductions that loop ``t`` computes, as keys of a dictionary."""
+        """Return a dictionary whose keys are the ids of the reductions that stage ``t`` computes."""
         return {n.id: None for n in self.group.nodes if n.op == "reduce" and self.stage[n.id] == t + 1}
 
     def _stage(self, t: int, lanes: Sequence[Lane], sums: dict[int, Any]) -> dict[int, list[Value]]:
-        """Emit the body of loop ``t`` for the vectors ``lanes``; return the new values of ``sums``."""
+        """Emit the body of the loop of stage ``t`` for the vectors ``lanes``.
+
+        ``sums`` maps the ids of reductions to their accumulators; the new accumulators are returned.
+        """
         made: dict[int, list[Value]] = {}
         keys = self._accumulators(t)
         for n in self.group.nodes:
@@ -430,7 +443,7 @@ class Loop(Nest):
         return made
 
     def _added(self, n: Node, before: Any, i: int, x: Value, lane: Lane) -> Value:
-        """Emit the update of accumulator ``i`` of the reduction ``n`` by the vector ``x``.
+        """Emit the update of accumulator ``i`` of the reduction ``n`` by the vector ``x``; return the result.
 
         ``before`` has the old values of all accumulators; ``lane`` is the position of the vector.
         """
@@ -442,7 +455,10 @@ class Loop(Nest):
         return self.w.const(neutral(n) if length else neutral(n) or 0, element_of(n.dtype), lanes)
 
     def _fold(self, n: Node, parts: list[Value]) -> Value:
-        """Emit the reduction of vectors, and of their lanes, to one number."""
+        """Emit the combination of the vectors ``parts``, and of their lanes, to one number.
+
+        ``n`` is the reduction.
+        """
         if not parts:
             return self.w.const(neutral(n) or 0, element_of(n.dtype))
         by_lanes: dict[int, Value] = {}
@@ -456,7 +472,7 @@ class Loop(Nest):
         return found
 
     def _value(self, n: Node, lane: Lane, t: int) -> Value:
-        """Return the value of a node of the group for one vector; emit its code if it is not known yet."""
+        """Return the value of ``n`` for one vector in stage ``t``; emit its code if it is not known yet."""
         found = lane.known.get(n.id)
         if found is None:
             if self.stage[n.id] < t and (n.id in self.saved or n.id in self.stored):
@@ -467,14 +483,14 @@ class Loop(Nest):
         return found
 
     def _compute(self, n: Node, lane: Lane, values: Sequence[Value]) -> Value:
-        """Emit a node, given the values of its operands."""
+        """Emit the primitive of ``n``, given the values of its operands; return its value."""
         if n.op == "gather":
             return self._gather(n, values[0], lane)
         given = n.args[1 if n.op == "where" else 0].dtype if n.args else n.dtype
         return apply(self.w, n.op, given, n.dtype, *values)
 
     def _gather(self, n: Node, index: Value, lane: Lane) -> Value:
-        """Emit loads of the elements of an array at ``index``, one per lane."""
+        """Emit a load for each lane, of the element at ``index`` of the array that ``n`` reads."""
         w, element = self.w, element_of(n.dtype)
         base = self.slot(n.args[1].node)
         if lane.mask is not None:
@@ -491,7 +507,7 @@ class Loop(Nest):
         return found
 
     def _operand(self, n: Node, k: int, lane: Lane, t: int) -> Value:
-        """Return the value of an operand for one vector; load it if it is not known yet."""
+        """Return operand ``k`` of ``n`` for one vector in stage ``t``; load it if it is not known yet."""
         a = n.args[k]
         inner = self.inside.get(a.node.id)
         if inner is not None:
@@ -518,7 +534,7 @@ class Loop(Nest):
     # Values per item ---------------------------------------------------------------------------------
 
     def _hoist(self, spots: Sequence[Lane]) -> None:
-        """Emit loads of the operands that do not change inside the loops of an item, before these loops.
+        """Emit loads, before the inner loops of an item, of operands that do not change in these loops.
 
         ``spots`` has one vector per item or block of columns.
         """
@@ -536,7 +552,7 @@ class Loop(Nest):
                     self.hoisted[key] = self._load(place, s)
 
     def _kept_nodes(self, t: int, lane: Lane) -> None:
-        """Emit the nodes of stage ``t`` that have one value per reduced row, before loop ``t``.
+        """Emit the nodes of stage ``t`` that have one value per reduced row, before the loop of the stage.
 
         ``lane`` is a block of columns, or one element of a row.
         """
@@ -613,5 +629,5 @@ class Loop(Nest):
 
 
 def _count(n: Node) -> int:
-    """Return the number of operands that are read element by element."""
+    """Return the number of operands that are read element by element: not the table of a gather."""
     return 1 if n.op == "gather" else len(n.args)

@@ -38,6 +38,9 @@ define void @kernel(GIVEN) {
 
 
 def flushing(parameters: Sequence[tuple[str, str]]) -> str | None:
-    """Return the text of ``@kernel``, which calls ``@body`` in this mode; None if the processor has none."""
+    """Return the text of a function ``@kernel`` that calls ``@body`` with subnormal numbers treated as 0.
+
+    None if the processor has no such mode.  ``parameters`` has the type and name of each parameter.
+    """
     mode = _MODES.get(architecture())
     return None if mode is None else mode.replace("GIVEN", ", ".join(f"{t} %{n}" for t, n in parameters))

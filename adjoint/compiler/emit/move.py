@@ -23,9 +23,10 @@ _UNROLLED = 8  # vectors: shorter rows are unrolled
 def place_kernels(
     machine: Machine, graph: Graph, node: Node, skip: frozenset[int] = frozenset()
 ) -> list[Kernel]:
-    """Return the kernels of a "place" node: one that fills the array, then one per piece, in order.
+    """Return the kernels of a "place" node, an array that is filled and then overwritten by pieces.
 
-    ``skip`` has the indices of the pieces that are already in the array.
+    One kernel fills the array, and one kernel per piece copies the piece, in order.  ``skip`` has the indices
+    of the pieces that are already in the array.
     """
     fill, where = node.params
     first = 1 if len(where) > 1 and _tiled(where[1:], node.size) else 0
@@ -41,7 +42,10 @@ def place_kernels(
 
 
 def _tiled(where: Sequence[tuple[Shape, tuple[int, ...], int]], size: int) -> bool:
-    """Return whether the contiguous pieces among ``where`` cover an array of ``size`` elements."""
+    """Return whether pieces cover an array of ``size`` elements; only contiguous pieces are counted.
+
+    ``where`` has the shape, the strides and the offset of each piece in the array.
+    """
     spans = [(o, o + math.prod(s)) for s, t, o in where if t == row_major(s)]
     end = 0
     for low, high in sorted(spans):
@@ -64,14 +68,17 @@ def _copy(
 def scatter_kernels(machine: Machine, node: Node) -> list[Kernel]:
     """Return the kernels of a "scatter" node: one copies the array, the other adds or assigns rows.
 
-    The first does nothing if the array is already in the memory of the result, as it is for a parameter that
+    The first kernel does nothing if the array is already in the memory of the result, as for a parameter that
     is updated in place.
     """
     return [_copy_unless_same(machine, node), _put_rows(machine, node)]
 
 
 def _copy_unless_same(machine: Machine, node: Node) -> Kernel:
-    """Return the kernel that copies the first operand of a "scatter" node; threads share its elements."""
+    """Return the kernel that copies the first operand of a "scatter" node to the result.
+
+    It does nothing if both have the same address.  Its loop can be divided among threads.
+    """
     base = node.args[0]
     w = Writer(machine)
     element, lanes = element_of(node.dtype), machine.lanes(node.dtype)

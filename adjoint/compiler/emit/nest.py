@@ -32,7 +32,7 @@ def weight(n: Node) -> float:
 
 
 class Place:
-    """Where the elements of a node are in memory: a base node, strides along the domain, and an offset."""
+    """The position of a node's elements in memory: a base node, strides along the loop axes, an offset."""
 
     __slots__ = ("base", "element", "offset", "strides")
 
@@ -44,12 +44,12 @@ class Place:
 
     @property
     def key(self) -> Any:
-        """A tuple that is equal for equal places."""
+        """A tuple that is equal for equal positions in memory."""
         return self.base.id, self.strides, self.offset
 
 
 class Nest:
-    """The nested loops of one group, the nodes that become one kernel."""
+    """The plan of the nested loops of a group, the nodes that one kernel computes."""
 
     def __init__(
         self, machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place]
@@ -70,7 +70,10 @@ class Nest:
         return n.op == "reduce" or self.group.level[n.id] == FULL
 
     def _find_places(self, places: dict[int, Place]) -> None:
-        """Find where operands and stored nodes are in memory: their strides along each axis of the domain."""
+        """Set ``access`` and ``target``: the positions in memory of operands and of stored nodes.
+
+        ``places`` has the positions of nodes that are not written to their own memory, by node id.
+        """
         g = self.group
         for n in g.nodes:
             full = n.op == "reduce" or g.level[n.id] == FULL
@@ -92,19 +95,19 @@ class Nest:
                     self.target[n.id] = Place(n, self._spread(row_major(g.kept)), 0)
 
     def _plain(self, n: Node, a: View) -> View:
-        """Return the operand of a reduction with its axes in the order of the domain."""
+        """Return operand ``a`` of ``n``; for a reduction, with the axes in the order of the loops."""
         if n.op != "reduce":
             return a
         axis, last = n.params[1], len(a.shape) - 1
         return a.graph.permute(a, [*range(axis), last, *range(axis, last)])
 
     def _spread(self, strides: tuple[int, ...]) -> tuple[int, ...]:
-        """Insert a stride of 0 for the reduced axis."""
+        """Return ``strides`` with a stride of 0 inserted for the reduced axis."""
         axis = self.group.axis
         return strides if axis is None else (*strides[:axis], 0, *strides[axis:])
 
     def _find_axes(self) -> None:
-        """Merge axes of the domain where all strides allow it, and choose the vector axis."""
+        """Merge loop axes where all strides allow it, and choose the axis that is processed in vectors."""
         g = self.group
         places = [*self.access.values(), *self.target.values()]
         axes: list[list[int]] = []  # axes of the domain that are merged into one
@@ -143,7 +146,7 @@ class Nest:
         self.stages = max(self.stage.values(), default=0) + 1
 
     def _lanes(self) -> int:
-        """Return the number of lanes of a vector; the widest floating-point dtype of the group decides."""
+        """Return the number of lanes of a vector, from the widest floating-point dtype of the group."""
         dtypes = [n.dtype for n in self.group.nodes] + [p.base.dtype for p in self.access.values()]
         floats = [d for d in dtypes if d.kind == "f"] or dtypes
         self.widest = np.float64 if any(d.itemsize == 8 for d in floats) else np.float32

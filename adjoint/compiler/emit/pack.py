@@ -174,7 +174,7 @@ def square_text(machine: Machine, element: str, lanes: int) -> str:
 
 
 def transposed(w: Writer, rows: list[Value]) -> list[Value]:
-    """Return the columns of a square of vectors, in log₂(n) stages that each swap pairs of blocks."""
+    """Emit the transposition of a square matrix; ``rows`` are its rows as vectors.  Return its columns."""
     n = len(rows)
     distance = 1
     while distance < n:

@@ -57,7 +57,7 @@ def product_kernels(
 
 
 def _product(machine: Machine, node: Node, epilogue: gemm.Epilogue | None) -> tuple[gemm.Kernels, int]:
-    """Return the kernels of a product or convolution, and the number of products summed for each element."""
+    """Return the kernels of a product or convolution, and the number of terms of each element's sum."""
     a, b = node.args
     if node.op != "matmul":
         spec = conv.Conv(node.dtype, *node.params)
@@ -103,14 +103,14 @@ class _Epilogue(Loop):
         self.plain = self._is_plain()
 
     def _find_axes(self) -> None:
-        """Keep all axes of the domain: the caller gives the batch item, row and column."""
+        """Keep all loop axes separate: the caller gives the batch item, the row and the column."""
         self.lengths = list(self.group.domain)
         self.across = len(self.lengths) - 1
         self.reduced, self.columns = None, False
         self.outer = list(range(self.across))
 
     def slot(self, node: Node, offset: int = 0) -> Value:
-        """Return the address of an element of a node; the slots before ``FREE`` belong to the product."""
+        """Emit the address of an element of a node; the slots before ``FREE`` belong to the product."""
         return self.w.slot(self._slot_of(node, offset) + gemm.FREE)
 
     def __call__(
@@ -131,7 +131,7 @@ class _Epilogue(Loop):
         return self._value(self.home, lane, 0)
 
     def _use(self, w: Writer) -> None:
-        """Load the numbers that the nodes use: at the function's start, or here if the code has branches."""
+        """Emit loads of the numbers that the nodes use: at the function's start, or here if that branches."""
         if w is self.w and self.plain:
             return
         self.w, self.numbers, self.once = w, {}, {}
@@ -139,7 +139,7 @@ class _Epilogue(Loop):
             self._load_numbers()
 
     def _is_plain(self) -> bool:
-        """Return whether the numbers that the nodes use need only arithmetic, which emits no branches."""
+        """Return whether the one-element operands need only arithmetic, which emits no branches."""
         todo = [a.node for n in self.group.nodes for a in n.args if a.node.id in self.group.numbers]
         while todo:
             n = todo.pop()
@@ -149,7 +149,7 @@ class _Epilogue(Loop):
         return True
 
     def _batch(self, item: Index) -> list[Any]:
-        """Return the indices along the batch axes of a batch item."""
+        """Emit the indices along the batch axes of the batch item with index ``item``."""
         found: list[Index] = []
         rest = item
         for n in reversed(self.lengths[:-2]):
