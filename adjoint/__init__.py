@@ -300,7 +300,7 @@ _LATER = {
 if not TYPE_CHECKING:  # so that type checkers report unknown names
 
     def __getattr__(name: str) -> Any:
-        """Import a submodule at its first use."""
+        """Import a public name at its first use and return it; raise an error if it is unknown."""
         if name not in _LATER:
             instead = _instead(name)
             raise (errors.AbsentNameError if instead else AttributeError)(
@@ -316,7 +316,10 @@ if not TYPE_CHECKING:  # so that type checkers report unknown names
 
 
 def _instead(name: str) -> str:
-    """Return a hint for a name of NumPy, PyTorch or JAX."""
+    """Return the end of an error message that names what to use instead of ``name``; "" if nothing is known.
+
+    ``name`` is a name of NumPy, PyTorch or JAX, or of a submodule of adjoint.
+    """
     if name in _hints.FUNCTIONS:
         return f".  Use {_hints.FUNCTIONS[name]}."
     theirs = vars(_np).get(name)

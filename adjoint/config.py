@@ -160,7 +160,10 @@ class _GradMode(ContextMode[bool]):
             self._leave_shared()
 
     def _leave_shared(self) -> None:
-        """Leave the mode if other threads or tasks also entered this instance, or it was not entered here."""
+        """Restore the mode that this thread or task had before, if others have entered this instance, too.
+
+        Do nothing if this thread or task has not entered it.
+        """
         for token in reversed(self._tokens):
             with suppress(ValueError):  # the token of another context
                 grad_mode.reset(token)
@@ -201,7 +204,10 @@ class set_grad_enabled(_GradMode):  # noqa: N801  a context manager that reads a
         self._apply()
 
     def _not_at_once(self) -> None:
-        """Undo the immediate effect, because the object is used as a context manager or a decorator."""
+        """Undo the change of the mode that ``__init__`` made.
+
+        It is meant only for a plain call, not for an object that is used as a context manager or a decorator.
+        """
         if self._before is not None:
             grad_mode.set(self._before)
             self._before = None

@@ -154,7 +154,7 @@ class ContextMode(Generic[T]):
         return f"<{type(self).__name__.strip('_')}: {self._value!r}>"
 
     def _present(self) -> Any:
-        """Return the current value of the mode, for ``_restore``."""
+        """Return the current value of the mode, which is passed to ``_restore`` at the end of the block."""
         return self._variable.get()
 
     def _apply(self) -> None:

@@ -51,7 +51,7 @@ class primitive:  # noqa: N801  a decorator that reads as a function
         functools.update_wrapper(self, fun)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the value of the function; record the call as one operation."""
+        """Call the function with arrays, record the call as one op in the graph, and return the result."""
         if not any(isinstance(leaf, Tensor) for leaf in tree.leaves(args)):
             return self.fun(*args, **kwargs)
 
@@ -85,7 +85,10 @@ class primitive:  # noqa: N801  a decorator that reads as a function
 
 
 def _array(value: Any) -> Any:
-    """Return the array of a tensor; a value of a transform stays a tensor."""
+    """Return the NumPy array of a tensor.
+
+    Return other values, and tensors that a transform traces and that have no array, unchanged.
+    """
     known = isinstance(value, Tensor) and type(value._data) is np.ndarray
     return value.detach().numpy() if known else value
 

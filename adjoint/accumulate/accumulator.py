@@ -350,7 +350,7 @@ class GradientAccumulator:
             self._end(updated=not self._is_void())
 
     def _end(self, updated: bool) -> bool:
-        """Begin the next window after an update or a skip; return whether there was an update."""
+        """Count the window as an update or as skipped, clear it for the next one, and return ``updated``."""
         window = self._window
         self._counts["total_updates" if updated else "skipped_windows"] += 1
         self._clear()
@@ -367,11 +367,18 @@ class GradientAccumulator:
 
     @_locked
     def _check_open(self) -> None:
-        """Raise if no micro-batch can be added; hold the lock, because other threads may be adding one."""
+        """Raise if no micro-batch can be added now.
+
+        The lock is held during the check, because another thread may be adding a micro-batch.
+        """
         self._window.check(ready=False)
 
     def _is_void(self) -> bool:
-        """Return whether the window makes no update: no gradient, a gradient not finite, or no weight."""
+        """Return whether the window makes no update.
+
+        This is so if it has no gradient, a gradient that is not finite, or, with ``normalize=True``, a total
+        weight that is not positive and finite.
+        """
         window, some = self._window, self._sums.dense or self._sums.rows
         return not some or window.spoiled or (self.config.normalize and not 0.0 < window.weight < math.inf)
 
@@ -504,7 +511,7 @@ class GradientAccumulator:
 
     @_locked
     def stats(self) -> AccumulationStats:
-        """Return the counts since the accumulator was created, and the state of the current window."""
+        """Return the numbers of micro-batches and updates so far, and the state of the current window."""
         slots, window = [self._sums.slots[name] for name in self.names], self._window
         return AccumulationStats(
             **self._counts,
@@ -537,7 +544,10 @@ class GradientAccumulator:
         return self._callbacks[kind].add(callback)
 
     def _send(self, kind: str, of: Window, **facts: Any) -> None:
-        """Call the callbacks for events of ``kind``, in the order of registration; ``of`` is the window."""
+        """Call the callbacks for events of ``kind`` with a new event, in the order of registration.
+
+        ``of`` is the window of the event, and ``facts`` are further fields of the ``AccumulationEvent``.
+        """
         if not self._callbacks[kind].hooks:
             return
         event = AccumulationEvent(kind, of.micro_batches, of.weight, **facts)

@@ -121,7 +121,10 @@ def gradient_array(what: str, value: Any) -> Array | SparseRows:
 
 
 def _foreign_rows(what: str, value: Any) -> SparseRows:
-    """Return the rows of a sparse tensor with one sparse axis, such as the gradient of an embedding."""
+    """Convert a sparse PyTorch tensor, such as the gradient of an embedding, to ``SparseRows``.
+
+    Raise if the tensor has more than one sparse axis.  ``what`` names the gradient in the message.
+    """
     value = resolved(value).coalesce()
     indices, values = np.asarray(value.indices()), gradient_array(what, value.values())
     if indices.shape[0] != 1 or type(values) is not ndarray:
@@ -188,7 +191,7 @@ class MicroBatch:
         loss.backward(**options)
 
     def wants(self, leaf: Tensor) -> bool:
-        """Return whether a leaf is a parameter of this block or of an enclosing block."""
+        """Return whether ``leaf`` is a parameter of this block's accumulator or of an enclosing block's."""
         return id(leaf) in self._accumulator._names or (self._outer is not None and self._outer.wants(leaf))
 
     def take(self, gradients: dict[Tensor, Any]) -> None:
@@ -236,7 +239,10 @@ class MicroBatch:
 
 
 def _added(pending: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``own``, the gradients of a backward, as arrays, each added to its gradient in ``pending``."""
+    """Return, for each name in ``own``, the sum of its gradients in ``own`` and in ``pending``, as an array.
+
+    ``own`` has the gradients of one backward, ``pending`` those of earlier backwards in the block.
+    """
     return {name: _sum(pending.get(name), g, name) for name, g in own.items()}
 
 
@@ -250,7 +256,10 @@ def _sum(before: Any, g: Any, name: str) -> Any:
 
 
 def split_batch(accumulator: GradientAccumulator, batch: Any, size: int) -> Iterator[Any]:
-    """Return an iterator over pieces of a batch; a shorter last piece sets ``accumulator._short``."""
+    """Return an iterator over pieces of a batch, each with ``size`` rows; the last piece may be shorter.
+
+    While a shorter piece is used, ``accumulator._short`` is (its length, ``size``), otherwise None.
+    """
     size = whole_from(1, "split: size", size)
     arrays, structure = tree.flatten(batch)
     lengths = {tuple(getattr(a, "shape", ()))[:1] for a in arrays}

@@ -67,7 +67,7 @@ class Bucket(Buffer):
             self.use(memory)
 
     def need(self) -> None:
-        """Fill the bucket with zeros if it has no gradient from the current micro-batch."""
+        """Fill the bucket with zeros, unless the current micro-batch has already stored a gradient in it."""
         if self.fresh:
             self.open()
             self.arrays[0].fill(0)
@@ -85,7 +85,11 @@ class Bucket(Buffer):
         np.multiply(g, factor, out=out, dtype=slot.dtype)
 
     def push(self, before: int) -> None:
-        """Add the current micro-batch to the ``before`` earlier ones; sums of equally many are paired."""
+        """End the current micro-batch: add it to the sums of the ``before`` earlier ones.
+
+        Only sums of equally many micro-batches are added, as in a binary counter, so several partial sums may
+        remain.
+        """
         piece: Array | None = None
         if not self.fresh:
             piece, self.arrays, self.fresh = self.arrays[0], [], True
@@ -122,7 +126,7 @@ class Bucket(Buffer):
 
 @dataclass(slots=True)
 class Report:
-    """The data that a rank sends to the other ranks at the end of a window."""
+    """The counts, weights, sparse gradients and error that a rank sends to the others after each window."""
 
     window: int
     weights: list[float]  # the weights of its micro-batches
@@ -192,7 +196,10 @@ class RankSums(Sums):
             )
 
     def lay_out(self, arrays: Sequence[Any]) -> None:
-        """Make buckets, starting with the last parameters, because backward reaches those first."""
+        """Make the buckets of all registered parameters that have none; ``arrays`` is not used.
+
+        The first bucket has the last parameters, because backward computes their gradients first.
+        """
         slots = [slot for slot in self.pending[::-1] if slot.param is None or slot.param.requires_grad]
         total = sum(slot.size * slot.dtype.itemsize for slot in slots if slot.dtype)
         limit = min(max(total // 8, FIRST), LIMIT)
@@ -259,7 +266,10 @@ class RankSums(Sums):
             self.dense.add(slot.name)
 
     def send(self, rest: bool = True) -> None:
-        """Start the sums of the buckets over the ranks, in order; unless ``rest``, only of complete ones."""
+        """Start to sum the buckets over the ranks, in order.
+
+        If ``rest`` is False, stop at the first bucket that still waits for a gradient.
+        """
         self.windows += rest and not self.left
         self.left = self.left or rest
         buckets = self.buckets(active=True)
@@ -279,7 +289,10 @@ class RankSums(Sums):
             bucket.job = self.group.start_sum(bucket.arrays[0][0], f"the sum of gradients ({names})")
 
     def send_late(self, used: set[str]) -> list[Bucket]:
-        """Start the sums of the buckets that a rank has used for the first time; return these buckets."""
+        """Start to sum the buckets that a rank used for the first time in this window; return these buckets.
+
+        ``used`` has the names of the parameters that got a gradient on any rank.
+        """
         late = [b for b in self.buckets(active=False) if any(slot.name in used for slot in b.slots)]
         for bucket in late:
             self._send(bucket)
@@ -294,7 +307,10 @@ class RankSums(Sums):
                 self.group.wait(job)
 
     def join_rows(self, ranks: list[dict[str, list[Any]]]) -> None:
-        """Sum the rows of sparse gradients of all ranks, in the order of the micro-batches."""
+        """Store the sum of the sparse gradients of all ranks, added in the order of the micro-batches.
+
+        ``ranks`` has, for each rank, the (rows, values) of each micro-batch by the name of the parameter.
+        """
         for name, slot in self.slots.items():
             parts = [part for rank in ranks for part in rank.get(name, ())]
             if parts:

@@ -74,7 +74,8 @@ class Slot:
     def fitting(self, g: Any, weak: bool = False, what: str = "") -> Any:
         """Return an array or sparse rows to add to this sum; raise if the shape or the dtype is wrong.
 
-        A ``weak`` gradient may be rounded.  ``what`` is the start of the message.
+        If ``weak`` is True, the gradient may be rounded to the dtype of the sum; otherwise that is an error.
+        ``what`` is the start of the message.
         """
         if g.shape != self.shape:
             same = ", which has the same number of elements" if math.prod(g.shape) == self.size else ""
@@ -320,9 +321,10 @@ class Sums:
         self.pending = [slot for slot in self.pending if slot.name not in self.buffer_of]
 
     def _unit_for(self, weight: float, before: float) -> float:
-        """Return the unit in which weights are counted: a new one if ``weight`` is far from the old one.
+        """Return the unit by which all weights are divided, so that sums neither overflow nor underflow.
 
-        It is replaced by a weight that is WIDE times larger, or by a first weight that is WIDE times smaller.
+        It is a new power of 2 close to ``weight`` if that is more than WIDE times the old unit, or if it is
+        the first weight (``before`` is 0) and less than 1 / WIDE of the unit; otherwise it is the old unit.
         """
         ratio = weight / self.unit
         if weight and (ratio > WIDE or (not before and ratio * WIDE < 1.0)):
@@ -368,17 +370,17 @@ class Sums:
     # Sums over ranks override these
 
     def end_piece(self, weight: float, full: bool) -> None:
-        """End a micro-batch that was added with ``weight``; ``full`` says whether it was the last one."""
+        """Do nothing.  ``RankSums`` starts the sums over the ranks here, after the last micro-batch."""
 
     def flush(self, some: bool) -> bool:
-        """Return whether the window has micro-batches; ``some`` says whether this process has added one."""
+        """Return ``some``, whether this process has micro-batches in the window (``RankSums``: any rank)."""
         return some
 
     def gather(self, acc: Any) -> None:
-        """Sum the window and the counts of an accumulator over the ranks, unless this was done before."""
+        """Do nothing, because there is one process.  ``RankSums`` sums the window over the ranks here."""
 
     def check_undivided(self, window: Any) -> None:
-        """Raise if the window is divided among ranks, so that no rank can save or load it."""
+        """Do nothing, because there is one process.  ``RankSums`` raises if ranks share the window."""
 
     # State -----------------------------------------------------------------------------------
 
@@ -398,7 +400,10 @@ class Sums:
         return state
 
     def empty_state(self, name: str, undecided: Any = object) -> dict[str, Array]:
-        """Return the state of a sum without gradients; its dtype is ``undecided`` if it is not known yet."""
+        """Return the state of a sum to which nothing was added, in the form of ``state_of``.
+
+        ``undecided`` is the dtype of the arrays if the dtype of the sum is not known yet.
+        """
         slot = self.slots[name]
         shapes = {"sum": (0, self.depth, *slot.shape), "values": (0, self.depth, *slot.shape[1:])}
         state = {key: np.zeros(shape, slot.dtype or undecided) for key, shape in shapes.items()}
@@ -425,7 +430,10 @@ class Sums:
 
 
 def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
-    """Split an array into parts, ``each`` per thread; ``size`` is the total size of all arrays."""
+    """Return slices that divide a flat array among threads, about ``each`` slices per thread.
+
+    ``size`` is the total number of elements of all arrays that are processed together.
+    """
     return pieces(a.size, max(size // (threads * each) // LINE * LINE, LINE))
 
 

@@ -85,7 +85,7 @@ def check(
 
 
 def _check_order(function: Any, given: list[Any], order: int) -> None:
-    """Raise ``GradcheckError`` if derivatives up to ``order`` differ from finite differences.
+    """Raise ``GradcheckError`` if derivatives up to ``order`` at ``given`` differ from finite differences.
 
     If the function itself raises an exception, raise ``UserError``, which shows the lines of the function.
     """
@@ -103,7 +103,10 @@ def _check_order(function: Any, given: list[Any], order: int) -> None:
 
 
 def _said(value: Any) -> Any:
-    """Return a short description of the result of the function; a single number is returned itself."""
+    """Return a result of the user's function for display: a number, or a short description.
+
+    A tensor with one element is shown as its number, others as "a tensor of shape (3,)" or "2 results".
+    """
     if isinstance(value, Tensor):
         return value.item() if value.size == 1 else f"a tensor of shape {value.shape}"
     if isinstance(value, (list, tuple)):

@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_function(parser: argparse.ArgumentParser) -> None:
-    """Add the options for a function of the user and the arguments to call it with."""
+    """Add the command-line arguments that name a function of the user and the values to call it with."""
     parser.add_argument("function", help="file.py:function or module:function")
     parser.add_argument(
         "arguments", nargs="*", help="shapes (3x4; 5x is a vector), numbers (2 is an int), or arrays in JSON"
@@ -190,7 +190,7 @@ def _add_function(parser: argparse.ArgumentParser) -> None:
 
 
 def _from_one(text: str) -> int:
-    """Return the text of an option as an integer; raise if it is not positive."""
+    """Convert the text of an option to an integer; raise if it is less than 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a positive integer, not {text!r}.")
     return int(text)

@@ -83,6 +83,6 @@ def _checked(op: str, check: str) -> str:
 
 
 def _holes() -> list[str]:
-    """Return lines of text that list the ops that a test leaves out, with the reasons."""
+    """Return lines of text that list the ops that one of the tests of all ops skips, with the reasons."""
     found = [f"- {check}: `{op}`: {why}." for check, ops in UNCHECKED.items() for op, why in ops.items()]
     return ["Left out of a check:", "", *found] if found else ["No op is left out of a check."]

@@ -120,7 +120,10 @@ def report_text(target: str, path: str) -> str:
 
 
 def _call(target: str, arguments: Sequence[str]) -> tuple[Any, list[Any]]:
-    """Return the function and its arguments; float arguments become tensors that require grad."""
+    """Import the function ``target`` and parse the texts of its arguments; return both.
+
+    Float arguments become tensors that require grad.
+    """
     function, given = function_of(target), arguments_of(arguments)
     check_count(target, function, given)
     dtype = None

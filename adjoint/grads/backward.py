@@ -43,7 +43,10 @@ OnLeafReady = Callable[[Tensor, Tensor], Any]
 
 
 def runner_for(workers: int | str | None) -> Callable[[Plan, Run], None]:
-    """Return the function that runs a plan: in one thread, in several, or chosen automatically."""
+    """Return the function that runs the plan of a backward in one thread or in several.
+
+    ``workers`` is the number of threads, "auto", or None for the value of ``get_workers()``.
+    """
     if special.count and tracing.get() is not None:
         return run_serial
     chosen = get_workers() if workers is None else workers
@@ -65,9 +68,10 @@ def _one(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def seed_of(root: Any, gradient: Any, name: str = "backward()", argument: str = "gradient=") -> Any:
-    """Check the root of a backward and return the gradient it starts with.
+    """Check the tensor ``root`` from which a backward starts, and return the gradient with respect to it.
 
-    ``name`` is the function and ``argument`` its parameter, for messages.
+    This is ``gradient``, or 1 if that is None and the root is a scalar.  ``name`` is the name of the caller
+    and ``argument`` that of its parameter, for messages.
     """
     if not isinstance(root, Tensor):
         raise InputError(f"{name} starts from a tensor, but got {type(root).__name__}.")
@@ -240,7 +244,10 @@ def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: 
 
 
 def _hooked(leaves: Iterable[Tensor]) -> bool:
-    """Return whether one of the leaves has hooks; hooks of intermediate tensors may have added them."""
+    """Return whether one of the leaves has hooks.
+
+    This is checked after the backward, because a hook of an intermediate tensor may add hooks to a leaf.
+    """
     for leaf in leaves:
         extra = leaf._extra
         if extra is not None and extra.hooks is not None:
@@ -251,7 +258,8 @@ def _hooked(leaves: Iterable[Tensor]) -> bool:
 class _Early:
     """The leaves whose gradients are complete while the rest of a backward still runs.
 
-    Without ``commits`` no ``.grad`` is changed, and post-accumulate hooks do not run.
+    ``finish`` handles each of them.  If ``commits`` is False, no ``.grad`` is changed, and post-accumulate
+    hooks are not called.
     """
 
     __slots__ = ("commits", "done", "on_leaf_ready", "target")
@@ -268,7 +276,10 @@ class _Early:
         self.done: list[tuple[Tensor, str]] = []
 
     def finish(self, leaf: Tensor, g: Any) -> Any:
-        """Call ``on_leaf_ready`` and post-accumulate hooks; return the gradient to store, or None."""
+        """Call ``on_leaf_ready`` and the post-accumulate hooks of a leaf, whose complete gradient is ``g``.
+
+        Return the gradient to store at the end of the backward, or None if it is already stored or was taken.
+        """
         on_leaf_ready = self.on_leaf_ready
         if on_leaf_ready is not None:
             t = wrap(g) if type(g) is ndarray else as_gradient_tensor(g)

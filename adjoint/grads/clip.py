@@ -110,7 +110,10 @@ def _mapping_places(what: str, target: Mapping[Any, Any]) -> list[_Place]:
 
 @contextmanager
 def lending(gradients: Any) -> Iterator[None]:
-    """Context manager in which clip functions change ``gradients``, together or in groups, in place."""
+    """Context manager in which clip functions read and change ``gradients`` instead of ``.grad``.
+
+    An accumulator enters it while it calls the clip function of the user.
+    """
     token = _lent.set(gradients)
     try:
         yield
@@ -245,7 +248,7 @@ def _clip_norm(what: str, places: list[_Place], bound: float, p: float, nonfinit
 
 
 def _trace() -> Any:
-    """Return the trace of ``ad.compile`` that is running, or None."""
+    """Return the trace that ``ad.compile`` is recording in this thread, or None."""
     return tracing.get() if special.count else None
 
 
@@ -364,7 +367,10 @@ def clip_grad_norm_by_group(
 
 
 def _refuse_shared(what: str, found: dict[Any, list[_Place]]) -> None:
-    """Raise if a parameter is in two groups, because only the limit of the last group would apply."""
+    """Raise if a parameter is in two groups, because only the limit of the last group would apply.
+
+    ``found`` maps the names of the groups to their gradients.  ``what`` is the caller's name, for errors.
+    """
     groups: dict[int, Any] = {}
     for name, places in found.items():
         for place in places:
@@ -376,7 +382,7 @@ def _refuse_shared(what: str, found: dict[Any, list[_Place]]) -> None:
 
 
 def _grouped(what: str, groups: Any) -> dict[Any, Any]:
-    """Return the groups as a dictionary; the groups of a list get numbers as names."""
+    """Return ``groups``, a dictionary or a list, as a dictionary; the keys of a list are 0, 1, …."""
     if not isinstance(groups, Mapping):
         if not isinstance(groups, (list, tuple)):
             raise InputError(
@@ -511,7 +517,11 @@ def _clip_units(places: list[_Place], factor: float, floor: float, axis: int) ->
 
 
 def _unit_axis(place: _Place, axis: int) -> int | None:
-    """Return the axis along which the units of a parameter lie; None if the parameter is one unit."""
+    """Return the axis that numbers the units of a parameter, which are clipped separately.
+
+    A unit is one slice of the gradient, such as the weights of one output.  Return None if the whole
+    parameter, such as a bias, is one unit.
+    """
     if type(place.grad) is SparseGradient:
         return 0
     ndim = place.grad.ndim
@@ -523,7 +533,10 @@ def _unit_axis(place: _Place, axis: int) -> int | None:
 
 
 def _unit_norms(a: Array, axis: int | None) -> Array:
-    """Return the 2-norm of each unit along ``axis``, in a shape that broadcasts against the array."""
+    """Return the 2-norm of each slice of ``a`` along ``axis``, in a shape that broadcasts against ``a``.
+
+    If ``axis`` is None, return the norm of the whole array.
+    """
     axes = tuple(i for i in range(a.ndim) if i != axis)
     if axis is not None and a.ndim == 1:
         axes = ()

@@ -62,7 +62,10 @@ def chunks(*arrays: Array, written: int = 0, size: int = CHUNK) -> Iterator[tupl
 
 
 def stored_values(g: Any) -> Array:
-    """Return the values of a gradient as an array; for a sparse gradient, the values with each row once."""
+    """Return the values of a gradient as an array.
+
+    For a sparse gradient these are the stored rows; rows with the same index are added first.
+    """
     if type(g) is SparseGradient:
         g = g._rows
     if type(g) is SparseRows:
@@ -149,9 +152,9 @@ def global_norm(arrays: Iterable[Any], p: float = 2.0) -> float:
 
 
 def norm_parts(arrays: Iterable[Any], p: float = 2.0) -> tuple[float, float]:
-    """Return the p-norm as two factors, because their product may exceed the range of float64.
+    """Return the joint p-norm of arrays as two factors, whose product may exceed the range of float64.
 
-    The first factor is finite if all elements are, except for orders far below 1.
+    The first factor is finite if all elements are, unless the order p is far below 1.
     """
     p = check_norm_order(p)
     parts = [stored_values(a) for a in arrays]

@@ -95,7 +95,11 @@ class Graph:
         return len(self.groups) - 1
 
     def _signature(self, child: int) -> Any:
-        """Return a key that is equal for ops of one name and line, and for groups of one kind and size."""
+        """Return a value that is equal for two children with the same structure.
+
+        A child is the index of an op, or -1 - the index of a group.  Ops are compared by name and source
+        line, groups by kind or name and by their number of children.
+        """
         if child >= 0:
             return self.boxes[child].name, self.boxes[child].line
         group = self.groups[-1 - child]
@@ -185,9 +189,9 @@ class Graph:
         return -1 - at
 
     def _label(self, child: int, end: int) -> str:
-        """Return the name of a child.
+        """Return the name of ``child``, the index of an op or -1 - the index of a group.
 
-        For a range of children, return the name of its first child (``end`` = 0) or last child (``end`` = 1).
+        For a group that folds a range, return the name of the first (``end`` = 0) or last (``end`` = 1) one.
         """
         if child >= 0:
             return self.boxes[child].name
@@ -213,7 +217,10 @@ class Graph:
         self._move(children, g)
 
     def _measure(self) -> None:
-        """Set ``norm`` and ``strip`` of each group from the gradient norms of its ops."""
+        """Set ``norm`` of each group: the mean of log10 of the gradient norms of its ops.
+
+        ``strip`` of a group of equal groups becomes a list of the norms of these groups, at most 64.
+        """
         sums = [[0.0, 0] for _ in self.groups]
         for box in self.boxes:
             if box.leaf or not box.norm or not math.isfinite(box.norm):

@@ -425,7 +425,7 @@ def rows_of(events: Iterable[Event], by: str, module_path: Callable[[int], str])
 
 
 def quantity(size: float) -> str:
-    """Return bytes as text: 0, 950 B, 12.3 kB, 4.56 MB."""
+    """Return ``size``, a number of bytes, as text: 0, 950 B, 12.3 kB, 4.56 MB."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= factor:
             return f"{size / factor:.3g} {unit}" if size < 1000 * factor else f"{size / factor:.0f} {unit}"

@@ -93,7 +93,7 @@ class Form:
         return count
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call adjoint's function with NumPy's arguments."""
+        """Call adjoint's function with the arguments of a call of NumPy's function, and return the result."""
         if not kwargs and len(args) <= self.same:
             return self.ours(*args)
         if self.theirs is None or self.same == math.inf:

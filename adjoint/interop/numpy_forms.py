@@ -74,7 +74,7 @@ _COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"
 
 
 def _reduction(name: str) -> Callable[..., Any]:
-    """Return a version of the reduction ``name`` with NumPy's parameters ``where`` and ``initial``."""
+    """Return a function like the reduction ``ad.<name>`` that also accepts ``where`` and ``initial``."""
     function = our(name)
     base = name.removeprefix("nan")
 
@@ -157,7 +157,7 @@ def _nanstd(
 
 
 def _joined(name: str) -> Callable[..., Any]:
-    """Return a version of a function that joins arrays, with NumPy's parameters ``dtype`` and ``casting``."""
+    """Return a function like ``ad.<name>``, which joins arrays, with ``dtype`` and ``casting`` added."""
     function = our(name)
 
     def join(arrays: Any, axis: Any = 0, *, dtype: Any = None, casting: Any = "same_kind") -> Tensor:

@@ -544,7 +544,10 @@ def _attention_weights(g: _Graph, i: Instruction, args: list[str]) -> str:
 
 
 def _permuted(array: Any, order: Sequence[int]) -> Any:
-    """Return an array with its first axis cut into equal blocks, one per gate, in the given order."""
+    """Cut the first axis of an array into equal blocks, one per gate; return them joined in a new order.
+
+    ``order`` has the old index of each new block.
+    """
     blocks = np.split(array, len(order))
     return np.concatenate([blocks[k] for k in order])
 

@@ -1,7 +1,7 @@
-"""The methods of tensors that NumPy and notebooks call: ``np.sin(x)`` is an op, ``np.sort(x)`` a function.
+"""The methods of tensors that NumPy and notebooks call, such as ``__array_ufunc__`` for ``np.sin(x)``.
 
-What ufuncs need is here.  ``interop.numpy`` and ``interop.notebook`` are imported when they are first used
-(docs/adr/0009).
+Ufuncs are handled here.  Other functions of NumPy and the display in notebooks are handled by
+``interop.numpy`` and ``interop.notebook``, which are imported at their first use (docs/adr/0009).
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _ACCUMULATE = {np.add: "cumsum", np.multiply: "cumprod"}
 
 
 def no_out(name: str, *given: Any) -> str:
-    """Return the message for an argument ``out`` of NumPy's function ``name``; ``given`` are its values."""
+    """Return the message of the error for a call ``np.<name>(…, out=…)``, which tensors do not support.
+
+    ``given`` are the values of ``out``.
+    """
     if any(isinstance(out, Tensor) for out in given):
         return (
             f"np.{name}(…, out=…): out must be a NumPy array, not a tensor.\n"

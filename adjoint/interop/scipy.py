@@ -196,7 +196,7 @@ def _refuse_derivatives(name: str, options: dict[str, Any], *names: str) -> None
 
 
 def methods_of(name: str, method: str | None) -> list[str]:
-    """Return the names of the methods of ``_Vectors`` that SciPy calls.
+    """Return the names of the methods of ``_Vectors`` that a solver of SciPy calls.
 
     ``name`` is the function, such as "minimize", and ``method`` the method that the user chose.
     """
@@ -221,7 +221,7 @@ class Programs:
 
 
 def traced_methods(f: Callable[..., Any], flat: FlatTree) -> dict[str, Callable[..., Any]]:
-    """Return functions of flat tensors, to be traced.
+    """Return a dictionary of functions of flat tensors, which ``ad.compile`` traces in place of ``_Vectors``.
 
     The keys are the names of the methods of ``_Vectors`` that they replace.  ``f`` is a function of a tree,
     and ``flat`` converts between the tree and flat tensors.

@@ -122,7 +122,10 @@ def _aligned(a: Any, dtype: Any, ndim: int) -> Any:
 
 
 def _scale(op: str, scale: Any, q: Tensor) -> Any:
-    """Return the factor of the scores q kᵀ: a number, or a tensor that broadcasts to the query ``q``."""
+    """Return the factor by which the scores q kᵀ are multiplied; if ``scale`` is None, the default 1 / √d.
+
+    It is a number, or a tensor that broadcasts to the query ``q``.
+    """
     if scale is None:
         return 1 / math.sqrt(max(q.shape[-1], 1))
     if not isinstance(scale, Tensor):

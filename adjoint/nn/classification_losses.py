@@ -58,7 +58,9 @@ def hinge_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean"
 
 
 def _classes_last(op: str, x: Tensor, target_shape: tuple[int, ...]) -> Tensor:
-    """Return ``x`` with the class axis at the end; it is axis 1 of (N, C, …), or the only axis of (C,).
+    """Return the scores ``x`` with the class axis moved to the end.
+
+    The class axis is axis 1 of (N, C, …), or the only axis of (C,).
 
     Raise if the class indices, of shape ``target_shape``, do not match the other axes.
     """

@@ -97,10 +97,10 @@ def grid_sample(
 
 
 def _terms(at: Tensor, n: int, mode: str, padding: str, aligned: bool) -> list[tuple[Tensor, Tensor]]:
-    """Return the elements along one axis that contribute at the points ``at``, as (positions, weights).
+    """Return the interpolation terms along one axis of length n for the points ``at``.
 
-    There is one pair per neighbour of a point.  n is the length of the axis.  ``aligned`` is the option
-    align_corners.
+    The result is a list of pairs (indices, weights), one pair for each neighbour of a point that
+    contributes to its value.  ``aligned`` is the option align_corners.
     """
     if mode != "bicubic":
         at = _inside(at, n, padding, aligned)

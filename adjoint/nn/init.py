@@ -149,7 +149,10 @@ def normal(shape: Lengths, std: float = 1.0, *, rng: Rng = None, dtype: DTypeLik
 
 
 def _fans(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the numbers of inputs per output and of outputs per input of a weight (out, in, *kernel)."""
+    """Return (fan_in, fan_out) of a weight of shape (out, in, *kernel).
+
+    These are the number of inputs of each output and the number of outputs of each input.
+    """
     if not np.ndim(shape) or len(shape) < 2:
         raise ShapeError(f"the shape of a weight must have at least two axes, (out, in, …), but is {shape}.")
     window = math.prod(shape[2:])

@@ -62,7 +62,7 @@ def noted(loss: Tensor, share: float | None = 1.0) -> Tensor:
 
 
 def sum_all(loss: Tensor) -> Tensor:
-    """Return the sum over all elements."""
+    """Return the sum of all elements of ``loss``."""
     return rec.sum(loss, axis=tuple(range(-loss.ndim, 0)), keepdims=False)
 
 

@@ -117,9 +117,10 @@ class Module:
         object.__setattr__(self, name, value)
 
     def _instead(self, name: str, value: Any) -> Any:
-        """Return the value to store when ``value``, which is not a tensor, is assigned to ``name``.
+        """Return the value to store if ``value``, not a tensor, is assigned to the attribute ``name``.
 
-        A value for a buffer is converted to a tensor.  If ``name`` is a parameter, only a module is accepted.
+        If ``name`` is a buffer, the value is converted to a tensor.  If ``name`` is a parameter, raise unless
+        the value is a module.
         """
         parameters, buffers = self._names("_parameters"), self._names("_buffers")
         if isinstance(value, Module):
@@ -206,7 +207,10 @@ class Module:
             raise
 
     def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``forward`` and the hooks, and report the call to the active trace and the active observer."""
+        """Call ``forward`` and the hooks, and return the output.
+
+        The call is reported to the active trace and to the active observer, such as a profile.
+        """
         if (trace := tracing.get()) is not None:
             if self._forward_hooks is not None and id(self) not in trace.modules:
                 name = type(self).__name__
@@ -553,7 +557,7 @@ class Module:
     # Showing ---------------------------------------------------------------------------------
 
     def extra_repr(self) -> str:
-        """Return the text inside the parentheses of the module's repr."""
+        """Return the text inside the parentheses of the module's repr; subclasses override this method."""
         return ""
 
     def __repr__(self) -> str:
@@ -595,7 +599,7 @@ def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
 
 
 def _add_path(error: AdjointError, module: Any) -> None:
-    """Append the module in which an error occurred to its message, with the path of the innermost module."""
+    """Append to the message of an error the class of ``module`` and the path of the submodule that failed."""
     inner: tuple[Module, str] | None = getattr(error, "_module", None)
     path = ""
     if inner is not None:

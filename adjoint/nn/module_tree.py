@@ -1,4 +1,4 @@
-"""Register modules as pytrees of their parameters, and call a module with other parameters than its own."""
+"""Register modules as pytrees of their parameters, and call a module with replaced parameters."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class _Recurrent(Module):
                 setattr(self, f"{name}_{run}", value)
 
     def _ways(self) -> tuple[str, ...]:
-        """Return the suffix of PyTorch's weight names for each direction: "" and "_reverse"."""
+        """Return the suffixes of PyTorch's weight names, one per direction: ("",) or ("", "_reverse")."""
         return ("", "_reverse") if self.bidirectional else ("",)
 
     def _weights(self, run: int) -> tuple[Any, ...]:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import NumPy's own submodules when they are first used."""
+        """Return a submodule of NumPy, which NumPy imports at its first use; raise for an unknown name."""
         if name in _MODULES | _HIDDEN:
             return getattr(_np, name)
         raise AttributeError(f"module 'adjoint.numpy' has no attribute {name!r}")

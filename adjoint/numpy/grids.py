@@ -44,9 +44,9 @@ class Joiner:
 
 
 def _directive(text: str, facts: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Parse a directive of ``np.r_`` such as "0,2,1"; return the axis, ndmin and place of ``Joiner``.
+    """Parse a directive of ``np.r_`` such as "0,2,1"; return its three integers, filled up from ``facts``.
 
-    ``facts`` are the defaults of the three numbers.
+    They are the axis to join along, the least number of axes, and where the axes of an array are placed.
     """
     try:
         given = [int(part) for part in text.split(",")]

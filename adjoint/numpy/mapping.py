@@ -65,7 +65,10 @@ class vectorize:  # noqa: N801  NumPy's name
         self.__name__ = getattr(pyfunc, "__name__", "vectorize")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function for each element of the arguments; return the results as a tensor, or several."""
+        """Call the function for each element of the arguments; return a tensor of the results.
+
+        If the function returns several values, return a tuple of tensors.
+        """
         given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         spread = {key: asarray(v) for key, v in given.items() if key not in self.excluded}
         shape = np.broadcast_shapes(*(x.shape for x in spread.values()))

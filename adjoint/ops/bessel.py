@@ -229,7 +229,7 @@ derivative : bool, optional
 
 
 def _of_order(name: str, op: str, what: str, value: str, whole: bool = False) -> Callable[..., Tensor]:
-    """Return the public function ``name(order, x)``, which calls the op named ``op``.
+    """Return the public function ``name(order, x)`` of ``ad.special``, which calls the op named ``op``.
 
     If ``whole``, the order must be an integer.  ``what`` and ``value`` are for the docstring of the function:
     its description, and the result of its example.

@@ -57,7 +57,7 @@ __all__ = [
 
 
 def _steps(name: str, forward: Callable[..., Any], arity: int, **facts: Any) -> Callable[..., Any]:
-    """Define an op with ``arity`` arguments whose derivative is zero or undefined; return its eager function.
+    """Define the op ``name`` with ``arity`` arguments and no derivative; return its eager function.
 
     The result of the op does not require grad.  ``facts`` are further arguments of ``define``.
     """

@@ -65,7 +65,7 @@ def _eigh_rule(xp: Namespace, g: Value, out: Value, x: Value, lower: bool) -> An
 
 
 def _gaps(xp: Namespace, w: Value) -> tuple[Any, Any]:
-    """Return the differences w_j - w_i of the eigenvalues, and the largest absolute eigenvalue."""
+    """Return the matrix of the differences w_j - w_i of eigenvalues, and the largest absolute eigenvalue."""
     return w[..., None, :] - w[..., :, None], xp.max(xp.abs(w), axis=(-1,), keepdims=True)[..., None]
 
 

@@ -214,7 +214,7 @@ log10 = define("log10", np.log10, lambda xp, g, y, x: g / (x * LN10), saves="x",
 
 
 def _gap(xp: Namespace, x: Value, y: Value) -> Any:
-    """Return x - y, and 0 for two equal infinities."""
+    """Return x - y, but 0 instead of NaN where x and y are the same infinity."""
     same = xp.logical_and(x == y, xp.isinf(x))
     return xp.where(same, 0, x) - xp.where(same, 0, y)
 

@@ -34,7 +34,7 @@ def _scatter_extreme(x: Array, i: Array, v: Array, axis: int, largest: bool) -> 
 def _shares(
     xp: Namespace, g: Value, y: Value, x: Value, i: Value, v: Value, axis: int
 ) -> tuple[Any, Any, Any]:
-    """Return masks of the elements of x and of v that equal the result y, and the gradient of each of them.
+    """Return a mask of the elements of x that equal the result y, one for v, and the gradient of each one.
 
     y is the maximum or minimum of the elements of x and the elements of v that are scattered to the same
     positions ``i`` along ``axis``.  The elements that equal y share its gradient g equally; so do NaNs.
@@ -195,7 +195,7 @@ def _neutral(name: str, dtype: Any) -> Any:
 
 
 def _product(x: Tensor, i: Tensor, v: Tensor, axis: int, include_self: bool) -> Tensor:
-    """Do what ``_into`` does for 'prod': multiply the elements of ``v`` that have the same index ``i``.
+    """Return the result of ``_into`` for 'prod': multiply elements of ``x`` by those of ``v`` at ``i``.
 
     The elements are sorted by index.  Then a parallel prefix product is computed: in each round the distance
     between the factors doubles.  There is no division, so derivatives of every order are exact at zeros.

@@ -32,7 +32,7 @@ def wide(x: Any) -> Any:
 
 
 def widened(xp: Namespace, x: Value) -> Any:
-    """Do what ``wide`` does for values of any namespace: convert half precision to float32."""
+    """Convert half precision to float32 with the functions of ``xp``; return other values unchanged."""
     return xp.astype(x, dtype=np.dtype(np.float32)) if is_half(x) else x
 
 

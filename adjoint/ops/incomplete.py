@@ -1,4 +1,4 @@
-"""Incomplete gamma and beta functions, their complements and inverses, with derivatives in all arguments."""
+"""Incomplete gamma and beta functions, their complements and inverses, differentiable in all arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _gamma_density(xp: Any, a: Any, x: Any) -> Any:
 
 
 def _gamma_change(xp: Any, a: Any, x: Any, order: int) -> Any:
-    """Return the derivative of order ``order``, in the shape parameter a, of the gamma density at x."""
+    """Return the derivative of order ``order`` of the gamma density at x with respect to its shape a."""
     log_x = xp.log(xp.where(xp.logical_or(x == 0, x == np.inf), 1, x))  # at 0 and inf, log(x) is 0 · inf
     cumulant = lambda i, _: log_x - xp.digamma(a) if i == 1 else -xp.polygamma(a, n=i - 1)
     return _gamma_density(xp, a, x) * bell(cumulant, order)
@@ -46,7 +46,7 @@ def _beta_density(xp: Any, a: Any, b: Any, x: Any) -> Any:
 
 
 def _beta_change(xp: Any, a: Any, b: Any, x: Any, m: int, n: int) -> Any:
-    """Return the derivative of the beta density at x, of order m in the parameter a and order n in b."""
+    """Return the derivative of the beta density at x: m times with respect to a, and n times to b."""
     inside = xp.where(xp.logical_or(x == 0, x == 1), 0.5, x)
     log_x, log_rest = xp.log(inside), xp.log1p(-inside)
 
@@ -139,7 +139,7 @@ def _student_beta(xp: Any, df: Any, t: Any) -> Any:
 
 
 def _student_slope(xp: Any, g: Any, y: Any, df: Any, t: Any) -> Any:
-    """Return -g times the second derivative, in df, of Student's distribution function at t."""
+    """Return -g times the second derivative of Student's distribution function at t with respect to df."""
     z = _student_beta(xp, df, t)
     change = xp.square(t / (df + t * t)) * _beta_change(xp, 0.5 * df, 0.5, z, 1, 0)
     tail = 0.5 * xp.betainc_derivative(0.5 * df, 0.5, z, m=2, n=0) + change
@@ -148,17 +148,20 @@ def _student_slope(xp: Any, g: Any, y: Any, df: Any, t: Any) -> Any:
 
 
 def _student_log_slope(xp: Any, df: Any, t: Any) -> Any:
-    """Return the derivative, in df (degrees of freedom), of the logarithm of Student's density at t."""
+    """Return the derivative of the logarithm of Student's density at t with respect to df.
+
+    df is the number of degrees of freedom.
+    """
     square = t * t / df
     gap = -0.5 * xp.polygamma_gap(0.5 * df, 0.5, n=0) - 0.5 / df
     return gap - 0.5 * xp.log1p(square) + 0.5 * (1 + 1 / df) * square / (1 + square)
 
 
 def _stdtr_derivative(df: Any, t: Any) -> Any:
-    """Return the derivative, in df (degrees of freedom), of Student's distribution function at t.
+    """Return the derivative of Student's distribution function at t with respect to df.
 
-    It is the sum of two terms, because df occurs in the parameter of the incomplete beta function and in its
-    argument z = df / (df + t²).
+    df is the number of degrees of freedom.  The result is the sum of two terms, because df occurs in a
+    parameter of the incomplete beta function and in its argument z = df / (df + t²).
     """
     dtype = np.result_type(df, t, 1.0)
     df, t = np.broadcast_arrays(*real_arrays(df, t))

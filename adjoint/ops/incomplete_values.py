@@ -1,4 +1,4 @@
-"""Derivatives of the incomplete gamma and beta functions in their parameters, by numerical integration.
+"""Derivatives of the incomplete gamma and beta functions with respect to their parameters, by integration.
 
 The integrals start at the argument x and go away from the mean of the density, so that they do not cancel and
 the far tails are accurate.  The variable t is substituted: by s = log(t/x) for gamma, and by the log-odds of
@@ -40,8 +40,8 @@ def _laguerre(n: int) -> tuple[Any, Any]:
 def bell(cumulant: Callable[[int, int], Any], m: int, n: int = 0) -> Any:
     """Return the quotient of a derivative of exp(φ) and exp(φ), which is a Bell polynomial.
 
-    The derivative has order m in one variable and n in another; ``cumulant(i, j)`` returns the derivative of
-    φ of order i and j.
+    φ has two variables.  The derivative has order m with respect to the first and n with respect to the
+    second; ``cumulant(i, j)`` returns the derivative of φ of orders i and j.
     """
     found: dict[tuple[int, int], Any] = {(0, 0): 1.0}
 
@@ -138,7 +138,10 @@ def _falls(h: Callable[[Any], Any], slope: Callable[[Any], Any], start: Any, ste
 
 
 def gammainc_derivative(a: Any, x: Any, order: int) -> Any:
-    """Return the derivative of order ``order`` ≥ 1, in a, of P(a, x) = ∫₀ˣ t^(a-1) exp(-t) dt / Γ(a)."""
+    """Return the derivative of order ``order`` ≥ 1 with respect to a of P(a, x).
+
+    P(a, x) = ∫₀ˣ t^(a-1) exp(-t) dt / Γ(a) is the incomplete gamma function.
+    """
     return _by_chunks(lambda a, x: _gammainc_vector(a, x, order), a, x)
 
 
@@ -157,7 +160,7 @@ def _gammainc_vector(a: Any, x: Any, order: int) -> Any:
 
 
 def _gamma_series(a: Any, x: Any, order: int) -> Any:
-    """Return the derivative of the incomplete gamma function P(a, x), of order ``order`` in a, for x ≤ 1.
+    """Return the derivative of P(a, x) of order ``order`` with respect to a, for x ≤ 1.
 
     The series Σₙ x^(a+n) exp(-x) / Γ(a + n + 1) is differentiated term by term.
     """
@@ -176,11 +179,9 @@ def _gamma_series(a: Any, x: Any, order: int) -> Any:
 
 
 def _gamma_integral(a: Any, x: Any, order: int, upper: bool) -> Any:
-    """Return the derivative of the incomplete gamma function P(a, x), of order ``order`` in a, for x > 1.
+    """Return the derivative of P(a, x) of order ``order`` with respect to a, for x > 1.
 
-    It is computed as an integral over s = ±log(t/x).
-
-    The integral goes from t = x to ∞ if ``upper``, otherwise from x to 0.
+    It is computed as an integral over s = ±log(t/x), from t = x to ∞ if ``upper``, otherwise from x to 0.
     """
     sign = 1.0 if upper else -1.0
     h = lambda s: sign * a * s - x * np.expm1(sign * s)
@@ -207,9 +208,9 @@ def _gamma_integral(a: Any, x: Any, order: int, upper: bool) -> Any:
 
 
 def betainc_derivative(a: Any, b: Any, x: Any, m: int, n: int) -> Any:
-    """Return the derivative, of order m in a and n in b, of the incomplete beta function I(a, b, x).
+    """Return the derivative of I(a, b, x): m times with respect to a, and n times with respect to b.
 
-    The function is regularized, and m + n must be at least 1.
+    I is the regularized incomplete beta function, and m + n must be at least 1.
     """
     return _by_chunks(lambda a, b, x: _betainc_vector(a, b, x, m, n), a, b, x)
 
@@ -279,7 +280,7 @@ def _beta_integral(a: Any, b: Any, x: Any, rest: Any, m: int, n: int) -> Any:
     log_rest = np.where(rest < 0.5, np.log(rest), np.log1p(-x))
 
     def grown(s: Any, x: Any, rest: Any) -> Any:
-        """Return log(x + rest · exp(s)); the variable of integration is t = x / (x + rest · exp(s))."""
+        """Return log(x + rest · exp(s)), where t = x / (x + rest · exp(s)) is the original variable."""
         near = np.log1p(rest * np.expm1(np.minimum(s, 600.0)))
         return near if s.max(initial=0.0) < 600 else np.where(s < 600, near, s + np.log(rest))
 

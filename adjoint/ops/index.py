@@ -194,9 +194,9 @@ def _index_set(x: Array, v: Array, key: CanonicalKey) -> Any:
 
 
 def _front(key: tuple[Any, ...]) -> int:
-    """Return which axis of ``x[(:, *key)]`` is the batch axis, if the batch axis is the first axis of x.
+    """Return the position of the batch axis in ``x[(:, *key)]``, where it is the first axis of x.
 
-    It is the first one, unless ``key`` has index arrays that are not adjacent: NumPy puts their axes first.
+    It is 0, unless ``key`` has index arrays that are not adjacent: NumPy puts their axes before it.
     """
     spread = [isinstance(k, (np.ndarray, bool, np.bool_)) for k in key]
     if not any(spread):

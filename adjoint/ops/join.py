@@ -64,7 +64,7 @@ def _concat_rule(
 
 
 def _stack(*xs: Array, axis: int) -> Any:
-    """Return the arrays joined along a new axis; faster than ``np.stack``, by a factor of 3."""
+    """Return the arrays joined along a new axis, like ``np.stack``, but in a third of the time."""
     first = xs[0]
     if type(first) is np.ndarray and axis == -first.ndim - 1:  # the new axis is the first
         kind = first.dtype

@@ -31,7 +31,7 @@ def __dir__() -> list[str]:
 
 
 class _WeightNorm(Module):
-    """Compute a weight that has the direction ``original1`` and the norm ``original0``."""
+    """Module that computes a weight with the direction ``original1`` and the norm ``original0``."""
 
     def __init__(self, weight: Tensor, axis: int | None) -> None:
         self.axis = axis
@@ -51,20 +51,20 @@ class _WeightNorm(Module):
 
 
 class _SpectralNorm(Module):
-    """Compute a weight divided by its largest singular value."""
+    """Module that computes a weight: the original weight divided by its largest singular value."""
 
     def __init__(self, weight: Tensor, axis: int, n_power_iterations: int, eps: float, rng: init.Rng) -> None:
         self.original = weight
         setattr(self, "0", _Singular(weight.detach(), axis, n_power_iterations, eps, rng))
 
     def forward(self) -> Tensor:
-        """Return the weight divided by its largest singular value."""
+        """Return the original weight divided by its largest singular value."""
         found: Tensor = getattr(self, "0")(self.original)
         return found
 
 
 class _Singular(Module):
-    """Estimate the left and right singular vectors of the largest singular value of a weight.
+    """Module that stores estimates of the two singular vectors of the largest singular value of a weight.
 
     Each call in training mode improves the estimates by the power method.
     """
