@@ -79,7 +79,7 @@ def _resolved(name: str, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class Primitives:
-    """The namespace ``xp`` of one graph; for each op it has a function that adds the op to the graph."""
+    """The namespace ``xp`` of lowering rules: its functions add primitives to a graph and return views."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -49,7 +49,7 @@ class Layout(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A kernel call: the address of the function, its slots, and the bounds of the chunks of its loop.
+    """A kernel call: the address of the function, its slots, and the bounds of its loop's chunks.
 
     A slot is an address that the kernel receives.  It is an int, or ``("given", k)`` or ``("made", k)`` for
     the address of input or output ``k``, with an offset in bytes as an optional third item.
@@ -61,7 +61,7 @@ class Record(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """An array in a dictionary: the position of the argument that is the dictionary, and the key."""
+    """The location of an array in a dictionary: the position of the dictionary argument, and the key."""
 
     position: int
     key: str
@@ -106,7 +106,7 @@ RECYCLED = 1 << 16  # bytes: programs whose outputs are not larger in total reus
 
 @functools.cache
 def layout() -> Layout | None:
-    """Return the offsets of struct members; None if the structs of CPython or NumPy are not as expected."""
+    """Return the offsets of struct members; None if CPython's or NumPy's structs are not as expected."""
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -123,9 +123,9 @@ def _words(address: int, count: int) -> list[int]:
 
 
 def _place(object_: Any, size: int, value: int) -> int:
-    """Return the offset in bytes of the one word of an object that equals ``value``.
+    """Return the offset in bytes of the 64-bit word of an object that equals ``value``.
 
-    ``size`` is the number of bytes to search.  Raises AssertionError if there is none or more than one.
+    The first ``size`` bytes are searched.  Raise AssertionError unless exactly one word is equal.
     """
     words = _words(id(object_), size // 8)
     assert words.count(value) == 1
@@ -133,7 +133,10 @@ def _place(object_: Any, size: int, value: int) -> int:
 
 
 def _probed() -> Layout:
-    """Return the offsets, found by searching for known values in objects; assert that all objects agree."""
+    """Return the offsets of struct members, found by searching objects for known values.
+
+    Raise AssertionError if the objects do not agree.
+    """
     arrays: list[Any] = [np.zeros((3, 5, 7), np.float32), np.ones((2, 4)), np.zeros((2, 3), order="F")]
     found: set[tuple[int, int, int, int, int, int, int]] = set()
     for a in arrays:
@@ -169,7 +172,7 @@ def _probed() -> Layout:
 
 
 def _list() -> tuple[int, int]:
-    """Return the offsets of the length of a list and of the address of its items."""
+    """Return the offsets, in a list object, of its length and of the address of its items."""
     mark = object()
     listed = [mark, None, mark, None, None]
     listed.append(mark)  # allocates spare room, so that only one word equals the length
@@ -191,7 +194,7 @@ def _references() -> int:
 
 
 def _holder() -> int:
-    """Return the offset, in a lock, of the number of the thread that holds the lock."""
+    """Return the offset, in a lock object, of the ident of the thread that holds the lock."""
     lock: Any = threading.RLock()
     size = type(lock).__basicsize__
     with lock:
@@ -255,7 +258,7 @@ def _address(function: Any) -> int:
 
 
 def _numpy_functions() -> list[int]:
-    """Return the addresses in NumPy's table of C functions, up to that of PyArray_NewFromDescr."""
+    """Return the addresses in NumPy's C API table, up to that of PyArray_NewFromDescr."""
     capsule = np._core._multiarray_umath._ARRAY_API  # type: ignore[attr-defined]  # not in the stubs
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -304,7 +307,7 @@ def built_in(native: _Method, owner: Any) -> Any:
 
 
 class _Words(np.ndarray[Any, np.dtype[np.int64]]):
-    """The header of an entry, 64-bit words; ``held`` keeps alive the objects that they point to."""
+    """The header of an entry, as 64-bit words; ``held`` keeps alive the objects that they point to."""
 
     held: Any
     spare: Any = ()  # addresses of arrays that are kept for the next call; 0: none
@@ -435,12 +438,12 @@ class Entry:
         self.call = built_in(_method(), words)
 
     def is_done(self) -> bool:
-        """Return whether the last call has made its writes."""
+        """Return whether the last call has stored its outputs in the tensors."""
         return bool(self.words[_DONE])
 
 
 def _listed(lists: list[Any], values: Sequence[int]) -> int:
-    """Return the address of a new array with ``values`` and a final 0; ``lists`` keeps the array alive."""
+    """Copy ``values`` and a final 0 to a new array, which ``lists`` keeps alive; return its address."""
     lists.append(np.array([*values, 0], np.int64))
     return int(lists[-1].ctypes.data)
 

@@ -68,10 +68,11 @@ def _row(g: Group, kernel: Kernel, seconds: float | None, indent: str = "") -> t
 
 
 def _times(program: Native) -> dict[Any, float | None]:
-    """Return the shortest measured time in seconds of each kernel (by number) and NumPy call (by node).
+    """Return the shortest measured time of each kernel and NumPy call, in seconds.
 
-    The kernels of a loop body have keys (number of the loop, number in the body).  The program runs on random
-    inputs; integer inputs are 0.  A time is None if the program fails on these inputs before that kernel.
+    The key of a kernel is its index, and the key of a NumPy call is its node.  A kernel in a loop body has
+    the key (index of the loop's kernel, index in the body).  The program runs on random inputs; integer
+    inputs are 0.  A time is None if the program fails on these inputs before that kernel.
     """
     found: dict[Any, float | None] = dict.fromkeys(range(len(program.kernels)))
     for k, (_, kernel) in enumerate(program.kernels):
@@ -102,7 +103,7 @@ def _times(program: Native) -> dict[Any, float | None]:
 
 
 def _stand_in(rng: np.random.Generator, value: Any) -> Any:
-    """Return an array like ``value``: random numbers, or zeros for integers and bools; 0.5 for a float."""
+    """Return an input like ``value``: random floats, zeros of other dtypes, or 0.5 for a Python float."""
     if value.weak:
         return 0.5
     if value.dtype.kind in "fc":

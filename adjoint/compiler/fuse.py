@@ -66,9 +66,9 @@ class Group:
 
 
 def over(view: View, shape: Shape) -> tuple[int, ...] | None:
-    """Return the strides of a view if it is reshaped to ``shape``, which has the same number of elements.
+    """Return the strides of a view after a reshape to ``shape``; None if strides cannot express it.
 
-    None if strides cannot express the reshaped view.
+    ``shape`` must have the same number of elements as the view.
     """
     return view.strides if view.shape == shape else reshaped(view.shape, view.strides, shape)
 
@@ -84,7 +84,7 @@ def fuse(graph: Graph, roots: Sequence[Node]) -> list[Group]:
 
 
 def needed(graph: Graph, roots: Sequence[Node]) -> list[bool]:
-    """Return a list with one bool per node of the graph: whether a root depends on the node."""
+    """Return one bool per node of the graph: whether one of ``roots``, the outputs, depends on the node."""
     wanted = [False] * len(graph.nodes)
     for r in roots:
         wanted[r.id] = True
@@ -96,7 +96,10 @@ def needed(graph: Graph, roots: Sequence[Node]) -> list[bool]:
 
 
 class _Fusion:
-    """Builds the groups.  ``waiting`` has the ids of elementwise nodes that are not in a group yet."""
+    """Divides the nodes of a graph into groups, each of which becomes one kernel.
+
+    ``waiting`` has the ids of elementwise nodes that are not in a group yet.
+    """
 
     def __init__(self, graph: Graph, roots: Sequence[Node]) -> None:
         self.graph = graph
@@ -133,9 +136,9 @@ class _Fusion:
         return [*self.early, *self.groups]
 
     def _find_numbers(self, wanted: list[bool]) -> None:
-        """Add to ``numbers`` the ids of one-element nodes that each kernel computes when it reads them.
+        """Find the one-element nodes that are not stored: each kernel that reads one computes it again.
 
-        Such nodes depend only on inputs and are read only inside kernels.
+        Add their ids to ``numbers``.  Such nodes depend only on inputs and are read only inside kernels.
         """
         kept = {r.id for r in self.roots}
         for n in self.graph.nodes:
@@ -151,7 +154,7 @@ class _Fusion:
                     self.numbers.add(n.id)
 
     def _alone(self, n: Node) -> None:
-        """Start a new group with the node ``n``, after placing the waiting nodes that ``n`` reads."""
+        """Make a new group of the node ``n`` alone; first add the waiting nodes that it reads to groups."""
         for a in n.args:
             if a.node.id in self.waiting:
                 self._place(a.node)
@@ -166,7 +169,7 @@ class _Fusion:
         return groups[-1]
 
     def _place(self, n: Node) -> None:
-        """Add a node to a group, after the waiting nodes that it depends on."""
+        """Add a node to a group; first add the waiting nodes that it depends on to groups."""
         found, todo = {n.id: n}, [n]
         while todo:
             for a in todo.pop().args:
@@ -180,7 +183,7 @@ class _Fusion:
             self._settle(found[k], top, reads, n)
 
     def _last(self, n: Node) -> Group | None:
-        """Return the latest group that computes an operand of a node; None if no group does."""
+        """Return the latest group that computes an operand of ``n``; None if no group does."""
         groups = [self.group[a.node.id] for a in n.args if a.node.id in self.group]
         return max(groups, key=lambda g: g.order) if groups else None
 
@@ -221,7 +224,7 @@ class _Fusion:
 
     @staticmethod
     def _beside(g: Group, n: Node) -> bool:
-        """Return whether a node is a reduction over the same axis and domain as the reductions of a group.
+        """Return whether ``n`` is a reduction over the same axis and loops as the reductions of a group.
 
         Such a node may join the group even if they read different arrays, because later nodes often need the
         results of both.
@@ -351,7 +354,7 @@ def reads_in_place(g: Group, a: View, domain: Shape) -> bool:
 
 
 def stages(g: Group) -> tuple[dict[int, int], set[int]]:
-    """Return the number of the loop that computes each node of a group, and the nodes to save.
+    """Return the index of the loop that computes each node of a group, and the nodes to save.
 
     A kernel has several loops if it has reductions: a value that depends on a reduction is computed in a
     later loop than the operand of that reduction.  A value that a later loop reads must be saved in memory.
@@ -377,7 +380,7 @@ def stages(g: Group) -> tuple[dict[int, int], set[int]]:
 def _needed_again(g: Group, node: Node) -> set[int]:
     """Return the ids of the nodes to save so that a later loop can compute ``node`` again.
 
-    If that is not cheap, the node itself is saved.
+    If computing it again is not cheap, the node itself is saved.
     """
     again: set[int] = set()
     arrays: set[int] = set()  # ids of the nodes outside of the group whose arrays the loop would read

@@ -46,7 +46,7 @@ DEEPEST = 4  # nesting depth of containers; objects below it are compared by ide
 
 
 def snapshot(value: Any, depth: int = 0) -> Any:
-    """Return a value that can be compared with a later snapshot; they are equal if ``value`` is unchanged.
+    """Return a summary of a value; two summaries are equal if the value has not changed in between.
 
     ``depth`` is the number of containers around ``value``.
     """
@@ -82,7 +82,7 @@ def element_ids(value: Any) -> list[int]:
 
 
 class Guard:
-    """Checks that a value is unchanged.  ``read()`` returns the value; ``what`` is its name in messages."""
+    """Checks that the value of ``read()`` is unchanged; ``what`` is the name of the value in messages."""
 
     __slots__ = ("elements", "ids", "mark", "mutable", "read", "seen", "watch", "what")
 
@@ -113,14 +113,14 @@ class Guard:
         return bool(snapshot(now) == self.mark)
 
     def reason(self) -> str:
-        """Return the text "... changed", with the name of the value."""
+        """Return the text "NAME changed", with the name of the value."""
         return f"{self.what} changed"
 
 
 def is_flat(value: Any) -> bool:
     """Return whether every change inside a container changes the ids of its elements.
 
-    This is not so if an element is a container or a method, or if each access creates new elements.
+    False if an element is a container or a method, or if each access creates new elements.
     """
     elements = value.values() if isinstance(value, MAPPINGS) else value
     return not isinstance(value, BUFFERS) and not any(
@@ -129,9 +129,9 @@ def is_flat(value: Any) -> bool:
 
 
 def _marks(owner: Any) -> dict[str, Any]:
-    """Return snapshots of the attributes of an object, by name, without those equal to the class's defaults.
+    """Return a snapshot of each attribute of an object, by name.
 
-    Empty parameter caches of modules are left out.
+    Attributes that equal the class's default, and empty parameter caches of modules, are left out.
     """
     marks = {k: snapshot(v) for k, v in vars(owner).items() if k not in ("_parameters", "_buffers") or v}
     return {k: mark for k, mark in marks.items() if mark != snapshot(getattr(type(owner), k, owner))}
@@ -168,18 +168,18 @@ class ObjectGuard:
         return all([g.holds() for g in self.containers])  # noqa: C419  a generator costs more
 
     def reason(self) -> str:
-        """Return the text "... changed", with the names of the attributes."""
+        """Return the text "NAME changed", with the names of the attributes."""
         now = _marks(self.owner)
         names = [k for k in {**now, **self.marks} if now.get(k) != self.marks.get(k)]
         return f"{self.what}.{', '.join(names)} changed"
 
 
 def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
-    """Return where ``read``, a function made by ``named_reads``, gets its value: (cell, dict, key, value).
+    """Return the location that ``read``, a function made by ``named_reads``, reads: (cell, dict, key, value).
 
     For a closure variable only the cell is set, for a global variable only the dictionary and the key, and
-    for a fixed value only a tuple with this value.  The others are None.  All four are None for any other
-    function.
+    for a fixed object only ``value``, a tuple with this object.  The others are None.  All four are None for
+    any other function.
     """
     if isinstance(read, functools.partial):
         if read.func is getattr and isinstance(read.args[0], types.CellType):

@@ -59,11 +59,11 @@ def _put_grad(t: Tensor, grad: Any) -> None:
 def assign(
     undo: Undo, written: list[Tensor], graded: list[Tensor], dropped: list[Tensor], *values: Any
 ) -> None:
-    """Set the arrays of the tensors ``written`` and the gradients of ``graded``; delete those of ``dropped``.
+    """Set the arrays of ``written`` and the gradients of ``graded``; delete the gradients of ``dropped``.
 
     ``values`` are the new arrays, then the new gradients.  An item that restores the old ones is appended to
-    ``undo``.  Nothing is allocated between two assignments, so no finalizer can run when only some of them
-    are made.
+    ``undo``.  Nothing is allocated between two assignments, so that no finalizer runs after only some of
+    them.
     """
     locked(committing, _assign, undo, written, graded, dropped, values)
 
@@ -93,7 +93,7 @@ def _put_back(arrays: tuple[list[Tensor], list[Any]], grads: tuple[list[Any], li
 
 
 def set_item(undo: Undo, container: Any, key: Any, value: Any) -> None:
-    """Assign an item of a list or a dictionary; how to restore the old item is appended to ``undo``."""
+    """Assign an item of a list or a dictionary; append an item that restores the old one to ``undo``."""
     undo.append((partial(container.__setitem__, key), container[key], None))
     container[key] = value
 
@@ -113,7 +113,7 @@ def restore(counter: Any, before: Any) -> None:
 
 
 class Writer:
-    """Collects the lines of a generated function and the objects that they refer to."""
+    """Collects the lines of a generated Python function and the objects that they refer to."""
 
     def __init__(self, **names: Any) -> None:
         self.lines: list[str] = []
@@ -123,7 +123,10 @@ class Writer:
         self.fixed: dict[str, Any] = {}
 
     def name(self, value: Any, prefix: str = "k") -> str:
-        """Return the variable name of an object in the generated code; a new name starts with ``prefix``."""
+        """Return the variable name of an object in the generated code.
+
+        If the object is new, it gets a name that starts with ``prefix``.
+        """
         found = self.known.get(id(value))
         if found is None:
             found = self.known[id(value)] = f"{prefix}{len(self.known)}"
@@ -154,7 +157,7 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
 
 
 def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a function that calls the function ``make()``, which is made when it is first needed."""
+    """Return a function that calls ``make()``, made at the first call, with its own arguments."""
     made = functools.cache(make)
     return lambda *args: made()(*args)
 
@@ -172,11 +175,11 @@ def _make_python_call(
 def add_call(
     w: Writer, program: Program, trace: Trace, run: Any, kinds: Sequence[type] | None = None
 ) -> list[str] | None:
-    """Add the lines that read the sources, call ``run``, set ``found`` to the outputs, and make the writes.
+    """Add the lines that read a program's inputs, run it, set ``found`` to the outputs, and make the writes.
 
-    ``kinds`` has the type of each argument, array or tensor, if it is known.  The lines of a short program
-    are copied instead of a call of ``run``.  If there is nothing else to do, ``found`` is not set, and the
-    names of the variables with the outputs are returned; otherwise None.
+    ``run`` is the built program.  ``kinds`` has the type of each argument, array or tensor, if it is known.
+    The lines of a short program are copied instead of a call of ``run``.  If there is nothing else to do,
+    ``found`` is not set, and the names of the variables with the outputs are returned; otherwise None.
     """
     w.names |= {
         "Tensor": Tensor, "own": own, "write": write, "set_grad": set_grad, "assign": assign,
@@ -273,7 +276,7 @@ def _make_native_call(
 def _add_call_that_counts(
     w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes
 ) -> None:
-    """Add the lines that call a native entry which makes all writes except the step counts of optimisers.
+    """Add lines that call a native entry which makes all writes except optimisers' step counts.
 
     Python increments the step counts before it calls the entry.
     """
@@ -291,7 +294,7 @@ def _add_call_that_counts(
 
 
 def _add_counts(w: Writer, writes: _Writes) -> str:
-    """Add the lines that increment the step counts of optimisers; return the statements that undo this."""
+    """Add lines that increment optimisers' step counts; return the statements that undo this."""
     counters = [(w.name(each.owner, "u"), f"b{k}") for k, (each, _) in enumerate(writes.others)]
     for name, before in counters:
         w.add(f"{before} = {name}.count()")
@@ -302,7 +305,7 @@ def _add_counts(w: Writer, writes: _Writes) -> str:
 
 
 def _add_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes) -> None:
-    """Add the lines that call a native entry and make the other writes; all are undone if one fails."""
+    """Add lines that call a native entry and then make the writes that are left; undo all if one fails."""
     containers: dict[str, str] = {}
     for k, (each, _) in enumerate(writes.cells):
         text = _container(w, each.owner[0])
@@ -334,7 +337,7 @@ def _add_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes
 
 
 def _used_numbers(program: Program) -> dict[int, set[int]]:
-    """Return which numbers a program uses of each source of numbers, such as hyper-parameters.
+    """Return the indices of the hyper-parameters that a program uses, for each source of numbers.
 
     The result maps the id of the source's value to a set of indices; the index -1 stands for all numbers.
     """
@@ -349,7 +352,7 @@ def _used_numbers(program: Program) -> dict[int, set[int]]:
 
 
 class _Writes:
-    """The writes of a program, with the indices of their values among its outputs.
+    """The assignments that a program makes at the end of a call, and the index of the output for each.
 
     The native entry makes ``swapped`` and ``graded``; Python makes ``others``, and ``cells`` unless they can
     be written in place.
@@ -376,7 +379,7 @@ class _Writes:
         self.others.sort(key=lambda other: other[0].kind == "call")  # the updates of optimisers come last
 
     def reuses(self, run: Any) -> dict[int, int] | None:
-        """Return a dict from the index of an output to the index of the source whose memory it uses.
+        """Return a dict from the index of an output to the index of the input whose memory it uses.
 
         None if Python has to write after the program has run.  It does not have to if all cells can be
         written in place and all checks are made before.
@@ -392,7 +395,7 @@ class _Writes:
         return found
 
     def only_count(self) -> bool:
-        """Return whether Python code, beside native code, changes only the step counts of optimisers."""
+        """Return whether all that Python writes, besides native code, are step counts of optimisers."""
         return not self.cells and all(hasattr(each.owner, "take_back") for each, _ in self.others)
 
     def counters(self) -> list[tuple[Any, str]] | None:
@@ -406,7 +409,7 @@ class _Writes:
         return found if len({(id(space), key) for space, key in found}) == len(found) else None
 
     def twice(self) -> bool:
-        """Return whether the array, or the gradient, of some tensor is written twice."""
+        """Return whether the array or the gradient of a tensor is written twice in one call."""
         return any(len({id(t) for t, _ in each}) < len(each) for each in (self.swapped, self.graded))
 
 
@@ -455,7 +458,7 @@ def _write_all(w: Writer, program: Program, fast: bool) -> None:
 
 
 def _set_grads(w: Writer, tensors: list[str], values: list[str]) -> None:
-    """Add lines that do the same as ``assign``, for the case that only gradients are assigned."""
+    """Add lines that set ``.grad`` of ``tensors`` to ``values``, as ``assign`` does, but inline."""
     extras = [f"extra{k}" for k in range(len(tensors))]
     grads = [f"grad{k}" for k in range(len(tensors))]
     for t, value, e, g in zip(tensors, values, extras, grads, strict=True):
@@ -474,7 +477,7 @@ def _set_grads(w: Writer, tensors: list[str], values: list[str]) -> None:
 
 
 def own(found: tuple[Any, ...], shared: Sequence[int], given: tuple[Any, ...]) -> list[Any]:
-    """Return the outputs ``found``, with copies of those that are inputs, or views of any array.
+    """Return the outputs ``found``, with a copy of each output that is an input or a view of an array.
 
     Only the outputs at the positions ``shared`` are copied; ``given`` are the inputs.
     """
@@ -521,7 +524,10 @@ def is_fresh(i: Instruction) -> bool:
 
 
 def _read(w: Writer, kind: str, owner: Any, kinds: Sequence[type] | None = None) -> str:
-    """Return a Python expression for the value of a source; ``kinds`` has the types of the arguments."""
+    """Return a Python expression that reads an input of the program; see ``Source`` for kind and owner.
+
+    ``kinds`` has the types of the arguments, if they are known.
+    """
     if kind == "argument" and kinds is not None:
         return f"x{owner}._data" if kinds[owner] is Tensor else f"x{owner}"
     if kind == "argument":
@@ -541,7 +547,7 @@ def _read(w: Writer, kind: str, owner: Any, kinds: Sequence[type] | None = None)
 
 
 def _container(w: Writer, container: Any) -> str:
-    """Return a Python expression for a container of cells.
+    """Return a Python expression for a list or dictionary whose items the program reads or writes.
 
     A container with the attribute ``held_by`` is read from its owner at each call; see ``Trace.cell``.
     """
@@ -550,7 +556,7 @@ def _container(w: Writer, container: Any) -> str:
 
 
 def _write(w: Writer, each: Write, place: int) -> int:
-    """Add the lines of one write, whose values are the outputs from index ``place``.
+    """Add the lines of one write; its values are the outputs that start at index ``place``.
 
     Return the index at which the values of the next write start.
     """

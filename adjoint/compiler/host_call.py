@@ -38,10 +38,10 @@ Specs = Sequence[tuple[Any, Any]]
 
 
 class Inner:
-    """A function of tensors, traced once: ``run(*arrays, *captured)`` returns a tuple of arrays.
+    """A function of tensors that is traced once: ``run(*arrays, *captured)`` returns a tuple of arrays.
 
-    ``captured`` are the tensors that it reads from outside; ``specs`` are the shapes and dtypes of its
-    arguments.
+    ``captured`` are the tensors that the function reads besides its arguments; ``specs`` are the shapes and
+    dtypes of its arguments.
     """
 
     def __init__(self, name: str, outer: Trace, f: Callable[..., Any], specs: Specs) -> None:
@@ -78,7 +78,7 @@ class Inner:
         sub.program.results = [sub.value(t) for t in found]
 
     def decide(self, *_: Any) -> NoReturn:
-        """Raise TransformError for a branch on a value: the points of evaluation are not known in a trace."""
+        """Raise TransformError: the function branches on a value that is not known in a trace."""
         raise refused(
             f"{self.name}: inside ad.compile, the function must not branch on the values of tensors.\n"
             f"  Use ad.where or ad.cond, or call {self.name} outside of the compiled function."
@@ -118,7 +118,7 @@ def call_on_host(
 def _outside(run: Callable[..., Any], *args: Any) -> Any:
     """Call ``run(*args)`` with transforms, tracing and recording switched off.
 
-    They may be on, because a trace may run a part of its program.
+    They may be switched on, because a trace may run a part of its program.
     """
     enclosing.set(None)
     tracing.set(None)
@@ -127,7 +127,7 @@ def _outside(run: Callable[..., Any], *args: Any) -> Any:
 
 
 def _plain(data: Any) -> Any:
-    """Return ``data`` with tensors inside a ``vmap`` value replaced by their arrays, to record nothing."""
+    """Return ``data`` with the tensors inside a ``vmap`` value replaced by arrays, so nothing is recorded."""
     if isinstance(data, Batched):
         inner = data.value._data if isinstance(data.value, Tensor) else data.value
         return Batched(data.level, data.size_, _plain(inner), data.batched)

@@ -86,10 +86,9 @@ class Backward:
         self.build_with(build)
 
     def owners(self, trace: Trace) -> list[int | Tensor | None]:
-        """Return, for each residual, the tensor whose array it is.
+        """Return, for each residual, the tensor whose array it is, or the position of that argument.
 
-        An argument is given by its position.  None means that the residual is the array of no tensor, so the
-        forward program must return it.
+        None means that the residual is the array of no tensor, so the forward program must return it.
         """
         if trace.actions:  # these updates of optimisers may write to tensors
             return [None] * len(self.residuals)
@@ -98,7 +97,7 @@ class Backward:
         return [found.get(v.id) for v in self.residuals]
 
     def build_with(self, build: Callable[[Program], Any]) -> None:
-        """Set ``run`` to the program, built by ``replay.build`` or ``native.build``."""
+        """Build the program by ``build`` (``replay.build`` or ``native.build``) and store it as ``run``."""
         built, fresh = build(self.program), self.fresh
         self.run: Callable[..., tuple[Any, ...]] = built
         if fresh:
@@ -123,7 +122,7 @@ def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def _read(source: Source) -> Any:
-    """Return the present value of a source of a program."""
+    """Return the current value of a source (an input of a program)."""
     kind, owner = source.kind, source.owner
     if kind == "tensor":
         return owner._data
@@ -276,14 +275,14 @@ class Recorder:
         return call.pull(xp, g, out, *values, wanted=wanted)
 
     def _placed(self, found: Sequence[Any]) -> list[Any]:
-        """Return a list with one entry per parent of the node: its gradient, from ``found``, or None."""
+        """Return one gradient, or None, per parent of the node; ``found`` are the computed gradients."""
         pulled = list(self.blank)
         for k, g in zip(self.places, found, strict=True):
             pulled[k] = g
         return pulled
 
     def seeds(self, grads: Sequence[Any]) -> list[Any]:
-        """Return the gradients of the results that depend on a differentiable input; zeros replace None."""
+        """Return the gradients of the results that depend on differentiable inputs, with zeros for None."""
         return [
             np.zeros(*spec) if g is None else g
             for g, spec, flows in zip(grads, self.specs, self.back.flows, strict=True)
@@ -292,9 +291,9 @@ class Recorder:
 
 
 class Joint(Rule):
-    """The derivative of a call of a compiled function, which can be differentiated or batched again.
+    """The derivative rule of a call of a compiled function, for derivatives that are recorded or batched.
 
-    For that, it calls the original function again and records the ops.
+    It calls the original function again and records the ops.
     """
 
     def __init__(self, recorder: Recorder, fixed: list[Any]) -> None:
@@ -308,7 +307,7 @@ class Joint(Rule):
         return f"argument {i}" if i < len(self.owner.moves) else "a tensor from outside"
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Call the original function and return its results."""
+        """Call the original function on the traced arguments ``tensors``; return its results."""
         return self._again(tensors)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
@@ -331,7 +330,10 @@ class Joint(Rule):
         return [wrap(np.asarray(next(found))) if w else None for w in back.wanted]
 
     def _again(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Call the original function; raise TransformError if it draws random numbers or changes tensors."""
+        """Call the original function and return its results.
+
+        Raise TransformError if the function draws random numbers or changes tensors.
+        """
         if self.owner.impure:
             raise TransformError(
                 f"ad.compile: a second derivative of {self.name} would call {self.name} again, but this "

@@ -42,7 +42,7 @@ def compile_text(text: str, here: Machine, effort: int = 2) -> bytes:
 
 
 def compile_all(jobs: Sequence[Job], here: Machine) -> list[bytes]:
-    """Return the object code of each job; several threads compile the jobs, the longest first."""
+    """Return the object code of each job; several threads compile the jobs, the longest jobs first."""
     order = sorted(range(len(jobs)), key=lambda k: jobs[k].size)
     found: dict[int, bytes | Exception] = {}
 
@@ -83,7 +83,7 @@ def compile_all(jobs: Sequence[Job], here: Machine) -> list[bytes]:
 
 
 def compile_apart(job: Job, here: Machine) -> bytes:
-    """Return the object code of a job, without the lock: other threads may run ``compile_all`` meanwhile."""
+    """Return the object code of a job, without taking the lock that ``compile_all`` takes."""
     return _compiled(job, _target(here, job.effort))
 
 

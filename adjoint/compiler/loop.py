@@ -107,9 +107,10 @@ class Loop(ForwardRule):
         sub.run(lambda: self._call(leaves), self._finish)
 
     def simple(self) -> bool:
-        """Return whether the loop can be one instruction.
+        """Return whether the loop can be one instruction, and need not be unrolled.
 
-        The body must have no branches on values, no checks, and only sources of the known kinds.
+        The body must have no branches on values, no checks, and only inputs of the kinds that a loop
+        supports.
         """
         sub = self.sub
         kinds = {s.kind for s in sub.program.sources}
@@ -168,7 +169,7 @@ class Loop(ForwardRule):
         return self.outer.decide(function, stacked)
 
     def _row(self, k: int) -> Tensor:
-        """Return array ``k`` that the loop scans over, with one row per step.
+        """Return the array with index ``k`` among those that the loop scans over; it has one row per step.
 
         For a ``fori_loop`` this is the array of step numbers.
         """
@@ -181,7 +182,7 @@ class Loop(ForwardRule):
     # The trace of the body ----------------------------------------------------------------------------
 
     def _call(self, leaves: list[Tensor]) -> Any:
-        """Call the body with symbolic tensors for the carry and for one row; return its result."""
+        """Trace the body: call it with symbolic tensors for the carry and for one row; return its result."""
         records = grad_mode.get()
         self.inputs: list[Tensor] = []
         for t in leaves:
@@ -227,7 +228,7 @@ class Loop(ForwardRule):
             self.stacked = [v for v, n in zip(back.residuals, self.fixed, strict=True) if n is None]
 
     def _sort_sources(self) -> None:
-        """Sort the sources: arguments, then values computed before the loop, then the others."""
+        """Sort the body's inputs: arguments, then values computed before the loop, then the others."""
         sources = self.sub.program.sources
         sources.sort(key=lambda s: 0 if s.kind == "argument" else 1 if s.kind in PREPARED else 2)
         self.end = sum(s.kind == "argument" or s.kind in PREPARED for s in sources)
@@ -243,7 +244,7 @@ class Loop(ForwardRule):
         return f"leaf {i} of the carry" if i < self.carries else f"operand {i}"
 
     def _emit(self, name: str, steps: Repeat, operands: Sequence[Any]) -> list[Tensor]:
-        """Add one instruction that runs all steps; return its results."""
+        """Add one instruction, a loop over all ``steps``, to the trace; return its results."""
         if not steps.program.results:
             return []
         found = evaluate(loop_op(name, steps), tuple(operands), {})
@@ -258,7 +259,7 @@ class Loop(ForwardRule):
         return self._emit("scan", steps, [t._data for t in tensors])
 
     def run_with(self, state: State, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Add a loop whose body writes; the written tensors and cells (``state``) are part of its carry."""
+        """Add a loop whose body writes to tensors or cells; these (``state``) are part of the carry."""
         sources, values = self.sub.program.sources, [t._data for t in tensors]
         rest = [k for k in range(self.end, len(sources)) if sources[k].value.id not in state.known]
         order = [*range(self.carries, self.end), *rest]
@@ -274,11 +275,11 @@ class Loop(ForwardRule):
         return [*found[: self.carries], *found[carries:]]
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Add the loop without residuals for a backward; return its results."""
+        """Add the loop to the trace, without residuals for a backward pass; return its results."""
         return self._forward(tensors, self.results)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Add the loop; return its results, the tensors that the backward needs, and None."""
+        """Add the loop to the trace; return its results, the tensors that the backward needs, and None."""
         if any(map(has_outer_history, tensors)):  # the backward runs the steps again
             return apply(self, tensors), list(tensors), None
         found = self._forward(tensors, [*self.results, *self.stacked])
@@ -312,7 +313,7 @@ class Loop(ForwardRule):
         return pushed(self, tensors, tangents)
 
     def target(self, k: int) -> Symbolic | None:
-        """Return the gradient of operand ``k`` as a value of one backward step; None if there is none."""
+        """Return the gradient of operand ``k`` that one backward step computes; None if it computes none."""
         back = self.backward_of
         assert back is not None
         place: int | None = k
@@ -326,7 +327,7 @@ class Loop(ForwardRule):
 
 
 class _Backwards:
-    """The program of one backward step, and the values of the outer trace that it reads.
+    """The program of one backward step of a loop, and the values of the outer trace that it reads.
 
     Gradients of carried values and of values that all steps read are carried; gradients of rows are stacked.
     The program reads ``carry``, ``rows`` and ``rest`` (the same in all steps).  These are lists of pairs: a
@@ -406,14 +407,14 @@ class _Backwards:
                 self._add_result(k, self._zero(*spec) if found is None else found)
 
     def _zero(self, shape: Any, dtype: Any) -> Symbolic:
-        """Return a constant of zeros: the gradient of a carried value that no result of a step depends on."""
+        """Return a constant array of zeros, the gradient of a carried value that no result depends on."""
         value = Symbolic(self.loop.sub, shape, dtype)
         value.known = np.zeros(shape, dtype)
         self.zeros.append(Source("array", value, value.known))
         return value
 
     def _add_total(self, k: int, operand: Tensor) -> None:
-        """Add a carried sum over all steps: the gradient of operand ``k``, which all steps read."""
+        """Carry the sum over all steps of the gradient of operand ``k``, which all steps read."""
         g = self.loop.target(k)
         if g is None:
             return
@@ -424,12 +425,12 @@ class _Backwards:
 
 
 def _moves(t: Tensor) -> bool:
-    """Return whether a tensor is part of a graph, in the trace or outside of a ``vmap`` around the loop."""
+    """Return whether gradients flow to a tensor, in the trace or outside of a ``vmap`` around the loop."""
     return tracked(t) or has_outer_history(t)
 
 
 def from_outside(outer: Trace, source: Source) -> Tensor:
-    """Return a value that the loop body reads from outside, as a tensor of the outer trace."""
+    """Return a value that the loop body reads besides its arguments, as a tensor of the outer trace."""
     if isinstance(source.owner, Tensor):
         return source.owner
     if isinstance(source.owner, Batched):

@@ -49,7 +49,7 @@ def stored_nodes(groups: Sequence[Group], outputs: Sequence[Node], replacing: se
 
 
 def _large(g: Group) -> set[int]:
-    """Return the ids of the nodes whose values are too large for the stack.
+    """Return the ids of the nodes of a kernel whose values must be kept but are too large for the stack.
 
     A kernel with several loops keeps the values that a later loop needs on the stack.
     """
@@ -67,7 +67,7 @@ def _bytes(n: Node) -> int:
 
 
 class _Block(NamedTuple):
-    """Bytes that groups ``first`` to ``last`` use: a value, or workspace if ``node`` is None."""
+    """Memory for a value, or workspace if ``node`` is None, from group ``first`` to group ``last``."""
 
     size: int
     first: int
@@ -88,7 +88,7 @@ _ORDERS: tuple[Callable[[_Block], tuple[int, ...]], ...] = (
 
 
 class Memory:
-    """The place of each stored node: an ``offset`` in the arena, or a position in another node.
+    """Where each stored node is: at an ``offset`` in the arena, or inside the memory of another node.
 
     ``offset`` and ``piece_of`` are keyed by the id of the node.
     """
@@ -117,7 +117,7 @@ class Memory:
         self._find_pieces()
 
     def place(self, node: Node) -> tuple[Node, int]:
-        """Return the node whose memory contains the value of ``node``, and the offset in it in bytes."""
+        """Return the node whose memory contains the value of ``node``, and the offset in bytes in it."""
         if node.id not in self.piece_of:
             return node, 0
         whole, first = self.piece_of[node.id]
@@ -194,7 +194,12 @@ class Memory:
         lent: Sequence[Node],
         after: int,
     ) -> tuple[int, list[tuple[int, Node | None]]]:
-        """Place all blocks together; return the size of the arena and (offset, output or None) of each."""
+        """Assign memory to all blocks; return the size of the arena and the place of each block.
+
+        The place is (offset, output): an offset in the arena if the output is None, otherwise an offset in
+        the memory of that output.  Blocks are placed in the order of the key ``order``; ``lent`` and
+        ``after`` are as in ``allocate``.
+        """
         places: list[tuple[int, Node | None]] = [(0, None)] * len(blocks)
         arena: list[_Span] = []
         inside: dict[int, list[_Span]] = {n.id: [] for n in lent}
@@ -218,7 +223,7 @@ class Memory:
         return size, places
 
     def _in_order(self, blocks: Sequence[_Block]) -> tuple[int, list[tuple[int, Node | None]]]:
-        """Place the blocks in the order of the groups; return the same as ``_plan``."""
+        """Assign memory to blocks in the order in which the groups run; return the same as ``_plan``."""
         starts: dict[int, list[int]] = {}
         ends: dict[int, list[int]] = {}
         for k, b in enumerate(blocks):
@@ -234,7 +239,7 @@ class Memory:
         return self.size, places
 
     def _find_regions(self, blocks: set[tuple[int, int]]) -> None:
-        """Map the offset of each block to the start of its region, a series of blocks that overlap.
+        """Map the offset of each block to the start of its region, a series of overlapping blocks.
 
         ``blocks`` are pairs (offset, bytes).  Blocks overlap if nodes use their memory one after another.
         """
@@ -245,7 +250,7 @@ class Memory:
             self.region[at] = start
 
     def _take(self, free: dict[int, list[int]], size: int) -> int:
-        """Return the offset of ``size`` bytes: a free block, part of adjacent free blocks, or new memory."""
+        """Return the offset of ``size`` bytes: of a free block, of adjacent free blocks, or of new memory."""
         if free.get(size):  # the oldest, so that consecutive kernels use different memory and can overlap
             return free[size].pop(0)
         if size < _SPLIT:
@@ -299,9 +304,10 @@ def _spread(blocks: Sequence[_Block], places: list[tuple[int, Node | None]], siz
 
 
 def _gap(spans: Sequence[_Span], b: _Block, end: int) -> int:
-    """Return the offset of the smallest gap below ``end`` that ``b`` fits in, or of the memory after all.
+    """Return the offset of the smallest free gap below ``end`` for the block ``b``.
 
-    ``spans`` are the bytes of the blocks that have a place.
+    If it fits in no gap, return the offset after all blocks that are in use at the same time.  ``spans`` are
+    the bytes of the blocks that have a place.
     """
     near = sorted([(low, high) for low, high, first, last in spans if first <= b.last and last >= b.first])
     best, found, at = 0, -1, 0

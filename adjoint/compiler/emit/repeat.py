@@ -1,8 +1,8 @@
 """The kernel of a loop with a large body: it runs the kernels of the body once per iteration.
 
 Between two iterations the kernel advances the addresses of the rows and swaps the addresses of the carried
-values.  It reads a list of words that says how to run the body and which addresses change, so all loops share
-one text.
+values.  It reads a list of 64-bit words that says how to run the body and which addresses change, so all
+loops share one text.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _LINE = 64  # bytes
 
 
 class _Words(np.ndarray[Any, np.dtype[np.int64]]):
-    """A list of 64-bit words that a kernel reads; ``held`` keeps alive the objects that they point to."""
+    """An array of 64-bit words that a kernel reads; ``held`` keeps alive the objects that they point to."""
 
     held: Any
 
 
 def operand_slots(node: Node, outs: list[Node]) -> tuple[list[Slot], dict[int, int]]:
-    """Return the slots of the operands and results of a loop, and the slot number of each result.
+    """Return the slots (addresses) of a loop's operands and results, and the slot index of each result.
 
-    The slot numbers are keyed by the index of the output.
+    The slot indices are keyed by the index of the output.
     """
     slots = [Slot(a.node, a.offset * a.dtype.itemsize) for a in node.args]
     where = {n.params: len(slots) + k for k, n in enumerate(outs)}
@@ -124,9 +124,10 @@ class _Tables:
                 self.pairs.append((size, *pair))
 
     def _operand(self, address: int, k: int, node: Node, offset: int) -> None:
-        """Record how the address of operand ``k`` of the loop changes from iteration to iteration.
+        """Record how the address of the loop's operand ``k`` changes from one iteration to the next.
 
-        ``address`` is the table entry that the body's kernels read; ``offset`` is added to the address.
+        ``address`` is the address of the table entry that the body's kernels read, and ``offset`` is added to
+        the operand's address.
         """
         steps = self.steps
         if k < steps.carries:
@@ -140,7 +141,7 @@ class _Tables:
         self._move(address, k + 2, offset, stride)
 
     def _result(self, address: int, k: int, offset: int) -> None:
-        """Record how the address of result ``k`` of the loop changes from iteration to iteration.
+        """Record how the address of the loop's result ``k`` changes from one iteration to the next.
 
         The arguments are as for ``_operand``.
         """
@@ -166,7 +167,10 @@ class _Tables:
                 self.stored.append((size, argument, *self._way(0, size)))
 
     def _way(self, offset: int, stride: int) -> tuple[int, int]:
-        """Return the first byte and the stride of rows, in the order of the iterations."""
+        """Return the offset of the row of the first iteration, and the stride to the next iteration's row.
+
+        Both are in bytes.  If the loop runs backwards, it starts at the last row.
+        """
         if self.steps.backwards:
             return offset + (self.steps.count - 1) * stride, -stride
         return offset, stride
@@ -175,12 +179,12 @@ class _Tables:
         self.moves.append((address, argument, *self._way(offset, stride)))
 
     def rewind(self) -> None:
-        """Set the addresses of the rows back by one iteration: the body can then run the last one again."""
+        """Set the addresses of the rows back by one iteration, so that the body can run it again."""
         for entry, _, _, stride in self.moves:
             ctypes.c_int64.from_address(entry).value -= stride
 
     def words(self) -> _Words:
-        """Return the list of words that the kernel reads."""
+        """Return the array of words that the kernel reads: the number of iterations, and all tables."""
         body, long = self.body, self.body.estimate > _LONG
         checks = [(c.ctypes.data,) for c in body.checks]
         lists: list[Any] = [
@@ -202,7 +206,10 @@ class _Tables:
 
 @functools.cache
 def _text(machine: Machine) -> str:
-    """Return the text of the kernel; slot 0 has the address of the words, slot 1 that of the check flag."""
+    """Return the LLVM text of the kernel.
+
+    Slot 0 has the address of the words (see ``_Tables.words``), slot 1 the address of the check flag.
+    """
     w = Writer(machine)
     kernel = _Kernel(w)
     w.loop(0, kernel.copies[0], 1, kernel.begin)
@@ -228,59 +235,69 @@ class _Kernel:
         self.copies, self.moves, self.swaps, self.checks, self.pairs, self.read, self.stored = tables
 
     def word(self, at: Value, k: Any, element: str = "i64") -> Value:
-        """Emit the load of word ``k`` after an address."""
+        """Emit the load of the 64-bit word with index ``k`` at the address ``at``."""
         return self.w.load(self.w.at(at, "i64", k), element)
 
     def row(self, table: tuple[Value, Value], i: Value, size: int) -> Value:
-        """Return the address of row ``i`` of a table whose rows have ``size`` words."""
+        """Emit the address of row ``i`` of a table whose rows have ``size`` words."""
         return self.w.at(table[1], "i64", self.w.times(i, size))
 
     def begin(self, i: Value, _: list[Value]) -> None:
-        """Emit the copy of an initial carried value to its buffer."""
+        """Emit, for row ``i`` of the table ``copies``, the copy of an initial carried value to its buffer."""
         one = self.row(self.copies, i, 5)
         given = self.word(self.args, self.word(one, 1), "ptr")
         copy_bytes(self.w, self.word(one, 2, "ptr"), given, self.word(one, 0))
 
     def end(self, i: Value, _: list[Value]) -> None:
-        """Emit the copy of a final carried value to the program's memory, if the program uses it."""
+        """Emit, for row ``i`` of ``copies``, the copy of a final carried value to the program's memory.
+
+        Nothing is copied if the program does not use the value.
+        """
         one = self.row(self.copies, i, 5)
         to = self.word(one, 4)
         with self.w.when(self.w.compare("ne", to, 0)):
             copy_bytes(self.w, self.word(self.args, to, "ptr"), self.word(one, 3, "ptr"), self.word(one, 0))
 
     def start(self, i: Value, _: list[Value]) -> None:
-        """Emit code that sets the address of a row for the first iteration."""
+        """Emit, for row ``i`` of the table ``moves``, code that sets an address for the first iteration."""
         one = self.row(self.moves, i, 4)
         base = self.word(self.args, self.word(one, 1), "ptr")
         self.w.store(self.w.at(base, "i8", self.word(one, 2)), self.word(one, 0, "ptr"))
 
     def move(self, i: Value, _: list[Value]) -> None:
-        """Emit code that sets the address of a row for the next iteration."""
+        """Emit, for row ``i`` of the table ``moves``, code that advances an address to the next iteration."""
         one = self.row(self.moves, i, 4)
         slot = self.word(one, 0, "ptr")
         self.w.store(self.w.at(self.w.load(slot, "ptr"), "i8", self.word(one, 3)), slot)
 
     def look(self, i: Value, flags: list[Value]) -> list[Value]:
-        """Emit the check flag after check ``i``: True if this check or an earlier one has failed."""
+        """Emit the flag "a check has failed" after check ``i``; ``flags`` has the flag before it."""
         return [self.w.bits("or", flags[0], self.w.load(self.word(self.checks[1], i, "ptr"), "i1"))]
 
     def unchanged(self, i: Value, same: list[Value]) -> list[Value]:
-        """Emit the comparison of a carried value with its value before the iteration."""
+        """Emit, for row ``i`` of ``pairs``, whether a carried value equals its value before the iteration.
+
+        ``same`` has the result for the earlier rows; both must be true.
+        """
         one = self.row(self.pairs, i, 3)
         equal = same_bytes(self.w, self.word(one, 1, "ptr"), self.word(one, 2, "ptr"), self.word(one, 0))
         return [self.w.bits("and", same[0], equal)]
 
     def both(self, at: Value, j: Value) -> tuple[Value, Value, Value]:
-        """Return the bytes of a row, its address in iteration ``j``, and the address of the row before."""
+        """Emit the size of a row in bytes, its address in iteration ``j``, and the previous row's address.
+
+        ``at`` is the address of the table row that describes it.
+        """
         base = self.w.at(self.word(self.args, self.word(at, 1), "ptr"), "i8", self.word(at, 2))
         stride = self.word(at, 3)
         here = self.w.at(base, "i8", self.w.mul(j, stride))
         return self.word(at, 0), here, self.w.at(here, "i8", self.w.sub(0, stride))
 
     def again(self, j: Value, settled: Value) -> Value:
-        """Emit whether iteration ``j`` has the same results as the one before, as it reads the same values.
+        """Emit whether iteration ``j`` has the same results as iteration ``j`` - 1.
 
-        ``settled`` says whether the iteration before has changed no carried value.
+        It has if it reads the same rows and ``settled`` is true: the iteration before changed no carried
+        value.
         """
 
         def compare(i: Value, same: list[Value]) -> list[Value]:

@@ -27,7 +27,7 @@ CENTRE = 4.0  # centre of the polynomial fit of erfc
 
 
 def _small_erf(w: Writer, a: Value, lean: bool) -> Value:
-    """Return erf(a) for 0 <= a <= 1."""
+    """Emit erf(a) for 0 <= a <= 1."""
     z = w.mul(a, a)
     first, rest = TWO_OVER_ROOT_PI
     tail = w.fma(z, polynomial(w, z, ERF32 if lean else ERF64), rest)
@@ -36,7 +36,7 @@ def _small_erf(w: Writer, a: Value, lean: bool) -> Value:
 
 
 def _large_erfc(w: Writer, a: Value, lean: bool, beside: Value | None = None) -> Value:
-    """Return erfc(a) = exp(−a²) g(t) / (1 + 2a) for a >= ½, with t = (a − 4)/(a + 4).
+    """Emit erfc(a) = exp(−a²) g(t) / (1 + 2a) for a >= ½, with t = (a − 4)/(a + 4).
 
     ``beside`` is a small correction of a, which matters in the exponential.
     """
@@ -139,7 +139,7 @@ def hypot(w: Writer, x: Value, y: Value, lean: bool = False) -> Value:
 
 
 def _scaled_length(w: Writer, a: Value, b: Value) -> Value:
-    """Return √(a² + b²), scaled so that the squares neither overflow nor underflow."""
+    """Emit √(a² + b²), scaled so that the squares neither overflow nor underflow."""
     larger = w.select(w.compare("ogt", a, b), a, b)
     up, down = w.compare("olt", larger, 2.0**-400), w.compare("ogt", larger, 2.0**400)
     scale = w.select(up, w.like(a, 2.0**600), w.select(down, w.like(a, 2.0**-600), w.like(a, 1.0)))

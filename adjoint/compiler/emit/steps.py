@@ -46,7 +46,7 @@ def small_kernel(machine: Machine, node: Node, outs: list[Node]) -> Kernel | Non
 
 
 def _cost(n: Node, steps: Steps) -> float | None:
-    """Return the number of simple operations of a node; None if the node is not supported here."""
+    """Return the number of simple operations of a node; None if small loops do not support the node."""
     if n.op in ("call", "part", "repeat", "out", "scatter", "conv", "conv_input", "conv_weight"):
         return None
     if n.op == "gather":
@@ -81,7 +81,7 @@ class _Small:
         self.moving = self._find_moving()
 
     def _find_moving(self) -> set[int]:
-        """Return the ids of the nodes that may change between iterations."""
+        """Return the ids of the nodes whose values may differ between iterations."""
         steps = self.steps
         found = set()
         for n in self.wanted:
@@ -117,7 +117,7 @@ class _Small:
         return Kernel(w.kernel(), slots, steps.count, steps.count, cost)
 
     def _settling(self, j: Value, given: list[Value]) -> list[Value]:
-        """Emit one iteration, which is skipped if it has the same results as the one before.
+        """Emit an iteration that copies the previous results if they would be the same; return its state.
 
         The last value of ``given`` says whether the iteration before changed no carried value.
         """
@@ -144,7 +144,7 @@ class _Small:
         return w.choose(again, copied, computed)
 
     def _reads_the_same(self, j: Value) -> Value:
-        """Emit whether an iteration reads the same rows as the iteration before."""
+        """Emit a flag: whether iteration ``j`` reads the same row values as the iteration before."""
         w, steps, found = self.w, self.steps, self.w.const(1, "i1")
         for k in range(steps.carries, steps.carries + steps.rows):
             a = self.node.args[k]
@@ -155,7 +155,10 @@ class _Small:
         return found
 
     def _rows(self, slot: int, element: str, stride: int, j: Value) -> tuple[Value, Value]:
-        """Return the addresses of the row of iteration ``j`` and of the row of the iteration before."""
+        """Emit the addresses of the rows of iteration ``j`` and of the iteration before, in an array.
+
+        ``slot`` is the slot of the array, and ``stride`` is the distance between rows in elements.
+        """
         w, way = self.w, -1 if self.steps.backwards else 1
         here = w.at(w.slot(slot), element, w.times(self._row(j), stride))
         return here, w.at(here, element, -way * stride)
@@ -207,7 +210,7 @@ class _Small:
         return self.elements[k, i]
 
     def _all(self, v: View) -> list[Value]:
-        """Return the elements of a view, in order."""
+        """Return all elements of a view as values, in row-major order."""
         n, places = v.node, _places(v)
         if n.op == "constant":
             flat = n.value.reshape(-1)
@@ -218,7 +221,7 @@ class _Small:
         return [values[i] for i in places]
 
     def _enter(self, n: Node) -> None:
-        """Emit the elements of a node and store them for the nodes that read it."""
+        """Emit code for all elements of the node ``n``; keep the values for the nodes that read them."""
         if n.op not in ("constant", "number", "source"):
             make = getattr(self, f"_{n.op}", None)
             self.values[n.id] = self._elementwise(n) if make is None else make(n)
@@ -236,7 +239,7 @@ class _Small:
         return [self._tree(n, values[i * length : (i + 1) * length]) for i in range(n.size)]
 
     def _tree(self, n: Node, values: list[Value]) -> Value:
-        """Emit the reduction ``n`` of some values, in pairs, then pairs of pairs."""
+        """Emit the combination of ``values`` by the reduction ``n``: in pairs, then pairs of pairs."""
         while len(values) > 1:
             pairs = [combine(self.w, n, a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
             values = pairs + values[len(pairs) * 2 :]
@@ -274,7 +277,7 @@ class _Small:
         return [self.w.load(self.w.at(base, element, i), element) for i in self._all(n.args[0])]
 
     def _constant(self, table: Node) -> Value:
-        """Add a constant array to the operands of the kernel; return its address."""
+        """Make a constant array an operand of the kernel, unless it is one; return its address."""
         slot = Slot(table, 0)
         if slot not in self.slots:
             self.slots.append(slot)
@@ -295,13 +298,13 @@ class _Lazy:
 
 
 def _as_bits(w: Writer, x: Value) -> Value:
-    """Return the bits of a number as an integer, so that NaN equals itself and 0 differs from -0."""
+    """Emit the bits of a number as an integer, so that NaN equals itself and 0 differs from -0."""
     sizes = {"float": "i32", "double": "i64", "half": "i16", "bfloat": "i16"}
     return w.bitcast(x, sizes[x.element]) if x.element in sizes else x
 
 
 def _offsets(shape: Sequence[int], strides: Sequence[int], offset: int) -> Iterable[int]:
-    """Return the flat positions of the elements of a strided view, in order."""
+    """Return the position in memory of each element of a strided view, in row-major order."""
     found = np.full(shape, offset)
     for axis, (n, s) in enumerate(zip(shape, strides, strict=True)):
         found += (np.arange(n) * s).reshape([-1 if k == axis else 1 for k in range(len(shape))])
@@ -309,5 +312,5 @@ def _offsets(shape: Sequence[int], strides: Sequence[int], offset: int) -> Itera
 
 
 def _places(v: View) -> Iterable[int]:
-    """Return the flat positions of the elements of a view."""
+    """Return the position of each element of the view ``v`` in the memory of its node."""
     return _offsets(v.shape, v.strides, v.offset)

@@ -30,7 +30,7 @@ PARAMETERS = (("ptr", "args"), ("i64", "lo"), ("i64", "hi"), ("i64", "chunk"), (
 
 
 class Piece(NamedTuple):
-    """A vector that covers part of a row: its start, its lanes, and a mask unless all lanes are used."""
+    """A vector that covers part of a row: its start, its lanes, and a mask or None if all lanes are used."""
 
     offset: int
     lanes: int
@@ -60,7 +60,7 @@ class Writer:
         self._lines.append(f"  {text}")
 
     def emit(self, text: str, element: str, lanes: int = 1) -> Value:
-        """Add a line that assigns the expression ``text`` to a new name; return the value."""
+        """Add a line that assigns the expression ``text`` to a new LLVM variable; return the variable."""
         name = self._fresh("%v")
         self.line(f"{name} = {text}")
         return Value(name, element, lanes)
@@ -97,7 +97,7 @@ class Writer:
     # Constants ----------------------------------------------------------------------------------
 
     def const(self, number: Any, element: str, lanes: int = 1) -> Value:
-        """Return a literal, the same in all lanes."""
+        """Return a number as a literal; with several ``lanes``, as a vector with the number in all lanes."""
         text = literal(number, element)
         if lanes > 1:
             text = f"<{', '.join([f'{element} {text}'] * lanes)}>"
@@ -114,7 +114,7 @@ class Writer:
         )
 
     def index_value(self, i: Index) -> Value:
-        """Return an index, a Python int or a value, as a value."""
+        """Return an index, which may be a Python int, as an LLVM value."""
         return self.const(i, "i64") if isinstance(i, int) else i
 
     # Arithmetic ---------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Writer:
         return self.emit(f"{name} {a.typed}, {b.text}", a.element, a.lanes)
 
     def _pair(self, a: Any, b: Any) -> tuple[Value, Value]:
-        """Return both operands as values; a Python number becomes a literal of the other's type."""
+        """Return both operands as values; a Python number becomes a literal of the other operand's type."""
         if not isinstance(a, Value):
             a = self.like(b, a)
         if not isinstance(b, Value):
@@ -226,7 +226,7 @@ class Writer:
         return self.emit(f"bitcast {a.typed} to {Value('', element, a.lanes).type}", element, a.lanes)
 
     def splat(self, a: Value, lanes: int) -> Value:
-        """Emit a vector with the same number in all lanes."""
+        """Emit a vector of ``lanes`` lanes that are all ``a``."""
         if lanes == 1:
             return a
         one = self.emit(f"insertelement <{lanes} x {a.element}> poison, {a.typed}, i32 0", a.element, lanes)
@@ -234,7 +234,10 @@ class Writer:
         return self.emit(f"shufflevector {one.typed}, {one.typed}, {mask}", a.element, lanes)
 
     def shuffle(self, a: Value, b: Value, places: Sequence[int]) -> Value:
-        """Emit a vector with lanes of ``a`` and ``b``; lanes of ``b`` are numbered after those of ``a``."""
+        """Emit a vector of chosen lanes of ``a`` and ``b``.
+
+        ``places`` has the index of each lane; the lanes of ``b`` are counted after those of ``a``.
+        """
         mask = self.constants(places, "i32")
         return self.emit(f"shufflevector {a.typed}, {b.typed}, {mask.typed}", a.element, len(places))
 
@@ -258,7 +261,10 @@ class Writer:
         return self.shuffle(a, a, range(half)), self.shuffle(a, a, range(half, a.lanes))
 
     def fold(self, a: Value, combine: Callable[[Value, Value], Value]) -> Value:
-        """Emit a reduction of the lanes by repeated halving, which is a fixed order."""
+        """Emit the combination of all lanes to one number by repeated halving, which is a fixed order.
+
+        ``combine`` emits the combination of two values.
+        """
         while a.lanes > 1:
             a = combine(*self.halves(a))
         return a
@@ -289,7 +295,7 @@ class Writer:
         return Value(f"@{name}", "ptr")
 
     def scratch(self, element: str, count: int) -> Value:
-        """Return the address of memory on the stack, aligned to 64 bytes."""
+        """Reserve memory for ``count`` elements on the stack, aligned to 64 bytes; return its address."""
         name = self._fresh("%stack")
         self._entry.append(f"  {name} = alloca [{count} x {stored_as(element)}], align 64")
         return Value(name, "ptr")
@@ -375,7 +381,7 @@ class Writer:
         return quotient, self.sub(a, self.mul(quotient, by))
 
     def least(self, a: Index, b: Index) -> Index:
-        """Emit the smaller of two indices."""
+        """Emit the smaller one of two indices; constants are folded."""
         if isinstance(a, int) and isinstance(b, int):
             return min(a, b)
         x, y = self.index_value(a), self.index_value(b)
@@ -498,17 +504,18 @@ class Writer:
         self.unit.definitions[name] = inner.body(f"internal {made} @{name}({given}) {attributes}")
 
     def body(self, head: str) -> str:
-        """Return the text of the function with a given signature."""
+        """Return the text of a definition with the signature ``head`` and the lines emitted so far."""
         return "\n".join([f"define {head} {{", "entry:", *self._entry, *self._lines, "}"])
 
     def calls_only(self) -> bool:
-        """Return whether the kernel has no vectors itself, only the functions that it calls."""
+        """Return whether the kernel itself uses no vectors: it only calls functions that do."""
         return not any(" x " in line for line in self._lines)
 
     def kernel(self, plain: bool = False) -> str:
-        """Finish the kernel and return the text of its unit.
+        """Finish the kernel and return the LLVM text of its unit (the text that is compiled on its own).
 
-        A ``plain`` kernel is compiled quickly: it spends its time in the functions that it calls.
+        If ``plain`` is true, the kernel is compiled without optimisation, because it spends its time in the
+        functions that it calls.
         """
         self.line("ret void")
         given = ", ".join(f"{t} %{n}" for t, n in PARAMETERS)
@@ -522,13 +529,16 @@ class Writer:
         return "\n".join([*parts, self.body(f"void @kernel({given}){attributes}"), ""])
 
     def shared(self, parameters: Sequence[str]) -> str:
-        """Finish a function that kernels call with ``use``; return the text of its unit."""
+        """Finish a function that kernels call by ``use``; return the LLVM text of its unit.
+
+        ``parameters`` are the types and names of its parameters.
+        """
         self.line("ret void")
         parts = [*sorted(self.unit.declarations), *(d for _, d in sorted(self.unit.definitions.items()))]
         return "\n".join([*parts, self.body(f"void @kernel({', '.join(parameters)})"), ""])
 
     def use(self, text: str, *args: Value) -> None:
-        """Emit a call of a function in a separate unit, which is compiled once for all kernels."""
+        """Emit a call of the function in ``text``, a separate unit that is compiled once for all kernels."""
         name = share(text)
         self.declare(f"void @{name}({', '.join(a.type for a in args)})")
         self.run(name, *args)
@@ -550,12 +560,12 @@ class Writer:
 
     @property
     def thread(self) -> Value:
-        """The number of the thread; each thread has its own scratch memory."""
+        """The index of the thread that runs the kernel; each thread has its own scratch memory."""
         return Value("%thread", "i64")
 
 
 class _Unit:
-    """The declarations and definitions that the functions of one unit share."""
+    """The declarations and definitions that the functions of one unit (LLVM text) share."""
 
     def __init__(self) -> None:
         self.declarations: set[str] = set()
@@ -567,12 +577,12 @@ SHARED: dict[str, str] = {}
 
 
 def unit_name(text: str) -> str:
-    """Return the name of the function of a unit, by which other units call it."""
+    """Return the name by which kernels call the function of a unit: a hash of the unit's text."""
     return f"unit_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def share(text: str) -> str:
-    """Register a unit that kernels call; return its name."""
+    """Register the text of a unit that kernels call; return the name of its function."""
     name = unit_name(text)
     SHARED[name] = text
     return name

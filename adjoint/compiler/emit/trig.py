@@ -28,7 +28,7 @@ class Angle(NamedTuple):
 
 
 def _reduced(w: Writer, x: Value, lean: bool) -> Angle:
-    """Return x as the nearest multiple of π/2 and the remainder (see ``Angle``)."""
+    """Emit x as a multiple of π/2 and the remainder (see ``Angle``)."""
     k, n = nearest(w, x, 2 / math.pi)
     first, second, third = HALF_PI
     a = w.fma(k, -first, x)
@@ -51,7 +51,7 @@ class SinCos(NamedTuple):
 
 
 def _sin_cos(w: Writer, angle: Angle, lean: bool) -> SinCos:
-    """Return sin and cos of the remainder r + c of an angle."""
+    """Emit the sine and the cosine of the remainder r + c of an angle."""
     r, c = angle.r, angle.c
     z = w.mul(r, r)
     half = w.mul(z, 0.5)
@@ -66,14 +66,14 @@ def _sin_cos(w: Writer, angle: Angle, lean: bool) -> SinCos:
 
 
 def _with_sign(w: Writer, y: Value, n: Value) -> Value:
-    """Return y with its sign changed where the second bit of n is set: after two quarter turns."""
+    """Emit y, with the opposite sign if the second bit of n is set: after two quarter turns."""
     return w.bitcast(
         w.bits("xor", w.bitcast(y, "i64"), sign_bit_of(w, w.bits("and", n, 2), 1, y.element)), "double"
     )
 
 
 def _or_by_library(w: Writer, name: str, x: Value, y: Value) -> Value:
-    """Return y; where x is too large for the reduction, return the result of the C library."""
+    """Emit y; in lanes where x is too large for the reduction, the result of the C function ``name``."""
     large = w.op("and", w.compare("oge", w.abs(x), REDUCIBLE), w.compare("olt", w.abs(x), INF))
     slow = f"large_{name}_{x.lanes}"
 
@@ -138,7 +138,7 @@ def tan(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def _atan_of_ratio(w: Writer, top: Value, low: Value, lean: bool) -> Value:
-    """Return atan(top / low) of non-negative numbers that are neither huge nor subnormal."""
+    """Emit atan(top / low) of non-negative numbers that are neither huge nor subnormal."""
     # above tan(π/8): π/4 + atan((t − l) / (t + l)); above tan(3π/8): π/2 − atan(l / t)
     middle = w.compare("ogt", top, w.mul(low, math.tan(math.pi / 8)))
     high = w.compare("ogt", top, w.mul(low, math.tan(3 * math.pi / 8)))
@@ -183,7 +183,7 @@ def atan2(w: Writer, y: Value, x: Value, lean: bool = False) -> Value:
 
 
 def _moderate(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """Return a and b scaled so that sums and quotients neither overflow nor lose subnormal bits."""
+    """Emit a and b, scaled so that sums and quotients neither overflow nor lose subnormal bits."""
     larger = w.select(w.compare("ogt", a, b), a, b)
     scale = w.select(w.compare("ogt", larger, 1e290), w.like(a, 2.0**-100), w.like(a, 1.0))
     scale = w.select(w.compare("olt", larger, 1e-200), w.like(a, 2.0**300), scale)
@@ -200,7 +200,7 @@ class Arcsine(NamedTuple):
 
 
 def _arcsine(w: Writer, x: Value, lean: bool) -> Arcsine:
-    """Return the parts of asin(|x|)."""
+    """Emit asin(|x|) as the parts of ``Arcsine``."""
     a = w.abs(x)
     large = w.compare("ogt", a, 0.5)
     half = w.mul(w.sub(1.0, a), 0.5)

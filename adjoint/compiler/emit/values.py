@@ -22,7 +22,7 @@ FLOATING = ("float", "double")
 
 
 def element_of(dtype: Any) -> str:
-    """Return the LLVM type of a NumPy dtype: a boolean is ``i1`` in registers and a byte in memory."""
+    """Return the LLVM type of a NumPy dtype in registers; a boolean is ``i1``."""
     return _BY_DTYPE[np.dtype(dtype)]
 
 
@@ -50,7 +50,7 @@ class Value(NamedTuple):
 
     @property
     def mangled(self) -> str:
-        """The type as it is in the names of LLVM's intrinsics."""
+        """The type in the form that the names of LLVM's intrinsics contain, such as "v4f64"."""
         kind = _SUFFIX.get(self.element, self.element)
         return kind if self.lanes == 1 else f"v{self.lanes}{kind}"
 
@@ -64,12 +64,12 @@ Index = int | Value
 
 
 def stored_as(element: str) -> str:
-    """Return the element type in memory: a boolean is a byte."""
+    """Return the LLVM type in memory of an element type in registers: ``i8`` for a boolean."""
     return "i8" if element == "i1" else element
 
 
 def parameter(type_text: str, name: str) -> Value:
-    """Return a parameter of a function as a value; in ``type_text`` attributes may follow the type."""
+    """Return a function's parameter as a value; ``type_text`` is its type, which attributes may follow."""
     if type_text.startswith("<"):
         count, element = type_text[1:-1].split(" x ")
         return Value(f"%{name}", element, int(count))
