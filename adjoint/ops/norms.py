@@ -41,10 +41,10 @@ def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
 
 
 def _rescaled(a: Any, ord: float, axis: Shape, keepdims: bool, found: Any, extreme: Any) -> Any:
-    """Return the norms ``found``, but where ``extreme`` is true, compute them again from scaled elements.
+    """Return the norms ``found``; those in the mask ``extreme`` are computed again from scaled elements.
 
-    ``a`` are the absolute values of the elements.  ``extreme`` is a mask of the norms for which powers of the
-    elements overflow or underflow.
+    ``extreme`` marks norms for which powers of the elements overflow or underflow.  ``a`` has the absolute
+    values of all elements.
     """
     scale = (
         np.max(a, axis=axis, keepdims=True, initial=0)

@@ -281,7 +281,10 @@ _DISCRETE = ("lower", "higher", "midpoint", "nearest")
 
 
 def sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
-    """Return ``x`` with the axes ``axis`` merged into one last axis and sorted along it, and these axes."""
+    """Merge the axes ``axis`` of ``x`` into one last axis and sort along it.
+
+    Return the sorted tensor, and the merged axes as a tuple of negative numbers.
+    """
     if x.dtype.kind == "c":
         raise DTypeError(f"{op}: x must be real, but is complex: complex numbers have no order.")
     axes = canonical_axes(op, axis, x.ndim)
@@ -298,7 +301,7 @@ def sorted_last(op: str, x: Tensor, axis: Any) -> tuple[Tensor, Shape]:
 
 
 def quantile_places(q: Any, n: Any, method: str) -> tuple[Any, Any, Any]:
-    """Return, for each quantile, the indices of the elements below and above it, and the upper one's weight.
+    """Return the indices of the elements below and above each quantile, and the weight of the upper one.
 
     ``q`` are the levels of the quantiles, n is the number of sorted elements, and ``method`` is NumPy's name
     of the interpolation.
@@ -406,7 +409,7 @@ def percentile(
 def check_levels(op: str, q: Any, method: str) -> Any:
     """Return ``q``, the levels of quantiles, as an array; raise unless all are from 0 to 1.
 
-    Raise if ``method`` is not one of NumPy's methods, too.
+    Also raise if ``method`` is not one of NumPy's methods.
     """
     if method not in _CONTINUOUS and method not in _DISCRETE:
         raise ArgumentError(

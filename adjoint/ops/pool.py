@@ -84,7 +84,7 @@ def _max_pool(x: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: 
 def _hits(
     x: Array, y: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> tuple[list[Any], Any]:
-    """Return a list with a mask for each position in the kernel, and the number of maxima of each window.
+    """Return a list of masks, one for each position in the kernel, and the number of maxima of each window.
 
     A mask is true for the windows that have their maximum at this position; equal maxima all count.  ``x`` is
     the input, and ``y`` has the maxima.

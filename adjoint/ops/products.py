@@ -569,7 +569,7 @@ def cross(x: ArrayLike, y: ArrayLike, axis: int = -1) -> Tensor:
 
 
 def square_at(x: Tensor, offset: int) -> Tensor:
-    """Return the square part of matrices whose main diagonal is the diagonal ``offset`` of the matrices."""
+    """Return the largest square submatrix whose main diagonal is the diagonal ``offset`` of ``x``."""
     rows, columns = x.shape[-2:]
     top, left = max(-offset, 0), max(offset, 0)
     n = max(min(rows - top, columns - left), 0)

@@ -39,9 +39,10 @@ __all__: list[str] = []
 
 
 def _widened(*arrays: Any) -> tuple[tuple[Any, ...], Any, Any]:
-    """Return a tuple of the arrays in their common dtype, this dtype, and the dtype of the results.
+    """Return the arrays cast to the dtype of the computation, this dtype, and the dtype of the results.
 
-    Half precision is computed in float32, so its arrays become float32.
+    The dtype of the results is the common dtype of the arrays.  The computation has the same dtype, but
+    float32 for half precision.  An int is an absent array and stays unchanged.
     """
     given = np.result_type(*(a for a in arrays if type(a) is not int))
     arrays = tuple(a if type(a) is int else wide(a) for a in arrays)
@@ -110,7 +111,7 @@ def _part(a: Array, j: int) -> Any:
 
 
 def _wide_rows(xp: Namespace, a: Value) -> Any:
-    """Reshape (…, steps, batch, m) to (…, steps·batch, m)."""
+    """Reshape an array of shape (…, steps, batch, m) to (…, steps·batch, m)."""
     return xp.reshape(a, shape=(*a.shape[:-3], math.prod(a.shape[-3:-1]), a.shape[-1]))
 
 
@@ -180,7 +181,7 @@ def _given(g: Any) -> list[Any]:
 
 
 def _floats(*args: Any) -> Any:
-    """Return the dtype of the results of a recurrent op; None if its arguments are not all real floats."""
+    """Return the common dtype of the arguments of a recurrent op; None if they are not all real floats."""
     dtypes = [a.dtype for a in args if type(a) is not int]
     return None if any(d.kind in "biuc" for d in dtypes) else np.result_type(*dtypes)
 

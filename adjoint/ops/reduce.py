@@ -89,7 +89,7 @@ def _var_forward(x: Array, axis: Shape, correction: float, keepdims: bool) -> An
 
 
 def _squares(x: Array, n: int, axis: Shape, keepdims: bool) -> Any:
-    """Return Σ |x - mean|² over ``axis``, where n is the number of elements along it; real for complex x."""
+    """Return the real sum Σ |x - mean|² over ``axis``; n is the number of elements along ``axis``."""
     away = x - _add_reduce(x, axis=axis, keepdims=True) / n
     square = away.real**2 + away.imag**2 if x.dtype.kind == "c" else away * away
     return _add_reduce(square, axis=axis, keepdims=keepdims)
@@ -137,7 +137,7 @@ def _logsumexp(xp: Namespace, x: Value, axis: Shape, keepdims: bool) -> Any:
 
 
 def _shares(xp: Namespace, x: Value, axis: Shape) -> Any:
-    """Return the softmax, exp(x - m) / Σ exp(x - m) with m = max x, over ``axis``.
+    """Return the softmax of x over ``axis``: exp(x - m) / Σ exp(x - m) with m = max x.
 
     If all elements are -inf, the result is 0.  If m is +inf, the infinite elements get equal shares.  The
     formula exp(x - logsumexp(x)) would be inaccurate for large x.
@@ -197,7 +197,7 @@ def _prod_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdim
 
 
 def _total_dtype(dtype: Any) -> Any:
-    """Return the dtype of a sum of elements of ``dtype``: 64 bits for smaller integers."""
+    """Return the dtype of a sum of elements of ``dtype``; integers are summed in 64 bits, as in NumPy."""
     return _add_reduce(np.zeros(1, dtype)).dtype if dtype.kind in "biu" else dtype
 
 

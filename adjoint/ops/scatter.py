@@ -67,7 +67,10 @@ def add_flat(values: Any, positions: Any, shape: Shape, out: Any = None) -> Any:
 
 
 def from_start(index: Any, length: int) -> Any:
-    """Return indices along an axis of length ``length`` as intp, with ``length`` added to negative ones."""
+    """Convert indices along an axis to intp, and negative ones to indices from the start of the axis.
+
+    ``length`` is the length of the axis.
+    """
     index = as_index(raw, index)
     return np.where(index < 0, index + length, index)
 

@@ -15,7 +15,7 @@ __all__ = ["from_scipy", "of_order", "real_arrays", "scipy_function", "special_m
 
 
 def from_scipy(name: str) -> Callable[..., Any]:
-    """Return a forward function of an op: it calls the function ``name`` of ``scipy.special``.
+    """Return the forward function of an op, which calls ``scipy.special.<name>``.
 
     SciPy is imported at the first call.
     """
@@ -30,7 +30,7 @@ def from_scipy(name: str) -> Callable[..., Any]:
 
 
 def real_arrays(*args: Any) -> Any:
-    """Return the arguments as arrays; raise if one is complex: the derivatives are for real numbers."""
+    """Return the arguments as arrays; raise if one is complex, because derivatives need real numbers."""
     if len(args) > 1 and any(type(a) in (int, float) for a in args):  # Python numbers do not change the dtype
         dtype = np.result_type(*args)
         args = tuple(
@@ -43,7 +43,7 @@ def real_arrays(*args: Any) -> Any:
 
 
 def special_module(name: str) -> Any:
-    """Return the module ``scipy.special``; if SciPy is missing, raise an error that names the function."""
+    """Return the module ``scipy.special``; if SciPy is missing, raise an error that contains ``name``."""
     try:
         import scipy.special
     except ImportError:
@@ -60,7 +60,7 @@ def scipy_function(part: str, name: str) -> Any:
 
 
 def of_order(name: str) -> Callable[..., Any]:
-    """Return a forward function of an op: it calls ``scipy.special.<name>(*parameters, x)``.
+    """Return the forward function of an op, which calls ``scipy.special.<name>(*parameters, x)``.
 
     The result has the dtype of the array x.
     """

@@ -275,7 +275,10 @@ def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) 
 
 
 def _aligned(op: str, x: Tensor, i: Tensor, axis: int) -> Shape:
-    """Return the shape that ``x`` and the index ``i`` broadcast to, with length 1 at ``axis``."""
+    """Return the common shape of ``x`` and the index array ``i``, with length 1 along ``axis``.
+
+    Their other axes are broadcast.  Raise if the numbers of axes differ.
+    """
     if i.ndim != x.ndim:
         raise ShapeError(
             f"{op}: the index and the tensor must have the same number of axes, but have shapes {i.shape} "

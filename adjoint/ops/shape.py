@@ -87,7 +87,7 @@ def _broadcast_to(x: Array, shape: Shape) -> Any:
 
 
 def unbroadcast(xp: Namespace, g: Value, shape: Shape) -> Any:
-    """Return ``g`` summed to ``shape``: over the axes along which an array of this shape was broadcast."""
+    """Return ``g`` summed over the axes along which an array of shape ``shape`` was broadcast."""
     axes = reduced_axes(g.shape, shape)
     assert axes is not None
     return xp.reshape(xp.sum(g, axis=axes, keepdims=True), shape=shape)
@@ -221,7 +221,7 @@ def reshape_method(
 
 
 def _filled(op: str, x: Tensor, wanted: Shape) -> Shape:
-    """Return the shape ``wanted`` with -1 replaced by a length; raise if ``x`` cannot be reshaped to it."""
+    """Replace a length -1 in the shape ``wanted`` by the one that fits; raise if ``x`` cannot be reshaped."""
     if math.prod(wanted) == x.size and builtins.min(wanted, default=0) >= 0:
         return wanted
     known = 1

@@ -228,9 +228,10 @@ def svd(
 
 
 def _svd_of_hermitian(x: Tensor, vectors: bool) -> SVDResult | Tensor:
-    """Return the singular values of Hermitian matrices, computed from their eigenvalues.
+    """Return the singular values of Hermitian matrices, which are the absolute values of the eigenvalues.
 
-    If ``vectors``, return U and Vh, too.  As in NumPy, the signs of the eigenvalues are part of Vh.
+    If ``vectors`` is True, also return the singular vectors U and Vh.  As in NumPy, the signs of the
+    eigenvalues are part of Vh.
     """
     if not vectors:
         s = rec.sort(rec.abs(rec.eigvalsh(x, lower=True)), axis=-1, descending=False, stable=False)

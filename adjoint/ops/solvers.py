@@ -132,7 +132,7 @@ _SMALL = 8  # up to this size, the derivative of cofactors uses minors, which is
 def _cofactor(x: Array) -> Any:
     """Return det(x) x⁻ᵀ, the matrix of cofactors, which is the derivative of the determinant.
 
-    If x is nearly singular, it is computed from singular values.
+    If x is nearly singular, the result is computed from the singular values of x.
     """
     if not x.size:
         return np.ones_like(x)

@@ -43,11 +43,11 @@ class Operator:
         return self.held
 
     def reordered(self, xp: Namespace, data: Any) -> Any:
-        """Return ``data`` unchanged: a linear operator is not differentiated."""
+        """Return ``data`` unchanged, because an operator has no elements that could be reordered."""
         return data
 
     def pulled(self, xp: Namespace, u: Any, z: Any, data: Any) -> Any:
-        """Return zeros as the gradient of ``data``: a linear operator is not differentiated."""
+        """Return zeros as the gradient of ``data``, because an operator gets no gradient."""
         return data * 0
 
 

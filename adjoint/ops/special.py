@@ -250,7 +250,10 @@ def _polygamma_gap(x: Array, y: Array, n: int) -> Any:
         return -np.expm1(-power * np.log1p(b / x)) * x**-power
 
     def in_front(values: Any) -> Any:
-        """Return the vector ``values`` along a new first axis, before the axes of x, for sums over it."""
+        """Return the vector ``values`` with one axis of length 1 appended for each axis of x.
+
+        It then broadcasts against x, and sums over the first axis are sums over the vector.
+        """
         return np.asarray(values, np.float64).reshape(-1, *(1,) * a.ndim)
 
     with np.errstate(over="ignore", under="ignore"):
@@ -293,7 +296,7 @@ def _logit(x: Array) -> Any:
 
 
 def _share(xp: Namespace, x: Value, y: Value) -> Any:
-    """Return x / y, and 0 where both are 0."""
+    """Return x / y, but 0 instead of NaN where both are 0."""
     return x / xp.where(xp.logical_and(x == 0, y == 0), 1, y)
 
 

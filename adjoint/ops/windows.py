@@ -25,7 +25,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def counts(size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Shape:
-    """Return the number of windows along each axis."""
+    """Return the number of sliding windows along each axis of an image of size ``size``."""
     return tuple(
         max((n + lo + hi - d * (k - 1) - 1) // s + 1, 0)
         for n, k, s, (lo, hi), d in zip(size, kernel, stride, padding, dilation, strict=True)

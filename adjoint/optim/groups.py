@@ -124,7 +124,7 @@ class ParameterGroup:
         self._unit_of = {id(p): u for u in self.units for p in u.params}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raise for the name of a hyper-parameter: its value is in ``hyper``, an attribute has no effect."""
+        """Set an attribute; raise for the name of a hyper-parameter, because its value is in ``hyper``."""
         if name in self.__dict__.get("hyper", ()):
             raise ArgumentError(
                 f"a parameter group has no attribute {name!r}.  Set the hyper-parameter with "
@@ -141,16 +141,17 @@ class ParameterGroup:
         return self._unit_of[id(p)].state_of(p, copy)
 
     def steps_of(self, p: Tensor) -> int:
-        """Return how often a parameter was updated."""
+        """Return the number of updates of the parameter ``p`` so far."""
         unit = self._unit_of[id(p)]
         return unit.steps[unit.position(p)]
 
     def take_over(
         self, optimizer: Optimizer, data: Callable[[Tensor], Any] = operator.attrgetter("_data")
     ) -> None:
-        """Add or drop state arrays after a change of ``self.hyper``, such as a momentum that was 0 before.
+        """Adapt the state arrays to a change of ``self.hyper``, and store a copy of it as checked.
 
-        ``data`` is a function that returns the array of a parameter.
+        A momentum that was 0 before, for example, needs a new state array.  ``data`` is a function that
+        returns the array of a parameter.
         """
         if any(v != self.checked[k] for k, v in self.hyper.items() if k != "lr"):
             fitted = [unit.fitted_state(optimizer, self.hyper, data) for unit in self.units]
@@ -286,7 +287,10 @@ class Unit:
         return _initial(optimizer, flat, hyper)
 
     def kept(self, state: State) -> State:
-        """Return the part of the state arrays that this process stores: all of them, unless overridden."""
+        """Return the part of the state arrays that this process stores.
+
+        It is the whole state here; ``ShardedUnit`` returns a slice.
+        """
         return state
 
     def take_back(self, steps: list[int]) -> None:
@@ -300,7 +304,7 @@ class Unit:
         return next(i for i, q in enumerate(self.params) if q is p)
 
     def slice_of(self, p: Tensor) -> slice:
-        """Return the slice of the flat arrays that belongs to a parameter."""
+        """Return the slice that a parameter occupies in the flat arrays of this unit."""
         return slice(0, p.size) if self.block is None else self.block.slices[self.position(p)]
 
     def state_of(self, p: Tensor, copy: bool) -> State:

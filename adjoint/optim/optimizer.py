@@ -119,7 +119,7 @@ class Optimizer:
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raise for the name of a hyper-parameter: the groups have its value, so it would have no effect."""
+        """Set an attribute; raise for the name of a hyper-parameter, because the groups have its value."""
         if name in self.__dict__.get("defaults", ()) and not hasattr(type(self), name):
             raise ArgumentError(
                 f"{type(self).__name__} has no attribute {name!r}.  Set the hyper-parameter of each group:\n"
@@ -289,7 +289,7 @@ class Optimizer:
             )
 
     def _check_written(self, hyper: Hyper) -> None:
-        """Raise if a group has unknown, missing or invalid hyper-parameters after an assignment."""
+        """Raise if ``hyper``, which the user may have changed, has unknown, missing or invalid entries."""
         self._refuse_unknown(set(hyper))
         missing = [name for name in self.defaults if name not in hyper]
         if missing:
@@ -299,7 +299,7 @@ class Optimizer:
         self.check(hyper)
 
     def _relate(self, added: ParameterGroup) -> None:
-        """Store the ratio of a new group's rate to ``self.lr``, which later changes of ``lr`` keep."""
+        """Store the ratio of a new group's learning rate to ``self.lr``; later changes of ``lr`` keep it."""
         lead = self._lead()
         rate = lead.hyper["lr"] or lead.given  # the rate it was created with, if lr is 0 now
         if rate:

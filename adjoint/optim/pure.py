@@ -144,9 +144,9 @@ class Pure:
         )
 
     def _one(self, p: Tensor, g: Tensor, slots: dict[str, Any], hyper: dict[str, Any]) -> tuple[Tensor, Any]:
-        """Return the new value and the new state of ``p`` after an update by its gradient ``g``.
+        """Return the new value and the new state of parameter ``p`` after an update by its gradient ``g``.
 
-        ``slots`` is the state of ``p`` before the update.
+        ``slots`` has the state arrays of ``p`` before the update by name.
         """
         if g.shape != p.shape:
             raise ShapeError(

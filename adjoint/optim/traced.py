@@ -65,8 +65,8 @@ def _counts(optimizer: Optimizer) -> int:
 def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
     """Return the dictionaries and lists in which the optimiser stores groups and hyper-parameters.
 
-    ``ad.compile`` compares them with their old contents before each call.  If they changed, it checks the
-    guard again.
+    Each is a tuple of the kind of comparison and its object.  ``ad.compile`` compares them with their old
+    contents before each call, and if one has changed, checks again whether its program is still valid.
     """
     groups = optimizer.groups
     parts: list[tuple[Any, ...]] = [("item", vars(optimizer), "groups"), ("whole", groups)]
@@ -76,7 +76,7 @@ def _parts_of_groups(optimizer: Optimizer) -> list[tuple[Any, ...]]:
 
 
 def _parts_of_unit(group: ParameterGroup, unit: Unit) -> list[tuple[Any, ...]]:
-    """Return the dictionaries in which a unit stores its state and step counts, as for ``_parts_of_groups``.
+    """Return, like ``_parts_of_groups``, the dictionaries with the state and the step counts of a unit.
 
     The list of step counts is compared by identity: it is changed in place only if all counts are incremented
     together, and is replaced otherwise.
@@ -102,7 +102,7 @@ class _HostUpdate:
         self.keeps = not hasattr(type(optimizer).apply_one, "forms")
 
     def count(self) -> Any:
-        """Return a copy of everything that the update changes, for ``take_back``; None if it cannot fail."""
+        """Return a copy of all that the update changes, for ``take_back``; None if the update cannot fail."""
         if not self.keeps:
             return None
         groups = self.optimizer.groups
@@ -114,7 +114,7 @@ class _HostUpdate:
         return self.optimizer.step_count, [group.checked for group in groups], units
 
     def take_back(self, before: Any) -> None:
-        """Undo the update; ``before`` is the result of ``count`` before it."""
+        """Undo the update; ``before`` is the result of a call of ``count`` before the update."""
         if before is None:
             return
         self.optimizer.step_count, checked, units = before
@@ -138,7 +138,7 @@ class _HostUpdate:
         )
 
     def _is_block(self) -> bool:
-        """Return whether all parameters are in one block that a generated function can update."""
+        """Return whether all parameters are in one small block, which a generated function can update."""
         optimizer, kind = self.optimizer, type(self.optimizer)
         if len(optimizer.groups) != 1 or len(self.units) != 1 or optimizer._complex:
             return False
@@ -194,18 +194,18 @@ class _Checked:
         self.what = f"the hyper-parameters of {type(optimizer).__name__}"
 
     def holds(self) -> bool:
-        """Return True; raise if a hyper-parameter of a group is invalid."""
+        """Return True, because the program stays valid; but raise if a hyper-parameter is invalid."""
         for group in self.optimizer.groups:
             if group.hyper != group.checked:
                 self.optimizer._check_written(group.hyper)
         return True
 
     def watch(self) -> list[tuple[Any, ...]]:
-        """Return the dictionaries and lists to compare; if one has changed, ``holds`` is called again."""
+        """Return the dictionaries and lists to watch: ``holds`` is called again if one has changed."""
         return _parts_of_groups(self.optimizer)
 
     def reason(self) -> str:
-        """Return why the function is traced again, as text for the report."""
+        """Return the reason why the function is traced again, as text for the user."""
         return f"{self.what} changed"
 
 
@@ -286,8 +286,9 @@ class _Update:
     def _numbers(self, group: ParameterGroup, unit: Unit, i: int, ahead: int) -> dict[str, Any]:
         """Return the hyper-parameters of parameter ``i`` of a unit as symbols, whose values each call reads.
 
-        Zeros and flags are constants of the program.  ``ahead`` counts the updates of the parameter in one
-        call, from 1 for the first.  It is added to the step count before the call.
+        Zeros and flags are constants of the program.  If a call updates the parameter several times,
+        ``ahead`` is 1 for the first update, 2 for the second, and so on; the step count is that before the
+        call plus ``ahead``.
         """
         values = _Numbers(self.optimizer, group, unit, i, ahead)
         now, paths = values.now(), values.paths
@@ -345,9 +346,9 @@ class _Slots:
 
 
 def _paths(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the path to each number in a hyper-parameter except zeros and flags: ("lr",) or ("betas", 0).
+    """Return the paths of the numbers in ``value``, a hyper-parameter, without zeros and flags.
 
-    ``path`` is the path to ``value``.
+    A path is a tuple of keys, such as ("lr",) or ("betas", 0).  ``path`` is that of ``value`` itself.
     """
     if isinstance(value, tuple):
         return [found for n, v in enumerate(value) for found in _paths(v, (*path, n))]
@@ -392,7 +393,7 @@ class _Numbers:
         return f"{name(pack)}({name(self.array)}, 0, {values}) or {name(self.array)}"
 
     def rows(self, count: int) -> Any:
-        """Return the hyper-parameters of the next ``count`` updates, one row each."""
+        """Return an array with the hyper-parameters of the next ``count`` updates, one row each."""
         return np.array([self(later).copy() for later in range(count)])
 
     def constant(self, used: set[int]) -> bool:
@@ -441,7 +442,7 @@ class _HostCount:
         return [(vars(self.optimizer), "step_count"), *((vars(unit), "steps") for unit, _ in self.counted)]
 
     def count(self) -> tuple[int, list[list[int]]]:
-        """Return a copy of the current step counts, for ``take_back``."""
+        """Return a copy of the current step counts, which ``take_back`` can restore."""
         return self.optimizer.step_count, [unit.steps[:] for unit, _ in self.counted]
 
     def take_back(self, before: tuple[int, list[list[int]]]) -> None:

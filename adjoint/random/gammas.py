@@ -1,7 +1,7 @@
 """Draws of the gamma distribution and its relatives, with gradients to their parameters.
 
-A draw is the quantile of a uniform number.  The derivative of a quantile x in a parameter a is -∂F/∂a / p(x)
-for the distribution function F and the density p: implicit reparameterisation.
+A draw is the quantile of a uniform number.  The derivative of a quantile x with respect to a parameter a is
+-∂F/∂a / p(x), where F is the distribution function and p the density (implicit reparameterisation).
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Gammas(Noise):
         return narrowed(z * rec.sqrt(n / 2 / gammaincinv(n / 2, u)), target)
 
     def _quantiles(self, op: str, size: Any, dtype: Any, *params: Any) -> tuple[Any, ...]:
-        """Return the dtype of the draws, uniform float64 numbers in (0, 1), and the parameters as float64.
+        """Return the dtype of the draws, an array of uniform numbers in (0, 1), and float64 parameters.
 
         Raise if a parameter is not positive.  ``op`` is the name of the caller, for errors.
         """

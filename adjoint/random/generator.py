@@ -83,9 +83,10 @@ class Generator(Gammas, Discrete):
             made_by_host(lambda: self._start(seeds if seeded else np.random.SeedSequence()), (0,), np.float64)
 
     def _start(self, seeds: np.random.SeedSequence) -> np.ndarray[Any, Any]:
-        """Create NumPy's generator from ``seeds``; return an empty array.
+        """Create NumPy's generator from ``seeds``, and return an empty array.
 
-        ``made_by_host``, which calls this at each call of a compiled function, needs an array as the result.
+        The array has no meaning: ``made_by_host``, which repeats this call in each run of a compiled
+        function, requires that the function returns an array.
         """
         self._seeds = seeds
         self._numpy = np.random.Generator(np.random.Philox(seeds))

@@ -45,7 +45,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # so that type checkers report unknown names
 
     def __getattr__(name: str) -> Any:
-        """Import a submodule when it is first used."""
+        """Return a submodule, which is imported at its first use; raise for an unknown name."""
         if name in _SCIPYS:
             instead = (
                 "ad.fft" if name in ("fft", "fftpack") else f"scipy.{name}, which has no derivatives here"

@@ -24,10 +24,10 @@ __all__ = ["Batch", "batch_of", "solve_each"]
 
 
 class Batch:
-    """The batch of the ``vmap`` that is active.
+    """The batch that the active ``vmap`` maps a function over.
 
-    The methods extract single elements of batched tensors, and call functions for single elements, outside of
-    the ``vmap``.
+    The methods extract the values of single elements from batched tensors, and call functions for single
+    elements outside of the ``vmap``.
     """
 
     def __init__(self, like: Batched) -> None:
@@ -45,7 +45,7 @@ class Batch:
         return whole[i] if data.batched else whole
 
     def function(self, i: int, f: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that computes ``f`` for element ``i``, and is called outside of the ``vmap``."""
+        """Return a function that computes ``f`` for element ``i`` and can be called outside the ``vmap``."""
         return lambda *x: tree.map(lambda t: self.element(i, t), within(enclosing, self.top, f, *x))
 
     def outside(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -58,9 +58,9 @@ class Batch:
 
 
 def batch_of(op: str, f: Callable[..., Any], *given: Any) -> Batch | None:
-    """Return the batch of the ``vmap`` that tensors in ``given`` or in ``f(given[-1])`` belong to.
+    """Return the batch of the innermost ``vmap`` on which ``given`` or the result ``f(given[-1])`` depends.
 
-    Return None if there is no such ``vmap``, and raise if the batch is empty.
+    Return None if they depend on no ``vmap``, and raise if the batch is empty.
     """
     if enclosing.get() is None:
         return None
@@ -102,10 +102,10 @@ def solve_each(
 
 
 def _on_host(op: str, trace: Any, solve: Any, f: Callable[..., Any], x0: Any, names: list[str]) -> Any:
-    """Return the result of ``solve(f, x0)`` inside ``ad.compile``, with traced values.
+    """Add a call of the solver to the program that ``trace`` records; return its symbolic result.
 
-    SciPy is called at each call of the compiled function.  ``names`` are the functions that the solver needs,
-    such as "hessian_product"; they are compiled.
+    At each call of the compiled function, Python calls ``solve(f, x0)``, which uses SciPy.  ``names`` are the
+    functions that the solver needs, such as "hessian_product"; they are compiled, too.
     """
     flat = FlatTree(op, x0, np.float64)
     start = flat.flatten([t.detach() for t in flat.first])

@@ -31,7 +31,7 @@ def refuse_options(op: str, names: Iterable[str], advice: str) -> None:
 
 
 def partial_result(entries: Any) -> Any:
-    """Return an ``OptimizeResult`` with only these entries; the error for a missing entry lists them."""
+    """Return an ``OptimizeResult`` with only these entries; reading a missing one raises a clear error."""
     return _partial_class()(entries)
 
 

@@ -42,9 +42,9 @@ def __dir__() -> list[str]:
 
 
 def _steps(op: str, y: Tensor, x: Any, dx: Any, axis: int) -> Any:
-    """Return the distances between neighbouring samples: ``dx``, or the differences of ``x``.
+    """Return the distances between neighbouring samples: ``dx`` if ``x`` is None, else differences of ``x``.
 
-    The differences are along the last axis.
+    ``axis`` is the axis of the samples in ``x``; the differences are along the last axis.
     """
     if x is None:
         return dx

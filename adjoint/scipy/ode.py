@@ -224,7 +224,7 @@ def _right_hand_side(fun: Callable[..., Any], further: tuple[Any, ...]) -> Calla
 
 
 def _in_double(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the start, the end and the initial values in double precision, as SciPy's solvers use them."""
+    """Return ``values``, the start, the end and the initial values, as tensors in double precision."""
     found = [floating("solve_ivp", v) for v in values]
     start, end, first = [t.astype(np.result_type(t.dtype, np.float64)) for t in found]
     if first.ndim != 1:

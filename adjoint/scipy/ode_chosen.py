@@ -108,7 +108,7 @@ class ChosenRows(Rows):
         return run_scipy(self.name, f, span, np.array(y0), events, options, True, most)
 
     def _padded(self, run: Run, count: int, places: Sequence[int]) -> list[Any]:
-        """Return the result of SciPy as arrays of fixed shapes, in the order that ``_set`` expects.
+        """Return the result of a run of SciPy as arrays of fixed shapes, in the order that ``_set`` expects.
 
         They are for ``count`` steps and ``places[k]`` occurrences of event ``k``; unused rows repeat the end,
         and unused times of events are NaN.

@@ -52,7 +52,7 @@ SMALL = 32  # with more unknowns, the Jacobians are not computed, and the steps 
 
 
 class _Batch(Batch):
-    """The batch of a ``vmap``, whose elements are solved as one system with the same steps."""
+    """The batch of a ``vmap``: the problems of all elements are solved as one system with the same steps."""
 
     def values(self, t: Tensor) -> Any:
         """Return the values of a tensor for all elements, as an array with the batch axis first."""
@@ -173,7 +173,7 @@ class _Values:
         self.states = np.stack([y for *_, y, _ in problem.steps] + [problem.last[1]]).astype(dtype)
 
     def places(self) -> tuple[Any, Any]:
-        """Return the arguments (times and states) with which the stages evaluate the right-hand side."""
+        """Return the times and states at which the stages of all steps evaluate the right-hand side."""
         m, h = self.method, self.h[:, None]
         t = self.t[:, None] + h * m.c
         y = self.states[:-1, None] + h[..., None] * np.einsum("ij,sja->sia", m.a, self.stages)
@@ -218,7 +218,7 @@ class _Solution:
         return states, slopes
 
     def _batch(self) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
-        """Evaluate the right-hand side at all stages with ``vmap``, and record it.
+        """Evaluate the right-hand side at all stages with one ``vmap``, and record the evaluation.
 
         Return the values, and the pair of states and times at which it was evaluated.  Return None if the
         function does not work with ``vmap``, or if there are too many unknowns.
@@ -263,8 +263,8 @@ class _Solution:
     def _at_stages(self) -> tuple[int, Tensor, tuple[Tensor, Tensor], Any]:
         """Return the recorded evaluation of the right-hand side at all stages, and its Jacobians.
 
-        The results are: the number of the first node of the record, the values, the pair of states and times
-        of the stages, and the Jacobians with respect to the states.
+        The results are: the sequence number of the first recorded node, the values, the pair of states and
+        times of the stages, and the Jacobians with respect to the states.
         """
         try:
             since, out, places = self.kept.pop()

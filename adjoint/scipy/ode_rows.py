@@ -47,7 +47,10 @@ def check_at_call(t: Tensor, function: Callable[[Any], None]) -> None:
 
 
 def columns(path: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """Return the solution at the time ``at``; if ``at`` is a vector, a matrix with a column for each time."""
+    """Return the state at the time ``at``; for a vector of times, a matrix with one column for each time.
+
+    ``path`` is a function that returns the states at a vector of times, one row for each time.
+    """
     return path(at[None])[0] if at.ndim == 0 else rec.matrix_transpose(path(at))
 
 
@@ -94,7 +97,7 @@ class Rows:
         return self.states[i] + rec.matmul(factors[:, None, :], self.stages[i])[:, 0]
 
     def ends(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the times and the states at the start and after each step, and a mask.
+        """Return the times and the states at the start and after each step, and a mask of the end.
 
         Unused rows repeat the last time and state; the mask is true for the last row and its repetitions.
         """

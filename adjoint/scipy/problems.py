@@ -27,7 +27,7 @@ REPORT = "full_output=True"
 
 
 def first_of(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``fun`` and returns the first one of its results."""
+    """Return a function that calls ``fun`` and returns only the first of its results."""
     return lambda *args: fun(*args)[0]
 
 
@@ -156,7 +156,7 @@ def _outcome(report: Any) -> Outcome:
 
 
 def _solved_each(op: str, run: Callable[..., Any], functions: Any, starts: Any, refused: str) -> Any:
-    """Do what ``solved`` does outside of ``ad.compile``; inside ``ad.vmap``, call SciPy for each element."""
+    """Return the result of ``solved`` outside ``ad.compile``; inside ``ad.vmap``, solve for each element."""
     batch = None
     if enclosing.get() is not None:
         given = [floating(op, x) for x in reversed(starts) if x is not None] or [asarray(1.0)]

@@ -47,7 +47,10 @@ def _pair(op: str, in1: Any, in2: Any) -> tuple[Tensor, Tensor]:
 
 
 def _swapped(op: str, mode: str, x: Tensor, y: Tensor, axes: tuple[int, ...]) -> bool:
-    """Return whether the arrays must be swapped: in the mode 'valid', the first one must be the larger."""
+    """Return whether x and y must be exchanged, because the mode is 'valid' and y is the longer one.
+
+    Raise if ``mode`` is unknown, or if neither array is at least as long as the other along all ``axes``.
+    """
     if mode not in ("full", "same", "valid"):
         raise ArgumentError(f"{op}: mode must be 'full', 'same' or 'valid', not {mode!r}.")
     if mode != "valid":
@@ -341,7 +344,10 @@ def _window(op: str, window: Any, nperseg: int | None, length: int) -> tuple[Ten
 
 
 def _sizes(op: str, nperseg: int, noverlap: int | None, nfft: int | None) -> tuple[int, int]:
-    """Return the overlap of segments and the length of the transforms; the defaults depend on ``nperseg``."""
+    """Return the overlap of neighbouring segments and the length of the Fourier transforms.
+
+    The defaults of both depend on ``nperseg``, the length of a segment.
+    """
     overlap = nperseg // 2 if noverlap is None else int(noverlap)
     if overlap >= nperseg:
         raise ArgumentError(f"{op}: noverlap must be less than nperseg = {nperseg}, but is {overlap}.")

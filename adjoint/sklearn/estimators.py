@@ -239,7 +239,10 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         """Return the number of outputs of the network."""
 
     def _split(self, target: Any) -> dict[str, Any]:
-        """Return further keyword arguments for ``train_test_split``, which selects the validation samples."""
+        """Return extra keyword arguments for ``train_test_split``, such as ``stratify`` for classes.
+
+        That function of scikit-learn selects the samples for validation.
+        """
         return {}
 
     def _shaped(self, prediction: Tensor, target: Any) -> Tensor:

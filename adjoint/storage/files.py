@@ -110,7 +110,7 @@ def seal(path: str | os.PathLike[str]) -> None:
 
 
 def _sealed(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """Return the offset of the digest in an open file, the stored digest, and the computed digest."""
+    """Return the offset of the digest in an open file, the digest there, and that of the content."""
     size = file.read(8)
     header = file.read(int.from_bytes(size, "little"))
     # quotes in metadata values are escaped, so the pattern matches only the key
@@ -187,9 +187,9 @@ def load(path: str | os.PathLike[str], *, like: Any = None) -> Any:
 
 
 def _is_ours(metadata: Mapping[str, str]) -> bool:
-    """Return whether ``save`` wrote the file with this metadata.
+    """Return whether ``save`` wrote the file that has this metadata.
 
-    One of its keys is enough, because damage may have removed the others.
+    One key or value that only ``save`` writes is enough, because damage may have removed the others.
     """
     return any(_KEY in key or value == _KEY or value.startswith(_STATE) for key, value in metadata.items())
 

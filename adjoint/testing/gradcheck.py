@@ -41,7 +41,7 @@ class _How:
         return "the complex step" if self.method == "complex" else "central differences"
 
     def wrong(self, analytic: Array, numeric: Array) -> Array:
-        """Return a mask of the elements that differ by more than the tolerance, or of which one is NaN."""
+        """Return a mask of the elements that differ by more than the tolerance, or are NaN in one array."""
         with np.errstate(invalid="ignore"):
             close = np.abs(analytic - numeric) <= self.atol + self.rtol * np.abs(numeric)
         return ~close
@@ -175,9 +175,10 @@ def gradgradcheck(
 
 
 def _run(f: Function, args: list[Any], how: _How, first: int, count: int, raise_exception: bool) -> bool:
-    """Check the derivatives of ``f`` of orders 1 to ``count``; return whether all are correct, or raise.
+    """Check the derivatives of ``f`` of orders 1 to ``count``; return whether all are correct.
 
-    ``f`` is the user's function if ``first`` is 0, otherwise its derivative of order ``first``.
+    If ``raise_exception`` is True, raise ``GradcheckError`` instead of returning False.  ``f`` is the user's
+    function if ``first`` is 0, otherwise its derivative of order ``first``.
     """
     if count < 1:
         raise ArgumentError(f"gradcheck: order must be at least 1, but is {count}.")
@@ -439,7 +440,7 @@ def _check_elements(
     how: _How,
     level: int,
 ) -> None:
-    """Compare the Jacobian of each output in each input with finite differences; raise if they differ.
+    """Compare the Jacobians of all outputs by all inputs with finite differences; raise if they differ.
 
     ``places`` are the indices of ``leaves``, the inputs to check, in ``args``.  ``level`` is for the message:
     0 if ``f`` is the user's function, and n if it is the derivative of order n.

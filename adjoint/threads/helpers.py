@@ -23,8 +23,8 @@ def start_helper(
 ) -> None:
     """Call ``target(*args, ended)`` in a daemon thread, and release ``departed`` when the thread has ended.
 
-    ``target`` releases the lock ``ended`` before it returns.  If no thread can be started, ``refused`` is
-    called.
+    ``ended`` is a lock, which ``target`` must release before it returns.  If no thread can be started,
+    ``refused`` is called.  ``name`` is the name of the thread.
 
     A bare thread (``_thread``) starts the helper and waits for it.  ``Thread.start`` and the end of a
     ``Thread`` are Python code: an interrupt of the caller inside them would leave a thread in an undefined

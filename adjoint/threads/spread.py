@@ -70,7 +70,10 @@ RANKS_HERE = next((int(text) for text in _LOCAL_RANKS if text.isdigit() and int(
 
 
 def processors() -> int:
-    """Return the number of processors that this process may use; MPI ranks on one machine share them."""
+    """Return the number of processors that this process may use.
+
+    MPI ranks on one machine divide its processors among them.
+    """
     whole = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
     # if these are fewer than the machine has, a launcher may have bound the rank to them
@@ -146,9 +149,9 @@ def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any], out: Any = N
 
 
 class _Job:
-    """One pass over an array: the parts that no thread has taken yet, and the helpers at work.
+    """One pass over an array: the parts that no thread has started, and the helper threads at work.
 
-    ``left`` is changed by single method calls, which are atomic.
+    Threads change ``left``, the list of these parts, only by single method calls, which are atomic.
     """
 
     __slots__ = ("bell", "context", "errors", "left", "running", "work")
@@ -162,7 +165,7 @@ class _Job:
         self.errors: list[BaseException] = []
 
     def take_parts(self) -> None:
-        """Work on parts until none are left."""
+        """Take parts from the list and process them, one after the other, until the list is empty."""
         work, left = self.work, self.left
         while left and work is not None:
             try:
@@ -254,7 +257,7 @@ class _Pool:
         self.lock = _thread.allocate_lock()
 
     def call(self, job: _Job, count: int) -> None:
-        """Wake ``count`` helpers for a job."""
+        """Let up to ``count`` idle helper threads work on a job; start new helpers if there are too few."""
         if self.helpers < count:
             with self.lock:  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
                 self._start(count)

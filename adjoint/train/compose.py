@@ -228,7 +228,7 @@ class ComposedLoss(Module):
         return norms.norms()
 
     def release(self) -> None:
-        """Release the graphs of the terms; their values are kept."""
+        """Release the graphs of the terms of the last call; the values of the terms are kept."""
         self._last.clear()
 
 

@@ -162,7 +162,7 @@ class Share(NamedTuple):
     chosen: Any = ()
 
     def parts(self, loader: DataLoader) -> Iterator[Any]:
-        """Yield the pieces; a piece without rows is an empty batch."""
+        """Yield this rank's pieces of the batch; a piece without rows is yielded as an empty batch."""
         for _, piece in self.pieces:
             yield loader.empty(self.chosen) if piece is None else piece
 
@@ -171,7 +171,7 @@ Cut = Callable[[Callable[[Any], Any], Any], Share]  # called with the arguments 
 
 
 def _share(group: Group, pieces: int, make: Callable[[Any], Any], chosen: Any) -> Share:
-    """Return this rank's share of a batch; all ranks together have ``pieces`` pieces.
+    """Divide a batch into ``pieces`` pieces, and return the pieces that this rank of ``group`` processes.
 
     ``chosen`` are the indices of the samples of the batch, or the samples.  ``make`` is a function that
     returns a batch of some of them.
@@ -332,9 +332,10 @@ class DataLoader:
         return self._moving(partial(_share, group, pieces))
 
     def _moving(self, cut: Cut | None = None) -> Iterator[Any]:
-        """Yield the batches of the current epoch, or the results of ``cut``; increment ``position`` at each.
+        """Yield the remaining batches of the current epoch; increment ``position`` at each one.
 
-        At the end, increment ``epoch``.
+        At the end, increment ``epoch``.  If ``cut`` is given, yield its result for each batch instead of the
+        batch.
         """
         epoch, position = self.epoch, self.position if self._goes_on else 0
         self._goes_on = False
@@ -385,11 +386,11 @@ class DataLoader:
     def _batches(
         self, epoch: int, which: range | int, before: _Ahead | None, cut: Cut | None
     ) -> Iterator[Any]:
-        """Yield the batches of an epoch: those with the indices ``which``, a range.
+        """Yield the batches of an epoch with the indices in the range ``which``.
 
-        For an iterable without a length, ``which`` is the number of batches to skip.  ``before`` has batches
-        that were prefetched for an interrupted iteration over it.  If ``cut`` is given, its results are
-        yielded.
+        For an iterable without a length, ``which`` is the number of batches to skip, and ``before`` has the
+        batches that were prefetched for an interrupted iteration.  If ``cut`` is given, yield its result for
+        each batch instead of the batch.
         """
         if isinstance(which, int):
             yield from self._stream(which, before, cut)
@@ -405,12 +406,15 @@ class DataLoader:
         return self._sample(chosen) if self._cut else self.collate([self._sample(int(j)) for j in chosen])
 
     def empty(self, chosen: Any) -> Any:
-        """Return a batch without samples; its structure is that of a batch of ``chosen`` (see ``Share``)."""
+        """Return a batch without samples, but with the structure of a batch of the samples ``chosen``."""
         batch = self._made(chosen[:1]) if self.sized else self.collate(chosen[:1])
         return tree.map(lambda a: a[:0], batch)
 
     def _sample(self, index: Any) -> Any:
-        """Return a sample, or a batch for an array of indices, with the structure of the data."""
+        """Return the sample with an index; for an array of indices, return the samples as a batch.
+
+        The result is a tuple, a dictionary or one array, like the data.
+        """
         if self.columns is None:
             return self.data[index]
         found = {name: column[index] for name, column in self.columns.items()}
@@ -491,7 +495,7 @@ class DataLoader:
 
 
 def _columns(data: Any) -> dict[Any, Any] | None:
-    """Return the columns of a data set by name or index; None if the data are samples, not columns."""
+    """Return the columns (arrays) of a data set by name or index; None for a sequence of samples."""
     if isinstance(data, (np.ndarray, Tensor)):
         named: dict[Any, Any] = {0: data}
     elif isinstance(data, Mapping):

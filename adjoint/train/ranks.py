@@ -37,7 +37,7 @@ Numbers = dict[str, float]
 
 @dataclass(slots=True)
 class Facts:
-    """The data that a rank sends to the other ranks at the end of a step."""
+    """The data that a rank sends to the other ranks at the end of a step: sizes, metrics, wish to stop."""
 
     rows: int  # the number of rows of the whole batch
     numbers: list[tuple[float, Numbers]]  # the weight and the metrics of each piece
@@ -45,7 +45,7 @@ class Facts:
 
 
 def size_and_rank(group: Any) -> tuple[int, int]:
-    """Return the number of ranks of a group and the number of this rank; raise if ``group`` is no Group."""
+    """Return how many ranks a group has, and the rank of this process; raise if ``group`` is no ``Group``."""
     if not isinstance(group, Group):
         raise InputError(f"Trainer: group must be a distributed.Group, not {words.a(type(group).__name__)}.")
     return group.size, group.rank
@@ -130,7 +130,7 @@ class RankLoop:
         return logs or self._means(), found, math.fsum(weights)
 
     def _cut(self, batch: Any) -> Share:
-        """Return this rank's share of a batch that all ranks have."""
+        """Return the pieces of a batch that this rank processes; all ranks have the whole batch."""
         rows = examples_in(batch)
         found = []
         for j in range(*share(self.trainer.pieces, self.group.size, self.group.rank)):
@@ -247,7 +247,10 @@ class RankLoop:
                     b.copy_((total / self.group.size).astype(b.dtype))
 
     def written(self, path: Path | None) -> Path:
-        """Wait until rank 0 has written a checkpoint; return its path."""
+        """Wait until rank 0 has written a checkpoint, and return the path of the checkpoint.
+
+        ``path`` is this path on rank 0, and None on the other ranks.
+        """
         return Path(self.group.gather(None if path is None else str(path), "a checkpoint")[0])
 
 

@@ -337,9 +337,10 @@ class Trainer:
             self._ranks.asked = reason
 
     def _batches(self, loader: Any, same: bool, resumed: bool) -> Iterable[Any]:
-        """Return the remaining batches of the current epoch.
+        """Return an iterable of the batches of the current epoch that were not used yet.
 
-        ``same`` is True if the last call used the same loader, ``resumed`` if a checkpoint was loaded.
+        ``same`` is True if the last call of ``fit`` used the same loader, ``resumed`` is True if a checkpoint
+        was loaded.
         """
         if self.trained:
             return ()
@@ -504,7 +505,7 @@ class Trainer:
         return found
 
     def _evaluated(self, loader: Iterable[Any], until_stopped: bool = False) -> dict[str, float] | None:
-        """Return the mean of each metric over a loader.
+        """Return the mean of each metric over the batches of a loader, as a dictionary.
 
         Return None if ``until_stopped`` is True and training was stopped meanwhile.
         """

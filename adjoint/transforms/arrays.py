@@ -18,7 +18,7 @@ __all__ = ["given_arrays", "outermost", "owned", "returned", "to_arrays"]
 
 
 def outermost() -> bool:
-    """Return whether no transform is running.  Inside the function of a transform, results are tensors."""
+    """Return whether no transform is running, so that results may be converted to arrays."""
     return transform_name.get() is None and enclosing.get() is None
 
 

@@ -108,14 +108,17 @@ def apply(rule: Rule, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def wants_gradient(t: Tensor) -> bool:
-    """Return whether operations on a tensor are recorded, in the transform that the tensor belongs to."""
+    """Return whether a tensor can get a gradient, so that operations on it are recorded."""
     if not differentiable(t.dtype):
         return False
     return tracked(t)
 
 
 def _cut(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the same values, disconnected from the graph of this transform but not from outer graphs."""
+    """Return tensors with the same values that are not part of the graph of this transform.
+
+    They stay connected to the graphs of outer transforms.
+    """
     if special.count:
         note_reading(*tensors)
     return [wrap(t._data) for t in tensors]  # all of them, because a tape watches tensors, not values
@@ -190,7 +193,7 @@ class SplitTree:
         return found
 
     def filled(self, tensors: Sequence[Tensor]) -> Any:
-        """Return the tree with these tensors in place."""
+        """Return the whole tree, with ``tensors`` in the places of those that ``take`` removed."""
         leaves = list(self.leaves)
         for k, t in zip(self.at, tensors, strict=True):
             leaves[k] = t
@@ -214,7 +217,7 @@ def specs_of(outputs: list[Tensor]) -> list[tuple[Any, Any]]:
 
 
 def _evaluated(rule: Rule) -> Op:
-    """Return an op for a call inside ``vmap``: it runs the call at the level outside, on the whole batch."""
+    """Return an op that runs a call made inside ``vmap`` outside of the ``vmap``, on the whole batch."""
     op = new_op(rule.name, (), False, 1)
 
     def outside(*values: Any) -> Any:
@@ -256,12 +259,15 @@ class _Mapped(Rule):
         return self.rule.argument(i)
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Run the call on the batch."""
+        """Run the call under ``vmap`` on the whole batch; return the outputs."""
         found = vmap(lambda *ts: tuple(self.rule.plain(list(ts))), tuple(self.axes))(*tensors)
         return list(found)
 
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Run the call on the batch; residuals that are not arguments have the batch axis in front."""
+        """Run the call under ``vmap``; return ``(outputs, residuals, rest)`` as ``Rule.forward`` does.
+
+        Residuals that are not arguments have the batch axis in front.
+        """
         rest: list[Any] = []
 
         def run(*ts: Tensor) -> Any:
@@ -278,7 +284,7 @@ class _Mapped(Rule):
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Return the gradients for the batch; for an argument without a batch axis, their sum.
+        """Return the gradient of each argument for the batch; without a batch axis, the sum over the batch.
 
         The arguments are those of ``Rule.backward``.
         """
@@ -303,7 +309,7 @@ class _MappedForward(_Mapped, ForwardRule):
     rule: ForwardRule
 
     def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
-        """Return the tangents for the batch."""
+        """Return the tangents of the outputs for the whole batch."""
         n = len(tensors)
 
         def push(*both: Tensor) -> Any:
@@ -372,7 +378,7 @@ class Derivative:
         self.rerun = False
 
     def pull(self, xp: Namespace, g: Any, out: Any, *values: Any, wanted: Sequence[bool]) -> list[Any]:
-        """Return the gradients of the arguments of the call: the joint rule of the node.
+        """Return the gradients of all arguments of the call; this is the derivative rule of the node.
 
         ``g`` are the gradients of the outputs, ``out`` are the outputs, and ``wanted`` says which gradients
         are needed.
@@ -390,7 +396,7 @@ class Derivative:
         return [*pulled, *(None,) * (len(values) - n)]
 
     def push(self, rule: ForwardRule, xp: Namespace, tangents: Any, out: Any, *values: Any) -> Any:
-        """Return the tangents of the outputs of the call: the forward mode of the node.
+        """Return the tangents of all outputs of the call; this is the node's rule for forward mode.
 
         ``tangents`` are those of the arguments, and ``values`` are the arguments.
         """

@@ -101,7 +101,7 @@ class SparseArray:
         return None if values is None else self.pattern.matrix(values).tocsr()
 
     def toarray(self) -> Tensor:
-        """Return the matrix as a tensor."""
+        """Return the matrix as a dense tensor."""
         m, n = self.shape
         place = asarray(self.pattern.rows * n + self.pattern.cols)
         return rec.reshape(rec.untake(self.data, place, axis=-1, length=m * n), shape=(m, n))

@@ -29,9 +29,9 @@ def __dir__() -> list[str]:
 
 
 def _split(op: str, a: Any) -> tuple[Any, Any]:
-    """Return the elements of a matrix and a ``Pattern`` with their positions.
+    """Return the elements of the matrix ``a`` as a vector, and a ``Pattern`` with their positions.
 
-    For a constant matrix or linear operator, return no elements and an ``Operator``.
+    For a constant matrix or linear operator of SciPy, return an empty vector and an ``Operator``.
     """
     if isinstance(a, SparseArray):
         return a.data, a.pattern

@@ -112,7 +112,7 @@ class Distribution:
         return [t if t.dtype == dtype else rec.astype(t, dtype=dtype) for t in tensors]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Frozen:
-        """Return the distribution with fixed parameters."""
+        """Return a ``Frozen``: this distribution with the given parameters, for methods without them."""
         return Frozen(self, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -220,7 +220,7 @@ class Continuous(Distribution):
 
     @quiet
     def logpdf(self, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the logarithm of the probability density."""
+        """Return the logarithm of the probability density at ``x``."""
         y, shapes, _, scale = self._standard("logpdf", x, args, kwargs)
         low, high = self._support(*shapes)
         if low is self.low and (low, high) == (-INF, INF):
@@ -234,13 +234,15 @@ class Continuous(Distribution):
 
     @quiet
     def pdf(self, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the probability density."""
+        """Return the probability density at ``x``."""
         return rec.exp(self.logpdf(x, *args, **kwargs))
 
     def _between(self, method: str, x: Any, args: Any, kwargs: Any, below: float, above: float) -> Tensor:
-        """Return a method of the standard form, such as ``_cdf`` for ``method="cdf"``, at ``x``.
+        """Return the value of ``cdf`` or another ``method`` at ``x``, by the method of the standard form.
 
-        The result is ``below`` for arguments below the support, and ``above`` for arguments above it.
+        The standard form, with location 0 and scale 1, has a method of this name with an underscore, such as
+        ``_cdf``.  The result is ``below`` for arguments below the support, and ``above`` for arguments above
+        it.
         """
         y, shapes, _, _ = self._standard(method, x, args, kwargs)
         low, high = self._support(*shapes)

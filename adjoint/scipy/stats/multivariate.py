@@ -37,7 +37,7 @@ class Multivariate:
         self.__doc__ = f"The distribution ``scipy.stats.{name}`` on tensors."
 
     def __call__(self, *args: Any, **kwargs: Any) -> Frozen:
-        """Return the distribution with fixed parameters."""
+        """Return this distribution with the given parameters, for methods without them."""
         return Frozen(self, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -52,11 +52,11 @@ class Multivariate:
 
 class _Density(Multivariate):
     def logpdf(self, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the logarithm of the probability density."""
+        """Return the logarithm of the probability density at ``x``."""
         raise NotImplementedError
 
     def pdf(self, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the probability density."""
+        """Return the probability density at ``x``."""
         return rec.exp(self.logpdf(x, *args, **kwargs))
 
 
