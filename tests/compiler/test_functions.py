@@ -16,6 +16,7 @@ from steps import state_of
 
 import adjoint as ad
 from adjoint import nn, optim
+from adjoint.compiler import twisters
 from adjoint.errors import ArgumentError, GraphReleasedError, InputError, ModifiedError, TransformError
 
 X = np.random.default_rng(0).normal(size=(5, 3)).astype("f")
@@ -426,14 +427,28 @@ def test_an_iterator_that_is_advanced_is_an_error(kind: str) -> None:
         f(ad.tensor(1.0))
 
 
+@pytest.fixture(params=["memory", "methods"])
+def states(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the states of the global generators from their memory, or by their methods."""
+    if request.param == "methods":
+        monkeypatch.setattr(twisters, "_place_of_words", lambda: -1)
+        monkeypatch.setattr(twisters, "_place_of_kept", lambda: -1)
+
+
+@pytest.mark.usefixtures("states")
 def test_all_random_generators_are_restored_when_a_trace_drew_from_them() -> None:
-    states = random.getstate(), np.random.get_state()[1].tolist()
-    f = ad.compile(lambda x: x + random.random() + np.random.rand())
-    with pytest.raises(TransformError, match="draws from a random generator"):
-        f(ad.tensor(1.0))
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+    def now() -> Any:
+        numpy = np.random.get_state(legacy=False)
+        return random.getstate(), numpy["state"]["key"].tolist(), numpy["state"]["pos"], numpy["has_gauss"]
+
+    before = now()
+    for draw in (random.random, lambda: random.gauss(0, 1), np.random.rand, lambda: random.seed(7)):
+        with pytest.raises(TransformError, match="draws from a random generator"):
+            ad.compile(lambda x, draw=draw: (draw(), x + 1)[1])(ad.tensor(1.0))
+        assert now() == before
 
 
+@pytest.mark.usefixtures("states")
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_normal_draw_of_numpy_is_an_error(kept: bool) -> None:
     """NumPy draws normal numbers in pairs, and keeps the second for the next draw."""
