@@ -1,4 +1,4 @@
-"""Loops inside ``vmap``: convert the program of one step to a program that processes the whole batch."""
+"""Loops inside ``vmap``: convert the program of one iteration to a program for the whole batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["loop_op"]
 
 
 def loop_op(name: str, steps: Repeat) -> Op:
-    """Return an op that runs a loop.
+    """Return an op that runs the loop ``steps``.
 
     On values of a trace it adds one instruction; on a batch it runs one loop for all elements.
     """
@@ -57,16 +57,16 @@ def _swapped(value: Any) -> Any:
 
 
 def _whole(value: Batched, size: int) -> Any:
-    """Return the array of a value of ``vmap``, with the batch axis first; broadcast it if it has none."""
+    """Return the array of a ``vmap`` value with the batch axis first; broadcast it if it has none."""
     if value.batched:
         return value.value
     return held.broadcast_to(value.value, shape=(size, *value.shape))
 
 
 def _mapped(steps: Repeat, size: int, flags: Sequence[bool]) -> tuple[Repeat, list[Any]]:
-    """Return the loop ``steps`` for a batch of ``size`` elements, and constants to append to its operands.
+    """Return the loop ``steps`` converted to a batch of ``size`` elements, and constants for its operands.
 
-    ``flags`` says which operands have a batch axis.
+    The constants must be appended to the operands.  ``flags`` says which operands have a batch axis.
     """
     trace: Any = tracing.get()
     sub = trace.inner()
@@ -85,7 +85,7 @@ class _Mapping:
         self.known: dict[int, Any] = {}
 
     def loop(self, flags: Sequence[bool]) -> tuple[Repeat, list[Any]]:
-        """Return the loop for the batch, and the constants to append to its operands.
+        """Return the loop converted to the batch, and constants that must be appended to its operands.
 
         ``flags`` says which operands have a batch axis.
         """

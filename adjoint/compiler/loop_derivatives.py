@@ -37,17 +37,17 @@ __all__ = ["has_outer_history", "pulled", "pushed"]
 
 
 def has_outer_history(t: Tensor) -> bool:
-    """Return whether a value inside ``vmap`` depends on tensors outside that require grad."""
+    """Return whether ``t`` is a ``vmap`` value that depends on tensors outside which require grad."""
     return isinstance(t._data, Lifted) and t._data.has_history()
 
 
 def pushed(loop: Loop, operands: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
-    """Return the tangents of the results of a loop, given its operands and their tangents."""
+    """Return the tangents of a loop's results, given the operands and their tangents."""
     return _at_this_level((*operands, *tangents), _pushed, loop, operands, tangents)
 
 
 def _at_this_level(given: Sequence[Tensor], function: Callable[..., list[Any]], *args: Any) -> list[Any]:
-    """Return ``function(*args)``, detached from the graph unless one of the tensors ``given`` is part of it.
+    """Return ``function(*args)``; detach the results unless one of the tensors ``given`` is in a graph.
 
     Values of ``vmap`` stay part of the graphs outside of the ``vmap``.
     """
@@ -144,9 +144,9 @@ def _scan(loop: Loop, body: Any, init: Any, xs: Any, reverse: bool, flagged: boo
 
 
 class _Steps:
-    """The body of a loop as a function of its carry and row.
+    """Runs the body of a loop as a function of its carry and row.
 
-    The tensors that the body reads from outside are replaced by the last ``operands``.
+    The tensors that the body reads besides these are replaced by the last ``operands``.
     """
 
     def __init__(self, loop: Loop, operands: list[Tensor]) -> None:
@@ -159,7 +159,7 @@ class _Steps:
     def plain(self, leaves: list[Tensor], given: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Run the body; return the leaves of its results.
 
-        ``leaves`` are the carry and the row; ``given`` replaces the tensors that the body reads from outside.
+        ``leaves`` are the carry and the row; ``given`` replaces the other tensors that the body reads.
         """
         body, n = self.loop.body, self.loop.carries
         x = leaves[n] if body.lower is not None else tree.unflatten(body.of_rows, leaves[n:])
@@ -171,7 +171,10 @@ class _Steps:
         return [t if isinstance(t, Tensor) else asarray(t) for t in (*tree.leaves(new), *tree.leaves(y))]
 
     def run(self, leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Run and record the body; return its inputs (carry, row, tensors from outside) and its results."""
+        """Run and record the body; return its inputs and its results.
+
+        The inputs are the carry, the row, and the other tensors that the body reads.
+        """
         note_reading(*self.given)
         inputs = [_joined(t) for t in (*leaves, *self.given)]
         with enable_grad():

@@ -26,7 +26,7 @@ PREPARED = ("draw", "numbers")  # kinds of sources that are computed in Python b
 
 
 def prepared(outer: Trace, sources: Sequence[Source], count: int) -> list[Symbolic]:
-    """Return, for each source, a value computed before the loop, with one row for each of ``count`` steps."""
+    """Return the values of ``sources`` for all ``count`` steps, one row per step, made before the loop."""
     draws = _Draws([s for s in sources if s.kind == "draw"], count)
     found = []
     for s in sources:
@@ -47,9 +47,9 @@ class _Draws:
         self.made: dict[int, Any] = {}
 
     def maker(self, source: Source) -> Callable[[], Any]:
-        """Return a function that returns the numbers of one source.
+        """Return a function that returns the random numbers of ``source`` for all iterations.
 
-        The function of the first source draws the numbers of all sources, so it must be called first.
+        The function for the first source draws the numbers of all sources, so it must be called first.
         """
         first = source is self.sources[0]
 
@@ -82,7 +82,7 @@ class State:
         self.known = {s.value.id for s in self.sources}
 
     def possible(self) -> bool:
-        """Return whether all writes can be carried and each optimiser is used at most once per iteration."""
+        """Return whether all writes can be carried, and each optimiser updates at most once per iteration."""
         sub = self.sub
         calls = all(not w.values for w in self.others if w.kind == "call")
         read = any(h.entry is not None for h in sub.held.values())  # a .grad from before the step
@@ -91,7 +91,7 @@ class State:
         return calls and not read and not earlier and all(n == 1 for n in counts)
 
     def _source(self, write: Write) -> Source:
-        """Return the source from which an iteration reads the old value that ``write`` replaces."""
+        """Return the program input from which an iteration reads the old value that ``write`` replaces."""
         owner = write.owner
         if write.kind == "grad":  # the old gradient is not read
             value = write.values[0]

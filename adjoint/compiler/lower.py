@@ -24,7 +24,7 @@ _FAILURES = (NotNative, TypeError, AttributeError, KeyError, ValueError, IndexEr
 
 
 class Lowered:
-    """The graph of a program, the views of its outputs, and the reasons for calls of NumPy."""
+    """The graph of a program, the views of its outputs, and why NumPy is called for some ops."""
 
     def __init__(self, graph: Graph, outputs: list[View], reasons: dict[int, str]) -> None:
         self.graph = graph
@@ -45,7 +45,10 @@ def lower(program: Program) -> Lowered:
 
 
 class _Lowering:
-    """Builds the graph of a program; ``known`` maps the id of each value in the graph to its view."""
+    """Builds the graph of primitives of a program.
+
+    ``known`` maps the id of each value of the program to its view in the graph.
+    """
 
     def __init__(self) -> None:
         self.graph = Graph()
@@ -64,7 +67,7 @@ class _Lowering:
             self.known[value.id] = self.graph.source(k, tuple(value.shape), value.dtype)
 
     def output(self, value: Symbolic) -> View:
-        """Return the view of an output.
+        """Return the view that has the value of an output.
 
         An input that is returned unchanged is copied by NumPy if its dtype has no native form.
         """
@@ -159,7 +162,7 @@ class _Lowering:
         return repeat(self.graph, steps, args)
 
     def _number(self, name: str, args: tuple[Any, ...], i: Instruction) -> View:
-        """Add arithmetic on Python floats; return its result.
+        """Add the operation ``name`` on Python floats to the graph; return its result.
 
         Raise NotNative if Python could raise an error there, as in a division by zero.
         """

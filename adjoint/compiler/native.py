@@ -59,7 +59,7 @@ class Plan:
 
     If ``apart`` is true, no two outputs share memory, as the body of a loop requires.  ``replacing`` has
     pairs of indices (output, source): the output becomes the new value of that source (input) of the graph.
-    ``reuses`` has those of the pairs whose output can be written into the memory of the source.
+    ``reuses`` has the pairs whose output can be written into the memory of the source.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Plan:
         return found
 
     def _materialised(self, v: View) -> View:
-        """Return ``v`` if it is all of a computed node in row-major order, otherwise a view of a copy."""
+        """Return ``v`` if it is all of a computed node, in row-major order; otherwise a view of a copy."""
         return _copied(v) if not v.is_whole() or (v.node.op in GIVEN and v.size) else v
 
     # The plan ----------------------------------------------------------------------------------------
@@ -152,8 +152,8 @@ class Plan:
     def _make_kernels(self, first: int, apart: bool) -> None:
         """Make the kernels of all groups, and divide them into ranges between the NumPy calls.
 
-        ``first`` is the number of groups that the checks depend on.  Sets ``checked`` to the number of their
-        kernels, or to 0 if these take too long to run while other threads wait.
+        ``first`` is the number of groups that the checks depend on.  ``checked`` is set to the number of
+        kernels of these groups, or to 0 if they take too long to run while other threads wait.
         """
         self.workspaces: list[tuple[int, int, list[Kernel]]] = []  # group, bytes, kernels that share them
         self.texts = Texts(self.machine)
@@ -183,14 +183,17 @@ class Plan:
             self.checked = 0
 
     def _make_runs(self, low: int, high: int) -> None:
-        """Sort the kernels ``low`` to ``high`` into runs; kernels of one run may run at the same time."""
+        """Reorder the kernels ``low`` to ``high`` so that those that can run at the same time are adjacent.
+
+        Such kernels form a run.  The number of kernels of each run is appended to ``runs``.
+        """
         part = self.kernels[low:high]
         runs = together(part, self.memory, self.stored, self.reuse)
         self.kernels[low:high] = [part[k] for run in runs for k in run]
         self.runs += map(len, runs)
 
     def _scale(self) -> float:
-        """Return the estimated nanoseconds per simple operation."""
+        """Return the estimated time of a simple operation, in nanoseconds."""
         return NANOSECONDS * 16 / max(1, self.machine.lanes(np.float32))
 
     def _assign_memory(self, first: int, apart: bool) -> None:
@@ -211,7 +214,7 @@ class Plan:
                 k.workspace = at, at + size
 
     def _kernels(self, index: int, g: Group) -> list[Kernel]:
-        """Return the kernels that compute group ``index`` of nodes, ``g``."""
+        """Return the kernels of the group ``g``, which has the index ``index`` among the groups."""
         node = g.nodes[0]
         stored = [n for n in g.nodes if n.id in self.stored]
         if g.kind in ("loop", "conv_weight", *PRODUCTS):
@@ -225,7 +228,10 @@ class Plan:
         return place_kernels(self.machine, self.graph, node, self.memory.pieces_in_place(node))
 
     def _write(self, g: Group, stored: list[Node]) -> tuple[list[Kernel], int]:
-        """Generate the kernels of a loop or a product; return them and the bytes of workspace they need."""
+        """Generate the kernels of a group; return them and the number of bytes of workspace they need.
+
+        The group has the kind "loop" (elementwise nodes and reductions) or is a product or a convolution.
+        """
         if g.kind == "loop":
             return [loop_kernel(self.machine, g, stored)], 0
         if g.kind == "conv_weight":
@@ -245,7 +251,7 @@ class Plan:
     def _make_tables(self, sources: int) -> None:
         """Allocate the arena, find the address of every slot, and compile the kernels.
 
-        ``sources`` is the number of sources of the program.
+        ``sources`` is the number of inputs of the program.
         """
         self.arena = np.zeros(self.memory.size + 128, np.uint8)
         self.start = self.arena.ctypes.data + -self.arena.ctypes.data % 64
@@ -295,7 +301,7 @@ class Plan:
         return int(self.records.ctypes.data) + 8 * pool.RECORD * k
 
     def helpers(self) -> int:
-        """Return the number of helper threads: 0 for a short program."""
+        """Start the helper threads that the program can use; return their number, which may be 0."""
         return pool.start(self.threads) if self.threads > 1 and self.helped else 0
 
     def _array(self, v: View) -> Any:
@@ -325,7 +331,10 @@ class Native(Plan):
         self.in_order = self.order == list(range(len(self.fresh)))
 
     def is_worthwhile(self) -> bool:
-        """Return whether native code is useful: not if it only copies large arrays, as NumPy uses views."""
+        """Return whether native code is useful.
+
+        It is not if it only copies large arrays, because NumPy uses views instead.
+        """
         if all(n.op == "copy" for g in self.groups for n in g.nodes):
             return bool(self.kernels) and sum(v.node.size * v.dtype.itemsize for v in self.fresh) <= VIEWED
         return bool(self.kernels)
@@ -335,7 +344,7 @@ class Native(Plan):
         return self.entry is not None and self.estimate <= RELEASING
 
     def _make_entry(self) -> Entry | None:
-        """Return a native entry with all sources as arguments; None if ``entry_for`` returns None."""
+        """Return a native entry whose arguments are all inputs; None if the program cannot have one."""
         return self.entry_for(range(len(self.program.sources)), (), len(self.program.sources))
 
     def entry_for(
@@ -376,7 +385,7 @@ class Native(Plan):
         )  # fmt: skip
 
     def _entry_slot(self, s: Any) -> Any:
-        """Return a slot as ``Entry`` expects it: the address of a number becomes ("given", source index)."""
+        """Return a slot in the form for ``Entry``: the address of a float becomes ("given", its index)."""
         if isinstance(s, int):
             first = self.numbers.ctypes.data
             inside = first <= s < first + self.numbers.nbytes
@@ -387,7 +396,7 @@ class Native(Plan):
 
     @functools.cached_property
     def replayed(self) -> Callable[..., tuple[Any, ...]]:
-        """The program as a function that calls NumPy."""
+        """The same program as a Python function that calls NumPy."""
         return replay.build(self.program)
 
     def __call__(self, *given: Any) -> tuple[Any, ...]:
@@ -429,9 +438,9 @@ class Native(Plan):
     def timed(self, given: Sequence[Any]) -> Iterator[tuple[Any, float]]:
         """Run the program step by step; yield pairs (step, seconds).
 
-        A step is the number of a kernel, or the node of a NumPy call.  After the kernel of a loop, its last
-        iteration runs again kernel by kernel; these steps are pairs (kernel, kernel of the body).  The first
-        pairs have the step None: they time a call that runs no kernel.
+        A step is the index of a kernel, or the node of a NumPy call.  After the kernel of a loop, its last
+        iteration runs again kernel by kernel; these steps are pairs (index of the kernel, index in the body).
+        The first pairs have the step None: they time a call that runs no kernel.
         """
         values, run = self._prepare(given), _runner()
         helpers = self.helpers()
@@ -530,7 +539,7 @@ class Native(Plan):
 
 
 def _replacing(program: Program) -> Iterator[tuple[int, int]]:
-    """Yield index pairs (output, source) that are the new and the old value of one tensor or cell."""
+    """Yield index pairs (output, input): the output is the new value of the tensor or cell of the input."""
     kinds = {"tensor": "data", "cell": "cell"}
     known = {(kinds[s.kind], _key(s.owner)): k for k, s in enumerate(program.sources) if s.kind in kinds}
     at = len(program.results)
@@ -560,7 +569,7 @@ def _runner() -> Callable[..., None]:
 
 
 def _cuts(kernel: Kernel, threads: int) -> list[int]:
-    """Return the bounds of the chunks of a kernel's outermost loop; each thread takes one chunk at a time."""
+    """Return the bounds of the chunks into which a kernel's outermost loop is divided for threads."""
     pieces = kernel.length // kernel.unit
     count = min(pieces, int(kernel.cost / CHUNK), 64) if threads > 1 else 1
     count = kernel.chunks or count
@@ -584,7 +593,7 @@ def _strided(base: Any, v: View) -> Any:
 
 
 def _typed(i: Any, args: Sequence[Any]) -> list[Any]:
-    """Return the arguments of an elementwise op, with Python numbers converted to the dtype of the arrays."""
+    """Return the arguments of the elementwise instruction ``i`` with numbers cast to the arrays' dtype."""
     dtypes = [a.dtype for a in args if hasattr(a, "dtype")]
     dtype = np.result_type(*dtypes) if dtypes else None
     if dtype is None or dtype.char not in "fd":

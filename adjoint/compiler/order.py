@@ -20,12 +20,12 @@ def order_for_memory(
     first: int,
     over: dict[int, int],
 ) -> list[Group]:
-    """Return the groups in an order that needs at most as much memory as the given one.
+    """Return the groups in an order that needs at most as much memory as the given order.
 
-    A group changes places with the one before it if both together then need fewer bytes, as a product that is
-    the last to read a large value.  The ``first`` groups keep their places.  ``stored``, ``outputs`` and
-    ``lasting`` are the ids of nodes as in ``Memory``.  ``over`` maps the id of a node to that of the input
-    that it can be written over, if groups that read the input run before.
+    A group changes places with the one before it if the two then need fewer bytes; an example is a product
+    that is the last to read a large value.  The ``first`` groups keep their places.  ``stored``, ``outputs``
+    and ``lasting`` are the ids of nodes as in ``Memory``.  ``over`` maps the id of a node to the id of the
+    input that it can be written over, if the groups that read the input run before.
     """
     use = _Use(groups, stored, outputs, lasting, over)
     found = list(groups)
@@ -38,7 +38,7 @@ def order_for_memory(
 
 
 class _Use:
-    """The bytes that groups make and read, and how many groups read each value."""
+    """The sizes of the values that each group computes and reads, and the current order of the groups."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class _Use:
                 self.readers.setdefault(i, []).append(id(g))
 
     def is_better(self, a: Group, b: Group) -> bool:
-        """Return whether ``b`` can run before ``a``, the group before it, and both then need fewer bytes."""
+        """Return whether ``b`` can run before ``a``, its predecessor, and the two then need fewer bytes."""
         if a.kind in _FIXED or b.kind in _FIXED or self.read[id(b)] & self.made[id(a)]:
             return False
         if self.over[id(b)] & self.read[id(a)]:
@@ -71,11 +71,11 @@ class _Use:
         return max(new_b, new_b - self._freed(b, a) + new_a) < max(new_a, new_a - self._freed(a, b) + new_b)
 
     def swap(self, a: Group, b: Group) -> None:
-        """Note that ``b`` has taken the place of ``a``, and ``a`` that of ``b``."""
+        """Exchange the positions of the groups ``a`` and ``b``."""
         self.place[id(a)], self.place[id(b)] = self.place[id(b)], self.place[id(a)]
 
     def peak(self, groups: Sequence[Group]) -> int:
-        """Return the largest number of bytes that are needed at a time, with the groups in this order."""
+        """Return the largest number of bytes in use at the same time, with the groups in this order."""
         place = {id(g): k for k, g in enumerate(groups)}
         ends: dict[int, int] = {}
         for i in self.bytes:
@@ -90,11 +90,11 @@ class _Use:
         return most
 
     def _new(self, g: Group) -> int:
-        """Return the bytes of the values that a group makes."""
+        """Return the number of bytes of the values that a group computes."""
         return sum(self.bytes.get(i, 0) for i in self.made[id(g)])
 
     def _freed(self, a: Group, b: Group) -> int:
-        """Return the bytes of the values that nothing reads after ``a``, if ``a`` runs before ``b``."""
+        """Return the number of bytes that can be freed after group ``a``, if it runs before group ``b``."""
         pair = max(self.place[id(a)], self.place[id(b)])
         found = 0
         for i in self.read[id(a)] - self.read[id(b)] - self.lasting:

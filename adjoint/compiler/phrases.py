@@ -49,7 +49,7 @@ def phrase(i: Instruction, args: list[str], target: str) -> Phrase:
 
 
 def _simple(text: Callable[[Instruction], str]) -> Callable[..., Phrase]:
-    """Return a function that makes the expression ``x.<text(i)>`` for an instruction with one operand."""
+    """Return a function that makes the expression ``x.TEXT`` for an operand x; ``text(i)`` returns TEXT."""
     return lambda i, target, x: [f"{x}.{text(i)}"]
 
 

@@ -118,7 +118,7 @@ def _call(name: str, *args: int) -> int:
 
 
 def start(threads: int) -> int:
-    """Start helpers, so that ``threads`` threads can run chunks; return how many helpers are available."""
+    """Start helpers until ``threads`` threads can run chunks; return the number of helpers."""
     return locked(_lock, _start, min(threads, 64) - 1)
 
 
@@ -145,7 +145,7 @@ def chunks_helped() -> int:
 def trust() -> None:
     """Let helper threads take chunks again immediately.
 
-    Without this call, helpers get no chunks for a while after one of them was late.
+    Otherwise helpers get no chunks for a while after one of them was late.
     """
     _call("trust")
 

@@ -128,7 +128,7 @@ class Program:
         self.count = 0  # number of values that have an id
 
     def outputs(self) -> list[Any]:
-        """Return all values that a call outputs: the results, then the values that are written."""
+        """Return all values that a call outputs: the results, then the values to be written."""
         return [*self.results, *(v for w in self.writes for v in w.values if v is not None)]
 
     def written_arguments(self) -> list[int]:

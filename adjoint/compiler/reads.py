@@ -48,7 +48,7 @@ _STANDARD = frozenset(sys.stdlib_module_names) - _SEARCHED
 
 
 def named_reads(f: Any, objects: dict[str, Any], values: list[Any]) -> dict[str, Callable[[], Any]]:
-    """Find the variables that ``f`` and the user code that it calls read; return a reader for each.
+    """Find the variables that ``f``, and the user code that it calls, read; return a reader for each.
 
     The result maps a description of the variable to a function that returns its value.  ``objects`` has the
     arguments of ``f`` that are not traced, by name.  The present values of the variables are appended to
@@ -65,7 +65,7 @@ def named_reads(f: Any, objects: dict[str, Any], values: list[Any]) -> dict[str,
 
 
 class _Walk:
-    """A search for the variables of all user code that a function can call."""
+    """Searches all user code that a function can call for the variables that it reads."""
 
     def __init__(self, values: list[Any]) -> None:
         self.values = values
@@ -81,7 +81,7 @@ class _Walk:
         self.names: dict[str, Any] = {}  # the key of the variable that has each name
 
     def run(self) -> None:
-        """Search until nothing new is found: code found late may name attributes of earlier objects."""
+        """Search until nothing new is found: code found later may name attributes of earlier objects."""
         size = None
         while True:
             while self.todo:
@@ -140,7 +140,7 @@ class _Walk:
             self._follow(f"{where}: {name}", read, chain, key)
 
     def _name(self, what: str, key: Any) -> str:
-        """Return ``what``, with a number appended if a variable with another ``key`` has this name."""
+        """Return ``what``, with a number appended if it is the name of a variable with another key."""
         name, n = what, 1
         while self.names.setdefault(name, key) != key:
             n += 1
@@ -229,7 +229,7 @@ class _Walk:
             self.add(what, read(), read, key)
 
     def _reach(self, value: Any, depth: int) -> None:
-        """Search the functions that a value is or contains, and the methods of objects and classes in it."""
+        """Add to the search the functions that a value is or contains, and methods of objects and classes."""
         if type(value) in _INERT:
             return
         if isinstance(value, type):
@@ -279,10 +279,11 @@ class _Walk:
     def _visit(
         self, what: str, owner: Any, read: Callable[[], Any], depth: int, depths: dict[int, int]
     ) -> None:
-        """Add the attributes of a user's object, and of the objects in it, whose names are free names.
+        """Add the attributes of a user's object, and of the objects in it, that the code may read.
 
-        ``what`` is the name of the object ``owner``, and ``read`` returns the object.  ``depths`` has the
-        depth at which each object was visited, by its id.
+        These are the attributes whose names are free names.  ``what`` is the name of the object ``owner``,
+        and ``read`` returns the object.  ``depths`` has the depth at which each object was visited, by its
+        id.
         """
         if type(owner) in _INERT or isinstance(owner, _UNSEEN) or depth >= depths.get(id(owner), DEEPEST):
             return
@@ -308,7 +309,7 @@ class _Walk:
 
 
 def _is_foreign(function: Any) -> bool:
-    """Return whether the code of a function or a class is skipped, because it belongs to a library."""
+    """Return whether a function or a class belongs to a library, so that its code is not searched."""
     module = getattr(function, "__module__", None) or ""
     return is_library(function) or module.partition(".")[0] in _STANDARD
 
@@ -349,7 +350,7 @@ def _defaults(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _functions(f: Any, *local: Any) -> Iterator[Any]:
-    """Yield (function, object it is bound to, *local) for each Python function that calling ``f`` runs."""
+    """Yield (function, object it is bound to, *local) for each Python function that ``f(...)`` runs."""
     while f is not None:
         if isinstance(f, functools.partial):
             f = f.func

@@ -18,7 +18,7 @@ _INT64 = np.dtype(np.int64)
 
 
 def _below(x: View, k: int) -> Any:
-    """Return a boolean matrix that is True on and below diagonal ``k``, for the last two axes of ``x``."""
+    """Return a boolean matrix with the size of the last two axes of ``x``: True up to diagonal ``k``."""
     return np.tri(x.shape[-2], x.shape[-1], k, dtype=bool)
 
 
@@ -84,7 +84,10 @@ def full_key(key: Sequence[Any], ndim: int) -> list[Any]:
 
 
 def placed(xp: Any, shape: Shape, fill: Any, dtype: Any, pieces: Sequence[tuple[View, Sequence[Any]]]) -> Any:
-    """Return an array filled with ``fill`` to which ``pieces`` are assigned: pairs (view, basic index)."""
+    """Return an array that is filled with ``fill`` and then overwritten by ``pieces``, in order.
+
+    A piece is a pair (view, basic index).
+    """
     target = xp.graph.target(shape)
     found = []
     for value, key in pieces:
@@ -148,7 +151,7 @@ def _pad(xp: Any, x: Any, widths: Any, value: Any) -> Any:
 
 
 def _fill(value: Any, dtype: Any) -> Any:
-    """Return ``value`` cast to ``dtype``, as a Python number."""
+    """Return the number ``value`` cast to ``dtype``, as a Python number."""
     return np.asarray(value).astype(dtype).item()
 
 
@@ -244,7 +247,7 @@ def _from_start(xp: Any, i: View, length: int) -> View:
 
 
 def _rows(xp: Any, i: View, before: int, length: int, after: int) -> View:
-    """Return the positions, in the flattened ``x``, of ``x[:, i]`` for an x of shape (before, length, after).
+    """Return the flat positions of the elements ``x[:, i]``, for an x of shape (before, length, after).
 
     The shape of the result is (before, size of ``i``, after).
     """

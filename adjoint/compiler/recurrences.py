@@ -96,7 +96,7 @@ def _columns(x: View, j: int, n: int) -> View:
 
 
 def _part(x: View, j: int) -> View:
-    """Return array ``j`` of those that ``_stacked`` has stacked in ``x``."""
+    """Return the array with index ``j`` among those that ``_stacked`` has stacked in ``x``."""
     return x[..., j, slice(None), slice(None)]
 
 
@@ -111,13 +111,13 @@ def _stacked(xp: Any, *parts: Any) -> Any:
 
 
 def _weights(xp: Any, w: View) -> View:
-    """Return a row-major copy of the transposed weights, so that the products in the loop need no packing."""
+    """Return a row-major copy of the transposed weights, so that products in the loop need no packing."""
     found: View = xp.graph.copied(xp.graph.permute(w, [*range(w.ndim - 2), w.ndim - 1, w.ndim - 2]))
     return found
 
 
 def _inputs(xp: Any, p: Any, b: Any) -> View:
-    """Return what the inputs ``p`` and the bias ``b`` add to the gates, with the step axis first."""
+    """Return ``p`` + ``b``, the inputs of the gates plus the bias, with the step axis first."""
     if not p.shape[-3] or not p.size:
         raise NotNative("a sequence of no steps has no native form")
     if not isinstance(b, (int, float)):
@@ -165,7 +165,7 @@ def _lstm_pull(xp: Any, gh: Any, gc: Any, ga: Any, k: Any, w: Any) -> Any:
 def _given(
     xp: Any, gradients: Sequence[Any], k: View
 ) -> tuple[Callable[[list[View]], list[Any]], list[View]]:
-    """Return a function that extracts the gradients of a step from the rows of a loop, and these rows.
+    """Return a function from the rows of one step to the gradients of this step, and the stacked rows.
 
     ``gradients`` are the gradients of the op's results; a gradient that is the Python number 0 gets no row.
     ``k`` are the coefficients of the backward recurrence.  In the rows the step axis comes first.

@@ -55,16 +55,16 @@ class Repeat:
         self.build_with(replay.build)
 
     def build_with(self, build: Callable[[Program], Any]) -> None:
-        """Set the function that compiles the body when the loop is called from Python."""
+        """Set ``build``, the function that compiles the body when the loop is called from Python."""
         self._build = build
         self._run: Callable[..., tuple[Any, ...]] | None = None
 
     def _makes_one(self) -> bool:
-        """Return whether the whole loop is compiled to native code, and not only its body."""
+        """Return whether the loop around the body is compiled to native code too."""
         return self.whole and self._build is not replay.build
 
     def _in_one(self) -> Program:
-        """Return a program whose only instruction is this loop."""
+        """Return a program whose only instruction is this loop, so that the loop itself can be compiled."""
         steps = Repeat(self.program, self.count, self.carries, self.rows, self.backwards)
         steps.settles = self.settles
         found, end = Program(), self.carries + self.rows
@@ -113,7 +113,7 @@ class Repeat:
 
 
 def _tail(rows: Sequence[Any]) -> int:
-    """Return the smallest index ``k`` for which, in each array, the rows from ``k`` to the end are equal."""
+    """Return the smallest index ``k`` such that in each array all rows from ``k`` on are equal."""
     first = 0
     for r in rows:
         flat = np.ascontiguousarray(r).reshape(len(r), -1).view(np.uint8)

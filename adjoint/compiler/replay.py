@@ -27,7 +27,7 @@ _INLINED = 32  # lines: shorter programs are copied into the function that calls
 
 
 def build(program: Program, tables: bool = False) -> Callable[..., tuple[Any, ...]]:
-    """Return a function ``run(*sources)`` that runs a program and returns its outputs.
+    """Return a function ``run(*sources)`` that runs a program on NumPy and returns its outputs.
 
     ``run`` releases each value after its last use.  With ``tables``, the gradient of a large table is a pair,
     from which ``fill_tables`` computes it; ``run.tables`` has the tables.
@@ -70,7 +70,7 @@ class _Builder:
                     self.last[a.id] = max(self.last.get(a.id, 0), inner.get(n, n))
 
     def _fold(self) -> None:
-        """Compute small results of the backward pass that are constant, and remove their instructions."""
+        """Compute the small constant results of the backward pass now, and remove their instructions."""
         known = {s.value.id: s.value.known for s in self.program.sources if s.value.known is not None}
         body = []
         for i in self.body:
@@ -87,7 +87,7 @@ class _Builder:
     def _find_branches(self) -> dict[int, list[int]]:
         """Return, for each conditional instruction, the instructions that only its last argument depends on.
 
-        Keys and values are instruction numbers.  These instructions run only if the condition is true.
+        Keys and values are indices of instructions.  These instructions run only if the condition is true.
         """
         maker = {o.id: n for n, i in enumerate(self.body) for o in i.outs}
         users: dict[int, list[int]] = {}  # by instruction number: the instructions that use its results
@@ -117,7 +117,8 @@ class _Builder:
     def _only_for(self, k: int, used: list[int], inside: set[int]) -> bool:
         """Return whether instruction ``k`` is needed only inside a branch and can be moved there.
 
-        ``used`` are the instructions that use the results of ``k``; ``inside`` are those in the branch.
+        ``used`` are the indices of the instructions that use the results of ``k``; ``inside`` are those in
+        the branch.
         """
         i = self.body[k]
         simple = i.op.pure and (i.op.kind != "host" or i.op.when is None)
@@ -168,7 +169,7 @@ class _Builder:
         self.lines.append(f"{indent}else: v{i.outs[0].id} = v{i.args[-2].id}")
 
     def _instruction(self, n: int, i: Instruction, indent: str) -> None:
-        """Generate the lines of instruction ``i``, which has the number ``n``."""
+        """Generate the lines of instruction ``i``, which has the index ``n``."""
         args = [self._argument(n, k, i, a, indent) for k, a in enumerate(i.args)]
         targets = ", ".join(f"v{o.id}" for o in i.outs)
         comma = "," if i.op.outputs > 1 and targets else ""
@@ -180,7 +181,7 @@ class _Builder:
                 self.lines.append(f"{indent}if type(v{o.id}) is not ndarray: v{o.id} = asarray(v{o.id})")
 
     def _as_first(self, n: int, i: Instruction, args: list[str]) -> list[str] | None:
-        """Return a call that gives the result the memory layout of the first operand; None if NumPy does so.
+        """Return calls that give the result the memory layout of the first operand; None if not needed.
 
         The layout matters because later sums and products round depending on it.  NumPy chooses the layout of
         the first operand, unless the second operand has two or more axes and another layout.
@@ -240,7 +241,7 @@ class _Builder:
         return sums and self.uses[value.id] == 1 and value.id not in self.kept
 
     def _drop(self, n: int, i: Instruction, indent: str) -> None:
-        """Generate a line that sets to None the variables of values whose last use is this instruction."""
+        """Generate a line that sets variables to None whose values are not used after this instruction."""
         some = [i, *(self.body[k] for k in self.branches.get(n, ()))]
         dead = {a.id for each in some for a in each.args if isinstance(a, Symbolic) and self.last[a.id] == n}
         dead |= {o.id for each in some for o in each.outs if self.last.get(o.id, n) == n}

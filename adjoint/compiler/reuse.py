@@ -36,7 +36,7 @@ class _Read(NamedTuple):
 
 
 class Reuse:
-    """Which elements of the inputs each group reads, and which outputs are written over inputs.
+    """Finds outputs that can be written over inputs, from the elements that each group of nodes reads.
 
     The first ``checked`` groups compute the checks of the program, so they must not write over inputs.
     """
@@ -55,7 +55,7 @@ class Reuse:
                     self._read(k, n, a)
 
     def _read(self, k: int, n: Node | None, a: View) -> None:
-        """Record that group ``k`` reads ``a`` to compute ``n``; ``n`` is None if it is read at the start."""
+        """Record that group ``k`` reads ``a`` to compute ``n``; ``n`` is None if it reads ``a`` once."""
         if a.node.op == "source":
             self.reads.setdefault(a.node.id, []).append(_Read(*_extent(a), k, n, a))
             self.read_by.setdefault(id(self.groups[k]), []).append(a)
@@ -64,7 +64,7 @@ class Reuse:
                 self._read(k, None, inner)
 
     def accepts(self, output: View, source: Node) -> bool:
-        """Return whether an output can have the memory of an input; if so, add the pair to ``sources``."""
+        """Return whether an output can use the memory of the input ``source``; if so, record the pair."""
         node = output.node
         if node.dtype != source.dtype or output.shape != source.shape or not node.size:
             return False
@@ -78,17 +78,17 @@ class Reuse:
         return True
 
     def spans(self, group: Group) -> Iterator[tuple[Node, int, int]]:
-        """Yield (input, first, last): the elements that a group reads of inputs that are written over."""
+        """Yield (input, first, last): the elements that a group reads of each input that is overwritten."""
         found = {(a.node.id, _extent(a)): a.node for a in self.read_by.get(id(group), ())}
         for (key, span), node in found.items():
             if key in self.replaced:
                 yield node, *span
 
     def _writes(self, node: Node) -> Iterator[tuple[int, Node, int]]:
-        """Yield (group index, node, start) for each node that is written into an output, from ``start``.
+        """Yield (group index, node, start) for each node whose value is written into the output ``node``.
 
-        The index is -1 if the group cannot write over an input.  Yields nothing if the output is copied from
-        other memory.
+        ``start`` is the position of its first element in the output.  The index is -1 if the group cannot
+        write over an input.  Nothing is yielded if the output is copied from other memory.
         """
         if node.op != "place":
             parts = [(node, 0)]
@@ -123,7 +123,7 @@ class Reuse:
         return self._is_alike(g, read.node, read.view, n, start)
 
     def _home(self, g: Group) -> Node | None:
-        """Return the node in whose memory a matrix product is summed; None for other groups."""
+        """Return the node in whose memory the product of a group is summed; None if it has no product."""
         if g.kind != "matmul":
             return None
         first, stored = g.nodes[0], [n for n in g.nodes if n.id in self.stored]
@@ -173,7 +173,7 @@ class Reuse:
 
 
 def _ancestors(g: Group, n: Node) -> set[Node]:
-    """Return ``n`` and the nodes of the group that ``n`` is computed from."""
+    """Return ``n`` and all nodes of the group ``g`` that ``n`` is computed from."""
     inside = {x.id for x in g.nodes}
     found, todo = {n}, [n]
     while todo:
@@ -195,7 +195,7 @@ def _operands(n: Node) -> list[View]:
 
 
 def _extent(a: View) -> tuple[int, int]:
-    """Return the lowest and the highest position in its node that a view reads, in elements."""
+    """Return the lowest and the highest position that a view reads in the memory of its node, in elements."""
     spans = [s * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)]
     return a.offset + sum(min(0, s) for s in spans), a.offset + sum(max(0, s) for s in spans)
 

@@ -35,7 +35,7 @@ def update_rows(graph: Graph, outputs: Sequence[View], replacing: Sequence[tuple
 
 
 class _Update:
-    """The update of a parameter: ``parameter ± step``, where the step is the gradient scaled by numbers."""
+    """The update ``parameter ± step`` of a parameter, where the step is the gradient scaled by numbers."""
 
     def __init__(self, output: View, source: int) -> None:
         self.graph, self.node, self.source = output.graph, output.node, source
@@ -81,7 +81,7 @@ class _Update:
         return sign > 0 if self.node.op == "subtract" else sign < 0
 
     def of_rows(self) -> View:
-        """Return the parameter with its new rows assigned, and add the check to the graph."""
+        """Return the parameter with only the changed rows computed and assigned; add a check to the graph."""
         graph, xp = self.graph, self.graph.xp
         graph.current = self.node.origin
         _, rows, _ = self.gradient.node.args
@@ -97,7 +97,7 @@ class _Update:
         return xp.scatter("set", xp.flat(old), rows, xp.flat(new), width)
 
     def _repeated(self, n: Node, k: int, x: View) -> View:
-        """Return a copy of the chain's node ``n`` that has ``x`` as operand ``k``."""
+        """Return a copy of the elementwise node ``n`` with ``x`` in place of operand ``k``."""
         args = [
             x if i == k else View(self.graph, a.node, x.shape, (0,) * x.ndim, a.offset)
             for i, a in enumerate(n.args)

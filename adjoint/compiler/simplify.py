@@ -69,7 +69,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class View:
-    """The elements of a node, in some order: a shape, strides and an offset, counted in elements.
+    """Some or all elements of a node: a shape, strides and an offset, counted in elements.
 
     ``weak`` marks a Python float that is given at each call.
     """
@@ -364,7 +364,7 @@ class Graph:
         return self.node(op, args, params, shape, dtype)
 
     def reduce(self, op: str, x: View, axes: Sequence[int], dtype: Any) -> View:
-        """Add a reduction over ``axes``, which the result does not have; adjacent axes are merged first."""
+        """Add a reduction that removes the axes ``axes``; adjacent axes are merged first."""
         axes = sorted(axes)
         if not axes or all(x.shape[a] == 1 for a in axes):
             kept = tuple([n for k, n in enumerate(x.shape) if k not in axes])
@@ -432,7 +432,7 @@ class Graph:
         return out
 
     def target(self, shape: Shape) -> View:
-        """Return a view of an array that does not exist; its slices give the positions of pieces."""
+        """Return a view of a placeholder array; slices of it give the positions of pieces for ``place``."""
         return View(self, Node("target", (), None, shape, _BOOL), shape, row_major(shape))
 
 
@@ -454,7 +454,10 @@ def _spans(where: Sequence[Any]) -> list[tuple[int, int, int]] | None:
 
 
 def _piece(x: View) -> View:
-    """Return ``x``, a view of a "place" node, as a view of the piece that contains it; ``x`` if none does."""
+    """Return ``x``, a view of a "place" node, as a view of the piece that contains all its elements.
+
+    Return ``x`` itself if no single piece does.
+    """
     spans = x.node.value
     if spans is None or not x.size:
         return x
@@ -476,7 +479,7 @@ def _piece(x: View) -> View:
 
 
 def _ends(shape: Shape, strides: tuple[int, ...], offset: int) -> tuple[int, int]:
-    """Return the positions in memory of the first and the last element of a view, in elements."""
+    """Return the lowest and the highest position in memory of a view's elements, in elements."""
     low = high = offset
     for n, s in zip(shape, strides, strict=True):
         if s > 0:
@@ -487,7 +490,7 @@ def _ends(shape: Shape, strides: tuple[int, ...], offset: int) -> tuple[int, int
 
 
 def _narrowed(x: View, shape: Shape) -> View:
-    """Return the first element of ``x`` along each axis that has length 1 in ``shape``, as a view."""
+    """Return ``x`` reduced to its first element along each axis that has length 1 in ``shape``."""
     strides = tuple([0 if n == 1 else s for n, s in zip(shape, x.strides, strict=True)])
     return View(x.graph, x.node, shape, strides, x.offset)
 
@@ -582,7 +585,7 @@ def _algebra(op: str, dtype: Any, args: tuple[View, ...]) -> View | None:
 
 
 def _fold(ufunc: Any) -> Callable[..., Any]:
-    """Return a function that applies a ufunc to constants and casts the result to a dtype."""
+    """Return a function that applies ``ufunc`` to constants and casts the result to a given dtype."""
     return lambda *numbers, dtype: np.asarray(ufunc(*numbers)).astype(dtype)
 
 

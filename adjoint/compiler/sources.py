@@ -19,7 +19,7 @@ __all__ = ["Held", "Sources", "hooks_of"]
 
 
 class Held:
-    """A tensor whose array a trace has replaced by a symbol, and the tensor's state before the trace."""
+    """A tensor that a trace has captured: its symbol, and its state before the trace."""
 
     __slots__ = (
         "argument", "data", "entry", "grad", "grad_known", "hooks", "kind", "node", "symbol", "tensor",
@@ -54,7 +54,7 @@ class Held:
 
 
 def hooks_of(t: Tensor) -> tuple[Any, ...]:
-    """Return the hooks of a tensor as a tuple that can be compared."""
+    """Return the hooks of a tensor as a tuple, so that two states of the hooks can be compared."""
     extra = t._extra
     if extra is None:
         return ()
@@ -63,7 +63,7 @@ def hooks_of(t: Tensor) -> tuple[Any, ...]:
 
 
 class Sources:
-    """The program of a trace, and the values that the program reads at each call."""
+    """The inputs of the program of a trace: the values that the program reads at each call."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self.arguments = arguments  # of the current call
@@ -103,18 +103,18 @@ class Sources:
         return value
 
     def mark(self) -> tuple[int, list[tuple[Tensor, Any]]]:
-        """Return a mark for ``since``: the number of draws, and the present value of each captured tensor."""
+        """Return the present state for ``since``: the number of draws, and each captured tensor's value."""
         return len(self.drawn), [(h.tensor, h.tensor._data) for h in self.held.values()]
 
     def since(self, mark: Any) -> tuple[list[Symbolic], list[tuple[Tensor, Any]]]:
-        """Return the draws since ``mark``, and (tensor, value at the mark) of each tensor assigned since."""
+        """Return the draws since ``mark``, and (tensor, value at the mark) of each tensor assigned later."""
         count, before = mark
         known = {id(t): data for t, data in before}
         values = [(h.tensor, known.get(id(h.tensor), h.symbol)) for h in self.held.values()]
         return self.drawn[count:], [(t, data) for t, data in values if t._data is not data]
 
     def drawing(self, drawn: list[Symbolic], function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function whose random draws are replaced by ``drawn``, the draws of an earlier call."""
+        """Return ``function(*args)``; ``drawn``, the draws of an earlier call, replace its random draws."""
         before = self.again
         try:
             self.again = iter(drawn)
@@ -149,7 +149,7 @@ class Sources:
         return found[1]
 
     def cells_of(self, owner: Any, make: Callable[[Any], Any]) -> Any:
-        """Return the container ``make(owner)``; in one trace, ``owner`` always gets the same container."""
+        """Return the container ``make(owner)``; later calls with this owner return the same container."""
         return self.containers.setdefault(id(owner), (make(owner), owner))[0]
 
     def set_cell(self, container: Any, key: Any, value: Symbolic) -> None:
@@ -158,7 +158,7 @@ class Sources:
         self.cells[id(container), key] = container, value
 
     def present(self, source: Source) -> Any:
-        """Return the array or number of a source in the current call."""
+        """Return the array or number that an input of the program has in the current call."""
         kind, owner = source.kind, source.owner
         if kind == "argument":
             given = self.arguments[owner]

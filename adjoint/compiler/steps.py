@@ -90,5 +90,5 @@ def _turn_factors(graph: Graph, body: Graph, given: list[View], first: int) -> N
 
 
 def _laid(x: View, first: int) -> View:
-    """Return a view whose axes after the first ``first`` axes are row-major in memory; copy it if needed."""
+    """Return ``x``, or a copy, so that the axes after the first ``first`` axes are row-major in memory."""
     return x if x.strides[first:] == row_major(x.shape[first:]) else x.graph.copied(x)

@@ -53,7 +53,7 @@ class Symbolic(Unknown):
         return self.trace.value(value)
 
     def detached(self) -> Symbolic:
-        """Return this value: in a trace, it is not connected to the graphs of tensors made outside."""
+        """Return this value itself, because in a trace no value is connected to graphs outside."""
         return self
 
     def adopt(self, leaf: Any) -> None:
@@ -100,7 +100,7 @@ class Symbolic(Unknown):
         self.trace.indices.append((function, self))
 
     def views(self, other: Any) -> bool:
-        """Return whether this value is ``other``, or a view of it that the last instruction has computed."""
+        """Return whether this value is ``other``, or a view of it made by the last instruction."""
         if other is self:
             return True
         body = self.trace.program.body
@@ -119,7 +119,7 @@ class Symbolic(Unknown):
         return self._overwrites(self / other)
 
     def _overwrites(self, result: Any) -> Any:
-        """Mark that eager mode writes ``result`` into the array of this value; return ``result``."""
+        """Return ``result``; note that eager mode writes it into the array of this value."""
         body = self.trace.program.body
         if body and len(body[-1].outs) == 1 and body[-1].outs[0] is result:
             body[-1].in_place = True
@@ -175,7 +175,7 @@ attach(
 
 
 def refused(text: str) -> TransformError:
-    """Return the error of something that only a trace cannot do; see ``refusal``."""
+    """Return a TransformError for something that is not possible in a trace; see ``refusal``."""
     return refusal(TransformError(text))
 
 
@@ -214,7 +214,7 @@ _OTHER = Host("other", lambda flag, first, other: other, when=bool)
 
 
 class Root(Symbolic):
-    """The marker of a running trace: the value of the context variable ``enclosing``."""
+    """The marker of a running trace, which is the value of the context variable ``enclosing``."""
 
     __slots__ = ()
 
@@ -299,7 +299,7 @@ class Number(Symbolic):
 
 
 class Nonzero(Number):
-    """A number that is never 0, such as a hyper-parameter: a guard checks that it does not become 0."""
+    """A symbolic number that is never 0, such as a hyper-parameter; a guard checks this at each call."""
 
     __slots__ = ()
 

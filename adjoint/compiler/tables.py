@@ -40,7 +40,10 @@ class Table:
 
     @np.errstate(all="ignore")  # as in a backward
     def gradient(self, undo: Undo, g: Any, rows: Any) -> Any:
-        """Return the dense gradient; append to ``undo`` how to restore that of the last call."""
+        """Return the dense gradient; append an item that restores the last call's gradient to ``undo``.
+
+        ``g`` has the gradients of the rows ``rows``.
+        """
         out = self._present()
         if out is None:
             out = np.zeros(self.tensor.shape, g.dtype)
@@ -52,7 +55,10 @@ class Table:
         return out
 
     def _present(self) -> Any:
-        """Return the array of ``.grad`` if the last call made it, and nothing changed it or refers to it."""
+        """Return the array of ``.grad`` if the last call made it and nothing has changed or refers to it.
+
+        Otherwise return None.
+        """
         extra = self.tensor._extra
         grad = None if extra is None else extra.grad
         if type(grad) is not Tensor or grad._version or grad._node is not None:
@@ -71,10 +77,10 @@ class Table:
 
 
 def tables_of(program: Program, body: Sequence[Instruction]) -> dict[int, Table]:
-    """Return the tables of a program by the id of their gradient.
+    """Return the tables of a program, whose gradients are mostly zero, by the id of their gradient.
 
     The gradient must be large, have few rows that are not 0, and be only assigned to ``.grad`` and passed to
-    optimisers.  ``body`` are the instructions that run.
+    optimisers.  ``body`` are the instructions that the program runs.
     """
     makers = {i.outs[0].id: i for i in body if i.op.name == "untake"}
     if not makers:
@@ -100,7 +106,11 @@ def _is_large(i: Instruction) -> bool:
 
 
 def fill_tables(undo: Undo, found: Sequence[Any], tables: Tables) -> list[Any]:
-    """Return the outputs of a program with gradients in place of pairs of their rows and the row numbers."""
+    """Return the outputs of a program; replace each pair (rows of a gradient, indices) by the gradient.
+
+    ``tables`` has the tables and the positions of their gradients among the outputs; ``undo`` is as in
+    ``Table.gradient``.
+    """
     outs = list(found)
     for table, places in tables:
         gradient = table.gradient(undo, *outs[places[0]])

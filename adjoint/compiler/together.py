@@ -16,7 +16,7 @@ _MOST = 16  # kernels per run
 
 
 class _Use(NamedTuple):
-    """Bytes ``low`` to ``high`` of a buffer that a kernel reads or writes.
+    """A use of memory by a kernel: it reads or writes the bytes ``low`` to ``high`` of a buffer.
 
     ``buffer`` is ("arena", offset of the region) or ("array", id of the node).  ``run`` is the index of the
     run that the kernel is in.
@@ -29,7 +29,7 @@ class _Use(NamedTuple):
     run: int = 0
 
     def clashes(self, other: _Use) -> bool:
-        """Return whether two uses of one buffer conflict: their kernels must then run one after the other."""
+        """Return whether two uses of one buffer conflict, so that one kernel must run after the other."""
         return (self.writes or other.writes) and self.low < other.high and other.low < self.high
 
 
@@ -65,14 +65,14 @@ def together(
 
 
 def _note(uses: list[_Use], new: _Use) -> None:
-    """Add a use of a buffer; a write replaces the earlier uses of the bytes that it covers."""
+    """Append ``new`` to the uses of a buffer; a write removes the earlier uses that it covers."""
     if new.writes:
         uses[:] = [u for u in uses if u.low < new.low or u.high > new.high]
     uses.append(new)
 
 
 def _uses(group: Group, kernel: Kernel, memory: Memory, stored: set[int], reuse: Reuse) -> Iterator[_Use]:
-    """Yield each part of memory that a kernel reads or writes."""
+    """Yield a ``_Use`` for each part of memory that a kernel reads or writes."""
     for source, first, last in reuse.spans(group):
         size = source.dtype.itemsize
         yield _Use(("array", source.id), first * size, (last + 1) * size, False)

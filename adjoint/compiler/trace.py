@@ -86,7 +86,7 @@ class Trace(Sources):
         return found
 
     def made(self, t: Tensor, source: Any = None) -> Tensor:
-        """Replace the array of ``t``, which the function created, by a symbol; return ``t``.
+        """Replace the array of ``t``, which the traced function created, by a symbol; return ``t``.
 
         ``source`` is the array that the tensor is a copy of, if any.
         """
@@ -143,11 +143,11 @@ class Trace(Sources):
         return symbol
 
     def _is_around(self, data: Any) -> bool:
-        """Return whether ``data`` belongs to a ``vmap`` around the loop whose body is traced."""
+        """Return whether ``data`` is a value of a ``vmap`` that encloses the loop whose body is traced."""
         return self.parent is not None and isinstance(data, Lifted) and data.level < self.level
 
     def lend(self, inner: Trace, t: Tensor) -> Symbolic:
-        """Return the symbol in this trace of a tensor that ``inner``, the trace of a loop body, uses."""
+        """Capture a tensor that ``inner``, the trace of a loop body, uses; return its symbol here."""
         held, symbol = inner.held[id(t)], t._data
         t._data, t.__class__ = held.data, held.kind
         held.data, held.kind = self.capture(t), Traced
@@ -163,7 +163,10 @@ class Trace(Sources):
             )
 
     def stand_in(self, leaf: Any, position: int) -> Any:
-        """Return the symbol that the function receives in place of ``leaf``, the argument at ``position``."""
+        """Return the value that the function gets in place of ``leaf``, the argument at ``position``.
+
+        It is a tensor with a symbol as its array, or a symbolic number for a Python float.
+        """
         if type(leaf) is float:
             return self.number("argument", position)
         t = wrap(self.source("argument", leaf.shape, leaf.dtype, position))
@@ -239,7 +242,10 @@ class Trace(Sources):
         return out
 
     def read_number(self, function: Callable[[Any], Any], value: Number) -> Any:
-        """Return ``function(value)`` and guard the result; NotImplemented if ``value`` depends on tensors."""
+        """Return ``function(value)`` and guard the result.
+
+        Return NotImplemented if ``value`` depends on tensors.
+        """
         part = self.part(value, pure=True)
         if self.ended or any(s.kind != "argument" or not s.value.weak for s in part.sources):
             return NotImplemented
@@ -318,7 +324,7 @@ class Trace(Sources):
         return self._decided(function, part)
 
     def part(self, value: Symbolic, pure: bool = False) -> Program:
-        """Return the part of the program that computes ``value``; if ``pure`` is true, without the checks."""
+        """Return a program that computes only ``value``; if ``pure`` is true, it makes no checks."""
         part = Program()
         part.body, part.results = [i for i in self.program.body if i.op.pure or not pure], [value]
         part.body = part.live()
@@ -354,7 +360,7 @@ class Trace(Sources):
         return call_on_host(self, name, run, functions, given, specs)
 
     def inner(self) -> Trace:
-        """Return a trace for the body of a loop, or for a function that the host calls."""
+        """Return a new trace inside this one, for a loop body or a function that Python code calls."""
         sub = Trace(updates=True)
         sub.parent, sub.loops, sub.unroll = self, self.loops, self.unroll
         return sub
@@ -369,7 +375,7 @@ class Trace(Sources):
         self.guards.append(Guard(what, read, watch))
 
     def guard_reads(self, functions: Iterable[Callable[..., Any]]) -> None:
-        """Guard the variables that ``functions`` read.  The library calls these functions, such as hooks."""
+        """Guard the variables that ``functions`` read; they are called by the library, for example hooks."""
         if self.parent is not None:
             self.parent.guard_reads(functions)
             return
@@ -385,7 +391,7 @@ class Trace(Sources):
         return self.actions[-1]
 
     def take(self, gradients: dict[Tensor, Any], target: Any) -> None:
-        """Make the program add gradients to an accumulator's open micro-batch at each call.
+        """Make the program add gradients to the open micro-batch of the accumulator ``target`` at each call.
 
         Gradients that ``target`` does not want are added to ``.grad``.
         """
@@ -409,7 +415,7 @@ class Trace(Sources):
         return self.held[id(t)].data
 
     def node_before(self, t: Tensor) -> Any:
-        """Return the node that a tensor has in eager mode; in a trace, a captured tensor is a leaf."""
+        """Return the graph node that a tensor had before the trace, in which it is a leaf."""
         held = self.held.get(id(t))
         if held is None:
             return t._node if self.parent is None else self.parent.node_before(t)
@@ -422,14 +428,17 @@ class Trace(Sources):
         t._version += 1
 
     def defer(self, t: Tensor, settle: Callable[[], None]) -> Symbolic:
-        """Replace the value of a tensor by a symbol that ``settle`` computes at its first read; return it."""
+        """Make the value of a tensor a new symbol, for which ``settle`` is called when it is first read.
+
+        Return the symbol.
+        """
         value = Symbolic(self, t.shape, t.dtype)
         self.deferred[value.id] = settle
         self.replace(t, value)
         return value
 
     def resume(self, value: Symbolic, computed: Symbolic) -> None:
-        """Define a deferred value: it equals ``computed``."""
+        """Define the deferred value ``value``: the program sets it to ``computed``."""
         del self.deferred[value.id]
         self._add_with(_ALIAS, (computed,), {}, (value,))
 
@@ -503,11 +512,11 @@ class Trace(Sources):
     # The run -------------------------------------------------------------------------------------
 
     def run(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
-        """Call ``f`` on symbols and return ``finish(result)``; then restore all captured tensors."""
+        """Call ``f`` with tracing active and return ``finish(result)``; then restore all captured tensors."""
         return locked(_tracing_lock, self._run_apart, f, finish)
 
     def _run_apart(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
-        """Call ``_run`` in a copy of the context, so that an interrupt leaves no context variable set."""
+        """Call ``_run`` in a copy of the context, so that an interrupt leaves no context variable changed."""
         try:
             return copy_context().run(self._run, f, finish)
         finally:
@@ -535,9 +544,10 @@ class Trace(Sources):
                 self._release()
 
     def _raise_refusal(self) -> None:
-        """Raise the error of something that a trace cannot do, if the function caught it.
+        """Raise the error that a trace raised before, if the function caught it.
 
-        The program would repeat the ``except`` branch at each call, which eager code does not take.
+        Only a trace raises this error.  The program would repeat the ``except`` branch at each call, which
+        eager code does not take.
         """
         if self.refused is not None:
             self.refused.add_note(
@@ -595,7 +605,7 @@ class Trace(Sources):
 
 
 def _take(leaves: list[Tensor], *gradients: Any) -> None:
-    """Add gradients of ``leaves`` to the micro-batch that is open in the current accumulator."""
+    """Add the gradients of ``leaves`` to the open micro-batch of the current accumulator."""
     target = sink.get()
     assert target is not None
     target.take(dict(zip(leaves, gradients, strict=True)))

@@ -26,7 +26,7 @@ _KEPT = struct.Struct("@id")  # whether a second normal number is kept for the n
 
 
 class PythonState:
-    """The state of the generator of the module ``random``."""
+    """Saves the state of the global generator of the module ``random``."""
 
     def __init__(self) -> None:
         self.generator: Any = getattr(random.random, "__self__", None)
@@ -51,14 +51,17 @@ class PythonState:
 
 
 class NumPyState:
-    """The state of NumPy's global generator."""
+    """Saves the state of NumPy's global generator."""
 
     def __init__(self) -> None:
         self.generator = _random.get_bit_generator()
         self.before = self._read()
 
     def _read(self) -> Any:
-        """Return the words, their position, and the kept number; or the state as a dictionary."""
+        """Return the generator's state as bytes, or as a dictionary if the memory layout is not known.
+
+        The bytes are two parts: the words with the position, and the second normal number that is kept.
+        """
         place = _place_of_kept() if type(self.generator) is np.random.MT19937 else -1
         if place < 0:
             return np.random.get_state(legacy=False)
@@ -87,7 +90,7 @@ class NumPyState:
 
 @functools.cache
 def _place_of_words() -> int:
-    """Return where a ``random.Random`` has its position and its words; -1 if that is not known."""
+    """Return the offset in a ``random.Random`` object of its position and words; -1 if not known."""
     if sys.implementation.name != "cpython":
         return -1
     probe: Any = random.Random(1)
@@ -97,7 +100,7 @@ def _place_of_words() -> int:
 
 @functools.cache
 def _place_of_kept() -> int:
-    """Return where a ``RandomState`` keeps a second normal number; -1 if the layout is not known."""
+    """Return the offset in a ``RandomState`` object of the normal number that it keeps; -1 if not known."""
     if sys.implementation.name != "cpython" or not hasattr(_random.mtrand, "_rand"):
         return -1
     twister = np.random.MT19937(1)
@@ -125,7 +128,7 @@ def equal_states(a: Any, b: Any) -> bool:
 
 
 def _frozen(state: Any) -> Any:
-    """Return the state of a generator in a form that can be compared, without arrays."""
+    """Return the state of a generator with arrays converted to bytes, so that states can be compared."""
     if isinstance(state, np.ndarray):
         return state.tobytes()
     if isinstance(state, dict):

@@ -85,7 +85,7 @@ def _functions(texts: Sequence[str], here: Machine) -> list[int]:
 
 
 def clear_memory() -> None:
-    """Clear the cache in memory, so that units are read from disk again; loaded code is not unloaded."""
+    """Forget all compiled units, so that they are read from disk again; loaded code stays loaded."""
     with _lock:
         _addresses.clear()
         _images.clear()
@@ -135,7 +135,7 @@ def _load_or_compile(texts: dict[str, str], keys: dict[str, str], here: Machine)
 
 
 def _jobs(texts: dict[str, str], here: Machine) -> list[Job]:
-    """Divide texts among LLVM jobs; if texts call shared units, the first job has these units."""
+    """Divide LLVM texts among jobs of similar size; units that the other texts call are the first job."""
     shared = {name: text for name, text in texts.items() if name in SHARED}
     others = sorted(((len(text), name) for name, text in texts.items() if name not in SHARED), reverse=True)
     count = max(1, min(here.cores, sum(n for n, _ in others) // PART))
@@ -149,7 +149,7 @@ def _jobs(texts: dict[str, str], here: Machine) -> list[Job]:
 
 
 def _load(images: Sequence[Image], key: str) -> None:
-    """Load the unit of ``key``, and the units that it calls, from the images of one file."""
+    """Load the unit with this key, and the units that it calls, from the images of one file."""
     needed = {key}
     found = []
     for image in reversed(images):
@@ -186,7 +186,7 @@ def expect(text: Source) -> Source:
 
 
 def _expected(here: Machine) -> dict[str, str]:
-    """Return the texts of the registered libraries, by cache key, and forget the libraries."""
+    """Return the LLVM texts of the registered libraries, by cache key, and clear the registration."""
     texts = {key_of(text, here): text for make in _libraries if (text := make()) is not None}
     _libraries.clear()
     return texts
@@ -229,7 +229,10 @@ def _start(work: Callable[[], None]) -> threading.Thread | None:
 
 
 def _linked(images: Sequence[Image], exports: tuple[str, ...], imports: dict[str, int]) -> dict[str, int]:
-    """Return the addresses of the ``exports`` of the first image that can be loaded; {} if none can."""
+    """Load the first image that can be loaded; return the addresses of its functions ``exports``.
+
+    The result is empty if no image can be loaded.
+    """
     for image in images:
         with suppress(RuntimeError):  # the object file was made for another machine
             found = link(image.code, exports, imports)

@@ -132,7 +132,7 @@ class Variant:
         self.guards += [*modules, *trace.guards]
 
     def _module_guards(self, call: Call) -> list[ObjectGuard]:
-        """Return a guard for each module that was called or passed, except copies that the trace made."""
+        """Return a guard for each module that was called or passed, except copies made by the trace."""
         copies = {id(m) for m in self.copies}
         called = [m for m in self.trace.modules.values() if id(m) not in copies]
         self.copies = []
@@ -140,7 +140,7 @@ class Variant:
         return [ObjectGuard(type(m).__name__, m) for m in modules.values()]
 
     def _use(self, built: Callable[..., Any]) -> None:
-        """Use ``built``, a function of the program's sources, to run the program from now on."""
+        """Run the program by ``built`` in later calls; it is a function from the inputs to the outputs."""
         self.built = built
         self.execute = make_call(self.program, self.trace, built, len(self.moves))
 
@@ -202,7 +202,10 @@ class Variant:
         return explain(self.native)
 
     def _count_direct(self, call: Call) -> int:
-        """Return the number of arguments if all of them are arrays or tensors, not containers; else -1."""
+        """Return the number of arguments if calls can skip the general path; otherwise -1.
+
+        They can if all arguments are distinct arrays or tensors, not containers.
+        """
         args = call.structure.children[0].children
         flat = len(call.moves) == len(call.leaves) == len(args) and all(
             c.kind is tree.Structure.LEAF for c in args
@@ -234,7 +237,7 @@ class Variant:
         return self.f(*args, **kwargs)
 
     def _finish(self, trace: Trace, result: Any) -> None:
-        """Record how each result of a call is obtained, and trace the backward pass if a result needs it."""
+        """Record how each result of the function is made, and trace the backward pass if one needs it."""
         outs, self.result = tree.flatten(result)
         tensors: list[Tensor] = []
         self.outs: list[tuple[str, Any]] = []
@@ -320,7 +323,7 @@ class Variant:
         return self.directs[key]
 
     def can_watch(self) -> bool:
-        """Return whether the guards can be checked natively."""
+        """Return whether native code can check that the guards hold."""
         trace = self.trace
         given = any(h.argument is not None for h in trace.grad_guards()) or self.program.written_arguments()
         return self.direct >= 0 and not (trace.fixed or trace.decisions or given) and possible()
@@ -351,7 +354,10 @@ class Variant:
         return self._built(found, call.leaves)
 
     def results(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """Return the results of the function, made from the arrays that the program has returned."""
+        """Return the results of the function, made from the arrays that the program returned.
+
+        ``leaves`` are the leaves of the arguments.
+        """
         found = [wrap(r) for r in arrays[: self.count]]
         for t, node in zip(found, self.spent, strict=False):
             t._node = node
@@ -375,7 +381,7 @@ class Variant:
         return tree.unflatten(self.result, outs)
 
     def eager(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """Call the original function; return the results that the program also computes, as tensors."""
+        """Call the original function on ``leaves``; return, as tensors, the results the program computes."""
         args, kwargs = tree.unflatten(self.structure, leaves)
         found = zip(tree.flatten(self.f(*args, **kwargs))[0], self.outs, strict=True)
         computed = {at: o for o, (kind, at) in found if kind in ("value", "number")}
@@ -448,7 +454,10 @@ def _modules(structure: tree.Structure) -> Iterator[Any]:
 
 
 def _reads_attribute(g: Guard, owners: set[int]) -> bool:
-    """Return whether a guard reads an attribute of one of the objects ``owners``, which have own guards."""
+    """Return whether a guard reads an attribute of one of ``owners``, objects with their own guards.
+
+    ``owners`` has the ids of the objects.
+    """
     read: Any = g.read
     if not isinstance(read, functools.partial) or read.func is not read_attributes or len(read.args[1]) != 1:
         return False

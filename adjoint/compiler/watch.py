@@ -79,7 +79,10 @@ def _probed(base: entry.Layout) -> Layout:
 
 
 def _version_offset() -> int:
-    """Return the offset of a dictionary's version, which every change increments; raise if there is none."""
+    """Return the offset of a dictionary's version number, which every change increments.
+
+    Raise AssertionError if there is none.
+    """
 
     def words(d: dict[Any, Any]) -> list[int]:
         return entry._words(id(d), dict.__basicsize__ // 8)
@@ -114,7 +117,7 @@ def _text() -> str | None:
 
 @functools.cache
 def _method() -> Any:
-    """Return the compiled check, as a method definition of CPython."""
+    """Return the compiled native check as a PyMethodDef, CPython's description of a function."""
     text = _text()
     assert text is not None
     names = (
@@ -192,7 +195,7 @@ class Watch:
             self.words[_IN_USE] = 0
 
     def is_on(self) -> bool:
-        """Return whether ``ready`` can return True."""
+        """Return whether the check is in use; if not, ``ready`` returns False."""
         return bool(self.words[0] >= 0)
 
     def _record(self) -> None:
@@ -226,7 +229,7 @@ class Watch:
 
 
 class _Seen:
-    """The memory that a renewal has recorded.
+    """Records the memory that the guards of a program depend on, and its present contents.
 
     ``equal`` and ``differ`` have pairs (address, word): the word in memory must, or must not, be this one.
     ``items`` has (dictionary, key, value) as addresses; ``asked`` has functions that must return True.
@@ -296,9 +299,10 @@ class _Seen:
             self.asked.append(g.holds)
 
     def _part(self, kind: str, value: Any, key: Any = None) -> None:
-        """Record a part of a container.
+        """Record a part of the container ``value``.
 
-        ``kind`` is "whole" (the container and its contents), "item" (one item of a dictionary) or "keys".
+        ``kind`` is "whole" (the container and its contents), "item" (the item ``key`` of a dictionary) or
+        "keys" (which keys a dictionary has).
         """
         if kind == "whole":
             self._value(value, 0)

@@ -29,7 +29,10 @@ def _image(xp: Any, x: View, padding: Pairs, value: Any = 0) -> View:
 
 
 def _windowed(xp: Any, image: View, kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> View:
-    """Return all windows of the last axes as one view of shape (…, *count, *kernel)."""
+    """Return all windows of an image as one view of shape (…, *count, *kernel).
+
+    ``count`` is the number of windows along each axis.
+    """
     nd = len(kernel)
     steps = image.strides[-nd:]
     outer = [s * step if n > 1 else 0 for s, step, n in zip(stride, steps, count, strict=True)]
@@ -41,9 +44,9 @@ def _windowed(xp: Any, image: View, kernel: Shape, stride: Shape, dilation: Shap
 def _added(
     xp: Any, parts: View, size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
 ) -> View:
-    """Add windows (…, *count, *kernel) where they overlap; return the image of size ``size``.
+    """Add the windows ``parts`` where they overlap; return the resulting image of size ``size``.
 
-    This is the adjoint of taking the windows of an image.
+    The windows have the shape (…, *count, *kernel).  This is the adjoint of taking the windows of an image.
     """
     nd = len(kernel)
     lead, count = parts.shape[: -2 * nd], parts.shape[-2 * nd : -nd]
@@ -89,7 +92,7 @@ _LARGE = 1 << 17  # weights: with more, the partial sums of their gradient need 
 def _is_direct(
     x: View, w: View, kernel: Shape, padding: Pairs, groups: int, wide: int, weights: int = 0
 ) -> bool:
-    """Return whether a convolution has kernels of its own; if not, it is a product of copied windows.
+    """Return whether a convolution is computed by its own kernels, not as a product of copied windows.
 
     ``wide`` is the length of the rows that the kernels compute or read; ``weights`` is the size of the
     gradient of the weights, if that is computed.

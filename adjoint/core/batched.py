@@ -75,9 +75,9 @@ class Batched(Lifted):
         self.adopted.append((weakref.ref(leaf), data))
 
     def release(self) -> list[Any]:
-        """Restore the data of the tensors that were passed to ``adopt``; return those with batched values.
+        """Restore the data of the tensors that were passed to ``adopt``.
 
-        A tensor has batched values if the function wrote such values into it.
+        Return those into which the function wrote values that differ between the elements of the batch.
         """
         changed = []
         for reference, data in self.adopted:
@@ -93,7 +93,7 @@ class Batched(Lifted):
         return changed
 
     def has_history(self) -> bool:
-        """Return whether this value contains a tensor from outside the ``vmap`` that requires grad."""
+        """Return whether this value contains a tensor outside the ``vmap`` that is part of a graph."""
         value = self.value
         return value.has_history() if isinstance(value, Lifted) else isinstance(value, Tensor)
 
@@ -105,7 +105,7 @@ class Batched(Lifted):
         return value.numbers() if isinstance(value, Lifted) else value
 
     def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-        """Evaluate ``op`` on the whole batch at once."""
+        """Evaluate ``op`` on the whole batch by its batch rule; return the result."""
         own: list[Any] = []
         level, batched = self.level, False
         for a in args:
@@ -150,7 +150,7 @@ def settled(value: Any) -> Any:
 
 
 class HeldOps(Namespace):
-    """The namespace of ops on the contents of ``Batched`` values: arrays, or outer values and tensors."""
+    """The namespace of ops on what ``Batched`` values contain: arrays, or values and tensors from outside."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         op = OPS.get(name)

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def ranked(a: Any, ndim: int) -> Any:
-    """Return the value of an argument; insert axes of length 1 so that its elements have ``ndim`` axes."""
+    """Return the array of an argument, with axes of length 1 inserted so that elements have ``ndim`` axes."""
     if type(a) is not Batched:
         return a
     if not a.batched or len(a.shape) == ndim:
@@ -38,7 +38,7 @@ def ranked(a: Any, ndim: int) -> Any:
 
 
 def full_batch(a: Any, size: int) -> Any:
-    """Return the value of argument ``a`` with a batch axis of ``size`` elements in front."""
+    """Return the array of argument ``a`` with a batch axis of length ``size`` in front."""
     if not isinstance(a, Batched):
         return np.broadcast_to(a, (size,))
     return a.value if a.batched else held.broadcast_to(a.value, shape=(size, *a.shape))
@@ -99,7 +99,7 @@ def leading(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
 
 
 def fused(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
-    """Batch rule of fused ops: evaluate the steps one by one.
+    """Batch rule of fused ops: evaluate the formula of the op, one op at a time.
 
     Half precision is computed in float32 and rounded once.
     """

@@ -174,7 +174,10 @@ def asarray(
 
 
 def _number_dtype(number: Any, dtype: Any) -> np.dtype[Any]:
-    """Return the dtype of a tensor that is made from a Python number traced by ``ad.compile``."""
+    """Return the dtype of the tensor made from ``number``, a Python number traced by ``ad.compile``.
+
+    ``dtype`` is the dtype that the user asked for, or None.
+    """
     if dtype is None:
         return get_default_dtype() if number.dtype.char == "d" else number.dtype
     check_cast(number.dtype, target := checked_dtype(dtype))
@@ -182,9 +185,9 @@ def _number_dtype(number: Any, dtype: Any) -> np.dtype[Any]:
 
 
 def made(t: Tensor, data: Any = None) -> Tensor:
-    """Return the new tensor ``t``; inside ``ad.compile``, return it as a traced tensor.
+    """Return ``t``, a tensor that was just made; inside ``ad.compile``, make it a traced tensor.
 
-    ``data`` is the array that it was copied from, if any.
+    ``data`` is the array that ``t`` was copied from, if any.
     """
     trace = tracing.get() if special.count else None
     return t if trace is None else trace.made(t, data)
@@ -292,7 +295,7 @@ def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
 
 
 def _python_floats(value: Any) -> bool:
-    """Return whether ``value`` consists of Python numbers, so that its floats get the default dtype."""
+    """Return whether ``value`` is a number or a list of Python numbers: floats then get the default dtype."""
     return type(value) in _NUMBERS or (isinstance(value, (list, tuple)) and _all_numbers(value))
 
 
@@ -358,7 +361,10 @@ def _is_traced(value: Any, depth: int = 0) -> bool:
 
 
 def _shared_dtype(value: Any) -> np.dtype[Any]:
-    """Return the dtype of a nested list by NumPy's promotion rules; numbers get the dtype of the arrays."""
+    """Return the dtype of a nested list by NumPy's promotion rules.
+
+    Python numbers in the list adapt to the dtype of the arrays.
+    """
     found: list[Any] = []
 
     def visit(v: Any) -> None:
@@ -377,7 +383,7 @@ def _shared_dtype(value: Any) -> np.dtype[Any]:
 
 
 def _stacked(value: Any, dtype: np.dtype[Any]) -> Tensor:
-    """Return a nested list that contains tensors as one tensor; record how it was stacked."""
+    """Stack a nested list that contains tensors into one tensor; the stacking is recorded."""
     if not isinstance(value, (list, tuple)):
         return asarray(value, dtype=dtype)
     parts = [_stacked(v, dtype) for v in value]

@@ -177,7 +177,7 @@ def _methods(name: str, method: bool | str | Sequence[str]) -> tuple[str, ...]:
 def _batch_rule(
     name: str, kind: str, fused: Any, batch: Callable[..., Any] | str | None
 ) -> Callable[..., Any] | None:
-    """Return the batch rule of the op ``name``: the given one, or the default for its kind."""
+    """Return the batch rule of the op ``name``: ``batch``, or the default for its kind."""
     if batch is None:
         batch = "elementwise" if kind == "elementwise" else "fused" if fused else None
     if isinstance(batch, str) and batch not in BATCH_RULES:
@@ -194,9 +194,9 @@ def _checked_names(
     arity: int | None,
     saves: str | Sequence[str],
 ) -> tuple[tuple[str, ...], str]:
-    """Return the names that the rules use for the arguments and for the output.
+    """Check the arguments of ``define``; return the names of the op's arguments and of its output.
 
-    The arguments are those of ``define``; raise if one is invalid.
+    The names are those of the parameters of the rules.
     """
     if kind not in KINDS:
         raise ArgumentError(f"define {name!r}: kind must be one of {', '.join(KINDS)}, not {kind!r}.")
@@ -266,7 +266,7 @@ def _names(
 
 
 def _positional(rule: RuleFunction) -> tuple[list[str], bool]:
-    """Return the positional parameters of a rule, with ``*rest`` last, and whether ``*rest`` exists."""
+    """Return the names of a rule's positional parameters, and whether the last one is ``*rest``."""
     code = getattr(rule, "__code__", None)
     if code is None:
         parameters = inspect.signature(rule).parameters.values()

@@ -265,9 +265,9 @@ else:
 
 @functools.cache
 def _path(arity: int, has_params: bool, spread: bool) -> Callable[..., Eager]:
-    """Compile the fast path for ops of ``arity`` arrays (one to three); return the factory ``make(op, …)``.
+    """Compile the fast path for ops of ``arity`` arrays (one to three); return a factory ``make(op, …)``.
 
-    With ``spread``, large arrays are divided into pieces that threads compute.
+    If ``spread`` is true, large arrays are divided into pieces that threads compute.
     """
     names = "xyz"[:arity]
     arguments = ", ".join(names)

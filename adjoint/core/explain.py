@@ -57,7 +57,7 @@ _OURS = tuple(os.path.join(os.path.dirname(m.__file__ or ""), "") for m in (np, 
 
 
 def _raised_by_user(error: Exception) -> bool:
-    """Return whether an error was raised outside NumPy and adjoint: in the forward of a user's op."""
+    """Return whether an error was raised by user code: the forward of a user's op, not NumPy or adjoint."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -178,7 +178,7 @@ def real_dtype(dtype: Any) -> Any:
 
 
 def reduction(dtype: Callable[[Any], Any], *, empty: bool = True) -> Callable[..., Result | None]:
-    """Make the shape rule of a reduction over the parameter ``axis``, with or without ``keepdims``.
+    """Make the shape rule of a reduction, an op with the parameters ``axis`` and ``keepdims``.
 
     ``dtype`` maps the dtype of the elements to the dtype of the result, or to None if it is not known.  With
     ``empty=False`` the rule returns None for a reduction of no elements, which is an error.

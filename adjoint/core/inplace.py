@@ -51,7 +51,7 @@ def is_view(t: Tensor) -> bool:
 
 
 def refuse_view(t: Tensor) -> None:
-    """Raise if a write into ``t`` would not reach the tensor it is a view of."""
+    """Raise if ``t`` is a view, because a write into it would not change the tensor that it is a view of."""
     if is_view(t):
         raise InPlaceError(
             f"this tensor of shape {t.shape} is a view of another tensor, which the write would not change.\n"
@@ -103,7 +103,7 @@ def writable(t: Tensor) -> ndarray[Any, Any]:
 
 
 def log_write(t: Tensor) -> None:
-    """Record the state of a tensor before a write, if a function is running that may have to be run again."""
+    """Save the state of a tensor before a write, if the running function may have to be run again."""
     log = writes.get()
     if log is not None:
         log.setdefault(id(t), (t, t._data, t._node, t._version))
@@ -121,7 +121,7 @@ def move_version(t: Tensor) -> None:
 
 
 class Augmented:
-    """One augmented assignment operator: its sign, its op, and ``on_arrays(x, y, out)``.
+    """One augmented assignment operator: its sign such as "+=", its op, and ``on_arrays(x, y, out)``.
 
     ``on_arrays`` is the ufunc, except for ``**=`` and ``@=``, for which NumPy's operators do more than the
     ufuncs.
@@ -199,7 +199,7 @@ def augmented(method: str) -> Callable[[Tensor, Any], Tensor]:
 
 
 def _stores_item(frame: FrameType) -> bool:
-    """Return whether the instruction that runs in a frame is part of ``container[key] += value``."""
+    """Return whether the frame is executing ``container[key] += value``, for any augmented operator."""
     code, i = frame.f_code.co_code, frame.f_lasti + 2
     while dis.opname[code[i]] in ("CACHE", "SWAP", "NOP"):
         i += 2
@@ -207,7 +207,7 @@ def _stores_item(frame: FrameType) -> bool:
 
 
 class _Probe:
-    """An object that counts the references to itself while ``container[key] += value`` runs on it."""
+    """Measures the reference count of an object while ``container[key] += value`` runs on it."""
 
     count = 0
 
@@ -231,7 +231,7 @@ _TEMPORARY = _count_temporary()
 
 
 def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
-    """Set ``t`` to ``t + y`` (or another operation); record the operation if ``t`` or ``y`` is in a graph."""
+    """Replace the value of ``t`` by ``t + y`` (or another operation), and record the operation if needed."""
     recording = _recording()
     if recording and (t._node is LEAF or is_watched(t)):
         refuse_leaf()
@@ -261,7 +261,7 @@ def _move_retained(t: Tensor, before: Node) -> None:
 
 
 def _lift(assignment: Augmented, t: Tensor, y: Tensor) -> None:
-    """Make ``t`` a value of the transform that ``y`` belongs to.
+    """Make the data of ``t`` a value of the transform that ``y`` belongs to.
 
     Raise if ``t`` is part of a graph; leaves are allowed inside ``ad.compile``.
     """

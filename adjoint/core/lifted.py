@@ -46,9 +46,10 @@ next_level: Callable[[], int] = count(1).__next__
 
 
 def refusal(error: E, traced: bool = True) -> E:
-    """Return an error; if ``traced``, it is raised only because ``ad.compile`` traces a function.
+    """Return ``error``; if ``traced``, note it in the running trace of ``ad.compile``.
 
-    The trace keeps such an error, and raises it at its end if the function caught it: eager code has none.
+    Such an error is raised only in a trace, not in eager code.  If the function catches it, the trace raises
+    it again at the end.
     """
     trace = tracing.get() if traced else None
     if trace is not None and trace.refused is None:
@@ -57,9 +58,10 @@ def refusal(error: E, traced: bool = True) -> E:
 
 
 def refuse_tracing(what: str, cure: str) -> None:
-    """Raise inside ``ad.compile``, where ``what`` cannot be used; ``cure`` says what to write instead.
+    """Raise TransformError if ``ad.compile`` is tracing, because ``what`` cannot be used there.
 
-    Callers check ``special.count`` first: if it is 0, no transform or context is active.
+    ``cure`` says what to write instead.  Callers check ``special.count`` first: if it is 0, no transform or
+    context is active.
     """
     if tracing.get() is not None:
         raise refusal(TransformError(f"{what} cannot be used inside ad.compile.\n  {cure}"))
@@ -75,7 +77,7 @@ def made_by_host(make: Callable[[], Any], shape: tuple[int, ...], dtype: Any) ->
 
 
 def run_at(value: Any, function: Callable[..., T], *args: Any) -> T:
-    """Call a function inside the transform that ``value`` belongs to, even if that transform has ended."""
+    """Return ``function(*args)``, called inside the transform of ``value``, even if that has ended."""
     if not isinstance(value, Lifted):
         return within(enclosing, None, function, *args)
     top = value.marker()
@@ -107,7 +109,7 @@ class Lifted(Shaped):
         )
 
     def numbers(self) -> Any:
-        """Return the values as a plain array if they are the same for all elements of a batch, else None."""
+        """Return the values as a plain array; None if they are unknown or differ between batch elements."""
         return None
 
     def check_running(self) -> None:
@@ -206,7 +208,7 @@ class Unknown(Lifted):
 
 
 def level_of(value: Any) -> int:
-    """Return the level of a value of a transform; 0 for an array."""
+    """Return the nesting level of the transform that a value belongs to; 0 for an array."""
     return value.level if isinstance(value, Lifted) else 0
 
 

@@ -246,7 +246,7 @@ class HookList:
         return Handle(self, key)
 
     def snapshot(self) -> list[Callable[..., Any]]:
-        """Return the current hooks, so that hooks may be added or removed while they run."""
+        """Return a copy of the list of hooks, so that hooks may be added or removed while they run."""
         with attaching:
             return list(self.hooks.values())
 

@@ -47,7 +47,7 @@ class Observer:
         """
 
     def pulling(self, step: Callable[..., None]) -> Callable[..., None]:
-        """Return the function that a backward calls for each node instead of ``step`` (the engine's pull)."""
+        """Return the function that a backward calls for each node in place of ``step``, the engine's own."""
         return step
 
     def failed(self, root: Any) -> None:

@@ -79,9 +79,9 @@ class Op:
         return self.joint is not None or (i < len(self.rules) and self.rules[i] is not None)
 
     def keeps(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Return, for each argument and last for the output, whether its values are saved.
+        """Return, for each argument and then for the output, whether its value is saved.
 
-        Values are saved if ``saves`` names them and a rule whose gradient is wanted reads them.
+        A value is saved if ``saves`` names it and a rule whose gradient is wanted reads it.
         """
         if self.arity is None:
             return (self.saves_args[0],) * len(wanted) + (self.saves_out,)
@@ -93,10 +93,10 @@ class Op:
         return (*args, self.saves_out and True in [out for _, out in used])
 
     def split(self, wanted: int, count: int) -> Split:
-        """Return the indices of the saved arguments, those of the others, and whether the output is saved.
+        """Return the indices of the saved arguments, of the other arguments, and whether the output is saved.
 
         Bit i of ``wanted`` is set if the gradient of argument i is wanted.  There are ``count`` arguments.
-        ``keeps`` decides what is saved.
+        ``keeps`` decides which values are saved.
         """
         if self.arity is None:  # all arguments alike; not cached, because their number is unbounded
             every = range(count)
@@ -142,7 +142,7 @@ _LOAD_ONE = frozenset(_LOADS.values()) - _LOAD_TWO
 
 @functools.cache
 def _loads(variable: int) -> frozenset[int]:
-    """Return the instructions that read a local variable, given by its number.
+    """Return the bytecode instructions, as ints, that read the local variable with index ``variable``.
 
     Some instructions access two variables, and one access may be a store.  The stored variable is counted as
     read too, which at worst saves a value that is not needed.

@@ -75,10 +75,10 @@ def as_result(op: Op, data: Any) -> ndarray[Any, Any]:
 
 
 def weak_number(op: Op, value: Any, dtype: Any) -> Any:
-    """Return a Python number as a 0-d array if the dtype is float or complex, else unchanged.
+    """Return a Python number as a 0-d array of ``dtype`` if that is float or complex; else unchanged.
 
-    Ops that read numbers (``literals``) get them unchanged, except floats with bfloat16 arrays, where
-    NumPy would return float32.
+    Ops that read numbers (``literals``) get them unchanged, except floats with bfloat16 arrays, where NumPy
+    would return float32.
     """
     if op.literals:
         return np.array(value, dtype) if dtype.kind == "V" and type(value) is float else value
@@ -185,8 +185,8 @@ def node_of(
 ) -> Node:
     """Record one operation and return its node.
 
-    ``parents`` are the nodes and leaves that the gradients of the arguments flow to.  ``values`` are the
-    arguments of the forward, if numbers among them were converted.
+    ``parents`` are the nodes and leaves that the gradients of the arguments flow to, and ``data`` is the
+    output.  ``values`` are the arguments of the forward, if numbers among ``args`` were converted.
     """
     wanted = sum(1 << i for i, p in enumerate(parents) if p is not None)
     return make_node(op, wanted, args, values_of(args) if values is None else values, params, parents, data)
@@ -195,16 +195,17 @@ def node_of(
 def node_of_smooth(
     op: Op, args: tuple[Any, ...], params: dict[str, Any], data: Any, values: Sequence[Any] | None = None
 ) -> Node | None:
-    """Record one operation, if an argument that has a derivative rule is part of a graph; return the node.
+    """Record one operation and return its node; None if no gradient can flow to its arguments.
 
-    ``data`` is the output, and ``values`` are as in ``node_of``.
+    A gradient flows to an argument that is part of a graph and has a derivative rule.  ``data`` is the
+    output, and ``values`` are as in ``node_of``.
     """
     parents = parents_of(op, args)
     return None if parents is None else node_of(op, args, params, parents, data, values)
 
 
 def joined_copy(t: Tensor, parent: Any) -> Tensor:
-    """Return a copy of ``t`` with its own node, whose gradient flows to ``parent`` (nowhere if None)."""
+    """Return a copy of ``t`` with its own node, whose gradient flows to ``parent``, or nowhere if None."""
     fresh = wrap(t._data)
     fresh._node = node_of(OPS["copy"], (t,), {}, (parent,), t._data)
     return fresh
@@ -300,7 +301,7 @@ def record_results(
 
 
 def _show(node: Node, operands: Sequence[Any]) -> None:
-    """Pass a new node to the active tapes, anomaly mode and saved-tensor hooks."""
+    """Tell the active tapes, anomaly mode and saved-tensor hooks about a new node."""
     for tape in tapes.get():
         tape.add(node)
     if anomaly.get():
@@ -327,7 +328,7 @@ def _show(node: Node, operands: Sequence[Any]) -> None:
 
 
 def _is_leaf_data(a: Any, node: Node) -> bool:
-    """Return whether a saved array belongs to a leaf, which the graph keeps alive anyway."""
+    """Return whether a saved array is the data of a leaf, which the graph keeps alive anyway."""
     return any(isinstance(p, Tensor) and p._data is a for p in node.parents)
 
 
@@ -354,7 +355,7 @@ def coerce(op: Op, a: Any) -> Any:
 
 
 def constant(array: ndarray[Any, Any], copies: bool, args: tuple[Any, Any]) -> Tensor:
-    """Return a float array that was passed to a fast path as a tensor; copy the array if ``copies``.
+    """Return a float array, an argument of a fast path, as a tensor; copy the array if ``copies``.
 
     ``args`` are both arguments of the op.
     """
@@ -373,7 +374,7 @@ def innermost(values: Any) -> Lifted | None:
 
 
 def at_level(a: Any, top: Lifted) -> Any:
-    """Return an argument of an op as a value of the innermost transform, which is the one of ``top``.
+    """Return an argument of an op as a value of the innermost transform, to which ``top`` belongs.
 
     A tensor from outside the transform becomes a constant inside it, but stays part of its graph.
     """
@@ -386,7 +387,7 @@ def at_level(a: Any, top: Lifted) -> Any:
 
 
 def evaluate(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Evaluate an op on arrays and values of transforms; the innermost transform does not record it."""
+    """Evaluate an op on arrays and values of transforms, without recording it at the innermost level."""
     top = innermost(args)
     if top is None:
         return op.forward(*args, **params)
@@ -394,7 +395,7 @@ def evaluate(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 
 
 def compute(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Evaluate an op on the contents of a transform's values: arrays, or values and tensors from outside."""
+    """Evaluate an op on what a transform's values contain: arrays, or values and tensors from outside."""
     plain = True
     for a in args:
         if type(a) is ndarray:
@@ -409,7 +410,7 @@ def compute(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 def _watched_parents(
     op: Op, operands: tuple[Any, ...], parents: tuple[Any, ...] | None
 ) -> tuple[Any, ...] | None:
-    """Return ``parents``, plus the operands that do not require grad but are watched by a tape."""
+    """Return ``parents``, with the operands added that only a tape watches; None if there is no parent."""
     found = list(parents or (None,) * len(operands))
     for i, a in enumerate(operands):
         if found[i] is None and isinstance(a, Tensor) and op.smooth(i) and tracked(a):
@@ -434,7 +435,10 @@ def output_node(node: Node, index: int) -> Node | None:
 
 
 def pick(node: Node, index: int) -> Node:
-    """Make the node of output ``index``; ``node`` is that of the op, which has several outputs."""
+    """Make and return the graph node of output ``index`` of an op with several outputs.
+
+    ``node`` is the node of the op.
+    """
     child = new_node(PICK, (node,), (), None, None, {"index": index}, node.shape[index], node.dtype[index])
     if special.count:
         _show(child, ())

@@ -99,7 +99,7 @@ class SparseRows:
         return self.mapped(self.values.astype(dtype, copy=copy))
 
     def mapped(self, values: Array) -> SparseRows:
-        """Return the same rows with new values, one per row."""
+        """Return a sparse array with the same row indices and the given values."""
         return SparseRows(self.rows, values, self.shape, unique=self._unique)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

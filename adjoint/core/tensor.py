@@ -629,7 +629,7 @@ def concrete(t: Tensor, what: str, cure: str = _CURE) -> ndarray[Any, Any]:
 
 
 def note_reading(*tensors: Any) -> None:
-    """Tell the running trace, and the detector of changed tensors, that these tensors are read.
+    """Report that these tensors are read: to the running trace, and to the detector of changed tensors.
 
     Call this only while ``special.count`` is not 0.
     """
@@ -672,7 +672,7 @@ def castable(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 
 def note_view(view: Tensor, source: Tensor) -> None:
-    """Record that ``view`` shares the memory of ``source``; not needed if ``view`` is part of a graph."""
+    """Record in ``view`` that it shares the memory of ``source``; not needed if it is part of a graph."""
     mine, data = view._data, source._data
     if type(mine) is not ndarray or type(data) is not ndarray:
         traced = isinstance(mine, Unknown) and mine.views(data)
@@ -689,7 +689,7 @@ def note_view(view: Tensor, source: Tensor) -> None:
 
 
 def held(value: Any) -> Any:
-    """Return the array inside a tensor or a value of a transform; None if there is none."""
+    """Return the array that is inside a tensor or a value of a transform; None if there is none."""
     while isinstance(value, (Tensor, Lifted)):
         value = value._data if isinstance(value, Tensor) else getattr(value, "value", None)
     return value

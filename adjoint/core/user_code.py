@@ -27,7 +27,7 @@ def library_of(frame: FrameType) -> str:
 
 
 def _user_frame(frame: FrameType) -> FrameType:
-    """Return the innermost frame outside adjoint, NumPy and SciPy, starting at ``frame``."""
+    """Return the first frame, from ``frame`` outwards, that is not in adjoint, NumPy or SciPy."""
     while frame.f_back is not None and library_of(frame) in LIBRARIES:
         frame = frame.f_back
     return frame
@@ -46,7 +46,10 @@ def user_place() -> tuple[str, int, str]:
 
 
 def same_in_adjoint() -> str:
-    """Return a hint if adjoint has its own version of the SciPy function that the user called."""
+    """Return a hint such as "Use ad.fft.fft, …" if adjoint has the SciPy function that the user called.
+
+    Otherwise return "".
+    """
     ad, hint = sys.modules["adjoint"], ""
     homes: dict[str, dict[str, Any]] = {
         "special": {"ad.special": ad.special, "ad": ad},

@@ -55,12 +55,12 @@ def number_of(t: Tensor) -> Any:
 
 
 def tracked(t: Tensor) -> bool:
-    """Return whether operations on a tensor are recorded: it is part of a graph, or a tape watches it."""
+    """Return whether gradients flow to a tensor: it is part of a graph, or a tape watches it."""
     return t._node is not None or is_watched(t)
 
 
 def varies(t: Any) -> bool:
-    """Return whether a value is not constant: a tensor that is part of a graph, or a value of a transform."""
+    """Return whether a value is part of a graph or belongs to a transform, so that it is not a constant."""
     return tracked(t) or type(t) is Traced if isinstance(t, Tensor) else isinstance(t, Unknown)
 
 

@@ -40,7 +40,7 @@ _small: set[Any] = set()  # cache of small shapes
 
 
 def run_auto(plan: Plan, run: Run) -> None:
-    """Run a plan in the number of threads that is likely the fastest."""
+    """Run a plan serially or in several threads, whichever is likely to be faster."""
     if run.xp is raw and _any_large(plan.order):
         run_parallel(plan, run, workers_worth(plan))
     else:
@@ -48,7 +48,10 @@ def run_auto(plan: Plan, run: Run) -> None:
 
 
 def _any_large(order: list[Node]) -> bool:
-    """Return whether a plan has large arrays; this takes 2 to 4 % of the time of a small backward."""
+    """Return whether a plan is likely to have large arrays; of many nodes only some are checked.
+
+    This takes 2 to 4 % of the time of a small backward.
+    """
     if len(order) > 48:
         # Check a third of the nodes, in two strides without a common divisor.  Periodic large arrays are
         # found unless the period is a multiple of 35 or the graph is short; a single large array is mostly
@@ -131,7 +134,7 @@ def _elements(value: Any) -> int:
 
 
 def _size(shape: Iterable[Any]) -> int:
-    """Return the number of elements of a shape; the sum over all outputs if there are several shapes."""
+    """Return the number of elements of an array of this shape; of several shapes, the sum."""
     try:
         return prod(shape)
     except TypeError:

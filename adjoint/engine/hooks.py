@@ -53,7 +53,7 @@ def _checked(hook: Callable[..., Any], result: Any, g: Any, xp: Namespace, what:
 
 
 def run_node_extra(node: Node, g: Any, xp: Namespace, retained: list[tuple[Tensor, Any]]) -> Any:
-    """Run the hooks of the tensor that ``node`` made; return its gradient, or the one a hook returned.
+    """Run the hooks of the tensor that ``node`` computed, on its gradient ``g``; return the new gradient.
 
     If ``retain_grad`` was called, append the tensor and its gradient to ``retained``.
     """

@@ -65,10 +65,10 @@ def run_parallel(plan: Plan, run: Run, workers: int) -> None:
 
 
 class _Inbox:
-    """The contributions to the gradient of one node or leaf, which are summed in a fixed order.
+    """Collects the contributions to the gradient of one node or leaf, to sum them in a fixed order.
 
-    The sum of the first ``taken`` contributions is in ``run.grads``.  Contributions that arrived early are
-    in ``waiting``, by position.  Only the worker that set ``busy`` adds to the sum.
+    The sum of the first ``taken`` contributions is in ``run.grads``.  Contributions that arrived early are in
+    ``waiting``, by position.  Only the worker that set ``busy`` adds to the sum.
     """
 
     __slots__ = ("busy", "expected", "first", "index", "key", "taken", "waiting")
@@ -83,7 +83,7 @@ class _Inbox:
         self.busy = False
 
     def available(self) -> list[Any]:
-        """Remove and return the waiting contributions that are next in the order of the sum."""
+        """Remove and return the waiting contributions that can be added now, in the order of the sum."""
         batch: list[Any] = []
         while self.taken in self.waiting:
             gp = self.waiting.pop(self.taken)
@@ -155,7 +155,7 @@ class _Crew:
         self.settle()
 
     def help(self, me: int, ended: threading.Lock) -> None:
-        """Process nodes as helper thread number ``me``, and pass an error to the caller.
+        """Process nodes in the helper thread with index ``me``; an error is recorded for the caller.
 
         The lock ``ended`` is released at the end.
         """
@@ -206,7 +206,7 @@ class _Crew:
         return first
 
     def settle(self) -> None:
-        """Sort the leaves in ``run.grads`` into the order of a serial run."""
+        """Reorder the leaves in ``run.grads`` as a serial run would have reached them."""
         run = self.run
         found, run.grads = run.grads, {}
         for row in self.edges:
@@ -223,7 +223,7 @@ class _Crew:
     def work(self, me: int) -> None:
         """Take ready nodes and pull the gradients through them until no node is left.
 
-        ``me`` is the number of this worker.
+        ``me`` is the index of this worker.
         """
         with np.errstate(all="ignore"):
             self.work_on(me)
@@ -234,7 +234,7 @@ class _Crew:
             index = self.process(me, index)
 
     def next_node(self, me: int) -> int:
-        """Return the index of the next node to process; wait if none is ready; -1 at the end of the run."""
+        """Wait until a node is ready and return its index; return -1 at the end of the run."""
         while True:
             with self.lock:
                 if me in self.sleepers:
@@ -318,7 +318,10 @@ class _Crew:
         return following if following >= 0 else self.next_node(me)
 
     def deliver(self, index: int, pulled: list[Any] | None) -> list[_Inbox]:
-        """Add the contributions ``pulled`` to the parents of node ``index``; return the complete inboxes."""
+        """Add the contributions ``pulled`` to the parents of node ``index``.
+
+        Return the inboxes of parents that have now received all contributions.
+        """
         complete: list[_Inbox] = []
         shared: list[tuple[_Inbox, int, Any]] = []
         for i, target in enumerate(self.edges[index]):
@@ -338,7 +341,11 @@ class _Crew:
         return complete + self.share(shared) if shared else complete
 
     def share(self, given: list[tuple[_Inbox, int, Any]]) -> list[_Inbox]:
-        """Add contributions to parents that have several consumers; return the inboxes that are complete."""
+        """Add contributions to parents that have several consumers.
+
+        ``given`` has tuples (inbox of the parent, position in its sum, contribution).  Return the inboxes
+        that have now received all contributions.
+        """
         complete: list[_Inbox] = []
         with self.lock:
             claimed = self.claim(given)
@@ -350,9 +357,9 @@ class _Crew:
         return complete
 
     def claim(self, given: list[tuple[_Inbox, int, Any]]) -> _Claims:
-        """Queue contributions; mark as busy, and return, the inboxes that can add their next contributions.
+        """Store contributions in their inboxes, and mark the inboxes that can add some now as busy.
 
-        The caller holds the lock.
+        Return pairs of such an inbox and the contributions to add.  The caller holds the lock.
         """
         claimed = []
         for inbox, position, gp in given:
@@ -365,9 +372,10 @@ class _Crew:
         return [(inbox, inbox.available()) for inbox in claimed]
 
     def let_go(self, claimed: _Claims, complete: list[_Inbox]) -> _Claims:
-        """Release the claimed inboxes; return those that have received more contributions in the meantime.
+        """Release the claimed inboxes after a sum.
 
-        Inboxes with all contributions are appended to ``complete``.  The caller holds the lock.
+        Return the inboxes that can add more contributions now, with these.  Inboxes with all contributions
+        are appended to ``complete``.  The caller holds the lock.
         """
         more: _Claims = []
         for inbox, batch in claimed:
@@ -382,15 +390,16 @@ class _Crew:
         return more
 
     def sum_up(self, key: Any, batch: Sequence[Any]) -> None:
-        """Add contributions to a node or leaf, in order, as a serial run does."""
+        """Add contributions to the gradient of ``key``, a node or leaf, in order, as a serial run does."""
         for gp in batch:
             if gp is not None:
                 contribute(self.run, key, gp)
 
     def finish(self, me: int, index: int, complete: list[_Inbox]) -> int:
-        """Mark node ``index`` as done; return one of the nodes that are ``complete`` now, or -1.
+        """Mark node ``index`` as done; return the index of the next node for this worker, or -1.
 
-        The others are offered to other workers.
+        ``complete`` are the inboxes that have all contributions now.  Their other nodes are left to other
+        workers.
         """
         with self.lock:
             self.left -= 1
@@ -411,7 +420,10 @@ class _Crew:
         return following
 
     def offer(self, complete: list[_Inbox]) -> int:
-        """Return the first ready node, or -1; queue the others.  The caller holds the lock."""
+        """Return the lowest index of the nodes that are complete, or -1; queue the others as ready.
+
+        The caller holds the lock.
+        """
         own = -1
         for inbox in complete:
             i = inbox.index
@@ -424,7 +436,7 @@ class _Crew:
         return own
 
     def start(self, me: int) -> None:
-        """Start helper thread number ``me``, in the caller's context.
+        """Start the helper thread with index ``me``, in the caller's context.
 
         If no thread can be started, the other workers do the work.
         """
@@ -432,12 +444,12 @@ class _Crew:
         start_helper(target, (self.help, me), _name(me), self.departed[me], self.refuse)
 
     def refuse(self) -> None:
-        """Stop starting helpers: the limit of threads is reached, or the interpreter exits."""
+        """Start no more helpers, because the limit of threads is reached or the interpreter exits."""
         self.limit = 0
 
 
 def _end_in_child() -> None:
-    """End a run in a forked child, which has no helper threads."""
+    """Stop the run of a backward in a forked child process, which has no helper threads."""
     crew = _crew_here()
     if crew is None or not crew.helpers:
         return

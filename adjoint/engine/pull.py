@@ -144,7 +144,7 @@ def pull_checked(
 def _give(
     run: Run, node: Node, i: int, parent: Any, g: Any, gp: Any, zeros: Any, fits: bool, kept: list[Any] | None
 ) -> None:
-    """Add ``gp``, the result of the rule for argument ``i``, to the gradient of ``parent``, or to ``kept``.
+    """Add ``gp``, the gradient of argument ``i`` by its rule, to the gradient of ``parent`` or to ``kept``.
 
     ``zeros`` are the zeros (``engine/zeros.py``) of ``g``, the gradient of the node.  With ``fits``, ``gp``
     already has the shape and dtype of the parent.
@@ -192,9 +192,9 @@ def _read(node: Node, values: tuple[Any, ...], out: Any, xp: Namespace) -> tuple
 
 
 def _conjugates(op: Op, dtype: Any) -> bool:
-    """Return whether the engine conjugates the gradient before and after a rule of ``op``.
+    """Return whether the engine conjugates the gradient before and after it calls a rule of ``op``.
 
-    ``dtype`` is a tuple for several outputs.
+    ``dtype`` is the dtype of the output, or a tuple of dtypes for several outputs.
     """
     if not op.holomorphic:
         return False
@@ -208,7 +208,10 @@ def _conj(xp: Namespace, g: Value) -> Any:
 
 
 def _fitted(node: Node, i: int, parent: Any, gp: Any, xp: Namespace) -> Any:
-    """Return the result of a rule for argument ``i`` in the shape of the parent, or raise."""
+    """Return ``gp``, the result of the rule for argument ``i``, in the shape and dtype of the parent.
+
+    Raise if it is not an array.
+    """
     if not hasattr(gp, "dtype"):
         raise _no_array(node, i, gp)
     return _fit(node, i, xp.conj(gp) if _conjugates(node.op, node.dtype) else gp, xp, parent)
@@ -251,7 +254,7 @@ def pull_joint(
 
 
 def _fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
-    """Return a contribution, summed over broadcast axes and cast to the shape and dtype of ``parent``."""
+    """Return the contribution ``gp``, summed over broadcast axes to the shape of ``parent``, in its dtype."""
     shape = parent.shape
     had = gp.shape
     extra = len(had) - len(shape)
@@ -272,7 +275,7 @@ def _fit(node: Node, i: int, gp: Any, xp: Namespace, parent: Any) -> Any:
 
 
 def _attached(node: Node, values: tuple[Any, ...], out: Any) -> tuple[tuple[Any, ...], Any]:
-    """Return the values that a node saved as tensors that are connected to the nodes that computed them.
+    """Return the values saved by a node as tensors that are connected to the nodes that computed them.
 
     The derivative of a rule then includes everything that the rule reads, also the saved output.
     """
@@ -285,7 +288,7 @@ def _attached(node: Node, values: tuple[Any, ...], out: Any) -> tuple[tuple[Any,
 
 
 def joined(value: Any, parent: Any) -> Any:
-    """Return a saved value as a tensor whose gradient flows to ``parent``."""
+    """Return a saved array as a tensor whose gradient flows to ``parent``; other values unchanged."""
     if not isinstance(value, (np.ndarray, Lifted)):
         return value  # a number, or a Spec
     if isinstance(parent, Tensor):
@@ -368,10 +371,10 @@ def _is_basic(key: tuple[Any, ...]) -> bool:
 
 
 def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) -> bool:
-    """Add the gradient of an index op, or of one of several outputs, in place to that of the parent.
+    """Add the gradient of an index op, or of one of several outputs, in place to the parent's gradient.
 
-    Return False if this is not possible, and the rule must be called.  In a parallel run the contribution is
-    stored in ``kept``.
+    Return False, and do nothing, if this is not possible; the rule must then be called.  In a parallel run
+    the contribution is stored in ``kept``.
     """
     if node.op is PICK:
         g = cleaned(run.xp, g, zeros)
@@ -428,7 +431,7 @@ def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> No
 
 
 def contribute(run: Run, parent: Any, gp: Any) -> None:
-    """Add ``gp``, which ``pull`` stored in ``kept`` in a parallel run, to the gradient of ``parent``."""
+    """Add ``gp``, a contribution that a parallel run has stored, to the gradient of ``parent``."""
     if type(gp) is Masked:
         add(run, parent, gp.g, gp.zeros)
     elif type(gp) is Placed:
@@ -438,13 +441,16 @@ def contribute(run: Run, parent: Any, gp: Any) -> None:
 
 
 def narrowed_gradient(xp: Namespace, g: Value, key: Value, wide: set[Any]) -> Any:
-    """Cast a finished float32 sum to the half precision of ``key``, a node or leaf."""
+    """Return ``g``, a finished float32 sum, cast to the half precision of ``key``, a node or leaf.
+
+    ``key`` is removed from ``wide``, the set of nodes and leaves with float32 sums.
+    """
     wide.discard(key)
     return xp.astype(g, dtype=key.dtype)
 
 
 def _add_output(run: Run, parent: Any, index: int, g: Any, zeros: Zeros | None) -> None:
-    """Add the gradient of output ``index`` to the gradients of ``parent``, the node of all outputs.
+    """Add ``g`` to the gradient of output ``index`` of ``parent``, a node with several outputs.
 
     The gradient must have no NaN at marked zeros (see ``engine/zeros.py``).
     """

@@ -98,7 +98,8 @@ def _push_all(
 def _unless_nan(xp: Namespace, tangents: list[Any], kept: list[Any]) -> list[Any]:
     """Return ``kept``, the corrected form of ``tangents``, which contain a NaN.
 
-    Inside ``ad.compile`` that is not known, so the result is ``tangents`` in calls where they have no NaN.
+    Inside ``ad.compile`` it is not known whether they do; the result then equals ``tangents`` in calls where
+    they have no NaN.
     """
     known = [u for t in tangents if (u := unknown(t)) is not None]
     if not known:
@@ -236,7 +237,10 @@ def _by_kind(node: Node, tangents: list[Any], xp: Namespace, values: tuple[Any, 
 
 
 def _moved(op: Op, i: int, tangent: Any, value: Any) -> Any:
-    """Return the tangent of argument ``i`` of a linear op; if it is None, zeros like ``value``."""
+    """Return the tangent of argument ``i`` of a linear op; if it is None, zeros like ``value``.
+
+    If no gradient flows to the argument, return ``value`` itself.
+    """
     if tangent is not None:
         return tangent
     if not op.smooth(i):
@@ -327,7 +331,7 @@ def _transposed(node: Node, tangents: list[Any], xp: Namespace, values: tuple[An
 def _rules_of_leaf(
     node: Node, tangents: list[Any], leaves: list[Tensor], values: tuple[Any, ...], out: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Evaluate the rules of a node with ``leaves`` as gradients, recorded.
+    """Evaluate the derivative rules of a node with ``leaves`` as the gradients of its outputs; record this.
 
     ``values`` and ``out`` are the arguments and the output of the op.  Return the results that depend on the
     leaves, and the tangents of the same arguments.

@@ -51,7 +51,7 @@ def _lifted(value: Any, top: Lifted) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """Return a saved value, unpacked if ``saved_tensors_hooks`` packed it; unpack each element of a tuple."""
+    """Return a saved value, unpacked if ``saved_tensors_hooks`` packed it; in a tuple, each element."""
     if type(value) is tuple:
         return tuple(map(unpacked, value))
     if type(value) is not Packed:

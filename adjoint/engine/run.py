@@ -75,7 +75,7 @@ class Run:
         return g, zeros
 
     def total(self, leaf: Tensor, g: Any) -> Any:
-        """Return the complete gradient of a leaf: in its dtype, without NaNs at zeros, after its hooks."""
+        """Return the final gradient of a leaf: in its dtype, without NaN at marked zeros, after its hooks."""
         if self.zeros:
             g = cleaned(self.xp, g, self.zeros.pop(leaf, None))
         if leaf in self.wide:
@@ -116,7 +116,11 @@ class Run:
 
 
 def _special_step() -> Callable[..., None]:
-    """Return ``pull``, or its checked or observed form if anomaly mode or an observer is active."""
+    """Return the function that pulls a gradient through a node, in the current mode.
+
+    It is ``pull``; in anomaly mode ``pull_checked``; and if an observer is active, the function that this
+    returns.
+    """
     step = pull_checked if anomaly.is_on() else pull
     watcher = observer.get()
     return step if watcher is None else watcher.pulling(step)

@@ -91,7 +91,7 @@ class Zeros:
         return self._live
 
     def _find(self, lives: list[Live]) -> Live:
-        """Return the mask of the elements that are live in any of the sources; ``lives`` are their masks."""
+        """Return a mask of the elements that are live (not zero by selection) in any of ``lives``."""
         found = lives[0]
         for live in lives[1:]:
             if found is None or live is None:
@@ -102,7 +102,7 @@ class Zeros:
 
 
 class _Reduced(Zeros):
-    """The zeros of a gradient that was broadcast, or summed, to a different shape."""
+    """The marked zeros of a gradient that was broadcast, or summed, to a different shape."""
 
     __slots__ = ("shape",)
     shape: tuple[int, ...]
@@ -113,7 +113,7 @@ class _Reduced(Zeros):
 
 
 class _Pulled(Zeros):
-    """The zeros of a rule's result, for an op that selects or is linear.
+    """The marked zeros of a rule's result, for an op that selects or is linear.
 
     They are found by calling the rule with positive numbers.  The rule is linear in the gradient, so the
     result is nonzero where a gradient flows.
@@ -154,7 +154,10 @@ class _Pulled(Zeros):
 
 
 class _Picked(Zeros):
-    """The zeros of a gradient through an index along one axis, as a bit mask of the selected positions."""
+    """The marked zeros of the gradient of an index op that indexes one axis.
+
+    ``bits`` is a bit mask of the positions on this axis that were selected, which are not zero.
+    """
 
     __slots__ = ("axis", "bits", "shape")
 
@@ -202,10 +205,10 @@ def picked(node: Node, shape: tuple[int, ...]) -> Zeros:
 
 
 def also_picked(had: Zeros, node: Node, shape: tuple[int, ...]) -> Zeros | None:
-    """Return what stays zero in a gradient after the gradient of the index op ``node`` is added.
+    """Return the zeros that a gradient still has after the gradient of the index op ``node`` is added.
 
-    ``had`` are the positions where the gradient, of shape ``shape``, is known to be 0.  The op may change the
-    positions that it selects.  The result is None if no position is left.
+    ``had`` marks the zeros before.  The gradient has the shape ``shape``; the op changes only the positions
+    that it selects.  The result is None if no zero is left.
     """
     if type(had) is _Picked:
         found = _along_one_axis(node.params["key"], shape)
@@ -220,7 +223,7 @@ def _each(value: Any) -> tuple[Any, ...]:
 
 
 class Masked:
-    """One term of the sum that forms a gradient, with its ``Zeros``."""
+    """One term of the sum that forms a gradient, and the ``Zeros`` that mark its zeros."""
 
     __slots__ = ("g", "zeros")
 
@@ -238,7 +241,7 @@ class Masked:
 
 
 def of_seed(seed: Any) -> Zeros | None:
-    """Return the zeros of ``seed``, the gradient that a backward starts from; None if there are none.
+    """Return the marked zeros of ``seed``, the gradient that a backward starts from; None if there are none.
 
     If the backward runs inside a rule, the seed has the zeros of the gradient that the rule received.
     Otherwise its zeros are the elements that are 0.
@@ -275,9 +278,9 @@ def through(node: Node, i: int, g: Any, zeros: Any, shape: tuple[int, ...]) -> Z
 
 
 def summed_zeros(zeros: tuple[Zeros, ...], shape: tuple[int, ...], stained: bool = False) -> Zeros:
-    """Return the zeros of a gradient that was computed from gradients with ``zeros``.
+    """Return the marked zeros of a gradient that was summed or broadcast to ``shape``.
 
-    ``shape`` is the shape to which it was then summed or broadcast.  ``stained`` is as in ``Zeros``.
+    It was computed from gradients with ``zeros``.  ``stained`` is as in ``Zeros``.
     """
     found = _Reduced(zeros, None, stained)
     found.shape = shape
@@ -285,7 +288,10 @@ def summed_zeros(zeros: tuple[Zeros, ...], shape: tuple[int, ...], stained: bool
 
 
 def meet(a: Zeros | None, b: Zeros | None) -> Zeros | None:
-    """Return the zeros of the sum of two gradients that are not stained: the zeros that both have."""
+    """Return the marked zeros of the sum of two gradients: the zeros that both have.
+
+    Neither gradient may be stained (have NaNs at its zeros).
+    """
     return None if a is None or b is None else Zeros((a, b))
 
 
