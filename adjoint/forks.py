@@ -14,13 +14,13 @@ FIRST_WAIT, LAST_WAIT = 0.01, 0.5  # seconds
 
 
 def held_across_fork(lock: L) -> L:
-    """Return ``lock``, an ``RLock``, which from now on is acquired before a fork and released after it."""
+    """Register ``lock``, an ``RLock``, to be acquired before each fork and released after it; return it."""
     _forks.known.add(weakref.ref(lock, _forks.known.discard))
     return lock
 
 
 def fork_count() -> int:
-    """Return how many forks lie between the first process and this one."""
+    """Return how many times this process was forked: 0 in the first process, 1 in its children."""
     return _forks.count
 
 

@@ -462,7 +462,7 @@ def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name:
 
 
 class _Absent:
-    """An attribute that raises an error with a hint.
+    """A descriptor for an attribute that a class does not have: reading it raises an error with a hint.
 
     Unlike ``__getattr__``, it does not slow down the access to other attributes.
     """

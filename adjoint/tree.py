@@ -206,7 +206,10 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _parts(value: Any) -> tuple[Any, list[Any], list[str], Any] | None:
-    """Return the parts of a container: kind, children, their names, other data; None for a leaf."""
+    """Return the type, the children, the names of the children and the other data of a container.
+
+    Return None for a leaf.  The names are texts such as "[0]" or ".weight".
+    """
     kind = type(value)
     if kind is list or kind is tuple:
         return kind, list(value), [f"[{i}]" for i in range(len(value))], None

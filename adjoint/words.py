@@ -8,7 +8,7 @@ __all__ = ["a", "count", "quoted"]
 
 
 def a(noun: str) -> str:
-    """Return a noun with its article.
+    """Return a noun with its indefinite article, "a" or "an".
 
     >>> a("int"), a("float"), a("ufunc"), a("ndarray")
     ('an int', 'a float', 'a ufunc', 'an ndarray')
@@ -19,7 +19,7 @@ def a(noun: str) -> str:
 
 
 def count(n: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun.
+    """Return a number with its noun, in the singular or plural.
 
     >>> count(1, "kernel"), count(1200, "kernel"), count(2, "batch", "batches")
     ('1 kernel', '1,200 kernels', '2 batches')

@@ -61,14 +61,17 @@ class Finding:
     line: int = 0
 
     def text(self) -> str:
-        """Return the sentence, with the line of code below it."""
+        """Return the sentence that describes the finding, with the line of code below it if there is one."""
         code = linecache.getline(self.file, self.line).strip() if self.file else ""
         return f"{self.sentence}\n    {code}" if code else self.sentence
 
 
 @functools.lru_cache(maxsize=4096)
 def shown_place(place: Place) -> str:
-    """Return a place as "file:line"; the path is relative if the file is below the current directory."""
+    """Return a place in the source code as "file:line".
+
+    The path is relative if the file is in the current directory or below it.
+    """
     file, line, _ = place
     if not file:
         return "(no line)"
@@ -560,12 +563,15 @@ def _recorded(flow: Flow) -> bool:
 
 
 def _log(factors: list[float]) -> float:
-    """Return log10 of the product of the factors that are positive and finite."""
+    """Return log10 of the product of ``factors``; those that are not positive and finite are ignored."""
     return sum(math.log10(f) for f in factors if f > 0 and math.isfinite(f))
 
 
 def _agreeing(names: list[str]) -> dict[str, str]:
-    """Return the words of a sentence that depend on the number of names: "gets" or "get", "it" or "them"."""
+    """Return the words of a sentence about ``names`` that depend on how many names there are.
+
+    The value of the key "get" is "gets" or "get", and that of "it" is "it" or "them".
+    """
     return {"get": "gets", "it": "it"} if len(names) == 1 else {"get": "get", "it": "them"}
 
 

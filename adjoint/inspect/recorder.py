@@ -48,9 +48,10 @@ class Captured:
         self.graph: Graph = graph_of(roots[:1], labels, watch)
 
     def take_times(self, watch: Watch) -> None:
-        """Copy the timed events of ``watch``, and its memory measurements.
+        """Store the timed events of ``watch`` and its measurements of memory.
 
-        These are left out if the watch kept all tensors alive, which makes them too high.
+        The measurements of memory are left out if the watch kept all tensors alive, which makes them too
+        high.
         """
         self.events = watch.events
         self.paths = [watch.module_path(s.index) for s in watch.scopes]

@@ -66,10 +66,10 @@ def _piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> T
 
 
 def _piece(f: Any, x: Tensor, condition: Tensor, args: Any, kw: Any) -> Any:
-    """Return the values of ``f``, a function or constant of ``piecewise``, for all elements of ``x``.
+    """Return the values of ``f``, an item of the function list of ``np.piecewise``, for all of ``x``.
 
-    Elements for which the condition is false are replaced by one for which it is true, so that ``f`` is
-    called only with values that are valid for it.
+    ``f`` is a function or a constant.  Before a function is called, the elements of ``x`` for which
+    ``condition`` is false are replaced by one for which it is true, so that all values are valid for ``f``.
     """
     if not callable(f):
         return f

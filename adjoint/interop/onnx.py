@@ -265,7 +265,7 @@ def _names(what: str, given: Sequence[str] | None, count: int) -> list[str]:
 
 
 def _common(i: Instruction) -> Any:
-    """Return the dtype to which NumPy casts the arguments of an instruction."""
+    """Return the common dtype to which NumPy casts the arguments of an instruction before it computes."""
     if i.outs[0].dtype != bool:
         return i.outs[0].dtype
     kinds = [a.dtype if isinstance(a, Symbolic) and not a.weak else a for a in i.args]

@@ -130,7 +130,10 @@ class OnnxModule(Module):
 
 
 def _numbers(value: Any) -> list[int]:
-    """Return an integer array from the file, such as a shape, as a list; raise if it is computed."""
+    """Return a constant array of the file, such as a shape, as a list of integers.
+
+    Raise if the model computes the array, which is then a tensor.
+    """
     if isinstance(value, Tensor):
         raise InputError(
             "onnx: the model computes a shape or an axis, which is not supported.\n"

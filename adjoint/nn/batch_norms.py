@@ -241,8 +241,8 @@ class _ChannelNorm(Module):
     def _update(self, mean: Tensor, var: Tensor, count: int, share: float) -> None:
         """Update the running statistics: ``running = (1 - share) * running + share * value of the batch``.
 
-        ``mean`` and ``var`` are the statistics of the batch, ``count`` its number of elements per channel.
-        The running variance is the unbiased variance.
+        ``mean`` and ``var`` are the statistics of the batch, and ``count`` is its number of elements per
+        channel.  ``var`` is divided by ``count``; the running variance is unbiased, divided by ``count - 1``.
         """
         unbiased = var.detach() * (count / max(count - 1, 1))
         with no_grad():

@@ -23,7 +23,7 @@ __all__ = [
 
 
 class _Numbered(Module):
-    """Base class of lists; the items are attributes with the names "0", "1", …"""
+    """Base class of lists of modules or parameters; the items are attributes named "0", "1", …"""
 
     items_are: ClassVar[str] = "layers"  # the noun for the items in error messages
 
@@ -32,7 +32,7 @@ class _Numbered(Module):
         self.extend(items)
 
     def _checked(self, item: Any) -> Any:
-        """Return the item to store; raise if ``item`` has the wrong type."""
+        """Return ``item`` as it is stored; subclasses raise if it has the wrong type, or convert it."""
         return item
 
     def append(self, item: Any) -> None:
@@ -93,7 +93,7 @@ class _Keyed(Module):
         self.update(items or {})
 
     def _checked(self, item: Any) -> Any:
-        """Return the item to store; raise if ``item`` has the wrong type."""
+        """Return ``item`` as it is stored; raise if it has the wrong type.  Subclasses define this method."""
         raise NotImplementedError
 
     def keys(self) -> list[str]:

@@ -36,7 +36,8 @@ def like_input(y: Tensor, x: Tensor) -> Tensor:
 def affine_map(op: str, z: Tensor, weight: Any, bias: Any, shape: tuple[int, ...], tail: int) -> Tensor:
     """Return ``z * weight + bias``; the weight or the bias may be None.
 
-    Both must have the shape ``shape``.  They are broadcast over the last ``tail`` axes of ``z``.
+    Both must have the shape ``shape``, which matches the axes of ``z`` before the last ``tail`` axes.  They
+    are broadcast over the other axes.  ``op`` is the name of the caller, for errors.
     """
     for name, p in (("weight", weight), ("bias", bias)):
         p = _of_shape(op, name, p, shape)

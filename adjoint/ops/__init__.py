@@ -90,7 +90,7 @@ _PUBLIC = {name: getattr(module, name) for module in reversed(MODULES) for name 
 
 
 def function(name: str) -> Any:
-    """Return the public function ``name``: a function of a module of ops, or the eager function of an op."""
+    """Return the public function ``name``, by default the eager function of the op ``name``; else None."""
     return _PUBLIC[name] if name in _PUBLIC else getattr(rec, name, None)
 
 
@@ -104,9 +104,9 @@ explain_class(at.At)
 
 
 def _comparison(method: str) -> None:
-    """Let ``method`` (``__eq__`` or ``__ne__``) of tensors accept None and strings.
+    """Replace ``method`` (``__eq__`` or ``__ne__``) of tensors by one that accepts None and strings.
 
-    A tensor is never equal to them.
+    A tensor is never equal to None or a string.
     """
     compare_values = getattr(Tensor, method)
 

@@ -71,7 +71,7 @@ define("distances", _distances, joint=_distances_rule, arity=2, saves="zxy", kin
 
 
 def rows(op: str, x: Any) -> Tensor:
-    """Return an argument whose rows are points as a tensor of real floats.
+    """Return ``x``, a matrix whose rows are points, as a tensor of real floats.
 
     Raise if it is complex or has fewer than two axes.
     """

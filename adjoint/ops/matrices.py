@@ -32,9 +32,10 @@ __all__ = [
 
 
 def flat_lead(*arrays: tuple[Array, int]) -> tuple[tuple[int, ...], list[Any]]:
-    """Broadcast the leading axes of arrays and merge them; return their shape, and the reshaped arrays.
+    """Broadcast the leading axes of arrays to a common shape and merge them into one axis.
 
-    Each argument is a pair: an array, and the number of its last axes, which are not changed.
+    Each argument is a pair: an array, and the number of its last axes that are not changed.  Return the
+    common shape of the leading axes, and the list of the reshaped arrays.
     """
     lead = np.broadcast_shapes(*(a.shape[: a.ndim - own] for a, own in arrays))
     flat = []

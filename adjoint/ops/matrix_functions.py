@@ -30,7 +30,10 @@ def _scipy_linalg(name: str) -> Any:
 
 
 def _each(function: Callable[..., Any], *arrays: Array) -> Any:
-    """Return the results of ``function``, called for each matrix of stacks of matrices, as a stack."""
+    """Call ``function`` with each matrix of the stacks ``arrays``; return the stack of the results.
+
+    Return None if the stacks are empty.
+    """
     lead = np.broadcast_shapes(*(a.shape[:-2] for a in arrays))
     flat = [np.broadcast_to(a, (*lead, *a.shape[-2:])).reshape(-1, *a.shape[-2:]) for a in arrays]
     results = [function(*each) for each in zip(*flat, strict=True)]

@@ -47,8 +47,8 @@ class MaxPool(NamedTuple):
 def _table(windows: list[list[list[int]]], size: Shape) -> Any:
     """Return a matrix with one row for each window: the positions of its elements in the flattened image.
 
-    Rows of shorter windows are filled with -1.  ``windows[axis][i]`` is the list of the indices along an axis
-    that belong to window number i of this axis; ``size`` is the size of the image.
+    Rows of shorter windows are filled with -1.  ``windows[axis][i]`` is the list of the indices along
+    ``axis`` that window i covers; ``size`` is the size of the image.
     """
     position, inside = np.zeros((1, 1), np.intp), np.ones((1, 1), bool)
     for along, n in zip(windows, size, strict=True):

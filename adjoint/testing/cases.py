@@ -87,7 +87,10 @@ _SHAPES: dict[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
 
 
 def _from_domain(op: Op) -> list[Case]:
-    """Return cases of an elementwise op, with arguments from ``op.domain``, where the op is smooth."""
+    """Return cases of an elementwise op; the arguments are random numbers from ``op.domain``.
+
+    The op is smooth in this domain, which is (-2, 2) by default.
+    """
     assert op.arity is not None
     domain = op.domain if op.domain is not None else (-2.0, 2.0)
     if isinstance(domain, str) or isinstance(domain[0], (int, float)):

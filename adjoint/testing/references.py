@@ -139,7 +139,10 @@ def _products(operands: Any, labels: Any, output: str, extra: Any) -> Any:
 def _windows(
     size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> Iterator[tuple[Any, list[tuple[Any, Any]]]]:
-    """Yield, for each window, its index in the output and a list of pairs of kernel and input indices."""
+    """Yield, for each window, its index in the output and a list of pairs (kernel index, input index).
+
+    Elements of a window in the padding are left out.
+    """
     full = [s + a + b for s, (a, b) in zip(size, padding, strict=True)]
     spans = zip(full, kernel, stride, dilation, strict=True)
     places = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in spans]
@@ -154,7 +157,11 @@ def _windows(
 
 
 def _conv_terms(size: Any, weight: Any, channels: Any, groups: int, p: dict[str, Any]) -> Iterator[Any]:
-    """Yield, for each product that a convolution adds up, the indices of output, input and weight."""
+    """Yield the indices of output, input and weight for each product that a convolution adds up.
+
+    ``weight`` is the shape of the kernel, ``channels`` is the pair (output channels, input channels per
+    group), and ``p`` has the stride, padding and dilation.
+    """
     out, inner = channels
     for at, seen in _windows(size, weight, **p):
         for (k, where), o, c in itertools.product(seen, range(out), range(inner)):

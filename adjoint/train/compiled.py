@@ -71,8 +71,8 @@ class CompiledLoss:
 
 
 def _counts(share: Any) -> bool:
-    """Return whether ``share``, the fraction of rows that count in a mean loss, may be above 0.
+    """Return whether ``share``, the fraction of rows that a mean loss includes, may be different from 0.
 
-    A traced share has no value yet, so the answer for it is True.
+    Return True for a traced share, because its value is not known yet.
     """
     return isinstance(share, Tensor) or share != 0

@@ -166,7 +166,10 @@ class RankLoop:
                 facts.numbers.append((weight, {"loss": loss.item(), **numbers}))
 
     def _means(self) -> Numbers:
-        """Return the mean of each metric over the pieces of all ranks, independent of their order."""
+        """Return the mean of each metric over the pieces of all ranks, by name.
+
+        The result does not depend on the order of the pieces.  Raise if the ranks have different batches.
+        """
         heard: list[Facts] = self.sums.heard
         rows = [each.rows for each in heard]
         if len(set(rows)) > 1:
@@ -184,7 +187,7 @@ class RankLoop:
     def _keyed_draws(self) -> Iterator[Callable[[int], None]]:
         """Return a context manager in which random draws depend only on the step and the piece.
 
-        It yields a function that must be called with the number of each piece before the piece is computed.
+        It yields a function that must be called with the index of each piece before the piece is computed.
         """
         before = [rng._numpy for rng in self.generators]
 

@@ -170,7 +170,7 @@ def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:
     """Return a dictionary that identifies a callback in a checkpoint.
 
     Its keys are "kind", the name of the class; "identity", the result of ``callback.identity()``; and
-    "beside", the same with a path relative to the checkpoints, or None.
+    "beside", the identity with its path relative to the directory of the checkpoints, or None without a path.
     """
     identity = callback.identity()
     if trainer.checkpoints is None or "path" not in identity:

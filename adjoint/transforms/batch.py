@@ -129,10 +129,10 @@ def _moved(t: Any, source: int, destination: int) -> Any:
 def over_units(
     f: Callable[[Tensor], Any], like: Tensor, out_axes: int = 0, chunk_size: int | None = None
 ) -> Any:
-    """Apply ``f`` under ``vmap`` to all unit vectors: tensors like ``like`` with one element 1, else 0.
+    """Apply ``f`` under ``vmap`` to all unit vectors, and return the stacked results.
 
-    ``chunk_size`` limits how many vectors are processed at once.  Ops that can avoid a product with the
-    identity matrix do so.
+    A unit vector has the shape of ``like``, one element 1 and the others 0.  ``chunk_size`` limits how many
+    vectors are processed at once.  Ops that can avoid a product with the identity matrix do so.
     """
     n = like.size
     units = wrap(np.eye(n, dtype=like.dtype).reshape(n, *like.shape))

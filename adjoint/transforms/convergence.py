@@ -36,7 +36,7 @@ class Outcome:
 
     @property
     def certain(self) -> bool:
-        """Whether the solver is known to have converged, for every element of a batch."""
+        """True if the solver is known to have converged, inside ``ad.vmap`` for every element."""
         if not isinstance(self.success, Tensor):
             return bool(np.all(self.success))
         return unknown(self.success) is None and not _any(~self.success)
@@ -44,7 +44,8 @@ class Outcome:
     def check(self, name: str, x: Tensor, newton_step: Callable[[], Tensor]) -> None:
         """Raise if ``x`` is not a solution: the solver failed, and a Newton step would change ``x``.
 
-        ``name`` is the name of the solver.  A compiled program raises when it is called.
+        ``name`` is the name of the solver, for the error.  ``newton_step`` returns the Newton step at ``x``.
+        Inside ``ad.compile``, the check is made at each call of the compiled function.
         """
         if not x.size:
             return
@@ -75,7 +76,7 @@ class Outcome:
 
 
 def _any(condition: Tensor) -> bool:
-    """Return whether a condition is true for any element, inside ``ad.vmap`` of any example."""
+    """Return whether any element of a condition is true; inside ``ad.vmap``, for any batch element."""
     data: Any = condition
     while not isinstance(data, np.ndarray):
         data = data._data if isinstance(data, Tensor) else data.value

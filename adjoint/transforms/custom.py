@@ -115,7 +115,7 @@ class _StraightThrough(Rule):
 
 
 class _Arguments(SplitTree):
-    """The arguments of one call: the non-differentiable ones, and the others with their tensors taken out."""
+    """The arguments of one call; the tensors in differentiable arguments are stored separately."""
 
     def __init__(self, f: Any, args: tuple[Any, ...], fixed: Sequence[int]) -> None:
         self.f = f
@@ -131,7 +131,7 @@ class _Arguments(SplitTree):
         return tuple(args[i] for i in range(self.count))
 
     def name(self, i: int) -> str:
-        """Return the name of tensor ``i`` for messages."""
+        """Return the name of tensor ``i`` among the arguments for messages, such as "x[0]"."""
         k = self.at[i]
         for position, child in zip(self.moving, self.structure.children, strict=True):
             if k < child.count:
@@ -141,7 +141,7 @@ class _Arguments(SplitTree):
 
 
 def _bound(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return all arguments of a call of ``f`` as positional arguments."""
+    """Return the arguments of a call of ``f``, with keyword arguments and defaults, as a tuple."""
     if not kwargs:
         return args
     try:

@@ -131,9 +131,10 @@ def linearize(f: Callable[..., Any], *primals: Tree) -> tuple[Any, Callable[...,
 def directions(
     transform: str, run: Recorded, structures: Sequence[tree.Structure], tangents: Sequence[Any]
 ) -> list[Tensor]:
-    """Return the leaves of the tangents, after checking them against the inputs of a recorded run.
+    """Return the leaves of ``tangents`` as tensors; raise if they do not match the inputs of a recorded run.
 
-    ``transform`` is the name of the caller, for errors; ``structures`` are the structures of the arguments.
+    There is one tangent (a tree) for each argument.  ``structures`` are the structures of the arguments, and
+    ``transform`` is the name of the caller, for errors.
     """
     inputs = iter(run.inputs)
     found = []

@@ -215,7 +215,7 @@ def _limits(name: str, problem: _Problem, tol: float | None, max_steps: int) -> 
 
 
 class _Problem:
-    """An equation in x, as a function of one flat vector."""
+    """An equation f(x) = 0 whose unknown x is a tree, as a function of one flat vector."""
 
     def __init__(self, name: str, f: Callable[..., Any], x0: Any, args: Sequence[Any]) -> None:
         as_function(name, f)
@@ -305,7 +305,7 @@ class _Problem:
     def line_search_traced(
         self, x: Tensor, d: Tensor, residual: Tensor, limit: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Do what ``line_search`` does, inside ``ad.compile``, where the loop must have a bound."""
+        """Return the result of ``line_search`` inside ``ad.compile``, where the loop must have a bound."""
         size = _length(residual)
 
         def shorter(scale: Tensor) -> Tensor:
@@ -347,7 +347,10 @@ class _Problem:
 
 
 def _is_small(step: Tensor, x: Tensor, limit: float) -> Any:
-    """Return whether a step is at most ``limit`` · max(1, |x|); inside ``vmap``, for each element."""
+    """Return whether the largest element of a step is at most ``limit`` · max(1, |x|).
+
+    Inside ``vmap``, return a tensor with the answer for each batch element.
+    """
     if not step.size:
         return True
     if is_lifted(step) or is_lifted(x):
@@ -360,7 +363,7 @@ def _all(condition: Any) -> bool:
 
 
 def _length(t: Tensor) -> Any:
-    """Return the norm of a tensor; inside ``vmap`` a tensor with one norm per element."""
+    """Return the 2-norm of a tensor, infinity instead of NaN; inside ``vmap``, one norm per element."""
     if is_lifted(t):
         return sqrt((t * t).sum())
     size = float(np.linalg.norm(t._data))

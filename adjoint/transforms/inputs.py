@@ -110,7 +110,7 @@ def check_argnums(transform: str, argnums: Any, count: int) -> tuple[int, ...]:
 
 
 def argument_name(f: Any, position: int) -> str:
-    """Return the name of the parameter of ``f`` at a position, for messages."""
+    """Return the name of the parameter of ``f`` at ``position``, or "argument 2" if it is not known."""
     try:
         names = [
             p.name
@@ -168,10 +168,10 @@ def as_input(
 
 
 def stand_in(x: Tensor) -> Tensor:
-    """Return a tensor with the same values, to differentiate with respect to.
+    """Return a new tensor with the values of ``x``, with respect to which a transform differentiates.
 
-    Inside a transform the new tensor has the level of that transform, so that it is not mistaken for an
-    outside tensor.  It stays connected to the graph of ``x``.
+    It stays connected to the graph of ``x``.  Inside another transform, it is a value of that transform, so
+    that it is not mistaken for a tensor from outside.
     """
     if special.count:
         note_reading(x)
@@ -183,19 +183,22 @@ def stand_in(x: Tensor) -> Tensor:
 
 
 def _alias(x: Tensor) -> Tensor:
-    """Return another tensor with the node of ``x``: an augmented assignment to it does not change ``x``."""
+    """Return a new tensor with the data and the node of ``x``.
+
+    An augmented assignment to the new tensor, such as ``+=``, does not change ``x``.
+    """
     alias = wrap(x._data)
     alias._node = x._node
     return alias
 
 
 class Recorded:
-    """One run of a function on stand-ins: inputs, outputs and dependencies.
+    """One run of a function on stand-ins, the tensors that replace its arguments.
 
-    ``mixed``: an output also depends on outside tensors that require grad.  ``outer``: derivatives are
-    themselves recorded, because the run is mixed and ``no_grad`` is off.  ``plain``: results are converted
-    to arrays, because no argument is a tensor, the run is not ``outer``, and no other transform surrounds
-    it.
+    ``mixed`` is True if an output also depends on outside tensors that require grad.  ``outer`` is True if
+    derivatives are themselves recorded, because the run is mixed and ``no_grad`` is off.  ``plain`` is True
+    if results are converted to arrays, because no argument is a tensor, the run is not ``outer``, and no
+    other transform surrounds it.
     """
 
     __slots__ = (
@@ -243,7 +246,7 @@ class Recorded:
         return True in [foreign[key] for key in wanted]
 
     def results(self) -> Any:
-        """Return the outputs for the caller, as a tree, disconnected from the graph of this run."""
+        """Return the outputs of the function as a tree of tensors that are not part of this run's graph."""
         if self.mixed or not self.mode:
             values = [self.value(t) for t in self.outputs]
         else:  # no output depends on anything outside

@@ -190,7 +190,10 @@ class Body:
         return tree.unflatten(structure, [stack(c) for c in columns])
 
     def nothing(self, carry: Any) -> Any:
-        """Return the stacked results of a loop of no steps: leaves of length 0, shaped as after one step."""
+        """Return the stacked results of a loop without steps.
+
+        Each leaf has length 0 along the first axis, and otherwise the shape that one step would return.
+        """
         if self.lower is not None:
             return ()
         like = [asarray(np.zeros(r.shape[1:], r.dtype)) for r in self.rows]
@@ -243,7 +246,10 @@ def _order(items: Any, reverse: bool) -> Any:
 
 
 def _segment(checkpoint: bool | int, count: int) -> int:
-    """Return the number of steps per checkpointed segment: about √count by default."""
+    """Return the number of steps in each checkpointed segment of a loop with ``count`` steps.
+
+    It is ``checkpoint``, or about √count if that is True.
+    """
     if isinstance(checkpoint, bool):
         return builtins.max(1, math.isqrt(count)) if checkpoint else builtins.max(1, count)
     if not isinstance(checkpoint, int) or checkpoint < 1:

@@ -304,9 +304,9 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
 
 def _chosen(flag: Tensor, a: Any, b: Any) -> Any:
-    """Return ``a`` where ``flag`` is true, else ``b``.
+    """Return ``a`` where ``flag`` is true, else ``b``, as a tensor.
 
-    For two Python numbers the result is a number traced by ``ad.compile``.
+    If ``ad.compile`` traces ``flag`` and both values are Python numbers, return a traced number.
     """
     numbers = isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS) and not isinstance(a, np.generic)
     if numbers and isinstance(flag._data, Unknown) and a.__class__ is b.__class__:
@@ -361,7 +361,10 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _flag(name: str, value: Any) -> Any:
-    """Return a condition: a bool if its value is known, else (as in ``vmap``) a tensor of one boolean."""
+    """Return the condition ``value`` as a bool, or as a boolean 0-d tensor if its value is not known.
+
+    It is not known inside ``vmap`` and ``ad.compile``.  ``name`` is the name of the caller, for errors.
+    """
     if isinstance(value, (bool, np.bool_)) and not isinstance(value, Unknown):
         return bool(value)
     t = asarray(value)
@@ -376,7 +379,10 @@ def _flag(name: str, value: Any) -> Any:
 
 @contextmanager
 def _refused_for(flag: Tensor) -> Iterator[None]:
-    """Run a block that eager code runs only if ``flag`` is true, or only in part: see ``refusal``."""
+    """Context manager for a block that eager code would run only if ``flag`` is true.
+
+    An error in the block is passed to ``refusal``, because eager code might not raise it.
+    """
     try:
         yield
     except Exception as error:
@@ -385,9 +391,10 @@ def _refused_for(flag: Tensor) -> Iterator[None]:
 
 
 def _any(going: Any, limit: int | None, steps: int) -> bool:
-    """Return whether a loop continues: ``going`` is true for an element of the batch, or is not known.
+    """Return whether a loop continues, because the condition ``going`` is true for any batch element.
 
-    If it is not known, the loop ends after ``limit`` steps, and a ``limit`` of None raises.
+    Inside ``ad.compile`` the condition is not known: the loop continues until ``steps`` exceeds ``limit``,
+    and a ``limit`` of None raises.
     """
     if isinstance(going, bool):
         return going
@@ -440,7 +447,7 @@ class _ForwardOnly(ForwardRule):
         return tangents
 
     def backward(self, *_: Any) -> Never:
-        """Raise: a ``while_loop`` without a bound has no reverse mode."""
+        """Raise an error, because a ``while_loop`` without a bound has no reverse mode."""
         raise NoGradientError(
             "while_loop: reverse mode needs a bound on the number of steps.\n"
             "  Pass limit=, the largest number of steps; or use ad.fori_loop, ad.jvp, or ad.fixed_point and "

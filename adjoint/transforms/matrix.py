@@ -254,9 +254,9 @@ def _rows(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
 
 
 def _each(function: Callable[[Tensor], Any], t: Tensor, chunk_size: int | None, out_axes: int = 0) -> Any:
-    """Apply a linear function to all unit vectors with the shape of ``t``.
+    """Apply a linear function to all unit vectors with the shape of ``t``; return the stacked results.
 
-    If ``t`` has one element, there is no batch axis.
+    If ``t`` has one element, there is one result, without a batch axis.
     """
     if t.size == 1:
         return function(wrap(np.ones(t.shape, t.dtype)))

@@ -227,7 +227,7 @@ def saved_tensors_hooks(
 
 
 def _histories(value: Any) -> Iterator[Tensor]:
-    """Yield a tensor and, if it is inside ``vmap``, the tensors of outer levels that it contains."""
+    """Yield the tensor ``value`` and, if it is inside ``vmap``, the tensors outside that it contains."""
     while isinstance(value, (Tensor, Batched)):
         if isinstance(value, Tensor):
             yield value
@@ -240,10 +240,10 @@ def _is_new(t: Tensor, since: int) -> bool:
 
 
 def _part(t: Tensor, level: int) -> tuple[Tensor, list[tuple[int, int, bool]]]:
-    """Return the tensor inside ``t`` at ``level`` or further out, and the ``vmap`` batches around it.
+    """Unwrap ``t`` from all ``vmap`` batches with a level above ``level``; return the tensor and the batches.
 
-    A level is the number of a transform; inner transforms have higher numbers.  The batches are in order from
-    the innermost, as (level, size, whether there is a batch axis).
+    Each transform that runs has a level; inner transforms have higher levels.  A batch is a tuple (level,
+    size, whether there is a batch axis), and the innermost batch is first.
     """
     value: Any = t
     batches = []
@@ -256,9 +256,9 @@ def _part(t: Tensor, level: int) -> tuple[Tensor, list[tuple[int, int, bool]]]:
 
 
 def _inside(part: Tensor, batches: list[tuple[int, int, bool]], history: bool) -> Tensor:
-    """Return ``part`` wrapped in the batches that ``_part`` removed.
+    """Wrap the tensor ``part`` in ``batches``, which ``_part`` removed; return the wrapped tensor.
 
-    The result is connected to the graph of ``part`` if ``history``.
+    It is connected to the graph of ``part`` if ``history`` is True.
     """
     for level, size, batched in reversed(batches):
         part = wrap(Batched(level, size, part if history else part._data, batched))
@@ -346,9 +346,10 @@ def _recorded(call: _Checkpointed, outputs: list[Any], since: int) -> list[Any]:
 
 
 def captured_by(roots: list[Tensor], since: int) -> list[Tensor]:
-    """Return placeholder tensors for the leaves and earlier nodes that the nodes of a run depend on.
+    """Return tensors for the leaves and earlier nodes on which ``roots``, the results of a run, depend.
 
-    ``since`` is the sequence number of the first node of the run.
+    They are leaves, or placeholders for nodes (see ``standing``).  ``since`` is the sequence number of the
+    first node of the run.
     """
     found: dict[Any, Tensor] = {}
     seen: set[Any] = set()
@@ -539,13 +540,19 @@ def _sample(data: Any) -> Any:
 
 
 def _once(keys: list[Any]) -> list[Any]:
-    """Return the keys, with None for a key that occurred before, so that each key gets its gradient once."""
+    """Return a list of the keys in which each repeated occurrence of a key is replaced by None.
+
+    A key is a node or leaf; it must get its gradient only once.
+    """
     first = {k: i for i, k in reversed(list(enumerate(keys)))}
     return [k if first[k] == i else None for i, k in enumerate(keys)]
 
 
 def standing(key: Any) -> Tensor:
-    """Return a placeholder tensor whose gradient flows to ``key``, a node or leaf; its values are unused."""
+    """Return a tensor whose gradient flows to ``key``, a node or leaf.
+
+    For a leaf it is the leaf.  For a node it is a placeholder, whose values must not be used.
+    """
     if not isinstance(key, Node):
         return key
     t = wrap(np.broadcast_to(np.zeros((), key.dtype), key.shape))

@@ -106,11 +106,14 @@ class Rerun:
         return result
 
     def depends_on(self, keys: Iterable[Any]) -> None:
-        """Record the constants among ``keys``, the nodes and leaves that the results depend on."""
+        """Store the constants (tensors without a node) in ``keys``, the nodes and leaves of the results."""
         self.constants += [k for k in keys if isinstance(k, Tensor) and k._node is None]
 
     def again(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
-        """Run the function again, recorded; undo its changes of modes, generators and tensors."""
+        """Run the function again and record it; return its result.
+
+        Its changes of modes, random generators and tensors are undone.
+        """
         if self.stand_ins is not stand_ins.get():
             return _replaced(self.stand_ins, self.stand_ins, self.again, function, args, kwargs)
         if self.drawn and special.count and (trace := tracing.get()) is not None:
@@ -177,17 +180,19 @@ class Rerun:
 def with_stand_ins(
     tensors: Sequence[Tensor], given: Sequence[Tensor], function: Callable[..., T], *args: Any
 ) -> T:
-    """Call a function while ``tensors`` have the values and nodes of ``given``.
+    """Call a function while ``tensors`` have the values and nodes of ``given``; return its result.
 
-    A ``Rerun`` that is made inside replaces them in the same way when it runs again, which may be after
-    this call.
+    A ``Rerun`` that is created inside also replaces them when it repeats its function later.
     """
     added = tuple([(t, g._data, g._node, g.__class__) for t, g in zip(tensors, given, strict=True)])
     return _replaced(added, (*stand_ins.get(), *added), function, *args)
 
 
 def _replaced(new: tuple[Any, ...], every: tuple[Any, ...], function: Callable[..., T], *args: Any) -> T:
-    """Call a function while the stand-ins ``every`` are active; ``new`` must still be put in place."""
+    """Call a function while tensors are replaced by stand-ins, and restore the tensors afterwards.
+
+    ``new`` are the replacements to make here, ``every`` are all that are active during the call.
+    """
     before = [(t, t._data, t._node, t.__class__) for t, *_ in new]
     try:
         _place(new)
@@ -267,7 +272,7 @@ class Generators:
             _bits(g).state = state
 
     def keep_used(self) -> None:
-        """Drop the generators that the first run did not draw from."""
+        """Drop the generators whose state the first run did not change: it did not draw from them."""
         self.after = self.read()
         moved = [not _same(a, b) for a, b in zip(self.states, self.after, strict=True)]
         self.owners = [g for g, m in zip(self.owners, moved, strict=True) if m]

@@ -134,7 +134,10 @@ def elementwise_grad(
 def gradient_function(
     transform: str, f: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool
 ) -> Callable[..., Any]:
-    """Return the gradient function of ``f``, as ``grad`` does; ``transform`` is its name in messages."""
+    """Return the gradient function of ``f``; ``transform`` is the name of the caller in messages.
+
+    The other parameters are those of ``ad.grad``.
+    """
     as_function(transform, f)
 
     @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))

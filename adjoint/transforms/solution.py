@@ -81,9 +81,10 @@ def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
 def _joined_outside(
     rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor, like: Batched, outcome: Outcome | None
 ) -> Tensor:
-    """Connect a solution inside ``vmap`` to the graphs of tensors outside, as one solution for the batch.
+    """Connect a solution ``x`` inside ``vmap`` to the graphs of tensors outside; return the new ``x``.
 
-    ``like`` is a value of this ``vmap``.  ``rerun`` repeats the equation with the same random numbers.
+    Outside, the solutions of all batch elements are one solution.  ``like`` is a value of this ``vmap``, and
+    ``rerun`` repeats the equation with the same random numbers.
     """
     batch = _Batch(equation, jacobian, like)
     whole, outcome = batch.held(x), outcome and outcome.mapped(batch.held)
@@ -117,7 +118,7 @@ class _Batch:
         self.level, self.size, self.batched = like.level, like.size_, like.batched
 
     def inside(self, t: Tensor) -> Tensor:
-        """Return an outside tensor as a tensor inside ``vmap``."""
+        """Return ``t``, a tensor outside ``vmap`` with a batch axis in front, as a tensor inside it."""
         return wrap(Batched(self.level, self.size, settled(t), self.batched))
 
     def held(self, t: Tensor) -> Tensor:
@@ -145,7 +146,7 @@ class _Batch:
 
 
 def held_array(t: Any) -> Any:
-    """Return the array inside a tensor or a batch; a number is returned as it is."""
+    """Return the NumPy array that a tensor contains, also inside ``vmap``; return a number unchanged."""
     data = t
     while isinstance(data, (Tensor, Batched)):
         data = data.value if isinstance(data, Batched) else data._data
@@ -159,7 +160,7 @@ def largest_absolute(t: Tensor) -> float:
 
 
 def is_lifted(t: Tensor) -> bool:
-    """Return whether the data of a tensor is a value of a transform."""
+    """Return whether a tensor is a value of a running transform, so that it has no array of its own."""
     return isinstance(t._data, Lifted)
 
 
@@ -231,7 +232,7 @@ class _Solution:
             within(grad_mode, False, self.outcome.check, self.name, x, step)
 
     def pull(self, xp: Namespace, g: Any, out: Any, *_: Any, wanted: Sequence[bool]) -> list[Any]:
-        """Solve (∂F/∂x)ᵀ u = -g, and propagate u through F to its dependencies: the joint rule of the node.
+        """Solve (∂F/∂x)ᵀ u = -g, and return the gradients of F's dependencies for the gradient u of F.
 
         ``wanted`` says which gradients are needed.
         """
@@ -257,7 +258,7 @@ class _Solution:
         return found[:-1]
 
     def push(self, xp: Namespace, tangents: Any, out: Any, *_: Any) -> Any:
-        """Push the tangents through F, giving t, and solve (∂F/∂x) dx = -t: the forward mode of the node."""
+        """Return dx, the tangent of the solution: solve (∂F/∂x) dx = -t, where t is the tangent of F."""
         x, recording = _as_tensor(out), xp is rec
         self._check(x)
         since = next_seq()

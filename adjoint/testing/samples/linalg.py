@@ -57,9 +57,9 @@ def _hermitian(*shape: int) -> Any:
 
 
 def _filled(*shape: int, lower: bool = True) -> Any:
-    """Return Hermitian matrices with random numbers added to one triangle, so that they are not Hermitian.
+    """Return matrices that are Hermitian except in the triangle that an op with ``lower`` must not read.
 
-    It is the triangle that an op with ``lower`` must not read.
+    Random numbers are added to the elements of this triangle.
     """
     other = array(*shape, seed=5)
     return _hermitian(*shape) + (np.triu(other, 1) if lower else np.tril(other, -1))
