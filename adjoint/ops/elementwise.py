@@ -22,7 +22,7 @@ from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.record import F32, F64
 from adjoint.core.tensor import Tensor
 from adjoint.ops.half import in_float32
-from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
+from adjoint.threads.spread import COSTLY_SIZE, pairs_in_pieces
 from adjoint.typing import Array, ArrayLike
 
 __all__ = [
@@ -314,7 +314,9 @@ _HALF64, _HALF32 = np.array(0.5), np.array(0.5, np.float32)  # arrays are faster
 def _sech_squared(x: Array, y: Array) -> Any:
     if y.dtype is not F64 and y.dtype is not F32:
         return _other_sech_squared(x, y)
-    c = np.cosh(y) if y.size < COSTLY_SIZE else function_in_pieces(np.cosh, y)
+    if y.size >= COSTLY_SIZE and (found := pairs_in_pieces(_sech_squared, x, y)) is not None:
+        return found
+    c = np.cosh(y)
     z = x / c  # not x / c²: the square overflows where the result is still a subnormal number
     z /= c
     return z
@@ -341,8 +343,9 @@ def _other_logistic_slope(x: Array, y: Array) -> Any:
 def _logistic_slope(x: Array, y: Array) -> Any:
     if y.dtype is not F64 and y.dtype is not F32:
         return _other_logistic_slope(x, y)
-    half = y * (_HALF64 if y.dtype is F64 else _HALF32)
-    c = np.cosh(half) if y.size < COSTLY_SIZE else function_in_pieces(np.cosh, half)
+    if y.size >= COSTLY_SIZE and (found := pairs_in_pieces(_logistic_slope, x, y)) is not None:
+        return found
+    c = np.cosh(y * (_HALF64 if y.dtype is F64 else _HALF32))
     c += c
     z = x / c
     z /= c

@@ -37,6 +37,7 @@ __all__ = [
     "COSTLY_SIZE",
     "SHARED",
     "function_in_pieces",
+    "pairs_in_pieces",
     "pieces",
     "processors",
     "run_parts",
@@ -145,6 +146,28 @@ def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any], out: Any = N
     source, target = a.reshape(-1), out.reshape(-1)
     length = -(-a.size // (4 * threads * _VECTORS)) * _VECTORS
     run_parts(lambda s: f(source[s], target[s]), pieces(a.size, length), threads)
+    return out
+
+
+def pairs_in_pieces(f: Callable[..., Any], x: ndarray[Any, Any], y: ndarray[Any, Any]) -> Any:
+    """Return ``f(x, y)`` for a slow elementwise function and large arrays; the bits are the same.
+
+    The pieces stay in the cache from one operation of ``f`` to the next, and several threads compute them.
+    Return None if the arrays differ in shape or dtype or are not contiguous; ``x`` may repeat one number.
+    """
+    single = not any(x.strides)
+    fits = x.shape == y.shape and x.dtype is y.dtype and y.flags.c_contiguous
+    if not fits or not (single or x.flags.c_contiguous):
+        return None
+    threads = threads_for(y.size, COSTLY_SIZE // 2)
+    out = np.empty_like(y)
+    left: Any = x[(0,) * x.ndim] if single else x.reshape(-1)
+    right, target = y.reshape(-1), out.reshape(-1)
+
+    def compute(s: slice) -> None:
+        target[s] = f(left if single else left[s], right[s])
+
+    run_parts(compute, pieces(y.size, (ALONE if threads == 1 else SHARED) // y.itemsize), threads)
     return out
 
 

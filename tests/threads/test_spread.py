@@ -411,6 +411,8 @@ def test_a_slope_of_a_large_array_has_the_bits_and_the_layout_of_a_small_one(mon
         small = [slope(a, b) for a, b in pairs]
         monkeypatch.setattr(elementwise, "COSTLY_SIZE", 3000)
         monkeypatch.setattr(mechanism, "COSTLY_SIZE", 3000)
+        monkeypatch.setattr(mechanism, "ALONE", 1 << 13)
+        monkeypatch.setattr(mechanism, "SHARED", 1 << 13)
         kept = [(a.copy(), b.copy()) for a, b in pairs]
         large = [slope(a, b) for a, b in pairs]
     for x, z, (a, b), (c, d) in zip(small, large, pairs, kept, strict=True):
