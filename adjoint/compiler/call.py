@@ -10,6 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import tree
+from adjoint.compiler.guards import snapshot
 from adjoint.config import get_default_dtype, grad_mode
 from adjoint.core.convert import array_of, refuse_foreign
 from adjoint.core.node import LEAF, Node
@@ -22,6 +23,7 @@ from adjoint.words import a
 __all__ = ["Call", "Parameters", "Wanted"]
 
 _MODES = ("the grad mode", "the default dtype", "whether a micro-batch is open", "the order of dict keys")
+_SIGNED = (float, complex, np.inexact)  # 0.0 and -0.0 are equal, but the results may differ
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -150,7 +152,8 @@ class Call:
                 signature.append(float)
             else:
                 refuse_foreign(leaf)
-                signature.append((kind, self._hashable(k, parameters)))
+                exact = snapshot(leaf) if isinstance(leaf, _SIGNED) else None
+                signature.append((kind, self._hashable(k, parameters), exact))
                 continue
             self.moves.append(k)
             self.moving.append(leaf)

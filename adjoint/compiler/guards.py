@@ -50,10 +50,10 @@ def snapshot(value: Any, depth: int = 0) -> Any:
 
     ``depth`` is the number of containers around ``value``.
     """
-    if isinstance(value, float):
-        return float, value.hex()
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic):  # before float: np.float64 is a subclass, and promotes differently
         return value.dtype, value.tobytes()
+    if isinstance(value, (float, complex)):
+        return type(value), value.real.hex(), value.imag.hex()  # 0.0 equals -0.0, and nan does not equal nan
     if isinstance(value, _PLAIN):
         return type(value), value
     if type(value) is Traced:  # a value of an earlier trace: using it raises, so all are treated as equal

@@ -219,9 +219,14 @@ class Graph:
 
     # Nodes -------------------------------------------------------------------------------------------
 
-    def node(self, op: str, args: tuple[View, ...], params: Any, shape: Shape, dtype: Any) -> View:
-        """Return a view of a node with these properties; an equal node that exists is used again."""
-        key = op, params, shape, dtype, tuple([a.key for a in args])
+    def node(
+        self, op: str, args: tuple[View, ...], params: Any, shape: Shape, dtype: Any, kind: str = ""
+    ) -> View:
+        """Return a view of a node with these properties; an equal node that exists is used again.
+
+        ``kind`` distinguishes nodes whose ``params`` are equal.
+        """
+        key = op, params, kind, shape, dtype, tuple([a.key for a in args])
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = self.add(Node(op, args, params, shape, dtype))
@@ -426,7 +431,8 @@ class Graph:
         """
         kept = [(v, w) for v, w in pieces if v.size]
         where = tuple([w for _, w in kept])
-        out = self.node("place", tuple([v for v, _ in kept]), (fill, where), shape, dtype)
+        views = tuple([v for v, _ in kept])
+        out = self.node("place", views, (fill, where), shape, dtype, repr(fill))  # 0.0 equals -0.0
         if out.node.value is None and fill is None and where:
             out.node.value = _spans(where)
         return out

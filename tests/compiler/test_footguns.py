@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from steps import bits
 
 import adjoint as ad
 from adjoint import nn, optim
@@ -920,3 +921,54 @@ def test_modes_that_watch_ops_run_the_function_itself(name: str) -> None:
     assert f.stats()["traces"] == 0
     f(np.ones(2))
     assert f.stats()["traces"] == 1
+
+
+NUMBERS = [
+    0.0,
+    -0.0,
+    0,
+    False,
+    1.0,
+    np.float64(1),
+    True,
+    1j,
+    complex(-0.0, 1),
+    np.float32(0),
+    np.float32(-0.0),
+]
+number: Any = None
+
+
+@pytest.mark.parametrize("backend", ["replay", "native"])
+def test_equal_numbers_with_other_results_are_distinguished(backend: str) -> None:
+    """Signs of zero, and types that promote differently."""
+    if backend == "native":
+        pytest.importorskip("llvmlite")
+
+    def by_argument(x: Any, c: Any) -> Any:
+        return x * c
+
+    static = ad.compile(by_argument, static="c", backend=backend, limit=20)
+    read = ad.compile(lambda x: x * number, backend=backend, limit=20)
+    x = ad.tensor(np.ones(2, np.float32))
+    for value in NUMBERS:
+        globals()["number"] = value
+        wanted = bits(x * value)
+        assert bits(static(x, value)) == wanted
+        assert bits(read(x)) == wanted
+
+
+@pytest.mark.parametrize("backend", ["replay", "native"])
+def test_zeros_of_both_signs_around_an_array(backend: str) -> None:
+    if backend == "native":
+        pytest.importorskip("llvmlite")
+
+    def f(x: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            return carry + row, ad.pad(carry, (1, 1), constant_values=-0.0)
+
+        rows = ad.scan(step, x, x.reshape(3, 1) * ad.ones((3, 3)))[1]
+        return ad.pad(x, (2, 1)), ad.pad(x, (2, 1), constant_values=-0.0), rows
+
+    x = ad.tensor([1.0, 2.0, 3.0])
+    assert bits(ad.compile(f, backend=backend)(x)) == bits(f(x))

@@ -262,7 +262,7 @@ class _Small:
 
     def _place(self, n: Node) -> list[Value]:
         fill, where = n.params
-        found = [self.w.const(fill or 0, element_of(n.dtype))] * n.size
+        found = [self.w.const(0 if fill is None else fill, element_of(n.dtype))] * n.size
         for a, (shape, strides, offset) in zip(n.args, where, strict=True):
             for i, x in zip(_offsets(shape, strides, offset), self._all(a), strict=True):
                 found[i] = x
