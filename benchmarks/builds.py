@@ -5,9 +5,8 @@ has traced: with an empty cache of kernels ("cold"), and with the cache that thi
 These times are those of ``stats()``: from the program to the native code, without the call.  The ratio to
 ``jax.jit`` compares whole calls: the call that builds minus a later call, for both.  It therefore contains
 the first use of memory.  Imports of llvmlite and JAX are not included.  If a step calls a compiled function
-several times, the ratio has the time of ``stats()`` too.  Peak memory is the increase of the largest
-resident size over four calls of a built program, and the memory that the program keeps for its intermediate
-results.  The shortest time and the smallest peak of all rounds count.
+several times, the ratio has the time of ``stats()`` too.  The shortest time of all rounds counts.  Peak
+memory is the number of bytes that arrays have at a time during a call, counted exactly (see ``arrays``).
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Numbers
-from benchmarks.memory import resident, settle
 from benchmarks.report import duration, table, verdict
 
 ROOT = Path(__file__).parents[1]
-PAGE = 4096
 ROUNDS = 2
 COLD, DISK, JAX, MEMORY = 0.2, 0.03, 0.5, 1.0  # seconds, seconds, ratio, ratio
 SHOWN = ("MLP", "layer norm", "attention", "transformer", "LeNet", "tanh", "hvp", "softmax")
@@ -114,7 +112,7 @@ def measure_build(case: Any) -> Numbers:
     units.wait()
     build = sum(p["build_seconds"] for p in compiled.stats()["programs"])
     call = built - later if step is compiled else build
-    return {"first": first, "build": build, "call": call, "llvm": waiting, **_peak(step, compiled)}
+    return {"first": first, "build": build, "call": call, "llvm": waiting}
 
 
 def measure_jax(case: Any) -> Numbers:
@@ -124,24 +122,19 @@ def measure_jax(case: Any) -> Numbers:
     return {"build": first - min(_seconds(step) for _ in range(3))}
 
 
-def measure_replay(case: Any) -> Numbers:
-    """Measure the peak memory of replay."""
-    step, compiled = _step(case, "replay")
-    step(), step()
-    return _peak(step, compiled)
+def measure_memory(case: Any, backend: str) -> Numbers:
+    """Measure the peak memory of a call."""
+    from benchmarks.arrays import peak_of_calls
+
+    return {"peak": peak_of_calls(lambda: _step(case, backend)[0])}
 
 
-def _peak(step: Any, compiled: Any) -> Numbers:
-    """Measure the peak memory of four calls."""
-    settle("adjoint")
-    before = resident("VmRSS")
-    for _ in range(4):
-        step()
-    native = compiled._variants[0].native
-    return {"peak": resident("VmHWM") - before + (0 if native is None else native.arena.nbytes)}
-
-
-KINDS = {"build": measure_build, "jax": measure_jax, "replay": measure_replay}
+KINDS = {
+    "build": measure_build,
+    "jax": measure_jax,
+    "native": partial(measure_memory, backend="auto"),
+    "replay": partial(measure_memory, backend="replay"),
+}
 
 
 def child(kind: str, name: str, cache: str) -> Numbers:
@@ -175,9 +168,9 @@ def measure_case(name: str, rounds: int = ROUNDS) -> Numbers:
                 continue
             disk = child("build", name, cache)
             add("disk", disk["build"])
-            add("native", disk["peak"])
             add("jax", child("jax", name, cache)["build"])
-            add("replay", child("replay", name, cache)["peak"])
+            for backend in ("native", "replay") if "replay" not in found else ():
+                add(backend, child(backend, name, cache)["peak"])
     return {k: min(v) for k, v in found.items()}
 
 
@@ -193,8 +186,8 @@ def measure(wanted: Sequence[str] = (), rounds: int = ROUNDS) -> Numbers:
 
 
 def _share(n: Numbers) -> float:
-    """Return the peak memory beside that of replay; the resident size is measured in pages."""
-    return float(n["native"] / max(n["replay"], PAGE))
+    """Return the peak memory beside that of replay."""
+    return float(n["native"] / n["replay"])
 
 
 def limits(numbers: Numbers) -> list[Numbers]:
@@ -241,7 +234,7 @@ def text(numbers: Numbers) -> str:
     for name, n in numbers["cases"].items():
         cold = duration(n["cold"]) + (f" ({verdict(n['cold'], COLD)})" if name.startswith("MLP") else "")
         ratio, share = n["call"] / n["jax"], _share(n)
-        peak = f"{n['native'] / 2**20:.1f} MB, {share:.2f} ({verdict(share, MEMORY)})"
+        peak = f"{n['native'] / 1e6:.2f} MB, {share:.2f} ({verdict(share, MEMORY)})"
         disk = f"{duration(n['disk'])} ({verdict(n['disk'], DISK)})"
         beside = f"{ratio:.2f} ({verdict(ratio, JAX)})"
         rows.append([name, cold, beside, disk, duration(n["jax"]), peak])

@@ -173,7 +173,10 @@ BUILDS = """\
 Each build runs in a new process: *cold*, with an empty cache of kernels, and *from disk*. These times are
 those of `stats()`, without the call of the program. The ratio to `jax.jit` compares whole calls: what the
 call that builds takes beyond a later one, for both, so it contains the first use of memory. Imports are not
-counted."""
+counted. *Peak* is the most bytes that arrays have at a time during a call of a built program, beyond its
+parameters and data: gradients, the state of the optimiser, results, intermediate results and workspace, also
+what is kept between calls. An allocator for NumPy's arrays counts them exactly, for native code and for
+replay. Code, tables of addresses and the scratch memory of BLAS, which replay uses, are not counted."""
 
 
 def page(numbers: Numbers) -> str:

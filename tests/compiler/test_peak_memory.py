@@ -1,0 +1,57 @@
+"""A native program needs at most as much memory as replay: the bytes of arrays, counted exactly."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adjoint.compiler import native
+
+pytest.importorskip("llvmlite")
+CASES = (
+    "layer norm with gradients, 64×256", "attention step", "10^4 numbers", "hvp", "LeNet", "transformer",
+    "MLP 1×8-16-16-1, SGD", "MLP 1×8-16-16-1, Adam", "MLP 32×64-128-128-10, SGD",
+    "MLP 32×64-128-128-10, Adam", "MLP 64×784-256-256-10, SGD", "MLP 64×784-256-256-10, Adam",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Import benchmarks from this repository; the workspace of kernels depends on the number of threads."""
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
+    here = native.machine()._replace(cores=2)
+    monkeypatch.setattr(native, "machine", lambda: here)
+
+
+def test_arrays_are_counted_exactly() -> None:
+    from benchmarks import arrays
+
+    with arrays.counted():
+        before = arrays.live()
+        a = np.ones(1000)
+        b = np.zeros((10, 10), np.float32)
+        assert arrays.live() - before == a.nbytes + b.nbytes
+        assert arrays.peak_of(lambda a=a: np.add(np.add(a, a), a)) - before == 3 * a.nbytes + b.nbytes
+        a.resize(2000, refcheck=False)
+        assert arrays.live() - before == 16000 + b.nbytes
+        assert not a[1000:].any() and a[:1000].all()
+        views = a[::2].reshape(10, 100), np.asarray(b)
+        assert arrays.live() - before == 16000 + b.nbytes
+    c = np.ones(10)
+    del a, b, views
+    assert arrays.live() == before and c.all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_peak_is_at_most_that_of_replay(name: str) -> None:
+    from benchmarks import arrays, builds
+
+    (found,) = builds.names([name])
+    case = builds.case_of(found)
+    peaks = {}
+    for backend in ("auto", "replay"):
+        peaks[backend] = arrays.peak_of_calls(lambda b=backend: builds._step(case, b)[0])
+    assert 0 < peaks["auto"] <= peaks["replay"]
