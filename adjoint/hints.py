@@ -403,7 +403,7 @@ def _explain_module(module: ModuleType) -> None:
 
 
 def explain_class(cls: type) -> None:
-    """Add hints to a class: for keywords of its constructor and methods, and for attributes it lacks."""
+    """Make errors of a class contain hints, for unknown keywords of its methods and missing attributes."""
     if cls in _explained:
         return
     _explained.add(cls)
@@ -476,7 +476,10 @@ class _Absent:
 
 
 def _explain_attributes(cls: type, instead: Mapping[str, str]) -> None:
-    """Add hints for missing attributes; ``dir`` does not list them."""
+    """Make a class raise an error with a hint for each attribute in ``instead`` that it does not have.
+
+    ``instead`` maps names to replacements.  ``dir`` does not list these names.
+    """
     missing = {name for name in instead if not hasattr(cls, name)}
     for name in missing:
         setattr(cls, name, _Absent(name, instead[name]))
@@ -488,7 +491,7 @@ def _explain_attributes(cls: type, instead: Mapping[str, str]) -> None:
 
 
 def _lookup(module: ModuleType) -> Callable[[str], NoReturn]:
-    """Return the ``__getattr__`` of a module: it raises an error with a hint."""
+    """Return a ``__getattr__`` for a module; it raises an error with a hint for a missing name."""
 
     def lookup(name: str) -> NoReturn:
         instead = PARTS[module.__name__].get(name) or elsewhere(name)

@@ -357,10 +357,11 @@ class RankSums(Sums):
         return found
 
     def receiver(self, acc: GradientAccumulator, weight: float) -> Callable[[Tensor, Tensor], bool] | None:
-        """Return a function that receives gradients during backward and sends complete buckets.
+        """Return a function that gets leaves and gradients during backward and sends complete buckets.
 
-        Return None if gradients cannot be sent that early: before the last micro-batch, if a micro-batch may
-        still be skipped, or if the gradients are small.
+        ``weight`` is the weight of the micro-batch.  Return None if gradients cannot be sent before the end
+        of the backward: because this is not the last micro-batch, a micro-batch may still be skipped, or the
+        gradients are small.
         """
         window, config = acc._window, self.config
         last = window.micro_batches + 1 >= config.accumulation_steps if self.last is None else self.last

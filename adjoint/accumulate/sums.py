@@ -284,7 +284,7 @@ class Sums:
         return [], add
 
     def _with_rows(self, slot: Slot, g: SparseRows, factor: float, change: float) -> Rows:
-        """Return change·(the sum of the sparse gradients of a parameter) + factor·g in new arrays."""
+        """Return change·s + factor·g as new (rows, sums), where s is the sparse sum of a parameter so far."""
         part = g.mapped(np.multiply(g.values, factor, dtype=slot.dtype)).coalesced()
         none = np.zeros(0, np.intp), np.zeros((self.depth, 0, *slot.shape[1:]), slot.dtype)
         before, earlier = self.rows.get(slot.name, none)
@@ -302,7 +302,10 @@ class Sums:
         return [name for name, g in pairs if g is not None and not all_finite_unwarned(g)]
 
     def lay_out(self, arrays: Sequence[Any]) -> None:
-        """Make the buffers of the parameters that get their first gradient now."""
+        """Make the buffers of the parameters that get their first gradient now.
+
+        ``arrays`` has the gradient of each parameter, or None.
+        """
         groups: dict[Any, list[Slot]] = {}
         used: dict[Any, int] = {}  # elements of small parameters, by dtype
         for slot in [s for s in self.pending if arrays[s.index] is not None]:
@@ -315,7 +318,7 @@ class Sums:
         self.add_buffers([Buffer(slots, self.depth) for slots in groups.values()])
 
     def add_buffers(self, buffers: Sequence[Buffer]) -> None:
-        """Use new buffers for the parameters in them."""
+        """Register new buffers; their parameters are no longer pending."""
         self.buffers += buffers
         self.buffer_of.update((slot.name, buffer) for buffer in buffers for slot in buffer.slots)
         self.pending = [slot for slot in self.pending if slot.name not in self.buffer_of]

@@ -87,7 +87,7 @@ def _measured(acc: GradientAccumulator, scaler: GradScaler | None) -> Measure:
 
 
 def shown(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return gradients as users see them: sparse rows as ``SparseGradient`` tensors."""
+    """Return gradients by name in the form for users: sparse rows become ``SparseGradient`` tensors."""
     if SparseRows not in set(map(type, found.values())):
         return dict(found)
     return {name: as_gradient_tensor(g) if type(g) is SparseRows else g for name, g in found.items()}
@@ -177,7 +177,7 @@ def update(
 
 
 def _narrowed(params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return gradients as tensors in the dtypes of their parameters, and the names of those that overflow."""
+    """Cast gradients to the dtypes of their parameters; return them, and the names of those that overflow."""
     found, beyond = {}, []
     with np.errstate(over="ignore"):
         for name in [name for name in params if name in grads]:
@@ -189,7 +189,10 @@ def _narrowed(params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> tuple[d
 
 
 def _step(optimizer: Any, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], before: Any) -> None:
-    """Call ``before()`` and ``optimizer.step()`` while each ``.grad`` is the gradient of the window."""
+    """Call ``before()`` and ``optimizer.step()`` while the ``.grad`` of each parameter is its gradient.
+
+    ``grads`` has the gradients of the window by name.  The old values of ``.grad`` are restored afterwards.
+    """
     kept = [(t, t.grad) for t in params.values()]
     try:
         for name, t in params.items():
@@ -203,7 +206,11 @@ def _step(optimizer: Any, params: Mapping[str, Tensor], grads: Mapping[str, Tens
 
 
 def _refuse_to_lose(optimizers: list[Any], params: Mapping[str, Tensor], grads: Mapping[str, Any]) -> None:
-    """Raise if no optimiser updates a parameter that has a gradient; skip this if parameters are unknown."""
+    """Raise if a parameter has a gradient, but no optimiser updates it, so that the gradient would be lost.
+
+    Nothing is checked if the parameters of an optimiser are not known.  Also raise if the accumulator was
+    created without parameters.
+    """
     if not params:
         raise InputError(
             "apply: this optimiser reads .grad, but the accumulator was created without parameters.\n"

@@ -181,10 +181,11 @@ class Window:
 
 
 def check_like(saved: Any, own: Any, what: str = "state") -> None:
-    """Raise if a saved tree has different keys or kinds of values than the tree ``own``.
+    """Raise if the saved state has different keys or types of values than ``own``, a state of this program.
 
-    Numbers must be finite and not negative.  Arrays may have a different length; an array of objects matches
-    any float or complex dtype.
+    Both are nested dictionaries.  Numbers must be finite and not negative.  Arrays may have a different
+    length; an array of objects in ``own`` matches any float or complex dtype.  ``what`` is the path for the
+    message.
     """
     if isinstance(own, Mapping):
         keys = saved.keys() if isinstance(saved, Mapping) else ()

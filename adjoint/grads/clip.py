@@ -257,7 +257,8 @@ def _clip_traced(
 ) -> Any:
     """Make the compiled function call ``clip`` on the gradients at each call; return its symbolic result.
 
-    ``places`` are the gradients, and ``kind`` is the type of the result.
+    ``places`` are the gradients, ``kind`` is the type of the result, and ``raises`` says whether ``clip`` may
+    raise an error.
     """
     trace, labels = _trace(), [place.label for place in places]
     params = [place.param for place in places if place.param is not None]

@@ -204,7 +204,10 @@ class Measure:
 
 
 def measured(sums: Sequence[Any], p: float, divisor: float, bound: float | None) -> Measure:
-    """Return the norm of ``sums / divisor``, and how to scale the sums so that it is at most ``bound``."""
+    """Measure the joint p-norm of ``sums / divisor``; return it with the scaling of the sums.
+
+    After the scaling, the norm is at most ``bound``, unless that is None.
+    """
     part, scale = norm_parts(sums, p)
     part /= divisor
     norm = part * scale

@@ -169,11 +169,14 @@ class Gradients:
         raise MissingGradientError(_missing(key, len(self._items)))
 
     def _tensor(self, key: Any) -> Any:
-        """Return the tensor of a key; subclasses with other keys override this."""
+        """Return the tensor whose gradient is looked up by ``key``: here ``key`` itself.
+
+        Subclasses whose keys are not tensors override this method.
+        """
         return key
 
     def _fitting(self, key: Tensor, grad: Any) -> Tensor:
-        """Return a gradient as a tensor; raise if its shape or dtype is not that of the tensor."""
+        """Return ``grad`` as a tensor; raise if its shape or dtype is not that of the tensor ``key``."""
         if not isinstance(key, Tensor):
             raise InputError(f"the key of a gradient must be a tensor, not {type(key).__name__}.")
         new = asarray(grad)

@@ -219,7 +219,7 @@ class Graph:
     def _measure(self) -> None:
         """Set ``norm`` of each group: the mean of log10 of the gradient norms of its ops.
 
-        ``strip`` of a group of equal groups becomes a list of the norms of these groups, at most 64.
+        If a group folds repeated groups, its ``strip`` becomes a list of their norms, at most 64 of them.
         """
         sums = [[0.0, 0] for _ in self.groups]
         for box in self.boxes:

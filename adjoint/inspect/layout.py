@@ -70,7 +70,10 @@ def laid_out(graph: Graph) -> Picture:
 
 
 def _visible(graph: Graph) -> dict[int, int]:
-    """Return, for the index of each op, the box that shows it: that index, or -1 - group if it is folded."""
+    """Return a dictionary from the index of each op to the box that shows the op in the picture.
+
+    The box is the index of the op, or -1 - the index of the folded group that contains the op.
+    """
     opened = {0}
     queue, shown = [0], len(graph.groups[0].children)
     for g in queue:

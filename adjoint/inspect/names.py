@@ -82,7 +82,7 @@ class Names:
             self._add_module(name if len(outer) > 1 else "", module)
 
     def of(self, t: Tensor) -> str:
-        """Return the name of a tensor, or text with its shape if it has no name."""
+        """Return the name of a tensor, or "a tensor of shape (3,)" if it has no name."""
         found = self.wanted.get(id(t))
         if found is not None:
             return found[0]

@@ -368,7 +368,8 @@ def cost_of_observing() -> Cost:
 def _instructions(note: str) -> str:
     """Return the ops of a compiled program and how often each occurs, as text: "matmul ×2, tanh".
 
-    ``note`` is the text of the program.  For a native program, return its first line.
+    ``note`` is the text of the program.  At most eight ops are listed.  If the text contains no ops, as for a
+    native program, return its first line.
     """
     counts = Counter(re.findall(r"= (\w+)\(", note)).most_common()
     shown = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in counts[:8])

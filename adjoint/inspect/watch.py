@@ -72,7 +72,7 @@ class Scope:
 
 
 class Flow:
-    """One op with its inputs and outputs, and the reason if its result is not in the graph.
+    """One op with its inputs and outputs; ``cause`` says why its result is not in the graph, if so.
 
     Unlike the graph, flows include ops that were not recorded, such as ``detach`` and ops under ``no_grad``.
     """

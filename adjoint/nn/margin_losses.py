@@ -312,7 +312,7 @@ def _triplet(
 
 
 class _Triple(LossModule):
-    """Base class of modules for losses of three tensors."""
+    """Base class of loss modules that are called with three tensors, such as ``TripletMarginLoss``."""
 
     def forward(self, first: ArrayLike, second: ArrayLike, third: ArrayLike) -> Tensor:  # type: ignore[override]  # one more
         """Return the loss.

@@ -163,12 +163,12 @@ class _Recurrent(Module):
 
 
 def _exchanged(x: Tensor) -> Tensor:
-    """Exchange the axes batch and length."""
+    """Return ``x`` with the axes batch and length, the last two but one, exchanged."""
     return rec.permute_dims(x, axes=(-2, -3, -1))
 
 
 def _last(steps: Tensor, start: Tensor) -> Tensor:
-    """Return the state after the last step, or the initial state if there are no steps."""
+    """Return the last row of ``steps``, the states after each step; ``start`` if there are no steps."""
     return steps[-1] if steps.shape[0] else start
 
 

@@ -57,8 +57,8 @@ def _diagonal(x: Array, labels: str) -> Array:
 def _gather(labels: str, keep: str) -> tuple[Step | None, str]:
     """Return a function of an array whose axes have the labels ``labels``, and the labels of its result.
 
-    The function takes the diagonal for repeated labels and sums over the labels that are not in ``keep``.  It
-    is None if there is nothing to do.
+    The function takes the diagonal for repeated labels and sums over the labels that are not in ``keep``.
+    The first result is None instead of a function if there is nothing to do.
     """
     unique = _unique(labels)
     kept = "".join(label for label in unique if label in keep)

@@ -86,7 +86,7 @@ def _columns(image: Array, kernel: Shape, stride: Shape, dilation: Shape, count:
 
 
 def _blocks(count: Shape, column: int) -> list[tuple[int, int]]:
-    """Divide the rows of windows into blocks that fit into the cache; return pairs (first row, last row + 1).
+    """Divide the rows of windows into blocks that fit into the cache; return pairs (start, stop) of rows.
 
     ``count`` is the number of windows along each axis; a row is all windows with the same first index.
     ``column`` is the number of bytes of one window, for all images.

@@ -63,7 +63,7 @@ define("log_softmax", in_float32(_log_softmax, raw),
 
 
 def _chosen(t: Array, x: Array) -> Any:
-    """Return a mask with the shape of ``x`` that is True at the class ``t`` of each row."""
+    """Return a mask with the shape of ``x`` that is True in column ``t[i]`` of each row i."""
     return t[..., None] == np.arange(x.shape[-1])
 
 
@@ -87,7 +87,10 @@ define("softmax_nll", in_float32(_softmax_nll, raw), _softmax_nll_rule, None, sa
 
 
 def _flat(xp: Namespace, x: Value) -> Any:
-    """Return ``x`` as a matrix: all axes but the last are merged, so that one product replaces many."""
+    """Return ``x`` as a matrix: all axes but the last are merged.
+
+    One matrix product can then replace a product for each matrix of a stack.
+    """
     return xp.reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1])) if x.ndim > 2 else x
 
 

@@ -69,9 +69,9 @@ def canonical_key(shape: Shape, key: Any, check: bool = True) -> CanonicalKey:
 
 
 def _plain_key(shape: Shape, key: tuple[Any, ...]) -> CanonicalKey | None:
-    """Do what ``canonical_key`` does, faster, for a valid index of ints, slices, None and Ellipsis.
+    """Return the result of ``canonical_key``, faster, for an index of ints, slices, None and Ellipsis.
 
-    Return None for any other index.
+    Return None for any other index, and for one that is not valid.
     """
     axis, gap = 0, len(key)
     for i, k in enumerate(key):
@@ -108,7 +108,7 @@ def _plain_key(shape: Shape, key: tuple[Any, ...]) -> CanonicalKey | None:
 
 
 def _consumes(k: Any) -> int:
-    """Return how many axes of the tensor the item ``k`` of an index uses."""
+    """Return how many axes of the tensor ``k``, one item of an index tuple, selects from."""
     if k is None or k is Ellipsis or type(k) is bool:
         return 0
     return k.ndim if isinstance(k, np.ndarray) and k.dtype == bool else 1

@@ -176,7 +176,7 @@ class Adam(Optimizer):
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """Return zero arrays: both moments, and with AMSGrad the largest second moment so far."""
+        """Return the initial state: both moments, with AMSGrad also the largest second moment, all zero."""
         state = super().init_one(p, hyper)
         if hyper["amsgrad"]:
             state["v_max"] = np.zeros_like(p)
@@ -431,7 +431,10 @@ class RMSprop(Optimizer):
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """Return zero arrays: the mean square, the mean if ``centered``, and the velocity with momentum."""
+        """Return the initial state, all zero: the mean square, with ``centered`` the mean, and the velocity.
+
+        There is a velocity only with momentum.
+        """
         wanted = ["v"] + ["mean"] * bool(hyper["centered"]) + ["velocity"] * bool(hyper["momentum"])
         return {name: np.zeros_like(p) for name in wanted}
 
@@ -510,7 +513,7 @@ class Adagrad(Optimizer):
         )
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
-        """Return the sum of squared gradients, which starts at the hyper-parameter ``initial``."""
+        """Return the initial state: the sum of squared gradients, filled with the value of ``initial``."""
         return {"total": np.full_like(p, hyper["initial"])}
 
     def numbers(self, hyper: Hyper) -> Hyper:

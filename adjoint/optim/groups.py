@@ -320,7 +320,7 @@ def _initial(optimizer: Optimizer, flat: Array, hyper: Hyper) -> State:
 
 
 def in_parts(update: Update) -> Update:
-    """Return the update with complex arrays viewed as real arrays of twice the size, as in PyTorch."""
+    """Return an update in which complex arrays are viewed as real arrays of twice the size, as in PyTorch."""
     p, g, state, hyper = update
     if p.dtype.kind != "c":
         return update
@@ -379,7 +379,10 @@ def fitted(grad: Any, p: Tensor) -> Any:
 
 
 def plain_value(value: Any) -> Any:
-    """Return NumPy scalars as Python numbers, because Python numbers do not promote float32 arrays."""
+    """Convert a NumPy scalar to a Python number, which does not promote float32 arrays to float64.
+
+    Return other values unchanged.
+    """
     if isinstance(value, (tuple, list)):
         return tuple(map(plain_value, value))
     return value.item() if isinstance(value, np.generic) else value

@@ -263,12 +263,12 @@ def _count(p: Tensor) -> int:
 
 
 def _like(grad: Any, p: Tensor) -> Any:
-    """Return the gradient of ``p`` as complex numbers if ``p`` is complex."""
+    """Return ``grad``, the gradient of ``p``, converted to complex numbers if ``p`` is complex."""
     return grad.astype(complex) if p.dtype.kind == "c" else grad
 
 
 def _reals(data: Any) -> Any:
-    """Return an array as a flat float64 array; a complex number becomes two elements."""
+    """Return the elements of an array as a flat float64 array; a complex number becomes two elements."""
     if data.dtype.kind == "c":
         return np.ascontiguousarray(data, complex).reshape(-1).view(float)
     return np.asarray(data, float).reshape(-1)

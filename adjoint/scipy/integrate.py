@@ -462,7 +462,10 @@ def _placed(point: Any, weight: Any, low: Tensor, high: Tensor, far: Any) -> tup
 
 
 def _padded(points: Any, weights: Any, count: int) -> tuple[Any, Any]:
-    """Return ``count`` points and weights: the first point is appended as often as needed, with weight 0."""
+    """Extend points and weights to length ``count`` and return both.
+
+    The added points repeat the first point, with weight 0.
+    """
     more = count - len(points)
     return np.concatenate([points, np.full(more, points[0])]), np.concatenate([weights, np.zeros(more)])
 

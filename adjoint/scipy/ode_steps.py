@@ -95,8 +95,8 @@ def run_scipy(
 def _capturing(name: str, steps: list[Any], most: int | None, size: int) -> Any:
     """Return a subclass of SciPy's solver ``name`` that appends its accepted steps to ``steps``.
 
-    It raises at step ``most`` + 1.  If it solves ``size`` problems with the same steps, the error of each one
-    is below the tolerances.
+    It raises an error after ``most`` steps, if that is not None.  If it solves ``size`` problems with the
+    same steps, it accepts a step only if the error of each problem is within the tolerances.
     """
     base = getattr(scipy_module("integrate"), name)
     table = method_of(name)

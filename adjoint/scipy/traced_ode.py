@@ -135,7 +135,10 @@ class Steps(Rows):
         return state, (share, rec.where(moves, taken, 0.0), y, stages)
 
     def _stages(self, t: Tensor, h: Tensor, y: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the stages of a step, and the state at its end; ``slope`` is the first stage."""
+        """Return the stages of a step of length h from time t and state y, and the state at its end.
+
+        ``slope`` is the first stage.
+        """
         m, slopes, new = self.method, [slope], y
         for i in range(1, m.total):
             used = [j for j in range(i) if m.a[i, j]]

@@ -102,7 +102,7 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         return self
 
     def _train_once(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> None:
-        """Train for one epoch, starting from the current weights."""
+        """Train for one epoch from the current weights; the first call creates the network."""
         first = not hasattr(self, "module_")
         X, target, weight = self._validated(X, y, sample_weight, first=first, classes=classes)
         rng = check_random_state(self.random_state)

@@ -48,7 +48,7 @@ def replace_file(path: Path, write: Callable[[str], None]) -> None:
 def refuse_other_than_files(path: str | os.PathLike[str], directory: str) -> None:
     """Raise if ``path`` is a directory, a device, a pipe or a socket.
 
-    ``directory`` is the message of the error for a directory.
+    ``directory`` is the text of the error message if ``path`` is a directory.
     """
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, directory, os.fspath(path))
@@ -61,7 +61,7 @@ def refuse_other_than_files(path: str | os.PathLike[str], directory: str) -> Non
 
 @contextmanager
 def _directory_beside(path: Path) -> Iterator[Path]:
-    """Return a context manager: it creates a locked temporary directory next to ``path``, then removes it."""
+    """Context manager that creates a locked temporary directory next to ``path`` and later removes it."""
     beside, lock = _locked_directory(path)
     try:
         yield beside

@@ -396,7 +396,7 @@ class CSVLog(Log):
         file.flush()
 
     def _header(self, row: dict[str, float]) -> list[str] | None:
-        """Return the columns of an existing file, or None for an empty file.
+        """Return the names of the columns of the existing file, or None if the file is empty.
 
         Raise if ``row`` has a key that is not a column.
         """

@@ -155,7 +155,10 @@ class Checkpoints:
             )
 
     def _found(self) -> list[tuple[int, int, Path]]:
-        """Return (step, n, path) of all checkpoints, oldest first; n is the suffix of the name, or 0."""
+        """Return a list of (step, n, path) of all checkpoints, oldest first.
+
+        n is the number at the end of the name of a second checkpoint of the same step, otherwise 0.
+        """
         found = []
         for path in self.directory.glob("step-*") if self.directory.is_dir() else ():
             match = _NAME.fullmatch(path.name)
@@ -164,7 +167,10 @@ class Checkpoints:
         return sorted(found)
 
     def all(self) -> list[tuple[int, Path]]:
-        """Return (step, path) of all checkpoints, oldest first; only the last one written for each step."""
+        """Return a list of (step, path) of the checkpoints, oldest first.
+
+        If there are several for a step, only the last one is in the list.
+        """
         return sorted({step: path for step, _, path in self._found()}.items())
 
     def latest(self) -> Path | None:

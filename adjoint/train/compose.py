@@ -197,7 +197,7 @@ class ComposedLoss(Module):
         return total
 
     def _note(self, name: str, value: Tensor) -> None:
-        """Store the value of a term, except inside ``vmap``, where a term has several values."""
+        """Store the value of the term ``name``, except inside ``vmap``, where it has several values."""
         if type(value) is not Traced:
             self._last[name] = value
         data = value._data.numbers() if type(value) is Traced else value._data

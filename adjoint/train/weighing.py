@@ -47,7 +47,7 @@ def loss_of(trainer: Trainer, batch: Any, pieces: int = 1) -> tuple[Tensor, dict
 def computed(
     trainer: Trainer, batch: Any, loss_function: Callable[..., Any] | None = None
 ) -> tuple[Any, Mapping[str, Any], Reductions]:
-    """Return the loss of a batch, the other values to log by name, and the losses that were reduced.
+    """Compute the loss of a batch; return it, the other values to log by name, and a list of reductions.
 
     The last item is a list with a pair (value, share) for each loss function that was called, see
     ``noting_reductions``.  ``loss_function``, if given, is called instead of the loss of the trainer.

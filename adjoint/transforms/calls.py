@@ -463,7 +463,8 @@ def _as_operand(value: Any) -> Tensor:
 def _as_gradient(rule: Rule, i: int, found: Any, like: Any, recording: bool) -> Any:
     """Check ``found``, the gradient that a user's rule returned for argument ``i``.
 
-    Return it with the shape and dtype of ``like``: a tensor if ``recording``, else an array.
+    Return it with the shape and dtype of ``like``, as a tensor if ``recording``, else as an array; None for
+    None.
     """
     if found is None:
         return None

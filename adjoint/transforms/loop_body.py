@@ -248,7 +248,7 @@ def _order(items: Any, reverse: bool) -> Any:
 def _segment(checkpoint: bool | int, count: int) -> int:
     """Return the number of steps in each checkpointed segment of a loop with ``count`` steps.
 
-    It is ``checkpoint``, or about √count if that is True.
+    It is ``checkpoint``, or about √count if that is True, or ``count`` if that is False.
     """
     if isinstance(checkpoint, bool):
         return builtins.max(1, math.isqrt(count)) if checkpoint else builtins.max(1, count)

@@ -199,7 +199,7 @@ class RegularGridInterpolator:
         return y
 
     def _at(self, cells: Sequence[Tensor]) -> Tensor:
-        """Return the values at the grid points with the indices ``cells``, one tensor of indices per axis."""
+        """Return the data at grid points; ``cells`` has a tensor of indices for each axis of the grid."""
         nd, shape = len(self.grid), self.values.shape
         flat: Any = 0
         for k in range(nd):

@@ -38,9 +38,9 @@ def increasing(op: str, x: Any, least: int = 2) -> Tensor:
 
 
 def interval(x: Tensor, at: Tensor) -> Tensor:
-    """Return, for each point in ``at``, the index of its interval between the data points ``x``.
+    """Return, for each point in ``at``, the index of the interval between data points ``x`` that contains it.
 
-    The first and the last interval extend to infinity.
+    Points outside of all intervals belong to the first or the last interval.
     """
     found = rec.searchsorted(x.detach(), at.detach(), side="right") - 1
     return rec.minimum(rec.maximum(found, 0), x.shape[0] - 2)

@@ -47,7 +47,7 @@ def log1mexp(x: Any) -> Any:
 def _log_part(part: Any, rest: Any) -> Any:
     """Return the logarithm of the probability ``part``, whose complement is ``rest``.
 
-    It is computed from the smaller one of the two, which is more accurate.
+    It is computed from the smaller of the two probabilities, which is more accurate.
     """
     most = part > 0.5
     return rec.where(most, rec.log1p(-rec.where(most, rest, 0.0)), rec.log(rec.where(most, 1.0, part)))
