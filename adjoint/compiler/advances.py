@@ -92,9 +92,10 @@ class Advances:
 
 
 def _found(value: Any, depth: int) -> Iterator[Any]:
-    """Yield the random generators, iterators and parameter groups in a value, its elements and attributes.
+    """Yield the random generators, iterators and parameter groups that a value is or contains.
 
-    ``depth`` is the nesting depth of the value; values deeper than ``_DEEPEST`` are not searched.
+    Its elements and attributes are searched too.  ``depth`` is the nesting depth of the value; values deeper
+    than ``_DEEPEST`` are not searched.
     """
     if isinstance(value, (types.BuiltinFunctionType, types.MethodType)):  # rng.normal
         value = value.__self__

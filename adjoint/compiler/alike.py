@@ -165,7 +165,7 @@ def _number(numbers: dict[tuple[int, int], int], slot: Slot) -> tuple[bool, int]
 
 
 def _slot(places: list[tuple[Node, int]], slot: tuple[bool, int]) -> Slot:
-    """Decode a slot that ``_number`` encoded; ``places`` has the (node, offset) pairs of the new group."""
+    """Decode a slot that ``_number`` encoded, for a new group; ``places`` has its (node, offset) pairs."""
     inside, number = slot
     return Slot(*places[number]) if inside else Slot(None, number)
 

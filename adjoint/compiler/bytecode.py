@@ -65,10 +65,9 @@ def _instructions(code: types.CodeType) -> list[dis.Instruction]:
 
 
 def _kind(i: dis.Instruction, outermost: bool) -> str | None:
-    """Return the kind of the variable that an instruction loads, as in ``Load.kind``.
+    """Return the kind of variable that an instruction loads: "global", "cell" or "local"; None if none.
 
-    None if the instruction loads no variable, or a local variable of a nested function (``outermost`` is
-    false).
+    Local variables count only if ``outermost`` is true: the code is not that of a nested function.
     """
     if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
         return "global"
@@ -87,7 +86,10 @@ def _through(load: Load, imported: dict[str, Load]) -> Load:
 
 
 def _imports(instructions: list[dis.Instruction], imported: dict[str, Load]) -> Iterator[Load]:
-    """Yield a load for each imported module or object; add it to ``imported`` by the name of its variable."""
+    """Yield a load for each module or object that the code imports.
+
+    The load is also added to ``imported``, by the name of the variable.
+    """
     module = ""
     chain: tuple[str, ...] = ()
     whole = False  # true for ``import a.b``, which binds the module ``a``, not ``a.b``

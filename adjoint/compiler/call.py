@@ -96,7 +96,7 @@ class Parameters:
         return frozenset(found)
 
     def paths(self, structure: tree.Structure) -> list[str]:
-        """Return a name of each leaf of the arguments, for messages: ``x``, ``batch['x']``."""
+        """Return the names of all leaves of the arguments, for messages, such as ``x`` or ``batch['x']``."""
         return [path for name, child, _ in self.arguments(structure) for path in child.paths(name)]
 
 

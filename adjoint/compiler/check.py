@@ -91,7 +91,7 @@ class Variables:
                 self._keep(each, depth + 1)
 
     def set_back(self) -> None:
-        """Restore the variables and containers that have changed."""
+        """Restore the saved variables and containers if they have changed."""
         for container, before in self.contents.values():
             if snapshot(container) == snapshot(before):
                 continue
@@ -174,7 +174,10 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _compare_results(name: str, found: Any, wanted: Any) -> None:
-    """Raise TransformError if the results of the program (``found``) and the function (``wanted``) differ."""
+    """Raise TransformError if the results of the program and of the function differ.
+
+    ``found`` are the results of the program, ``wanted`` those of the function ``name``.
+    """
     if tree.structure(found) != tree.structure(wanted):
         raise TransformError(
             f"ad.compile: the compiled {name} and the original function return different structures.\n"

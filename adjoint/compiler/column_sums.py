@@ -51,7 +51,7 @@ def _sums(group: Group) -> list[Node]:
 
 
 def _processes_rows(rows: Group, columns: Group) -> bool:
-    """Return whether ``rows`` reduces the rows, and ``columns`` the columns, of the same domain."""
+    """Return whether ``rows`` reduces along the rows of a matrix whose columns ``columns`` sums."""
     if rows.kind != "loop" or rows.axis is None or rows.axis != len(rows.domain) - 1:
         return False
     return (math.prod(rows.domain[:-1]), rows.domain[-1]) == columns.domain

@@ -163,7 +163,7 @@ class Compiled(_Callable):
         self.__call__ = direct or (lambda *args, **kwargs: general(args, kwargs))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Bind to an instance, as a method does."""
+        """Return this function bound to ``instance``, as for a method."""
         return self if instance is None else _Method(self, instance)
 
     # Copies have no programs.  A copied method belongs to the copied instance.
@@ -243,7 +243,7 @@ class Compiled(_Callable):
         return returned(found) if plain else found
 
     def _on_tensors(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the original function with arrays converted to tensors, as in a trace."""
+        """Call the original function, with arrays among the arguments converted to tensors, as in a trace."""
         leaves, structure = tree.flatten((args, kwargs))
         if any(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves):
             static = self._parameters.static_leaves(structure)
@@ -268,7 +268,7 @@ class Compiled(_Callable):
         return bool(watched or tapes.get() or anomaly.get())
 
     def _variant(self, call: Call) -> Variant:
-        """Return the program for a call; trace the function if no program matches."""
+        """Return the program for a call; if none matches, trace the function and return the new program."""
         variants = self._variants
         self._enter(None)
         for n, v in enumerate(variants):
@@ -382,12 +382,12 @@ class _Method(functools.partial[Any]):
         return self.func.program(*self.args, *args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Return the kernels of the program for these arguments, as ``Compiled.explain`` does."""
+        """Return a text about the kernels of the program for these arguments; see ``Compiled.explain``."""
         last = self.func._variants and not args and not kwargs
         return self.func.explain() if last else self.func.explain(*self.args, *args, **kwargs)
 
     def stats(self) -> dict[str, Any]:
-        """Return how often and why the method was traced, for all instances."""
+        """Return statistics: how often and why the method was traced, for all instances."""
         return self.func.stats()
 
     def clear(self) -> None:

@@ -104,7 +104,7 @@ class Primitives:
         return fused(self, *map(self.operand, args), **params)
 
     def operand(self, a: Any) -> Any:
-        """Return views and Python numbers unchanged; add an array to the graph as a constant."""
+        """Return ``a``, an operand of an op; an array is added to the graph as a constant."""
         return self.graph.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a
 
     def view(self, a: Any, dtype: Any = None) -> View:
@@ -242,7 +242,10 @@ RULES.update(
 
 @rule("clip")
 def _clip(xp: Any, x: Any, lo: Any, hi: Any) -> Any:
-    """Return x limited to lo … hi; a zero that equals its bound keeps its sign if both bounds are numbers."""
+    """Return x limited to the range lo … hi.
+
+    If both bounds are numbers, a zero that equals a bound keeps its sign.
+    """
     if all(np.size(b) == 1 if not isinstance(b, View) else b.size == 1 for b in (lo, hi)):
         return xp.minimum(hi, xp.maximum(lo, x))  # if operands are equal, the result is the second
     return xp.minimum(xp.maximum(x, lo), hi)
@@ -260,7 +263,7 @@ def _tanh(xp: Any, x: Any) -> Any:
 
 @rule("sech_squared")
 def _sech_squared(xp: Any, x: Any, y: Any) -> Any:
-    """Return x / cosh(y)² = x d (2 − d), where d = 1 − |tanh y| keeps its digits in the tails."""
+    """Return x / cosh(y)², computed as x d (2 − d) with d = 1 − |tanh y|, which is accurate for large |y|."""
     d = xp.tanh_gap(y)
     return x * (d * (2 - d))
 
@@ -301,7 +304,7 @@ def _pow(xp: Any, x: Any, y: Any) -> Any:
 
 
 def _whole_power(x: View, n: int) -> View:
-    """Return an integer power by repeated squaring."""
+    """Return ``x`` to the integer power ``n``, computed by repeated squaring."""
     found = None
     while n:
         if n & 1:
@@ -446,7 +449,7 @@ RULES["min"] = lambda xp, x, axis, keepdims: _reduced(xp, "min", _some(x, axis),
 
 
 def _some(x: View, axis: Any) -> View:
-    """Return ``x`` unchanged if the reduced axes are not empty; otherwise raise ``NotNative``."""
+    """Return ``x`` if no reduced axis is empty; otherwise raise ``NotNative``."""
     if not _count(x, axis):
         raise NotNative("the maximum or minimum over an empty axis has no native form")
     return x
@@ -509,7 +512,7 @@ def _std(xp: Any, x: Any, axis: Any, correction: Any, keepdims: bool) -> Any:
 
 @rule("vector_norm")
 def _vector_norm(xp: Any, x: Any, ord: float, axis: Any, keepdims: bool) -> Any:
-    """Return the 2-norm; where squares would overflow or underflow, divide by the largest element first."""
+    """Return the 2-norm; elements are scaled by the largest one where squares overflow or underflow."""
     if ord != 2 or _floats(x).dtype.kind != "f" or not _count(x, axis):
         raise NotNative(f"a norm of order {ord} has no native form")
     found = xp.sqrt(_sum(xp, x * x, axis, keepdims))
@@ -527,9 +530,9 @@ def _vector_norm(xp: Any, x: Any, ord: float, axis: Any, keepdims: bool) -> Any:
 
 @rule("matmul")
 def _matmul(xp: Any, a: Any, b: Any) -> Any:
-    """Return a matrix product.
+    """Return the matrix product of ``a`` and ``b``.
 
-    A product with one row or one column is a sum of elementwise products, which can be fused.
+    A product with one row or one column becomes a sum of elementwise products, which can be fused.
     """
     a, b = xp.view(a), xp.view(b)
     dtype = np.result_type(a.dtype, b.dtype)

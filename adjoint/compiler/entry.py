@@ -205,7 +205,10 @@ def _holder() -> int:
 
 
 def _offset(kind: type, name: str) -> int:
-    """Return the offset of a ``__slots__`` attribute, by setting the attribute of a new instance."""
+    """Return the offset of the ``__slots__`` attribute ``name`` in instances of a class.
+
+    It is found by setting the attribute of a new instance and searching the instance's memory.
+    """
     instance: Any = object.__new__(kind)
     mark = object()
     setattr(instance, name, mark)
@@ -300,7 +303,7 @@ def method(text: str, name: str, imports: dict[str, int]) -> _Method:
 
 
 def built_in(native: _Method, owner: Any) -> Any:
-    """Return a built-in function that calls native code with ``owner`` as ``self``, and keeps it alive."""
+    """Return a built-in function that runs native code; ``owner`` is its ``self``, which it keeps alive."""
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     return make(ctypes.addressof(native), owner, None)

@@ -57,10 +57,9 @@ def explain(program: Native) -> str:
 
 
 def _row(g: Group, kernel: Kernel, seconds: float | None, indent: str = "") -> tuple[str, str, str]:
-    """Return the three texts of a row: the time of a kernel, its bytes, and its kind, domain and ops.
+    """Return the texts of a row for one kernel: its time, its bytes, and its kind, loops and ops.
 
-    The domain is the shape of the kernel's loops, or the number of steps.  The last text starts with
-    ``indent``.
+    The loops are given by their shape, or by the number of steps.  The last text starts with ``indent``.
     """
     domain = list(g.domain) if g.kind != "repeat" else [kernel.length]
     what = f"{indent}{_KINDS[g.kind]:8} {domain!s:16} {_ops(g)}"

@@ -31,7 +31,7 @@ EARLY = -1 << 40  # smallest order number: groups that depend only on inputs run
 
 
 class Group:
-    """Nodes that become one kernel.
+    """A set of nodes that one kernel computes.
 
     ``domain`` is the shape of the loops.  ``axis`` is the axis that the reductions of the group remove, or
     None if there are none.  ``level`` maps the id of each node to FULL (one value per element of the domain)
@@ -52,7 +52,7 @@ class Group:
 
     @property
     def kept(self) -> Shape:
-        """The domain without the axis that is reduced."""
+        """The shape of the loops without the axis that is reduced."""
         return self.domain if self.axis is None else self.domain[: self.axis] + self.domain[self.axis + 1 :]
 
     def add(self, node: Node, level: str) -> None:
@@ -191,7 +191,7 @@ class _Fusion:
         """Add a node to an existing group if possible, otherwise to a new group.
 
         The group must not be earlier than ``top``, or than the groups of the node's operands.  ``_place``
-        settles several nodes in turn: ``reads`` has the ids of the nodes that any of them reads, and
+        calls this for several nodes in turn: ``reads`` has the ids of the nodes that any of them reads, and
         ``last_of_them`` is the one that depends on all others.
         """
         self.waiting.discard(n.id)

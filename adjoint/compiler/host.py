@@ -134,11 +134,11 @@ class Writer:
         return found
 
     def add(self, line: str) -> None:
-        """Append a line to the body of the generated function."""
+        """Append an indented line to the body of the generated function."""
         self.lines.append(f"    {line}")
 
     def function(self, name: str, args: Sequence[str]) -> Callable[..., Any]:
-        """Compile the lines to a function with the parameters ``args``."""
+        """Compile the collected lines to a function with the parameters ``args``, and return it."""
         source = "\n".join([f"def {name}({', '.join(args)}):", *self.lines])
         exec(compile(source, "<ad.compile>", "exec"), self.names)
         made: Callable[..., Any] = self.names[name]
@@ -147,10 +147,10 @@ class Writer:
 
 
 def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Return ``call(*arguments)``, which reads the sources, runs the program, and returns the outputs.
+    """Return ``call(*arguments)``, which reads the program's inputs, runs it, and returns the outputs.
 
-    ``call`` makes the writes of the program too.  ``run`` is the built program, a function of the sources,
-    and ``count`` is the number of arguments.
+    ``call`` makes the writes of the program too.  ``run`` is the built program, a function of all inputs (see
+    ``Source``), and ``count`` is the number of arguments.
     """
     slow = partial(_make_python_call, program, trace, run, count)
     return _make_native_call(program, trace, run, count, _later(slow)) or slow()
@@ -399,7 +399,10 @@ class _Writes:
         return not self.cells and all(hasattr(each.owner, "take_back") for each, _ in self.others)
 
     def counters(self) -> list[tuple[Any, str]] | None:
-        """Return (dictionary, key) of each step count; None if the native entry cannot increment them."""
+        """Return (dictionary, key) of each optimiser's step count.
+
+        None if the native entry cannot increment them.
+        """
         found: list[tuple[Any, str]] = []
         for each, _ in self.others:
             counters = each.owner.counters()
@@ -427,9 +430,9 @@ def exchange(
 
 
 def _write_all(w: Writer, program: Program, fast: bool) -> None:
-    """Add the lines that make the writes: those to tensors and cells first, then the updates of optimisers.
+    """Add the lines that make the writes: to tensors and cells first, then the optimisers' updates.
 
-    With ``fast`` the code is longer, but runs faster.
+    If ``fast`` is true, the code is longer, but runs faster.
     """
     place = len(program.results)
     owners: dict[str, list[Tensor]] = {"data": [], "grad": [], "none": []}
@@ -494,7 +497,7 @@ _FRESH = frozenset(("linear", "matmul", "mean", "mse", "sum"))
 
 
 def _shared(program: Program, trace: Trace) -> list[int]:
-    """Return the positions of outputs that may share memory with arrays that the user can write to.
+    """Return the indices of outputs that may share memory with arrays that the user can write to.
 
     Outputs may share memory with tensors, because a write into a tensor first copies memory that is shared.
     """

@@ -93,7 +93,7 @@ def call_on_host(
     given: Sequence[Tensor],
     specs: Specs,
 ) -> list[Tensor]:
-    """Add a call of ``run(functions, *given)`` to the program; return its results, tensors without a graph.
+    """Add a call of ``run(functions, *given)`` to the program; return its results as detached tensors.
 
     When the program runs, ``functions`` take arrays and return tuples of arrays, and ``given`` are arrays.
     ``specs`` has the shape and dtype of each result.

@@ -106,9 +106,9 @@ class Backward:
 
 @contextmanager
 def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Context manager: remove the hooks of tensors, and restore them at the end.
+    """Context manager that removes the hooks of tensors, and restores them at the end.
 
-    A program has no hooks, because they run outside of it, at each call.
+    A program must not contain the calls of hooks, because hooks run outside of it, at each call.
     """
     extras = [t._extra for t in tensors if t._extra is not None]
     before = [e.hooks for e in extras]
@@ -135,7 +135,7 @@ def _read(source: Source) -> Any:
 
 
 class Recorder:
-    """Record each call of a program as one node of the graph.
+    """Records each call of a program as one node of the graph.
 
     The node saves the arguments, the captured tensors, and the residuals that the backward reads.
     """
@@ -147,7 +147,7 @@ class Recorder:
         residuals: Sequence[int | Tensor | None],
         leaves: Sequence[int],
     ) -> None:
-        """Record calls of the program ``owner``; ``residuals`` is the result of ``Backward.owners``.
+        """Prepare to record calls of the program ``owner``; ``residuals`` is the result of ``back.owners``.
 
         ``leaves`` are the positions of the arguments that are leaves of the graph.
         """

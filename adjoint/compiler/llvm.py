@@ -37,7 +37,7 @@ class Job(NamedTuple):
 
 
 def compile_text(text: str, here: Machine, effort: int = 2) -> bytes:
-    """Return the object code of a text of LLVM IR; its functions keep their names."""
+    """Return the object code of an LLVM text; unlike in a ``Job``, its functions keep their names."""
     return compile_all([Job({"kernel": text}, effort)], here)[0]
 
 
@@ -132,7 +132,7 @@ def _emitted(target: Any, module: Any) -> bytes:
 
 @functools.cache
 def _emit_function() -> Any:
-    """Return llvmlite's function ``LLVMPY_TargetMachineEmitToMemory`` without the lock around it."""
+    """Return LLVM's C function that emits object code, without the lock that llvmlite puts around it."""
     locked = binding().ffi.lib.LLVMPY_TargetMachineEmitToMemory
     free = ctypes.CDLL(binding().ffi.lib._name).LLVMPY_TargetMachineEmitToMemory
     free.argtypes, free.restype = locked.argtypes, locked.restype
@@ -141,7 +141,7 @@ def _emit_function() -> Any:
 
 @functools.cache
 def _target_of(here: Machine, effort: int, worker: int) -> Any:
-    """Return an LLVM target machine for the processor ``here``; each worker thread has its own."""
+    """Return an LLVM target machine for the processor ``here``, separate for each ``worker`` thread."""
     return _target(here, effort)
 
 

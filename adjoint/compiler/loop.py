@@ -48,10 +48,10 @@ _FEWEST = 8  # steps; shorter loops are unrolled
 def trace_scan(
     outer: Trace, sub: Trace, body: Body, carry: Any, count: int, reverse: bool
 ) -> tuple[Any, Any] | None:
-    """Add a loop to a trace as one instruction; return its last carry and stacked results.
+    """Add a loop to a trace as one instruction; return the final carry and the stacked results.
 
-    None if the loop must be unrolled.  ``outer`` is the trace around the loop, ``sub`` a trace for the body,
-    and ``count`` the number of steps.
+    Return None if the loop must be unrolled.  ``outer`` is the trace around the loop, ``sub`` a trace for the
+    body, and ``count`` the number of steps.
     """
     top = enclosing.get()
     mapped = isinstance(top, Batched)
@@ -83,7 +83,7 @@ def trace_scan(
 
 
 class Loop(ForwardRule):
-    """A loop that is one instruction of a trace, with its derivative rules.
+    """A loop that is one instruction of a trace, and its derivative rules.
 
     Values of a ``vmap`` around the loop are operands like all others.  The derivative rules then run on
     batches.
@@ -309,7 +309,7 @@ class Loop(ForwardRule):
         return [found.get(k) if w else None for k, w in enumerate(wanted)]
 
     def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
-        """Return the tangents of the results; each step computes its results and their tangents."""
+        """Add a loop that computes the results and their tangents in each step; return the tangents."""
         return pushed(self, tensors, tangents)
 
     def target(self, k: int) -> Symbolic | None:
@@ -371,9 +371,10 @@ class _Backwards:
         self.program.results.append(value)
 
     def _add_residuals(self, values: list[Symbolic], kept: list[Tensor], operands: list[Tensor]) -> None:
-        """Add the residuals: each is a row, or a value that is the same in all steps.
+        """Add the residuals (saved values of the forward) to the inputs of the backward program.
 
-        ``values`` are the residuals in the program, ``kept`` the residuals that the forward has stacked.
+        Each is a row, or a value that is the same in all steps.  ``values`` are the residuals in the program,
+        and ``kept`` are the residuals that the forward has stacked.
         """
         loop = self.loop
         stacked = iter(kept)
@@ -387,9 +388,10 @@ class _Backwards:
     def _add_seeds(
         self, seeds: list[Symbolic], operands: list[Tensor], grads: Sequence[Tensor | None]
     ) -> None:
-        """Add the incoming gradients: those of the carry are carried, those of stacked results are rows.
+        """Add the gradients of the loop's results to the inputs of the backward program.
 
-        ``seeds`` are the gradients in the program of one step, ``grads`` the gradients in the outer trace.
+        Gradients of the carry are carried, and gradients of stacked results are rows.  ``seeds`` are the
+        gradients in the program of one step, ``grads`` the gradients in the outer trace.
         """
         loop, given = self.loop, iter(seeds)
         self.zeros: list[Source] = []

@@ -136,7 +136,7 @@ class _Mapping:
 
 
 def _same_places(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """Batch rule of an elementwise function; see the comment above for what a rule returns."""
+    """Batch rule of an elementwise function: return True, the arrays with a batch axis, and ``params``."""
     ndim = max(len(a.shape) for a in args)
     values = []
     for a in args:
@@ -147,12 +147,18 @@ def _same_places(size: int, args: Sequence[Batched], params: Any) -> Any:
 
 
 def _condition(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """Batch rule of a condition on all elements of arrays; the result is one bool for the whole batch."""
+    """Batch rule of a condition on all elements of arrays: one bool for the whole batch.
+
+    Return False (the result has no batch axis), the arrays, and ``params``.
+    """
     return False, [a.value for a in args], params
 
 
 def _chosen(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """Batch rule of a choice between two values by one condition, which must be the same for all elements."""
+    """Batch rule of a choice between two values.
+
+    Raise UnrollError if the condition differs between the elements of the batch.
+    """
     flag, *rest = args
     if flag.batched:
         raise UnrollError
@@ -160,7 +166,7 @@ def _chosen(size: int, args: Sequence[Batched], params: Any) -> Any:
 
 
 def _sum_at(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """Batch rule of ``total[key] += g``."""
+    """Batch rule of the function that computes ``total[key] += g``."""
     total, g = args
     key = params["key"] if isinstance(params["key"], tuple) else (params["key"],)
     if not all(k is None or k is Ellipsis or isinstance(k, (int, slice)) for k in key):

@@ -182,7 +182,7 @@ class _Steps:
 
 
 def _joined(t: Tensor) -> Tensor:
-    """Return a copy of a tensor with a graph node of its own, to differentiate with respect to it."""
+    """Return a copy of a tensor with its own graph node, so that a gradient can be computed for the copy."""
     return joined_copy(t, key_of(t) if tracked(t) else None) if differentiable(t.dtype) else t
 
 

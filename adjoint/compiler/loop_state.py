@@ -39,7 +39,7 @@ def prepared(outer: Trace, sources: Sequence[Source], count: int) -> list[Symbol
 
 
 class _Draws:
-    """Draws the random numbers of all iterations, in the order of eager code."""
+    """Draws the random numbers of all iterations before the loop, in the same order as eager code."""
 
     def __init__(self, sources: Sequence[Source], count: int) -> None:
         self.sources = sources

@@ -182,5 +182,5 @@ _NUMBERS = {"add": "add", "sub": "subtract", "mul": "multiply", "neg": "negative
 
 
 def _is_nonzero(a: Any) -> bool:
-    """Return whether a number is known not to be 0."""
+    """Return whether it is certain that a number is not 0."""
     return isinstance(a, Nonzero) or (isinstance(a, (int, float)) and bool(a))

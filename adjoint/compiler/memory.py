@@ -158,8 +158,8 @@ class Memory:
         """Assign memory to the stored nodes and to workspaces; return the offset of each workspace.
 
         ``spaces`` are pairs (index of the group that uses the workspace, bytes).  ``lent`` are outputs whose
-        memory other values, if they are computed by group ``after`` or a later one, can have until the output
-        is computed.
+        memory other values may use until the output is computed, if group ``after`` or a later group computes
+        these values.
         """
         blocks = []
         for g in self.groups:

@@ -109,7 +109,7 @@ class Plan:
     # Outputs -----------------------------------------------------------------------------------------
 
     def _results(self, outputs: Sequence[View], apart: bool) -> list[View]:
-        """Return the outputs as views of whole nodes, in the shapes that the caller receives.
+        """Return the outputs as views of whole nodes, in the shapes of the results.
 
         If ``apart`` is true, an output that is returned twice is copied.
         """
@@ -131,10 +131,10 @@ class Plan:
     # The plan ----------------------------------------------------------------------------------------
 
     def _put_checks_first(self, flags: Sequence[View]) -> int:
-        """Move the groups of nodes that compute the checks to the front; return how many groups these are.
+        """Move the groups of nodes that the checks depend on to the front; return the number of these groups.
 
-        Checks are flags for arguments that are out of range; inputs can be overwritten as soon as the checks
-        have passed.  Programs that call NumPy are not reordered.
+        A check is a flag for an argument that is out of range; inputs can be overwritten as soon as the
+        checks have passed.  Programs that call NumPy are not reordered.
         """
         if not flags or any(g.kind == "call" for g in self.groups):
             return 0
@@ -297,7 +297,7 @@ class Plan:
         return self.start + self.memory.offset[node.id] + offset
 
     def record(self, k: int) -> int:
-        """Return the address of record ``k``, which describes the call of kernel ``k``."""
+        """Return the address of the record (the description of a kernel call) with index ``k``."""
         return int(self.records.ctypes.data) + 8 * pool.RECORD * k
 
     def helpers(self) -> int:
@@ -413,7 +413,7 @@ class Native(Plan):
             return self._run(given)
 
     def _run(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Run the program step by step from Python; the fallback if there is no native entry."""
+        """Run the program step by step from Python; return the outputs.  Used without a native entry."""
         if self.running:  # called by a finalizer during another run, which is using the table and the arena
             return self.replayed(*given)
         self.running = True

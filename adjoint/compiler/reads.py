@@ -192,7 +192,7 @@ class _Walk:
     def _add_every(
         self, what: str, read: Callable[[], Any], used: list[str], value: Any, key: tuple[Any, Any]
     ) -> None:
-        """Add all attributes of ``value`` and the code of all its methods.
+        """Add all attributes of ``value``, and search the code of all its methods.
 
         This is needed where the name of the attribute is computed, as in ``getattr(cfg, name)``.
         """
@@ -223,7 +223,7 @@ class _Walk:
             self._add_once(f"partial: {k}", functools.partial(itself, value), ("partial", id(f), k))
 
     def _add_once(self, what: str, read: Callable[[], Any], key: Any) -> None:
-        """Add a variable unless it was added before: a value may contain itself."""
+        """Add a variable unless it was added before, because a value may contain itself."""
         if key not in self.added:
             self.added.add(key)
             self.add(what, read(), read, key)
@@ -270,7 +270,7 @@ class _Walk:
             self.todo += _methods(type(value), value, self.free)
 
     def _add_functions_of(self, value: Any) -> None:
-        """Add the functions that are stored in an object of a library, such as the rules of a derivative."""
+        """Add the functions that an object of a library stores, such as a user's derivative rules."""
         for name, each in vars(value).items() if is_library(type(value)) else ():
             if isinstance(each, _FUNCTIONS):
                 read = functools.partial(read_attributes, functools.partial(itself, value), [name])
@@ -374,7 +374,7 @@ def _own_classes(cls: type) -> list[type]:
 
 
 def _methods(cls: type, bound: Any, names: set[str] | None) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
-    """Yield (function, owner, {}) for the methods of a user's class that may be called.
+    """Yield (function, object it is bound to, {}) for the methods of a user's class that may be called.
 
     These are the methods in ``names``, special methods, which Python calls, and methods that override those
     of a library, which the library calls.  If ``names`` is None, all methods are yielded.

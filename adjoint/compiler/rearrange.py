@@ -323,7 +323,7 @@ def _put_along_axis(xp: Any, x: Any, i: Any, v: Any, axis: int) -> Any:
 
 
 def _distinct(xp: Any, x: View, labels: str, kept: str) -> tuple[View, str]:
-    """Return ``x`` with each label at most once, and the labels of its axes.
+    """Return ``x`` with repeated and unneeded axes removed, and the labels of the axes that are left.
 
     A label is a letter that names an axis, as in einsum.  A repeated label selects the diagonal.  Axes whose
     labels are not in ``kept`` are summed.

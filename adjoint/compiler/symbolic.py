@@ -139,7 +139,7 @@ class Symbolic(Unknown):
         return wrap(self.trace.call("copy", function, [self], [(self.shape, np.dtype(dtype))])[0])
 
     def keep_zeros(self, live: Any) -> Symbolic:
-        """Return this gradient; if it contains NaN, replace it by zeros where ``live`` is false."""
+        """Return this gradient; in calls where it contains NaN, with zeros where ``live`` is false."""
         return self.trace.call_host(_KEEP_ZEROS, (self, live), [(self.shape, self.dtype)])[0]
 
     def add_into(self, total: Any, key: Any) -> Symbolic:
@@ -188,7 +188,7 @@ def ended_error() -> TransformError:
 
 
 def add_in_place(total: Any, g: Any, key: Any) -> Any:
-    """Add a gradient at an index of an array that nothing else uses; return the array."""
+    """Compute ``total[key] += g`` on an array that nothing else uses; return ``total``."""
     total[key] += g
     return total
 
@@ -339,9 +339,10 @@ _COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge
 
 
 def _binary(host: Host, method: str, reflected: bool) -> Callable[[Number, Any], Any]:
-    """Return an operator method of ``Number``.
+    """Return the operator method ``method`` of ``Number``, for example of ``+``.
 
-    With two Python numbers, the method adds a call of ``host`` to the program; otherwise it adds the op.
+    With two Python numbers, the method adds a call of ``host`` to the program; otherwise it adds the op.  If
+    ``reflected`` is true, the operands are exchanged.
     """
 
     def call(self: Number, other: Any) -> Any:

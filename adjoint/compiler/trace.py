@@ -78,7 +78,10 @@ class Trace(Sources):
     # Inputs ------------------------------------------------------------------------------------
 
     def numbers(self, read: Callable[[], Any], count: int) -> list[Number]:
-        """Return symbols for the ``count`` numbers that ``read`` returns at each call; none of them is 0."""
+        """Return symbols for the ``count`` numbers that ``read`` returns at each call.
+
+        None of the numbers may be 0.
+        """
         array = self.source("numbers", (count,), np.float64, read)
         found: list[Number] = [Nonzero(self) for _ in range(count)]
         for k, number in enumerate(found):
@@ -105,7 +108,7 @@ class Trace(Sources):
             self.fixed.append((array, array.copy()))
 
     def touch(self, tensors: Iterable[Any]) -> None:
-        """Capture the given values that are tensors: replace their arrays by symbols."""
+        """Capture each value that is a tensor: replace its array by a symbol."""
         for t in tensors:
             if type(t) is Tensor or (
                 self.parent is not None and isinstance(t, Tensor) and level_of(t._data) <= self.level
@@ -347,7 +350,7 @@ class Trace(Sources):
         return trace_scan(self, self.inner(), body, carry, count, reverse)
 
     def function(self, name: str, f: Callable[..., Any], specs: Sequence[Any]) -> Inner:
-        """Trace ``f`` for tensors with the shapes and dtypes ``specs``; the result is for ``on_host``."""
+        """Return ``f``, traced for tensors with the shapes and dtypes ``specs``, for use by ``on_host``."""
         return Inner(name, self, f, specs)
 
     def on_host(
@@ -406,7 +409,7 @@ class Trace(Sources):
         return held is not None and t._data is held.symbol
 
     def owns(self, t: Any) -> bool:
-        """Return whether ``t`` is a tensor made by this trace, which has no elements after the trace."""
+        """Return whether ``t`` was made by this trace, so that it has no elements after the trace."""
         held = self.held.get(id(t))
         return type(t) is Traced and (held is None or held.argument is not None)
 
@@ -477,7 +480,7 @@ class Trace(Sources):
         return found
 
     def grad_set(self, t: Tensor) -> None:
-        """Record that the function assigns ``t.grad`` without reading the old value.
+        """Record that the function assigns ``t.grad`` before it reads the old value.
 
         The program then need not check or read the old value.
         """

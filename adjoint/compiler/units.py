@@ -288,7 +288,7 @@ def library(
 
 
 def optimised() -> bool:
-    """Return whether optimised code has replaced the first code of all libraries."""
+    """Return whether the optimised code of all libraries is in use."""
     return not _first
 
 

@@ -222,7 +222,7 @@ class Variant:
         trace.run(lambda: self._call(trace, call), lambda result: self._finish(trace, result))
 
     def _call(self, trace: Trace, call: Call) -> Any:
-        """Call the function with symbols in place of the traced arguments."""
+        """Call the function with symbols in place of the traced arguments; return its result."""
         leaves = list(call.leaves)
         made: dict[int, Any] = {}  # a tensor that is passed twice gets one symbol
         self.inputs = []
@@ -276,7 +276,10 @@ class Variant:
                 ]
 
     def _check_result(self, trace: Trace, o: Any) -> None:
-        """Raise if ``o``, a result that is not a tree, contains tensors that exist only in the trace."""
+        """Raise if ``o``, a result that is not a tree, may contain tensors that exist only in the trace.
+
+        Such results are iterators, and containers such as sets that contain tensors of the trace.
+        """
         if isinstance(o, _LAZY):
             what = words.a(type(o).__name__)
         elif isinstance(o, _BAGS) and any(trace.owns(each) for each in tree.flatten(list(o))[0]):
@@ -420,7 +423,7 @@ class Variant:
         return "an array that the function reads changed, or one tensor is both an argument and a variable"
 
     def _tensor_name(self, t: Tensor) -> str:
-        """Return the name of a tensor that the program reads, for messages."""
+        """Return a name for a tensor that the program reads, such as "net.weight", for messages."""
         for g in self.guards:
             if type(g) is Guard and g.seen is t:
                 return str(g.what)

@@ -253,7 +253,10 @@ class _Seen:
         self.equal.append((address, entry._words(address, 1)[0]))
 
     def tensors(self, tensors: Sequence[Tensor], grads: Sequence[tuple[Tensor, bool]]) -> bool:
-        """Record the nodes, hooks and gradients of tensors; return False if the program cannot be watched."""
+        """Record the nodes, hooks and gradients of tensors; return False if they cannot be checked natively.
+
+        ``grads`` has pairs of a tensor and whether its gradient must be None.
+        """
         at = self.at
         for t in tensors:
             if type(t) is not Tensor:
@@ -279,9 +282,10 @@ class _Seen:
         return True
 
     def guard(self, g: Any, asks: bool) -> None:
-        """Record the memory that a guard depends on; if it is not known, the guard is called at each check.
+        """Record the memory that a guard depends on.
 
-        If ``asks`` is true, guards with a ``watch`` method are always called.
+        If this memory is not known, or if ``asks`` is true and the guard has a ``watch`` method, the guard
+        itself is called at each check.
         """
         found = len(self.equal), len(self.items)
         try:

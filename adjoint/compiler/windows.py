@@ -224,11 +224,10 @@ def _max_pool(xp: Any, x: Any, **at: Any) -> Any:
 
 
 def _hits(xp: Any, x: View, y: View, at: dict[str, Any]) -> tuple[list[View], View]:
-    """Return masks and a count of ties for the gradient of max pooling of ``x``, whose maxima are ``y``.
+    """Return masks of the maxima, and their number in each window, for the gradient of max pooling.
 
-    There is one mask for each offset in the window: it is true where the element at this offset is the
-    maximum of the window.  The count is the number of maxima of each window.  ``at`` has the parameters of
-    the windows.
+    There is one mask for each offset in the window: it is true where the element of ``x`` at this offset
+    equals ``y``, the maximum of the window, or is NaN.  ``at`` has the parameters of the windows.
     """
     parts = _slices(xp, x, value=_lowest(x.dtype), **at)
     hits = [xp.logical_or(part == y, part != part) for part in parts]

@@ -66,7 +66,7 @@ class Batched(Lifted):
         return Batched(self.level, self.size_, value, self.batched)
 
     def adopt(self, leaf: Any) -> None:
-        """Replace the data of ``leaf``, an outside tensor, by a constant of this ``vmap`` until it ends."""
+        """Replace the data of ``leaf``, a tensor from outside, by a constant, until this ``vmap`` ends."""
         data = leaf._data
         if isinstance(data, Lifted) and data.level >= self.level:
             return

@@ -18,7 +18,7 @@ __all__ = ["asked_by_numpy", "check_conversion", "check_polynomial"]
 
 
 def asked_by_numpy(frame: FrameType) -> bool:
-    """Return whether the conversion of a tensor in ``frame`` is due to NumPy, SciPy or ``array[i] = x``."""
+    """Return whether NumPy or SciPy, or a statement ``array[i] = x``, in ``frame`` converts a tensor."""
     if library_of(frame) in ("numpy", "scipy"):
         return True
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "STORE_SUBSCR"

@@ -240,7 +240,10 @@ def _array_of(value: Any, dtype: Any = None) -> ndarray[Any, Any]:
 
 
 def _cast(data: ndarray[Any, Any], target: np.dtype[Any], value: Any) -> ndarray[Any, Any]:
-    """Return ``data``, made from ``value``, cast to ``target``; raise if a number is out of range."""
+    """Return the array ``data`` cast to ``target``; raise if a number is out of range.
+
+    ``value`` is what ``data`` was made from.
+    """
     check_cast(data.dtype, target)
     try:
         if target.kind in "iu" and isinstance(value, (list, tuple, int)):
@@ -259,7 +262,7 @@ def _cast_tensor(t: Tensor, target: np.dtype[Any]) -> Tensor:
 def check_cast(source: np.dtype[Any], target: np.dtype[Any], where: str = "") -> None:
     """Raise if a cast from ``source`` to ``target`` would drop the imaginary part.
 
-    ``where`` is the start of the message.
+    ``where`` is the start of the error message, such as the name of a function.
     """
     if source.kind == "c" and target.kind != "c":
         raise DTypeError(
@@ -413,10 +416,10 @@ def refuse_foreign(value: Any) -> None:
 
 
 def resolved(value: ArrayLike) -> Any:
-    """Return a tensor of another library in a form whose memory contains its actual values.
+    """Return a tensor of another library with pending conjugations and negations applied to its memory.
 
-    PyTorch's ``conj()``, and ``imag`` of its result, only set a flag and leave the memory unchanged.
-    Neither DLPack nor the buffer protocol transmits the flag.
+    PyTorch's ``conj()``, and ``imag`` of its result, only set a flag and leave the memory unchanged.  Neither
+    DLPack nor the buffer protocol transmits the flag.
     """
     for name in ("resolve_conj", "resolve_neg"):
         resolve = getattr(value, name, None)
@@ -463,7 +466,7 @@ def refuse_masked(value: ArrayLike) -> None:
 
 
 def weak_array(value: Any, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
-    """Return a Python number as an array of ``dtype``, or of NumPy's dtype if ``dtype`` has a lower kind.
+    """Return a Python number as an array of ``dtype`` if that can represent its type; else of NumPy's dtype.
 
     For example, a float with an integer ``dtype`` becomes float64.
     """

@@ -221,7 +221,7 @@ def _checked_names(
 
 
 def _install(op: Op, forward: Callable[..., Any], ufunc: Any) -> None:
-    """Add an op to the table, the namespaces, the methods of tensors and the table of ufuncs."""
+    """Register an op: in the op table, the namespaces, the methods of tensors and the table of ufuncs."""
     if op.costly and not isinstance(forward, np.ufunc):
         raise ArgumentError(f"define {op.name!r}: costly=True requires a NumPy ufunc as forward.")
     op.eager = _named(op)
@@ -245,7 +245,7 @@ def _dynamic(op: Op) -> Callable[..., Any]:
 def _names(
     name: str, rules: tuple[RuleFunction | None, ...], joint: RuleFunction | None, arity: int | None
 ) -> tuple[tuple[str, ...], str]:
-    """Return the names of the arguments and the output, taken from the parameters of the first rule.
+    """Return the names of the op's arguments and of its output: the parameters of its first rule.
 
     ``joint`` is the rule for all arguments, if there is one, and ``arity`` the number of arguments, if given.
     """
@@ -322,7 +322,10 @@ Tensor
 
 
 def _documented(op: Op, summary: str) -> str:
-    """Add the sections ``Parameters`` and ``Returns`` to the summary of an elementwise op."""
+    """Return ``summary`` with the sections ``Parameters`` and ``Returns`` added, for an elementwise op.
+
+    For other ops, return it unchanged.
+    """
     if op.kind != "elementwise" or op.params or not op.arity or op.outputs != 1:
         return summary
     one = op.arity == 1

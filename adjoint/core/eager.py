@@ -307,7 +307,7 @@ _WANTED = {
 
 
 def eager_of(op: Op) -> Eager:
-    """Make the eager function of an op: a fast path for one to three arrays, otherwise ``general``."""
+    """Return the eager function of an op: a fast path for one to three arrays, otherwise ``general(op)``."""
     arity = op.arity
     if op.outputs > 1 or arity not in (1, 2, 3) or (op.params and arity != 1):
         return general(op)
@@ -320,7 +320,7 @@ def eager_of(op: Op) -> Eager:
 
 
 def general(op: Op) -> Eager:
-    """Make the eager function of an op without a fast path: any number of arrays, parameters and outputs."""
+    """Return the eager function of an op with any number of arrays, parameters and outputs."""
     forward = op.forward
     several = op.outputs > 1
     smooth = op.differentiable

@@ -144,9 +144,9 @@ def _run(op: Op, args: tuple[Any, ...], params: dict[str, Any], alike: bool) -> 
 
 
 def _stand_in(a: Any, alike: bool) -> Any:
-    """Return an array with the shape and dtype of ``a`` that takes no memory (one element if ``alike``).
+    """Return an array with the shape and dtype of ``a`` and strides of 0, which takes no memory.
 
-    Its elements are 1; integers are 0, which is a valid index.
+    With ``alike`` it has one element.  Its elements are 1; integers are 0, which is a valid index.
     """
     value = np.zeros((), a.dtype) if a.dtype.kind in "biu" else np.ones((), a.dtype)
     return np.broadcast_to(value, (1,) if alike else a.shape)
@@ -160,7 +160,10 @@ def _identity(x: Any) -> Any:
 
 
 def like_first(x: Any, *_: Any, **__: Any) -> Result | None:
-    """Shape rule of ops whose output is like the first argument; None if the argument is not float."""
+    """Shape rule of ops whose output has the shape and dtype of the first argument.
+
+    It returns None if the argument is not float.
+    """
     return None if x.dtype.kind in "biuc" else ((x.shape, x.dtype),)
 
 

@@ -61,7 +61,7 @@ def refuse_view(t: Tensor) -> None:
 
 
 def refuse_leaf() -> Never:
-    """Raise the error for a write into a leaf that requires grad."""
+    """Raise InPlaceError, for a write into a leaf that requires grad."""
     raise InPlaceError(
         "this leaf requires grad, and writing into it is not differentiable.\n"
         "  To update its value, write under ad.no_grad(); for a differentiable result make a new tensor: "
@@ -253,7 +253,10 @@ def _replace(assignment: Augmented, t: Tensor, y: Any) -> Tensor:
 
 
 def _move_retained(t: Tensor, before: Node) -> None:
-    """Move ``retain_grad`` from ``before``, the node of the old value of ``t``, to that of the new value."""
+    """Call ``retain_grad`` for the new value of ``t`` if it was called for the old value.
+
+    ``before`` is the node of the old value.
+    """
     extra = before.extra
     if extra is not None and extra.retain is not None and extra.retain() is t:
         extra.retain = None
@@ -277,7 +280,7 @@ def _lift(assignment: Augmented, t: Tensor, y: Tensor) -> None:
 
 
 def _explain(assignment: Augmented, t: Tensor, y: Any, error: Exception) -> Never:
-    """Raise an error that says why NumPy's augmented assignment failed."""
+    """Raise an error that says why NumPy's augmented assignment failed with ``error``."""
     op = OPS[assignment.op]
     _check_fits(assignment, t, op.eager(t.detach(), y))
     raise explained(op, (t, y), {}, error) from None

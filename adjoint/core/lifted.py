@@ -70,7 +70,8 @@ def refuse_tracing(what: str, cure: str) -> None:
 def made_by_host(make: Callable[[], Any], shape: tuple[int, ...], dtype: Any) -> Any:
     """Return ``make()``, an array that no op computes, such as random numbers.
 
-    A compiled function calls ``make`` again at each call, in the same order.
+    Inside ``ad.compile``, return a symbol instead; the compiled function calls ``make`` at each call, in the
+    same order.
     """
     trace = tracing.get()
     return make() if trace is None else trace.draw(make, shape, dtype)
@@ -127,7 +128,7 @@ class Lifted(Shaped):
 
         @abstractmethod
         def adopt(self, leaf: Any) -> None:
-            """Replace the data of a tensor by a value of this transform, before it becomes a leaf inside it.
+            """Replace the data of a tensor by a value of this transform, so that it can be a leaf inside.
 
             The tensor then belongs to this transform, not to the code outside.  ``release`` restores it.
             """
@@ -146,7 +147,7 @@ class Lifted(Shaped):
 
         @abstractmethod
         def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-            """Evaluate ``op``; this value is the one of ``args`` that has the innermost level."""
+            """Evaluate ``op`` and return its result; called on the argument that has the innermost level."""
 
 
 class Unknown(Lifted):
@@ -168,11 +169,14 @@ class Unknown(Lifted):
 
         @abstractmethod
         def check(self, function: Callable[[Any], None]) -> None:
-            """Call ``function`` with the array at each call of the compiled function."""
+            """Make the compiled function call ``function`` with the array at each call."""
 
         @abstractmethod
         def explain(self, function: Callable[[Any], None]) -> None:
-            """If a call raises IndexError, call ``function`` with the array; it may raise a clearer error."""
+            """Register a function that is called with the array if a call raises IndexError.
+
+            It may raise a clearer error.
+            """
 
         @abstractmethod
         def views(self, other: Any) -> bool:

@@ -106,7 +106,7 @@ class NodeExtra:
 
 
 class _Leaf:
-    """The type of ``LEAF``, which marks a leaf that requires grad in place of a node."""
+    """The type of ``LEAF``, which a leaf that requires grad has instead of a node."""
 
     __slots__ = ()
 
@@ -121,7 +121,7 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
     _unlocked, _numbering = next_seq, threading.Lock()
 
     def next_seq() -> int:
-        """Return the next sequence number; without a GIL a plain counter could return a number twice."""
+        """Return the next sequence number; a lock is needed, because there is no GIL."""
         with _numbering:
             return _unlocked()
 
@@ -251,10 +251,10 @@ class HookList:
             return list(self.hooks.values())
 
     def to_call(self) -> list[Callable[..., Any]]:
-        """Return the current hooks for the caller to call.
+        """Return the current hooks; the caller then calls them.
 
-        A program that ``ad.compile`` traces is then valid only while the values that their code reads stay
-        the same.
+        Inside ``ad.compile``, the values that the code of the hooks reads are guarded: a change causes a new
+        trace.
         """
         if (trace := tracing.get()) is not None:
             with attaching:

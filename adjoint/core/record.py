@@ -65,7 +65,10 @@ NUMBERS32: dict[float | str, ndarray[Any, Any]] = {}
 
 
 def as_result(op: Op, data: Any) -> ndarray[Any, Any]:
-    """Return the result of a forward as an array: NumPy returns scalars for 0-d results."""
+    """Return the result of a forward as an array, because NumPy returns scalars for 0-d results.
+
+    Raise RuleError if it is not an array of numbers.
+    """
     array = np.asarray(data)
     if array.dtype.kind not in "fcbiu" and array.dtype.name != "bfloat16":
         raise RuleError(
@@ -220,7 +223,7 @@ def values_of(args: Sequence[Any]) -> list[Any]:
 
 
 def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-    """Run and record an op with any arguments and in any mode."""
+    """Run an op with any arguments and in any mode, record it if needed, and return its results."""
     if len(args) == 2 and "numpy.polynomial" in sys.modules:
         check_polynomial(sys._getframe(2), args)
     operands = tuple([coerce(op, a) for a in args])
@@ -333,7 +336,7 @@ def _is_leaf_data(a: Any, node: Node) -> bool:
 
 
 def coerce(op: Op, a: Any) -> Any:
-    """Return an argument as a tensor or a Python number."""
+    """Return an argument of an op as a tensor, or as the Python number that it is."""
     if isinstance(a, Tensor) or type(a) in (float, int, bool, complex):
         return a
     if isinstance(a, Lifted):

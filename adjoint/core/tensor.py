@@ -72,7 +72,7 @@ clock = _Clock()
 
 
 class _Extra:
-    """The gradient and the hooks of a tensor, which few tensors have."""
+    """Data that few tensors have: the gradient and the hooks."""
 
     __slots__ = ("grad", "hooks", "post_hooks")
 

@@ -71,7 +71,7 @@ def _any_large(order: list[Node]) -> bool:
 
 
 def workers_worth(plan: Plan) -> int:
-    """Return the number of threads that a plan can use, at most one per processor.
+    """Return the number of threads worth using for a plan, at most one per processor.
 
     The largest possible gain is the work of all large nodes divided by the work on the longest path through
     them.  Matrix products count as sequential if BLAS uses threads of its own.
@@ -113,7 +113,10 @@ def blas_has_threads() -> bool:
 
 @functools.cache
 def _blas() -> Any:
-    """Find the BLAS libraries; cached, because it takes milliseconds."""
+    """Return a controller of the BLAS libraries; None without threadpoolctl.
+
+    The result is cached, because finding the libraries takes milliseconds.
+    """
     try:
         from threadpoolctl import ThreadpoolController
     except ImportError:

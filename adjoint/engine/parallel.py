@@ -196,7 +196,7 @@ class _Crew:
                 departed.release()  # for the next call, if an interrupt ends this one
 
     def first_error(self) -> BaseException:
-        """Return the error to raise, with the others as notes; interrupts come before other errors."""
+        """Return the error to raise, with the other errors as notes; an interrupt has priority."""
         with self.lock:
             errors = list(self.errors)
         first = next((e for e in errors if not isinstance(e, Exception)), errors[0])
@@ -476,9 +476,10 @@ _Edges = list[list[tuple[_Inbox, int] | None]]
 
 
 def _wired(plan: Plan) -> tuple[list[Node], dict[Any, _Inbox], _Edges]:
-    """Return the nodes in order, their inboxes, and the edges of each node.
+    """Return the nodes in order, their inboxes by node, and the edges of each node.
 
-    An edge is the inbox of a parent and the position of the contribution in the parent's sum, or None.
+    A node has one edge per parent: the inbox of the parent and the position of the contribution in the
+    parent's sum, or None if no gradient is needed.
     """
     needed = plan.needed
     order = plan.order if needed is None else [n for n in plan.order if n in needed]

@@ -89,7 +89,7 @@ def _hooked(leaf: Any) -> bool:
 
 
 def _needed(order: list[Node], needed: set[Any]) -> set[Any]:
-    """Add to ``needed``, the set of the targets, all nodes that depend on a target; return the set."""
+    """Add all nodes that depend on a target to ``needed``, the set of the targets; return this set."""
     for node in reversed(order):
         if node not in needed:
             for parent in node.parents:

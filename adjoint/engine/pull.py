@@ -125,7 +125,7 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
 def pull_checked(
     run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept: list[Any] | None
 ) -> None:
-    """Do what ``pull`` does, and raise if a contribution is not finite."""
+    """Pull the gradient as ``pull`` does, and raise if a contribution is not finite."""
     found: list[Any] = [None] * len(node.parents)
     pull(run, node, g, zeros, needed, found)
     for i, gp in enumerate(found):
@@ -176,7 +176,7 @@ def _give(
 
 
 def saved_values(node: Node, xp: Namespace) -> tuple[tuple[Any, ...], Any]:
-    """Return the saved arguments and output of a node, in the form that rules read in ``xp``."""
+    """Return the arguments and the output that a node saved, as values of the namespace ``xp``."""
     out = node.out  # before the arguments, see ``pull``
     values = node.args
     if values is None:
@@ -466,7 +466,10 @@ def _add_output(run: Run, parent: Any, index: int, g: Any, zeros: Zeros | None) 
 
 
 def release(node: Node) -> None:
-    """Drop the values that a node saved.  A node that saved nothing can still be differentiated again."""
+    """Drop the values that a node saved.
+
+    A node that saved nothing can still be differentiated again.
+    """
     if node.op.saves_any:
         node.args = node.out = node.versions = None
 

@@ -174,7 +174,7 @@ def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
 def push(node: Node, tangents: list[Any], xp: Namespace, zeros: Sequence[Any] = ()) -> Any:
     """Return the tangent of a node's output, or a tuple of tangents for several outputs.
 
-    ``tangents`` are those of the arguments, and ``zeros`` are their zeros (``engine/zeros.py``).
+    ``tangents`` are those of the arguments, and ``zeros`` mark their zeros (``engine/zeros.py``).
     """
     op = node.op
     if op is PICK:

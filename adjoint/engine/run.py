@@ -102,7 +102,7 @@ class Run:
             grads[leaf] = g
 
     def finish(self, events: bool) -> list[tuple[Tensor, Any]]:
-        """Return the leaves with their gradients, in the order in which they were reached.
+        """Return pairs of a leaf and its gradient, in the order in which the leaves were reached.
 
         Without ``events``, the hooks of the leaves run here.
         """

@@ -102,7 +102,7 @@ class _Planes(NamedTuple):
 
     @property
     def is_image(self) -> bool:
-        """Whether the planes equal the image, so that no copy is needed."""
+        """Whether the planes have the same layout as the image, so that no copy is needed."""
         return (
             self.phases == 1
             and self.first == (0, 0)
@@ -158,7 +158,7 @@ class _Planes(NamedTuple):
 
 
 def _planes_of(spec: Conv, element: str) -> _Planes:
-    """Return the description of the planes that the windows of a convolution read."""
+    """Return the layout of the padded planes that the windows of a convolution read."""
     needed = [
         s * (n - 1) + d * (k - 1) + 1
         for n, k, s, d in zip(spec.windows, spec.kernel, spec.stride, spec.dilation, strict=True)
@@ -342,8 +342,8 @@ def _finish(
 ) -> None:
     """Emit the epilogue of a tile: the fused nodes, applied to each number of the tile.
 
-    The tile belongs to image number ``image`` and has ``rows`` output channels, from ``low``, and ``n``
-    windows, from ``place``.  Its address is ``to``.
+    The tile belongs to the image with index ``image``.  It has ``rows`` output channels, from ``low``, and
+    ``n`` windows, from ``place``.  Its address is ``to``.
     """
     step = math.prod(work.windows)
 

@@ -57,7 +57,7 @@ class Product(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """The text of a kernel and the length of its outermost loop."""
+    """The LLVM text of a kernel and the length of its outermost loop."""
 
     text: str
     length: int
@@ -87,12 +87,12 @@ class Tile(NamedTuple):
 
 
 def _most_rows(machine: Machine) -> int:
-    """Return the largest number of rows of a tile with two vectors that fits in the registers."""
+    """Return the largest number of rows of a tile that fits in the registers; each row has two vectors."""
     return 8 if machine.registers == 32 else 6 if machine.width else 4
 
 
 def tile_of(machine: Machine, m: int, n: int, lanes: int) -> Tile:
-    """Choose a tile for an (m, n) product that fits in the registers and is not larger than the product."""
+    """Return a tile size for an (m, n) product that fits in the registers and is not larger than needed."""
     most = _most_rows(machine)
     m, wide = max(1, m), max(1, -(-n // lanes))
     if m <= 3:  # few rows: use more columns
@@ -184,7 +184,8 @@ class _Gemm:
     def _wide(self) -> int:
         """Return the number of columns to process before the next rows.
 
-        An epilogue then reads and writes long rows, which the processor can prefetch.
+        With an epilogue it is large, so that the epilogue reads and writes long rows, which the processor can
+        prefetch.
         """
         p = self.p
         if self.epilogue is None or self.turned or not (p.c[1] == 1 or p.n == 1):
@@ -455,7 +456,7 @@ class _Gemm:
         w.loop(0, count, 1, one_row)
 
     def _store(self, w: Writer, value: Value, place: Value, mask: Value | None) -> None:
-        """Emit a store of one row's vector; one element at a time if the columns of C are not adjacent."""
+        """Emit a store of the vector ``value`` at ``place``, one element at a time if C is not contiguous."""
         stride = self.p.c[1]
         if stride == 1 or value.lanes == 1:
             w.store(value, place, mask)

@@ -12,7 +12,7 @@ __all__ = ["Kernel", "Slot"]
 class Slot(NamedTuple):
     """An address that a kernel reads from its table: an offset in bytes in a node's memory or the workspace.
 
-    ``node`` is None for the workspace; the offset then becomes one in the arena when memory is assigned.
+    ``node`` is None for the workspace; when memory is assigned, the offset becomes an offset in the arena.
     """
 
     node: Node | None

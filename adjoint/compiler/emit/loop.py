@@ -70,7 +70,7 @@ class Lane:
 
 
 class Loop(Nest):
-    """Generates the kernel of one group."""
+    """Generates the kernel of a group of elementwise nodes and reductions."""
 
     def __init__(
         self, machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place]
@@ -90,7 +90,7 @@ class Loop(Nest):
     # The kernel --------------------------------------------------------------------------------------
 
     def kernel(self) -> Kernel:
-        """Generate the text of the kernel; return the kernel."""
+        """Generate and return the kernel."""
         w, length = self.w, self.lengths[self.across]
         heavy = any(n.op not in LIGHT and self._is_full(n) for n in self.group.nodes)
         self.unroll = 1 if heavy else 4 if self.reduced is not None else 2
@@ -280,9 +280,9 @@ class Loop(Nest):
         return [[lane.moved(spot=k) for k in range(self.together)] for lane in lanes]
 
     def _row_loop(self, t: int, totals: dict[Any, list[Value]]) -> list[list[Lane]]:
-        """Emit the loop over the full vectors of rows at stage ``t``; add its results to ``totals``.
+        """Emit the loop of stage ``t`` over the full vectors of rows; add its results to ``totals``.
 
-        Returns the vectors that the loop does not process: those at the end of the rows.
+        Return the vectors at the end of the rows, which the loop does not process.
         """
         w, n, v = self.w, self.lengths[self.across], self.vector
         count = self._vectors_at_once(t)
@@ -304,7 +304,7 @@ class Loop(Nest):
         return self._beside(self._rest(whole, n))
 
     def _vectors_at_once(self, t: int) -> int:
-        """Return how many vectors of a row one iteration of loop ``t`` processes.
+        """Return how many vectors of a row one iteration of the loop of stage ``t`` processes.
 
         With several vectors, the processor need not wait for the previous addition to a sum.
         """

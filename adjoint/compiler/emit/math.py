@@ -52,7 +52,7 @@ OWN32 = frozenset(("exp", "exp2", "expm1", "log", "tanh", "tanh_from_gap", "tanh
 
 
 def emit(w: Writer, name: str, *values: Value) -> Value:
-    """Emit a function of float32 or float64 vectors; the result has the same type."""
+    """Emit the function ``name`` (such as "exp") of float vectors; the result has the same type."""
     if name == "sqrt":
         return w.sqrt(values[0])
     function = FUNCTIONS[name]

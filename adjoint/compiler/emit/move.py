@@ -107,7 +107,7 @@ def _copy_unless_same(machine: Machine, node: Node) -> Kernel:
 
 
 def _put_rows(machine: Machine, node: Node) -> Kernel:
-    """Return the kernel of a "scatter" node that adds or assigns rows at positions, in order."""
+    """Return the kernel of a "scatter" node that adds or assigns the rows one after the other."""
     _, positions, values = node.args
     mode, width = node.params
     w = Writer(machine)

@@ -66,7 +66,7 @@ class Nest:
         self.vector = self._lanes()
 
     def _is_full(self, n: Node) -> bool:
-        """Return whether a node is computed for every element of the domain."""
+        """Return whether a node is computed for every element of the loops, not once per reduced row."""
         return n.op == "reduce" or self.group.level[n.id] == FULL
 
     def _find_places(self, places: dict[int, Place]) -> None:
@@ -131,7 +131,7 @@ class Nest:
         self.columns = self.reduced is not None and self.reduced != self.across
 
     def _vector_axis(self, places: Sequence[Place]) -> int:
-        """Return the axis along which most arrays are contiguous; if several, the last of them."""
+        """Return the axis along which most arrays are contiguous; of several such axes, the last."""
         if (self.saved and self.group.axis == len(self.group.domain) - 1) or self.group.chunks:
             return len(self.lengths) - 1  # the saved values of one row fit on the stack
         best, score = len(self.lengths) - 1, -1

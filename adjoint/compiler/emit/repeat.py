@@ -63,7 +63,8 @@ def same_bytes(w: Writer, a: Value, b: Value, size: Any) -> Value:
 def driver_kernel(body: Plan, node: Node, outs: list[Node], kept: list[int]) -> Kernel:
     """Return the kernel of a loop that runs the kernels of ``body`` once per iteration.
 
-    ``kept`` has the indices of the outputs of the loop that ``body`` computes.
+    ``outs`` are the nodes of the loop's results.  ``kept`` has, for each result of ``body``, its index among
+    the outputs of the loop.
     """
     steps: Steps = node.value
     slots, where = operand_slots(node, outs)
@@ -78,7 +79,7 @@ def driver_kernel(body: Plan, node: Node, outs: list[Node], kept: list[int]) -> 
 
 
 class _Tables:
-    """The tables that the kernel of a loop reads.
+    """The tables that the kernel of a loop reads, and which ``words`` encodes.
 
     They list the addresses that advance by a stride, the addresses that are swapped, and the copies that
     initialise the carried values before the loop and store them after it.

@@ -31,7 +31,7 @@ _LARGEST = 64  # elements: bodies with a larger array are not small
 
 
 def small_kernel(machine: Machine, node: Node, outs: list[Node]) -> Kernel | None:
-    """Return the kernel of a loop; None if its body is too large or has an op that is not supported here."""
+    """Return the kernel of a loop; None if its body is too large, or if it has an unsupported op."""
     steps: Steps = node.value
     kept = [*range(steps.carries), *(n.params for n in outs if n.params >= steps.carries)]
     roots = [v.node for v in (*(steps.outputs[k] for k in kept), *steps.graph.checks)]
@@ -203,7 +203,7 @@ class _Small:
     # Values ------------------------------------------------------------------------------------------
 
     def _given(self, k: int, i: int) -> Value:
-        """Return element ``i`` of operand ``k`` of the loop; its load is emitted once and then reused."""
+        """Return element ``i`` of the loop's operand ``k``; the load is emitted at the first use only."""
         if (k, i) not in self.elements:
             element = element_of(self.node.args[k].dtype)
             self.elements[k, i] = self.w.load(self.w.at(self.w.slot(k), element, i), element)

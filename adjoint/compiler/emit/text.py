@@ -75,7 +75,7 @@ class Writer:
         self._block = name
 
     def declare(self, text: str) -> None:
-        """Declare an external function, once per unit."""
+        """Declare an external function; ``text`` is its signature.  Repeated declarations are ignored."""
         self.unit.declarations.add(f"declare {text}")
 
     def call(self, name: str, element: str, lanes: int, *args: Value) -> Value:
@@ -270,7 +270,7 @@ class Writer:
         return a
 
     def any(self, mask: Value) -> Value:
-        """Emit whether any lane of a mask is true."""
+        """Emit a flag: whether any lane of a mask is true."""
         if mask.lanes == 1:
             return mask
         whole = Value("", f"i{mask.lanes}")
