@@ -32,7 +32,10 @@ def agree(found: Any, wanted: Any, eps: float) -> None:
 
 
 def agrees_to_rounding(kind: int, operands: Any, found: Any, wanted: Any) -> None:
-    """Check one op of a random program: 2 units in the last place, or the error of a sum."""
+    """Check one op of a random program: 2 units in the last place, or the error of a sum.
+
+    Kernels compute functions of float32 to 2 units, but NumPy itself is off by up to 2: they may differ by 4.
+    """
     assert found.shape == wanted.shape and found.dtype == wanted.dtype
     if found.dtype.kind != "f":
         np.testing.assert_array_equal(found, wanted)
@@ -44,7 +47,8 @@ def agrees_to_rounding(kind: int, operands: Any, found: Any, wanted: Any) -> Non
         assert (np.abs(found - wanted) <= bound)[finite].all()
     else:
         apart = ulps(found, wanted)
-        assert ((apart <= 2) & (apart != 0.5)).all(), (apart.max(), operands)
+        limit = 4 if kind < 3 and found.dtype == np.float32 else 2
+        assert ((apart <= limit) & (apart != 0.5)).all(), (apart.max(), operands)
 
 
 def size_of_sum(kind: int, a: Any, b: Any, k: int, m: int) -> Any:
@@ -72,8 +76,14 @@ def check(seed: int) -> None:
     for _ in range(2):
         found = compiled(*map(ad.asarray, given))
         agree(found, wanted, 1.2e-7 if single else 2.3e-16)
-    each = f.each(list(map(ad.asarray, given)), found)  # each op on the operands that native code had
-    for (kind, operands, made), value in zip(each, found, strict=False):
+    check_each(f, given, found)
+
+
+def check_each(f: Any, given: Any, found: Any) -> None:
+    """Check each op of a program on the operands that native code had."""
+    for (kind, operands, made), value in zip(
+        f.each(list(map(ad.asarray, given)), found), found, strict=False
+    ):
         agrees_to_rounding(kind, operands, value.numpy(), made.numpy())
 
 
