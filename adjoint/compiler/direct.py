@@ -231,7 +231,10 @@ def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[...,
 
 
 def add_check(w: Writer, trace: Trace, guards: Sequence[Any], count: int, miss: str) -> None:
-    """Add the lines that check all guards; ``miss`` is the statement that runs if one does not hold."""
+    """Add the lines that check all guards; ``miss`` is the statement that runs if one does not hold.
+
+    ``count`` is the number of arguments of the generated function.
+    """
     w.names |= {"same": np.array_equal, "hooks_of": hooks_of, "Tensor": Tensor}
     _check_tensors(w, trace, miss)
     positions = [h.argument for h in trace.held.values() if h.argument is not None]

@@ -139,6 +139,7 @@ class _Fusion:
         """Find the one-element nodes that are not stored: each kernel that reads one computes it again.
 
         Add their ids to ``numbers``.  Such nodes depend only on inputs and are read only inside kernels.
+        ``wanted`` says for each node whether an output depends on it.
         """
         kept = {r.id for r in self.roots}
         for n in self.graph.nodes:

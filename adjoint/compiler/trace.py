@@ -158,7 +158,10 @@ class Trace(Sources):
         return held.data
 
     def refuse_freezing(self, t: Tensor, value: bool) -> None:
-        """Raise if the function changes ``requires_grad`` of a tensor: compiled calls would not repeat it."""
+        """Raise if ``value`` changes ``t.requires_grad`` of a tensor made outside of the function.
+
+        Compiled calls would not repeat the change.
+        """
         if (type(t) is Tensor or id(t) in self.held) and (t._node is not None) != value:
             raise refused(
                 "ad.compile: the function changes requires_grad of a tensor that was created outside of it.\n"
@@ -373,7 +376,8 @@ class Trace(Sources):
     def guard(self, what: str, read: Callable[[], Any], watch: Callable[[], Any] | None = None) -> None:
         """Guard the value of ``read()``: the function is traced again if it changes.
 
-        ``watch()`` returns the objects that the value depends on, as in ``Guard``.
+        ``what`` is the name of the value in messages.  ``watch()`` returns the objects that the value depends
+        on, as in ``Guard``.
         """
         self.guards.append(Guard(what, read, watch))
 

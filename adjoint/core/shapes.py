@@ -101,7 +101,10 @@ def canonical_shape(op: str, shape: Any) -> Shape:
 
 
 def checked_shape(what: str, shape: Any) -> Shape:
-    """Return a shape as a tuple of ints; raise if no array can have it."""
+    """Return a shape as a tuple of ints; raise if no array can have it.
+
+    ``what`` is the start of the error message.
+    """
     try:
         found = canonical_shape(what, tuple(shape) if hasattr(shape, "__iter__") else shape)
     except InputError:

@@ -492,7 +492,7 @@ def released(node: Node) -> GraphReleasedError:
 
 
 def modified(node: Node, t: Tensor) -> ModifiedError:
-    """Return the error for a saved value that was overwritten."""
+    """Return the error for ``t``, a tensor that ``node`` saved and that was overwritten afterwards."""
     return overwritten(node.op.name, t, _recorded(node))
 
 

@@ -37,9 +37,9 @@ class _Words(np.ndarray[Any, np.dtype[np.int64]]):
 
 
 def operand_slots(node: Node, outs: list[Node]) -> tuple[list[Slot], dict[int, int]]:
-    """Return the slots (addresses) of a loop's operands and results, and the slot index of each result.
+    """Return the slots (addresses) of the operands of a loop and of its results ``outs``.
 
-    The slot indices are keyed by the index of the output.
+    Also return a dictionary from the index of an output to the index of its slot.
     """
     slots = [Slot(a.node, a.offset * a.dtype.itemsize) for a in node.args]
     where = {n.params: len(slots) + k for k, n in enumerate(outs)}
