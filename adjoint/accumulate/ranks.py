@@ -433,7 +433,10 @@ class RankSums(Sums):
         window.closed = window.reduced = True
 
     def _refuse(self, reports: list[Report], error: BaseException | None) -> None:
-        """Raise if a rank had an error, or if windows, parameters or values differ between the ranks."""
+        """Raise if a rank had an error, or if windows, parameters or values differ between the ranks.
+
+        ``reports`` has the report of each rank, and ``error`` is the error of this rank, or None.
+        """
         failed = [(rank, each.error) for rank, each in enumerate(reports) if each.error is not None]
         if failed:
             rank, why = failed[0]
@@ -502,7 +505,10 @@ class RankBlock(MicroBatch):
             loss.backward(on_leaf_ready=ready, **options)
 
     def _end(self, pending: dict[str, Any], error: BaseException | None) -> None:
-        """End the block on this rank; an error in the block ends the window on all ranks."""
+        """Add the gradients ``pending`` of the block on this rank.
+
+        An error, in the block or here, ends the window on all ranks.
+        """
         acc, sums = self._accumulator, self._sums()
         if isinstance(error, Exception):
             sums.fail(acc, error)

@@ -89,7 +89,8 @@ def findings_of(
 ) -> list[Finding]:
     """Return the problems in the step that ``watch`` has recorded, the worst first.
 
-    ``roots`` are the tensors or nodes on which backward was called.  ``names`` has the parameters.
+    ``roots`` are the tensors or nodes on which backward was called.  ``names`` has the parameters, and
+    ``optimizers`` are the optimisers that should update them.
     """
     case = WatchedStep(watch, roots, names)
     found = case.not_finite()

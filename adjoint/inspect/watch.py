@@ -235,7 +235,7 @@ class Watch(Observer):
         self.overhead += perf_counter() - now
 
     def _closed(self, name: str, phase: str, now: float) -> Event:
-        """End the last open event with this name and return it.
+        """End the last open event with this name and phase at the time ``now``, and return it.
 
         Open events inside it are dropped, because they ended with an exception.  If no event with this name
         and phase is open, return a new event of duration 0.

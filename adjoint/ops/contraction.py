@@ -208,7 +208,8 @@ def _dots(x: Array, y: Array) -> Array:
 def _outer(a: str, b: str, output: str) -> tuple[Callable[..., Any], str]:
     """Return a function that multiplies two arrays with labels ``a`` and ``b``, and the labels of its result.
 
-    The function sums over no axis; axes with the same label are multiplied elementwise.
+    The function sums over no axis; axes with the same label are multiplied elementwise.  ``output``
+    determines the order of the labels of the result.
     """
     labels = "".join(label for label in _unique(output) if label in a or label in b)
     keys, orders = [], []
@@ -479,7 +480,7 @@ def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Array) -> Pro
     """Return the plan of an Einstein sum: the operands that are reshaped first, then the list of steps.
 
     A step contains the indices of the operands that it contracts, their labels and the labels of the result.
-    ``optimize`` is the argument of einsum.
+    ``subscripts`` and ``optimize`` are the arguments of einsum, and ``shapes`` are those of the operands.
     """
     inputs, output = _parsed(subscripts, shapes)
     sizes = _sizes(subscripts, inputs, shapes)

@@ -63,7 +63,7 @@ def _steps(a: Any, axis: int = -3) -> list[Any]:
 
 
 def _steps_or_none(a: Any, length: int) -> list[Any]:
-    """Return a list of views of the steps of ``a``, or a list of None if ``a`` is the number 0 (absent)."""
+    """Return a list of views of the ``length`` steps of ``a``; None for each if ``a`` is 0 (absent)."""
     return [None] * length if type(a) is int else _steps(a)
 
 

@@ -70,8 +70,8 @@ class Rule(ABC):
     ) -> list[Any]:
         """Return the gradient of each argument; None for a gradient that is zero.
 
-        ``residuals`` and ``rest`` are what ``forward`` returned for the backward.  ``wanted`` says which
-        arguments need a gradient.
+        ``residuals`` and ``rest`` are the second and third result of ``forward``.  ``grads`` has the gradient
+        of each output, or None for zero, and ``wanted`` says which arguments need a gradient.
         """
 
     @abstractmethod

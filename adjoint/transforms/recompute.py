@@ -477,7 +477,11 @@ class _Checkpointed:
         return tuple(pushed) if len(self.specs) > 1 else pushed[0]
 
     def _again(self, values: tuple[Any, ...]) -> tuple[list[Tensor], int]:
-        """Run the function again; return its outputs at this level, and the number of its first node."""
+        """Run the function again; return its outputs at this level, and the number of the first new node.
+
+        ``values`` are those that the node saved: the arguments and the captured tensors.  Raise if the
+        outputs differ from those of the first run.
+        """
         inputs = list(map(self._input, values, self.parents, self.batches, self.lifted))
         since = next_seq()
         outputs = self.call.again(inputs)
