@@ -177,7 +177,7 @@ class Compiled(_Callable):
         return Compiled(f, *self._options) if made is None else made
 
     def __reduce__(self) -> Any:
-        """Pickle as a global name if this object is found there; otherwise as the function and options."""
+        """Return the global name of this object for pickling; if it has none, its function and options."""
         name = getattr(self, "__qualname__", "")
         found: Any = sys.modules.get(self.__module__)
         for part in name.split("."):

@@ -526,7 +526,7 @@ _OWN = ("tensor", "draw", "number")  # sources whose arrays no user can write to
 
 
 def is_fresh(i: Instruction) -> bool:
-    """Return whether an instruction always returns new arrays."""
+    """Return whether the results of an instruction are always new arrays, not views or operands."""
     forward = i.op.forward
     return (
         type(forward) is np.ufunc or getattr(forward, "__module__", "") == "_operator" or i.op.name in _FRESH

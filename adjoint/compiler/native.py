@@ -548,7 +548,10 @@ class Native(Plan):
 
 
 def _replacing(program: Program) -> Iterator[tuple[int, int]]:
-    """Yield index pairs (output, input): the output is the new value of the tensor or cell of the input."""
+    """Yield index pairs (output, input): the output is the new value of the tensor or item that is read.
+
+    An item is an array in a list or a dictionary.
+    """
     kinds = {"tensor": "data", "cell": "cell"}
     known = {(kinds[s.kind], _key(s.owner)): k for k, s in enumerate(program.sources) if s.kind in kinds}
     at = len(program.results)
@@ -560,7 +563,7 @@ def _replacing(program: Program) -> Iterator[tuple[int, int]]:
 
 
 def _key(owner: Any) -> Any:
-    """Return a hashable key for ``owner``: a tensor, or a cell, which is a pair (container, key)."""
+    """Return a hashable key for ``owner``, which is a tensor or a pair (container, key)."""
     return (id(owner[0]), owner[1]) if isinstance(owner, tuple) else id(owner)
 
 

@@ -221,7 +221,7 @@ class Trace(Sources):
         return found[1]
 
     def _settle(self, value: Symbolic) -> Symbolic:
-        """Return ``value``; if ``defer`` has postponed its computation, compute it first."""
+        """Return ``value``; if ``defer`` has postponed its computation, add this to the program first."""
         settle = self.deferred.get(value.id)
         if settle is not None:
             settle()
@@ -230,7 +230,7 @@ class Trace(Sources):
     # Instructions --------------------------------------------------------------------------------
 
     def emit(self, op: Any, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-        """Add an instruction; return the symbols of its results."""
+        """Add an instruction to the program; return the symbols of its results."""
         self._check_thread()
         if getattr(op, "call", False):
             return op.forward(*args)
@@ -374,7 +374,7 @@ class Trace(Sources):
     # Updates and other actions at the end of a call ------------------------------------------------
 
     def guard(self, what: str, read: Callable[[], Any], watch: Callable[[], Any] | None = None) -> None:
-        """Guard the value of ``read()``: the function is traced again if it changes.
+        """Guard the value of ``read()``: if it changes, the function is traced again.
 
         ``what`` is the name of the value in messages.  ``watch()`` returns the objects that the value depends
         on, as in ``Guard``.
@@ -494,14 +494,14 @@ class Trace(Sources):
             held.grad_known = True
 
     def drop_grads(self, tensors: Iterable[Tensor]) -> None:
-        """Set the ``.grad`` of tensors to None."""
+        """Make the program set the ``.grad`` of tensors to None."""
         for t in tensors:
             self.grad_set(t)
             if t._extra is not None:
                 t._extra.grad = None
 
     def commit(self, gradients: dict[Tensor, Any]) -> None:
-        """Add gradients to the ``.grad`` of their tensors."""
+        """Make the program add gradients to the ``.grad`` of their tensors."""
         for t, g in gradients.items():
             if t._node is None:
                 continue

@@ -347,7 +347,7 @@ class Variant:
         return Watch(self.specs, held, [(h.tensor, h.grad is None) for h in trace.grad_guards()], self.guards)
 
     def run(self, call: Call) -> Any:
-        """Run the program; return the results in the structure that the function returns."""
+        """Run the program on the arguments of a call; return the results that the function would return."""
         self.calls += 1
         if self.waits and self.calls > self.patience:
             self._go_native()
@@ -367,7 +367,7 @@ class Variant:
         return self._built(found, leaves)
 
     def _built(self, found: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
-        """Return the results in the structure that the function returns.
+        """Return the results in the nested containers that the function returns.
 
         ``found`` has the results of the program, and ``leaves`` has the leaves of the arguments.
         """

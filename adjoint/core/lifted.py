@@ -217,7 +217,7 @@ def level_of(value: Any) -> int:
 
 
 def running(level: int) -> Lifted:
-    """Return the marker of the running transform of this level; raise if the transform has ended."""
+    """Return the marker of the running transform with this level; raise if that transform has ended."""
     top = enclosing.get()
     while top is not None and top.level != level:
         top = top.outer

@@ -395,7 +395,8 @@ def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) ->
 def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> None:
     """Add ``g`` in place to the gradient of ``parent``, at the index that the index op ``node`` reads.
 
-    The cost depends only on the selected elements.
+    If ``node`` is one of several outputs, add it to the gradient of this output.  The cost depends only on
+    the selected elements.  ``zeros`` are the marked zeros of ``g`` (``engine/zeros.py``).
     """
     if node.op is PICK:
         _add_output(run, parent, node.params["index"], g, zeros)
