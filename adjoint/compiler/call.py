@@ -10,7 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import tree
-from adjoint.compiler.guards import snapshot
+from adjoint.compiler.guards import exact
 from adjoint.config import get_default_dtype, grad_mode
 from adjoint.core.convert import array_of, refuse_foreign
 from adjoint.core.node import LEAF, Node
@@ -23,7 +23,6 @@ from adjoint.words import a
 __all__ = ["Call", "Parameters", "Wanted"]
 
 _MODES = ("the grad mode", "the default dtype", "whether a micro-batch is open", "the order of dict keys")
-_SIGNED = (float, complex, np.inexact)  # 0.0 and -0.0 are equal, but the results may differ
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -152,8 +151,7 @@ class Call:
                 signature.append(float)
             else:
                 refuse_foreign(leaf)
-                exact = snapshot(leaf) if isinstance(leaf, _SIGNED) else None
-                signature.append((kind, self._hashable(k, parameters), exact))
+                signature.append((kind, self._hashable(k, parameters), exact(leaf)))
                 continue
             self.moves.append(k)
             self.moving.append(leaf)

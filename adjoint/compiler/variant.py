@@ -23,7 +23,7 @@ from adjoint.compiler.advances import Advances
 from adjoint.compiler.call import Call, Parameters, Wanted
 from adjoint.compiler.direct import COPIED, Owner, make_check, make_direct, make_fits, new_copy
 from adjoint.compiler.explain import explain
-from adjoint.compiler.guards import Guard, ObjectGuard, base_of, read_attributes
+from adjoint.compiler.guards import Guard, ObjectGuard, base_of, exact, read_attributes
 from adjoint.compiler.host import make_call
 from adjoint.compiler.joint import Backward, Recorder
 from adjoint.compiler.machine import has_llvm
@@ -410,7 +410,7 @@ class Variant:
                 return str(g.reason())
         for function, part, found, reason in self.trace.decisions:
             read = make_call(part, self.trace, replay.build(part), len(self.moves))
-            if reason and function(read(*call.moving)[0]) != found:
+            if reason and exact(function(read(*call.moving)[0])) != exact(found):
                 return reason
         for h in self.trace.held.values():
             if h.argument is None and (what := h.change()):

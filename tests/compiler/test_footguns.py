@@ -972,3 +972,7 @@ def test_zeros_of_both_signs_around_an_array(backend: str) -> None:
 
     x = ad.tensor([1.0, 2.0, 3.0])
     assert bits(ad.compile(f, backend=backend)(x)) == bits(f(x))
+    given = ad.compile(lambda x, c: ad.pad(x, (1, 1), constant_values=c), backend=backend)
+    for c in (0.0, -0.0, float("nan"), float("nan"), 0.0):
+        assert bits(given(x, c)) == bits(ad.pad(x, (1, 1), constant_values=c))
+    assert given.stats()["traces"] == 3
