@@ -142,7 +142,7 @@ class Report:
 
 
 class RankSums(Sums):
-    """The sums over the micro-batches of this rank; after ``reduce``, over those of all ranks."""
+    """The sums over the micro-batches of this rank; after ``reduce``, the sums over all ranks."""
 
     def __init__(self, group: Any, config: AccumulationConfig) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class RankSums(Sums):
         self.add_buffers([Bucket(members, self.group) for _, members in made])
 
     def buckets(self, *, active: bool) -> list[Bucket]:
-        """Return the buckets that some rank has used, or if not ``active``, those that none has used."""
+        """Return the buckets that a rank has used; if ``active`` is False, those that no rank has used."""
         if self.pending:
             self.lay_out(())
         return [b for b in self.buffers if any(slot.name in self.active for slot in b.slots) is active]

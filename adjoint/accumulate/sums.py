@@ -335,7 +335,7 @@ class Sums:
         return self.unit
 
     def total(self, name: str) -> Array | SparseRows:
-        """Return the sum of a parameter, for reading only; zeros if nothing was added."""
+        """Return the sum of a parameter, for reading only, or zeros if nothing was added."""
         slot, found = self.slots[name], None
         if name in self.rows:
             rows, sums = self.rows[name]

@@ -85,7 +85,7 @@ class PieceSum:
         self._partial.append((level, piece))
 
     def total(self) -> Array | None:
-        """Return the sum of all arrays and reset it; None if no array was added."""
+        """Return the sum of all arrays and reset it, or None if no array was added."""
         if not self._partial:
             return None
         _, found = self._partial.pop()

@@ -277,7 +277,7 @@ def _relabel_rule(xp: Namespace, g: Value, y: Value, x: Value, labels: str, outp
 
 
 def _labelled(labels: str, shape: Shape, output: str, extra: Extra) -> dict[str, int] | None:
-    """Return the length of each label as a dictionary; None if the labels and lengths contradict each other.
+    """Return the length of each label as a dictionary, or None if two lengths of a label differ.
 
     ``labels`` and ``shape`` are those of the operands, and ``extra`` has the lengths of further labels of
     ``output``.
@@ -568,7 +568,7 @@ def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]
 
 
 def _ellipsis_width(subscripts: str, term: str, i: int, shape: Shape) -> int | None:
-    """Return how many axes the ellipsis in ``term`` replaces; None if there is no ellipsis.
+    """Return how many axes the ellipsis in ``term`` replaces, or None if there is no ellipsis.
 
     ``term`` is the part of the subscripts for operand ``i``, whose shape is ``shape``.  Raise if the number
     of letters does not match the shape.

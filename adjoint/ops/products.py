@@ -61,7 +61,7 @@ def _matmul_dy(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
 
 
 def product(x: Any, y: Any) -> Any:
-    """Return ``np.matmul(x, y)``; for two matrices by ``x.dot``, which takes half the time.
+    """Return ``np.matmul(x, y)``; two matrices are multiplied by ``x.dot``, which takes half the time.
 
     The product of half precision is float32; the caller rounds it.
     """

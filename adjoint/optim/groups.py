@@ -270,7 +270,7 @@ class Unit:
         return self.state
 
     def fitted_state(self, optimizer: Optimizer, hyper: Hyper, data: Callable[[Tensor], Any]) -> State | None:
-        """Return the state with exactly the arrays that ``hyper`` requires; None before the first update.
+        """Return the state with exactly the arrays that ``hyper`` requires, or None before the first update.
 
         ``data`` is a function that returns the array of a parameter.
         """

@@ -102,7 +102,7 @@ class _HostUpdate:
         self.keeps = not hasattr(type(optimizer).apply_one, "forms")
 
     def count(self) -> Any:
-        """Return a copy of all that the update changes, for ``take_back``; None if the update cannot fail."""
+        """Return a copy of all that the update changes, for ``take_back``, or None if it cannot fail."""
         if not self.keeps:
             return None
         groups = self.optimizer.groups

@@ -211,7 +211,7 @@ def _gaussian(sigma: Tensor, order: int, radius: int) -> Tensor:
 
 
 def _number(sigma: Any) -> float | None:
-    """Return ``sigma`` as a float; None inside a transform, where its value is not known."""
+    """Return ``sigma`` as a float, or None inside a transform, where its value is not known."""
     value = plain_values(sigma) if isinstance(sigma, Tensor) else sigma
     return None if value is None else float(value)
 

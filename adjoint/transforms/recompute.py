@@ -267,7 +267,10 @@ def _inside(part: Tensor, batches: list[tuple[int, int, bool]], history: bool) -
 
 
 def _with_part(value: Any, level: int, part: Tensor) -> Any:
-    """Return ``value`` with the tensor inside it at ``level`` replaced by ``part``; inner graphs are kept."""
+    """Return a copy of ``value`` in which the tensor inside it at ``level`` is replaced by ``part``.
+
+    The graphs of inner levels are kept.
+    """
     data = value._data if isinstance(value, Tensor) else value
     if not (isinstance(data, Batched) and data.level > level):
         return part
