@@ -157,7 +157,7 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
 
 
 def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a function that passes its arguments to the function ``make()``, which is made only then."""
+    """Return a function that calls ``make()`` at its first call, and passes all arguments to the result."""
     made = functools.cache(make)
     return lambda *args: made()(*args)
 

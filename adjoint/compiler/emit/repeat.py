@@ -154,7 +154,7 @@ class _Tables:
         self._move(address, self.where[k], offset, v.size * v.dtype.itemsize)
 
     def _add_rows(self, node: Node) -> None:
-        """Record the rows that an iteration reads and stores, to compare them with the row before."""
+        """Record the rows that an iteration reads and stores, to compare them with the rows before."""
         steps = self.steps
         for k in range(steps.carries, steps.carries + steps.rows):
             a = node.args[k]
