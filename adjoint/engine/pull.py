@@ -113,7 +113,7 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
             grads[parent] = gp
             if stained is not None:
                 run.zeros[parent] = zeros if gp is g else stained
-        elif parent in run.owned and (not run.zeros or run.zeros.get(parent) is stained):
+        elif parent in run.owned and (run.zeros.get(parent) is stained if run.zeros else stained is None):
             total = grads[parent]
             np_add(total, gp, total)
         else:
