@@ -7,7 +7,6 @@ tensor or to its ``.grad`` are assigned by the program at the end of each call.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +34,7 @@ from adjoint.core.lifted import Lifted, enclosing, level_of, next_level, tracing
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, Traced, wrap
-from adjoint.core.user_code import LIBRARIES, library_of, user_line
+from adjoint.core.user_code import fast_user_line, user_line
 from adjoint.errors import AdjointError, TransformError
 from adjoint.grads.slots import sink
 
@@ -297,7 +296,7 @@ class Trace(Sources):
             raise ended_error()
         self._check_thread()
         quiet = np.geterr()["invalid"] == "ignore"
-        self.program.body.append(Instruction(op, args, params, outs, quiet, _user_line()))
+        self.program.body.append(Instruction(op, args, params, outs, quiet, fast_user_line(3)))
 
     def _check_thread(self) -> None:
         if self.ended:
@@ -620,18 +619,3 @@ def _take(leaves: list[Tensor], *gradients: Any) -> None:
 
 _ALIAS = Host("alias", lambda x: x)
 NUMBER_AT = Host("number_at", lambda a, k: float(a[k]))
-
-_library_codes: dict[int, Any] = {}  # code objects of libraries by id: their hash is computed anew each time
-
-
-def _user_line() -> str:
-    """Return "file:line" of the innermost frame outside the libraries, as ``user_line`` does, but faster."""
-    frame: Any = sys._getframe(3)
-    while frame.f_back is not None:
-        code = frame.f_code
-        if id(code) not in _library_codes:
-            if library_of(frame) not in LIBRARIES:
-                break
-            _library_codes[id(code)] = code
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

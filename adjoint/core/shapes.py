@@ -175,6 +175,8 @@ def broadcast_shapes(op: str, *shapes: Sequence[int]) -> Shape:
     >>> broadcast_shapes("add", (3, 1), (2,))
     (3, 2)
     """
+    if shapes and shapes.count(shapes[0]) == len(shapes):  # the usual case
+        return tuple(shapes[0])
     ndim = max((len(s) for s in shapes), default=0)
     out = [1] * ndim
     for shape in shapes:
