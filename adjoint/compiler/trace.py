@@ -71,7 +71,7 @@ class Trace(Sources):
         self.loops: list[Any] = []  # loops that are one instruction, nested ones too
         self.thread = threading.get_ident()
         self.forks = fork_count()
-        self.refused: Exception | None = None  # see ``core.lifted.refusal``
+        self.refused: BaseException | None = None  # see ``core.lifted.refusal``
         self.ended = self.released = False
 
     # Inputs ------------------------------------------------------------------------------------

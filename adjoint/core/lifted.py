@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Exception)
+E = TypeVar("E", bound=BaseException)
 
 next_level: Callable[[], int] = count(1).__next__
 

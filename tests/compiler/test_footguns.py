@@ -976,3 +976,18 @@ def test_zeros_of_both_signs_around_an_array(backend: str) -> None:
     for c in (0.0, -0.0, float("nan"), float("nan"), 0.0):
         assert bits(given(x, c)) == bits(ad.pad(x, (1, 1), constant_values=c))
     assert given.stats()["traces"] == 3
+
+
+def test_a_loop_is_unrolled_although_the_function_catches_everything() -> None:
+    def loop(x: Any) -> Any:
+        rng = ad.random.default_rng(0)
+        return ad.scan(lambda c, row: (c * row + rng.normal(), c), x.sum(), ad.concatenate([x] * 4))[0]
+
+    def f(x: Any) -> Any:
+        try:
+            return ad.jvp(loop, (x,), (x,))[1]
+        except:  # noqa: E722  also catches errors of the trace that are not an Exception
+            return x.sum()
+
+    x = ad.tensor([0.3, 0.5, 0.9])
+    assert bits(ad.compile(f, backend="replay")(x)) == bits(f(x))
