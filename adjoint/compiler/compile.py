@@ -166,6 +166,15 @@ class Compiled(_Callable):
         """Return this function bound to ``instance``, as for a method."""
         return self if instance is None else _Method(self, instance)
 
+    def __getattr__(self, name: str) -> Any:
+        """Raise the AttributeError of a missing attribute; for a compiled object, say where to look."""
+        text = f"'Compiled' object has no attribute {name!r}"
+        f = self.__dict__.get("_f")  # None in a copy that is not complete yet
+        if not name.startswith("__") and f is not None and not inspect.isroutine(f):
+            kind = type(f).__name__
+            text += f".  A compiled {kind} is only a function: use the {kind} itself, which shares its state."
+        raise AttributeError(text, name=name, obj=self)
+
     # Copies have no programs.  A copied method belongs to the copied instance.
 
     def __copy__(self) -> Compiled:
