@@ -268,9 +268,9 @@ class GradientAccumulator:
     ) -> bool:
         """Add the gradients ``arrays``, which were checked before; return whether the window is full.
 
-        ``weight`` is the weight of the micro-batch.  ``single`` is the name of the gradient if only one
-        gradient of the micro-batch is added.  ``joins`` is True if other gradients of the same micro-batch
-        were added before.  ``scaled`` is True if a ``GradScaler`` has scaled the loss.
+        ``single`` is the name of the gradient if only one gradient of the micro-batch is added; ``joins`` is
+        True if other gradients of the same micro-batch were added before; ``scaled`` if a ``GradScaler`` has
+        scaled the loss.
         """
         window, policy = self._window, self.config.nonfinite
         mean = self.config.reduction == "mean"
@@ -315,6 +315,7 @@ class GradientAccumulator:
 
     # The window ------------------------------------------------------------------------------
 
+    @_locked
     def should_update(self) -> bool:
         """Return whether the window is full, or was closed by ``flush``."""
         return self._window.is_ready()
@@ -382,6 +383,7 @@ class GradientAccumulator:
         window, some = self._window, self._sums.dense or self._sums.rows
         return not some or window.spoiled or (self.config.normalize and not 0.0 < window.weight < math.inf)
 
+    @_locked
     def divisor(self) -> float:
         """Return the divisor of the sums: the weight of the window, or 1 if ``normalize=False``."""
         return self._window.weight if self.config.normalize else 1.0

@@ -157,10 +157,7 @@ def _writable(path: str) -> str:
 
 
 def _draw(history: list[dict[str, float]], path: str) -> str | None:
-    """Plot loss, accuracy and gradient norm over the epochs to the file ``path``; return ``path``.
-
-    ``history`` has the metrics of each epoch.  Return None if matplotlib is not installed.
-    """
+    """Plot loss, accuracy and gradient norm over the epochs; return the path, or None without matplotlib."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator

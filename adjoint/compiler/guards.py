@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core.tensor import Traced
+from adjoint.core.tensor import Tensor, Traced
 from adjoint.core.user_code import LIBRARIES
 
 __all__ = [
@@ -29,9 +29,9 @@ __all__ = [
     "assign",
     "base_of",
     "element_ids",
-    "exact",
     "is_flat",
     "is_library",
+    "is_module",
     "itself",
     "read_attributes",
     "snapshot",
@@ -43,6 +43,7 @@ _BY_VALUE = frozenset(("datetime", "decimal", "fractions", "pathlib", "uuid"))  
 MAPPINGS = (dict, types.MappingProxyType)
 BUFFERS = (array, bytearray)  # their elements are new objects at each access
 CONTAINERS = (list, tuple, set, frozenset, deque, *MAPPINGS, *BUFFERS)
+_CACHES = ("_parameters", "_buffers")  # attributes of modules with the names of their tensors
 DEEPEST = 4  # nesting depth of containers; objects below it are compared by identity
 
 
@@ -73,11 +74,6 @@ def snapshot(value: Any, depth: int = 0) -> Any:
         items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         return type(value), tuple([snapshot(v, depth + 1) for v in items])
     return "object", id(value)
-
-
-def exact(value: Any) -> Any:
-    """Return a value in a form that distinguishes the signs of zero and is equal to itself for nan."""
-    return snapshot(value) if isinstance(value, (float, complex, np.inexact)) else value
 
 
 def element_ids(value: Any) -> list[int]:
@@ -134,24 +130,33 @@ def is_flat(value: Any) -> bool:
     )
 
 
-def _marks(owner: Any) -> dict[str, Any]:
+def _marks(owner: Any, tree: bool) -> dict[str, Any]:
     """Return a snapshot of each attribute of an object, by name.
 
-    Attributes that equal the class's default, and empty parameter caches of modules, are left out.
+    Attributes that equal the class's default, and empty parameter caches of modules, are left out.  If
+    ``tree`` is true, only tensors, modules, ``training`` and the names of tensors are included.
     """
-    marks = {k: snapshot(v) for k, v in vars(owner).items() if k not in ("_parameters", "_buffers") or v}
+    marks = {
+        k: snapshot(v)
+        for k, v in vars(owner).items()
+        if (v if k in _CACHES else not tree or isinstance(v, Tensor) or is_module(v) or k == "training")
+    }
     return {k: mark for k, mark in marks.items() if mark != snapshot(getattr(type(owner), k, owner))}
 
 
 class ObjectGuard:
-    """Checks that the attributes of an object, such as a module, are unchanged."""
+    """Checks that the attributes of an object, such as a module, and their order are unchanged.
 
-    __slots__ = ("attributes", "containers", "ids", "marks", "owner", "values", "what")
+    If ``tree`` is true, only the parameters, buffers, submodules and ``training`` of a module are compared.
+    """
 
-    def __init__(self, what: str, owner: Any) -> None:
+    __slots__ = ("attributes", "containers", "ids", "marks", "owner", "tree", "values", "what")
+
+    def __init__(self, what: str, owner: Any, tree: bool = False) -> None:
         self.what = what
         self.owner = owner
-        self.marks = _marks(owner)
+        self.tree = tree
+        self.marks = _marks(owner, tree)
         self._look()
 
     def _look(self) -> None:
@@ -161,23 +166,23 @@ class ObjectGuard:
         self.containers = [
             Guard(k, functools.partial(itself, v))
             for k, v in self.attributes.items()
-            if isinstance(v, CONTAINERS) and k not in ("_parameters", "_buffers")
+            if isinstance(v, CONTAINERS) and not self.tree and k not in _CACHES
         ]
 
     def holds(self) -> bool:
         """Return whether all attributes are unchanged; ids are compared first, because that is faster."""
         attributes = vars(self.owner)  # not ``self.attributes``: ``__dict__`` may have been assigned
         if attributes is not self.attributes or [*map(id, attributes.values())] != self.ids:
-            if _marks(self.owner) != self.marks:
+            if [*_marks(self.owner, self.tree).items()] != [*self.marks.items()]:
                 return False
             self._look()
         return all([g.holds() for g in self.containers])  # noqa: C419  a generator costs more
 
     def reason(self) -> str:
         """Return the text "NAME changed", with the names of the attributes."""
-        now = _marks(self.owner)
+        now = _marks(self.owner, self.tree)
         names = [k for k in {**now, **self.marks} if now.get(k) != self.marks.get(k)]
-        return f"{self.what}.{', '.join(names)} changed"
+        return f"{self.what}.{', '.join(names)} changed" if names else f"the order in {self.what} changed"
 
 
 def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
@@ -201,6 +206,11 @@ def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
 def is_library(function: Any) -> bool:
     """Return whether a function or a class is defined in one of ``LIBRARIES``, not in the user's code."""
     return (getattr(function, "__module__", None) or "").partition(".")[0] in LIBRARIES
+
+
+def is_module(value: Any) -> bool:
+    """Return whether a value is a module; ``nn`` cannot be imported here."""
+    return hasattr(type(value), "named_modules")
 
 
 def itself(value: Any) -> Any:

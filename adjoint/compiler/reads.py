@@ -3,6 +3,9 @@
 A *variable* is a global, a closure variable or an argument that is not traced, followed by a chain of
 attributes (``cfg.model.rate``).  Attributes of other values, such as local variables, are *free names*: any
 object that the code reaches may have an attribute of this name.
+
+The code of the library is not searched, only the functions in its closures.  A class of the library whose
+methods read state that may change names these attributes in ``_guarded``.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from itertools import islice
 from typing import Any
@@ -22,7 +26,16 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.bytecode import EVERY, loads
-from adjoint.compiler.guards import BOUND, CONTAINERS, DEEPEST, MAPPINGS, is_library, itself, read_attributes
+from adjoint.compiler.guards import (
+    BOUND,
+    CONTAINERS,
+    DEEPEST,
+    MAPPINGS,
+    is_library,
+    is_module,
+    itself,
+    read_attributes,
+)
 from adjoint.core.tensor import Tensor
 from adjoint.core.user_code import LIBRARIES
 
@@ -51,8 +64,8 @@ def named_reads(f: Any, objects: dict[str, Any], values: list[Any]) -> dict[str,
     """Find the variables that ``f``, and the user code that it calls, read; return a reader for each.
 
     The result maps a description of the variable to a function that returns its value.  ``objects`` has the
-    arguments of ``f`` that are not traced, by name.  The present values of the variables are appended to
-    ``values``.
+    arguments of ``f`` that are not traced, by name.  The present values of the variables, and the modules in
+    them with their submodules, are appended to ``values``.
     """
     walk = _Walk(values)
     if isinstance(f, functools.partial):
@@ -79,6 +92,7 @@ class _Walk:
         self.added: set[Any] = set()  # the keys of arguments of partial functions and of context variables
         self.installed = 0  # how many functions of installed packages were searched
         self.names: dict[str, Any] = {}  # the key of the variable that has each name
+        self.modules: set[int] = set()  # the ids of the modules that were found
 
     def run(self) -> None:
         """Search until nothing new is found: code found later may name attributes of earlier objects."""
@@ -102,9 +116,12 @@ class _Walk:
                         self.add(f"{cls.__qualname__}.{name}", value, read, (id(cls), name))
 
     def _walk_function(self, function: Any, bound: Any, local: dict[str, Any]) -> None:
-        if (id(function), id(bound)) in self.seen or _is_foreign(function):
+        if (id(function), id(bound)) in self.seen:
             return
         if not isinstance(function, types.FunctionType):  # a method whose function is not Python code
+            return
+        if _is_foreign(function):
+            self._walk_library(function, bound)
             return
         if any(f"{os.sep}{name}{os.sep}" in function.__code__.co_filename for name in _INSTALLED):
             self.installed += 1
@@ -138,6 +155,13 @@ class _Walk:
                 self.free.update(chain)
                 continue
             self._follow(f"{where}: {name}", read, chain, key)
+
+    def _walk_library(self, function: types.FunctionType, bound: Any) -> None:
+        """Search the user's functions in the closure of a library function, such as a schedule."""
+        self.seen.add((id(function), id(bound)))
+        for cell in (function.__closure__ or ()) if is_library(function) else ():
+            with suppress(ValueError):  # an empty cell
+                self._reach(cell.cell_contents, 0)
 
     def _name(self, what: str, key: Any) -> str:
         """Return ``what``, with a number appended if it is the name of a variable with another key."""
@@ -194,9 +218,7 @@ class _Walk:
     ) -> None:
         """Add all attributes of ``value``, and search the code of all its methods.
 
-        This is needed where the name of the attribute is computed, as in ``getattr(cfg, name)``.  ``value``
-        is reached from the variable ``what`` by the attributes ``used``; ``read`` and ``key`` are as in
-        ``_follow``.
+        This is needed where the name of the attribute is computed, as in ``getattr(cfg, name)``.
         """
         if isinstance(value, types.ModuleType):
             names = {name for name in vars(value) if not name.startswith("__")}
@@ -211,10 +233,7 @@ class _Walk:
             self._follow(what, read, (*used, name), key)
 
     def add(self, what: str, value: Any, read: Callable[[], Any], key: Any) -> None:
-        """Add a variable, and search the code that its value can run.
-
-        ``what`` is its name in messages, ``read`` returns its value, and ``key`` identifies it.
-        """
+        """Add a variable, and search the code that its value can run.  ``key`` identifies the variable."""
         self.values.append(value)
         self._reach(value, 0)
         if not isinstance(value, _SKIPPED):
@@ -228,10 +247,7 @@ class _Walk:
             self._add_once(f"partial: {k}", functools.partial(itself, value), ("partial", id(f), k))
 
     def _add_once(self, what: str, read: Callable[[], Any], key: Any) -> None:
-        """Add a variable unless it was added before, because a value may contain itself.
-
-        The arguments are as in ``add``.
-        """
+        """Add a variable unless it was added before, because a value may contain itself."""
         if key not in self.added:
             self.added.add(key)
             self.add(what, read(), read, key)
@@ -268,14 +284,34 @@ class _Walk:
         elif _has(value, "__wrapped__"):  # a compiled function, or one with a cache or a derivative
             self.todo += _functions(value.__wrapped__, {})
             self._add_functions_of(value)
-        elif _has(value, "named_parameters"):  # a module
+        elif is_module(value):
             for module in value.modules():
-                self.todo += _methods(type(module), module, self.free)
-                for each in vars(module).values():  # such as an activation function passed to a layer
-                    if isinstance(each, _FUNCTIONS):
-                        self._reach(each, depth)
+                self._reach_module(module, depth)
         else:
             self.todo += _methods(type(value), value, self.free)
+            self._add_state(value)
+
+    def _reach_module(self, module: Any, depth: int) -> None:
+        """Add a module to ``values``, and search its methods and the functions that it stores."""
+        self.todo += _methods(type(module), module, self.free)
+        if id(module) in self.modules:
+            return
+        self.modules.add(id(module))
+        self.values.append(module)
+        self._add_state(module)
+        library = is_library(type(module)) and not hasattr(type(module), "_guarded")
+        if not is_library(type(module)):
+            read = functools.partial(itself, module)
+            self.owners[self._name(type(module).__name__, ("module", id(module)))] = module, read
+        for each in vars(module).values():  # such as a distance function passed to a loss
+            if isinstance(each, _FUNCTIONS) or (library and not is_module(each)):
+                self._reach(each, depth)
+
+    def _add_state(self, value: Any) -> None:
+        """Add the attributes of a library's object that its methods read, such as the rate of a schedule."""
+        for name in getattr(type(value), "_guarded", ()):
+            read = functools.partial(read_attributes, functools.partial(itself, value), [name])
+            self._add_once(f"{type(value).__name__}.{name}", read, (id(value), name))
 
     def _add_functions_of(self, value: Any) -> None:
         """Add the functions that an object of a library stores, such as a user's derivative rules."""
@@ -303,7 +339,7 @@ class _Walk:
             if not hasattr(owner, "__dict__"):
                 return
         self._reach(owner, depth)
-        if is_library(type(owner)):
+        if is_library(type(owner)) and is_module(owner):  # all of its attributes are guarded
             return
         for name in _attributes(owner) & self.free:
             value = _attribute(owner, name)
@@ -323,7 +359,7 @@ def _is_foreign(function: Any) -> bool:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """Return the attribute ``name`` of ``owner``; ``_NOTHING`` if it does not exist or reading it raises."""
+    """Return an attribute; ``_NOTHING`` if it does not exist, or if a property or a descriptor raises."""
     try:
         return getattr(owner, name)
     except Exception:

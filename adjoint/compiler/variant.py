@@ -23,7 +23,7 @@ from adjoint.compiler.advances import Advances
 from adjoint.compiler.call import Call, Parameters, Wanted
 from adjoint.compiler.direct import COPIED, Owner, make_check, make_direct, make_fits, new_copy
 from adjoint.compiler.explain import explain
-from adjoint.compiler.guards import Guard, ObjectGuard, base_of, exact, read_attributes
+from adjoint.compiler.guards import Guard, ObjectGuard, base_of, is_library, is_module, read_attributes
 from adjoint.compiler.host import make_call
 from adjoint.compiler.joint import Backward, Recorder
 from adjoint.compiler.machine import has_llvm
@@ -121,23 +121,33 @@ class Variant:
         for each in (advances, *(found for _, found in trace.called.values())):
             each.check(self.name)
         if len(sys.modules) != imported:  # the function may have imported modules
-            later = named_reads(self.f, objects, [])
+            later = named_reads(self.f, objects, values)
             self.guards += [Guard(what, read) for what, read in later.items() if what not in reads]
         trace.arguments = ()
         self.program = trace.program
-        modules = self._module_guards(call)
-        covered = {id(g.owner) for g in modules}
+        modules = self._module_guards(call, [*values, *trace.reached])
+        covered = {id(g.owner) for g in modules if not g.tree}
         # keep a guard that fails because of the trace: the guards of modules have the values after the trace
         self.guards = [g for g in self.guards if not (_reads_attribute(g, covered) and g.holds())]
         self.guards += [*modules, *trace.guards]
 
-    def _module_guards(self, call: Call) -> list[ObjectGuard]:
-        """Return a guard for each module that was called or passed, except copies made by the trace."""
+    def _module_guards(self, call: Call, values: list[Any]) -> list[ObjectGuard]:
+        """Return a guard for each module that was called, passed or read, except copies made by the trace.
+
+        ``values`` has the values that were read.  The user's modules that were only read may change their
+        own attributes: those that the code reads have other guards.
+        """
         copies = {id(m) for m in self.copies}
         called = [m for m in self.trace.modules.values() if id(m) not in copies]
         self.copies = []
         modules = {id(m): m for m in (*called, *_modules(call.structure))}
-        return [ObjectGuard(type(m).__name__, m) for m in modules.values()]
+        read = {id(m): m for m in values if is_module(m) and id(m) not in modules}
+        return [
+            ObjectGuard(
+                type(m).__name__, m, hasattr(type(m), "_guarded") or (k in read and not is_library(type(m)))
+            )
+            for k, m in {**modules, **read}.items()
+        ]
 
     def _use(self, built: Callable[..., Any]) -> None:
         """Run the program by ``built`` in later calls; it is a function from the inputs to the outputs."""
@@ -347,7 +357,7 @@ class Variant:
         return Watch(self.specs, held, [(h.tensor, h.grad is None) for h in trace.grad_guards()], self.guards)
 
     def run(self, call: Call) -> Any:
-        """Run the program on the arguments of a call; return the results that the function would return."""
+        """Run the program; return the results in the structure that the function returns."""
         self.calls += 1
         if self.waits and self.calls > self.patience:
             self._go_native()
@@ -367,7 +377,7 @@ class Variant:
         return self._built(found, leaves)
 
     def _built(self, found: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
-        """Return the results in the nested containers that the function returns.
+        """Return the results in the structure that the function returns.
 
         ``found`` has the results of the program, and ``leaves`` has the leaves of the arguments.
         """
@@ -410,7 +420,7 @@ class Variant:
                 return str(g.reason())
         for function, part, found, reason in self.trace.decisions:
             read = make_call(part, self.trace, replay.build(part), len(self.moves))
-            if reason and exact(function(read(*call.moving)[0])) != exact(found):
+            if reason and function(read(*call.moving)[0]) != found:
                 return reason
         for h in self.trace.held.values():
             if h.argument is None and (what := h.change()):

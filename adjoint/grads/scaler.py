@@ -100,10 +100,12 @@ class GradScaler:
 
     def get_scale(self) -> float:
         """Return the scale, or 1 if the scaler is not enabled."""
+        if special.count and (trace := tracing.get()) is not None:
+            trace.guard("the scale of a GradScaler", lambda: (self.enabled, self._scale))
         return self._scale if self.enabled else 1.0
 
     def scale_at(self, moment: int | None) -> float | None:
-        """Return the scale when the counter of changes was ``moment``, or None if it is no longer stored."""
+        """Return the scale when the counter of changes was ``moment``; None if it is no longer stored."""
         if not self.enabled:
             return 1.0
         if moment is None or not self._past or moment >= self._past[-1][0]:
@@ -148,9 +150,13 @@ class GradScaler:
             The scaled losses.
         """
         if isinstance(loss, Tensor):
+            trace = tracing.get() if special.count else None
+            if trace is not None:
+                watch = lambda: [("item", vars(self), "enabled")]
+                trace.guard("whether a GradScaler is enabled", lambda: self.enabled, watch)
             if not self.enabled:
                 return loss
-            if special.count and (trace := tracing.get()) is not None:
+            if trace is not None:
                 trace.act(_mark_scaled)
                 return loss * trace.number("number", lambda: self._scale)
             _mark_scaled()

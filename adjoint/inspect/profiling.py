@@ -398,10 +398,9 @@ def holders_of(memory: Memory) -> list[tuple[str, int]]:
 
 
 def rows_of(events: Iterable[Event], by: str, module_path: Callable[[int], str]) -> list[Row]:
-    """Return one row per op, line or module, with the sums over its events; the slowest row is first.
+    """Return one row per op, line or module, as ``by`` says, with the sums over its events; slowest first.
 
-    ``by`` is "op", "line" or "module".  ``module_path`` is a function that returns the path of a module call,
-    given the index of its scope.
+    ``module_path`` is a function that returns the path of a module call, given the number of the scope.
     """
     rows: dict[str, Row] = {}
     calls: dict[str, list[int]] = {}

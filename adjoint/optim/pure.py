@@ -51,6 +51,8 @@ class Pure:
     tensor([0.9, 0.8, 0.7], dtype=float64)
     """
 
+    _guarded = ("_hyper", "_optimizer")  # attributes that ``update`` reads; see ``compiler.reads``
+
     def __init__(self, kind: type[Optimizer], **hyper: Any) -> None:
         if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
             raise InputError(f"Pure: kind must be a class of optimisers, such as optim.Adam, not {kind!r}.")

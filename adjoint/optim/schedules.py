@@ -441,6 +441,8 @@ class _Chain:
     schedule.  The state is that of all schedules.
     """
 
+    _guarded = ("_parts",)  # attributes that a call reads; see ``compiler.reads``
+
     def __init__(self, parts: Sequence[tuple[Schedule, int | None]]) -> None:
         self._parts: list[Any] = [schedule for schedule, _ in parts]
         self._starts = [0, *itertools.accumulate(steps for _, steps in parts[:-1] if steps is not None)]
@@ -521,6 +523,8 @@ class Plateau:
     >>> [plateau.report(1.0) for _ in range(3)]
     [1.0, 1.0, 0.1]
     """
+
+    _guarded = ("rate",)  # attributes that a call reads; see ``compiler.reads``
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ class Problem:
 
 
 def plain_start(x: Any) -> Any:
-    """Return ``x``, a start value or an end of an interval, as a NumPy number or array; keep None.
+    """Return a start value, or an end of an interval, as a NumPy number or array; None for None.
 
     No gradient flows to it.
     """

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.config import special
 from adjoint.core.convert import asarray
+from adjoint.core.lifted import tracing
 from adjoint.core.tensor import Tensor, Traced
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.grads.backward import gradients
@@ -79,6 +81,8 @@ class ComposedLoss(Module):
     >>> loss(ad.ones(2), ad.zeros(2))
     tensor(1., dtype=float64)
     """
+
+    _guarded = ("terms",)  # attributes that ``terms_of`` reads; see ``compiler.reads``
 
     def __init__(self, terms: Mapping[str, Any]) -> None:
         if not isinstance(terms, Mapping) or not terms:
@@ -173,6 +177,10 @@ class ComposedLoss(Module):
         dict of str to float or str
             The weights by term.
         """
+        if special.count and (trace := tracing.get()) is not None:
+            scheduled = [w for w in self.weights.values() if callable(w)]
+            trace.guard_reads(scheduled)
+            trace.guard("the weights of a composed loss", lambda: (self.weights, scheduled and self.step))
         return {name: float(w(self.step)) if callable(w) else w for name, w in self.weights.items()}
 
     def total(self, terms: Mapping[str, Tensor], weights: Mapping[str, Any]) -> Tensor:
@@ -269,7 +277,7 @@ class TermNorms:
                     sums[i] = part if sums[i] is None else sums[i] + part
 
     def norms(self) -> dict[str, float]:
-        """Return the norms by term, or NaN if the total weight is 0."""
+        """Return the norms by term; NaN if the total weight is 0."""
         scale = 1.0 / self._weight if self._weight else math.nan
         return {
             name: scale * global_norm(s for s in sums if s is not None) for name, sums in self._sums.items()

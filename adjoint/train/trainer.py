@@ -127,6 +127,9 @@ class Trainer:
     True
     """
 
+    # attributes that the compiled loss reads; see ``compiler.reads``
+    _guarded = ("model", "loss", "compute", "metrics")
+
     def __init__(
         self,
         model: Module,
