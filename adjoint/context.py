@@ -198,7 +198,10 @@ class ContextMode(Generic[T]):
     def __call__(self, function: F) -> F:
         """Return a function that calls ``function`` in this mode."""
         if not callable(function):
-            raise InputError(f"a mode can only wrap a function, but got {type(function).__name__}.")
+            raise InputError(
+                f"only a function can be decorated with a mode such as ad.no_grad(), but got "
+                f"{type(function).__name__}.\n  For a block of code, write: with ad.no_grad(): ..."
+            )
         if inspect.isasyncgenfunction(function):
             return cast(F, _wrap_async_generator(function, self))
         if inspect.iscoroutinefunction(function):

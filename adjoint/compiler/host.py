@@ -430,7 +430,7 @@ def exchange(
 
 
 def _write_all(w: Writer, program: Program, fast: bool) -> None:
-    """Add the lines that make the writes: to tensors and cells first, then the optimisers' updates.
+    """Add the lines of code that write the new values of tensors and of container items, then of optimisers.
 
     If ``fast`` is true, the code is longer, but runs faster.
     """

@@ -279,10 +279,10 @@ class Memory:
 
 
 def _spread(blocks: Sequence[_Block], places: list[tuple[int, Node | None]], size: int) -> None:
-    """Move blocks inside the arena, so that kernels that run one after another use different memory.
+    """Change ``places`` so that kernels that run one after another use different memory.
 
-    More kernels can then run at the same time.  ``places`` are the places of the blocks, as in
-    ``Memory._plan``, and ``size`` is the size of the arena.
+    More kernels can then run at the same time.  ``places`` has the offset of each block in the arena, or in
+    the output beside it.  ``size`` is the size of the arena.
     """
     spans = {
         k: (at, at + b.size, b.first, b.last)

@@ -226,7 +226,7 @@ def _set_basic(xp: Any, x: View, v: View, key: Any) -> Any:
 def _add_into(xp: Any, total: Any, g: Any, key: Any) -> Any:
     key = key if isinstance(key, tuple) else (key,)
     if not _basic(key):
-        raise NotNative("addition at index arrays has no native form")
+        raise NotNative("adding at positions that index arrays give has no native form")
     return _index_set(xp, total, xp.cast(total[key] + g, total.dtype), key)
 
 

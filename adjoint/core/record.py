@@ -413,7 +413,7 @@ def compute(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 def _watched_parents(
     op: Op, operands: tuple[Any, ...], parents: tuple[Any, ...] | None
 ) -> tuple[Any, ...] | None:
-    """Return ``parents``, with the operands added that only a tape watches; None if there is no parent."""
+    """Return ``parents`` plus the operands that a tape watches; None if there are none of either."""
     found = list(parents or (None,) * len(operands))
     for i, a in enumerate(operands):
         if found[i] is None and isinstance(a, Tensor) and op.smooth(i) and tracked(a):

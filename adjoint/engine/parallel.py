@@ -175,7 +175,7 @@ class _Crew:
             self.wake(len(self.sleepers))
 
     def dismiss_all(self) -> None:
-        """Wait until every helper has ended, even if interrupts arrive in the meantime."""
+        """Wait until every helper thread has ended, even if interrupts (Ctrl-C) arrive in the meantime."""
         while True:
             try:
                 self.dismiss()

@@ -220,13 +220,14 @@ class LSTM(_Recurrent):
         x : array_like
             The input, with shape (batch, length, features) or (length, features).
         state : tuple of array_like, optional
-            The initial hidden state and cell state, with the shapes of the returned ones.  The default is
-            zeros.
+            The initial hidden state and cell state, each with shape (layers, batch, hidden), or 2 · layers
+            if the layer is bidirectional, and without batch for one sequence.  The default is zeros.
 
         Returns
         -------
         tuple
-            The outputs of the last layer in all steps, and (hidden, cell) of all layers after the last step.
+            The outputs of the last layer in all steps, and (hidden, cell) of all layers after the last step,
+            with the shapes of ``state``.
         """
         x, single = self._steps(x)
         if state is not None and (not isinstance(state, (tuple, list)) or len(state) != 2):
@@ -292,7 +293,8 @@ class GRU(_Recurrent):
         x : array_like
             The input, with shape (batch, length, features) or (length, features).
         state : array_like, optional
-            The initial hidden state, as returned.  The default is zeros.
+            The initial hidden state, with shape (layers, batch, hidden), or 2 · layers if the layer is
+            bidirectional, and without batch for one sequence.  The default is zeros.
 
         Returns
         -------
@@ -391,7 +393,8 @@ class RNN(_Recurrent):
         x : array_like
             The input, with shape (batch, length, features) or (length, features).
         state : array_like, optional
-            The initial hidden state, as returned.  The default is zeros.
+            The initial hidden state, with shape (layers, batch, hidden), or 2 · layers if the layer is
+            bidirectional, and without batch for one sequence.  The default is zeros.
 
         Returns
         -------

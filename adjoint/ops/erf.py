@@ -76,7 +76,7 @@ def erf(x: ArrayLike) -> Any:
     """Return the error function 2/√π ∫₀ˣ exp(-t²) dt."""
     x = np.asarray(x)
     if x.dtype.kind == "c":
-        raise TypeError("only real numbers are supported")
+        raise TypeError(f"only real numbers are supported, not {x.dtype}")
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     if x.size <= _FEW:
         return np.array([math.erf(v) for v in x.ravel().tolist()], dtype).reshape(x.shape)
@@ -106,7 +106,7 @@ def normal_distribution(x: ArrayLike) -> Any:
     """Return the cumulative distribution function of the normal distribution, accurate in the left tail."""
     x = np.asarray(x)
     if x.dtype.kind == "c":
-        raise TypeError("only real numbers are supported")
+        raise TypeError(f"only real numbers are supported, not {x.dtype}")
     if x.dtype not in _FITS:
         return normal_distribution(x.astype(np.float64)).astype(np.result_type(x, np.float16))
     if x.size <= _FEW:

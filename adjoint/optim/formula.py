@@ -166,9 +166,9 @@ def _allocate(
 ) -> tuple[list[str], int]:
     """Choose the array that each step writes to; return the lines of code and the number of scratch arrays.
 
-    ``outputs`` maps each array that must be written to the name of its new value.  The new value is written
-    into that array directly if the old value is no longer needed.  All other values are written into arrays
-    that are no longer needed.
+    Each step is (function, arguments, result).  ``outputs`` has, for each array to be updated, the name of
+    its new value, which is written directly into that array if the old value is no longer needed.  Every
+    other value is written into a scratch array, which is used again when its value is no longer needed.
     """
     last = {
         x: i for i, (_, operands, _) in enumerate(steps) for x in operands

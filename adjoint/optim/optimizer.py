@@ -487,7 +487,7 @@ class Optimizer:
                 parts.append((self._write_pure, p, g, state, hyper))
             else:
                 parts.append((form.write, p, g, state, form.scalars(hyper, p.dtype)))
-        self.step_count += 1
+        object.__setattr__(self, "step_count", self.step_count + 1)  # our ``__setattr__`` takes longer
         if len(parts) == 1 and parts[0][1].nbytes <= ALONE:  # the usual case: one piece in one thread
             write, p, g, state, numbers = parts[0]
             write(p, g, state, numbers)

@@ -22,9 +22,9 @@ def scipy_module(part: str) -> Any:
 
 
 def refuse_options(op: str, names: Iterable[str], advice: str) -> None:
-    """Raise unless ``names``, the options that the function ``op`` does not support, is empty.
+    """Raise if the caller has passed options that the function ``op`` does not support.
 
-    ``advice`` is the last sentence of the message.
+    ``names`` are those options.  ``advice`` is the last sentence of the message.
     """
     if found := ", ".join(sorted(names)):
         raise InputError(f"{op}: these options are not supported with gradients: {found}.\n  {advice}")

@@ -158,10 +158,11 @@ def _refuse_other_freezing(trainer: Trainer, state: Mapping[str, Any]) -> None:
     frozen, thawed = ", ".join(sorted(before - now)), ", ".join(sorted(now - before))
     raise ArgumentError(
         "the frozen parameters differ from those at the start of the saved run"
-        + (f"; that run trained {frozen}" if frozen else "")
-        + (f"; that run had frozen {thawed}" if thawed else "")
-        + ".\n  Nothing was loaded.  Freeze the same parameters before creating the Trainer; a callback can "
-        "change them during the run.\n  To train other parameters, start a new run with the saved weights: "
+        + (f"; frozen now but not then: {frozen}" if frozen else "")
+        + (f"; frozen then but not now: {thawed}" if thawed else "")
+        + ".\n  Nothing was loaded.  Freeze the same parameters before creating the Trainer.  To freeze or "
+        "unfreeze parameters later in the run, use a callback.\n"
+        "  To train other parameters, start a new run with the saved weights: "
         "model.load_state_dict(ad.load(checkpoint / 'model.safetensors'))."
     )
 

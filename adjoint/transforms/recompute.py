@@ -371,9 +371,9 @@ def pull_record(
 ) -> list[Any] | None:
     """Propagate the gradients ``seeds`` of ``roots`` through the nodes with numbers of at least ``since``.
 
-    The run stops at earlier nodes: their hooks and graphs belong to the surrounding run.  Return, for each of
-    the nodes and leaves ``keys``, a gradient (with its mask of zeros if it has one) or None; return None if
-    the ops depend on anything else.
+    The run stops at earlier nodes: their hooks and graphs belong to the surrounding run.  Return a list with
+    the gradient of each node or leaf in ``keys`` (None where no gradient arrives or ``wanted`` is false).
+    Return None instead of a list if the ops depend on a node or leaf that is not in ``keys``.
     """
     pairs = [(r, s) for r, s in zip(roots, seeds, strict=True) if s is not None]
     pulled = [k for k, w in zip(keys, wanted, strict=True) if w and k is not None]

@@ -98,7 +98,7 @@ def test_modes_decorate_without_parentheses_too() -> None:
 
     assert [f() for f in (quiet, loud, inferring, careful)] == [False, True, True, True]
     assert quiet.__name__ == "quiet" and ad.is_grad_enabled() and not anomaly.is_on()
-    with pytest.raises(errors.InputError, match="a mode can only wrap a function, but got float"):
+    with pytest.raises(errors.InputError, match="only a function can be decorated with a mode"):
         ad.no_grad(1.0)  # type: ignore[call-overload]
 
 

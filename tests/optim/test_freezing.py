@@ -221,10 +221,10 @@ def test_a_run_that_began_with_others_frozen_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at the start of the saved run") as info:
         other.fit([(X, Y)], epochs=2, resume=True)
     assert str(info.value) == (
-        "the frozen parameters differ from those at the start of the saved run; that run trained 2.bias, 2.weight; "
-        "that run had frozen 0.bias, 0.weight.\n"
-        "  Nothing was loaded.  Freeze the same parameters before creating the Trainer; a callback can change them "
-        "during the run.\n"
+        "the frozen parameters differ from those at the start of the saved run; frozen now but not then: "
+        "2.bias, 2.weight; frozen then but not now: 0.bias, 0.weight.\n"
+        "  Nothing was loaded.  Freeze the same parameters before creating the Trainer.  To freeze or unfreeze "
+        "parameters later in the run, use a callback.\n"
         "  To train other parameters, start a new run with the saved weights: "
         "model.load_state_dict(ad.load(checkpoint / 'model.safetensors'))."
     )

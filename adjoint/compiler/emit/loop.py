@@ -165,7 +165,7 @@ class Loop(Nest):
         self.indices = indices
 
     def _decode(self, item: Index) -> list[Index]:
-        """Emit the indices along the outer axes of an item, an iteration of the outermost loop."""
+        """Emit the index along each outer axis of ``item``, the number of an iteration over all of them."""
         found: list[Index] = []
         rest = item
         for k, i in enumerate(reversed(self.outer)):
