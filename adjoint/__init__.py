@@ -316,7 +316,7 @@ if not TYPE_CHECKING:  # so that type checkers report unknown names
 
 
 def _instead(name: str) -> str:
-    """Return the end of an error message that names what to use instead of ``name``; "" if nothing is known.
+    """Return the end of an error message that says what to use instead of ``name``, or "" if unknown.
 
     ``name`` is a name of NumPy, PyTorch or JAX, or of a submodule of adjoint.
     """

@@ -433,7 +433,7 @@ _PARTS = (
 
 
 def elsewhere(name: str) -> str:
-    """Return the public path of ``name`` in adjoint, such as "ad.linalg.inv"; "" if there is none."""
+    """Return the public path of ``name`` in adjoint, such as "ad.linalg.inv", or "" if there is none."""
     if name.startswith("_"):
         return ""
     for part in _PARTS:

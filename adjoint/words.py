@@ -28,7 +28,7 @@ def count(n: int, noun: str, plural: str = "") -> str:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Return names in quotes, separated by commas; after twelve names, only the number of the others.
+    """Return names in quotes, separated by commas; of more than twelve names, the others are counted.
 
     >>> quoted(["w", "b"])
     "'w', 'b'"

@@ -268,9 +268,9 @@ class GradientAccumulator:
     ) -> bool:
         """Add the gradients ``arrays``, which were checked before; return whether the window is full.
 
-        ``single`` is the name of the gradient if only one gradient of the micro-batch is added; ``joins`` is
-        True if other gradients of the same micro-batch were added before; ``scaled`` if a ``GradScaler`` has
-        scaled the loss.
+        ``weight`` is the weight of the micro-batch.  ``single`` is the name of the gradient if only one
+        gradient of the micro-batch is added.  ``joins`` is True if other gradients of the same micro-batch
+        were added before.  ``scaled`` is True if a ``GradScaler`` has scaled the loss.
         """
         window, policy = self._window, self.config.nonfinite
         mean = self.config.reduction == "mean"

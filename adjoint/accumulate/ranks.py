@@ -142,7 +142,7 @@ class Report:
 
 
 class RankSums(Sums):
-    """The sums over the micro-batches of this rank; after ``reduce``, over those of all ranks."""
+    """The sums over the micro-batches of this rank; after ``reduce``, the sums over all ranks."""
 
     def __init__(self, group: Any, config: AccumulationConfig) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class RankSums(Sums):
         self.add_buffers([Bucket(members, self.group) for _, members in made])
 
     def buckets(self, *, active: bool) -> list[Bucket]:
-        """Return the buckets that some rank has used, or if not ``active``, those that none has used."""
+        """Return the buckets that a rank has used; if ``active`` is False, those that no rank has used."""
         if self.pending:
             self.lay_out(())
         return [b for b in self.buffers if any(slot.name in self.active for slot in b.slots) is active]
@@ -433,7 +433,10 @@ class RankSums(Sums):
         window.closed = window.reduced = True
 
     def _refuse(self, reports: list[Report], error: BaseException | None) -> None:
-        """Raise if a rank had an error, or if windows, parameters or values differ between the ranks."""
+        """Raise if a rank had an error, or if windows, parameters or values differ between the ranks.
+
+        ``reports`` has the report of each rank, and ``error`` is the error of this rank, or None.
+        """
         failed = [(rank, each.error) for rank, each in enumerate(reports) if each.error is not None]
         if failed:
             rank, why = failed[0]
@@ -502,7 +505,10 @@ class RankBlock(MicroBatch):
             loss.backward(on_leaf_ready=ready, **options)
 
     def _end(self, pending: dict[str, Any], error: BaseException | None) -> None:
-        """End the block on this rank; an error in the block ends the window on all ranks."""
+        """Add the gradients ``pending`` of the block on this rank.
+
+        An error, in the block or here, ends the window on all ranks.
+        """
         acc, sums = self._accumulator, self._sums()
         if isinstance(error, Exception):
             sums.fail(acc, error)

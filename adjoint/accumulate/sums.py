@@ -164,7 +164,7 @@ class Buffer:
 
 
 def _add_to(sums: Array, x: Array) -> None:
-    """Add x to the first row, and the rounding errors to the second row if there is one (Neumaier)."""
+    """Add x to ``sums[0]``, and the rounding errors to ``sums[1]`` if there is such a row (Neumaier)."""
     s = sums[0]
     if len(sums) == 1:
         np.add(s, x, out=s)
@@ -335,7 +335,7 @@ class Sums:
         return self.unit
 
     def total(self, name: str) -> Array | SparseRows:
-        """Return the sum of a parameter, for reading only; zeros if nothing was added."""
+        """Return the sum of a parameter, for reading only, or zeros if nothing was added."""
         slot, found = self.slots[name], None
         if name in self.rows:
             rows, sums = self.rows[name]
@@ -413,7 +413,10 @@ class Sums:
         return {**state, "rows": np.zeros(0, np.intp)}
 
     def load(self, states: Mapping[str, Mapping[str, Any]], unit: float) -> None:
-        """Replace the sums by saved ones of the same parameters, shapes and dtypes, with their ``unit``."""
+        """Replace the sums by saved sums, which must have the same parameters, shapes and dtypes.
+
+        ``states`` has a result of ``state_of`` for each parameter, and ``unit`` is the saved unit of weights.
+        """
         self.reset()
         self.unit = unit
         arrays = [states[name]["sum"] if len(states[name]["sum"]) else None for name in self.slots]
@@ -441,7 +444,10 @@ def _parts(a: Array, size: int, threads: int, each: int = 1) -> list[slice]:
 
 
 def _finite(arrays: list[Array], size: int, threads: int) -> bool:
-    """Return whether all arrays are finite; ``size`` is the number of their elements in all."""
+    """Return whether all arrays are finite; use several threads if ``threads`` is more than 1.
+
+    ``size`` is the total number of elements of all arrays.
+    """
     if threads == 1:
         return all(map(all_finite_unwarned, arrays))
     # long parts: NumPy lets other threads run only in long dot products

@@ -32,7 +32,7 @@ __all__ = ["gradient_of", "shown", "update"]
 
 
 def gradient_of(acc: GradientAccumulator, scaler: GradScaler | None = None, *, update: bool = False) -> Any:
-    """Return the normalised and clipped gradients of a window; None if they are not finite.
+    """Return the normalised and clipped gradients of a window, or None if they are not finite.
 
     Gradients that are not finite are an error, unless ``update`` is True and the options allow skipping the
     update.  With ``update`` the gradients may use the memory of the sums.  Events are sent if the window is

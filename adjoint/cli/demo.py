@@ -157,7 +157,10 @@ def _writable(path: str) -> str:
 
 
 def _draw(history: list[dict[str, float]], path: str) -> str | None:
-    """Plot loss, accuracy and gradient norm over the epochs; return the path, or None without matplotlib."""
+    """Plot loss, accuracy and gradient norm over the epochs to the file ``path``; return ``path``.
+
+    ``history`` has the metrics of each epoch.  Return None if matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator

@@ -86,7 +86,7 @@ def _compiler() -> str:
 
 
 def _extras() -> dict[str, dict[str, str | None]]:
-    """Return, for each extra of adjoint, its packages with their installed versions; None if missing."""
+    """Return, for each extra of adjoint, its packages with their installed versions, or None if missing."""
     found: dict[str, dict[str, str | None]] = {}
     for text in importlib.metadata.requires("adjoint-ad") or []:
         requirement, _, marker = text.partition(";")

@@ -56,7 +56,7 @@ def first_look() -> str:
 
 
 def _differences(f: Callable[[Any], Any], leaf: Any, step: float = 1e-6) -> Any:
-    """Return the gradient of ``f`` at ``leaf`` by central differences, one element at a time."""
+    """Return the gradient of ``f`` at ``leaf`` by central differences: each element is moved by ±``step``."""
     out = np.empty(leaf.shape)
     for index in np.ndindex(leaf.shape):
         shift = np.zeros(leaf.shape)

@@ -197,7 +197,7 @@ def _from_one(text: str) -> int:
 
 
 def _bench(arguments: list[str]) -> None:
-    """Run the benchmarks, which are in a clone of the repository.
+    """Run the benchmarks, which are in a clone of the repository, with command-line ``arguments``.
 
     The clone is the current directory, or the directory that contains the package.
     """

@@ -117,7 +117,7 @@ class Texts:
 
 
 def _rows(form: _Form, kernels: Sequence[Kernel]) -> list[tuple[Any, ...]]:
-    """Return one tuple of attributes per kernel; ``_number`` replaces the slots, which refer to buffers."""
+    """Return the attributes of each kernel as a tuple; ``_number`` encodes its slots (buffer addresses)."""
     numbers = {place: k for k, place in enumerate(form.places)}
     return [
         (k.text, [_number(numbers, s) for s in k.slots], k.length, k.unit, k.cost, k.chunks) for k in kernels

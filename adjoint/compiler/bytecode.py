@@ -109,7 +109,7 @@ def _imports(instructions: list[dis.Instruction], imported: dict[str, Load]) -> 
 
 
 def _computed(instructions: list[dis.Instruction], n: int, outermost: bool) -> Iterator[Load]:
-    """Yield a load of all attributes of the variable that is passed to ``getattr`` or ``vars``.
+    """Yield a ``Load`` of all attributes of the variable that is passed to ``getattr`` or ``vars``.
 
     ``n`` is the index of the instruction that loads ``getattr`` or ``vars``.  Nothing is yielded if the
     argument is not a variable, or if the name of the attribute is a constant.

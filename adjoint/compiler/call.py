@@ -10,7 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import tree
-from adjoint.compiler.guards import snapshot
+from adjoint.compiler.guards import exact
 from adjoint.config import get_default_dtype, grad_mode
 from adjoint.core.convert import array_of, refuse_foreign
 from adjoint.core.node import LEAF, Node
@@ -23,7 +23,6 @@ from adjoint.words import a
 __all__ = ["Call", "Parameters", "Wanted"]
 
 _MODES = ("the grad mode", "the default dtype", "whether a micro-batch is open", "the order of dict keys")
-_SIGNED = (float, complex, np.inexact)  # 0.0 and -0.0 are equal, but the results may differ
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -83,9 +82,9 @@ class Parameters:
             yield name[2:-2], child, name in self.static
 
     def static_leaves(self, structure: tree.Structure) -> frozenset[int]:
-        """Return the indices of the leaves that belong to static arguments.
+        """Return the indices of the leaves of static arguments, among the leaves of all arguments.
 
-        The leaves of all arguments are counted together.
+        A leaf is an element of the arguments that is not a container.
         """
         found: list[int] = []
         n = 0
@@ -152,8 +151,7 @@ class Call:
                 signature.append(float)
             else:
                 refuse_foreign(leaf)
-                exact = snapshot(leaf) if isinstance(leaf, _SIGNED) else None
-                signature.append((kind, self._hashable(k, parameters), exact))
+                signature.append((kind, self._hashable(k, parameters), exact(leaf)))
                 continue
             self.moves.append(k)
             self.moving.append(leaf)
@@ -181,7 +179,10 @@ class Call:
         return found
 
     def _first(self, leaf: Any) -> int | None:
-        """Return the index of the first traced leaf that is the object ``leaf``; None if there is none."""
+        """Return the index of the first traced leaf that is the object ``leaf``; None if there is none.
+
+        A leaf is an element of the arguments that is not a container.
+        """
         return next((k for k, m in zip(self.moves, self.moving, strict=True) if m is leaf), None)
 
     def _numeric(self, k: int, parameters: Parameters) -> Any:
@@ -235,7 +236,8 @@ def _key_orders(structure: tree.Structure) -> Iterator[tuple[str, ...]]:
 def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Parameters) -> str:
     """Return a text that describes the first argument whose nesting of containers has changed.
 
-    ``had`` is the structure of the arguments of an earlier call, and ``now`` that of this call.
+    ``had`` is the structure of the arguments of an earlier call, and ``now`` the structure of this call's
+    arguments.  ``parameters`` has the names of the arguments.
     """
     before, after = ({n: c for n, c, _ in parameters.arguments(s)} for s in (had, now))
     for name, child in after.items():

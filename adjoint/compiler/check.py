@@ -59,9 +59,9 @@ def run_both(variant: Variant, call: Call, variables: Variables, function: Calla
 
 
 def _leave(found: Any) -> None:
-    """Replace the array of each returned tensor by a copy, so that restoring the state cannot change it.
+    """Replace the array of each tensor in ``found``, the results, by a copy.
 
-    Tensors that are part of a graph keep their arrays.
+    Restoring the state can then not change the results.  Tensors that are part of a graph keep their arrays.
     """
     for leaf in tree.leaves(found):
         if isinstance(leaf, Tensor) and leaf._node is None and type(leaf._data) is np.ndarray:

@@ -166,6 +166,15 @@ class Compiled(_Callable):
         """Return this function bound to ``instance``, as for a method."""
         return self if instance is None else _Method(self, instance)
 
+    def __getattr__(self, name: str) -> Any:
+        """Raise the AttributeError of a missing attribute; for a compiled object, say where to look."""
+        text = f"'Compiled' object has no attribute {name!r}"
+        f = self.__dict__.get("_f")  # None in a copy that is not complete yet
+        if not name.startswith("__") and f is not None and not inspect.isroutine(f):
+            kind = type(f).__name__
+            text += f".  A compiled {kind} is only a function: use the {kind} itself, which shares its state."
+        raise AttributeError(text, name=name, obj=self)
+
     # Copies have no programs.  A copied method belongs to the copied instance.
 
     def __copy__(self) -> Compiled:
@@ -177,7 +186,7 @@ class Compiled(_Callable):
         return Compiled(f, *self._options) if made is None else made
 
     def __reduce__(self) -> Any:
-        """Pickle as a global name if this object is found there; otherwise as the function and options."""
+        """Return the global name of this object for pickling; if it has none, its function and options."""
         name = getattr(self, "__qualname__", "")
         found: Any = sys.modules.get(self.__module__)
         for part in name.split("."):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import tree
-from adjoint.compiler.guards import Guard, itself, read_attributes
+from adjoint.compiler.guards import Guard, exact, itself, read_attributes
 from adjoint.compiler.host import Writer, add_call, is_fresh, make_call
 from adjoint.compiler.replay import build
 from adjoint.compiler.sources import Held, hooks_of
@@ -231,8 +231,11 @@ def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[...,
 
 
 def add_check(w: Writer, trace: Trace, guards: Sequence[Any], count: int, miss: str) -> None:
-    """Add the lines that check all guards; ``miss`` is the statement that runs if one does not hold."""
-    w.names |= {"same": np.array_equal, "hooks_of": hooks_of, "Tensor": Tensor}
+    """Add the lines that check all guards; ``miss`` is the statement that runs if one does not hold.
+
+    ``count`` is the number of arguments of the generated function.
+    """
+    w.names |= {"same": np.array_equal, "exact": exact, "hooks_of": hooks_of, "Tensor": Tensor}
     _check_tensors(w, trace, miss)
     positions = [h.argument for h in trace.held.values() if h.argument is not None]
     if positions and trace.program.writes:  # trace again if an argument is also a captured tensor
@@ -249,7 +252,7 @@ def add_check(w: Writer, trace: Trace, guards: Sequence[Any], count: int, miss: 
     for function, part, found, _ in trace.decisions:
         call = w.name(make_call(part, trace, build(part), count), "part")
         given = ", ".join(f"x{k}" for k in range(count))
-        w.add(f"if {w.name(function)}({call}({given})[0]) != {w.name(found)}: {miss}")
+        w.add(f"if exact({w.name(function)}({call}({given})[0])) != {w.name(exact(found))}: {miss}")
     w.add("a = e = None")
 
 

@@ -454,7 +454,7 @@ def _listed(lists: list[Any], values: Sequence[int]) -> int:
 def _made_rows(
     made: Sequence[Made], places: dict[tuple[str, int], list[int]], rows: Any, lists: list[Any]
 ) -> Any:
-    """Return the table of outputs, with one row of ``_MADE`` words for each output.
+    """Return the table of the outputs ``made``, with one row of ``_MADE`` words for each output.
 
     ``places`` has the slots of each output (see ``_tables``), and ``rows`` is the table of inputs.  Objects
     that the table points to are appended to ``lists``, which keeps them alive.

@@ -139,6 +139,7 @@ class _Fusion:
         """Find the one-element nodes that are not stored: each kernel that reads one computes it again.
 
         Add their ids to ``numbers``.  Such nodes depend only on inputs and are read only inside kernels.
+        ``wanted`` says for each node whether an output depends on it.
         """
         kept = {r.id for r in self.roots}
         for n in self.graph.nodes:
@@ -239,7 +240,8 @@ class _Fusion:
     def _fits(self, g: Group, n: Node) -> str | None:
         """Return the level (FULL or KEPT) that a node would have in a group; None if it cannot join.
 
-        The domain of the group (the shape of its loops) is reshaped if needed.
+        FULL means one value per element of the loops, KEPT one value per reduced row.  The loops of the group
+        are reshaped if needed.
         """
         if g.kind in PRODUCTS:
             return self._fits_product(g, n)
@@ -257,7 +259,7 @@ class _Fusion:
         return None
 
     def _fits_product(self, g: Group, n: Node) -> str | None:
-        """Return FULL if a node is elementwise and can join the group of a product; None if it cannot."""
+        """Return FULL if an elementwise node can be fused into the product of a group; otherwise None."""
         if n.op in ("reduce", "gather") or n.size != math.prod(g.domain) or len(g.nodes) >= MOST // 2:
             return None
         for a in n.args:
@@ -268,9 +270,9 @@ class _Fusion:
         return FULL
 
     def _fits_domain(self, g: Group, n: Node) -> bool:
-        """Return whether a node with one value per element of the domain can join a group.
+        """Return whether a node with one value per element of the group's loops can join the group.
 
-        The domain is reshaped if needed.
+        The loops are reshaped if needed.
         """
         simple = all(map(_simple, _operands(n)))
         domain = g.domain
@@ -287,7 +289,7 @@ class _Fusion:
         return True
 
     def _fits_kept(self, g: Group, n: Node) -> bool:
-        """Return whether a node with one value per element of the reduced domain can join a group."""
+        """Return whether a node with one value per reduced row can join a group that has reductions."""
         kept = g.kept
         for a in _operands(n):
             strides = over(a, kept)
@@ -299,7 +301,7 @@ class _Fusion:
         return True
 
     def _fits_reduce(self, g: Group, n: Node) -> str | None:
-        """Return KEPT, the level of reductions, if a reduction can join a group; None if it cannot."""
+        """Return KEPT (one value per reduced row) if a reduction can join a group; None if it cannot."""
         (a,), (_, axis) = n.args, n.params
         kept = a.shape[:-1]
         domain = (*kept[:axis], a.shape[-1], *kept[axis:])

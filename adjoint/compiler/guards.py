@@ -29,6 +29,7 @@ __all__ = [
     "assign",
     "base_of",
     "element_ids",
+    "exact",
     "is_flat",
     "is_library",
     "is_module",
@@ -74,6 +75,11 @@ def snapshot(value: Any, depth: int = 0) -> Any:
         items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         return type(value), tuple([snapshot(v, depth + 1) for v in items])
     return "object", id(value)
+
+
+def exact(value: Any) -> Any:
+    """Return a value in a form that distinguishes the signs of zero and is equal to itself for nan."""
+    return snapshot(value) if isinstance(value, (float, complex, np.inexact)) else value
 
 
 def element_ids(value: Any) -> list[int]:

@@ -157,7 +157,7 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
 
 
 def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a function that passes its arguments to the function ``make()``, which is made only then."""
+    """Return a function that calls ``make()`` at its first call, and passes all arguments to the result."""
     made = functools.cache(make)
     return lambda *args: made()(*args)
 
@@ -165,7 +165,10 @@ def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
 def _make_python_call(
     program: Program, trace: Trace, run: Callable[..., Any], count: int
 ) -> Callable[..., Any]:
-    """Return the ``call`` of ``make_call`` as generated Python code, without a native entry."""
+    """Return the ``call`` of ``make_call`` as generated Python code, without a native entry.
+
+    The arguments are those of ``make_call``.
+    """
     w = Writer()
     add_call(w, program, trace, run)
     w.add("return found")
@@ -225,7 +228,7 @@ def _make_native_call(
     """Return the ``call`` of ``make_call`` as a function that calls a native entry (see ``Entry``).
 
     None if an entry cannot be used.  ``slow`` is the ``call`` in Python, which runs if the entry returns
-    NotImplemented.
+    NotImplemented.  The other arguments are those of ``make_call``.
     """
     if getattr(run, "entry", None) is None or (program.writes and not run.in_order):
         return None
@@ -278,7 +281,8 @@ def _add_call_that_counts(
 ) -> None:
     """Add lines that call a native entry which makes all writes except optimisers' step counts.
 
-    Python increments the step counts before it calls the entry.
+    Python increments the step counts before it calls the entry.  ``given`` are the expressions of the entry's
+    arguments; the first ``count`` are the arguments of the function.
     """
     given = list(given)
     for k, text in enumerate(given[count:], count):
@@ -305,7 +309,10 @@ def _add_counts(w: Writer, writes: _Writes) -> str:
 
 
 def _add_call(w: Writer, native: Entry, given: Sequence[str], count: int, writes: _Writes) -> None:
-    """Add lines that call a native entry and then make the writes that are left; undo all if one fails."""
+    """Add lines that call a native entry and then make the writes that are left; undo all if one fails.
+
+    ``given`` and ``count`` are as in ``_add_call_that_counts``.
+    """
     containers: dict[str, str] = {}
     for k, (each, _) in enumerate(writes.cells):
         text = _container(w, each.owner[0])
@@ -519,7 +526,7 @@ _OWN = ("tensor", "draw", "number")  # sources whose arrays no user can write to
 
 
 def is_fresh(i: Instruction) -> bool:
-    """Return whether an instruction always returns new arrays."""
+    """Return whether the results of an instruction are always new arrays, not views or operands."""
     forward = i.op.forward
     return (
         type(forward) is np.ufunc or getattr(forward, "__module__", "") == "_operator" or i.op.name in _FRESH
@@ -559,7 +566,7 @@ def _container(w: Writer, container: Any) -> str:
 
 
 def _write(w: Writer, each: Write, place: int) -> int:
-    """Add the lines of one write; its values are the outputs that start at index ``place``.
+    """Add the lines of the write ``each``; its values are the outputs that start at index ``place``.
 
     Return the index at which the values of the next write start.
     """

@@ -42,7 +42,10 @@ def compile_text(text: str, here: Machine, effort: int = 2) -> bytes:
 
 
 def compile_all(jobs: Sequence[Job], here: Machine) -> list[bytes]:
-    """Return the object code of each job; several threads compile the jobs, the longest jobs first."""
+    """Return the object code of each job for the processor ``here``.
+
+    Several threads compile the jobs, the longest jobs first.
+    """
     order = sorted(range(len(jobs)), key=lambda k: jobs[k].size)
     found: dict[int, bytes | Exception] = {}
 

@@ -11,7 +11,7 @@ from adjoint.compiler.program import Host, Instruction, Program
 from adjoint.compiler.repeat import Repeat, UnrollError
 from adjoint.compiler.symbolic import Number, Symbolic
 from adjoint.core.batched import Batched, held
-from adjoint.core.lifted import next_level, run_at, tracing
+from adjoint.core.lifted import next_level, refusal, run_at, tracing
 from adjoint.core.op import Op
 from adjoint.core.record import evaluate
 from adjoint.transforms.calls import new_op
@@ -70,7 +70,13 @@ def _mapped(steps: Repeat, size: int, flags: Sequence[bool]) -> tuple[Repeat, li
     """
     trace: Any = tracing.get()
     sub = trace.inner()
-    found: tuple[Repeat, list[Any]] = sub.run(lambda: None, lambda _: _Mapping(sub, steps, size).loop(flags))
+    try:
+        found: tuple[Repeat, list[Any]] = sub.run(
+            lambda: None, lambda _: _Mapping(sub, steps, size).loop(flags)
+        )
+    except UnrollError as error:
+        refusal(error)  # in the trace around ``sub``, too
+        raise
     return found
 
 

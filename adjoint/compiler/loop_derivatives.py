@@ -18,7 +18,7 @@ from adjoint.config import enable_grad, grad_mode
 from adjoint.context import within
 from adjoint.core.batched import Batched
 from adjoint.core.convert import asarray
-from adjoint.core.lifted import Lifted
+from adjoint.core.lifted import Lifted, refusal
 from adjoint.core.node import next_seq
 from adjoint.core.record import joined_copy
 from adjoint.core.sparse import as_gradient_tensor
@@ -154,7 +154,9 @@ class _Steps:
         self.given = operands[loop.end :]
         values = [s.owner for s in loop.sub.program.sources[loop.end :]]
         if loop.end > len(loop.inputs) or any(isinstance(v, Batched) for v in values):
-            raise UnrollError  # the body draws random numbers, or reads ``vmap`` values that are not tensors
+            raise refusal(
+                UnrollError()
+            )  # the body draws random numbers, or reads ``vmap`` values that are not tensors
 
     def plain(self, leaves: list[Tensor], given: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Run the body; return the leaves of its results.

@@ -96,7 +96,10 @@ class _Lowering:
             self.known[o.id] = view
 
     def _native(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
-        """Add an instruction as primitives; return its results.  Raise NotNative if that is not possible."""
+        """Add an instruction to the graph as primitives; return its results.
+
+        Raise NotNative if that is not possible.
+        """
         if any(isinstance(a, Number) and a.kind is not float for a in (*i.args, *i.outs)):
             raise NotNative("an operand or the result is a Python number other than a float")
         values: list[Any] = [*(a for a in args if isinstance(a, View)), *i.outs]
@@ -116,7 +119,7 @@ class _Lowering:
         return outs
 
     def _host(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
-        """Add a call of a Python function as primitives; return its results.
+        """Add a call of a Python function to the graph, in the form of primitives; return its results.
 
         Raise NotNative if the function has no native form.
         """
@@ -152,7 +155,10 @@ class _Lowering:
         raise NotNative(f"{name} runs in Python")
 
     def _repeat(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
-        """Add a loop; return its results.  Raise NotNative if a part of its body has no native form."""
+        """Add a loop to the graph; return its results.
+
+        Raise NotNative if a part of its body has no native form.
+        """
         loop = i.op.forward
         body = lower(loop.program)
         if body.reasons:

@@ -8,6 +8,7 @@ from pieces, as in a concatenation, the pieces are computed directly in the memo
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ _STACK = 1 << 15  # bytes: larger values are not kept on the stack
 _SPLIT = 1 << 16  # bytes: smaller values use only free blocks of their size, so that more kernels can overlap
 _LINE = 64  # bytes of a cache line; offsets in the arena are multiples of it
 _MOST = 300  # blocks: the time for a plan of all blocks together is quadratic, so larger programs have none
-_APART = (8, 4, 3, 2, 1)  # groups between two uses of the same bytes, the best first
+_APART = (8, 3, 1)  # groups between two uses of the same bytes, the best first
 _LENT = 1 << 12  # bytes: smaller values are not put into the memory of an output
 
 
@@ -210,16 +211,18 @@ class Memory:
             if at + b.size > size and b.node is not None and b.size >= _LENT and b.first >= after:
                 for n in lent:
                     end = n.size * n.dtype.itemsize
-                    if b.last < self.made[n.id] and (found := _gap(inside[n.id], b, end)) + b.size <= end:
+                    if b.size > end or b.last >= self.made[n.id]:
+                        continue
+                    if (found := _gap(inside[n.id], b, end)) + b.size <= end:
                         at, output = found, n
                         break
             places[k] = at, output
-            span = at, at + b.size, b.first, b.last
+            span = _span(b, at)
             if output is None:
-                arena.append(span)
+                insort(arena, span)
                 size = max(size, at + b.size)
             else:
-                inside[output.id].append(span)
+                insort(inside[output.id], span)
         return size, places
 
     def _in_order(self, blocks: Sequence[_Block]) -> tuple[int, list[tuple[int, Node | None]]]:
@@ -284,38 +287,41 @@ def _spread(blocks: Sequence[_Block], places: list[tuple[int, Node | None]], siz
     More kernels can then run at the same time.  ``places`` has the offset of each block in the arena, or in
     the output beside it.  ``size`` is the size of the arena.
     """
-    spans = {
-        k: (at, at + b.size, b.first, b.last)
-        for k, (b, (at, output)) in enumerate(zip(blocks, places, strict=True))
-        if output is None
-    }
-    for k in sorted(spans, key=lambda k: blocks[k].size):
-        b, (low, high, *_) = blocks[k], spans.pop(k)
-        rest = list(spans.values())
-        used = [max(s[2] - b.last, b.first - s[3]) for s in rest if s[0] < high and s[1] > low]
+    inside = [k for k, (_, output) in enumerate(places) if output is None]
+    spans = sorted([_span(blocks[k], places[k][0]) for k in inside])
+    for k in sorted(inside, key=lambda k: blocks[k].size):
+        b, low = blocks[k], places[k][0]
+        high = low + b.size
+        del spans[bisect_left(spans, _span(b, low))]
+        near = min(
+            [max(s[2] - b.last, b.first - s[3]) for s in spans if s[0] < high and s[1] > low], default=99
+        )
         for apart in _APART:
-            if apart < min(used, default=apart + 1):
+            if apart < near:
                 break
-            at = _gap(rest, b._replace(first=b.first - apart, last=b.last + apart), size)
+            at = _gap(spans, b, size, apart)
             if at + b.size <= size:
-                places[k], low = (at, None), at
+                low = at
                 break
-        spans[k] = low, low + b.size, b.first, b.last
+        places[k] = low, None
+        insort(spans, _span(b, low))
 
 
-def _gap(spans: Sequence[_Span], b: _Block, end: int) -> int:
-    """Return the offset of the smallest free gap below ``end`` for the block ``b``.
+def _span(b: _Block, at: int) -> _Span:
+    return at, at + b.size, b.first, b.last
 
-    If it fits in no gap, return the offset after all blocks that are in use at the same time.  ``spans`` are
-    the bytes of the blocks that have a place.
+
+def _gap(spans: Sequence[_Span], b: _Block, end: int, apart: int = 0) -> int:
+    """Return the offset of the smallest gap below ``end`` that ``b`` fits in, or of the memory after all.
+
+    ``spans`` are the bytes of the blocks that have a place, in order.  Bytes are free if they are not used
+    less than ``apart`` groups before and after ``b``.
     """
-    near = sorted([(low, high) for low, high, first, last in spans if first <= b.last and last >= b.first])
-    best, found, at = 0, -1, 0
-    for low, high in (*near, (end, end)):
-        room = low - at
-        if room >= b.size and (found < 0 or room < best):
-            best, found = room, at
-        at = max(at, high)
-    if found >= 0:
-        return found
-    return max([high for _, high in near], default=0)
+    size, start, stop = b.size, b.first - apart, b.last + apart
+    best, found, at = end + 1, -1, 0
+    for low, high, first, last in spans:
+        if first <= stop and last >= start:
+            if size <= low - at < best:
+                best, found = low - at, at
+            at = max(at, high)
+    return at if found < 0 or size <= end - at < best else found

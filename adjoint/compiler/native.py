@@ -239,7 +239,10 @@ class Plan:
         return product_kernels(self.machine, g, stored, self.threads)
 
     def _repeat(self, node: Node, outs: list[Node]) -> Kernel:
-        """Return the kernel of a loop: one function if it is small, else one that runs its body's kernels."""
+        """Return the kernel of a loop with the results ``outs``.
+
+        A small loop is one function; otherwise the kernel runs the kernels of the body.
+        """
         found = small_kernel(self.machine, node, outs)
         if found is not None:
             return found
@@ -423,7 +426,7 @@ class Native(Plan):
             self.running = False
 
     def _run_steps(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Run all kernels and NumPy calls in order; return the outputs."""
+        """Run all kernels and NumPy calls in order on the inputs ``given``; return the outputs."""
         values, run = self._prepare(given), _runner()
         helpers = self.helpers()
         for step in self.steps:
@@ -469,7 +472,10 @@ class Native(Plan):
                     yield (k, j), clock() - start
 
     def _prepare(self, given: Sequence[Any]) -> dict[Any, Any]:
-        """Write the addresses of inputs and new outputs into the table; return the outputs by node id."""
+        """Write the addresses of the inputs ``given`` and of new output arrays into the table.
+
+        Return the output arrays by node id.
+        """
         held = {k: _plain(given[k]) for k in self.sources}
         for k, source in enumerate(self.program.sources):
             if source.value.weak:
@@ -482,7 +488,10 @@ class Native(Plan):
         return {v.node.id: a for v, a in zip(self.fresh, arrays, strict=True)}
 
     def _call(self, node: Node, values: dict[Any, Any], given: Sequence[Any]) -> None:
-        """Run the NumPy call ``node``; store its results in ``values`` and their addresses in the table."""
+        """Run the NumPy call ``node``; store its results in ``values`` and their addresses in the table.
+
+        ``values`` has the arrays computed so far, by node id; ``given`` are the inputs of the program.
+        """
         i = node.value
         args = [self._value(a, values, given) if isinstance(a, View) else a for a in node.params]
         if i.op.kind == "elementwise" and not i.op.literals:
@@ -539,7 +548,10 @@ class Native(Plan):
 
 
 def _replacing(program: Program) -> Iterator[tuple[int, int]]:
-    """Yield index pairs (output, input): the output is the new value of the tensor or cell of the input."""
+    """Yield index pairs (output, input): the output is the new value of the tensor or item that is read.
+
+    An item is an array in a list or a dictionary.
+    """
     kinds = {"tensor": "data", "cell": "cell"}
     known = {(kinds[s.kind], _key(s.owner)): k for k, s in enumerate(program.sources) if s.kind in kinds}
     at = len(program.results)
@@ -551,7 +563,7 @@ def _replacing(program: Program) -> Iterator[tuple[int, int]]:
 
 
 def _key(owner: Any) -> Any:
-    """Return a hashable key for ``owner``: a tensor, or a cell, which is a pair (container, key)."""
+    """Return a hashable key for ``owner``, which is a tensor or a pair (container, key)."""
     return (id(owner[0]), owner[1]) if isinstance(owner, tuple) else id(owner)
 
 
@@ -585,7 +597,7 @@ def _plain(a: Any) -> Any:
 
 
 def _strided(base: Any, v: View) -> Any:
-    """Return the view ``v`` of the contiguous array ``base`` as a read-only NumPy view."""
+    """Return the elements of the contiguous array ``base`` that ``v`` describes, as a read-only array."""
     flat, size = base.reshape(-1), v.dtype.itemsize
     return np.lib.stride_tricks.as_strided(
         flat[v.offset :], v.shape, tuple([s * size for s in v.strides]), writeable=False

@@ -53,6 +53,7 @@ class _Use:
         self.bytes = {i: _bytes(n) for i, n in nodes.items() if i in kept and n.op not in ("call", *GIVEN)}
         self.made = {id(g): {n.id for n in g.nodes} for g in groups}
         self.read = {id(g): {a.node.id for n in g.nodes for a in n.args} - self.made[id(g)] for g in groups}
+        self.new = {id(g): sum(self.bytes.get(i, 0) for i in self.made[id(g)]) for g in groups}
         self.lasting = lasting
         self.over = {id(g): {over[n.id] for n in g.nodes if n.id in over} for g in groups}
         self.place = {id(g): k for k, g in enumerate(groups)}
@@ -67,7 +68,9 @@ class _Use:
             return False
         if self.over[id(b)] & self.read[id(a)]:
             return False
-        new_a, new_b = self._new(a), self._new(b)
+        new_a, new_b = self.new[id(a)], self.new[id(b)]
+        if not new_a:  # the groups need the same memory in both orders, or less in this one
+            return False
         return max(new_b, new_b - self._freed(b, a) + new_a) < max(new_a, new_a - self._freed(a, b) + new_b)
 
     def swap(self, a: Group, b: Group) -> None:
@@ -84,14 +87,10 @@ class _Use:
                 ends[last] = ends.get(last, 0) + self.bytes[i]
         now = most = 0
         for k, g in enumerate(groups):
-            now += self._new(g)
+            now += self.new[id(g)]
             most = max(most, now)
             now -= ends.get(k, 0)
         return most
-
-    def _new(self, g: Group) -> int:
-        """Return the number of bytes of the values that a group computes."""
-        return sum(self.bytes.get(i, 0) for i in self.made[id(g)])
 
     def _freed(self, a: Group, b: Group) -> int:
         """Return the number of bytes that can be freed after group ``a``, if it runs before group ``b``."""

@@ -218,7 +218,9 @@ class _Walk:
     ) -> None:
         """Add all attributes of ``value``, and search the code of all its methods.
 
-        This is needed where the name of the attribute is computed, as in ``getattr(cfg, name)``.
+        This is needed where the name of the attribute is computed, as in ``getattr(cfg, name)``.  ``value``
+        is reached from the variable ``what`` by the attributes ``used``; ``read`` and ``key`` are as in
+        ``_follow``.
         """
         if isinstance(value, types.ModuleType):
             names = {name for name in vars(value) if not name.startswith("__")}
@@ -233,7 +235,10 @@ class _Walk:
             self._follow(what, read, (*used, name), key)
 
     def add(self, what: str, value: Any, read: Callable[[], Any], key: Any) -> None:
-        """Add a variable, and search the code that its value can run.  ``key`` identifies the variable."""
+        """Add a variable, and search the code that its value can run.
+
+        ``what`` is its name in messages, ``read`` returns its value, and ``key`` identifies it.
+        """
         self.values.append(value)
         self._reach(value, 0)
         if not isinstance(value, _SKIPPED):
@@ -247,7 +252,10 @@ class _Walk:
             self._add_once(f"partial: {k}", functools.partial(itself, value), ("partial", id(f), k))
 
     def _add_once(self, what: str, read: Callable[[], Any], key: Any) -> None:
-        """Add a variable unless it was added before, because a value may contain itself."""
+        """Add a variable unless it was added before, because a value may contain itself.
+
+        The arguments are as in ``add``.
+        """
         if key not in self.added:
             self.added.add(key)
             self.add(what, read(), read, key)
@@ -359,7 +367,7 @@ def _is_foreign(function: Any) -> bool:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """Return an attribute; ``_NOTHING`` if it does not exist, or if a property or a descriptor raises."""
+    """Return the attribute ``name`` of ``owner``; ``_NOTHING`` if it does not exist or reading it raises."""
     try:
         return getattr(owner, name)
     except Exception:

@@ -208,7 +208,7 @@ def _index_set(xp: Any, x: Any, v: Any, key: Any) -> Any:
 
 
 def _set_basic(xp: Any, x: View, v: View, key: Any) -> Any:
-    """Return ``x`` with ``v`` assigned at a basic index.
+    """Return a copy of ``x`` with ``v`` assigned at the basic index ``key``.
 
     If ``x`` is itself assembled from pieces (a "place" node), ``v`` becomes its last piece.
     """
@@ -231,7 +231,7 @@ def _add_into(xp: Any, total: Any, g: Any, key: Any) -> Any:
 
 
 def _from_start(xp: Any, i: View, length: int) -> View:
-    """Return an int64 index array in which negative indices are replaced by positions from the start.
+    """Return the indices ``i`` as int64, with negative indices replaced by positions from the start.
 
     A check that all indices are in range is added to the graph.
     """
@@ -278,7 +278,7 @@ def _untake(xp: Any, g: Any, i: Any, axis: int, length: int) -> Any:
 
 
 def _along(xp: Any, i: View, length: int, axis: int) -> View:
-    """Return the positions, in the flattened array, of the elements that ``take_along_axis`` selects.
+    """Return the flat positions of the elements that ``take_along_axis`` selects with the indices ``i``.
 
     ``length`` is the length of the array along ``axis``.
     """
@@ -340,7 +340,7 @@ def _distinct(xp: Any, x: View, labels: str, kept: str) -> tuple[View, str]:
 
 
 def _spread_labels(xp: Any, z: View, labels: str, output: str, size: dict[str, int]) -> View:
-    """Return ``z``, whose axes are named by ``labels``, with the axes that ``output`` names, in this order.
+    """Return ``z`` with the axes that ``output`` names, in this order; ``labels`` names its present axes.
 
     ``z`` is broadcast along labels that it does not have; ``size`` has the length of each label.  If
     ``output`` repeats a label, the values are written to the diagonal of an array of zeros.

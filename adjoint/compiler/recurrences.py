@@ -48,7 +48,7 @@ def _loop(
 
 
 def _moved(xp: Any, x: View, source: int, destination: int) -> View:
-    """Return a view with one axis moved to another position, as ``np.moveaxis``."""
+    """Return ``x`` with the axis ``source`` moved to ``destination``, as ``np.moveaxis`` does."""
     source, destination = source % x.ndim, destination % x.ndim
     order = [k for k in range(x.ndim) if k != source]
     order.insert(destination, source)
@@ -60,7 +60,10 @@ def _moved(xp: Any, x: View, source: int, destination: int) -> View:
 
 
 def _running(xp: Any, x: Any, axis: int, op: str, start: float) -> View:
-    """Return the cumulative sum or product of ``x``; ``start`` is the neutral element of ``op``."""
+    """Return the cumulative sum or product of ``x`` along ``axis``; ``start`` is the neutral element.
+
+    ``op`` is the primitive that combines two elements.
+    """
     x = xp.view(x)
     dtype = (np.cumsum if op == "add" else np.cumprod)(np.zeros(1, x.dtype)).dtype
     rows = _moved(xp, xp.cast(x, dtype), axis, 0)
@@ -91,7 +94,7 @@ def _cumprod(xp: Any, x: Any, axis: int) -> View:
 
 
 def _columns(x: View, j: int, n: int) -> View:
-    """Return columns ``j * n`` to ``(j + 1) * n`` of ``x``, which belong to gate ``j``."""
+    """Return the columns of ``x`` that belong to gate ``j``: ``j * n`` to ``(j + 1) * n``."""
     return x[..., slice(j * n, (j + 1) * n)]
 
 
@@ -105,7 +108,7 @@ def _sigmoid(xp: Any, x: View) -> Any:
 
 
 def _stacked(xp: Any, *parts: Any) -> Any:
-    """Stack arrays along a new axis before the last two."""
+    """Return ``parts`` stacked along a new axis before the last two axes."""
     wide = [xp.graph.reshape(p, (*p.shape[:-2], 1, *p.shape[-2:])) for p in map(xp.view, parts)]
     return xp.apply("concat", *wide, axis=-3)
 

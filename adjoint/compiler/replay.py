@@ -36,7 +36,7 @@ def build(program: Program, tables: bool = False) -> Callable[..., tuple[Any, ..
 
 
 class _Builder:
-    """Generates the Python function that runs one program."""
+    """Generates the Python function that runs a program on NumPy."""
 
     def __init__(self, program: Program, tables: bool) -> None:
         self.program = program
@@ -125,7 +125,7 @@ class _Builder:
         return simple and inside.issuperset(used) and not any(o.id in self.kept for o in i.outs)
 
     def function(self) -> Callable[..., tuple[Any, ...]]:
-        """Generate the source of the function and compile it."""
+        """Generate the source of the function, compile it, and return the function."""
         given = ", ".join(f"v{s.value.id}" for s in self.program.sources)
         quiet = False
         for n, i in enumerate(self.body):
@@ -158,7 +158,10 @@ class _Builder:
         return run
 
     def _branch(self, n: int, i: Instruction, indent: str) -> None:
-        """Generate a conditional instruction; the instructions that only it needs go into its branch."""
+        """Generate an ``if`` for a conditional instruction; instructions that only it needs go inside.
+
+        ``n`` is the index of the instruction ``i``.
+        """
         self.names[f"when{n}"] = i.op.when
         self.lines.append(f"{indent}if when{n}(v{i.args[0].id}):")
         before = set(self.typed)
@@ -197,7 +200,10 @@ class _Builder:
         return [f"f{n}_{_identifier(i.op.name)}({', '.join(args)}, out=empty_like({args[0]}))"]
 
     def _call(self, n: int, i: Instruction, args: list[str]) -> str:
-        """Return the source text of a call of the instruction's forward function."""
+        """Return the source text of a call of the forward function of instruction ``i``.
+
+        ``n`` is the index of the instruction, and ``args`` are the expressions of its operands.
+        """
         if i.outs and i.outs[0].id in self.tables:
             return f"({args[0]}, {args[1]})"
         if i.params:
@@ -211,7 +217,8 @@ class _Builder:
     def _reused(self, n: int, i: Instruction, args: list[str], call: str) -> str:
         """Return ``call``, or if possible an expression that writes its result into an operand.
 
-        The operand must be an array that the program made and that nothing uses after this instruction.
+        ``call`` computes the instruction ``i``, which has the index ``n``.  The operand must be an array that
+        the program made and that nothing uses after this instruction.
         """
         forward: Any = UFUNCS.get(i.op.forward, i.op.forward)
         if type(forward) is not np.ufunc or len(i.outs) != 1 or len(args) != forward.nin or i.params:
@@ -229,19 +236,19 @@ class _Builder:
         return call
 
     def _ends(self, a: Symbolic, n: int) -> bool:
-        """Return whether ``a`` is an array that the program made, and instruction ``n`` is its last use."""
+        """Return whether the program made the array ``a``, and instruction ``n`` is the last to use it."""
         maker = self.makers.get(a.id)
         new = maker is not None and maker.op.name not in VIEWS
         return new and a.id not in self.kept and self.last[a.id] == n
 
     def _is_own(self, value: Symbolic) -> bool:
-        """Return whether the program made ``value`` to add gradients to, and nothing else uses it."""
+        """Return whether ``value`` is an array that the program made to sum gradients in, used only once."""
         maker = self.makers.get(value.id)
         sums = maker is not None and (maker.op is ADD_INTO or maker.op.name == "unindex")
         return sums and self.uses[value.id] == 1 and value.id not in self.kept
 
     def _drop(self, n: int, i: Instruction, indent: str) -> None:
-        """Generate a line that sets variables to None whose values are not used after this instruction."""
+        """Generate a line that sets to None the variables that are not used after instruction ``n``."""
         some = [i, *(self.body[k] for k in self.branches.get(n, ()))]
         dead = {a.id for each in some for a in each.args if isinstance(a, Symbolic) and self.last[a.id] == n}
         dead |= {o.id for each in some for o in each.outs if self.last.get(o.id, n) == n}
@@ -268,7 +275,7 @@ class _Builder:
 
 
 def reusable(a: Any, *others: Any) -> bool:
-    """Return whether a ufunc may write its result into its operand ``a``, a variable of the caller.
+    """Return whether a ufunc may write its result into ``a``, an operand that is a variable of the caller.
 
     Nothing else may refer to the array.  All operands must be row-major, or one number that is repeated,
     because then a new result would be row-major too: its layout decides how later sums and products round.

@@ -23,7 +23,7 @@ _WRITERS = ("loop", "matmul", "scatter")  # kinds of groups that can write over 
 
 
 class _Read(NamedTuple):
-    """Elements ``low`` to ``high`` of an input, which a group reads through ``view``.
+    """A range of elements of an input, from ``low`` to ``high``, that a group reads through ``view``.
 
     ``node`` is the node that reads the elements; None if the group reads them once, at its start.
     """
@@ -104,7 +104,7 @@ class Reuse:
                 yield where[0], n, start
 
     def _is_safe(self, k: int, n: Node, start: int, source: Node) -> bool:
-        """Return whether group ``k`` can write ``n`` over the input ``source``, from element ``start``."""
+        """Return whether group ``k`` can write ``n`` over the input ``source``, from element ``start`` on."""
         if k < self.checked or n is self._home(self.groups[k]):
             return False
         reads = self.reads.get(source.id, [])
@@ -117,7 +117,7 @@ class Reuse:
         return self._comes_first(self.groups[k], n, source, start)
 
     def _is_loaded_before(self, g: Group, read: _Read, n: Node, start: int) -> bool:
-        """Return whether a group loads each element of an input before it writes ``n`` there."""
+        """Return whether a group loads the elements of ``read`` before it writes ``n`` over them."""
         if read.node is None:  # at the start of each thread, when another thread may already have written
             return math.prod(g.kept) == 1
         return self._is_alike(g, read.node, read.view, n, start)
@@ -130,7 +130,11 @@ class Reuse:
         return first if first in stored else next((n for n in stored if n.dtype == first.dtype), first)
 
     def _is_alike(self, g: Group, reader: Node, a: View, n: Node, start: int) -> bool:
-        """Return whether ``reader`` reads exactly the element of the input that ``n`` is written to."""
+        """Return whether ``reader`` reads each element of the input exactly where ``n`` is written over it.
+
+        ``a`` is the view of the input that ``reader`` reads, and ``start`` is the position of the first
+        element that is overwritten.
+        """
         if reader.op == "scatter":
             return a is reader.args[0] and a.is_whole()
         if reader.op in ("matmul", "reduce", "gather") or g.level[reader.id] != g.level[n.id]:
@@ -142,7 +146,7 @@ class Reuse:
         return a.offset == start and over(a, shape) == row_major(shape)
 
     def _is_read_before(self, g: Group, reader: Node, n: Node) -> bool:
-        """Return whether no loop of a group loads operands of ``reader`` after it has written ``n``.
+        """Return whether a group loads no operand of ``reader`` after it has written ``n``.
 
         The group has reductions, so its kernel has several loops.  A loop computes the values of earlier
         loops again where it needs them, and loads each element once.
@@ -185,12 +189,12 @@ def _ancestors(g: Group, n: Node) -> set[Node]:
 
 
 def _is_covered(node: Node) -> bool:
-    """Return whether a "place" node is assembled from pieces that do not overlap and cover all of it."""
+    """Return whether the pieces of a "place" node cover it without overlaps."""
     return node.value is not None and sum(end - start for start, end, _ in node.value) == node.size
 
 
 def _operands(n: Node) -> list[View]:
-    """Return the operands that a node reads, without an operand that pieces overwrite completely."""
+    """Return the operands that a node reads; an operand that others overwrite completely is left out."""
     return [n.args[i] for _, _, i in n.value] if n.op == "place" and _is_covered(n) else list(n.args)
 
 

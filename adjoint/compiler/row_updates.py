@@ -22,7 +22,7 @@ _FEW = 8  # the parameter must have at least this many times as many elements as
 
 
 def update_rows(graph: Graph, outputs: Sequence[View], replacing: Sequence[tuple[int, int]]) -> list[View]:
-    """Return the outputs; where possible, updates of whole parameters are replaced by updates of a few rows.
+    """Return the outputs, with updates of whole parameters replaced by updates of a few rows if possible.
 
     ``replacing`` has index pairs (output, source), where the output is the new value of the source.
     """
@@ -43,7 +43,10 @@ class _Update:
         self.whole = output.is_whole()
 
     def is_possible(self) -> bool:
-        """Return whether the update changes only the rows that have a gradient, if the check passes."""
+        """Return whether the update can be limited to the rows that have a gradient.
+
+        This also requires that the check in the program passes at each call.
+        """
         n = self.node
         if n.op not in ("subtract", "add") or n.dtype.kind != "f" or n.size < _LARGE or not self.whole:
             return False
@@ -64,7 +67,7 @@ class _Update:
         return few and start.scalar() == 0 and self._keeps(self._sign())
 
     def _sign(self) -> float:
-        """Return 1.0 or -1.0, the sign of the step for a gradient of 0.0; NaN if the step is not 0.
+        """Return the sign of the step for a gradient of 0.0, 1.0 or -1.0; NaN if that step is not 0.
 
         Numbers that are not constants are assumed to be positive; the check of the program verifies this.
         """

@@ -24,7 +24,7 @@ _BOOL = np.dtype(bool)
 
 
 class NotNative(Exception):  # noqa: N818  not an error: NumPy runs the op
-    """Raised when an op, or an op with these arguments, has no native form; NumPy then runs it."""
+    """Raised when no kernel can compute an op, or an op with these arguments; NumPy then runs the op."""
 
 
 class Node:
@@ -150,7 +150,7 @@ class View:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """A tuple that is equal for equal views."""
+        """A tuple that is equal for views of the same elements of the same node."""
         return self.node.id, self.shape, self.strides, self.offset
 
     def is_whole(self) -> bool:
@@ -158,7 +158,7 @@ class View:
         return self.offset == 0 and self.strides == row_major(self.shape) and self.size == self.node.size
 
     def scalar(self) -> Any:
-        """Return the number if all elements of the view are one known constant; otherwise None."""
+        """Return the number if the view is one known constant, repeated in all elements; otherwise None."""
         node = self.node
         if node.op != "constant" or any(self.strides) or node.size == 0:
             return None
@@ -222,10 +222,7 @@ class Graph:
     def node(
         self, op: str, args: tuple[View, ...], params: Any, shape: Shape, dtype: Any, kind: str = ""
     ) -> View:
-        """Return a view of a node with these properties; an equal node that exists is used again.
-
-        ``kind`` distinguishes nodes whose ``params`` are equal.
-        """
+        """Return a view of a node with these properties; use an equal node of the graph if there is one."""
         key = op, params, kind, shape, dtype, tuple([a.key for a in args])
         found = self.known.get(key)
         if found is None:
@@ -317,7 +314,7 @@ class Graph:
         return View(self, x.node, shape, strides, x.offset)
 
     def slice(self, x: View, key: Sequence[Any]) -> View:
-        """Return the view at a basic index that has one entry per axis, and None for each new axis."""
+        """Return the part of ``x`` at a basic index, which has one entry per axis, and None for new axes."""
         shape, strides, offset = [], [], x.offset
         axis = 0
         for k in key:
@@ -402,7 +399,7 @@ class Graph:
         return self.reduce(op, out, rest, dtype) if rest else out
 
     def _reduce(self, op: str, x: View, axis: int, dtype: Any) -> View:
-        """Add a node that reduces ``axis``, which is moved to the end of its operand."""
+        """Add a node that reduces ``x`` over one axis; the operand of the node has this axis last."""
         shape = x.shape[:axis] + x.shape[axis + 1 :]
         long = [k for k, n in enumerate(x.shape) if n != 1 or k == axis]
         if len(long) < x.ndim:  # drop axes of length 1, so that more nodes share a domain
@@ -443,9 +440,11 @@ class Graph:
 
 
 def _spans(where: Sequence[Any]) -> list[tuple[int, int, int]] | None:
-    """Return (start, end, index) of the pieces in memory order; None if two overlap or one is not contiguous.
+    """Return (start, end, index) of each piece of an array, in memory order.
 
-    If the first piece covers the whole array and the other pieces overwrite parts of it, it is left out.
+    ``where`` has the shape, strides and offset of each piece.  If the first piece covers the whole array and
+    the other pieces overwrite parts of it, it is left out.  The result is None if two pieces overlap or one
+    is not contiguous.
     """
     spans = [
         (offset, offset + math.prod(shape), k)
@@ -507,7 +506,8 @@ _LONG = 1 << 14  # elements: longer axes are reduced in blocks
 def _block(count: int, x: View, axis: int) -> int:
     """Return the length of the blocks in which an axis of ``count`` elements is reduced.
 
-    Returns 1 if the axis is too short for blocks, or if no block length divides ``count``.
+    Blocks are more accurate, and threads can share them.  Return 1 if the axis is too short for blocks, or if
+    no block length divides ``count``.
     """
     if count < _LONG:
         return 1
@@ -564,7 +564,7 @@ def reshaped(shape: Shape, strides: tuple[int, ...], wanted: Shape) -> tuple[int
 
 
 def _algebra(op: str, dtype: Any, args: tuple[View, ...]) -> View | None:
-    """Return an operand that equals the result of ``op`` bit for bit, such as x for x · 1, or None."""
+    """Return an operand that equals the result of ``op`` bit for bit, such as x for x · 1; else None."""
     if op == "astype":
         return args[0] if args[0].dtype == dtype else None
     if op == "where":

@@ -130,7 +130,7 @@ class Sources:
         return found[1]
 
     def constant(self, array: ndarray[Any, Any]) -> Symbolic:
-        """Return the symbol of an array that was made inside the trace and never changes."""
+        """Return the symbol of an array that was made inside the trace and is the same in all calls."""
         symbol = self.source("array", array.shape, array.dtype, array)
         symbol.known = array
         return symbol

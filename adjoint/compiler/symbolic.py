@@ -183,7 +183,8 @@ def ended_error() -> TransformError:
     """Return the error for a value that is used after its trace."""
     return refused(
         "this tensor was computed while ad.compile traced a function, and has no values outside of it.\n"
-        "  Return it from the compiled function; values that the function stores elsewhere are not kept."
+        "  Return it from the compiled function; values that the function stores elsewhere are not kept.\n"
+        "  For a cache, compute the value once before the first compiled call."
     )
 
 

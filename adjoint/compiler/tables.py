@@ -1,7 +1,8 @@
-"""Gradients of large tables, of whose rows a call uses only a few, for programs that NumPy runs.
+"""Gradients of large tables, for programs that NumPy runs; a call uses only a few rows of a table.
 
 A dense gradient is as large as the table.  The ``.grad`` that the last call made differs from the new one
-only in the rows of these two calls.  If nothing else refers to it, these rows are written into it.
+only in the rows of these two calls.  If nothing else refers to that ``.grad``, these rows are written into
+it.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def tables_of(program: Program, body: Sequence[Instruction]) -> dict[int, Table]
 
 
 def _is_large(i: Instruction) -> bool:
-    """Return whether an ``untake`` writes a few rows of a large array."""
+    """Return whether the instruction ``i``, an ``untake``, writes a few rows of a large array."""
     (out,), (g, rows) = i.outs, i.args
     first = g.ndim - rows.ndim + i.params["axis"] + 1 == 0
     few = rows.size > 0 and rows.size * _FEW <= i.params["length"]
@@ -106,7 +107,7 @@ def _is_large(i: Instruction) -> bool:
 
 
 def fill_tables(undo: Undo, found: Sequence[Any], tables: Tables) -> list[Any]:
-    """Return the outputs of a program; replace each pair (rows of a gradient, indices) by the gradient.
+    """Return the outputs ``found`` of a program, with pairs (rows of a gradient, indices) made gradients.
 
     ``tables`` has the tables and the positions of their gradients among the outputs; ``undo`` is as in
     ``Table.gradient``.

@@ -7,7 +7,6 @@ tensor or to its ``.grad`` are assigned by the program at the end of each call.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +34,7 @@ from adjoint.core.lifted import Lifted, enclosing, level_of, next_level, tracing
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, Traced, wrap
-from adjoint.core.user_code import LIBRARIES, library_of, user_line
+from adjoint.core.user_code import fast_user_line, user_line
 from adjoint.errors import AdjointError, TransformError
 from adjoint.grads.slots import sink
 
@@ -73,7 +72,7 @@ class Trace(Sources):
         self.loops: list[Any] = []  # loops that are one instruction, nested ones too
         self.thread = threading.get_ident()
         self.forks = fork_count()
-        self.refused: Exception | None = None  # see ``core.lifted.refusal``
+        self.refused: BaseException | None = None  # see ``core.lifted.refusal``
         self.ended = self.released = False
 
     # Inputs ------------------------------------------------------------------------------------
@@ -159,7 +158,10 @@ class Trace(Sources):
         return held.data
 
     def refuse_freezing(self, t: Tensor, value: bool) -> None:
-        """Raise if the function changes ``requires_grad`` of a tensor: compiled calls would not repeat it."""
+        """Raise if ``value`` changes ``t.requires_grad`` of a tensor made outside of the function.
+
+        Compiled calls would not repeat the change.
+        """
         if (type(t) is Tensor or id(t) in self.held) and (t._node is not None) != value:
             raise refused(
                 "ad.compile: the function changes requires_grad of a tensor that was created outside of it.\n"
@@ -219,7 +221,7 @@ class Trace(Sources):
         return found[1]
 
     def _settle(self, value: Symbolic) -> Symbolic:
-        """Return ``value``; if ``defer`` has postponed its computation, compute it first."""
+        """Return ``value``; if ``defer`` has postponed its computation, add this to the program first."""
         settle = self.deferred.get(value.id)
         if settle is not None:
             settle()
@@ -228,7 +230,7 @@ class Trace(Sources):
     # Instructions --------------------------------------------------------------------------------
 
     def emit(self, op: Any, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-        """Add an instruction; return the symbols of its results."""
+        """Add an instruction to the program; return the symbols of its results."""
         self._check_thread()
         if getattr(op, "call", False):
             return op.forward(*args)
@@ -295,7 +297,7 @@ class Trace(Sources):
             raise ended_error()
         self._check_thread()
         quiet = np.geterr()["invalid"] == "ignore"
-        self.program.body.append(Instruction(op, args, params, outs, quiet, _user_line()))
+        self.program.body.append(Instruction(op, args, params, outs, quiet, fast_user_line(3)))
 
     def _check_thread(self) -> None:
         if self.ended:
@@ -372,9 +374,10 @@ class Trace(Sources):
     # Updates and other actions at the end of a call ------------------------------------------------
 
     def guard(self, what: str, read: Callable[[], Any], watch: Callable[[], Any] | None = None) -> None:
-        """Guard the value of ``read()``: the function is traced again if it changes.
+        """Guard the value of ``read()``: if it changes, the function is traced again.
 
-        ``watch()`` returns the objects that the value depends on, as in ``Guard``.
+        ``what`` is the name of the value in messages.  ``watch()`` returns the objects that the value depends
+        on, as in ``Guard``.
         """
         self.guards.append(Guard(what, read, watch))
 
@@ -492,14 +495,14 @@ class Trace(Sources):
             held.grad_known = True
 
     def drop_grads(self, tensors: Iterable[Tensor]) -> None:
-        """Set the ``.grad`` of tensors to None."""
+        """Make the program set the ``.grad`` of tensors to None."""
         for t in tensors:
             self.grad_set(t)
             if t._extra is not None:
                 t._extra.grad = None
 
     def commit(self, gradients: dict[Tensor, Any]) -> None:
-        """Add gradients to the ``.grad`` of their tensors."""
+        """Make the program add gradients to the ``.grad`` of their tensors."""
         for t, g in gradients.items():
             if t._node is None:
                 continue
@@ -618,18 +621,3 @@ def _take(leaves: list[Tensor], *gradients: Any) -> None:
 
 _ALIAS = Host("alias", lambda x: x)
 NUMBER_AT = Host("number_at", lambda a, k: float(a[k]))
-
-_library_codes: dict[int, Any] = {}  # code objects of libraries by id: their hash is computed anew each time
-
-
-def _user_line() -> str:
-    """Return "file:line" of the innermost frame outside the libraries, as ``user_line`` does, but faster."""
-    frame: Any = sys._getframe(3)
-    while frame.f_back is not None:
-        code = frame.f_code
-        if id(code) not in _library_codes:
-            if library_of(frame) not in LIBRARIES:
-                break
-            _library_codes[id(code)] = code
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

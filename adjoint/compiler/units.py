@@ -110,7 +110,10 @@ def key_of(text: str, here: Machine) -> str:
 
 
 def _load_or_compile(texts: dict[str, str], keys: dict[str, str], here: Machine) -> None:
-    """Load units from disk; compile the others and write them to disk."""
+    """Load the units ``texts`` from disk; compile those that are missing and write them to disk.
+
+    ``keys`` has the cache keys of the units, and ``here`` is the processor.
+    """
     directory = disk.cache_directory()
     if directory is not None:
         for name in texts:

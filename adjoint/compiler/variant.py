@@ -23,7 +23,7 @@ from adjoint.compiler.advances import Advances
 from adjoint.compiler.call import Call, Parameters, Wanted
 from adjoint.compiler.direct import COPIED, Owner, make_check, make_direct, make_fits, new_copy
 from adjoint.compiler.explain import explain
-from adjoint.compiler.guards import Guard, ObjectGuard, base_of, is_library, is_module, read_attributes
+from adjoint.compiler.guards import Guard, ObjectGuard, base_of, exact, is_library, is_module, read_attributes
 from adjoint.compiler.host import make_call
 from adjoint.compiler.joint import Backward, Recorder
 from adjoint.compiler.machine import has_llvm
@@ -357,7 +357,7 @@ class Variant:
         return Watch(self.specs, held, [(h.tensor, h.grad is None) for h in trace.grad_guards()], self.guards)
 
     def run(self, call: Call) -> Any:
-        """Run the program; return the results in the structure that the function returns."""
+        """Run the program on the arguments of a call; return the results that the function would return."""
         self.calls += 1
         if self.waits and self.calls > self.patience:
             self._go_native()
@@ -377,7 +377,7 @@ class Variant:
         return self._built(found, leaves)
 
     def _built(self, found: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
-        """Return the results in the structure that the function returns.
+        """Return the results in the nested containers that the function returns.
 
         ``found`` has the results of the program, and ``leaves`` has the leaves of the arguments.
         """
@@ -420,7 +420,7 @@ class Variant:
                 return str(g.reason())
         for function, part, found, reason in self.trace.decisions:
             read = make_call(part, self.trace, replay.build(part), len(self.moves))
-            if reason and function(read(*call.moving)[0]) != found:
+            if reason and exact(function(read(*call.moving)[0])) != exact(found):
                 return reason
         for h in self.trace.held.values():
             if h.argument is None and (what := h.change()):

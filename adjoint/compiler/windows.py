@@ -128,7 +128,10 @@ def _conv(xp: Any, x: Any, w: Any, stride: Any, padding: Any, dilation: Any, gro
 def _columns(
     xp: Any, x: View, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int, count: Shape
 ) -> View:
-    """Return the windows of ``x`` as columns, in the shape (batch, groups, channels · kernel, windows)."""
+    """Return the windows of ``x`` as columns, in the shape (batch, groups, channels · kernel, windows).
+
+    ``count`` is the number of windows along each axis.
+    """
     if 0 in count or 0 in x.shape or x.dtype.kind != "f":
         raise NotNative("a convolution of integers, or an empty one, has no native form")
     nd = len(kernel)

@@ -73,7 +73,7 @@ def infer(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Result:
             return found
     alike = op.kind == "elementwise"
     if alike:  # shapes that do not broadcast raise first
-        shape = broadcast_shapes(op.name, *(a.shape for a in args if hasattr(a, "dtype")))
+        shape = broadcast_shapes(op.name, *[a.shape for a in args if hasattr(a, "dtype")])
     key = _key(op, args, params, alike)
     found = None if key is None else _known.get(key)
     if found is None:

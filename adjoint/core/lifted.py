@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Exception)
+E = TypeVar("E", bound=BaseException)
 
 next_level: Callable[[], int] = count(1).__next__
 
@@ -217,7 +217,7 @@ def level_of(value: Any) -> int:
 
 
 def running(level: int) -> Lifted:
-    """Return the marker of the running transform of this level; raise if the transform has ended."""
+    """Return the marker of the running transform with this level; raise if that transform has ended."""
     top = enclosing.get()
     while top is not None and top.level != level:
         top = top.outer

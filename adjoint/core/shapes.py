@@ -101,7 +101,10 @@ def canonical_shape(op: str, shape: Any) -> Shape:
 
 
 def checked_shape(what: str, shape: Any) -> Shape:
-    """Return a shape as a tuple of ints; raise if no array can have it."""
+    """Return a shape as a tuple of ints; raise if no array can have it.
+
+    ``what`` is the start of the error message.
+    """
     try:
         found = canonical_shape(what, tuple(shape) if hasattr(shape, "__iter__") else shape)
     except InputError:
@@ -172,6 +175,8 @@ def broadcast_shapes(op: str, *shapes: Sequence[int]) -> Shape:
     >>> broadcast_shapes("add", (3, 1), (2,))
     (3, 2)
     """
+    if shapes and shapes.count(shapes[0]) == len(shapes):  # the usual case
+        return tuple(shapes[0])
     ndim = max((len(s) for s in shapes), default=0)
     out = [1] * ndim
     for shape in shapes:

@@ -7,7 +7,6 @@ that other objects refer to is copied before a write.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,18 +15,16 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from adjoint.config import grad_mode, held_across_fork, is_watched, special, transform
+from adjoint.config import grad_mode, held_across_fork, is_watched, special
 from adjoint.context import observer
 from adjoint.context import reading as reading
 from adjoint.context import writes as writes
-from adjoint.core.conversion import asked_by_numpy, check_conversion
-from adjoint.core.lifted import Lifted, Unknown, enclosing, refusal, tracing
-from adjoint.core.methods import Methods
+from adjoint.core.lifted import Lifted, Unknown, enclosing, tracing
 from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Handle, HookList, Node, attaching
-from adjoint.core.user_code import same_in_adjoint, warn
+from adjoint.core.readable import Readable, concrete, note_reading, read_only
+from adjoint.core.user_code import warn
 from adjoint.errors import (
-    ArgumentError,
     DTypeError,
     InputError,
     NoGradientError,
@@ -82,7 +79,7 @@ class _Extra:
         self.post_hooks: HookList | None = None
 
 
-class Tensor(Methods):
+class Tensor(Readable):
     """An n-dimensional array that records operations for differentiation.
 
     ``ad.tensor`` makes tensors.  Operators, methods and NumPy functions are recorded if one of their
@@ -104,8 +101,6 @@ class Tensor(Methods):
 
     __slots__ = ("__weakref__", "_data", "_extra", "_node", "_source", "_version")
 
-    _data: Any  # an ndarray; in the subclass Traced a value of a transform
-    _node: Any  # None: constant; LEAF: a leaf that requires grad; a Node: made by that op
     _version: int  # incremented by each write
     _extra: _Extra | None
     # Set only on views that are not part of a graph: a weak reference to the viewed tensor, and that tensor's
@@ -115,43 +110,6 @@ class Tensor(Methods):
     def __new__(cls, *_: object, **__: object) -> Tensor:
         """Raise: tensors are made by functions that check their arguments."""
         raise InputError("make tensors with ad.tensor(data) or ad.asarray(data), not Tensor(data).")
-
-    # Attributes ----------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The length of each axis."""
-        return self._data.shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return len(self._data.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self._data.size
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype of the elements."""
-        return self._data.dtype
-
-    @property
-    def itemsize(self) -> int:
-        """The number of bytes of one element."""
-        return self._data.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes of all elements."""
-        return self.size * self.itemsize
-
-    @property
-    def device(self) -> str:
-        """The device of the elements: always "cpu"."""
-        return "cpu"
 
     # Graph ---------------------------------------------------------------------------------
 
@@ -382,109 +340,7 @@ class Tensor(Methods):
                 extra.post_hooks = HookList()
         return extra.post_hooks.add(hook)
 
-    # Values --------------------------------------------------------------------------------
-
-    def numpy(self, *, copy: bool = False) -> ndarray[Any, Any]:
-        """Return the values as a NumPy array.
-
-        Parameters
-        ----------
-        copy : bool
-            Whether to return a writable copy instead of a read-only view.
-
-        Returns
-        -------
-        ndarray
-            The values.
-        """
-        data = concrete(self, "numpy()")
-        if copy:
-            return data.copy()
-        return read_only(data)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> ndarray[Any, Any]:
-        check_conversion(
-            self,
-            "a NumPy array",
-            "Use functions that take tensors: ad.array or ad.stack for lists, np.f(x), ad.linalg, "
-            "ad.special, adjoint.scipy, and ad.random for random numbers.",
-        )
-        data = read_only(
-            concrete(
-                self,
-                "conversion to a NumPy array",
-                "To index an array X by a tensor, write ad.tensor(X)[rows].  To join tensors, use ad.stack "
-                "instead of np.array.  To draw random numbers, use ad.random.",
-            )
-        )
-        if dtype is not None and np.dtype(dtype) != data.dtype:
-            if copy is False:
-                raise ArgumentError(
-                    f"a {data.dtype} tensor cannot be converted to {np.dtype(dtype)} without a copy.  "
-                    "Omit copy=False."
-                )
-            return data.astype(dtype)
-        return data.copy() if copy else data
-
-    def item(self) -> Any:
-        """Return the only element as a Python number."""
-        if self.size != 1:
-            raise ShapeError(
-                f"item() needs one element, but this tensor has shape {self.shape}.\n"
-                "  Choose one, x[0].item(), or use x.tolist() for all."
-            )
-        return concrete(self, "item()").item()
-
-    def tolist(self) -> Any:
-        """Return the values as nested lists of Python numbers."""
-        return concrete(self, "tolist()").tolist()
-
-    def __float__(self) -> float:
-        return float(self._one("float"))
-
-    def __int__(self) -> int:
-        return int(self._one("int"))
-
-    def __complex__(self) -> complex:
-        return complex(self._one("complex"))
-
-    def __index__(self) -> int:
-        if self.dtype.kind not in "iu" or self.ndim:
-            raise InputError(
-                f"an index must be a 0-d integer tensor, but this one is {self.dtype} of shape {self.shape}."
-            )
-        return int(
-            concrete(
-                self,
-                "an index",
-                "Index a tensor, ad.tensor(values)[i] or ad.stack(tensors)[i].  For range(n), use "
-                "ad.fori_loop.",
-            )
-        )
-
-    def __bool__(self) -> bool:
-        if self.size != 1:
-            raise ShapeError(
-                f"the truth value of a tensor of shape {self.shape} is ambiguous.\n"
-                "  Use x.any() or x.all(); for a choice per element, ad.where(condition, a, b)."
-            )
-        return bool(concrete(self, "a Python condition").item())
-
-    def _one(self, kind: str) -> Any:
-        if self.size != 1:
-            raise ShapeError(
-                f"{kind}() needs one element, but this tensor has shape {self.shape}.\n"
-                f"  Choose one, {kind}(x[0]), or use x.astype({kind}) for all."
-            )
-        inside = transform.get() is not None or enclosing.get() is not None
-        if inside or asked_by_numpy(sys._getframe(2)):
-            check_conversion(
-                self,
-                f"a Python {kind}",
-                "Use functions that take tensors: ad.exp(x), not math.exp(x); y = ad.array([...]), "
-                "not y[i] = x.",
-            )
-        return concrete(self, f"{kind}()").item()
+    # Elements ------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         if not self.ndim:
@@ -502,27 +358,6 @@ class Tensor(Methods):
         return bool((self == value).any())
 
     __hash__ = object.__hash__  # the C function, for speed: leaves are keys in the engine's dictionaries
-
-    def __repr__(self) -> str:
-        if type(self._data) is not ndarray:
-            return f"tensor({self._data!r})"
-        body = np.array2string(self._data, separator=", ", prefix="tensor(", threshold=1000)
-        tail = f", dtype={self.dtype}"
-        if self._data.size == 0:
-            tail = f", shape={self.shape}{tail}"
-        if self._node is LEAF:
-            tail += ", requires_grad=True"
-        elif self._node is not None:
-            tail += f", grad_fn={self._node!r}"
-        return f"tensor({body}{tail})"
-
-    def __format__(self, spec: str) -> str:
-        if spec and self.size != 1:
-            raise ShapeError(
-                f"the format {spec!r} is for one number, but this tensor has shape {self.shape}.\n"
-                "  Format the elements one by one, or use np.array2string(x.numpy(), precision=3)."
-            )
-        return format(self.item(), spec) if spec else str(self)
 
     # Writing -------------------------------------------------------------------------------
 
@@ -578,13 +413,6 @@ def _unpickle(data: ndarray[Any, Any], requires_grad: bool) -> Tensor:
     return wrap(np.array(data, order="C")).requires_grad_(requires_grad)
 
 
-def read_only(data: ndarray[Any, Any]) -> ndarray[Any, Any]:
-    """Return a view that NumPy cannot make writable again, because its base is a read-only buffer."""
-    if data.dtype.name == "bfloat16":  # the buffer protocol does not support it
-        return read_only(data.view(np.uint16)).view(data.dtype)
-    return np.asarray(data.data.toreadonly())
-
-
 def _warn_not_retained(node: Node) -> None:
     if node.extra is None or node.extra.retain is None:
         warn(
@@ -596,51 +424,6 @@ def _warn_not_retained(node: Node) -> None:
 def _check_callable(what: str, hook: Any) -> None:
     if not callable(hook):
         raise InputError(f"{what}: a hook must be callable, not {type(hook).__name__}.")
-
-
-_CURE = (
-    "Compute with ad functions there, or make an op with ad.define; ad.where replaces a condition on values."
-)
-
-
-def concrete(t: Tensor, what: str, cure: str = _CURE) -> ndarray[Any, Any]:
-    """Return the array of ``t``, or raise an error if a transform makes its values unavailable.
-
-    ``what`` names the operation that needs the values, and ``cure`` says what to write instead.
-    """
-    if special.count:
-        note_reading(t)
-        if (watcher := observer.get()) is not None:
-            watcher.left(t, None, what)
-    data = t._data
-    if type(data) is not ndarray:
-        known = data.numbers()
-        if known is not None:
-            return known
-        data.check_running()
-        raise refusal(
-            InputError(
-                f"{what} needs the values of a tensor, which are not available inside {data.transform}.\n"
-                f"  {same_in_adjoint() or cure}"
-            ),
-            isinstance(data, Unknown),
-        )
-    return data
-
-
-def note_reading(*tensors: Any) -> None:
-    """Report that these tensors are read: to the running trace, and to the detector of changed tensors.
-
-    Call this only while ``special.count`` is not 0.
-    """
-    trace = tracing.get()
-    if trace is not None:
-        trace.touch(tensors)
-    note = reading.get()
-    if note is not None:
-        for t in tensors:
-            if isinstance(t, Tensor):
-                note(t)
 
 
 def wrap(data: Any) -> Tensor:

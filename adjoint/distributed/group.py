@@ -380,7 +380,7 @@ class Group:
         return [data]
 
     def _sum(self, flat: Array, what: str) -> None:
-        """Sum a vector over the ranks, in place."""
+        """Replace the values of the vector ``flat`` on all ranks by the sum over the ranks."""
 
     def _broadcast(self, array: Array, root: int, what: str) -> None:
         """Overwrite the array on all ranks with that of ``root``."""

@@ -77,7 +77,7 @@ class PieceSum:
         self._partial: list[tuple[int, Array]] = []  # (level, sum of 2**level pieces), levels descending
 
     def add(self, piece: Array) -> None:
-        """Add an array to the sum.  Later calls overwrite its memory."""
+        """Add the array ``piece`` to the sum.  Later calls may overwrite ``piece``."""
         level = 0
         while self._partial and self._partial[-1][0] == level:
             before = self._partial.pop()[1]
@@ -85,7 +85,7 @@ class PieceSum:
         self._partial.append((level, piece))
 
     def total(self) -> Array | None:
-        """Return the sum of all arrays and reset it; None if no array was added."""
+        """Return the sum of all arrays and reset it, or None if no array was added."""
         if not self._partial:
             return None
         _, found = self._partial.pop()

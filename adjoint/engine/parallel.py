@@ -289,7 +289,7 @@ class _Crew:
                 )
 
     def process(self, me: int, index: int) -> int:
-        """Pull the gradient through node ``index``; return the index of the next node, -1 at the end."""
+        """Pull the gradient through node ``index``; return the index of the next node, or -1 at the end."""
         run, node = self.run, self.order[index]
         g = run.grads.pop(node, None)
         pulled: list[Any] | None = None
@@ -359,7 +359,8 @@ class _Crew:
     def claim(self, given: list[tuple[_Inbox, int, Any]]) -> _Claims:
         """Store contributions in their inboxes, and mark the inboxes that can add some now as busy.
 
-        Return pairs of such an inbox and the contributions to add.  The caller holds the lock.
+        ``given`` has tuples as in ``share``.  Return pairs of a marked inbox and the contributions to add.
+        The caller holds the lock.
         """
         claimed = []
         for inbox, position, gp in given:

@@ -113,7 +113,7 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
             grads[parent] = gp
             if stained is not None:
                 run.zeros[parent] = zeros if gp is g else stained
-        elif parent in run.owned and (not run.zeros or run.zeros.get(parent) is stained):
+        elif parent in run.owned and (run.zeros.get(parent) is stained if run.zeros else stained is None):
             total = grads[parent]
             np_add(total, gp, total)
         else:
@@ -395,7 +395,8 @@ def _placed(run: Run, node: Node, g: Any, zeros: Any, kept: list[Any] | None) ->
 def _place(run: Run, parent: Any, node: Node, g: Any, zeros: Zeros | None) -> None:
     """Add ``g`` in place to the gradient of ``parent``, at the index that the index op ``node`` reads.
 
-    The cost depends only on the selected elements.
+    If ``node`` is one of several outputs, add it to the gradient of this output.  The cost depends only on
+    the selected elements.  ``zeros`` are the marked zeros of ``g`` (``engine/zeros.py``).
     """
     if node.op is PICK:
         _add_output(run, parent, node.params["index"], g, zeros)
@@ -492,7 +493,7 @@ def released(node: Node) -> GraphReleasedError:
 
 
 def modified(node: Node, t: Tensor) -> ModifiedError:
-    """Return the error for a saved value that was overwritten."""
+    """Return the error for ``t``, a tensor that ``node`` saved and that was overwritten afterwards."""
     return overwritten(node.op.name, t, _recorded(node))
 
 

@@ -274,8 +274,9 @@ def _elementwise(node: Node, tangents: list[Any], xp: Namespace, values: tuple[A
 def _real_linear(node: Node, i: int, t: Any, xp: Namespace, values: Any, out: Any) -> Any:
     """Return the tangent of an elementwise op that is not holomorphic.
 
-    ``t`` is the tangent of argument ``i``.  The derivative is linear over the real numbers only; with <u, v>
-    = Re(ū v) the part of the tangent along a unit u of the output is <vjp(u), t>.
+    ``t`` is the tangent of argument ``i``; ``values`` and ``out`` are the arguments and the output of the op.
+    The derivative is linear over the real numbers only; with <u, v> = Re(ū v) the part of the tangent along a
+    unit u of the output is <vjp(u), t>.
     """
     one = np.ones(node.shape, node.dtype)
     term = xp.real(xp.conj(call_rule(node.op, i, xp, one, out, values, node.params)) * t)

@@ -175,7 +175,10 @@ def differentiate(
 
 @np.errstate(all="ignore")  # as a decorator: ``with`` makes a new object at each call
 def run_serial(plan: Plan, run: Run) -> None:
-    """Run ``plan`` from the seeds in ``run.grads``, which at the end contains the gradients of the leaves."""
+    """Run ``plan`` in one thread.
+
+    At the start ``run.grads`` contains the seeds, at the end the gradients of the leaves.
+    """
     needed, pending = plan.needed, plan.pending
     grads, zeros, wide, captured = run.grads, run.zeros, run.wide, run.captured
     pop, step, finish_leaf = grads.pop, run.step, run.finish_leaf
@@ -196,7 +199,7 @@ def run_serial(plan: Plan, run: Run) -> None:
 
 
 def _refuse_outside(roots: Sequence[Tensor]) -> None:
-    """Raise if a root was recorded before the running trace of ``ad.compile`` began."""
+    """Raise if one of ``roots``, where a backward starts, was recorded before the running trace began."""
     if any(type(t) is Tensor and type(t._node) is Node for t in roots):
         raise refusal(
             TransformError(
@@ -208,11 +211,10 @@ def _refuse_outside(roots: Sequence[Tensor]) -> None:
 
 
 def seed_at_level(t: Tensor, seed: Tensor) -> Tensor:
-    """Return ``seed``, a seed or tangent of ``t``, as a value of the transform that ``t`` belongs to.
+    """Return ``seed``, the gradient or tangent of ``t``, as a value of the transform that ``t`` belongs to.
 
-    It is returned unchanged if ``t`` belongs to no transform, or ``seed`` to the same or an inner one.
-
-    Rules that write in place need this: an array cannot contain the values of a transform.
+    It is returned unchanged if ``t`` belongs to no transform, or ``seed`` to the same or an inner one.  Rules
+    that write in place need this, because an array cannot contain the values of a transform.
     """
     top, data = t._data, seed._data
     if not isinstance(top, Lifted) or (isinstance(data, Lifted) and data.level >= top.level):

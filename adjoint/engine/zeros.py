@@ -64,7 +64,7 @@ class Zeros:
         self.stained = stained
 
     def stain(self) -> Zeros:
-        """Return the same zeros, with ``stained`` set because a rule was applied to the gradient."""
+        """Return the same zeros, with ``stained`` set: a rule was applied to the gradient."""
         if self.stained:
             return self
         found = Zeros((self,), None, True)
@@ -179,7 +179,10 @@ _MANY = 10_000  # the longest axis for which a bit mask is made
 
 
 def _along_one_axis(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the axis that ``key`` indexes, and a bit mask of the positions; None unless it is one axis."""
+    """Return the axis that ``key`` indexes, and a bit mask of the selected positions.
+
+    None if it does not index exactly one axis.
+    """
     if type(key[0]) is int and len(key) == 2 and key[1] is Ellipsis:  # x[i], the usual one
         return (0, 1 << key[0] % shape[0]) if shape[0] <= _MANY else None
     axis, found = 0, None
@@ -261,7 +264,7 @@ def of_seed(seed: Any) -> Zeros | None:
 
 
 def through(node: Node, i: int, g: Any, zeros: Any, shape: tuple[int, ...]) -> Zeros | None:
-    """Return the zeros of the result of the rule for argument ``i``; None if they are not known.
+    """Return the marked zeros of the result of the rule for argument ``i``; None if they are not known.
 
     ``zeros`` are those of ``g``, the gradient of the node.  Both are lists if the op has several outputs.
     """
@@ -296,7 +299,10 @@ def meet(a: Zeros | None, b: Zeros | None) -> Zeros | None:
 
 
 def same(a: Zeros | None, b: Zeros | None) -> bool:
-    """Return whether two gradients have the same zeros, so NaNs need to be replaced only in their sum."""
+    """Return whether two gradients have the same marked zeros.
+
+    NaNs at these elements then need to be replaced only in the sum of the two.
+    """
     return a is b or (a is not None and b is not None and (a.origin or a) is (b.origin or b))
 
 
@@ -304,9 +310,9 @@ def same(a: Zeros | None, b: Zeros | None) -> bool:
 
 
 def cleaned(xp: Namespace, g: Value, zeros: Zeros | None) -> Any:
-    """Return a gradient with NaNs at the elements that ``zeros`` marks replaced by 0.
+    """Return the gradient ``g``, with NaN replaced by 0 at the elements that ``zeros`` marks.
 
-    A recorded gradient is always cleaned: its derivative may be infinite where the gradient is not.
+    A recorded gradient is always cleaned, because its derivative may be infinite where the gradient is not.
     """
     if zeros is None or not zeros.stained or type(g) is SparseRows:
         return g
@@ -319,7 +325,7 @@ def cleaned(xp: Namespace, g: Value, zeros: Zeros | None) -> Any:
 
 
 def _cleaned_later(xp: Namespace, g: Value, zeros: Zeros) -> Any:
-    """Do what ``cleaned`` does for a gradient that is recorded, or that is a value of a transform."""
+    """Return what ``cleaned`` returns, for a gradient that is recorded or is a value of a transform."""
     always = xp is rec or (grad_mode.get() and not isinstance(g, Unknown))
     heart = None if always else unknown(g)
     if not always and heart is None and not may_have_nan(g):
@@ -334,9 +340,9 @@ def _cleaned_later(xp: Namespace, g: Value, zeros: Zeros) -> Any:
 
 
 def may_have_nan(g: Any) -> bool:
-    """Return whether an array may have a NaN.
+    """Return whether an array may contain NaN.
 
-    If an element is NaN, the dot product of the array with itself is NaN, too.
+    The dot product of the array with itself is computed, which is NaN if an element is NaN.
     """
     data = held(g)
     if not isinstance(data, (np.ndarray, np.generic)) or data.dtype.kind not in "fc":

@@ -208,9 +208,9 @@ def backward_into_leaves(
 def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: Sink | None) -> bool:
     """Run a backward without options from the scalar loss ``root``; return False if that is not possible.
 
-    ``early`` handles leaves that are finished during the backward, and ``target`` is the destination of
-    gradients other than ``.grad``; both may be None.  This skips the checks of the general case, which take a
-    sixth of the time for a small network.
+    ``early`` handles leaves that are finished during the backward, and ``target`` receives the gradients
+    instead of ``.grad``; both may be None.  ``retain`` keeps the graph.  This skips the checks of the general
+    case, which take a sixth of the time for a small network.
     """
     node, data = root._node, root._data
     if (

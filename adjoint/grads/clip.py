@@ -51,7 +51,9 @@ class _Place:
 
 
 def _places(what: str, target: Any) -> list[_Place]:
-    """Return the gradients in parameters, a store or a dictionary; gradients that are None are left out.
+    """Return a ``_Place`` for each gradient in ``target``: parameters, a store or a dictionary.
+
+    Gradients that are None are left out.
 
     A parameter that occurs twice, such as one that layers share, counts once.  ``what`` is the name of the
     caller, for errors.
@@ -166,7 +168,7 @@ def _write(g: Any, new: Any) -> None:
 
 
 def scaled(g: Any, factor: Any) -> Any:
-    """Multiply a gradient by a number or by an array that broadcasts; type and dtype are kept."""
+    """Return ``g * factor`` with the type and dtype of the gradient ``g``; ``factor`` may be an array."""
     if type(g) is SparseGradient:
         return SparseGradient.of(g._rows.mapped(_times(g._rows.values, factor)))
     if isinstance(g, Tensor):

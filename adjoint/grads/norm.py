@@ -106,7 +106,7 @@ def _finite_by_mask(a: Array) -> bool:
 
 
 def _square_sums(flat: Array) -> list[float]:
-    """Return the sums of squares of pieces of a contiguous array, in the precision of the array."""
+    """Return the sum of squares of each piece of a contiguous 1-d array, computed in its dtype."""
     pieces = [flat[i : i + DOT] for i in range(0, flat.size, DOT)]
     if flat.dtype.kind == "c":
         return [float(np.vdot(p, p).real) for p in pieces]
@@ -242,7 +242,7 @@ def _square_sum(a: Array) -> float:
 
 
 def _wide_pieces(a: Array, size: int = CHUNK) -> Iterator[Array]:
-    """Yield the magnitudes of an array in float64, piece by piece."""
+    """Yield the absolute values of an array in float64, in pieces of ``size`` elements."""
     for (piece,) in chunks(a, size=size):
         yield np.abs(piece.astype(np.complex128 if piece.dtype.kind == "c" else np.float64))
 

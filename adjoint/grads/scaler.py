@@ -105,7 +105,7 @@ class GradScaler:
         return self._scale if self.enabled else 1.0
 
     def scale_at(self, moment: int | None) -> float | None:
-        """Return the scale when the counter of changes was ``moment``; None if it is no longer stored."""
+        """Return the scale when the counter of changes was ``moment``, or None if it is no longer stored."""
         if not self.enabled:
             return 1.0
         if moment is None or not self._past or moment >= self._past[-1][0]:

@@ -89,7 +89,8 @@ def findings_of(
 ) -> list[Finding]:
     """Return the problems in the step that ``watch`` has recorded, the worst first.
 
-    ``roots`` are the tensors or nodes on which backward was called.  ``names`` has the parameters.
+    ``roots`` are the tensors or nodes on which backward was called.  ``names`` has the parameters, and
+    ``optimizers`` are the optimisers that should update them.
     """
     case = WatchedStep(watch, roots, names)
     found = case.not_finite()
@@ -429,7 +430,7 @@ class WatchedStep:
         return last
 
     def _source_of_zeros(self, flow: Flow | None, p: Tensor) -> Flow | None:
-        """Return the ReLU that made an input of ``flow`` all zeros; ``flow`` itself if there is none.
+        """Return the ReLU that made an input of ``flow`` all zeros, or ``flow`` itself if there is none.
 
         A product with this input, for example, passes on a gradient of zeros.
         """
@@ -582,7 +583,7 @@ def _infinite_slope(flow: Flow | None) -> str:
 
 
 def _ranges(arrays: list[Any]) -> str:
-    """Return a sentence with the smallest and largest value of each input of an op; "" if none is real."""
+    """Return a sentence with the smallest and largest value of each input of an op, or "" if none is real."""
     real = [a for a in arrays if a is not None and a.size and a.dtype.kind in "fiu" and not np.isnan(a).all()]
     said = " and ".join(f"from {np.nanmin(a):.3g} to {np.nanmax(a):.3g}" for a in real)
     return f"  Its inputs range {said}." if said else ""

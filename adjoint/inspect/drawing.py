@@ -263,7 +263,7 @@ def _quoted(text: str) -> str:
 
 
 def _svg(placed: Picture, title: str) -> str:
-    """Return the text of an SVG file that shows a picture."""
+    """Return the text of an SVG file that shows the picture ``placed`` and has the title ``title``."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {placed.width:.0f} {placed.height:.0f}" '
         f'width="{placed.width:.0f}" height="{placed.height:.0f}" font-family="Helvetica, Arial, sans-serif" '

@@ -172,7 +172,7 @@ def _named(code: CodeType) -> list[str]:
 
 
 def listed(names: list[str], limit: int = 4) -> str:
-    """Return names as text: "a, b and c"; at most ``limit`` names, then "a, b, c and 5 others"."""
+    """Return names as text, such as "a, b and c"; for more than ``limit`` names, "a, b, c and 5 others"."""
     if len(names) > limit:
         return f"{', '.join(names[: limit - 1])} and {len(names) - limit + 1} others"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -63,7 +63,7 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def short_number(value: float | None, digits: int = 4) -> float | None:
-    """Return a number rounded to ``digits`` significant digits; None if it is None or not finite."""
+    """Return a number rounded to ``digits`` significant digits, or None if it is None or not finite."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{digits}g}")

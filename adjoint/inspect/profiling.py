@@ -398,9 +398,10 @@ def holders_of(memory: Memory) -> list[tuple[str, int]]:
 
 
 def rows_of(events: Iterable[Event], by: str, module_path: Callable[[int], str]) -> list[Row]:
-    """Return one row per op, line or module, as ``by`` says, with the sums over its events; slowest first.
+    """Return one row per op, line or module, with the sums over its events; the slowest row is first.
 
-    ``module_path`` is a function that returns the path of a module call, given the number of the scope.
+    ``by`` is "op", "line" or "module".  ``module_path`` is a function that returns the path of a module call,
+    given the index of its scope.
     """
     rows: dict[str, Row] = {}
     calls: dict[str, list[int]] = {}

@@ -316,7 +316,10 @@ class Recorder(Callback):
             self._thin()
 
     def _measure_update(self, named: Mapping[str, Tensor]) -> None:
-        """Record the norm of the last update of each parameter, relative to the norm of the parameter."""
+        """Record the norm of the last update of each parameter, relative to the norm of the parameter.
+
+        ``named`` has the parameters by name.
+        """
         if not self._before or not self.ratios:
             return
         found: list[float | None] = []

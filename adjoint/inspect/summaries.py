@@ -115,7 +115,7 @@ class Summary:
 
 
 def _not_an_input(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return an error message if there is no input, or if a shape was passed instead; otherwise None."""
+    """Return an error message if there is no input, or if a shape was passed instead, otherwise None."""
     call = 'summary(model, ad.ones({}, dtype="float32")).'
     if not inputs and not kwargs:
         return "summary: pass the inputs with which the model is called: " + call.format("(64, 4)")

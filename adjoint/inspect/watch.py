@@ -171,9 +171,10 @@ class Watch(Observer):
         return self.ended - self.began
 
     def module_path(self, scope: int) -> str:
-        """Return the path of the module of a scope, such as "Net.layers.0"; "" for scope -1, outside modules.
+        """Return the path of the module of a scope, such as "Net.layers.0".
 
-        The path starts with the class of the outermost module.
+        The path starts with the class of the outermost module.  It is "" for scope -1, outside of all
+        modules.
         """
         if scope < 0:
             return ""
@@ -235,7 +236,7 @@ class Watch(Observer):
         self.overhead += perf_counter() - now
 
     def _closed(self, name: str, phase: str, now: float) -> Event:
-        """End the last open event with this name and return it.
+        """End the last open event with this name and phase at the time ``now``, and return it.
 
         Open events inside it are dropped, because they ended with an exception.  If no event with this name
         and phase is open, return a new event of duration 0.
@@ -519,14 +520,14 @@ class TracedMemory:
 
 
 def array_in(value: Any) -> Any:
-    """Return the array of a tensor, a gradient or an array; None if there is none."""
+    """Return the array of a tensor, a gradient or an array, or None if there is none."""
     data = value._data if isinstance(value, Tensor) else value
     data = data.values if type(data) is SparseRows else data
     return np.asarray(data) if isinstance(data, np.generic) else data if type(data) is ndarray else None
 
 
 def norm_of(value: Any) -> float | None:
-    """Return the norm of an array, a tensor or a gradient; None if it has no float or complex array."""
+    """Return the norm of an array, a tensor or a gradient, or None if it has no float or complex array."""
     if type(value) is list:  # the gradients of an op with several outputs
         parts = [n for n in map(norm_of, value) if n is not None]
         return float(np.sqrt(sum(n * n for n in parts))) if parts else None

@@ -250,7 +250,7 @@ def history_html(history: Sequence[Mapping[str, float]]) -> str:
 
 
 def _chart(title: str, curves: Mapping[str, Sequence[float]]) -> str:
-    """Return a chart with one curve per name, over the epochs, as HTML with SVG."""
+    """Return a chart as HTML with SVG; ``curves`` has the values of each curve over the epochs by name."""
     width, height = 220, 90
     finite = [v for c in curves.values() for v in c if math.isfinite(v)]
     if not finite:

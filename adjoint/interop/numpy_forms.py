@@ -134,7 +134,8 @@ def _nanvar(
 def _moment(x: Tensor, axis: Any, ddof: float, keepdims: bool, root: bool = False) -> Tensor:
     """Return the variance, or the standard deviation if ``root`` is True; NaNs are ignored.
 
-    Half precision is computed in float32, because squares overflow.
+    ``ddof`` is NumPy's: the divisor is the number of elements minus ``ddof``.  Half precision is computed in
+    float32, because squares overflow.
     """
     if is_half(x):
         return rec.astype(_moment(widened(rec, x), axis, ddof, keepdims, root), dtype=x.dtype)
@@ -285,7 +286,8 @@ def _gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> A
 def _slope(f: Tensor, h: Any, axis: int, edge_order: int) -> Tensor:
     """Return the derivative along one axis: central differences inside, one-sided differences at the edges.
 
-    ``h`` is the distance between samples, or an array of their coordinates.
+    ``h`` is the distance between samples, or an array of their coordinates.  ``edge_order``, 1 or 2, is the
+    order of the one-sided differences.
     """
     f = our("moveaxis")(f, axis, -1)
     n = f.shape[-1]

@@ -101,7 +101,7 @@ class _Cell(Module):
         return x
 
     def _state(self, x: Tensor, given: Any) -> Tensor:
-        """Return the state ``given`` as a tensor that matches the input ``x``; zeros if it is None."""
+        """Return the state ``given`` as a tensor that matches the input ``x``, or zeros if it is None."""
         shape = (*x.shape[:-1], self.hidden_size)
         if given is None:
             return zeros(shape, dtype=self.weight_hh.dtype)

@@ -67,7 +67,8 @@ def _dropped(
 ) -> Tensor:
     """Return ``x`` with random elements set to 0 and the others scaled by 1 / (1 - p).
 
-    Each slice along the last ``space`` axes is kept or set to 0 as a whole.
+    Each slice along the last ``space`` axes is kept or set to 0 as a whole.  Unless ``training``, return
+    ``x`` unchanged.  ``op`` is the name of the caller, for errors.
     """
     p = number(op, "p", p)
     if not 0 <= p <= 1:

@@ -275,7 +275,7 @@ def embedding_bag(
 
 
 def _bags(indices: Tensor, offsets: Any, include_last_offset: bool) -> tuple[Any, int]:
-    """Return, for each element of ``indices``, the index of the bag that contains it; and the count of bags.
+    """Return an array with the index of the bag that contains each element, and the number of bags.
 
     ``offsets`` are the positions at which bags start.  With ``include_last_offset`` the last offset is the
     end of the last bag.

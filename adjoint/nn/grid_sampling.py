@@ -120,9 +120,9 @@ def _terms(at: Tensor, n: int, mode: str, padding: str, aligned: bool) -> list[t
 
 
 def _inside(at: Tensor, n: int, padding: str, aligned: bool) -> Tensor:
-    """Return the points ``at`` with those outside an axis of length ``n`` clipped or reflected into it.
+    """Return the points ``at``; points outside an axis of length ``n`` are clipped or reflected into it.
 
-    With zero padding they are returned unchanged.  ``aligned`` is the option align_corners.
+    If ``padding`` is "zeros", all points are returned unchanged.  ``aligned`` is the option align_corners.
     """
     if padding == "reflection":
         low, span = (0.0, n - 1.0) if aligned else (-0.5, float(n))

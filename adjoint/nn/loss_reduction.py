@@ -86,7 +86,7 @@ def check_reduction(op: str, reduction: Any) -> None:
 
 
 def mean_over(loss: Tensor, divisor: Any) -> Tensor:
-    """Return the sum of all elements divided by ``divisor``; half precision is summed in float32."""
+    """Return the sum of all elements of ``loss`` divided by ``divisor``; half precision uses float32."""
     return narrowed(sum_all(widened(rec, loss)) / divisor, loss.dtype)
 
 

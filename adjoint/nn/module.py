@@ -324,7 +324,7 @@ class Module:
             stack.extend(reversed(inner))
 
     def modules(self) -> Iterator[Module]:
-        """Return an iterator over this module and all modules inside it; each module once."""
+        """Return an iterator over this module and all modules inside it; a shared module occurs once."""
         return (module for _, module in self.named_modules())
 
     def _named(self, kind: str) -> Iterator[tuple[str, Tensor]]:

@@ -168,7 +168,7 @@ def _exchanged(x: Tensor) -> Tensor:
 
 
 def _last(steps: Tensor, start: Tensor) -> Tensor:
-    """Return the last row of ``steps``, the states after each step; ``start`` if there are no steps."""
+    """Return the last row of ``steps``, the states after each step, or ``start`` if there are no steps."""
     return steps[-1] if steps.shape[0] else start
 
 

@@ -90,7 +90,7 @@ _PUBLIC = {name: getattr(module, name) for module in reversed(MODULES) for name 
 
 
 def function(name: str) -> Any:
-    """Return the public function ``name``, by default the eager function of the op ``name``; else None."""
+    """Return the public function ``name``, by default the eager function of this op, or None if unknown."""
     return _PUBLIC[name] if name in _PUBLIC else getattr(rec, name, None)
 
 

@@ -38,7 +38,7 @@ define("hardtanh", in_float32(lambda x, low, high: np.clip(x, low, high)),
 
 
 def _elu_slope(xp: Namespace, x: Value, alpha: float) -> Any:
-    """Return α exp(x), the derivative of ELU for x < 0.
+    """Return α exp(x), the derivative of ELU for x < 0; α is ``alpha``.
 
     The usual formula y + α, where y is the value of ELU, is not accurate for very negative x.
     """

@@ -208,7 +208,8 @@ def _dots(x: Array, y: Array) -> Array:
 def _outer(a: str, b: str, output: str) -> tuple[Callable[..., Any], str]:
     """Return a function that multiplies two arrays with labels ``a`` and ``b``, and the labels of its result.
 
-    The function sums over no axis; axes with the same label are multiplied elementwise.
+    The function sums over no axis; axes with the same label are multiplied elementwise.  ``output``
+    determines the order of the labels of the result.
     """
     labels = "".join(label for label in _unique(output) if label in a or label in b)
     keys, orders = [], []
@@ -276,7 +277,7 @@ def _relabel_rule(xp: Namespace, g: Value, y: Value, x: Value, labels: str, outp
 
 
 def _labelled(labels: str, shape: Shape, output: str, extra: Extra) -> dict[str, int] | None:
-    """Return the length of each label as a dictionary; None if the labels and lengths contradict each other.
+    """Return the length of each label as a dictionary, or None if two lengths of a label differ.
 
     ``labels`` and ``shape`` are those of the operands, and ``extra`` has the lengths of further labels of
     ``output``.
@@ -479,7 +480,7 @@ def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Array) -> Pro
     """Return the plan of an Einstein sum: the operands that are reshaped first, then the list of steps.
 
     A step contains the indices of the operands that it contracts, their labels and the labels of the result.
-    ``optimize`` is the argument of einsum.
+    ``subscripts`` and ``optimize`` are the arguments of einsum, and ``shapes`` are those of the operands.
     """
     inputs, output = _parsed(subscripts, shapes)
     sizes = _sizes(subscripts, inputs, shapes)
@@ -567,7 +568,7 @@ def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]
 
 
 def _ellipsis_width(subscripts: str, term: str, i: int, shape: Shape) -> int | None:
-    """Return how many axes the ellipsis in ``term`` replaces; None if there is no ellipsis.
+    """Return how many axes the ellipsis in ``term`` replaces, or None if there is no ellipsis.
 
     ``term`` is the part of the subscripts for operand ``i``, whose shape is ``shape``.  Raise if the number
     of letters does not match the shape.

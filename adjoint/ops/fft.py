@@ -149,7 +149,7 @@ def _checked_axes(op: str, x: Tensor, s: Any, axes: Any) -> Shape:
 
 
 def _checked_lengths(op: str, x: Tensor, s: Any, axes: Shape, last: int | None = None) -> Shape:
-    """Return the length of the transform along each of ``axes``: that in ``s``, or by default that of ``x``.
+    """Return the length of the transform along each of ``axes``: the item of ``s``, or the length of ``x``.
 
     A length of None or -1 in ``s`` is the default, too.  ``last``, if not None, is the default for the last
     of ``axes``.

@@ -290,7 +290,7 @@ def _layer_norm(xp: Namespace, x: Value, w: Value, b: Value, eps: float) -> Any:
 def _layer_norm_rule(
     xp: Namespace, g: Value, y: Value, x: Value, w: Value, b: Value, wanted: Sequence[bool], eps: float
 ) -> list[Any]:
-    """Return the gradients of x, the weight w and the bias b of a layer norm; None for those not ``wanted``.
+    """Return the gradients of x, the weight w and the bias b of a layer norm; those not ``wanted`` are None.
 
     The gradient of x is (h - mean(h) - z mean(h z)) / σ, where h = g w and z are the standardized values.
     Both means are computed as matrix products with w.

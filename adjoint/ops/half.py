@@ -37,7 +37,7 @@ def widened(xp: Namespace, x: Value) -> Any:
 
 
 def rounded(y: Any, *arrays: Any) -> Any:
-    """Return ``y`` in the common dtype of ``arrays`` if that is half precision; otherwise unchanged.
+    """Return ``y`` in the common dtype of ``arrays`` if that is half precision, otherwise unchanged.
 
     ``arrays`` are the arguments from which ``y`` was computed.
     """

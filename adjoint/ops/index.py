@@ -139,8 +139,18 @@ def _whole(value: Any) -> int:
     try:
         return value.__index__()
     except (AttributeError, TypeError):
+        if type(value) is Traced and value.dtype.kind in "iu":
+            raise refusal(
+                IndexingError(
+                    "the bounds and step of a slice must be integers or None, but one is a tensor whose value is "
+                    "not known inside ad.compile and ad.vmap; the shape of the result would depend on it.\n"
+                    "  Pass the bound as a Python int, or select with ad.where(ad.arange(len(x)) < n, x, 0).  "
+                    "For a slice of fixed length, use indices: x[start + ad.arange(3)]."
+                )
+            ) from None
         raise IndexingError(
-            f"the bounds and step of a slice must be integers or None, but one is {value!r}."
+            f"the bounds and step of a slice must be integers or None, but one is {value!r}.\n"
+            "  Convert it: int(n)."
         ) from None
 
 

@@ -105,7 +105,7 @@ def matrix_shape(found: Callable[..., Result], *, square: bool = True) -> Callab
 
 
 def solution_shape(x: Any, y: Any, **_: Any) -> Result | None:
-    """Return the shape and dtype of the solution of x z = y; None if the shapes do not match."""
+    """Return the shape and dtype of the solution of x z = y, or None if the shapes do not match."""
     if min(len(x.shape), len(y.shape)) < 2 or x.shape[-2] != y.shape[-2] or not {x.dtype, y.dtype} <= _LAPACK:
         return None
     lead = broadcast(x.shape[:-2], y.shape[:-2])

@@ -124,7 +124,7 @@ def _function_dtype(x: Any) -> Any:
 
 
 def _function_shape(x: Any) -> Result | None:
-    """Return the shape and dtype of the result of a matrix function: its shape rule.
+    """Return the shape and dtype of the result of a matrix function of ``x``; this is its shape rule.
 
     The default shape rule calls the op with ones, but a matrix of ones is singular, so logm would fail.
     """

@@ -54,7 +54,11 @@ def _sort_jvp(xp: Namespace, t: Value, y: Value, x: Value, axis: int, descending
 
 
 def _argtopk(x: Array, k: int, axis: int, largest: bool) -> Any:
-    """Return the indices of the k largest (or smallest) elements, sorted; equal elements keep their order."""
+    """Return the indices of the k largest elements along ``axis``, the largest first.
+
+    If ``largest`` is False, return those of the k smallest, the smallest first.  Equal elements keep their
+    order.
+    """
     n = x.shape[axis]
     if 0 < 4 * k < n:  # np.argpartition first, which takes linear time
         i = np.argpartition(x, n - k if largest else k - 1, axis=axis)

@@ -525,7 +525,10 @@ def _averages(n: int, m: int, dtype: Any) -> Any:
 
 
 def adaptive_sizes(op: str, nd: int, x: Tensor, output_size: Any) -> Shape:
-    """Return the size of the output of adaptive pooling over ``nd`` axes; raise if the images are empty."""
+    """Return the size of the output of adaptive pooling over the last ``nd`` axes of ``x``.
+
+    An item None in ``output_size`` keeps the length of the axis.  Raise if the images are empty.
+    """
     given = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * nd
     filled = tuple(n if m is None else m for m, n in zip(given, x.shape[-nd:], strict=False))
     sizes = numbers(op, "output_size", filled if len(given) == nd else tuple(given), nd, 1)

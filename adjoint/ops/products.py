@@ -61,7 +61,7 @@ def _matmul_dy(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
 
 
 def product(x: Any, y: Any) -> Any:
-    """Return ``np.matmul(x, y)``; for two matrices by ``x.dot``, which takes half the time.
+    """Return ``np.matmul(x, y)``; two matrices are multiplied by ``x.dot``, which takes half the time.
 
     The product of half precision is float32; the caller rounds it.
     """
@@ -579,7 +579,10 @@ def square_at(x: Tensor, offset: int) -> Tensor:
 
 
 def last_diagonal(x: Tensor, offset: int, output: str) -> Tensor:
-    """Return the diagonal of the last two axes (``output="d"``), or its sum (``output=""``)."""
+    """Return a diagonal of the last two axes (``output="d"``), or its sum (``output=""``).
+
+    ``offset`` is the distance from the main diagonal, positive above it.
+    """
     x = square_at(x, operator.index(offset))
     lead = "".join(chr(0x100 + i) for i in range(x.ndim - 2))
     return rec.relabel(x, labels=lead + "dd", output=lead + output, extra=())

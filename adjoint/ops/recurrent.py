@@ -63,7 +63,10 @@ def _steps(a: Any, axis: int = -3) -> list[Any]:
 
 
 def _steps_or_none(a: Any, length: int) -> list[Any]:
-    """Return a list of views of the steps of ``a``, or a list of None if ``a`` is the number 0 (absent)."""
+    """Return a list with a view of each of the ``length`` steps of ``a``.
+
+    If ``a`` is the number 0 (absent), the items of the list are None.
+    """
     return [None] * length if type(a) is int else _steps(a)
 
 
@@ -97,7 +100,7 @@ def _sigmoid_inputs(p: Any, b: Any, count: int, order: Sequence[int], parts: Any
 
 
 def _bias(b: Any, block: int, n: int, dtype: Any) -> Any:
-    """Return the n elements of the bias for gate number ``block``; a 0-d zero if there is no bias."""
+    """Return the n elements of the bias for gate ``block`` (an index), or a 0-d zero if there is no bias."""
     return np.zeros((), dtype) if type(b) is int else b[..., None, None, block * n : (block + 1) * n]
 
 
@@ -126,12 +129,12 @@ def _before(xp: Namespace, first: Value, a: Value) -> Any:
 
 
 def _after(xp: Namespace, a: Value) -> Any:
-    """Return, for each step, the value of ``a`` at the next step; zeros for the last step."""
+    """Return, for each step, the value of ``a`` at the next step, or zeros for the last step."""
     return xp.concat(a, xp.zeros_like(a[..., :1, :, :]), axis=-3)[..., 1:, :, :]
 
 
 def _earlier(xp: Namespace, a: Value) -> Any:
-    """Return, for each step, the value of ``a`` at the previous step; zeros for the first step."""
+    """Return, for each step, the value of ``a`` at the previous step, or zeros for the first step."""
     return xp.concat(xp.zeros_like(a[..., :1, :, :]), a, axis=-3)[..., : a.shape[-3], :, :]
 
 
@@ -160,7 +163,7 @@ def _of_linear_recurrence(
     d: Value,
     h: Value,
 ) -> list[Any]:
-    """Return the gradients of all arguments of an op ``*_push`` or ``*_pull``; None unless ``wanted``.
+    """Return the gradients of all arguments of an op ``*_push`` or ``*_pull``; those not ``wanted`` are None.
 
     The arguments are those in which the op is linear, then the coefficients k and the weight w.  ``linear``
     are the gradients of the former, and ``coefficients()`` returns that of k.  The gradient of w is the sum,
@@ -181,7 +184,7 @@ def _given(g: Any) -> list[Any]:
 
 
 def _floats(*args: Any) -> Any:
-    """Return the common dtype of the arguments of a recurrent op; None if they are not all real floats."""
+    """Return the common dtype of the arguments of a recurrent op, or None if they are not all real floats."""
     dtypes = [a.dtype for a in args if type(a) is not int]
     return None if any(d.kind in "biuc" for d in dtypes) else np.result_type(*dtypes)
 

@@ -64,7 +64,7 @@ def _spread(xp: Namespace, g: Value, y: Value, x: Value, axis: Shape, keepdims: 
 
 
 def _mean_forward(x: Array, axis: Shape, keepdims: bool) -> Any:
-    """Return the mean over ``axis``, which is NaN if there are no elements; faster than ``np.mean``."""
+    """Return the mean over ``axis``, faster than ``np.mean``; the mean of no elements is NaN."""
     n = reduced_count(x.shape, axis)
     if n and x.dtype.itemsize != 2:
         return _add_reduce(x, axis, None, None, keepdims) / n

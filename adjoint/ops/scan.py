@@ -53,9 +53,10 @@ def _cumprod_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -> Any
 
 
 def _argcummax(x: Array, axis: int, largest: bool) -> Any:
-    """Return, for each position along ``axis``, the index of the maximum up to there.
+    """Return, for each position along ``axis``, the index of the maximum of the elements up to this position.
 
-    Unless ``largest``, it is that of the minimum.  Of equal elements, and of NaNs, the last one counts.
+    If ``largest`` is False, return the indices of the minima.  Of equal elements, and of NaNs, the last one
+    counts.
     """
     running = (np.maximum if largest else np.minimum).accumulate(x, axis=axis)
     place = np.arange(x.shape[axis]).reshape(-1, *(1,) * (-axis - 1))

@@ -33,10 +33,11 @@ def as_index(xp: Namespace, i: Value) -> Any:
 
 
 def add_few(values: Any, key: tuple[Any, ...], shape: Shape, out: Any = None) -> Any:
-    """Return zeros of ``shape`` with ``values`` added at the index ``key``; None if ``add_flat`` is faster.
+    """Return zeros of ``shape`` with ``values`` added at the index ``key``, or None if there are too many.
 
-    For up to about 256 elements this takes 2 µs instead of 14, because no flat positions are computed.
-    ``out`` is an array of zeros for the result, if there is one.
+    Above 256 values ``add_flat`` is faster.  Below, this takes 2 µs instead of 14, because no flat positions
+    are computed.  None is also returned for half precision.  ``out`` is an array of zeros for the result, if
+    there is one.
     """
     if values.size > 256 or values.dtype.itemsize == 2:
         return None

@@ -69,7 +69,10 @@ def _untake(g: Array, i: Array, axis: int, length: int, out: Array | None = None
 
 
 def _untake_rows(g: Array, i: Array, axis: int, length: int) -> SparseRows:
-    """Return the result of ``_untake`` as sparse rows; ``axis`` must be the first axis."""
+    """Return the result of ``_untake`` as ``SparseRows``; ``axis`` must be the first axis.
+
+    The rows of ``g`` have the indices ``i`` in an array with ``length`` rows.
+    """
     shape = (length, *g.shape[i.ndim :])
     rows = from_start(i, length).reshape(-1)
     return SparseRows(rows, g.reshape(rows.size, *shape[1:]), shape)

@@ -208,7 +208,7 @@ def _polygamma(x: Array, n: int) -> Any:
 
 
 def _cot_derivative(x: Array, n: int) -> Any:
-    """Return dⁿcot(πx)/dxⁿ; NaN at integers.
+    """Return dⁿcot(πx)/dxⁿ, or NaN at integers.
 
     It is a polynomial in c = cot(πx), because dc/dx = -π (1 + c²).
     """

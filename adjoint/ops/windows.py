@@ -33,7 +33,7 @@ def counts(size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: 
 
 
 def spots(kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> Iterator[tuple[Any, ...]]:
-    """Yield, for each position in the kernel, an index that selects the element there of every window.
+    """Yield an index for each position in the kernel; it selects the element at this position of all windows.
 
     It is an index into the padded image; ``count`` is the number of windows along each axis.
     """

@@ -137,7 +137,10 @@ class ParameterGroup:
         self._unit_of = {id(p): u for u in self.units for p in u.params}
 
     def state_of(self, p: Tensor, copy: bool = False) -> State:
-        """Return the state arrays of one parameter by name, each in the shape of the parameter."""
+        """Return the state arrays of parameter ``p`` by name, each in the shape of the parameter.
+
+        They are copies if ``copy`` is True, otherwise read-only views.
+        """
         return self._unit_of[id(p)].state_of(p, copy)
 
     def steps_of(self, p: Tensor) -> int:
@@ -267,7 +270,7 @@ class Unit:
         return self.state
 
     def fitted_state(self, optimizer: Optimizer, hyper: Hyper, data: Callable[[Tensor], Any]) -> State | None:
-        """Return the state with exactly the arrays that ``hyper`` requires; None before the first update.
+        """Return the state with exactly the arrays that ``hyper`` requires, or None before the first update.
 
         ``data`` is a function that returns the array of a parameter.
         """
@@ -308,7 +311,10 @@ class Unit:
         return slice(0, p.size) if self.block is None else self.block.slices[self.position(p)]
 
     def state_of(self, p: Tensor, copy: bool) -> State:
-        """Return the state arrays of one parameter by name, each in the shape of the parameter."""
+        """Return the state arrays of parameter ``p`` by name, each in the shape of the parameter.
+
+        They are copies if ``copy`` is True, otherwise read-only views.
+        """
         found = {k: v[self.slice_of(p)].reshape(p.shape) for k, v in (self.state or {}).items()}
         return {k: v.copy() if copy else read_only(v) for k, v in found.items()}
 
@@ -364,7 +370,9 @@ def _whole(g: Any) -> Array:
 
 
 def fitted(grad: Any, p: Tensor) -> Any:
-    """Return the gradient of ``p`` as an array of the dtype of ``p``; a sparse gradient unchanged.
+    """Return ``grad``, the gradient of ``p``, as an array of the dtype of ``p``.
+
+    A sparse gradient is returned unchanged.
 
     Raise a bare ValueError if the shapes differ, or TypeError if the dtype cannot be cast.  The caller adds
     the message.

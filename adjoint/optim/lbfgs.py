@@ -362,7 +362,10 @@ def _zoom(
 
 
 def _lower(ends: list[Point]) -> int:
-    """Return the index, 0 or 1, of the point with the lower loss; losses that are not finite count as inf."""
+    """Return the index in ``ends``, 0 or 1, of the point with the lower loss.
+
+    A loss that is not finite counts as infinity.
+    """
     first, second = (loss if math.isfinite(loss) else math.inf for _, loss, _, _ in ends)
     return 0 if first <= second else 1
 

@@ -102,7 +102,7 @@ class _HostUpdate:
         self.keeps = not hasattr(type(optimizer).apply_one, "forms")
 
     def count(self) -> Any:
-        """Return a copy of all that the update changes, for ``take_back``; None if the update cannot fail."""
+        """Return a copy of all that the update changes, for ``take_back``, or None if it cannot fail."""
         if not self.keeps:
             return None
         groups = self.optimizer.groups
@@ -174,7 +174,10 @@ class _HostUpdate:
 
 @np.errstate(all="ignore")  # as in ``Optimizer._write``
 def _write_block(optimizer: Optimizer, unit: Any, grads: tuple[Any, ...], hyper: dict[str, Any]) -> None:
-    """Update a block of parameters that all have a gradient and the same step count."""
+    """Update a block of parameters from their gradients ``grads``.
+
+    All parameters must have a gradient and the same step count.
+    """
     step = unit.steps[0] + 1
     hyper = optimizer.numbers({**hyper, "step": step})
     form: Any = form_of(optimizer, unit.state, hyper)

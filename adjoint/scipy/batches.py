@@ -35,7 +35,7 @@ class Batch:
         self.top = running(like.level)
 
     def element(self, i: int, value: Any) -> Any:
-        """Return element ``i`` of ``value`` if it is a tensor of this batch; otherwise ``value`` itself."""
+        """Return element ``i`` of ``value`` if it is a tensor of this batch, otherwise ``value`` itself."""
         if not isinstance(value, Tensor) or not isinstance(value._data, Batched):
             return value
         data = value._data

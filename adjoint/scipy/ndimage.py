@@ -62,7 +62,10 @@ def _image(op: str, x: Any, output: Any) -> Tensor:
 
 
 def _bordered(op: str, x: Tensor, before: int, after: int, mode: str, cval: float) -> Tensor:
-    """Return ``x`` extended by ``before`` and ``after`` elements along its last axis, as ``mode`` says."""
+    """Return ``x`` with ``before`` and ``after`` elements added at the ends of its last axis.
+
+    ``mode`` says which values are added; ``cval`` is the value for constant borders.
+    """
     if mode not in _BORDERS:
         raise ArgumentError(f"{op}: mode must be one of {', '.join(_BORDERS)}, not {mode!r}.")
     if _BORDERS[mode] == "constant":
@@ -208,7 +211,7 @@ def _gaussian(sigma: Tensor, order: int, radius: int) -> Tensor:
 
 
 def _number(sigma: Any) -> float | None:
-    """Return ``sigma`` as a float; None inside a transform, where its value is not known."""
+    """Return ``sigma`` as a float, or None inside a transform, where its value is not known."""
     value = plain_values(sigma) if isinstance(sigma, Tensor) else sigma
     return None if value is None else float(value)
 
@@ -555,9 +558,10 @@ def _gathered(x: Tensor, at: Tensor, order: int, mode: str, cval: float, border:
 
 
 def _folded(index: Tensor, n: int, mode: str) -> tuple[Tensor, Any]:
-    """Return indices along an axis of length ``n``, those outside mapped to the inside as ``mode`` requires.
+    """Return ``index`` with indices outside an axis of length ``n`` mapped to the inside by ``mode``.
 
-    The second result is a mask of the indices that were inside if the border is constant; otherwise None.
+    The second result is a mask of the indices that were inside if ``mode`` is "grid-constant", otherwise
+    None.
     """
     if mode == "grid-constant":
         good = rec.logical_and(index >= 0, index < n)

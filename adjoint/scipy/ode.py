@@ -154,7 +154,7 @@ def solve_ivp(
 def _eager(
     problem: Problem, result: Any, wanted: Tensor | None, dense: bool, dense_output: bool, events: list[Any]
 ) -> Any:
-    """Return ``result``, SciPy's result, with differentiable tensors in place of arrays; for eager code.
+    """Return ``result``, SciPy's result, with differentiable tensors in place of arrays.
 
     ``wanted`` is the argument ``t_eval`` of ``solve_ivp``.  ``dense`` says whether the stages for values
     inside the steps are needed.  The other arguments are as in ``solve_ivp``.

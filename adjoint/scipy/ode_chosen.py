@@ -95,9 +95,10 @@ class ChosenRows(Rows):
         return self._set([batch.inside(np.stack(column)) for column in zip(*found, strict=True)])
 
     def _run(self, functions: Sequence[Any], start: Any, end: Any, y0: Any, most: int | None) -> Run:
-        """Solve the problem with SciPy.
+        """Solve the problem with SciPy from ``start`` to ``end``, with the initial values ``y0``.
 
         ``functions`` are functions of arrays: f, the events and, for an implicit method, the Jacobian of f.
+        Raise if more than ``most`` steps are needed.
         """
         f, *rest = functions
         options = dict(self.options)

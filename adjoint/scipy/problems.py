@@ -80,7 +80,7 @@ class Problem:
 
 
 def plain_start(x: Any) -> Any:
-    """Return a start value, or an end of an interval, as a NumPy number or array; None for None.
+    """Return ``x``, a start value or an end of an interval, as a NumPy number or array; keep None.
 
     No gradient flows to it.
     """

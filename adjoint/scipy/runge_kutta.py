@@ -37,7 +37,7 @@ class Method(NamedTuple):
         return len(self.c)
 
     def cut(self, dense: bool) -> Method:
-        """Return the method; unless ``dense``, without the stages used only for values inside a step."""
+        """Return the method itself if ``dense``, else one without the stages for values inside a step."""
         if dense or self.needed == self.total:
             return self
         s = self.needed

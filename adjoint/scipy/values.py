@@ -12,7 +12,7 @@ __all__ = ["plain_values"]
 
 
 def plain_values(x: Tensor) -> Any:
-    """Return the values of a tensor as an array; None inside a transform, where they are not known."""
+    """Return the values of a tensor as an array, or None inside a transform, where they are not known."""
     data = x._data
     while isinstance(data, Tensor):
         data = data._data

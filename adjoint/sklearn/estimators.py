@@ -200,7 +200,7 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         self.n_iter_ += trainer.epoch
 
     def _weighted_loss(self, net: Module, batch: Any) -> Tensor:
-        """Return the weighted mean of the losses of a batch."""
+        """Return the mean of the losses of a batch (inputs, targets, weights), weighted by its weights."""
         x, target, weight = batch
         loss = self._default_loss if self.loss is None else self.loss
         losses = loss(self._shaped(net(x), target), target, reduction="none")

@@ -110,7 +110,7 @@ def seal(path: str | os.PathLike[str]) -> None:
 
 
 def _sealed(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """Return the offset of the digest in an open file, the digest there, and that of the content."""
+    """Return the offset of the digest in an open file, this digest, and the digest of the content."""
     size = file.read(8)
     header = file.read(int.from_bytes(size, "little"))
     # quotes in metadata values are escaped, so the pattern matches only the key

@@ -38,12 +38,12 @@ UNCHECKED: dict[str, dict[str, str]] = {
 
 
 def unchecked(op: str, check: str) -> str:
-    """Return the reason why the tests leave out a check for an op; "" if the op is checked."""
+    """Return the reason why the tests leave out a check for an op, or "" if the op is checked."""
     return UNCHECKED[check].get(op, "")
 
 
 def source(op: Op) -> str:
-    """Return the kind of reference for an op: "NumPy", "SciPy" or "formula"; "" if there is no reference."""
+    """Return the kind of reference for an op: "NumPy", "SciPy", "formula", or "" if there is none."""
     if callable(op.reference) or op.reference == "formula":
         return "formula"
     if op.reference:
@@ -52,7 +52,7 @@ def source(op: Op) -> str:
 
 
 def reference(op: Op) -> Callable[..., Any] | None:
-    """Return the function that the tests compare an op with; None if its library is not installed.
+    """Return the function that the tests compare an op with, or None if its library is not installed.
 
     ``reference=`` in the definition of the op is the function itself, "module:name", or the name of a table
     of functions in ``TABLES``, such as "numpy" or "formula".  The default is NumPy's function of the same

@@ -99,7 +99,10 @@ def pieces(stop: int, length: int, start: int = 0) -> list[slice]:
 
 
 def scratch(size: int, dtype: np.dtype[Any]) -> ndarray[Any, Any]:
-    """Return an uninitialised array that belongs to this thread, valid until the next call in the thread."""
+    """Return an uninitialised array of ``size`` elements that belongs to this thread.
+
+    The next call in this thread reuses its memory.
+    """
     wanted = size * dtype.itemsize
     memory = getattr(_local, "memory", None)
     if memory is None or memory.size < wanted:

@@ -171,7 +171,7 @@ class _Monitor(Callback):
         return {"monitor": self.monitor, "sign": self.sign, "delta": self.delta}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a dictionary with the best value so far, ``"best"``; None if there is none."""
+        """Return a dictionary with the key ``"best"``: the best value so far, or None if there is none."""
         return {"best": self.best if math.isfinite(self.best) else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -265,7 +265,7 @@ class BestCheckpoint(_Monitor):
 
     @property
     def path(self) -> Path | None:
-        """The path of the best checkpoint; None if there is none yet."""
+        """The path of the best checkpoint, or None if there is none yet."""
         return self.checkpoints.best()
 
     def identity(self) -> dict[str, Any]:

@@ -174,12 +174,12 @@ class Checkpoints:
         return sorted({step: path for step, _, path in self._found()}.items())
 
     def latest(self) -> Path | None:
-        """Return the path of the newest checkpoint; None if there is none."""
+        """Return the path of the newest checkpoint, or None if there is none."""
         found = self.all()
         return found[-1][1] if found else None
 
     def best(self) -> Path | None:
-        """Return the path of the checkpoint with the best score; None if none has a score."""
+        """Return the path of the checkpoint with the best score, or None if none has a score."""
         scored = [(*found, path) for _, path in self.all() if (found := _score(path)) is not None]
         monitor = self.monitor if self.monitor is not None or not scored else scored[-1][1]
         alike = [(self.sign * score, path) for score, name, path in scored if name == monitor]
@@ -235,7 +235,7 @@ def sign_of(mode: str) -> int:
 
 
 def _score(path: Path) -> tuple[float, str | None] | None:
-    """Return the score of a checkpoint and the name of the monitored metric; None if it has no score."""
+    """Return the score of a checkpoint and the name of the monitored metric, or None if it has no score."""
     try:
         meta = _meta(path)
     except FileError:  # a damaged checkpoint has no score

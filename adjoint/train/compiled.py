@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from adjoint.compiler.compile import compile
 from adjoint.compiler.machine import has_llvm
 from adjoint.core.tensor import Tensor
+from adjoint.grads.slots import sink
 from adjoint.train.compose import ComposedLoss
 from adjoint.train.weighing import computed, examples_in, finished, first_padded
 
@@ -42,8 +43,10 @@ class CompiledLoss:
             loss, numbers, found = computed(trainer, batch, composed if weights else None)
             shares = [(value is loss, share) for value, share in found]
             own = [share for same, share in shares if same] or [share for _, share in shares]
-            # the share is 0 if all targets are ignored; otherwise it is a tensor here
-            if isinstance(loss, Tensor) and loss.size == 1 and (not own or any(_counts(s) for s in own)):
+            # The share is 0 if all targets are ignored; otherwise it is a tensor here.  An accumulator leaves
+            # the gradients of such a piece out, but needs a backward.
+            used = sink.get() is not None or not own or any(_counts(s) for s in own)
+            if isinstance(loss, Tensor) and loss.size == 1 and used:
                 loss.backward()
             return loss, numbers, shares, {name: t.detach() for name, t in terms.items()}
 

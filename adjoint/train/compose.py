@@ -277,7 +277,7 @@ class TermNorms:
                     sums[i] = part if sums[i] is None else sums[i] + part
 
     def norms(self) -> dict[str, float]:
-        """Return the norms by term; NaN if the total weight is 0."""
+        """Return the norms by term, or NaN if the total weight is 0."""
         scale = 1.0 / self._weight if self._weight else math.nan
         return {
             name: scale * global_norm(s for s in sums if s is not None) for name, sums in self._sums.items()

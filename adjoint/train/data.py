@@ -495,7 +495,7 @@ class DataLoader:
 
 
 def _columns(data: Any) -> dict[Any, Any] | None:
-    """Return the columns (arrays) of a data set by name or index; None for a sequence of samples."""
+    """Return the columns (arrays) of a data set by name or index, or None for a sequence of samples."""
     if isinstance(data, (np.ndarray, Tensor)):
         named: dict[Any, Any] = {0: data}
     elif isinstance(data, Mapping):

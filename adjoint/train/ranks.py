@@ -207,7 +207,7 @@ class RankLoop:
         self.trainer.stopped = next((reason for reason in asked if reason is not None), None)
 
     def agree_to_stop(self, where: str) -> None:
-        """Stop the training on all ranks if one of them asked to; ``where`` names this call in errors."""
+        """Stop the training on all ranks if one rank asked to stop; ``where`` names this call in errors."""
         self._hear(self.group.gather(self.asked, where))
 
     # Validation and checkpoints --------------------------------------------------------------------

@@ -80,7 +80,7 @@ def resume(trainer: Trainer) -> bool:
 
 
 def _newest(trainer: Trainer) -> tuple[Any, Any] | None:
-    """Return the model's values and the other state from the newest checkpoint; None if there is none.
+    """Return the model's values and the other state from the newest checkpoint, or None if there is none.
 
     With several ranks, rank 0 reads the checkpoint and sends it to the others.
     """
@@ -151,7 +151,7 @@ def _refuse_other_loader(loader: Any, state: Mapping[str, Any]) -> None:
 
 
 def _refuse_other_freezing(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Raise if the parameters that are frozen now are not those at the start of the saved run."""
+    """Raise if other parameters are frozen now than at the start of the saved run."""
     before, now = set(state.get("trained_first", trainer.trained_first)), set(trainer.trained_first)
     if before == now:
         return
@@ -200,7 +200,7 @@ def matched(trainer: Trainer, saved: Any) -> list[tuple[Callback, Any]]:
 
 
 def _weights(trainer: Trainer) -> dict[str, Any]:
-    """Return the weights of a composed loss by the name of the term; an empty dictionary for other losses."""
+    """Return the weights of a composed loss by the name of the term; for other losses, return {}."""
     return trainer.loss.weights if isinstance(trainer.loss, ComposedLoss) else {}
 
 

@@ -187,7 +187,7 @@ def padded_targets(batch: Any) -> Padded | None:
 
 
 def first_padded(batch: Any) -> Padded | None:
-    """Return the first ``Padded`` in a nested batch; None if there is none."""
+    """Return the first ``Padded`` in a nested batch, or None if there is none."""
     if isinstance(batch, Padded):
         return batch
     parts = (
@@ -223,7 +223,7 @@ class Averages:
                 sums[1] += weight
 
     def means(self) -> dict[str, float]:
-        """Return the weighted mean of each metric by name; NaN if the total weight is 0."""
+        """Return the weighted mean of each metric by name, or NaN if the total weight is 0."""
         return {name: total / weight if weight else math.nan for name, (total, weight) in self._sums.items()}
 
     def state_dict(self) -> dict[str, list[float]]:

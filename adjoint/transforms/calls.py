@@ -68,10 +68,10 @@ class Rule(ABC):
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
-        """Return the gradient of each argument; None for a gradient that is zero.
+        """Return the gradient of each argument, or None for a gradient that is zero.
 
-        ``residuals`` and ``rest`` are what ``forward`` returned for the backward.  ``wanted`` says which
-        arguments need a gradient.
+        ``residuals`` and ``rest`` are the second and third result of ``forward``.  ``grads`` has the gradient
+        of each output, or None for zero, and ``wanted`` says which arguments need a gradient.
         """
 
     @abstractmethod
@@ -463,8 +463,8 @@ def _as_operand(value: Any) -> Tensor:
 def _as_gradient(rule: Rule, i: int, found: Any, like: Any, recording: bool) -> Any:
     """Check ``found``, the gradient that a user's rule returned for argument ``i``.
 
-    Return it with the shape and dtype of ``like``, as a tensor if ``recording``, else as an array; None for
-    None.
+    Return it with the shape and dtype of ``like``, as a tensor if ``recording``, else as an array.  If it is
+    None, return None.
     """
     if found is None:
         return None

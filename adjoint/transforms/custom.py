@@ -408,7 +408,10 @@ class _JvpRule(_CustomRule, ForwardRule):
         return pushed
 
     def _directions(self, tangents: list[Tensor]) -> tuple[Any, ...]:
-        """Return ``tangents`` in the structure of the arguments; arrays and numbers have zero tangents."""
+        """Return ``tangents``, those of the tensors, in the structure of the arguments.
+
+        Arrays and numbers among the arguments have zero tangents.
+        """
         leaves: list[Any] = [None if v is None else np.zeros_like(_number(v)) for v in self.args.leaves]
         for k, t in zip(self.args.at, tangents, strict=True):
             leaves[k] = t

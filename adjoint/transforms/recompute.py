@@ -267,7 +267,10 @@ def _inside(part: Tensor, batches: list[tuple[int, int, bool]], history: bool) -
 
 
 def _with_part(value: Any, level: int, part: Tensor) -> Any:
-    """Return ``value`` with the tensor inside it at ``level`` replaced by ``part``; inner graphs are kept."""
+    """Return a copy of ``value`` in which the tensor inside it at ``level`` is replaced by ``part``.
+
+    The graphs of inner levels are kept.
+    """
     data = value._data if isinstance(value, Tensor) else value
     if not (isinstance(data, Batched) and data.level > level):
         return part
@@ -477,7 +480,11 @@ class _Checkpointed:
         return tuple(pushed) if len(self.specs) > 1 else pushed[0]
 
     def _again(self, values: tuple[Any, ...]) -> tuple[list[Tensor], int]:
-        """Run the function again; return its outputs at this level, and the number of its first node."""
+        """Run the function again; return its outputs at this level, and the number of the first new node.
+
+        ``values`` are those that the node saved: the arguments and the captured tensors.  Raise if the
+        outputs differ from those of the first run.
+        """
         inputs = list(map(self._input, values, self.parents, self.batches, self.lifted))
         since = next_seq()
         outputs = self.call.again(inputs)

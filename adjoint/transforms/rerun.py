@@ -76,7 +76,10 @@ class Rerun:
         self.clock = 0  # counter of writes at the end of the first run
 
     def first(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
-        """Run the function; record the generators it draws from and the tensors it writes to."""
+        """Run the function and return its result.
+
+        Store the random generators that it draws from and the tensors that it writes to, for ``again``.
+        """
         around = writes.get()
         log: Log = {}
         since = next_seq()
@@ -247,7 +250,7 @@ class Generators:
     def of(
         cls, functions: Iterable[Any], arguments: Iterable[Any], before: Generators | None = None
     ) -> Generators | None:
-        """Return the generators that functions may draw from; None if there are none.
+        """Return the generators that functions may draw from, or None if there are none.
 
         The states at the end of the run ``before`` are reused: reading NumPy's global state takes 0.1 ms.
         """

@@ -137,11 +137,11 @@ class _Batch:
         return run_at(level, lambda: self.held(f(self.inside(whole))))
 
     def equation(self, whole: Tensor) -> Tensor:
-        """Return the residuals of all elements."""
+        """Return the values of the equation for all batch elements, given the solutions ``whole``."""
         return self.run(self.of_one[0], whole)
 
     def jacobian(self, whole: Tensor) -> Tensor:
-        """Return one Jacobian per element, because the elements do not depend on each other."""
+        """Return one Jacobian for each element of ``whole``: elements do not depend on each other."""
         return self.run(self.of_one[1], whole)
 
 
@@ -300,7 +300,7 @@ class _Solution:
         return wrap(gmres(lambda u: product(wrap(u)).numpy(), -b.numpy(), self.name))
 
     def _matrix(self, x: Tensor, recording: bool, transposed: bool) -> Tensor:
-        """Return ∂F/∂x; it is part of the graph only if ``recording``."""
+        """Return ∂F/∂x, or its transpose if ``transposed``; it is part of the graph only if ``recording``."""
         keep = recording or _has_outer_history(x._data)
         jacobian = jacrev(self.equation) if self.batch is None else self.batch.jacobian
         found = within(grad_mode, keep and grad_mode.get(), run_at, self.level, jacobian, x)

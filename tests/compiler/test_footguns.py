@@ -972,3 +972,93 @@ def test_zeros_of_both_signs_around_an_array(backend: str) -> None:
 
     x = ad.tensor([1.0, 2.0, 3.0])
     assert bits(ad.compile(f, backend=backend)(x)) == bits(f(x))
+    given = ad.compile(lambda x, c: ad.pad(x, (1, 1), constant_values=c), backend=backend)
+    for c in (0.0, -0.0, float("nan"), float("nan"), 0.0):
+        assert bits(given(x, c)) == bits(ad.pad(x, (1, 1), constant_values=c))
+    assert given.stats()["traces"] == 3
+
+
+def test_a_loop_is_unrolled_although_the_function_catches_everything() -> None:
+    def loop(x: Any) -> Any:
+        rng = ad.random.default_rng(0)
+        return ad.scan(lambda c, row: (c * row + rng.normal(), c), x.sum(), ad.concatenate([x] * 4))[0]
+
+    def f(x: Any) -> Any:
+        try:
+            return ad.jvp(loop, (x,), (x,))[1]
+        except:  # noqa: E722  also catches errors of the trace that are not an Exception
+            return x.sum()
+
+    x = ad.tensor([0.3, 0.5, 0.9])
+    assert bits(ad.compile(f, backend="replay")(x)) == bits(f(x))
+
+
+def test_a_compiled_module_names_the_module_for_its_attributes() -> None:
+    model = nn.Linear(3, 2, rng=0)
+    f = ad.compile(model)
+    for name in ("parameters", "eval", "weight"):
+        with pytest.raises(
+            AttributeError, match="A compiled Linear is only a function: use the Linear itself"
+        ):
+            getattr(f, name)
+        assert not hasattr(f, name) and getattr(f, name, 3) == 3
+    with pytest.raises(AttributeError, match=r"^'Compiled' object has no attribute 'eval'$"):
+        ad.compile(lambda x: x).eval  # noqa: B018  the access raises
+    want = model(ad.tensor(X)).numpy()
+    for made in (f, copy.copy(f), copy.deepcopy(f), pickle.loads(pickle.dumps(f))):
+        assert bits(made(ad.tensor(X)).numpy()) == bits(want)
+    with pytest.raises(AttributeError, match=r"^'Compiled' object has no attribute 'x'$"):
+        object.__new__(type(f)).x  # noqa: B018  an object that is not complete, as inside pickle
+
+
+def test_a_cache_is_filled_before_the_first_compiled_call() -> None:
+    cache: dict[int, Any] = {}
+
+    def f(x: Any) -> Any:
+        if 0 not in cache:
+            cache[0] = ad.sin(ad.arange(3.0))
+        return x.sum() * cache[0].sum()
+
+    compiled = ad.compile(f)
+    compiled(X)
+    with pytest.raises(TransformError, match="For a cache, compute the value once before the first compiled"):
+        compiled(X[:2])
+    cache.clear()
+    want = f(ad.tensor(X[:2])).item()
+    compiled.clear()
+    compiled(X)
+    assert compiled(X[:2]).item() == want
+
+
+def test_a_bound_of_a_slice_is_an_integer() -> None:
+    x, n = np.arange(5.0), np.array(2)
+    for f in (ad.compile(lambda n: ad.tensor(x)[:n]), lambda n: ad.vmap(lambda k: ad.tensor(x)[:k])(n[None])):
+        with pytest.raises(
+            IndexError, match=r"the shape of the result would depend on it.\n  Pass the bound as"
+        ):
+            f(n)
+    for one in (2.0, np.array([2]), ad.tensor(2.0)):
+        with pytest.raises(IndexError, match=r"or None, but one is .*\n  Convert it: int\(n\)\."):
+            ad.tensor(x)[:one]
+    with pytest.raises(IndexError, match="Convert it: int"):
+        ad.compile(lambda x, n: x[:n])(x, 2.0)
+    assert ad.compile(lambda x, n: x[: int(n)])(x, 2.0).tolist() == [0, 1]
+    assert ad.compile(lambda x, n: x[:n])(x, 2).tolist() == [0, 1]
+    assert ad.compile(lambda x, n: x[n + ad.arange(2)])(x, n).tolist() == [2, 3]
+    assert ad.compile(lambda x, n: ad.where(ad.arange(len(x)) < n, x, 0))(x, n).tolist() == [0, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_of_the_optimiser_inside_a_micro_batch_finds_no_gradients(compiled: bool) -> None:
+    w = ad.tensor([1.0], requires_grad=True)
+    o, acc = optim.SGD([w], lr=0.25), ad.GradientAccumulator([w], accumulation_steps=1)
+
+    def step() -> None:
+        o.zero_grad()
+        (w * w).sum().backward()
+        o.step()
+
+    with acc.micro_batch():
+        (ad.compile(step) if compiled else step)()
+    assert w.item() == 1.0 and w.grad is None
+    assert acc.apply(o) and w.item() == 0.5

@@ -11,7 +11,7 @@ import pytest
 
 import adjoint as ad
 from adjoint import nn, optim
-from adjoint.compiler import native
+from adjoint.compiler import native, replay
 from adjoint.compiler.memory import _ORDERS, Memory, _Block, _spread
 from adjoint.compiler.simplify import Node
 from adjoint.errors import ArgumentError, IndexingError
@@ -298,3 +298,22 @@ def _check_plan(blocks: Any, places: Any, size: int, made: dict[int, int], after
         for c, (other, where) in zip(blocks[:k], places, strict=False):
             if where is output and b.first <= c.last and c.first <= b.last:
                 assert at + b.size <= other or other + c.size <= at
+
+
+def test_the_replay_of_a_failed_check_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = ad.compile(lambda x, i: ad.sort(ad.tanh(ad.take(x, i, axis=0))), backend="native")
+    x = ad.tensor(np.arange(3.0))
+    f(x, np.array([0, 2]))
+    (variant,) = f._variants
+    built: list[Any] = []
+    build = replay.build
+
+    def counted(program: Any, *options: Any, **more: Any) -> Any:
+        built.append(program)
+        return build(program, *options, **more)
+
+    monkeypatch.setattr(replay, "build", counted)
+    for _ in range(3):
+        with pytest.raises(IndexError):
+            f(x, np.array([0, 7]))
+    assert sum(program is variant.program for program in built) == 1

@@ -16,7 +16,7 @@ pytest.importorskip("llvmlite")
 import random_updates
 from chunk_order import reorder
 
-from adjoint.compiler import column_sums, machine, native, tables
+from adjoint.compiler import column_sums, machine, memory, native, tables
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 LEVELS = machine.levels()
@@ -28,8 +28,10 @@ REPLAY = functools.partial(ad.compile, backend="replay")
 def partial_sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write into gradients of tables of any size; for odd seeds, sum columns in the kernels of rows, too.
 
-    The sums are made where arrays are small, in several chunks.
+    The sums are made where arrays are small, in several chunks.  Values of any size can have the memory of an
+    output that is computed later.
     """
+    monkeypatch.setattr(memory, "_LENT", 1)
     monkeypatch.setattr(tables, "LARGE", 1)
     monkeypatch.setattr(tables, "_FEW", 0)
     if request.node.callspec.params["seed"] % 2:

@@ -176,6 +176,21 @@ def test_forward_mode_gives_what_the_arithmetic_gives() -> None:
         assert np.isnan(ad.jvp(f, (0.0,), (1.0,))[1].item())
 
 
+@pytest.mark.parametrize("count", range(5))
+def test_a_selected_zero_among_other_contributions(count: int) -> None:
+    """The masked term is the first, the last, or between the others."""
+    for at in range(count + 1):
+        for mode, gradient in MODES.items():
+
+            def f(x: Any, at: int = at) -> Any:
+                terms = [2.0 * x for _ in range(count)]
+                terms.insert(at, ad.where(x > 0, ad.sqrt(x), 0.0))
+                return sum(terms)
+
+            expected = 2.0 * count + np.array([0, 0, 0.25])
+            np.testing.assert_allclose(gradient(f, POINTS), expected, rtol=1e-12, err_msg=mode)
+
+
 def test_second_derivatives_behind_where() -> None:
     """x**1.5 is smooth once at 0: the zero of the first derivative is one that was selected, too."""
     for f in (lambda x: ad.where(x > 0, x**1.5, 0.0).sum(), lambda x: ad.where(x > 0, ad.sqrt(x), 0.0).sum()):
@@ -233,7 +248,16 @@ def test_a_random_identity_has_gradient_one_or_nan(seed: int) -> None:
     def masked(x: Any) -> Any:
         return ad.where(mask, identity(x), 0.0)
 
+    terms = [masked, lambda x: ad.where(~mask, 0.0, identity(x)), *[lambda x: 2.0 * x] * rng.integers(4)]
+    rng.shuffle(terms)
+
+    def several(x: Any) -> Any:
+        """Add masked and plain terms, so that x has up to five contributions in random order."""
+        return sum(f(x) for f in terms)
+
     for mode, gradient in MODES.items():
         alone, chosen = gradient(identity, x), gradient(masked, x)
         np.testing.assert_allclose(alone[~np.isnan(alone)], 1, rtol=1e-9, err_msg=mode)
         np.testing.assert_array_equal(chosen, np.where(mask, alone, 0), err_msg=mode)
+        expected = np.where(mask, 2 * alone, 0) + 2 * (len(terms) - 2)
+        np.testing.assert_allclose(gradient(several, x), expected, rtol=1e-9, err_msg=mode)

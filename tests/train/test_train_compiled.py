@@ -81,6 +81,23 @@ def test_ignored_targets_have_no_weight() -> None:
     assert traces(b[0])[0] == 1  # for any share of ignored targets
 
 
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_a_piece_whose_targets_are_all_ignored_adds_nothing(pieces: int) -> None:
+    targets = np.where(np.arange(52) % 3, -100, Y)
+    targets[8:24] = -100
+    made = []
+    for compile in (False, True):
+        model = nn.Linear(5, 3, rng=0)
+        trainer = train.Trainer(
+            model, nn.functional.cross_entropy, optim.Adam(model.parameters()), accumulate=pieces,
+            compile=compile, progress=False,
+        )  # fmt: skip
+        made.append((trainer, trainer.fit([(X[:16], targets[:16]), (X[16:24], targets[16:24])], 2)))
+    check_equal(*made)
+    assert all(np.isfinite(p.numpy()).all() for p in made[1][0].named_parameters().values())
+    assert np.isfinite(made[1][1][-1]["loss"])
+
+
 def test_padded_batches() -> None:
     rng = np.random.default_rng(0)
     batches = []

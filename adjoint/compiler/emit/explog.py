@@ -285,7 +285,7 @@ def _at_the_ends(w: Writer, x: Value, y: Value, zero: float = 0.0) -> Value:
 
 
 def _together(w: Writer, part: Logarithm, beside: Value | None = None) -> Value:
-    """Emit the sum k ln 2 + f − (f²/2 − rest) of the parts of a logarithm, plus ``beside``."""
+    """Emit the sum k ln 2 + f − (f²/2 − rest) of ``part``, the parts of a logarithm, plus ``beside``."""
     high, low = LN2[part.f.element]
     small = w.fma(part.k, low, part.rest)
     if beside is not None:

@@ -390,7 +390,10 @@ class Loop(Nest):
                 clear(lane)
 
     def _add_to_partial_sum(self, n: Node, t: int, lanes: Sequence[Lane]) -> None:
-        """Emit the addition of vectors, all at the same position, to the partial sum ``n`` of the chunk."""
+        """Emit the addition of vectors, all at the same position, to the partial sum ``n`` of the chunk.
+
+        ``t`` is the stage whose loop computes the vectors.
+        """
         w, first = self.w, lanes[0]
         at = self._partial_sum_at(n, first)
         found = w.load(at, element_of(n.dtype), first.lanes, first.mask)
@@ -629,5 +632,5 @@ class Loop(Nest):
 
 
 def _count(n: Node) -> int:
-    """Return the number of operands that are read element by element: not the table of a gather."""
+    """Return the number of operands of ``n`` that are read element by element: not the table of a gather."""
     return 1 if n.op == "gather" else len(n.args)

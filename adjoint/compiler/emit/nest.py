@@ -131,7 +131,10 @@ class Nest:
         self.columns = self.reduced is not None and self.reduced != self.across
 
     def _vector_axis(self, places: Sequence[Place]) -> int:
-        """Return the axis along which most arrays are contiguous; of several such axes, the last."""
+        """Return the axis along which most of ``places`` are contiguous; of several such axes, the last.
+
+        ``places`` are the positions in memory of the operands and results.
+        """
         if (self.saved and self.group.axis == len(self.group.domain) - 1) or self.group.chunks:
             return len(self.lengths) - 1  # the saved values of one row fit on the stack
         best, score = len(self.lengths) - 1, -1

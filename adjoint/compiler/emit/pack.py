@@ -84,7 +84,7 @@ def _one_by_one(
     along: int,
     deep: int,
 ) -> None:
-    """Emit the copy of a panel number by number.
+    """Emit the copy of a panel, element by element.
 
     The arguments are those of ``pack_panels``; ``wide`` is the number of rows or columns of this panel.
     """

@@ -37,9 +37,9 @@ class _Words(np.ndarray[Any, np.dtype[np.int64]]):
 
 
 def operand_slots(node: Node, outs: list[Node]) -> tuple[list[Slot], dict[int, int]]:
-    """Return the slots (addresses) of a loop's operands and results, and the slot index of each result.
+    """Return the slots (addresses) of the operands of a loop and of its results ``outs``.
 
-    The slot indices are keyed by the index of the output.
+    Also return a dictionary from the index of an output to the index of its slot.
     """
     slots = [Slot(a.node, a.offset * a.dtype.itemsize) for a in node.args]
     where = {n.params: len(slots) + k for k, n in enumerate(outs)}
@@ -154,7 +154,7 @@ class _Tables:
         self._move(address, self.where[k], offset, v.size * v.dtype.itemsize)
 
     def _add_rows(self, node: Node) -> None:
-        """Record the rows that an iteration reads and stores, to compare them with the row before."""
+        """Record the rows that an iteration reads and stores, to compare them with the rows before."""
         steps = self.steps
         for k in range(steps.carries, steps.carries + steps.rows):
             a = node.args[k]

@@ -70,7 +70,7 @@ def erf(w: Writer, x: Value, lean: bool = False) -> Value:
 
 
 def erfc(w: Writer, x: Value, lean: bool = False, beside: Value | None = None) -> Value:
-    """Emit code for 1 − erf(x), accurate also where the result is small; ``beside`` corrects |x|."""
+    """Emit code for 1 − erf(x), accurate also if the result is small; ``beside`` is a correction of |x|."""
     a = w.abs(x)
     small = w.compare("olt", a, 0.5)
     low = _signed(w, x, _small_erf(w, w.select(small, a, w.like(a, 0.0)), lean))

@@ -31,7 +31,10 @@ _LARGEST = 64  # elements: bodies with a larger array are not small
 
 
 def small_kernel(machine: Machine, node: Node, outs: list[Node]) -> Kernel | None:
-    """Return the kernel of a loop; None if its body is too large, or if it has an unsupported op."""
+    """Return the kernel of a loop whose results are ``outs``; None if it is not possible.
+
+    The body must be small and have only supported ops.
+    """
     steps: Steps = node.value
     kept = [*range(steps.carries), *(n.params for n in outs if n.params >= steps.carries)]
     roots = [v.node for v in (*(steps.outputs[k] for k in kept), *steps.graph.checks)]
@@ -167,7 +170,7 @@ class _Small:
         return self.w.sub(self.w.sub(self.w.high, 1), j) if self.steps.backwards else j
 
     def _step(self, j: Value, carried: list[Value]) -> list[Value]:
-        """Emit one iteration; return the new carried values."""
+        """Emit the iteration with index ``j``; return the new carried values."""
         w, steps = self.w, self.steps
         row = self._row(j)
         at = 0

@@ -279,7 +279,7 @@ class Writer:
     # Memory -------------------------------------------------------------------------------------
 
     def slot(self, k: int) -> Value:
-        """Return the address in slot ``k`` of the table; it is loaded once, at the start of the function."""
+        """Emit the address in slot ``k`` of the kernel's table; it is loaded once, at the start."""
         if k not in self._slots:
             name = f"%slot{k}"
             self._entry.append(f"  {name}.at = getelementptr ptr, ptr %args, i64 {k}")
@@ -288,7 +288,7 @@ class Writer:
         return self._slots[k]
 
     def table(self, numbers: Sequence[int]) -> Value:
-        """Return the address of a constant array of 64-bit integers."""
+        """Add a constant array of 64-bit integers to the unit; return its address."""
         listed = ", ".join(f"i64 {n}" for n in numbers)
         name = f"table_{hashlib.sha256(listed.encode()).hexdigest()[:16]}"
         self.unit.definitions[name] = f"@{name} = internal constant [{len(numbers)} x i64] [{listed}]"
@@ -308,7 +308,7 @@ class Writer:
         return self.emit(text, "ptr")
 
     def load(self, pointer: Value, element: str, lanes: int = 1, mask: Value | None = None) -> Value:
-        """Emit a load; masked-out lanes are 0 and their memory is not read."""
+        """Emit a load at an address; lanes that the mask excludes are 0, and their memory is not read."""
         if element == "i1":
             return self.compare("ne", self.load(pointer, "i8", lanes, mask), 0)
         made = Value("", element, lanes)
@@ -320,7 +320,7 @@ class Writer:
         return self.emit(f"call {made.type} @{full}({args})", element, lanes)
 
     def store(self, value: Value, pointer: Value, mask: Value | None = None) -> None:
-        """Emit a store; the memory of masked-out lanes is not written."""
+        """Emit a store at an address; the memory of lanes that the mask excludes is not written."""
         if value.element == "i1":
             value = self.convert(value, "i8", signed=False)
         size = size_of(value.element)
@@ -488,7 +488,7 @@ class Writer:
         lanes: int = 1,
         attributes: str = "noinline",
     ) -> None:
-        """Define an internal function of the unit, unless it exists.
+        """Define a function that only this unit can call, unless it is defined already.
 
         ``parameters`` are pairs of a type and a name.  ``body(writer, values of the parameters)`` emits the
         code.
@@ -545,12 +545,12 @@ class Writer:
 
     @property
     def low(self) -> Value:
-        """The first iteration of the outermost loop."""
+        """The first iteration of the outermost loop that this call of the kernel runs."""
         return Value("%lo", "i64")
 
     @property
     def high(self) -> Value:
-        """The end of the outermost loop."""
+        """The end of the iterations of the outermost loop that this call of the kernel runs."""
         return Value("%hi", "i64")
 
     @property

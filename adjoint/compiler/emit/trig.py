@@ -20,7 +20,7 @@ PI, PI_REST = math.pi, 1.2246467991473532e-16
 
 
 class Angle(NamedTuple):
-    """x = n π/2 + r + c, where c is a small correction of r."""
+    """The parts of x = n π/2 + r + c, where c is a small correction of r."""
 
     n: Value
     r: Value
@@ -191,7 +191,10 @@ def _moderate(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
 
 
 class Arcsine(NamedTuple):
-    """The parts of asin(|x|): asin(s) = s + tail; s = |x| up to ½, above it s + rest = √((1 − |x|)/2)."""
+    """The parts of asin(|x|), computed from asin(s) = s + ``tail`` with a small s.
+
+    For |x| up to ½, s is |x|.  Above, s + ``rest`` is √((1 − |x|)/2).
+    """
 
     large: Value
     s: Value

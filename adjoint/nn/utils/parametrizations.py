@@ -88,7 +88,7 @@ class _Singular(Module):
         return v / max(float(np.linalg.norm(v)), self.eps)
 
     def _iterate(self, matrix: Any, times: int) -> None:
-        """Improve the estimates by ``times`` steps of the power method."""
+        """Improve the estimates for ``matrix`` by ``times`` steps of the power method."""
         u, v = writable(self._u), writable(self._v)
         for _ in range(times):
             u[...] = self._unit(matrix @ v)

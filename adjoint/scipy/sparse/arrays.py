@@ -96,7 +96,7 @@ class SparseArray:
         return SparseArray._of(self.pattern.reordered(rec, self.data), other)
 
     def constant(self) -> Any:
-        """Return a constant SciPy matrix; None if the elements require grad or are traced by a transform."""
+        """Return the matrix as a SciPy matrix, or None if its elements require grad or are traced."""
         values = None if varies(self.data) else plain_values(self.data)
         return None if values is None else self.pattern.matrix(values).tocsr()
 

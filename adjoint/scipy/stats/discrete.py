@@ -231,7 +231,7 @@ class _BetaBinom(Discrete):
 
 
 def _largest(n: Any) -> int | None:
-    """Return the largest value of ``n``; None if the values are not known, as inside ``ad.compile``."""
+    """Return the largest value of ``n``, or None if the values are not known, as inside ``ad.compile``."""
     if isinstance(n, Unknown) or unknown(n) is not None:
         return None
     values = held(n) if isinstance(n, Traced) else array_of(n)

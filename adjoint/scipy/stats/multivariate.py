@@ -100,7 +100,7 @@ def _distance(columns: Tensor, factor: Tensor, lead: tuple[int, ...]) -> tuple[T
 
 class _Normal(_Density):
     def logpdf(self, x: Any, mean: Any = None, cov: Any = 1, allow_singular: bool = False) -> Tensor:
-        """Return the logarithm of the density; the covariance must be positive definite."""
+        """Return the logarithm of the density at ``x``; the covariance ``cov`` must be positive definite."""
         if allow_singular:
             raise InputError(
                 "multivariate_normal: allow_singular=True is not supported for tensors, because the density "
@@ -130,7 +130,7 @@ class _Student(_Density):
 class _Dirichlet(_Density):
     @quiet
     def logpdf(self, x: Any, alpha: Any) -> Tensor:
-        """Return the logarithm of the density; the components are along the first axis."""
+        """Return the logarithm of the density at ``x``, whose components are along the first axis."""
         x, alpha = floating("dirichlet", x), floating("dirichlet", alpha)
         if x.shape[0] == alpha.shape[0] - 1:
             x = concat([x, 1 - sum(x, axis=0, keepdims=True)])
