@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import asarray
+from adjoint.core.lifted import Unknown
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import whole_number
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, Traced
 from adjoint.core.values import decide
-from adjoint.errors import ArgumentError, DTypeError, IndexingError
+from adjoint.errors import ArgumentError, DTypeError, IndexingError, InputError
 from adjoint.ops.scatter import as_index
 
-__all__ = ["classes", "floats", "lengths", "sizes"]
+__all__ = ["check_not_mapped", "classes", "floats", "lengths", "sizes"]
 
 
 def sizes(layer: str, low: int = 1, **given: Any) -> None:
@@ -26,6 +27,18 @@ def sizes(layer: str, low: int = 1, **given: Any) -> None:
     for name, value in given.items():
         if whole_number(layer, name, value) < low:
             raise ArgumentError(f"{layer}: {name} must be at least {low}, but is {value}.")
+
+
+def check_not_mapped(state: str, value: Tensor, cure: str) -> None:
+    """Raise if ``value``, from which the buffers of a layer are updated, differs by element of ``ad.vmap``.
+
+    ``state`` names the layer and its buffers, and ``cure`` says what to do instead, for the message.
+    """
+    if type(value) is Traced and not isinstance(value._data, Unknown) and value._data.numbers() is None:
+        raise InputError(
+            f"{state} cannot be updated inside ad.vmap, because each element of the batch would have its "
+            f"own.\n  {cure}"
+        )
 
 
 def floats(op: str, x: Any) -> Tensor:

@@ -9,13 +9,12 @@ import numpy as np
 
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray
-from adjoint.core.lifted import Unknown
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import number, number_between
-from adjoint.core.tensor import Tensor, Traced
+from adjoint.core.tensor import Tensor
 from adjoint.core.values import number_of
 from adjoint.errors import InputError, ShapeError
-from adjoint.nn.arguments import floats, sizes
+from adjoint.nn.arguments import check_not_mapped, floats, sizes
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.norms import affine_map, like_input, widened_half
 from adjoint.ops.create import ones, zeros
@@ -251,15 +250,12 @@ class _ChannelNorm(Module):
 
     def _check_one_batch(self, mean: Tensor) -> None:
         """Raise inside ``ad.vmap``, where each element of the mapped axis would have its own statistics."""
-        traced = type(mean) is Traced and not isinstance(mean._data, Unknown)
-        if traced and mean._data.numbers() is None:
-            raise InputError(
-                f"{type(self).__name__}: running statistics cannot be updated inside ad.vmap, because each "
-                "element of the batch would have its own statistics.\n"
-                "  Call model.eval() first, or use a layer without running statistics: GroupNorm, "
-                "LayerNorm,\n"
-                "  or functional.batch_norm(x, training=True)."
-            )
+        check_not_mapped(
+            f"{type(self).__name__}: running statistics",
+            mean,
+            "Call model.eval() first, or use a layer without running statistics: GroupNorm, LayerNorm,\n"
+            "  or functional.batch_norm(x, training=True).",
+        )
 
     def extra_repr(self) -> str:
         """Return the number of channels, for the module's repr."""

@@ -11,6 +11,7 @@ from steps import compare
 
 import adjoint as ad
 from adjoint import nn, optim
+from adjoint.nn.utils import parametrizations
 
 
 def rng() -> Any:
@@ -97,6 +98,16 @@ LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
         SEQUENCE,
     ),
 }  # fmt: skip
+WEIGHTS: dict[str, tuple[Any, tuple[int, ...]]] = {  # computed from other parameters
+    "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(6, 3, rng=0)), FLAT),
+    "spectral_norm": (lambda: parametrizations.spectral_norm(nn.Linear(6, 3, rng=0), rng=1), FLAT),
+    "spectral_norm of a convolution": (
+        lambda: parametrizations.spectral_norm(
+            nn.ConvTranspose1d(4, 3, 3, rng=0), n_power_iterations=2, rng=1
+        ),
+        ROW,
+    ),
+}
 PAIRS: dict[str, Any] = {  # of two inputs
     "Bilinear": lambda: nn.Bilinear(8, 8, 3, rng=0),
     "TransformerDecoderLayer": lambda: nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, rng=0),
@@ -156,9 +167,9 @@ def trained(model: Any, *shapes: tuple[int, ...]) -> None:
     compare(make, data)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [*LAYERS, *WEIGHTS])
 def test_layers(name: str) -> None:
-    model, shape = LAYERS[name]
+    model, shape = {**LAYERS, **WEIGHTS}[name]
     trained(model, shape)
 
 
@@ -250,3 +261,4 @@ def test_every_layer_has_a_case() -> None:
         n for n in nn.__all__ if inspect.isclass(getattr(nn, n)) and issubclass(getattr(nn, n), nn.Module)
     }
     assert every == {*LAYERS, *PAIRS, *LOSSES, *THREES, *ELSEWHERE}
+    assert {name.partition(" ")[0] for name in WEIGHTS} == set(parametrizations.__all__)

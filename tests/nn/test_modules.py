@@ -388,6 +388,23 @@ def test_spectral_norm_brings_the_largest_singular_value_to_one() -> None:
     )
 
 
+def test_spectral_norm_inside_vmap() -> None:
+    layer = parametrizations.spectral_norm(nn.Linear(3, 2, rng=0), rng=0)
+    a = x(4, 3)
+
+    def rows(params: Any) -> Any:
+        return ad.vmap(lambda p: nn.functional_call(layer, p, a))(params)
+
+    params = {name: ad.stack([p, 2 * p]).detach() for name, p in layer.named_parameters()}
+    assert raised(lambda: rows(params)).startswith(
+        "spectral_norm: the singular vectors cannot be updated inside ad.vmap, because each element of the "
+        "batch would have its own.\n  Call model.eval() first."
+    )
+    assert ad.vmap(layer)(ad.tensor(a)).shape == (4, 2)  # one weight for all elements
+    layer.eval()
+    np.testing.assert_allclose(rows(params).numpy()[0], layer(a).numpy(), rtol=1e-12)
+
+
 # Hooks -----------------------------------------------------------------------------------------------
 
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from adjoint import words
 from adjoint.config import no_grad
-from adjoint.core.inplace import writable
+from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis, number_between, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
 from adjoint.nn import init
-from adjoint.nn.arguments import sizes
+from adjoint.nn.arguments import check_not_mapped, sizes
 from adjoint.nn.containers import ModuleDict
 from adjoint.nn.convolution import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from adjoint.nn.module import Module, Parameter
+from adjoint.ops.norms import vector_norm
 
 __all__ = ["spectral_norm", "weight_norm"]
 
@@ -77,29 +76,33 @@ class _Singular(Module):
         rows, columns = weight.shape[axis], math.prod(weight.shape) // weight.shape[axis]
         rng = init.generator(rng)
         for name, n in (("_u", rows), ("_v", columns)):
-            self.register_buffer(name, self._unit(init.normal(n, rng=rng, dtype=weight.dtype).numpy()))
-        self._iterate(self._matrix(weight).numpy(), 15)
+            self.register_buffer(name, self._unit(init.normal(n, rng=rng, dtype=weight.dtype)))
+        self._iterate(self._matrix(weight), 15)
 
     def _matrix(self, weight: Tensor) -> Tensor:
         moved = weight.moveaxis(self.axis, 0)
         return moved.reshape(moved.shape[0], -1)
 
-    def _unit(self, v: Any) -> Any:
-        return v / max(float(np.linalg.norm(v)), self.eps)
+    def _unit(self, v: Tensor) -> Tensor:
+        return v / rec.maximum(vector_norm(v), self.eps)
 
-    def _iterate(self, matrix: Any, times: int) -> None:
+    def _iterate(self, matrix: Tensor, times: int) -> None:
         """Improve the estimates for ``matrix`` by ``times`` steps of the power method."""
-        u, v = writable(self._u), writable(self._v)
-        for _ in range(times):
-            u[...] = self._unit(matrix @ v)
-            v[...] = self._unit(matrix.T @ u)
+        u, v = self._u, self._v
+        with no_grad():
+            for _ in range(times):
+                u = self._unit(matrix @ v)
+                v = self._unit(u @ matrix)
+            self._u.copy_(u)
+            self._v.copy_(v)
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the weight divided by the estimate of its largest singular value."""
         matrix = self._matrix(weight)
         if self.training:
-            with no_grad():
-                self._iterate(matrix.detach().numpy(), self.n_power_iterations)
+            fixed = matrix.detach()
+            check_not_mapped("spectral_norm: the singular vectors", fixed, "Call model.eval() first.")
+            self._iterate(fixed, self.n_power_iterations)
         sigma = self._u.clone() @ matrix @ self._v.clone()
         return weight / sigma
 
