@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import copy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -44,12 +45,12 @@ def run_both(variant: Variant, call: Call, variables: Variables, function: Calla
     before = state.copied()
     found = variant.run_by_replay(call)
     _leave(found)
-    after = state.copied()
+    after = [*state.copied(), *variables.marks()]
     state.set_back(before)
     variables.set_back()
     wanted = function()
     _compare_results(variant.name, found, wanted)
-    for (what, a), (_, b) in zip(after, state.copied(), strict=True):
+    for (what, a), (_, b) in zip(after, [*state.copied(), *variables.marks()], strict=True):
         if not _same(a, b):
             raise TransformError(
                 f"ad.compile: {what} has different values after a call of the compiled {variant.name} and "
@@ -77,6 +78,7 @@ class Variables:
     """
 
     def __init__(self, reads: dict[str, Callable[[], Any]]) -> None:
+        self.reads = reads
         self.values = [(read, read()) for read in reads.values()]
         self.contents: dict[int, tuple[Any, Any]] = {}
         for _, value in self.values:
@@ -90,6 +92,10 @@ class Variables:
             for each in value.values() if isinstance(value, MAPPINGS) else value:
                 self._keep(each, depth + 1)
 
+    def marks(self) -> list[tuple[str, Any]]:
+        """Return a summary of the present value of each variable as a list of pairs (name, summary)."""
+        return [(what, snapshot(_now(read))) for what, read in self.reads.items()]
+
     def set_back(self) -> None:
         """Restore the saved variables and containers if they have changed."""
         for container, before in self.contents.values():
@@ -101,8 +107,17 @@ class Variables:
                 container.clear()
                 (container.extend if hasattr(container, "extend") else container.update)(before)
         for read, value in self.values:
-            if read() is not value:
-                assign(read, value)
+            if _now(read) is not value:
+                with suppress(AttributeError):  # a property, which reads other variables
+                    assign(read, value)
+
+
+def _now(read: Callable[[], Any]) -> Any:
+    """Return the present value of a variable; if it was deleted, the class of the error."""
+    try:
+        return read()
+    except (AttributeError, LookupError, ValueError) as error:  # ValueError: an empty cell
+        return type(error)
 
 
 class _State:

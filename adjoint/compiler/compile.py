@@ -141,6 +141,7 @@ class Compiled(_Callable):
         self._reasons: list[str] = []
         self._lock = held_across_fork(threading.RLock())
         self._warned = False
+        self._unkept = 0  # the number of traces whose program can run one call only
         # A weak reference makes no cycle, so a compiled function is deleted with its last reference.  It is
         # never None here, because the function exists while it is called.
         me = cast("Callable[[], Compiled]", weakref.ref(self))
@@ -288,18 +289,29 @@ class Compiled(_Callable):
         reason = self._reason(call)
         fresh = Variant(self._f, call, self._backend, self._parameters, self._flush)
         self._reasons.append(reason)
-        variants.insert(0, fresh)
+        variants[:] = [fresh, *(v for v in variants if not v.changed)]
+        self._unkept += bool(fresh.changed)
+        times, kept = count(len(self._reasons), "time"), count(self._limit, "program")
         if len(variants) > self._limit:
             variants.pop()
-            if not self._warned:
-                self._warned = True
-                times, kept = count(len(self._reasons), "time"), count(self._limit, "program")
-                warn(
-                    f"ad.compile: {name_of(self._f)} was traced {times}, but at most {kept} can be kept.\n"
-                    f"  Reason for the last trace: {reason}.  stats() lists all reasons.  Keep these "
-                    "arguments and settings the same, or pass a larger limit=."
-                )
+            self._warn_once(
+                f"was traced {times}, but at most {kept} can be kept.\n"
+                f"  Reason for the last trace: {reason}.  stats() lists all reasons.  Keep these "
+                "arguments and settings the same, or pass a larger limit=."
+            )
+        elif fresh.changed and self._unkept > self._limit:
+            self._warn_once(
+                f"was traced {times}, because it changes {fresh.changed[0]}, which it also reads.\n"
+                "  A program changes only tensors, so the function is traced at each call.  Change the "
+                "variable outside of the function, or make it a tensor."
+            )
         return fresh
+
+    def _warn_once(self, text: str) -> None:
+        """Issue a warning about the number of traces, unless there was one before."""
+        if not self._warned:
+            self._warned = True
+            warn(f"ad.compile: {name_of(self._f)} {text}")
 
     def _reason(self, call: Call) -> str:
         """Return a sentence that says why no program matches a call."""
@@ -373,6 +385,7 @@ class Compiled(_Callable):
             self._enter(None)
             self._reasons.clear()
             self._warned = False
+            self._unkept = 0
 
     def __repr__(self) -> str:
         return f"<compiled {name_of(self._f)}, {count(len(self._variants), 'program')}>"

@@ -77,7 +77,8 @@ class Variant:
         self.trace_seconds = time.perf_counter() - start
         trace = self.trace
         self.impure = bool(self.program.writes) or any(s.kind == "draw" for s in self.program.sources)
-        self.holds = make_check(trace, self.guards, len(self.moves))
+        check = make_check(trace, self.guards, len(self.moves))
+        self.holds: Callable[..., Any] = _never if self.changed else check
         self.fixed = call.fixed()
         leaves = [k for k, m in enumerate(call.moving) if getattr(m, "_node", None) is LEAF]
         back = self.backward
@@ -104,7 +105,7 @@ class Variant:
         self.build_seconds = time.perf_counter() - start - self.trace_seconds
 
     def _trace_call(self, call: Call, parameters: Parameters) -> None:
-        """Trace the function; set ``trace``, ``program`` and ``guards``."""
+        """Trace the function; set ``trace``, ``program``, ``guards`` and ``changed``."""
         self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
         objects = call.objects(parameters)
         values: list[Any] = []
@@ -127,8 +128,9 @@ class Variant:
         self.program = trace.program
         modules = self._module_guards(call, [*values, *trace.reached])
         covered = {id(g.owner) for g in modules if not g.tree}
-        # keep a guard that fails because of the trace: the guards of modules have the values after the trace
-        self.guards = [g for g in self.guards if not (_reads_attribute(g, covered) and g.holds())]
+        # the variables that the function both reads and changes; the program would not change them
+        self.changed = [g.what for g in (*self.guards, *trace.guards) if not g.holds()]
+        self.guards = [g for g in self.guards if not _reads_attribute(g, covered)]
         self.guards += [*modules, *trace.guards]
 
     def _module_guards(self, call: Call, values: list[Any]) -> list[ObjectGuard]:
@@ -415,6 +417,8 @@ class Variant:
 
     def reason(self, call: Call) -> str:
         """Return in words why the program cannot run a call that has the same key."""
+        if self.changed:
+            return f"the function changes {self.changed[0]}, which it also reads"
         for g in self.guards:
             if not g.holds():
                 return str(g.reason())
@@ -456,6 +460,11 @@ class Variant:
             "build_seconds": self.build_seconds,
             "calls": self.calls + (0 if self.watch is None else self.watch.calls),
         }
+
+
+def _never(*_: Any) -> bool:
+    """Return False: the check of a program that can run only the call for which it was traced."""
+    return False
 
 
 def _modules(structure: tree.Structure) -> Iterator[Any]:
