@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Never, ParamSpec, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -17,6 +17,7 @@ from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
 from adjoint.interop.notebook import module_html
+from adjoint.nn.module_errors import add_path, name_in_errors, other_prefix
 from adjoint.storage.fitting import fitting
 from adjoint.typing import ArrayLike, DTypeLike
 
@@ -203,7 +204,7 @@ class Module:
                 return self.forward(*args, **kwargs)
             return self._hooked(args, kwargs)
         except AdjointError as error:
-            _add_path(error, self)
+            add_path(error, self)
             raise
 
     def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -211,14 +212,20 @@ class Module:
 
         The call is reported to the active trace and to the active observer, such as a profile.
         """
-        if (trace := tracing.get()) is not None:
+        trace = tracing.get()
+        if trace is not None:
             if self._forward_hooks is not None and id(self) not in trace.modules:
                 name = type(self).__name__
                 trace.guard(f"{name}: hooks", lambda: [h.version for h in self._forward_hooks or ()])
             trace.modules[id(self)] = self
+            before = len(trace.indices), len(trace.decisions)
         if (watcher := observer.get()) is not None:
-            return watcher.called(self, self._plainly, args, kwargs)
-        return self._plainly(*args, **kwargs)
+            y = watcher.called(self, self._plainly, args, kwargs)
+        else:
+            y = self._plainly(*args, **kwargs)
+        if trace is not None:
+            name_in_errors(self, trace, *before)
+        return y
 
     def _plainly(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs) if self._forward_hooks is None else self._hooked(args, kwargs)
@@ -547,7 +554,7 @@ class Module:
                 f"load_state_dict: {len(problems)} "
                 "entries of the state do not match "
                 f"{type(self).__name__}, so nothing "
-                "was loaded.\n" + "\n".join(problems) + _other_prefix(missing, extra)
+                "was loaded.\n" + "\n".join(problems) + other_prefix(missing, extra)
             )
         with no_grad():
             for k, value in taken.values():
@@ -580,32 +587,3 @@ class Module:
         if frozen:
             numbers += ", frozen" if frozen == count else f", {frozen:,} of them frozen"
         return f"{type(self).__name__}({self.extra_repr()}){numbers}"
-
-
-def _other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
-    """Return advice for an error message if missing and extra names differ only by a prefix, else ""."""
-    for wanted, found in ((missing, extra), (extra, missing)):
-        name = str(next(iter(found), ""))
-        for prefix in (name[: i + 1] for i, c in enumerate(name) if c == "."):
-            fitting = sum(str(k).startswith(prefix) and str(k)[len(prefix) :] in wanted for k in found)
-            if 2 * fitting > len(extra) and found is extra:
-                return (
-                    f"\n  The names in the state begin with {prefix!r}: load "
-                    f"{{k.removeprefix({prefix!r}): v for k, v in state.items()}}."
-                )
-            if 2 * fitting > len(extra):
-                return f"\n  The names are those of the submodule {prefix[:-1]!r}: load the state there."
-    return ""
-
-
-def _add_path(error: AdjointError, module: Any) -> None:
-    """Append to the message of an error the class of ``module`` and the path of the submodule that failed."""
-    inner: tuple[Module, str] | None = getattr(error, "_module", None)
-    path = ""
-    if inner is not None:
-        name = next((n for n, m in module.named_modules() if m is inner[0]), "")
-        path = ".".join(part for part in (name, inner[1]) if part)
-    plain = getattr(error, "_plain", error.args[0] if error.args else "")
-    head = f"the module {type(module).__name__}" + (f", at {path!r}" if path else "")
-    error._module, error._plain = (module, path), plain
-    error.args = (f"{plain}\n  In {head}.", *error.args[1:])

@@ -1062,3 +1062,31 @@ def test_a_step_of_the_optimiser_inside_a_micro_batch_finds_no_gradients(compile
         (ad.compile(step) if compiled else step)()
     assert w.item() == 1.0 and w.grad is None
     assert acc.apply(o) and w.item() == 0.5
+
+
+class _Rows(nn.Module):
+    def __init__(self) -> None:
+        self.table = nn.Parameter(ad.tensor(np.eye(4, dtype="f")))
+
+    def forward(self, i: Any) -> Any:
+        return self.table[i]
+
+
+@pytest.mark.parametrize("backend", ["auto", "replay"])
+@pytest.mark.parametrize(
+    "layer",
+    [lambda: nn.Embedding(4, 2, rng=0), _Rows, lambda: nn.Sequential(_Rows())],
+    ids=["", "rows", "deep"],
+)
+def test_an_index_out_of_range_names_the_module(layer: Any, backend: str) -> None:
+    model = nn.Sequential(nn.Identity(), layer())
+    f = ad.compile(model, backend=backend)
+    for _ in range(3):
+        f(np.array([1, 2]))
+    messages = []
+    for each in (model, f):
+        with pytest.raises(IndexError, match="In the module Sequential, at '1") as caught:
+            each(np.array([1, 9]))
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert f.stats()["traces"] == 1
