@@ -38,8 +38,9 @@ __all__ = [
     "snapshot",
 ]
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype, range, slice)
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype, slice)
 BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # each access creates a new object
+_AS_IS = frozenset((int, bool, str, type(None)))  # ``==`` distinguishes all values of one of these types
 _BY_VALUE = frozenset(("datetime", "decimal", "fractions", "pathlib", "uuid"))  # modules of immutable objects
 MAPPINGS = (dict, types.MappingProxyType)
 BUFFERS = (array, bytearray)  # their elements are new objects at each access
@@ -57,6 +58,8 @@ def snapshot(value: Any, depth: int = 0) -> Any:
         return value.dtype, value.tobytes()
     if isinstance(value, (float, complex)):
         return type(value), value.real.hex(), value.imag.hex()  # 0.0 equals -0.0, and nan does not equal nan
+    if isinstance(value, range):
+        return range, value.start, value.stop, value.step  # all empty ranges are equal
     if isinstance(value, _PLAIN):
         return type(value), value
     if type(value) is Traced:  # a value of an earlier trace: using it raises, so all are treated as equal
@@ -65,21 +68,39 @@ def snapshot(value: Any, depth: int = 0) -> Any:
         return "method", id(value.__func__), id(value.__self__)
     if isinstance(value, BOUND):
         return "method", value.__name__, id(value.__self__)
-    if str(type(value).__module__).partition(".")[0] in _BY_VALUE:
+    if _has_value(value):
         return type(value), repr(value)  # equal times and decimals may have different zones and digits
     if isinstance(value, CONTAINERS) and depth < DEEPEST:
         if isinstance(value, BUFFERS):
             return type(value), getattr(value, "typecode", ""), bytes(value)
         if isinstance(value, MAPPINGS):
-            return type(value), tuple([(k, snapshot(v, depth + 1)) for k, v in value.items()])
+            # 1 equals True as a key, and 0.0 equals -0.0
+            return type(value), tuple(
+                [
+                    (k if type(k) is str else snapshot(k, depth + 1), snapshot(v, depth + 1))
+                    for k, v in value.items()
+                ]
+            )
         items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         return type(value), tuple([snapshot(v, depth + 1) for v in items])
     return "object", id(value)
 
 
+def _has_value(value: Any) -> bool:
+    """Return whether ``repr(value)`` has the whole value, as for a date or a decimal."""
+    return str(type(value).__module__).partition(".")[0] in _BY_VALUE
+
+
 def exact(value: Any) -> Any:
-    """Return a value in a form that distinguishes the signs of zero and is equal to itself for nan."""
-    return snapshot(value) if isinstance(value, (float, complex, np.inexact)) else value
+    """Return a value in a form that distinguishes the signs of zero and is equal to itself for nan.
+
+    This holds inside frozen sets and other containers, too.  Objects are returned as they are, so that they
+    are compared by ``==``.
+    """
+    if type(value) in _AS_IS:
+        return value
+    known = isinstance(value, (float, complex, np.inexact, range, *CONTAINERS)) or _has_value(value)
+    return snapshot(value) if known else value
 
 
 def element_ids(value: Any) -> list[int]:

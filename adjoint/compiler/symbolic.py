@@ -275,6 +275,18 @@ class Number(Symbolic):
     def __format__(self, spec: str) -> str:
         return str(self._read(partial(_formatted, spec)))
 
+    def __repr__(self) -> str:
+        return super().__repr__() if self.trace.ended else str(self._read(repr))
+
+    def __str__(self) -> str:
+        return super().__str__() if self.trace.ended else str(self._read(str))
+
+    def __copy__(self) -> Number:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Number:
+        return self
+
     def __round__(self, digits: int | None = None) -> Any:
         return self._read(round) if digits is None else self.trace.number_of(_ROUND, (self, digits))
 

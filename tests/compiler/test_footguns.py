@@ -5,8 +5,11 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import math
 import pickle
 from collections import deque
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -956,6 +959,27 @@ def test_equal_numbers_with_other_results_are_distinguished(backend: str) -> Non
         wanted = bits(x * value)
         assert bits(static(x, value)) == wanted
         assert bits(read(x)) == wanted
+
+
+ALIKE: list[list[Any]] = [
+    [0.0, -0.0, math.nan, 0, False, 1, True, 1.0],
+    [(0.0,), (-0.0,), [-0.0], (0,), (False,)],
+    [{"a": (0.0, 1)}, {"a": (-0.0, 1)}, {"a": (0.0, True)}],
+    [{1: 0.0}, {True: 0.0}, {1.0: 0.0}],
+    [frozenset({0.0}), frozenset({-0.0}), frozenset({0}), frozenset({False})],
+    [Decimal("1.0"), Decimal("1.00"), Fraction(1)],
+    [range(0), range(1, 1)],
+]
+
+
+@pytest.mark.parametrize("values", ALIKE)
+def test_equal_values_with_other_texts_are_distinguished(values: list[Any]) -> None:
+    static = ad.compile(lambda x, c: (x, repr(c)), static="c", backend="replay", limit=20)
+    read = ad.compile(lambda x: (x, repr(number)), backend="replay", limit=20)
+    for value in (*values, *values):
+        globals()["number"] = value
+        assert static(X, value)[1] == static(X, c=value)[1] == read(X)[1] == repr(value)
+    assert read.stats()["traces"] == len(values)
 
 
 @pytest.mark.parametrize("backend", ["replay", "native"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -326,6 +329,39 @@ def test_errors_of_python_arithmetic_are_those_of_python() -> None:
 def test_a_number_that_depends_on_a_tensor_cannot_be_read() -> None:
     f = ad.compile(lambda x, r: math.sin(ad.cond(x.sum() > 0, lambda: r, lambda: 2 * r)))
     with pytest.raises(TransformError, match=r"test_numbers.py:\d+ needs a number that is not known"):
+        f(x32, 0.5)
+
+
+TEXTS: dict[str, Callable[[Any], Any]] = {
+    "str": str,
+    "repr": repr,
+    "of arithmetic": lambda r: str(abs(r) * 2 + 1),
+    "of a comparison": lambda r: repr(r > 0),
+    "%": lambda r: "%s %r %.2f" % (r, r, r),  # noqa: UP031
+    "format": lambda r: f"{r} {r!r} {r!s:>8} {r:.1f}",
+    "in containers": lambda r: str([r, (r,), {"a": r}, {r}]),
+    "joined": lambda r: ",".join(map(str, (r, round(r, 1)))),
+    "as a key": lambda r: {"0.5": "half", "-0.0": "zero"}.get(str(r)),
+    "of a copy": lambda r: repr(copy.deepcopy({"r": copy.copy(r)})),
+    "of an error": lambda r: str(ValueError(r)),
+    "JSON": lambda r: json.dumps({"r": float(r)}),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_of_a_number(name: str) -> None:
+    f = ad.compile(lambda x, r: (x * r, TEXTS[name](r)), backend="replay")
+    for r in (0.5, -0.5, 0.5, 0.0, -0.0, math.inf, 1e300):
+        product, text = f(x64, r)
+        assert product.tolist() == (x64 * r).tolist()
+        assert text == TEXTS[name](r)
+    assert "%" in f.program(x64, 0.5)  # the names of values after the trace
+
+
+@pytest.mark.parametrize("text", [str, repr])
+def test_the_text_of_a_number_that_depends_on_a_tensor_is_an_error(text: Any) -> None:
+    f = ad.compile(lambda x, r: (x, text(ad.cond(x.sum() > 0, lambda: r, lambda: 2 * r))))
+    with pytest.raises(TransformError, match="needs a number that is not known"):
         f(x32, 0.5)
 
 
