@@ -125,6 +125,8 @@ class _Callable:
 class Compiled(_Callable):
     """A compiled function, as returned by ``ad.compile``."""
 
+    _guarded = ("__wrapped__",)  # its other attributes change with calls; see ``compiler.reads``
+
     def __init__(
         self, f: Callable[..., Any], static: Any, backend: str, limit: int, flush: bool = False
     ) -> None:

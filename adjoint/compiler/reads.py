@@ -290,7 +290,8 @@ class _Walk:
         elif isinstance(value, ContextVar):
             self._add_once(f"{value.name}.get()", functools.partial(value.get, None), ("context", id(value)))
         elif _has(value, "__wrapped__"):  # a compiled function, or one with a cache or a derivative
-            self.todo += _functions(value.__wrapped__, {})
+            if depth < DEEPEST:
+                self._reach(value.__wrapped__, depth + 1)
             self._add_functions_of(value)
         elif is_module(value):
             for module in value.modules():
@@ -323,7 +324,8 @@ class _Walk:
 
     def _add_functions_of(self, value: Any) -> None:
         """Add the functions that an object of a library stores, such as a user's derivative rules."""
-        for name, each in vars(value).items() if is_library(type(value)) else ():
+        library = is_library(type(value)) and not hasattr(type(value), "_guarded")
+        for name, each in vars(value).items() if library else ():
             if isinstance(each, _FUNCTIONS):
                 read = functools.partial(read_attributes, functools.partial(itself, value), [name])
                 self._add_once(f"{type(value).__name__}.{name}", read, (id(value), name))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import random_holders
 
 import adjoint as ad
 from adjoint import nn, optim, train
@@ -346,3 +347,15 @@ def test_trainer(name: str) -> None:
     np.testing.assert_allclose([h[key] for h in found], [h[key] for h in wanted], rtol=1e-5)
     assert trainer.compiled is not None
     assert trainer.compiled.native.stats()["traces"] == (1 if name == "scheduled" else 3)
+
+
+@pytest.mark.parametrize("seed", range(56))
+def test_random_holders(seed: int) -> None:
+    random_holders.check(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1_000, 9_000, 100))
+def test_many_random_holders(seed: int) -> None:
+    for each in range(seed, seed + 100):
+        random_holders.check(each)
