@@ -75,7 +75,7 @@ class Symbolic(Unknown):
     def check_running(self) -> None:
         """Raise if the trace has ended: the function stored this value instead of returning it."""
         if self.trace.ended:
-            raise ended_error()
+            raise ended_error(self)
 
     def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """Add an instruction to the program; return the symbols of its results."""
@@ -179,10 +179,12 @@ def refused(text: str) -> TransformError:
     return refusal(TransformError(text))
 
 
-def ended_error() -> TransformError:
-    """Return the error for a value that is used after its trace."""
+def ended_error(value: Any) -> TransformError:
+    """Return the error for a value that is used after its trace; it names the line that computed it."""
+    body = value.trace.program.body if isinstance(value, Symbolic) else ()
+    at = next((f" at {i.line}" for i in body if any(out is value for out in i.outs)), "")
     return refused(
-        "this tensor was computed while ad.compile traced a function, and has no values outside of it.\n"
+        f"this tensor was computed{at} while ad.compile traced a function, and has no values outside of it.\n"
         "  Return it from the compiled function; values that the function stores elsewhere are not kept.\n"
         "  For a cache, compute the value once before the first compiled call."
     )

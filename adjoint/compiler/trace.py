@@ -122,7 +122,7 @@ class Trace(Sources):
             if data.trace is self:
                 return data
             if self.parent is None or data.trace.ended:
-                raise ended_error()
+                raise ended_error(data)
             if data.weak:  # a tensor that this op made from a Python number
                 t._data = self._from_parent(data)
                 return t._data
@@ -210,7 +210,7 @@ class Trace(Sources):
     def _from_parent(self, value: Any) -> Symbolic:
         """Return the symbol, in the trace of a loop body, of a value from the trace or ``vmap`` around it."""
         if self.parent is None or (isinstance(value, Symbolic) and value.trace.ended):
-            raise ended_error()
+            raise ended_error(value)
         found = self.arrays.get(id(value))
         if found is None and isinstance(value, Number):
             number = self._from_parent(value.as_tensor(value.dtype)._data).as_number(value.kind)
@@ -294,7 +294,7 @@ class Trace(Sources):
         self, op: Any, args: tuple[Any, ...], params: dict[str, Any], outs: tuple[Any, ...]
     ) -> None:
         if self.ended:
-            raise ended_error()
+            raise ended_error(next((a for a in args if isinstance(a, Symbolic)), None))
         self._check_thread()
         quiet = np.geterr()["invalid"] == "ignore"
         self.program.body.append(Instruction(op, args, params, outs, quiet, fast_user_line(3)))
