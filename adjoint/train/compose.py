@@ -180,7 +180,11 @@ class ComposedLoss(Module):
         if special.count and (trace := tracing.get()) is not None:
             scheduled = [w for w in self.weights.values() if callable(w)]
             trace.guard_reads(scheduled)
-            trace.guard("the weights of a composed loss", lambda: (self.weights, scheduled and self.step))
+            own = vars(self)
+            watch = lambda: [("item", own, "weights"), ("whole", self.weights), ("item", own, "step")]
+            trace.guard(
+                "the weights of a composed loss", lambda: (self.weights, scheduled and self.step), watch
+            )
         return {name: float(w(self.step)) if callable(w) else w for name, w in self.weights.items()}
 
     def total(self, terms: Mapping[str, Tensor], weights: Mapping[str, Any]) -> Tensor:
