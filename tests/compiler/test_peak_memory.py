@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from adjoint.compiler import native
+from adjoint.threads import spread
 
 pytest.importorskip("llvmlite")
 CASES = (
@@ -19,8 +21,12 @@ CASES = (
 
 
 @pytest.fixture(autouse=True)
-def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Import benchmarks from this repository; the workspace of kernels depends on the number of threads."""
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Import benchmarks from this repository, and measure as in a new process with two cores.
+
+    The workspace of kernels depends on the number of threads; a thread keeps scratch memory, which replay uses.
+    """
+    monkeypatch.setattr(spread, "_local", threading.local())
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
     here = native.machine()._replace(cores=2)
     monkeypatch.setattr(native, "machine", lambda: here)
