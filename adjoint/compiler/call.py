@@ -15,12 +15,12 @@ from adjoint.config import get_default_dtype, grad_mode
 from adjoint.core.convert import array_of, refuse_foreign
 from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, InputError
+from adjoint.errors import ArgumentError, InputError, TransformError
 from adjoint.grads.slots import sink
 from adjoint.transforms.inputs import name_of
 from adjoint.words import a
 
-__all__ = ["Call", "Parameters", "Wanted"]
+__all__ = ["Call", "Parameters", "Wanted", "check_unchanged"]
 
 _MODES = ("the grad mode", "the default dtype", "whether a micro-batch is open", "the order of dict keys")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -222,6 +222,23 @@ class Call:
             if x != y:
                 return f"{path} changed from {_said(x, paths)} to {_said(y, paths)}"
         return "the arguments changed"
+
+
+def check_unchanged(parameters: Parameters, structure: tree.Structure, made: dict[int, Tensor]) -> None:
+    """Raise TransformError if the function has changed a tensor that stands for an array argument.
+
+    The array itself is not changed.  ``made`` has these tensors, by their indices among the leaves of the
+    arguments, whose structure is ``structure``.  Tensors without axes may stand for scalars of NumPy, which
+    nothing can change, so they are not checked.
+    """
+    for k, t in made.items():
+        if t._version and t.shape:
+            name = parameters.paths(structure)[k]
+            raise TransformError(
+                f"ad.compile: {parameters.function} changes {name}, which is a NumPy array; compiled "
+                "functions can change only tensors.\n"
+                "  Compute a new value, as x = x + 1 in place of x += 1, or pass ad.tensor(x)."
+            )
 
 
 def _key_orders(structure: tree.Structure) -> Iterator[tuple[str, ...]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.compiler import units
-from adjoint.compiler.call import Call, Parameters
+from adjoint.compiler.call import Call, Parameters, check_unchanged
 from adjoint.compiler.check import Variables, run_both
 from adjoint.compiler.direct import Owner
 from adjoint.compiler.machine import binding
@@ -257,13 +257,16 @@ class Compiled(_Callable):
     def _on_tensors(self, *args: Any, **kwargs: Any) -> Any:
         """Call the original function, with arrays among the arguments converted to tensors, as in a trace."""
         leaves, structure = tree.flatten((args, kwargs))
+        made: dict[int, Any] = {}
         if any(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves):
             static = self._parameters.static_leaves(structure)
             for k, leaf in enumerate(leaves):
                 if isinstance(leaf, (np.ndarray, np.generic)) and k not in static:
-                    leaves[k] = wrap(array_of(leaf))
+                    leaves[k] = made[k] = wrap(array_of(leaf))
             args, kwargs = tree.unflatten(structure, leaves)
-        return self._f(*args, **kwargs)
+        found = self._f(*args, **kwargs)
+        check_unchanged(self._parameters, structure, made)
+        return found
 
     def _inline(self) -> bool:
         """Return whether a call must run the original function instead of a program.
@@ -279,8 +282,8 @@ class Compiled(_Callable):
         watched = saved_hooks.get() is not None or observer.get() is not None
         return bool(watched or tapes.get() or anomaly.get())
 
-    def _variant(self, call: Call) -> Variant:
-        """Return the program for a call; if none matches, trace the function and return the new program."""
+    def _known(self, call: Call) -> Variant | None:
+        """Return the kept program that matches a call, and make it the first; None if no program matches."""
         variants = self._variants
         self._enter(None)
         for n, v in enumerate(variants):
@@ -288,8 +291,35 @@ class Compiled(_Callable):
                 if n:
                     variants.insert(0, variants.pop(n))
                 return v
+        return None
+
+    def _traced(self, call: Call) -> Variant:
+        """Trace the function for a call, and return the new program."""
+        return Variant(self._f, call, self._backend, self._parameters, self._flush)
+
+    def _shown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        """Return the program for arguments; one that is traced for this purpose is not kept.
+
+        Plain variables that the trace changes are restored.
+        """
+        call = Call(args, kwargs, self._parameters)
+        found = self._known(call)
+        if found is None:
+            variables = Variables(named_reads(self._f, call.objects(self._parameters), []))
+            try:
+                found = self._traced(call)
+            finally:
+                variables.set_back()
+        return found
+
+    def _variant(self, call: Call) -> Variant:
+        """Return the program for a call; if none matches, trace the function and return the new program."""
+        variants = self._variants
+        found = self._known(call)
+        if found is not None:
+            return found
         reason = self._reason(call)
-        fresh = Variant(self._f, call, self._backend, self._parameters, self._flush)
+        fresh = self._traced(call)
         self._reasons.append(reason)
         variants[:] = [fresh, *(v for v in variants if not v.changed)]
         self._unkept += bool(fresh.changed)
@@ -327,7 +357,9 @@ class Compiled(_Callable):
     # Inspection ------------------------------------------------------------------------------------
 
     def program(self, *args: Any, **kwargs: Any) -> str:
-        """Return the program for these arguments as text.  The function is traced, but not run.
+        """Return the program for these arguments as text.
+
+        If no program matches them, the function is traced, but this program is not kept or counted.
 
         Returns
         -------
@@ -335,13 +367,14 @@ class Compiled(_Callable):
             One line for each value that is read, each instruction and each write.
         """
         with self._lock:
-            return str(self._variant(Call(args, kwargs, self._parameters)).program)
+            return str(self._shown(args, kwargs).program)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Return the kernels of the program for these arguments, and the time of each kernel.
 
         Without arguments, the last program that ran is described.  Times are measured on random numbers for
-        about 50 ms; tensors and optimisers are not changed.
+        about 50 ms; tensors and optimisers are not changed.  If no program matches the arguments, the
+        function is traced, but this program is not kept or counted.
 
         Returns
         -------
@@ -358,7 +391,7 @@ class Compiled(_Callable):
         """
         with self._lock:
             last = self._variants[0] if self._variants and not args and not kwargs else None
-            return (last or self._variant(Call(args, kwargs, self._parameters))).explain()
+            return (last or self._shown(args, kwargs)).explain()
 
     def stats(self) -> dict[str, Any]:
         """Return how often and why the function was traced, and what is checked before each call.

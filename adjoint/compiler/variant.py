@@ -20,7 +20,7 @@ from numpy import ndarray
 from adjoint import tree, words
 from adjoint.compiler import native, replay
 from adjoint.compiler.advances import Advances
-from adjoint.compiler.call import Call, Parameters, Wanted
+from adjoint.compiler.call import Call, Parameters, Wanted, check_unchanged
 from adjoint.compiler.direct import COPIED, Owner, make_check, make_direct, make_fits, new_copy
 from adjoint.compiler.explain import explain
 from adjoint.compiler.guards import Guard, ObjectGuard, base_of, exact, is_library, is_module, read_attributes
@@ -66,6 +66,7 @@ class Variant:
         self.directs: dict[Any, Callable[..., Any]] = {}  # see ``make_direct``
         self.build = functools.partial(native.build, flush=flush)
         self.key = call.key
+        self.parameters = parameters
         self.structure = call.structure
         self.moves = call.moves
         self.calls = 0
@@ -246,7 +247,11 @@ class Variant:
             self.inputs.append(leaves[k])
         args, kwargs = tree.unflatten(call.structure, leaves)
         self.copies = list(_modules(tree.structure((args, kwargs))))  # modules with symbols as parameters
-        return self.f(*args, **kwargs)
+        result = self.f(*args, **kwargs)
+        inputs = zip(call.moves, self.inputs, strict=True)
+        arrays = {k: t for k, t in inputs if type(call.leaves[k]) is ndarray}
+        check_unchanged(self.parameters, call.structure, arrays)
+        return result
 
     def _finish(self, trace: Trace, result: Any) -> None:
         """Record how each result of the function is made, and trace the backward pass if one needs it."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from adjoint import tree
-from adjoint.compiler.call import Call
 from adjoint.compiler.compile import Compiled
 from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor
@@ -230,7 +229,7 @@ def _graph(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
         return graph_of([target._node])
     if isinstance(target, Compiled):
         with target._lock:
-            return graph_of_program(target._variant(Call(args, kwargs, target._parameters)).program)
+            return graph_of_program(target._shown(args, kwargs).program)
     if not callable(target):
         raise InputError(
             f"draw: the first argument must be a tensor, a function or a module, not "

@@ -6,6 +6,7 @@ import io
 import itertools
 import random
 import re
+import types
 import warnings
 from typing import Any
 
@@ -541,7 +542,9 @@ def test_a_program_can_be_looked_at() -> None:
     text = f.program(np.ones(3))
     assert "multiply(%0, 2.0)  float64[3]" in text
     assert "test_functions.py:" in text
+    f(np.ones(3))
     assert f.stats()["programs"][0]["instructions"] == 2
+    assert f.program(np.ones(3)) == text
 
 
 def test_compiling_false_runs_the_function() -> None:
@@ -1069,3 +1072,70 @@ def test_products_of_arrays_in_any_layout_have_the_bits_of_eager_code(f: Any, la
         with ad.config.compiling(False):
             expected = ad.gradients(compiled(x), [w])[0]
         assert ad.gradients(compiled(x), [w])[0].numpy().tobytes() == expected.numpy().tobytes()
+
+
+def test_showing_a_program_keeps_and_counts_nothing() -> None:
+    state = types.SimpleNamespace(n=0)
+
+    def f(x: Any) -> Any:
+        if x.ndim > 1:
+            state.n += 1
+        return x.sum() + state.n
+
+    compiled = ad.compile(f, limit=1, backend="replay")
+    for n in (2, 3, 4):
+        assert f"float64[{n}]" in compiled.program(np.ones(n))
+        assert compiled.explain(np.ones(n)).startswith("2 instructions")
+    assert compiled.stats() == {**compiled.stats(), "traces": 0, "reasons": [], "programs": []}
+    assert compiled(np.ones(3)) == 3
+    compiled.program(np.ones((2, 2))), compiled.explain(np.ones((2, 2)))
+    assert state.n == 0
+    assert compiled(np.ones(3)) == 3
+    assert compiled.stats()["traces"] == 1
+
+
+def _add_one(x: Any) -> None:
+    x += 1
+
+
+WRITES: list[Any] = [
+    _add_one,
+    lambda x: x.__setitem__(0, 5.0),
+    lambda x: x.__setitem__(slice(1, None), x[1:] * 2),
+    lambda x: x.copy_(ad.zeros(3)),
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("mode", [True, False, "check"])
+def test_writes_into_arguments_are_visible_or_an_error(write: Any, mode: Any) -> None:
+    def f(batch: Any) -> Any:
+        write(batch["x"])
+        return batch["x"].sum()
+
+    compiled = ad.compile(f)
+    eager, given = ad.tensor([1.0, 2.0, 3.0]), ad.tensor([1.0, 2.0, 3.0])
+    array = np.array([1.0, 2.0, 3.0])
+    with ad.config.compiling(mode):
+        for _ in range(3):
+            assert compiled({"x": given}).item() == f({"x": eager}).item()
+            assert given.tolist() == eager.tolist()
+            with pytest.raises(TransformError, match=r"f changes batch\['x'\], which is a NumPy array"):
+                compiled({"x": array})
+    assert array.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", [True, False, "check"])
+def test_scalars_and_copies_of_arrays_may_be_changed(mode: Any) -> None:
+    def f(x: Any, r: Any) -> Any:
+        r += 1
+        y = x.copy()
+        y += r
+        x = x + y
+        x += 1
+        return x
+
+    compiled = ad.compile(f)
+    with ad.config.compiling(mode):
+        for k in range(3):
+            assert compiled(np.ones(2), np.float64(k)).tolist() == [4 + k] * 2
