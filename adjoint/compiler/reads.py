@@ -159,9 +159,11 @@ class _Walk:
     def _walk_library(self, function: types.FunctionType, bound: Any) -> None:
         """Search the user's functions in the closure of a library function, such as a schedule."""
         self.seen.add((id(function), id(bound)))
+        is_op = "op" in function.__code__.co_freevars
         for cell in (function.__closure__ or ()) if is_library(function) else ():
             with suppress(ValueError):  # an empty cell
-                self._reach(cell.cell_contents, 0)
+                if not (is_op and isinstance(cell.cell_contents, BOUND)):  # it reads a cache of the op
+                    self._reach(cell.cell_contents, 0)
 
     def _name(self, what: str, key: Any) -> str:
         """Return ``what``, with a number appended if it is the name of a variable with another key."""

@@ -637,3 +637,13 @@ def test_values_that_are_equal_but_not_alike(name: str) -> None:
     assert f(np.ones(1))[0] == read(first)
     held.value = second
     assert f(np.ones(1))[0] == read(second)
+
+
+def test_caches_of_ops_in_a_list_are_not_guarded() -> None:
+    ops = [ad.tanh, ad.add, ad.where, ad.maximum]
+    f = ad.compile(lambda x: ops[0](ops[1](x, 1.0)))
+    for k in range(3):
+        ad.ones(2) * (0.123 + k)
+        ad.add(ad.ones(2), 0.456 + k)  # eager mode keeps an array of this number
+        f(np.ones(2))
+    assert f.stats()["traces"] == 1
