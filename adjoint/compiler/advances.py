@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import random
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -155,7 +157,17 @@ def _position(value: Any) -> Any:
         return "end" if frame is None else (frame.f_lasti, {k: id(v) for k, v in frame.f_locals.items()})
     if isinstance(value, itertools.count):
         return repr(value)
-    if type(value).__module__ == "builtins" and hasattr(value, "__next__"):  # list_iterator, enumerate, zip
-        _, parts, *state = value.__reduce__()
-        return *state, *(len(p) if isinstance(p, (list, tuple)) else _position(p) or p for p in parts)
+    if type(value).__module__ in ("builtins", "itertools") and hasattr(value, "__next__"):
+        with suppress(TypeError), warnings.catch_warnings():  # iterators of itertools: until Python 3.13
+            warnings.simplefilter("ignore", DeprecationWarning)
+            parts = value.__reduce__()[1:]
+            return tuple([_position_in(x) for p in parts for x in (p if isinstance(p, tuple) else (p,))])
     return None
+
+
+def _position_in(part: Any) -> Any:
+    """Return a value for comparing a part of an iterator: a length, a position, a number or an id."""
+    if isinstance(part, (list, tuple)):
+        return len(part)
+    found = _position(part)
+    return found if found is not None else part if isinstance(part, (int, str)) else id(part)
