@@ -439,7 +439,8 @@ MISTAKES = [
     (IndexingError, lambda: x34[0.5],
      "an index must consist of integers, slices and masks, but contains float64 values.\n"
      "  To use the values as integers, cast them: i.astype(int)."),
-    (IndexingError, lambda: x34[0:"a"], "the bounds and step of a slice must be integers or None, but one is 'a'."),
+    (IndexingError, lambda: x34[0:1.5], "the bounds and step of a slice must be integers or None, but one is 1.5.\n"
+                                             "  Convert it: int(n)."),
     (IndexingError, lambda: x34[::0], "the step of a slice must not be 0, but the slice is slice(None, None, 0)."),
     (IndexingError, lambda: x34[np.ones(4, bool)], "a mask must have the lengths of the axes that it selects from, but has shape (4,) for axes 0 to 0 of "
                                                    "shape (3, 4)."),
