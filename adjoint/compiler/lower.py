@@ -8,6 +8,7 @@ import numpy as np
 
 import adjoint.compiler.rearrange
 import adjoint.compiler.recurrences
+import adjoint.compiler.reductions
 import adjoint.compiler.windows  # noqa: F401  these modules register rules
 from adjoint.compiler.decompose import Primitives
 from adjoint.compiler.program import Host, Instruction, Program
