@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.phrases import LARGE, NAMES, phrase
+from adjoint.compiler.phrases import LARGE, NAMES, is_spread, phrase
 from adjoint.compiler.program import Instruction, Program
 from adjoint.compiler.symbolic import ADD_INTO, VIEWS, Symbolic, add_in_place
 from adjoint.compiler.tables import tables_of
 from adjoint.core.eager import UFUNCS
 from adjoint.core.references import OF_CALLER
-from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
+from adjoint.threads.spread import function_in_pieces
 
 __all__ = ["build", "forward_of"]
 
@@ -290,9 +290,9 @@ def forward_of(i: Instruction) -> Callable[..., Any]:
 
     If the function is expensive and the array large, threads compute pieces of the result, as in eager mode.
     """
+    if is_spread(i):
+        return partial(function_in_pieces, UFUNCS.get(i.op.forward, i.op.forward))
     forward: Callable[..., Any] = i.op.forward
-    if i.op.kind != "host" and i.op.costly and i.outs[0].size >= COSTLY_SIZE:
-        return partial(function_in_pieces, forward)
     return forward
 
 

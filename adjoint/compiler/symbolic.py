@@ -147,12 +147,13 @@ class Symbolic(Unknown):
         return self.trace.call_host(ADD_INTO, (total, self), [(total.shape, total.dtype)], {"key": key})[0]
 
     def any_nan(self, values: Any) -> Symbolic:
-        """Return a symbolic bool: True if one of ``values`` contains NaN."""
-        return self.trace.call_host(_ANY_NAN, tuple(values), [((), np.dtype(bool))])[0]
+        """Return a symbolic bool: True if one of ``values`` contains NaN.
 
-    def unless(self, condition: Any, other: Any) -> Symbolic:
-        """Return this value, or ``other`` in calls where a symbolic condition is true."""
-        return self.trace.call_host(_OTHER, (condition, self, other), [(self.shape, self.dtype)])[0]
+        ``where(condition, a, b)`` with this condition computes ``a`` only in calls where it is true.
+        """
+        (found,) = self.trace.call_host(_ANY_NAN, tuple(values), [((), np.dtype(bool))])
+        self.trace.conditions.add(found.id)
+        return found
 
     def _refuse(self, *_: Any) -> Never:
         raise refused(
@@ -213,7 +214,7 @@ ADD_INTO = Host("add_into", _add_into)
 _ANY_NAN = Host("any_nan", _any_nan)
 # The last argument of these two is computed only if ``when(first argument)`` is true.
 _KEEP_ZEROS = Host("keep_zeros", lambda g, live: np.where(live, g, np.asarray(0, g.dtype)), when=may_have_nan)
-_OTHER = Host("other", lambda flag, first, other: other, when=bool)
+OTHER = Host("other", lambda flag, first, other: other, when=bool)
 
 
 class Root(Symbolic):

@@ -26,7 +26,7 @@ from adjoint.compiler.program import Host, Instruction, Program, Write
 from adjoint.compiler.reads import named_reads
 from adjoint.compiler.replay import build
 from adjoint.compiler.sources import Held, Sources
-from adjoint.compiler.symbolic import Nonzero, Number, Root, Symbolic, ended_error, refused
+from adjoint.compiler.symbolic import OTHER, Nonzero, Number, Root, Symbolic, ended_error, refused
 from adjoint.config import fork_count, held_across_fork, locked, watched
 from adjoint.core.infer import infer
 from adjoint.core.inplace import is_view
@@ -60,6 +60,7 @@ class Trace(Sources):
         self.modules: dict[int, Any] = {}  # modules that were called, by id
         self.reached: list[Any] = []  # values of the variables that functions called by the library read
         self.actions: list[Write] = []  # updates of optimisers and gradients for micro-batches, in order
+        self.conditions: set[int] = set()  # the ids of conditions under which values are computed
         self.deferred: dict[int, Callable[[], None]] = {}  # how to compute values that nothing has read yet
         self.counted: dict[int, tuple[Any, dict[int, int]]] = {}  # see ``updates_of``
         # functions, the programs that compute their arguments, their results, and the reason for a retrace
@@ -235,6 +236,10 @@ class Trace(Sources):
         if getattr(op, "call", False):
             return op.forward(*args)
         own = tuple([self._operand(a) for a in args])
+        if op.name == "where" and getattr(own[0], "id", None) in self.conditions:
+            flag, other, first = own
+            if _is_like(other, first):
+                return self._add(OTHER, (flag, first, other), {}, [(first.shape, first.dtype)])[0]
         known = tuple([a.kind(1) if isinstance(a, Number) else a for a in own])  # 1 has the same dtype rules
         outs = self._add(op, own, params, infer(op, known, params))
         return outs if op.outputs > 1 else outs[0]
@@ -610,6 +615,12 @@ class Trace(Sources):
                 t._extra.grad = h.grad
         self.refused = None  # its traceback refers to the frames of the function
         self.released = True
+
+
+def _is_like(a: Any, b: Any) -> bool:
+    """Return whether two operands are arrays of the same shape and dtype."""
+    arrays = isinstance(a, Symbolic) and isinstance(b, Symbolic) and not (a.weak or b.weak)
+    return arrays and a.shape == b.shape and a.dtype == b.dtype
 
 
 def _take(leaves: list[Tensor], *gradients: Any) -> None:

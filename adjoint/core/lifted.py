@@ -206,10 +206,6 @@ class Unknown(Lifted):
         def any_nan(self, values: Any) -> Any:
             """Return a traced condition: whether one of these values has a NaN."""
 
-        @abstractmethod
-        def unless(self, condition: Any, other: Any) -> Any:
-            """Return this value, or ``other`` in calls where ``condition`` is true."""
-
 
 def level_of(value: Any) -> int:
     """Return the nesting level of the transform that a value belongs to; 0 for an array."""

@@ -105,8 +105,6 @@ def _unless_nan(xp: Namespace, tangents: list[Any], kept: list[Any]) -> list[Any
     if not known:
         return kept
     nan = known[0].any_nan(known)
-    if all(u is t for u, t in zip(known, tangents, strict=False)) and len(known) == len(tangents):
-        return [t.unless(nan, k) for t, k in zip(tangents, kept, strict=True)]
     return [t if t is None or k is None else xp.where(wrap(nan) if xp is rec else nan, k, t)
             for t, k in zip(tangents, kept, strict=True)]  # fmt: skip
 

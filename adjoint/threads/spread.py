@@ -136,19 +136,31 @@ def run_parts(work: Callable[[T], object], parts: Sequence[T], threads: int) -> 
         spreading.set(before)
 
 
-def function_in_pieces(f: Callable[..., Any], a: ndarray[Any, Any], out: Any = None) -> Any:
-    """Return ``f(a)`` for a slow function and a large array, computed in several threads.
+def function_in_pieces(f: Callable[..., Any], *operands: Any, out: Any = None) -> Any:
+    """Return ``f(*operands)`` for an elementwise function and large arrays, computed in several threads.
 
-    The result is bitwise equal to ``f(a)`` in one thread.  It is written to ``out``, if that is given.
+    The result is bitwise equal to that of one thread.  It is written to ``out``, if that is given.  One of
+    the operands must have axes.  Operands that differ in shape or dtype, or are not row-major, are computed
+    in one thread; this does not apply to numbers and 0-d arrays.
     """
+    arrays = [a for a in operands if getattr(a, "ndim", 0)]
+    a = arrays[0]
     threads = threads_for(a.size, COSTLY_SIZE // 2)
-    if threads == 1 or a.dtype.char not in "fd" or not a.flags.c_contiguous:
-        return f(a) if out is None else f(a, out)
+    fits = a.dtype.char in "fd" and all(
+        [b.shape == a.shape and b.dtype is a.dtype and b.flags.c_contiguous for b in arrays]
+    )
+    if threads == 1 or not fits:
+        return f(*operands) if out is None else f(*operands, out)
     if out is None:
         out = np.empty_like(a)
-    source, target = a.reshape(-1), out.reshape(-1)
+    sources = [b.reshape(-1) if getattr(b, "ndim", 0) else b for b in operands]
+    target = out.reshape(-1)
+
+    def compute(s: slice) -> None:
+        f(*[b[s] if getattr(b, "ndim", 0) else b for b in sources], target[s])
+
     length = -(-a.size // (4 * threads * _VECTORS)) * _VECTORS
-    run_parts(lambda s: f(source[s], target[s]), pieces(a.size, length), threads)
+    run_parts(compute, pieces(a.size, length), threads)
     return out
 
 

@@ -1148,3 +1148,36 @@ def test_scalars_and_copies_of_arrays_may_be_changed(mode: Any) -> None:
     with ad.config.compiling(mode):
         for k in range(3):
             assert compiled(np.ones(2), np.float64(k)).tolist() == [4 + k] * 2
+
+
+def test_forward_mode_pushes_again_only_in_calls_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hessian of a batch of tangents runs its second pass, which keeps zeros, only if the first has a NaN."""
+
+    def f(x: Any) -> Any:
+        return (ad.sqrt(ad.tanh(x) + 1.0) * x).sum()
+
+    hessian = ad.compile(ad.hessian(f), backend="replay")
+    x = np.array([0.3, 0.5, 0.7])
+    assert np.array_equal(hessian(x), ad.hessian(f)(x))
+    calls: list[str] = []
+    source = hessian._variants[0].built.__globals__
+    for name, each in [(k, v) for k, v in source.items() if k.startswith("f") and "sech_squared" in k]:
+        monkeypatch.setitem(source, name, lambda *a, name=name, each=each: calls.append(name) or each(*a))
+    hessian(x)
+    once = len(calls)
+    calls.clear()
+    with np.errstate(all="ignore"):
+        hessian(np.array([0.3, np.nan, 0.7]))
+    assert len(calls) == 2 * once > 0
+
+
+@pytest.mark.parametrize("inner", [ad.hessian, ad.jacfwd, lambda f: ad.vmap(ad.grad(f))])
+def test_zeros_of_tangents_survive_infinite_derivatives(inner: Any) -> None:
+    def f(x: Any) -> Any:
+        return ad.where(x > 0, ad.sqrt(x), 0.0).sum(-1) * (x * x).sum()
+
+    compiled = ad.compile(inner(f), backend="replay")
+    with np.errstate(all="ignore"):
+        for x in (np.array([1.0, 0.0, 2.0]), np.array([1.0, 3.0, 2.0]), np.array([0.0, 0.0, np.inf])):
+            x = x[:, None] if "lambda" in str(inner) else x
+            assert np.array_equal(compiled(x), inner(f)(x), equal_nan=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import adjoint as ad
 from adjoint.compiler import phrases, replay, tables
+from adjoint.threads import spread
 
 N = 4
 VIEWS = [
@@ -48,6 +49,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make programs look for memory to reuse for arrays of any size."""
     for module in (replay, phrases, tables):
         monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setattr(phrases, "_SPREAD", 1)
+    monkeypatch.setattr(spread, "COSTLY_SIZE", 4)  # so that threads compute parts of these arrays
     monkeypatch.setattr(tables, "_FEW", 0)
 
 

@@ -375,6 +375,25 @@ def test_the_bits_of_a_costly_function_are_those_of_one_pass(large_from_3000, f,
         assert got.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("f", [np.add, np.subtract, np.multiply, np.divide], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_bits_of_a_function_of_two_arrays_are_those_of_one_pass(large_from_3000, f, dtype):
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((90, 91)).astype(dtype) for _ in range(2))
+    x[0, :4] = np.nan, np.inf, -0.0, 0.0
+    number, row = np.asarray(2.5, dtype), y[:1]
+    pairs = [(x, y), (x, x), (x, number), (number, y), (x, 3.0), (x, row), (x.T, y.T), (x, y.T.copy().T)]
+    pairs += [(x, y.astype(np.float32)), (x, y[::-1]), (x, np.broadcast_to(number, x.shape))]
+    with np.errstate(all="ignore"):
+        for a, b in pairs:
+            expected, got = f(a, b), mechanism.function_in_pieces(f, a, b)
+            assert (got.dtype, got.shape, got.strides) == (expected.dtype, expected.shape, expected.strides)
+            assert got.tobytes() == expected.tobytes()
+        again = x.copy()
+        assert mechanism.function_in_pieces(f, again, y, out=again) is again
+        assert again.tobytes() == f(x, y).tobytes()
+
+
 def test_a_costly_function_of_a_large_tensor(monkeypatch):
     x = ad.tensor(np.linspace(-3.0, 3.0, 2**18).reshape(2**9, 2**9), requires_grad=True)
     seen: list[int] = []
