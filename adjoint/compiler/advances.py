@@ -6,6 +6,7 @@ item, at each call, and would not set the hyper-parameters again.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import types
@@ -40,7 +41,7 @@ class Advances:
 
     def __init__(self, values: Iterable[Any]) -> None:
         found: dict[int, Any] = {}
-        for value in values:
+        for value in {id(v): v for v in values}.values():
             for each in _found(value, 0):
                 found[id(each)] = each
         groups = [found.pop(id(each)) for each in [*found.values()] if _is_group(each)]
@@ -101,7 +102,8 @@ def _found(value: Any, depth: int) -> Iterator[Any]:
     """
     if isinstance(value, (types.BuiltinFunctionType, types.MethodType)):  # rng.normal
         value = value.__self__
-    if isinstance(value, _PLAIN) or depth > _DEEPEST:
+    cls: type = type(value)
+    if _is_skipped(cls) or depth > _DEEPEST:
         return
     if isinstance(value, _DRAWS) or _is_group(value) or _position(value) is not None:
         yield value
@@ -117,6 +119,12 @@ def _found(value: Any, depth: int) -> Iterator[Any]:
         inside = getattr(value, "__dict__", {}).values()
     for each in itertools.islice(inside, _MOST):
         yield from _found(each, depth + 1)
+
+
+@functools.lru_cache(1024)
+def _is_skipped(cls: type) -> bool:
+    """Return whether values of a class contain nothing to search: plain data, and layers of the library."""
+    return issubclass(cls, _PLAIN) or (is_library(cls) and hasattr(cls, "named_modules"))
 
 
 def _is_group(value: Any) -> bool:

@@ -21,6 +21,7 @@ from adjoint.core.user_code import LIBRARIES
 __all__ = [
     "BOUND",
     "BUFFERS",
+    "CACHES",
     "CONTAINERS",
     "DEEPEST",
     "MAPPINGS",
@@ -45,7 +46,7 @@ _BY_VALUE = frozenset(("datetime", "decimal", "fractions", "pathlib", "uuid"))  
 MAPPINGS = (dict, types.MappingProxyType)
 BUFFERS = (array, bytearray)  # their elements are new objects at each access
 CONTAINERS = (list, tuple, set, frozenset, deque, *MAPPINGS, *BUFFERS)
-_CACHES = ("_parameters", "_buffers")  # attributes of modules with the names of their tensors
+CACHES = ("_parameters", "_buffers")  # attributes of modules with the names of their tensors
 DEEPEST = 4  # nesting depth of containers; objects below it are compared by identity
 
 
@@ -54,6 +55,11 @@ def snapshot(value: Any, depth: int = 0) -> Any:
 
     ``depth`` is the number of containers around ``value``.
     """
+    kind = type(value)
+    if kind in _AS_IS:
+        return kind, value
+    if kind is Tensor or is_module(value):
+        return "object", id(value)
     if isinstance(value, np.generic):  # before float: np.float64 is a subclass, and promotes differently
         return value.dtype, value.tobytes()
     if isinstance(value, (float, complex)):
@@ -157,59 +163,76 @@ def is_flat(value: Any) -> bool:
     )
 
 
-def _marks(owner: Any, tree: bool) -> dict[str, Any]:
-    """Return a snapshot of each attribute of an object, by name.
-
-    Attributes that equal the class's default, and empty parameter caches of modules, are left out.  If
-    ``tree`` is true, only tensors, modules, ``training`` and the names of tensors are included.
-    """
-    marks = {
-        k: snapshot(v)
-        for k, v in vars(owner).items()
-        if (v if k in _CACHES else not tree or isinstance(v, Tensor) or is_module(v) or k == "training")
-    }
-    return {k: mark for k, mark in marks.items() if mark != snapshot(getattr(type(owner), k, owner))}
-
-
 class ObjectGuard:
     """Checks that the attributes of an object, such as a module, and their order are unchanged.
 
     If ``tree`` is true, only the parameters, buffers, submodules and ``training`` of a module are compared.
     """
 
-    __slots__ = ("attributes", "containers", "ids", "marks", "owner", "tree", "values", "what")
+    __slots__ = ("attributes", "containers", "ids", "names", "owner", "tensors", "tree", "values", "what")
 
     def __init__(self, what: str, owner: Any, tree: bool = False) -> None:
         self.what = what
         self.owner = owner
         self.tree = tree
-        self.marks = _marks(owner, tree)
         self._look()
 
     def _look(self) -> None:
         self.attributes: dict[str, Any] = vars(self.owner)
-        self.values = list(self.attributes.values())  # kept alive, so that no id is reused
+        self.names = [*self.attributes]
+        self.values = [*self.attributes.values()]  # kept alive, so that no id is reused
         self.ids = [*map(id, self.values)]
+        self.tensors = {k: tuple(v) for k in CACHES if (v := self.attributes.get(k))}  # names of tensors
         self.containers = [
             Guard(k, functools.partial(itself, v))
             for k, v in self.attributes.items()
-            if isinstance(v, CONTAINERS) and not self.tree and k not in _CACHES
+            if type(v) not in _AS_IS and isinstance(v, CONTAINERS) and not self.tree and k not in CACHES
         ]
 
     def holds(self) -> bool:
         """Return whether all attributes are unchanged; ids are compared first, because that is faster."""
         attributes = vars(self.owner)  # not ``self.attributes``: ``__dict__`` may have been assigned
         if attributes is not self.attributes or [*map(id, attributes.values())] != self.ids:
-            if [*_marks(self.owner, self.tree).items()] != [*self.marks.items()]:
+            if [*self._now().items()] != [*self._before().items()]:
                 return False
             self._look()
         return all([g.holds() for g in self.containers])  # noqa: C419  a generator costs more
 
     def reason(self) -> str:
         """Return the text "NAME changed", with the names of the attributes."""
-        now = _marks(self.owner, self.tree)
-        names = [k for k in {**now, **self.marks} if now.get(k) != self.marks.get(k)]
+        now, before = self._now(), self._before()
+        names = [k for k in {**now, **before} if now.get(k) != before.get(k)]
         return f"{self.what}.{', '.join(names)} changed" if names else f"the order in {self.what} changed"
+
+    def _now(self) -> dict[str, Any]:
+        """Return a snapshot of each attribute, by name."""
+        attributes = vars(self.owner)
+        return self._marks(attributes, {k: tuple(v) for k in CACHES if (v := attributes.get(k))})
+
+    def _before(self) -> dict[str, Any]:
+        """Return what ``_now`` would have returned at the last ``_look``."""
+        known = {**self.tensors, **{g.what: g.mark for g in self.containers}}
+        return self._marks(dict(zip(self.names, self.values, strict=True)), known)
+
+    def _marks(self, attributes: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+        """Return a snapshot of each of the ``attributes`` that is compared; those in ``known`` are known.
+
+        Attributes that equal the class's default, and empty lists of tensors' names, are left out.
+        """
+        marks = {}
+        cls = type(self.owner)
+        for k, v in attributes.items():
+            if k in known:
+                marks[k] = known[k]
+            elif k in CACHES or (
+                self.tree and not isinstance(v, Tensor) and not is_module(v) and k != "training"
+            ):
+                continue
+            else:
+                marks[k] = snapshot(v)
+            if hasattr(cls, k) and marks[k] == snapshot(getattr(cls, k)):
+                del marks[k]
+        return marks
 
 
 def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:

@@ -421,7 +421,7 @@ class _Backwards:
         if g is None:
             return
         before, after = (Symbolic(self.loop.sub, operand.shape, operand.dtype) for _ in range(2))
-        self.program.body.append(Instruction(OPS["add"], (before, g), {}, (after,), True, ""))
+        self.program.body.append(Instruction(OPS["add"], (before, g), {}, (after,), True))
         self.carry.append((before, self.loop.outer.value(np.zeros(operand.shape, operand.dtype))))
         self._add_result(k, after)
 

@@ -75,7 +75,7 @@ class _Lowering:
         found = self.known[value.id]
         if found.dtype in DTYPES or found.node.op != "source":
             return found
-        copy = Instruction(_COPY, (value,), {}, (value,), False, "")
+        copy = Instruction(_COPY, (value,), {}, (value,), False)
         (found,) = self.graph.call(copy, (found,), [(tuple(value.shape), value.dtype, False)])
         self.reasons[found.node.args[0].node.id] = f"{value.dtype} has no native form"
         return found

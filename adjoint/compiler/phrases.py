@@ -50,14 +50,15 @@ def phrase(i: Instruction, args: list[str], target: str) -> Phrase:
 
 
 def is_spread(i: Instruction) -> bool:
-    """Return whether several threads compute an instruction: its arrays are large, or its function is slow."""
-    if i.op.kind != "elementwise" or i.params or not i.outs[0].shape:
+    """Return whether threads compute an instruction: its arrays are large, or its function is slow."""
+    if i.op.kind != "elementwise" or i.params or len(i.outs) != 1:
         return False
     (out,) = i.outs
     if i.op.costly:
         return out.size >= COSTLY_SIZE
-    same = all(a.dtype == out.dtype for a in i.args if isinstance(a, Symbolic) and a.shape)
-    return i.op.forward in _INFIX and same and out.size * out.dtype.itemsize >= _SPREAD
+    if i.op.forward not in _INFIX or not out.shape or out.size * out.dtype.itemsize < _SPREAD:
+        return False
+    return all(a.dtype == out.dtype for a in i.args if isinstance(a, Symbolic) and a.shape)
 
 
 def _simple(text: Callable[[Instruction], str]) -> Callable[..., Phrase]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from adjoint.core.user_code import Position, line_at
+
 if TYPE_CHECKING:
     from adjoint.compiler.symbolic import Symbolic
 
@@ -45,12 +47,12 @@ class Host:
 class Instruction:
     """One op, its operands (values and Python numbers) and its results ``outs``.
 
-    ``quiet`` means that floating-point warnings are off, as in a backward pass.  ``line`` is the "file:line"
-    of the user's code.  ``in_place`` means that eager mode writes the result into the first operand, so the
-    result must have the memory layout of that operand.
+    ``quiet`` means that floating-point warnings are off, as in a backward pass.  ``position`` is the position
+    in the user's code, or None.  ``in_place`` means that eager mode writes the result into the first operand,
+    so the result must have the memory layout of that operand.
     """
 
-    __slots__ = ("args", "in_place", "line", "op", "outs", "params", "quiet")
+    __slots__ = ("args", "in_place", "op", "outs", "params", "position", "quiet")
 
     def __init__(
         self,
@@ -59,15 +61,20 @@ class Instruction:
         params: dict[str, Any],
         outs: tuple[Symbolic, ...],
         quiet: bool,
-        line: str,
+        position: Position | None = None,
     ) -> None:
         self.op = op
         self.args = args
         self.params = params
         self.outs = outs
         self.quiet = quiet
-        self.line = line
+        self.position = position
         self.in_place = False
+
+    @property
+    def line(self) -> str:
+        """The "file:line" of the user's code."""
+        return "" if self.position is None else line_at(self.position)
 
     def __str__(self) -> str:
         given = [str(a) for a in self.args]

@@ -28,6 +28,7 @@ import numpy as np
 from adjoint.compiler.bytecode import EVERY, loads
 from adjoint.compiler.guards import (
     BOUND,
+    CACHES,
     CONTAINERS,
     DEEPEST,
     MAPPINGS,
@@ -93,6 +94,7 @@ class _Walk:
         self.installed = 0  # how many functions of installed packages were searched
         self.names: dict[str, Any] = {}  # the key of the variable that has each name
         self.modules: set[int] = set()  # the ids of the modules that were found
+        self.trees: dict[int, list[Any]] = {}  # by the id of a module: modules of the user's classes in it
 
     def run(self) -> None:
         """Search until nothing new is found: code found later may name attributes of earlier objects."""
@@ -296,15 +298,22 @@ class _Walk:
                 self._reach(value.__wrapped__, depth + 1)
             self._add_functions_of(value)
         elif is_module(value):
-            for module in value.modules():
-                self._reach_module(module, depth)
+            own = self.trees.get(id(value))
+            if own is None:
+                modules = list(value.modules())
+                classes: list[type] = list(map(type, modules))
+                own = [m for m, cls in zip(modules, classes, strict=True) if _own_classes(cls)]
+                self.trees[id(value)] = own
+                for module in modules:
+                    self._reach_module(module, depth)
+            for module in own:
+                self.todo += _methods(type(module), module, self.free)
         else:
             self.todo += _methods(type(value), value, self.free)
             self._add_state(value)
 
     def _reach_module(self, module: Any, depth: int) -> None:
-        """Add a module to ``values``, and search its methods and the functions that it stores."""
-        self.todo += _methods(type(module), module, self.free)
+        """Add a module to ``values``, and search the functions that it stores."""
         if id(module) in self.modules:
             return
         self.modules.add(id(module))
@@ -314,8 +323,10 @@ class _Walk:
         if not is_library(type(module)):
             read = functools.partial(itself, module)
             self.owners[self._name(type(module).__name__, ("module", id(module)))] = module, read
-        for each in vars(module).values():  # such as a distance function passed to a loss
-            if isinstance(each, _FUNCTIONS) or (library and not is_module(each)):
+        for name, each in vars(module).items():  # such as a distance function passed to a loss
+            if type(each) in _INERT or name in CACHES or is_module(each):
+                continue
+            if library or isinstance(each, _FUNCTIONS):
                 self._reach(each, depth)
 
     def _add_state(self, value: Any) -> None:

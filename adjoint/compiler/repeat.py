@@ -74,7 +74,7 @@ class Repeat:
             found.sources.append(Source("argument", Symbolic(s.value.trace, shape, s.value.dtype), k))
         values = tuple([s.value for s in found.sources])
         outs = tuple([Symbolic(values[0].trace, *spec) for spec in self.specs()])
-        found.body = [Instruction(Host("scan", steps, len(outs)), values, {}, outs, True, "")]
+        found.body = [Instruction(Host("scan", steps, len(outs)), values, {}, outs, True)]
         found.results = list(outs)
         return found
 

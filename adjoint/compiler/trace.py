@@ -34,7 +34,7 @@ from adjoint.core.lifted import Lifted, enclosing, level_of, next_level, tracing
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, Traced, wrap
-from adjoint.core.user_code import fast_user_line, user_line
+from adjoint.core.user_code import user_line, user_position
 from adjoint.errors import AdjointError, TransformError
 from adjoint.grads.slots import sink
 
@@ -232,10 +232,12 @@ class Trace(Sources):
 
     def emit(self, op: Any, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """Add an instruction to the program; return the symbols of its results."""
-        self._check_thread()
         if getattr(op, "call", False):
             return op.forward(*args)
-        own = tuple([self._operand(a) for a in args])
+        direct = not self.deferred
+        own = tuple(
+            [a if type(a) is Symbolic and direct and a.trace is self else self._operand(a) for a in args]
+        )
         if op.name == "where" and getattr(own[0], "id", None) in self.conditions:
             flag, other, first = own
             if _is_like(other, first):
@@ -302,7 +304,7 @@ class Trace(Sources):
             raise ended_error(next((a for a in args if isinstance(a, Symbolic)), None))
         self._check_thread()
         quiet = np.geterr()["invalid"] == "ignore"
-        self.program.body.append(Instruction(op, args, params, outs, quiet, fast_user_line(3)))
+        self.program.body.append(Instruction(op, args, params, outs, quiet, user_position(3)))
 
     def _check_thread(self) -> None:
         if self.ended:

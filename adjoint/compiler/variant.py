@@ -497,7 +497,9 @@ def _spent(name: str, out: Tensor, leaves: list[Tensor]) -> Node:
 
     A second backward from this result then raises, as in eager mode.  ``leaves`` are the parents of the node.
     """
-    like = np.broadcast_to(np.zeros((), out.dtype), out.shape)
+    like = np.zeros((), out.dtype)
+    if out.shape:
+        like = np.broadcast_to(like, out.shape)
     op = new_op(name, (True,) * (1 + len(leaves)), False, 1)
     op.joint = op.forward  # never called: the engine raises first, because the node is released
     node = node_of(op, (wrap(like), *leaves), {}, (None, *leaves), like)

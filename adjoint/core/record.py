@@ -191,7 +191,7 @@ def node_of(
     ``parents`` are the nodes and leaves that the gradients of the arguments flow to, and ``data`` is the
     output.  ``values`` are the arguments of the forward, if numbers among ``args`` were converted.
     """
-    wanted = sum(1 << i for i, p in enumerate(parents) if p is not None)
+    wanted = sum([1 << i for i, p in enumerate(parents) if p is not None])
     return make_node(op, wanted, args, values_of(args) if values is None else values, params, parents, data)
 
 
@@ -273,14 +273,14 @@ def record_results(
     """
     several = op.outputs > 1
     outputs = data if several else (data,)
-    outputs = tuple(d if isinstance(d, (ndarray, Lifted)) else as_result(op, d) for d in outputs)
+    outputs = tuple([d if isinstance(d, (ndarray, Lifted)) else as_result(op, d) for d in outputs])
     if special.count:
         if (watcher := observer.get()) is not None:
             watcher.computed(op)
         if anomaly.get():
             check_finite(op, operands, outputs, "forward")
     results = tuple(map(wrap, outputs))
-    wants = op.differentiable and _recording() and any(differentiable(d.dtype) for d in outputs)
+    wants = op.differentiable and _recording() and True in [differentiable(d.dtype) for d in outputs]
     parents = parents_of(op, operands) if wants else None
     if wants and special.count:
         parents = _watched_parents(op, operands, parents)

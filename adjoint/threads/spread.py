@@ -147,7 +147,7 @@ def function_in_pieces(f: Callable[..., Any], *operands: Any, out: Any = None) -
     a = arrays[0]
     threads = threads_for(a.size, COSTLY_SIZE // 2)
     fits = a.dtype.char in "fd" and all(
-        [b.shape == a.shape and b.dtype is a.dtype and b.flags.c_contiguous for b in arrays]
+        b.shape == a.shape and b.dtype is a.dtype and b.flags.c_contiguous for b in arrays
     )
     if threads == 1 or not fits:
         return f(*operands) if out is None else f(*operands, out)
