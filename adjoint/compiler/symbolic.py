@@ -50,6 +50,7 @@ class Symbolic(Unknown):
 
     def lift(self, value: Any) -> Symbolic:
         """Return the symbol of a tensor or an array that was made outside of the trace."""
+        self.check_running()
         return self.trace.value(value)
 
     def detached(self) -> Symbolic:
@@ -58,6 +59,7 @@ class Symbolic(Unknown):
 
     def adopt(self, leaf: Any) -> None:
         """Replace the array of the tensor ``leaf`` by a symbol, until the end of the trace."""
+        self.check_running()
         self.trace.capture(leaf)
 
     def marker(self) -> Root:
@@ -73,9 +75,13 @@ class Symbolic(Unknown):
         return self.known
 
     def check_running(self) -> None:
-        """Raise if the trace has ended: the function stored this value instead of returning it."""
+        """Raise if the trace has ended, or runs in another thread.
+
+        It has ended if the function stored this value instead of returning it.
+        """
         if self.trace.ended:
             raise ended_error(self)
+        self.trace.check_thread()
 
     def evaluate(self, op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """Add an instruction to the program; return the symbols of its results."""
@@ -154,6 +160,12 @@ class Symbolic(Unknown):
         (found,) = self.trace.call_host(_ANY_NAN, tuple(values), [((), np.dtype(bool))])
         self.trace.conditions.add(found.id)
         return found
+
+    def __getattr__(self, name: str) -> Never:
+        """Raise the error of a missing attribute; in another thread, say that the tensor is traced."""
+        if not name.startswith("_"):
+            self.trace.check_thread()
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def _refuse(self, *_: Any) -> Never:
         raise refused(

@@ -302,11 +302,12 @@ class Trace(Sources):
     ) -> None:
         if self.ended:
             raise ended_error(next((a for a in args if isinstance(a, Symbolic)), None))
-        self._check_thread()
+        self.check_thread()
         quiet = np.geterr()["invalid"] == "ignore"
         self.program.body.append(Instruction(op, args, params, outs, quiet, user_position(3)))
 
-    def _check_thread(self) -> None:
+    def check_thread(self) -> None:
+        """Raise if the trace runs in another thread, or in the parent of a forked process."""
         if self.ended:
             return
         if fork_count() != self.forks:
@@ -543,7 +544,7 @@ class Trace(Sources):
         with watched(tracing, self):
             try:
                 found = finish(f())
-                self._check_thread()
+                self.check_thread()
                 self._raise_refusal()
                 self._note_writes()
                 return found
