@@ -8,10 +8,12 @@ import types
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["EVERY", "loads"]
+__all__ = ["EVERY", "ITEM", "asked", "loads"]
 
 EVERY = "*"  # the last item of a chain if the name of the attribute is computed: any attribute may be read
-_BY_NAME = ("getattr", "attrgetter", "methodcaller", "vars", "__dict__")  # the names may be in strings
+ITEM = "[]"  # the last item of a chain if the value has an index: ``x.a[0]``
+_ASKING = ("getattr", "hasattr")
+_BY_NAME = (*_ASKING, "attrgetter", "methodcaller", "vars", "__dict__")  # the names may be in strings
 _BY_TEXT = ("globals", "eval", "exec")  # these read variables whose names are in strings
 _IGNORED = ("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
@@ -50,14 +52,30 @@ def loads(outer: types.CodeType) -> list[Load]:
             while used < len(instructions) and instructions[used].opname in _ATTRIBUTE:
                 used += 1
             chain = tuple([x.argval for x in instructions[n + 1 : used]])
+            if _is_item(instructions[used : used + 2]):
+                chain = (*chain, ITEM)
             if kind is None:
                 found.append(Load("free", i.argval, (i.argval, *chain)))
                 continue
             each = [Load(kind, name, ()) for name in names[:-1]] + [Load(kind, names[-1], chain)]
             found += [_through(load, imported) for load in each]
-            if kind == "global" and i.argval in ("getattr", "vars"):
+            if kind == "global" and i.argval in (*_ASKING, "vars"):
                 found += [_through(load, imported) for load in _computed(instructions, n, code is outer)]
     return list(dict.fromkeys(found))
+
+
+@functools.lru_cache(1024)
+def asked(outer: types.CodeType) -> frozenset[str]:
+    """Return the strings in code that calls ``hasattr`` or ``getattr``: attributes that may not exist."""
+    codes = [code for code in _codes(outer) if any(name in _ASKING for name in code.co_names)]
+    return frozenset(name for code in codes for s in _strings(code.co_consts) for name in _names(s))
+
+
+def _is_item(after: list[dis.Instruction]) -> bool:
+    """Return whether two instructions push a number or a variable and use it as an index."""
+    if len(after) < 2 or not after[0].opname.startswith("LOAD_"):
+        return False
+    return after[1].opname == "BINARY_SUBSCR" or (after[1].opname == "BINARY_OP" and after[1].argrepr == "[]")
 
 
 def _instructions(code: types.CodeType) -> list[dis.Instruction]:
@@ -109,35 +127,48 @@ def _imports(instructions: list[dis.Instruction], imported: dict[str, Load]) -> 
 
 
 def _computed(instructions: list[dis.Instruction], n: int, outermost: bool) -> Iterator[Load]:
-    """Yield a ``Load`` of all attributes of the variable that is passed to ``getattr`` or ``vars``.
+    """Yield a ``Load`` for the object that is passed to ``getattr``, ``hasattr`` or ``vars``.
 
-    ``n`` is the index of the instruction that loads ``getattr`` or ``vars``.  Nothing is yielded if the
-    argument is not a variable, or if the name of the attribute is a constant.
+    ``n`` is the index of the instruction that loads this function.  If the name of the attribute is a
+    constant, the chain ends with it, otherwise with ``EVERY``.
     """
+    depths = []  # the number of arguments on the stack after each instruction
     depth = 0
-    second = None  # the instruction that pushes the name of the attribute
     for i in instructions[n + 1 :]:
         if i.opname in ("PRECALL", "CALL") and depth == i.arg:
             break
-        before = depth
         depth += dis.stack_effect(i.opcode, i.arg, jump=False)
-        if before < 2 <= depth:
-            second = i
-    if second is not None and second.opname == "LOAD_CONST":
+        depths.append(depth)
+    else:  # a condition among the arguments, for example
+        yield Load("free", EVERY, (EVERY,))
         return
-    first = instructions[n + 1]
-    kind = _kind(first, outermost)
-    if kind is None:
+    first = _end(depths, 1)
+    name = instructions[n + 2 + first : n + 2 + _end(depths, 2)] if depth > 1 else []
+    last = EVERY
+    if len(name) == 1 and name[0].opname == "LOAD_CONST":
+        last = name[0].argval
+    start = instructions[n + 1]
+    kind = _kind(start, outermost)
+    if isinstance(start.argval, tuple):  # one instruction loads the object and the name
+        yield Load(kind or "free", start.argval[0] if kind else EVERY, (EVERY,))
         return
-    chain = []
-    for i in instructions[n + 2 :]:
-        if i.opname not in _ATTRIBUTE:
-            break
-        chain.append(i.argval)
-    if isinstance(first.argval, tuple):  # one instruction loads the object and the name
-        yield Load(kind, first.argval[0], (EVERY,))
+    rest = instructions[n + 2 : n + 2 + first]
+    if kind is None or not all(i.opname in _ATTRIBUTE for i in rest):
+        yield Load("free", last, (last,))  # an item, or the result of a call
     else:
-        yield Load(kind, first.argval, (*chain, EVERY))
+        yield Load(kind, start.argval, (*[i.argval for i in rest], last))
+
+
+def _end(depths: list[int], count: int) -> int:
+    """Return the index of the last instruction of argument ``count``, counted from 1.
+
+    ``depths`` has the number of values on the stack after each instruction.
+    """
+    found = len(depths) - 1
+    while found > 0 and (depths[found] != count or min(depths[found:]) < count):
+        found -= 1
+    # the last instruction after which there are ``count`` values, before the next argument starts
+    return found
 
 
 def _strings(constants: tuple[object, ...]) -> Iterator[str]:

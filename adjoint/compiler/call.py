@@ -20,7 +20,7 @@ from adjoint.grads.slots import sink
 from adjoint.transforms.inputs import name_of
 from adjoint.words import a
 
-__all__ = ["Call", "Parameters", "Wanted", "check_unchanged"]
+__all__ = ["Call", "Parameters", "Wanted", "check_unchanged", "containers_in"]
 
 _MODES = ("the grad mode", "the default dtype", "whether a micro-batch is open", "the order of dict keys")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -99,6 +99,9 @@ class Parameters:
         return [path for name, child, _ in self.arguments(structure) for path in child.paths(name)]
 
 
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))  # contain no objects
+
+
 class Wanted(NamedTuple):
     """The type, shape, dtype and graph node that an argument must have to run with a traced program."""
 
@@ -160,15 +163,18 @@ class Call:
         self.key = (self.structure, tuple(signature), (*modes, tuple(_key_orders(self.structure))))
 
     def objects(self, parameters: Parameters) -> dict[str, Any]:
-        """Return the arguments that have a ``__dict__``, by parameter name.
+        """Return the arguments that are or contain objects which are not traced, by parameter name.
 
         Traced leaves are replaced by None first.
         """
+        given = [c for child in self.structure.children for c in child.children]
+        if len(self.moves) == len(given) and all(c.kind is tree.Structure.LEAF for c in given):
+            return {}
         moving = set(self.moves)
         leaves = [None if k in moving else leaf for k, leaf in enumerate(self.leaves)]
         args, kwargs = tree.unflatten(self.structure, leaves)
-        given = {**dict(zip(parameters.positional, args, strict=False)), **kwargs}
-        return {k: v for k, v in given.items() if hasattr(v, "__dict__")}
+        named = {parameters.name(k): v for k, v in enumerate(args)} | kwargs
+        return {k: v for k, v in named.items() if type(v) not in _PLAIN}
 
     def fixed(self) -> list[Any]:
         """Return all leaves of the arguments, with None in place of the traced arrays and tensors."""
@@ -224,13 +230,41 @@ class Call:
         return "the arguments changed"
 
 
-def check_unchanged(parameters: Parameters, structure: tree.Structure, made: dict[int, Tensor]) -> None:
-    """Raise TransformError if the function has changed a tensor that stands for an array argument.
+def containers_in(value: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield each list and dictionary in nested arguments, and its items."""
+    if isinstance(value, (list, dict)):
+        yield value, _items(value)
+    if isinstance(value, (list, tuple, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from containers_in(each)
 
-    The array itself is not changed.  ``made`` has these tensors, by their indices among the leaves of the
-    arguments, whose structure is ``structure``.  Tensors without axes may stand for scalars of NumPy, which
-    nothing can change, so they are not checked.
+
+def _items(container: Any) -> list[Any]:
+    """Return the elements of a list, or the keys and values of a dictionary."""
+    return [*container, *container.values()] if isinstance(container, dict) else list(container)
+
+
+def check_unchanged(
+    parameters: Parameters,
+    structure: tree.Structure,
+    containers: list[tuple[Any, list[Any]]],
+    made: dict[int, Tensor],
+) -> None:
+    """Raise TransformError if the function has changed a container or an array that is an argument.
+
+    The function gets copies of containers, and tensors in place of arrays.  ``containers`` has the copies,
+    and the items that they had before the call.  ``made`` has the tensors, by their indices among the leaves
+    of the arguments, whose structure is ``structure``.  Tensors without axes may stand for scalars of NumPy,
+    which nothing can change, so they are not checked.
     """
+    for container, before in containers:
+        now = _items(container)
+        if len(now) != len(before) or any(x is not y for x, y in zip(now, before, strict=True)):
+            raise TransformError(
+                f"ad.compile: {parameters.function} changes {a(type(container).__name__)} that is an "
+                "argument; compiled functions can change only tensors.\n"
+                "  Copy it first, as in batch = dict(batch), or return the new value."
+            )
     for k, t in made.items():
         if t._version and t.shape:
             name = parameters.paths(structure)[k]

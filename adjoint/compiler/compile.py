@@ -15,7 +15,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.compiler import units
-from adjoint.compiler.call import Call, Parameters, check_unchanged
+from adjoint.compiler.call import Call, Parameters, check_unchanged, containers_in
 from adjoint.compiler.check import Variables, run_both
 from adjoint.compiler.direct import Owner
 from adjoint.compiler.machine import binding
@@ -241,7 +241,7 @@ class Compiled(_Callable):
                     return v.run_direct(args), v.plain
         call = Call(args, kwargs, self._parameters)
         if mode == "check":
-            variables = Variables(named_reads(self._f, call.objects(self._parameters), []))
+            variables = Variables(named_reads(self._f, call.objects(self._parameters)).variables)
             variant = self._variant(call)
             both = run_both(variant, call, variables, lambda: self._on_tensors(*args, **kwargs))
             return both, variant.plain
@@ -257,15 +257,17 @@ class Compiled(_Callable):
     def _on_tensors(self, *args: Any, **kwargs: Any) -> Any:
         """Call the original function, with arrays among the arguments converted to tensors, as in a trace."""
         leaves, structure = tree.flatten((args, kwargs))
+        given = args, kwargs
         made: dict[int, Any] = {}
         if any(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves):
             static = self._parameters.static_leaves(structure)
             for k, leaf in enumerate(leaves):
                 if isinstance(leaf, (np.ndarray, np.generic)) and k not in static:
                     leaves[k] = made[k] = wrap(array_of(leaf))
-            args, kwargs = tree.unflatten(structure, leaves)
-        found = self._f(*args, **kwargs)
-        check_unchanged(self._parameters, structure, made)
+            given = tree.unflatten(structure, leaves)
+        containers = list(containers_in(given)) if made else []
+        found = self._f(*given[0], **given[1])
+        check_unchanged(self._parameters, structure, containers, made)
         return found
 
     def _inline(self) -> bool:
@@ -305,7 +307,7 @@ class Compiled(_Callable):
         call = Call(args, kwargs, self._parameters)
         found = self._known(call)
         if found is None:
-            variables = Variables(named_reads(self._f, call.objects(self._parameters), []))
+            variables = Variables(named_reads(self._f, call.objects(self._parameters)).variables)
             try:
                 found = self._traced(call)
             finally:

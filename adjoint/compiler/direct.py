@@ -235,7 +235,7 @@ def add_check(w: Writer, trace: Trace, guards: Sequence[Any], count: int, miss: 
 
     ``count`` is the number of arguments of the generated function.
     """
-    w.names |= {"same": np.array_equal, "exact": exact, "hooks_of": hooks_of, "Tensor": Tensor}
+    w.names |= {"exact": exact, "hooks_of": hooks_of, "Tensor": Tensor}
     _check_tensors(w, trace, miss)
     positions = [h.argument for h in trace.held.values() if h.argument is not None]
     if positions and trace.program.writes:  # trace again if an argument is also a captured tensor
@@ -247,8 +247,6 @@ def add_check(w: Writer, trace: Trace, guards: Sequence[Any], count: int, miss: 
     for g in guards:
         if type(g) is not Guard:
             w.add(f"if not {w.name(g.holds, 'g')}(): {miss}")
-    for array, copy in trace.fixed:
-        w.add(f"if not same({w.name(array)}, {w.name(copy)}): {miss}")
     for function, part, found, _ in trace.decisions:
         call = w.name(make_call(part, trace, build(part), count), "part")
         given = ", ".join(f"x{k}" for k in range(count))

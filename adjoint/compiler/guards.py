@@ -26,9 +26,11 @@ __all__ = [
     "DEEPEST",
     "MAPPINGS",
     "Guard",
+    "Names",
     "ObjectGuard",
     "assign",
     "base_of",
+    "class_attribute",
     "element_ids",
     "exact",
     "is_flat",
@@ -47,7 +49,8 @@ MAPPINGS = (dict, types.MappingProxyType)
 BUFFERS = (array, bytearray)  # their elements are new objects at each access
 CONTAINERS = (list, tuple, set, frozenset, deque, *MAPPINGS, *BUFFERS)
 CACHES = ("_parameters", "_buffers")  # attributes of modules with the names of their tensors
-DEEPEST = 4  # nesting depth of containers; objects below it are compared by identity
+_LARGEST = 1 << 20  # bytes: the elements of larger arrays are not compared
+DEEPEST = 8  # nesting depth of containers; objects below it are compared by identity
 
 
 def snapshot(value: Any, depth: int = 0) -> Any:
@@ -74,6 +77,9 @@ def snapshot(value: Any, depth: int = 0) -> Any:
         return "method", id(value.__func__), id(value.__self__)
     if isinstance(value, BOUND):
         return "method", value.__name__, id(value.__self__)
+    if isinstance(value, functools.partial):  # ``partialmethod`` makes a new one at each access
+        given = (*value.args, *value.keywords, *value.keywords.values())
+        return type(value), id(value.func), tuple([snapshot(v, depth + 1) for v in given])
     if _has_value(value):
         return type(value), repr(value)  # equal times and decimals may have different zones and digits
     if isinstance(value, CONTAINERS) and depth < DEEPEST:
@@ -87,8 +93,8 @@ def snapshot(value: Any, depth: int = 0) -> Any:
                     for k, v in value.items()
                 ]
             )
-        items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-        return type(value), tuple([snapshot(v, depth + 1) for v in items])
+        marks = [snapshot(v, depth + 1) for v in value]
+        return type(value), tuple(sorted(marks, key=repr) if isinstance(value, (set, frozenset)) else marks)
     return "object", id(value)
 
 
@@ -119,14 +125,15 @@ def element_ids(value: Any) -> list[int]:
 class Guard:
     """Checks that the value of ``read()`` is unchanged; ``what`` is the name of the value in messages."""
 
-    __slots__ = ("elements", "ids", "mark", "mutable", "read", "seen", "watch", "what")
+    __slots__ = ("contents", "elements", "ids", "mark", "mutable", "read", "seen", "watch", "what")
 
     def __init__(
         self, what: str, read: Callable[[], Any], watch: Callable[[], list[tuple[Any, ...]]] | None = None
     ) -> None:
         self.what = what
         self.read = read
-        self.watch = watch  # returns the objects that the value depends on, for ``compiler.watch``
+        # returns the objects that the value depends on, for ``compiler.watch``
+        self.watch = watch or getattr(read, "watch", None)
         self.seen = read()  # kept alive, so that its id is not reused
         self.mark = snapshot(self.seen)
         self.mutable = isinstance(self.seen, CONTAINERS)
@@ -136,6 +143,17 @@ class Guard:
         if self.mutable and is_flat(self.seen):
             self.ids = element_ids(self.seen)
             self.elements = (*self.seen, *(self.seen.values() if isinstance(self.seen, MAPPINGS) else ()))
+        self.contents: bytes | None = None  # see ``keep_contents``
+        if type(self.seen) is np.ndarray and self.seen.nbytes <= _LARGEST:
+            self.keep_contents()
+
+    def keep_contents(self) -> None:
+        """Compare the elements of the value, an array, from now on."""
+        self.mutable, self.contents = True, self.seen.tobytes()
+
+    def drop_contents(self) -> None:
+        """Compare only the identity of the value, an array: the program reads its elements at each call."""
+        self.mutable, self.contents = False, None
 
     def holds(self) -> bool:
         """Return whether the value is unchanged."""
@@ -143,6 +161,8 @@ class Guard:
             now = self.read()
         except Exception:  # deleted
             return False
+        if self.contents is not None:
+            return now is self.seen and now.tobytes() == self.contents
         if now is self.seen and (not self.mutable or (self.ids is not None and element_ids(now) == self.ids)):
             return True
         return bool(snapshot(now) == self.mark)
@@ -150,6 +170,27 @@ class Guard:
     def reason(self) -> str:
         """Return the text "NAME changed", with the name of the value."""
         return f"{self.what} changed"
+
+
+class Names:
+    """A function without arguments: which of some names are keys of a dictionary of attributes.
+
+    If ``names`` is None, all keys are returned.
+    """
+
+    __slots__ = ("names", "space")
+
+    def __init__(self, space: dict[str, Any], names: frozenset[str] | None) -> None:
+        self.space = space
+        self.names = names
+
+    def __call__(self) -> tuple[str, ...]:
+        """Return the names that are keys of the dictionary."""
+        return tuple(self.space if self.names is None else self.names & self.space.keys())
+
+    def watch(self) -> list[tuple[Any, ...]]:
+        """Return the objects that the result depends on: the keys of the dictionary."""
+        return [("keys", self.space)]
 
 
 def is_flat(value: Any) -> bool:
@@ -199,9 +240,19 @@ class ObjectGuard:
         return all([g.holds() for g in self.containers])  # noqa: C419  a generator costs more
 
     def reason(self) -> str:
-        """Return the text "NAME changed", with the names of the attributes."""
+        """Return a text that names what changed, such as "Linear.bias changed"."""
         now, before = self._now(), self._before()
         names = [k for k in {**now, **before} if now.get(k) != before.get(k)]
+        items = getattr(type(self.owner), "items_are", None)
+        if items is not None and "length" in names:  # a ``ModuleList`` or another list of items
+            return f"the number of {items} in {self.what} changed"
+        for cache in CACHES:
+            kind = cache[1:-1]  # "parameter" or "buffer"
+            tensors = sorted(set(now.get(cache, ())) ^ set(before.get(cache, ())))
+            if tensors:
+                return f"{kind} {', '.join(tensors)} of {self.what} changed"
+            if cache in names:
+                return f"the order of the {kind}s of {self.what} changed"
         return f"{self.what}.{', '.join(names)} changed" if names else f"the order in {self.what} changed"
 
     def _now(self) -> dict[str, Any]:
@@ -230,7 +281,8 @@ class ObjectGuard:
                 continue
             else:
                 marks[k] = snapshot(v)
-            if hasattr(cls, k) and marks[k] == snapshot(getattr(cls, k)):
+            default = class_attribute(cls, k, self)
+            if default is not self and marks[k] == snapshot(default):
                 del marks[k]
         return marks
 
@@ -256,6 +308,14 @@ def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
 def is_library(function: Any) -> bool:
     """Return whether a function or a class is defined in one of ``LIBRARIES``, not in the user's code."""
     return (getattr(function, "__module__", None) or "").partition(".")[0] in LIBRARIES
+
+
+def class_attribute(cls: type, name: str, missing: Any = None) -> Any:
+    """Return an attribute of a class as it is stored there: a property, not its value.
+
+    Return ``missing`` if the class does not have it.
+    """
+    return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), missing)
 
 
 def is_module(value: Any) -> bool:

@@ -70,7 +70,6 @@ class Inner:
         self.run = build(program)
         outer.modules.update(sub.modules)
         outer.guards += sub.guards
-        outer.fixed += sub.fixed
 
     def _call(self, sub: Trace, f: Callable[..., Any], specs: Specs) -> None:
         given = [wrap(sub.source("argument", shape, dtype, k)) for k, (shape, dtype) in enumerate(specs)]

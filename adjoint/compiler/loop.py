@@ -74,7 +74,6 @@ def trace_scan(
         return None
     outer.modules.update(sub.modules)
     outer.guards += sub.guards
-    outer.fixed += sub.fixed
     outer.undo += sub.undo
     operands = loop.operands(leaves)
     found = apply(loop, operands) if state is None else loop.run_with(state, operands)

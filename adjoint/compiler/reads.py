@@ -11,36 +11,40 @@ methods read state that may change names these attributes in ``_guarded``.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import operator
 import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from adjoint.compiler.bytecode import EVERY, loads
+from adjoint.compiler.bytecode import EVERY, ITEM, asked, loads
 from adjoint.compiler.guards import (
     BOUND,
     CACHES,
     CONTAINERS,
     DEEPEST,
     MAPPINGS,
+    Names,
+    class_attribute,
     is_library,
     is_module,
     itself,
     read_attributes,
+    snapshot,
 )
 from adjoint.core.tensor import Tensor
 from adjoint.core.user_code import LIBRARIES
 
-__all__ = ["named_reads"]
+__all__ = ["Reads", "named_reads"]
 
 _MOST = 100  # at most this many elements of a container are visited
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
@@ -61,28 +65,43 @@ _INSTALLED, _MOST_INSTALLED = ("site-packages", "dist-packages"), 200  # functio
 _STANDARD = frozenset(sys.stdlib_module_names) - _SEARCHED
 
 
-def named_reads(f: Any, objects: dict[str, Any], values: list[Any]) -> dict[str, Callable[[], Any]]:
-    """Find the variables that ``f``, and the user code that it calls, read; return a reader for each.
+class Reads(NamedTuple):
+    """The variables that a function reads.
 
-    The result maps a description of the variable to a function that returns its value.  ``objects`` has the
-    arguments of ``f`` that are not traced, by name.  The present values of the variables, and the modules in
-    them with their submodules, are appended to ``values``.
+    ``variables`` maps a description of each to a function that returns its value.  ``values`` has the present
+    values, and the modules in them with their submodules.  ``indexed`` has the ids of arrays from which
+    Python or NumPy computes, as in ``a[0]`` or ``a.sum()``.
     """
-    walk = _Walk(values)
+
+    variables: dict[str, Callable[[], Any]]
+    values: list[Any]
+    indexed: set[int]
+
+
+def named_reads(f: Any, objects: dict[str, Any]) -> Reads:
+    """Find the variables that ``f``, and the user code that it calls, read.
+
+    ``objects`` has the arguments of ``f`` that are not traced, by name.
+    """
+    walk = _Walk()
     if isinstance(f, functools.partial):
         walk.add_bound(f)
     walk.todo += _functions(f, objects)
-    for name, value in {**objects, "": f}.items():
+    for name, value in {**objects, str(getattr(f, "__name__", type(f).__name__)): f}.items():
         walk.owners[name] = value, functools.partial(itself, value)
+    for value in objects.values():
+        walk._reach(value, 0)
     walk.run()
-    return walk.found
+    return Reads(walk.found, walk.values, walk.indexed)
 
 
 class _Walk:
     """Searches all user code that a function can call for the variables that it reads."""
 
-    def __init__(self, values: list[Any]) -> None:
-        self.values = values
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.indexed: set[int] = set()  # see ``Reads``
+        self.asked: set[str] = set()  # attributes that the code reads only if they exist
         self.found: dict[str, Callable[[], Any]] = {}
         # functions to search, the objects they are bound to (or None), and their known local variables
         self.todo: list[tuple[Any, Any, dict[str, Any]]] = []
@@ -102,7 +121,7 @@ class _Walk:
         while True:
             while self.todo:
                 self._walk_function(*self.todo.pop())
-            now = len(self.found), len(self.seen), len(self.free), len(self.classes)
+            now = len(self.found), len(self.seen), len(self.free), len(self.classes), len(self.asked)
             if now == size:
                 return
             size = now
@@ -110,7 +129,7 @@ class _Walk:
             for what, (owner, read) in list(self.owners.items()):
                 self._visit(what, owner, read, 0, depths)
             for cls in list(self.classes.values()):
-                self.todo += _methods(cls, None, self.free)
+                self.todo += _methods(cls, None, self._names())
                 for name in _class_attributes(cls) & self.free:  # the code may create objects of this class
                     value = _attribute(cls, name)
                     if value is not _NOTHING:
@@ -125,7 +144,7 @@ class _Walk:
         if _is_foreign(function):
             self._walk_library(function, bound)
             return
-        if any(f"{os.sep}{name}{os.sep}" in function.__code__.co_filename for name in _INSTALLED):
+        if _is_installed(function.__code__):
             self.installed += 1
             if self.installed > _MOST_INSTALLED:
                 return
@@ -135,13 +154,17 @@ class _Walk:
         if bound is not None and code.co_argcount:
             name = code.co_varnames[0]
             local = {**local, name: bound}
-            what = self._name(f"{where}: {name}", ("local", id(bound), ()))
+            what = self._name(type(bound).__qualname__, ("local", id(bound), ()))
             self.owners[what] = bound, functools.partial(itself, bound)
+        if not _is_installed(code) and not _is_standard(function):
+            of_code = functools.partial(read_attributes, functools.partial(itself, function), ["__code__"])
+            self.found.setdefault(self._name(f"{where}: code", ("code", id(function))), of_code)
         for name, value in _defaults(function):
             self.add(f"{where}: {name}", value, functools.partial(itself, value), (id(function), name))
+        self.asked |= asked(code)
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         space = function.__globals__
-        for kind, name, chain in loads(code):
+        for kind, name, names in loads(code):
             read: Callable[[], Any]
             key: tuple[Any, Any]
             if kind == "global" and name in space:
@@ -151,12 +174,26 @@ class _Walk:
             elif kind == "cell" and name in cells:
                 cell = cells[name]
                 key, read = ("cell", id(cell)), functools.partial(getattr, cell, "cell_contents")
-            elif kind == "local" and name in local:
+            elif kind in ("local", "cell") and name in local:
                 key, read = ("local", id(local[name])), functools.partial(itself, local[name])
             else:
-                self.free.update(chain)
+                self._add_free(names, code)
                 continue
-            self._follow(f"{where}: {name}", read, chain, key)
+            own = kind == "local" and bound is not None and local[name] is bound
+            self._follow(type(bound).__qualname__ if own else f"{where}: {name}", read, names, key)
+
+    def _add_free(self, chain: Iterable[str], code: types.CodeType | None = None) -> None:
+        """Add the names in a chain of attributes to the free names.
+
+        Computed names in ``code`` of installed packages are left out: any attribute of any object would be
+        guarded.
+        """
+        installed = code is not None and _is_installed(code)
+        self.free.update(name for name in chain if name != ITEM and not (installed and name == EVERY))
+
+    def _names(self) -> set[str] | None:
+        """Return the free names; None if a free name is computed, so that it can be any name."""
+        return None if EVERY in self.free else self.free
 
     def _walk_library(self, function: types.FunctionType, bound: Any) -> None:
         """Search the user's functions in the closure of a library function, such as a schedule."""
@@ -186,36 +223,44 @@ class _Walk:
         try:
             value = read()
         except ValueError:  # an empty cell
-            self.free.update(chain)
+            self._add_free(chain)
             return
         used: list[str] = []
         for k, name in enumerate(chain):
-            if isinstance(value, (Tensor, np.ndarray, ContextVar)):
+            if type(value) is np.ndarray and name not in _VIEWS:
+                self.indexed.add(id(value))
+            if name == ITEM or isinstance(value, (Tensor, np.ndarray, ContextVar)):
                 break
             if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in LIBRARIES:
+                return
+            if value is os and name in ("environ", "getenv"):  # ``os.environ`` reads this dictionary
+                space = functools.partial(read_attributes, functools.partial(itself, os.environ), ["_data"])
+                self._add_once("os.environ", space, ("environ",))
                 return
             if name == EVERY:
                 self._add_every(what, read, used, value, key)
                 break
-            if isinstance(value, type):
-                self.add("", value, read, "")
+            if isinstance(value, (type, types.ModuleType)):
+                self.add(".".join([what, *used]), value, _chained(read, used), (*key, tuple(used)))
+            if isinstance(class_attribute(type(value), name), property):
+                self.todo += _methods(type(value), value, {name})
             after = _attribute(value, name)
             if after is _NOTHING:
-                self.free.update(chain[k:])
+                self.asked.add(name)
+                self._add_free(chain[k:])
+                self.owners.setdefault(".".join([what, *used]), (value, _chained(read, used)))
                 return
-            if isinstance(getattr(type(value), name, None), property):
-                self.todo += _methods(type(value), value, {name})
             if isinstance(after, types.MethodType) and after.__self__ is value:
                 self.values.append(after)
                 self.todo += _functions(after, {})
+                self.asked.add(name)  # an attribute of the object would replace it
                 break  # each access makes a new method object, so its owner is guarded instead
             if _owner(after) is value:  # such as ``cfg.get``, which reads ``cfg``
                 break
             value = after
             used.append(name)
         where = ".".join([what, *used])
-        after_all = functools.partial(read_attributes, read, used) if used else read
-        self.add(where, value, after_all, (*key, tuple(used)))
+        self.add(where, value, _chained(read, used), (*key, tuple(used)))
 
     def _add_every(
         self, what: str, read: Callable[[], Any], used: list[str], value: Any, key: tuple[Any, Any]
@@ -235,6 +280,8 @@ class _Walk:
         else:
             names = _attributes(value)
             self.todo += _methods(type(value), value, None)
+            if hasattr(value, "__dict__"):
+                self.found[f"attributes of {what}"] = Names(vars(value), None)
         for name in names:
             self._follow(what, read, (*used, name), key)
 
@@ -245,7 +292,8 @@ class _Walk:
         """
         self.values.append(value)
         self._reach(value, 0)
-        if not isinstance(value, _SKIPPED):
+        fixed = isinstance(value, _SKIPPED) and isinstance(read, functools.partial) and read.func is itself
+        if not fixed and not _is_constant(what, value) and _is_stable(value, read):
             what = self._name(what, key)
             self.found.setdefault(what, read)
             self.owners.setdefault(what, (value, read))
@@ -253,7 +301,8 @@ class _Walk:
     def add_bound(self, f: functools.partial[Any]) -> None:
         """Add the arguments that are stored in a partial function."""
         for k, value in (*enumerate(f.args), *f.keywords.items()):
-            self._add_once(f"partial: {k}", functools.partial(itself, value), ("partial", id(f), k))
+            what = f"argument {k} of a partial function"
+            self._add_once(what, functools.partial(itself, value), ("partial", id(f), k))
 
     def _add_once(self, what: str, read: Callable[[], Any], key: Any) -> None:
         """Add a variable unless it was added before, because a value may contain itself.
@@ -271,14 +320,15 @@ class _Walk:
         if isinstance(value, type):
             if not _is_foreign(value):
                 self.classes[id(value)] = value
+                self.todo += _methods(type(value), value, self._names())  # of a metaclass
         elif isinstance(value, BOUND):
             if (owner := _owner(value)) is not None:
                 self._add_once(
                     f"owner of {value.__name__}", functools.partial(itself, owner), ("owner", id(owner))
                 )
         elif isinstance(value, CONTAINERS):
-            self.todo += _methods(type(value), value, self.free)
-            for each in islice(value.values() if isinstance(value, MAPPINGS) else value, _MOST):
+            self.todo += _methods(type(value), value, self._names())
+            for each in islice(_elements(value), _MOST):
                 if depth < DEEPEST:
                     self._reach(each, depth + 1)
         elif isinstance(value, _FUNCTIONS):
@@ -293,9 +343,15 @@ class _Walk:
             self._add_once("weakref", functools.partial(value), ("weakref", id(value)))
         elif isinstance(value, ContextVar):
             self._add_once(f"{value.name}.get()", functools.partial(value.get, None), ("context", id(value)))
-        elif _has(value, "__wrapped__"):  # a compiled function, or one with a cache or a derivative
+        elif "__wrapped__" in getattr(value, "__dict__", ()):  # compiled, or with a cache or a derivative
             if depth < DEEPEST:
                 self._reach(value.__wrapped__, depth + 1)
+                for each in _cached(value):
+                    self.owners.setdefault(
+                        f"result of {value.__name__}", (each, functools.partial(itself, each))
+                    )
+                    self._reach(each, depth + 1)
+            self.todo += _methods(type(value), value, self._names())
             self._add_functions_of(value)
         elif is_module(value):
             own = self.trees.get(id(value))
@@ -307,10 +363,11 @@ class _Walk:
                 for module in modules:
                     self._reach_module(module, depth)
             for module in own:
-                self.todo += _methods(type(module), module, self.free)
+                self.todo += _methods(type(module), module, self._names())
         else:
-            self.todo += _methods(type(value), value, self.free)
+            self.todo += _methods(type(value), value, self._names())
             self._add_state(value)
+            self._add_functions_of(value)
 
     def _reach_module(self, module: Any, depth: int) -> None:
         """Add a module to ``values``, and search the functions that it stores."""
@@ -338,7 +395,7 @@ class _Walk:
     def _add_functions_of(self, value: Any) -> None:
         """Add the functions that an object of a library stores, such as a user's derivative rules."""
         library = is_library(type(value)) and not hasattr(type(value), "_guarded")
-        for name, each in vars(value).items() if library else ():
+        for name, each in getattr(value, "__dict__", {}).items() if library else ():
             if isinstance(each, _FUNCTIONS):
                 read = functools.partial(read_attributes, functools.partial(itself, value), [name])
                 self._add_once(f"{type(value).__name__}.{name}", read, (id(value), name))
@@ -352,27 +409,129 @@ class _Walk:
         and ``read`` returns the object.  ``depths`` has the depth at which each object was visited, by its
         id.
         """
-        if type(owner) in _INERT or isinstance(owner, _UNSEEN) or depth >= depths.get(id(owner), DEEPEST):
+        if type(owner) is np.ndarray:
+            self.found.setdefault(what, read)
+        if type(owner) in _INERT or not _has_attributes(owner) or depth >= depths.get(id(owner), DEEPEST):
             return
         depths[id(owner)] = depth
         if isinstance(owner, CONTAINERS):  # the container itself is guarded, so its elements do not change
             pairs = owner.items() if isinstance(owner, MAPPINGS) else enumerate(owner)
             for key, each in islice(pairs, _MOST):
-                self._visit(f"{what}[{key!r}]", each, functools.partial(itself, each), depth + 1, depths)
+                name = repr(key) if type(key) in _INERT else type(key).__name__
+                self._visit(f"{what}[{name}]", each, functools.partial(itself, each), depth + 1, depths)
+                self._visit(f"key {name} of {what}", key, functools.partial(itself, key), depth + 1, depths)
             if not hasattr(owner, "__dict__"):
                 return
         self._reach(owner, depth)
         if is_library(type(owner)) and is_module(owner):  # all of its attributes are guarded
             return
-        for name in _attributes(owner) & self.free:
+        names = _attributes(owner)
+        if EVERY not in self.free:
+            names &= self.free
+        self._add_names(what, owner)
+        for name in names:
             value = _attribute(owner, name)
             if value is _NOTHING:
                 continue
             here = f"{what}.{name}"
-            if here not in self.found and not isinstance(value, (*_SKIPPED, *_FUNCTIONS)):
-                self.found[here] = functools.partial(read_attributes, read, [name])
+            inner = functools.partial(read_attributes, read, [name])
+            if here not in self.found and not _is_constant(here, value) and _is_stable(value, inner):
+                self.found[here] = inner
             self._reach(value, depth)
-            self._visit(here, value, functools.partial(read_attributes, read, [name]), depth + 1, depths)
+            self._visit(here, value, inner, depth + 1, depths)
+
+    def _add_names(self, what: str, owner: Any) -> None:
+        """Guard which attributes an object ``owner`` has itself, among those that may exist later.
+
+        These are attributes that the code asks for, and methods, which an attribute of the object replaces.
+        """
+        space = getattr(owner, "__dict__", None)
+        if type(space) is not dict or isinstance(owner, types.FunctionType):
+            return
+        methods = {name for name in self.free if isinstance(class_attribute(type(owner), name), _FUNCTIONS)}
+        wanted = (self.asked | methods) - set(space)
+        if EVERY in self.free:
+            self.found[f"attributes of {what}"] = Names(space, None)
+        elif wanted:
+            self.found[f"attributes of {what}"] = Names(space, frozenset(wanted))
+
+
+# attributes of arrays that share their memory, or that do not depend on their elements
+_VIEWS = frozenset(
+    "T base data dtype flags imag itemsize mT nbytes ndim ravel real reshape shape size strides swapaxes "
+    "transpose view".split()
+)
+
+
+def _is_installed(code: types.CodeType) -> bool:
+    """Return whether code belongs to an installed package."""
+    return any(f"{os.sep}{name}{os.sep}" in code.co_filename for name in _INSTALLED)
+
+
+def _chained(read: Callable[[], Any], used: list[str]) -> Callable[[], Any]:
+    """Return a function that reads the attributes ``used``, one of the other, of ``read()``."""
+    return functools.partial(read_attributes, read, used) if used else read
+
+
+def _elements(container: Any) -> Iterable[Any]:
+    """Return the elements of a container; the keys of a dictionary too."""
+    return chain(container, container.values()) if isinstance(container, MAPPINGS) else container
+
+
+def _is_constant(what: str, value: Any) -> bool:
+    """Return whether a variable need not be guarded: it has the name of the imported object that it holds.
+
+    Examples are ``np``, ``math`` and ``partial``.  ``what`` ends with the name of the variable.
+    """
+    if not isinstance(value, _SKIPPED):
+        return False
+    name = str(getattr(value, "__name__", ""))
+    if isinstance(value, types.ModuleType):
+        top, _, last = name.partition(".")[0], *name.rpartition(".")[1:]
+        return top in LIBRARIES or what.endswith(last)
+    return (_is_foreign(value) or _is_standard(value)) and what.endswith(name)
+
+
+def _is_stable(value: Any, read: Callable[[], Any]) -> bool:
+    """Return whether ``read`` returns the same value again.
+
+    A property that makes a new object at each access does not.  Its code is searched instead.
+    """
+    if not isinstance(read, functools.partial) or read.func is not read_attributes:
+        return True
+    try:
+        again = read()
+    except Exception:
+        return False
+    return again is value or bool(snapshot(again) == snapshot(value))
+
+
+def _has_attributes(owner: Any) -> bool:
+    """Return whether the attributes of an object may be variables of the user's program."""
+    if isinstance(owner, types.ModuleType):
+        top = owner.__name__.partition(".")[0]
+        own = top not in LIBRARIES and top not in sys.stdlib_module_names
+        file = vars(owner).get("__file__") or ""
+        return own and not any(f"{os.sep}{name}{os.sep}" in file for name in _INSTALLED)
+    if isinstance(owner, types.FunctionType):
+        return bool(vars(owner)) and not _is_foreign(owner)
+    return not isinstance(owner, _UNSEEN)
+
+
+def _cached(function: Any) -> list[Any]:
+    """Return the results that a function with ``functools.cache`` or ``lru_cache`` has kept."""
+    if not hasattr(function, "cache_info"):
+        return []
+    found: list[Any] = []
+    for each in gc.get_referents(function):
+        found += each.values() if type(each) is dict and each is not vars(function) else [each]
+    links = "_lru_list_elem"
+    return [v for v in found[:_MOST] if not _is_foreign(type(v)) and type(v).__name__ != links]
+
+
+def _is_standard(function: Any) -> bool:
+    """Return whether a function or a class belongs to the standard library."""
+    return (getattr(function, "__module__", None) or "").partition(".")[0] in sys.stdlib_module_names
 
 
 def _is_foreign(function: Any) -> bool:
@@ -387,10 +546,6 @@ def _attribute(owner: Any, name: str) -> Any:
         return getattr(owner, name)
     except Exception:
         return _NOTHING
-
-
-def _has(owner: Any, name: str) -> bool:
-    return _attribute(owner, name) is not _NOTHING
 
 
 def _owner(method: Any) -> Any:

@@ -39,6 +39,11 @@ class Held:
         self.grad_known = False  # whether the trace has read or set the .grad
         self.hooks = hooks_of(t)
 
+    def hook_lists(self) -> list[Any]:
+        """Return the lists of hooks of the tensor."""
+        extra = self.tensor._extra
+        return [] if extra is None else [x for x in (extra.hooks, extra.post_hooks) if x is not None]
+
     def change(self) -> str:
         """Return which property of the tensor differs from its state before the trace; "" if none does."""
         t, then = self.tensor, self.symbol
@@ -70,6 +75,7 @@ class Sources:
         self.program = Program()
         self.held: dict[int, Held] = {}  # by the id of the tensor, which is kept alive
         self.arrays: dict[int, tuple[Any, Symbolic]] = {}  # by the id of the array, which is kept alive
+        self.outside: list[Any] = []  # arrays of the user that ops read, in this trace and those inside it
         self.cells: dict[tuple[int, Any], tuple[Any, Symbolic]] = {}  # by the id of the container and the key
         self.containers: dict[int, tuple[Any, Any]] = {}  # by the id of their owner, which is kept alive
         self.drawn: list[Symbolic] = []
@@ -127,6 +133,7 @@ class Sources:
         found = self.arrays.get(id(array))
         if found is None:
             found = self.arrays[id(array)] = array, self.source("array", array.shape, array.dtype, array)
+            self.outside.append(array)
         return found[1]
 
     def constant(self, array: ndarray[Any, Any]) -> Symbolic:

@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from adjoint import words
 from adjoint.compiler.advances import Advances
-from adjoint.compiler.guards import Guard
+from adjoint.compiler.guards import Guard, itself
 from adjoint.compiler.host_call import Inner, call_on_host
 from adjoint.compiler.loop import trace_scan
 from adjoint.compiler.program import Host, Instruction, Program, Write
@@ -53,14 +53,15 @@ class Trace(Sources):
         super().__init__(arguments)
         self.updates = updates  # whether updates of optimisers are always part of the program
         self.level = next_level()
-        self.fixed: list[tuple[ndarray[Any, Any], ndarray[Any, Any]]] = []  # arrays, and copies of them
         self.start = next_seq()  # hooks that were registered before the trace have smaller numbers
         self.guards: list[Any] = []  # see guards.py
         self.called: dict[int, tuple[Any, Advances]] = {}  # see ``guard_reads``
+        self.indexed: set[int] = set()  # ids of arrays from which these functions compute values
         self.modules: dict[int, Any] = {}  # modules that were called, by id
         self.reached: list[Any] = []  # values of the variables that functions called by the library read
         self.actions: list[Write] = []  # updates of optimisers and gradients for micro-batches, in order
         self.conditions: set[int] = set()  # the ids of conditions under which values are computed
+        self.hooks: dict[int, tuple[Any, dict[int, Any]]] = {}  # changed lists of hooks, and their old hooks
         self.deferred: dict[int, Callable[[], None]] = {}  # how to compute values that nothing has read yet
         self.counted: dict[int, tuple[Any, dict[int, int]]] = {}  # see ``updates_of``
         # functions, the programs that compute their arguments, their results, and the reason for a retrace
@@ -105,8 +106,23 @@ class Trace(Sources):
 
     def fix(self, array: Any) -> None:
         """Guard the elements of an array: the function is traced again if they change."""
-        if type(array) is ndarray and all(a is not array for a, _ in self.fixed):
-            self.fixed.append((array, array.copy()))
+        if type(array) is ndarray and all(g.seen is not array for g in self.guards):
+            self.guard(f"an array of shape {array.shape}", partial(itself, array))
+            self.guards[-1].keep_contents()
+
+    def drop_contents(self, guards: Iterable[Guard], indexed: set[int]) -> None:
+        """Stop guarding the elements of arrays that only ops read, because the program reads them itself.
+
+        ``indexed`` has the ids of the arrays from which Python or NumPy computes values too.
+        """
+        read = set()
+        for a in self.outside:
+            while type(a) is ndarray:  # and the arrays that it is a view of
+                read.add(id(a))
+                a = a.base
+        for g in guards:
+            if getattr(g, "contents", None) is not None and id(g.seen) in read - indexed:
+                g.drop_contents()
 
     def touch(self, tensors: Iterable[Any]) -> None:
         """Capture each value that is a tensor: replace its array by a symbol."""
@@ -136,7 +152,7 @@ class Trace(Sources):
         if t._extra is not None and type(t._extra.grad) is SparseGradient:
             raise refused(
                 "ad.compile: the .grad of a parameter is sparse, which compiled functions do not support.\n"
-                "  Create the embedding with sparse_grad=False."
+                "  Create the embedding with sparse=False."
             )
         symbol = self.source("tensor", data.shape, data.dtype, t)
         self.held[id(t)] = Held(t, symbol)
@@ -376,7 +392,7 @@ class Trace(Sources):
     def inner(self) -> Trace:
         """Return a new trace inside this one, for a loop body or a function that Python code calls."""
         sub = Trace(updates=True)
-        sub.parent, sub.loops, sub.unroll = self, self.loops, self.unroll
+        sub.parent, sub.loops, sub.unroll, sub.outside = self, self.loops, self.unroll, self.outside
         return sub
 
     # Updates and other actions at the end of a call ------------------------------------------------
@@ -389,6 +405,13 @@ class Trace(Sources):
         """
         self.guards.append(Guard(what, read, watch))
 
+    def note_hooks(self, hooks: Any) -> None:
+        """Note the state of a ``HookList`` that the function is about to change."""
+        if self.parent is not None:
+            self.parent.note_hooks(hooks)
+        else:
+            self.hooks.setdefault(id(hooks), (hooks, dict(hooks.hooks)))
+
     def guard_reads(self, functions: Iterable[Callable[..., Any]]) -> None:
         """Guard the variables that ``functions`` read; they are called by the library, for example hooks."""
         if self.parent is not None:
@@ -396,10 +419,11 @@ class Trace(Sources):
             return
         for f in functions:
             if id(f) not in self.called:
-                values: list[Any] = []
-                self.guards += [Guard(what, read) for what, read in named_reads(f, {}, values).items()]
-                self.called[id(f)] = f, Advances(values)
-                self.reached += values
+                reads = named_reads(f, {})
+                self.guards += [Guard(what, read) for what, read in reads.variables.items()]
+                self.indexed |= reads.indexed
+                self.called[id(f)] = f, Advances(reads.values)
+                self.reached += reads.values
 
     def act(self, function: Callable[..., Any], *values: Any) -> Write:
         """Make the program call a function with the arrays of ``values`` at the end of each call."""
@@ -546,6 +570,7 @@ class Trace(Sources):
                 found = finish(f())
                 self.check_thread()
                 self._raise_refusal()
+                self._check_hooks()
                 self._note_writes()
                 return found
             except BaseException as error:
@@ -570,6 +595,26 @@ class Trace(Sources):
                 "  The function caught this error, so the program would take its except branch at each call."
             )
             raise self.refused
+
+    def _changed_hooks(self) -> list[tuple[Any, dict[int, Any]]]:
+        """Return the lists of hooks that are not as they were before the trace, and their old hooks.
+
+        Lists of tensors and modules that the trace made do not count.
+        """
+        lists = [x for h in self.held.values() for x in h.hook_lists()]
+        lists += [x for m in self.modules.values() for x in m._forward_hooks or ()]
+        outside = {id(x) for x in lists}
+        return [(x, old) for k, (x, old) in self.hooks.items() if k in outside and x.hooks != old]
+
+    def _check_hooks(self) -> None:
+        """Raise TransformError if the function has added or removed a hook of a tensor or module."""
+        if self.hooks and self._changed_hooks():
+            raise TransformError(
+                "ad.compile: the function adds or removes a hook of a tensor or module that was created "
+                "outside of it.\n"
+                "  Register and remove the hook outside of the compiled function, or remove it at the end of "
+                "the function."
+            )
 
     def _note_writes(self) -> None:
         """Add to the program the assignments that it makes at the end of each call."""
@@ -604,8 +649,10 @@ class Trace(Sources):
         writes.extend(self.actions)
 
     def _release(self) -> None:
-        """Restore the arrays, versions, nodes and gradients of all captured tensors."""
+        """Restore the arrays, versions, nodes, gradients and hooks of all captured tensors."""
         self.ended = True
+        for hooks, old in self._changed_hooks() if self.hooks else ():
+            hooks.hooks = old
         for h in self.held.values():
             if h.argument is not None:
                 continue

@@ -20,10 +20,19 @@ from numpy import ndarray
 from adjoint import tree, words
 from adjoint.compiler import native, replay
 from adjoint.compiler.advances import Advances
-from adjoint.compiler.call import Call, Parameters, Wanted, check_unchanged
+from adjoint.compiler.call import Call, Parameters, Wanted, check_unchanged, containers_in
 from adjoint.compiler.direct import COPIED, Owner, make_check, make_direct, make_fits, new_copy
 from adjoint.compiler.explain import explain
-from adjoint.compiler.guards import Guard, ObjectGuard, base_of, exact, is_library, is_module, read_attributes
+from adjoint.compiler.guards import (
+    CACHES,
+    Guard,
+    ObjectGuard,
+    base_of,
+    exact,
+    is_library,
+    is_module,
+    read_attributes,
+)
 from adjoint.compiler.host import make_call
 from adjoint.compiler.joint import Backward, Recorder
 from adjoint.compiler.machine import has_llvm
@@ -109,25 +118,36 @@ class Variant:
         """Trace the function; set ``trace``, ``program``, ``guards`` and ``changed``."""
         self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
         objects = call.objects(parameters)
-        values: list[Any] = []
-        reads = named_reads(self.f, objects, values)
-        self.guards: list[Any] = [Guard(what, read) for what, read in reads.items()]
+        reads = named_reads(self.f, objects)
+        self.guards: list[Any] = [Guard(what, read) for what, read in reads.variables.items()]
         imported = len(sys.modules)
-        advances = Advances([self.f, *values, *objects.values(), *call.leaves])
+        advances = Advances([self.f, *reads.values, *objects.values(), *call.leaves])
+        layers = Layers(reads.values)
         try:
             self._run_trace(trace, call)
         except UnrollError:
             self.trace = trace = Trace(call.moving, trace.updates)
             trace.unroll = True
             self._run_trace(trace, call)
+        finally:
+            changed = layers.restore()
+        if changed:
+            raise TransformError(
+                f"ad.compile: {self.name} adds, removes or replaces {changed}.\n"
+                "  Do this outside of the compiled function.  To set a buffer or a parameter, write into it: "
+                "buffer.copy_(value)."
+            )
         for each in (advances, *(found for _, found in trace.called.values())):
             each.check(self.name)
         if len(sys.modules) != imported:  # the function may have imported modules
-            later = named_reads(self.f, objects, values)
-            self.guards += [Guard(what, read) for what, read in later.items() if what not in reads]
+            later = named_reads(self.f, objects)
+            known = reads.variables
+            self.guards += [Guard(what, read) for what, read in later.variables.items() if what not in known]
+            reads = later
         trace.arguments = ()
         self.program = trace.program
-        modules = self._module_guards(call, [*values, *trace.reached])
+        trace.drop_contents([*self.guards, *trace.guards], reads.indexed | trace.indexed)
+        modules = self._module_guards(call, [*reads.values, *trace.reached])
         covered = {id(g.owner) for g in modules if not g.tree}
         # the variables that the function both reads and changes; the program would not change them
         self.changed = [g.what for g in (*self.guards, *trace.guards) if not g.holds()]
@@ -247,10 +267,11 @@ class Variant:
             self.inputs.append(leaves[k])
         args, kwargs = tree.unflatten(call.structure, leaves)
         self.copies = list(_modules(tree.structure((args, kwargs))))  # modules with symbols as parameters
+        containers = list(containers_in((args, kwargs)))
         result = self.f(*args, **kwargs)
         inputs = zip(call.moves, self.inputs, strict=True)
         arrays = {k: t for k, t in inputs if type(call.leaves[k]) is ndarray}
-        check_unchanged(self.parameters, call.structure, arrays)
+        check_unchanged(self.parameters, call.structure, containers, arrays)
         return result
 
     def _finish(self, trace: Trace, result: Any) -> None:
@@ -346,7 +367,7 @@ class Variant:
         """Return whether native code can check that the guards hold."""
         trace = self.trace
         given = any(h.argument is not None for h in trace.grad_guards()) or self.program.written_arguments()
-        return self.direct >= 0 and not (trace.fixed or trace.decisions or given) and possible()
+        return self.direct >= 0 and not (trace.decisions or given) and possible()
 
     def start_watch(self) -> None:
         """Check the guards natively in all later calls; this is called when the program has run often."""
@@ -439,7 +460,7 @@ class Variant:
             if (t.grad is None) != (h.grad is None):
                 name = self._tensor_name(t) if h.argument is None else "an argument"
                 return f".grad of {name} is {'None, but was not' if t.grad is None else 'no longer None'}"
-        return "an array that the function reads changed, or one tensor is both an argument and a variable"
+        return "one tensor is both an argument and a variable"
 
     def _tensor_name(self, t: Tensor) -> str:
         """Return a name for a tensor that the program reads, such as "net.weight", for messages."""
@@ -465,6 +486,43 @@ class Variant:
             "build_seconds": self.build_seconds,
             "calls": self.calls + (0 if self.watch is None else self.watch.calls),
         }
+
+
+class Layers:
+    """Saves the parameters, buffers and layers that modules have, before a trace."""
+
+    def __init__(self, values: list[Any]) -> None:
+        modules = {id(m): m for m in values if is_module(m)}.values()
+        self.saved = [
+            (m, dict(vars(m)), {k: dict(v) for k in CACHES if (v := vars(m).get(k))}) for m in modules
+        ]
+
+    def restore(self) -> str:
+        """Restore the attributes of modules whose parameters, buffers or layers have changed.
+
+        Return a text that names the changed attributes of the first such module; "" if nothing has changed.
+        """
+        text = ""
+        for m, attributes, caches in self.saved:
+            before, now = _parts(attributes, caches), _parts(vars(m), vars(m))
+            names = [k for k in {**before, **now} if before.get(k) is not now.get(k)]
+            if names:
+                for k, v in caches.items():
+                    attributes[k].clear()
+                    attributes[k].update(v)
+                vars(m).clear()
+                vars(m).update(attributes)
+                text = text or f"{', '.join(names)} of {type(m).__name__}"
+        return text
+
+
+def _parts(attributes: dict[str, Any], caches: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters, buffers and layers among the attributes of a module.
+
+    ``caches`` has the names of parameters and buffers.
+    """
+    names = {name for k in CACHES for name in caches.get(k, ())}
+    return {k: v for k, v in attributes.items() if k in names or is_module(v)}
 
 
 def _never(*_: Any) -> bool:

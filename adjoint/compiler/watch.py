@@ -19,7 +19,15 @@ import numpy as np
 
 from adjoint.compiler import entry, units
 from adjoint.compiler.call import Wanted
-from adjoint.compiler.guards import CONTAINERS, Guard, ObjectGuard, base_of, read_attributes
+from adjoint.compiler.guards import (
+    CONTAINERS,
+    DEEPEST,
+    Guard,
+    ObjectGuard,
+    base_of,
+    class_attribute,
+    read_attributes,
+)
 from adjoint.compiler.machine import has_llvm
 from adjoint.compiler.watch_text import TEXT
 from adjoint.config import special
@@ -30,7 +38,6 @@ from adjoint.core.tensor import Tensor, _Extra
 __all__ = ["Watch", "layout"]
 
 _CONTEXTS = (compile_mode, tracing, enclosing, transform, grad_mode, default_dtype, sink)
-_DEEPEST = 4  # levels of containers inside containers
 # After this many renewals without a success, guards with a ``watch`` method are called each time instead
 # (guards of optimisers have one: a schedule changes the rate at each step).  After twice as many, the native
 # check is given up.
@@ -326,6 +333,8 @@ class _Seen:
             self._value(inner.seen, 0)
 
     def _read(self, g: Guard) -> None:
+        if g.contents is not None:  # the elements of an array
+            raise _Unknown
         self._variable(g.read)
         if g.mutable:
             self._value(g.read(), 0)
@@ -356,7 +365,7 @@ class _Seen:
         if (
             type(space) is not dict
             or name not in space
-            or hasattr(getattr(type(owner), name, None), "__set__")
+            or hasattr(type(class_attribute(type(owner), name)), "__set__")
         ):
             raise _Unknown
         self._dictionary(owner, space)
@@ -385,7 +394,7 @@ class _Seen:
 
         Other values are compared by identity, which the caller has recorded.
         """
-        if depth > _DEEPEST:
+        if depth > DEEPEST:
             raise _Unknown
         if type(value) is dict:
             self.word(value, self.at.version)

@@ -239,6 +239,8 @@ class HookList:
 
     def add(self, hook: Callable[..., Any]) -> Handle:
         """Append a hook and return the handle that removes it."""
+        if (trace := tracing.get()) is not None:
+            trace.note_hooks(self)
         key = next_seq()
         with attaching:
             self.hooks[key] = hook
@@ -274,6 +276,8 @@ class Handle:
 
     def remove(self) -> None:
         """Remove the hook; a second call does nothing."""
+        if (trace := tracing.get()) is not None:
+            trace.note_hooks(self._list)
         with attaching:
             if self._list.hooks.pop(self._key, None) is not None:
                 self._list.version += 1

@@ -222,7 +222,7 @@ def test_a_value_that_is_made_once_needs_one_more_trace() -> None:
 
 
 def test_check_compares_plain_data() -> None:
-    array, state = np.zeros(1), types.SimpleNamespace(n=0)
+    array, state = np.zeros(200_000), types.SimpleNamespace(n=0)  # elements above 1 MiB are not guarded
 
     def f(x: Any) -> Any:
         if array[0] > 0:  # not guarded
