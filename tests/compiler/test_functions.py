@@ -510,6 +510,22 @@ def test_a_value_that_escapes_raises_when_it_is_used() -> None:
         kept[0] + 1
 
 
+def test_a_value_that_escapes_leaves_tensors_it_is_used_with_as_they_were() -> None:
+    kept: list[Any] = []
+    ad.compile(lambda x, r: (kept.extend([x * 2, r]), x)[1])(np.ones(3), 0.5)
+    w = ad.tensor([0.0, 1.0, 2.0], requires_grad=True)
+    for value in kept:
+        for use in (
+            lambda v: v * w,
+            lambda v: w * v,
+            lambda v: ad.where(w > 0, w, v),
+            lambda v: ad.dot(w, v),
+        ):
+            with pytest.raises(TransformError, match="Return it from the compiled function"):
+                use(value)
+            assert type(w) is ad.Tensor and (w + 1.0).tolist() == [1.0, 2.0, 3.0]
+
+
 def test_a_trace_that_fails_changes_nothing() -> None:
     w = ad.tensor([1.0, 2.0], requires_grad=True)
     w.grad = ad.tensor([5.0, 6.0])
