@@ -54,7 +54,7 @@ def _locked(method: Method[P, T]) -> Method[P, T]:
     @wraps(method)
     def call(self: GradientAccumulator, /, *args: P.args, **options: P.kwargs) -> T:
         if special.count:
-            refuse_tracing("A GradientAccumulator", "Call its methods outside the compiled function.")
+            refuse_tracing("a GradientAccumulator", "Call its methods outside the compiled function.")
         with self._lock:
             return method(self, *args, **options)
 

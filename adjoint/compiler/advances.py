@@ -53,7 +53,7 @@ class Advances:
     def check(self, name: str) -> None:
         """Raise TransformError if a saved state has changed; random generators are restored first.
 
-        ``name`` is the name of the traced function, for the message.
+        ``name`` is the name of the traced function and the line of its definition, for the message.
         """
         drawn, advanced = any([state.restore() for state in self.states]), False  # noqa: C419  all of them
         for (read, restore), before in zip(self.reads, self.before, strict=True):
@@ -75,9 +75,9 @@ class Advances:
                 f"ad.compile: {name} gets an item from an iterator, so each call would use the same item.\n"
                 "  Get the item outside of the compiled function, and pass it as an argument."
             )
-        self._check_hyper()
+        self._check_hyper(name)
 
-    def _check_hyper(self) -> None:
+    def _check_hyper(self, name: str) -> None:
         """Raise TransformError if a hyper-parameter of an optimiser has changed; restore its value first."""
         names: list[str] = []
         for group, hyper, before in self.hypers:
@@ -89,7 +89,7 @@ class Advances:
                 hyper.update(before)
         if names:
             raise TransformError(
-                f"Setting {', '.join(names)} of an optimiser cannot be used inside ad.compile.\n"
+                f"{name} sets {', '.join(names)} of an optimiser, which cannot be done inside ad.compile.\n"
                 "  Set it outside of the compiled function, which reads it at each call."
             )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Never
 import numpy as np
 
 from adjoint.compiler.program import Host
-from adjoint.core.lifted import Lifted, Unknown, enclosing, refusal
+from adjoint.core.lifted import Lifted, Unknown, enclosing, located, refusal
 from adjoint.core.methods import attach
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.user_code import user_line
@@ -168,10 +168,13 @@ class Symbolic(Unknown):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def _refuse(self, *_: Any) -> Never:
-        raise refused(
-            f"ad.compile: {user_line()} needs a number that is not known while the function is traced.\n"
-            "  Use ad.where(condition, a, b) in place of an if.  To read the number, return it from the "
-            "function."
+        self.check_running()
+        raise refusal(
+            TransformError(
+                f"{user_line()} needs a number that is not known while ad.compile traces the function.\n"
+                "  Use ad.where(condition, a, b) in place of an if.  To read the number, return it from the "
+                "function."
+            )
         )
 
     def __repr__(self) -> str:
@@ -188,18 +191,27 @@ attach(
 
 
 def refused(text: str) -> TransformError:
-    """Return a TransformError for something that is not possible in a trace; see ``refusal``."""
-    return refusal(TransformError(text))
+    """Return a TransformError for something that is not possible in a trace, with the user's line."""
+    return refusal(TransformError(located(text)))
 
 
 def ended_error(value: Any) -> TransformError:
     """Return the error for a value that is used after its trace; it names the line that computed it."""
-    body = value.trace.program.body if isinstance(value, Symbolic) else ()
-    at = next((f" at {i.line}" for i in body if any(out is value for out in i.outs)), "")
-    return refused(
-        f"this tensor was computed{at} while ad.compile traced a function, and has no values outside of it.\n"
-        "  Return it from the compiled function; values that the function stores elsewhere are not kept.\n"
-        "  For a cache, compute the value once before the first compiled call."
+    was = "computed"
+    if isinstance(value, Symbolic):
+        program = value.trace.program
+        if any(s.value is value for s in program.sources if s.kind == "argument"):
+            was = "an argument"
+        for line in (i.line for i in program.body if any(out is value for out in i.outs)):
+            was = f"computed at {line}"
+    what, values = ("number", "value") if isinstance(value, Number) else ("tensor", "values")
+    return refusal(
+        TransformError(
+            f"this {what} was {was} while ad.compile traced a function, and has no {values} outside of it.\n"
+            "  Return it from the compiled function; values that the function stores elsewhere are not "
+            "kept.\n"
+            "  For a cache, compute the value once before the first compiled call."
+        )
     )
 
 
@@ -263,6 +275,7 @@ class Number(Symbolic):
 
     def _read(self, function: Callable[[Any], Any]) -> Any:
         """Return ``function(number)`` for the number in the current call, and guard the result."""
+        self.check_running()
         found = self.trace.read_number(function, self)
         return self._refuse() if found is NotImplemented else found
 

@@ -138,7 +138,7 @@ class Variant:
                 "buffer.copy_(value)."
             )
         for each in (advances, *(found for _, found in trace.called.values())):
-            each.check(self.name)
+            each.check(f"{self.name}{_line_of(self.f)}")
         if len(sys.modules) != imported:  # the function may have imported modules
             later = named_reads(self.f, objects)
             known = reads.variables
@@ -528,6 +528,12 @@ def _parts(attributes: dict[str, Any], caches: dict[str, Any]) -> dict[str, Any]
 def _never(*_: Any) -> bool:
     """Return False: the check of a program that can run only the call for which it was traced."""
     return False
+
+
+def _line_of(f: Any) -> str:
+    """Return the line where a function is defined, for messages: " (file:line)"; "" for other callables."""
+    code = getattr(getattr(f, "__func__", f), "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _modules(structure: tree.Structure) -> Iterator[Any]:

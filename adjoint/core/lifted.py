@@ -17,7 +17,7 @@ from adjoint.context import enclosing as enclosing
 from adjoint.context import tracing as tracing
 from adjoint.context import within
 from adjoint.core.shapes import Shaped
-from adjoint.core.user_code import same_in_adjoint
+from adjoint.core.user_code import same_in_adjoint, user_line
 from adjoint.errors import InputError, TransformError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "Unknown",
     "enclosing",
     "level_of",
+    "located",
     "made_by_host",
     "next_level",
     "refusal",
@@ -57,14 +58,20 @@ def refusal(error: E, traced: bool = True) -> E:
     return error
 
 
-def refuse_tracing(what: str, cure: str) -> None:
+def located(text: str, traced: bool = True) -> str:
+    """Return the text of an error; if it is raised only in a trace, with the user's line before it."""
+    return f"{user_line()}: {text}" if traced else text
+
+
+def refuse_tracing(what: str, cure: str, done: str = "used") -> None:
     """Raise TransformError if ``ad.compile`` is tracing, because ``what`` cannot be used there.
 
-    ``cure`` says what to write instead.  Callers check ``special.count`` first: if it is 0, no transform or
-    context is active.
+    ``cure`` says what to write instead, and ``done`` is what is done with ``what``, such as "created".
+    Callers check ``special.count`` first: if it is 0, no transform or context is active.
     """
     if tracing.get() is not None:
-        raise refusal(TransformError(f"{what} cannot be used inside ad.compile.\n  {cure}"))
+        text = f"{what} cannot be {done} inside ad.compile.\n  {cure}"
+        raise refusal(TransformError(located(text)))
 
 
 def made_by_host(make: Callable[[], Any], shape: tuple[int, ...], dtype: Any) -> Any:

@@ -14,7 +14,7 @@ from adjoint.core.conversion import asked_by_numpy, check_conversion
 from adjoint.core.lifted import Unknown, enclosing, refusal, tracing
 from adjoint.core.methods import Methods
 from adjoint.core.node import LEAF
-from adjoint.core.user_code import same_in_adjoint
+from adjoint.core.user_code import same_in_adjoint, user_line
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
 __all__ = ["Readable", "concrete", "note_reading", "read_only"]
@@ -201,6 +201,9 @@ def read_only(data: ndarray[Any, Any]) -> ndarray[Any, Any]:
 _CURE = (
     "Compute with ad functions there, or make an op with ad.define; ad.where replaces a condition on values."
 )
+_CURE_IN_TRACE = (
+    "Return the tensor and read it outside; to choose between two values use ad.where(condition, a, b)."
+)
 
 
 def concrete(t: Readable, what: str, cure: str = _CURE) -> ndarray[Any, Any]:
@@ -218,14 +221,25 @@ def concrete(t: Readable, what: str, cure: str = _CURE) -> ndarray[Any, Any]:
         if known is not None:
             return known
         data.check_running()
-        raise refusal(
-            InputError(
-                f"{what} needs the values of a tensor, which are not available inside {data.transform}.\n"
-                f"  {same_in_adjoint() or cure}"
-            ),
-            isinstance(data, Unknown),
+        traced = isinstance(data, Unknown)
+        text = (
+            _reading_in_trace(t, what)
+            if traced
+            else f"{what} needs the values of a tensor, which are not available inside {data.transform}."
         )
+        hint = same_in_adjoint() or (_CURE_IN_TRACE if traced and cure is _CURE else cure)
+        raise refusal(InputError(f"{text}\n  {hint}"), traced)
     return data
+
+
+def _reading_in_trace(t: Readable, what: str) -> str:
+    """Return the first line of the error for reading ``t`` inside ``ad.compile``; see ``concrete``."""
+    values = "value" if t.size == 1 else "values"
+    if what.endswith("()"):
+        reads = f"reads the {values} of a tensor with {what}"
+    else:
+        reads = f"needs the {values} of a tensor" + (f" for {what}" if what != "this" else "")
+    return f"{user_line()} {reads}.  Inside ad.compile tensors have no values."
 
 
 def note_reading(*tensors: Any) -> None:

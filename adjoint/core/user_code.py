@@ -21,6 +21,7 @@ __all__ = [
 ]
 
 LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
+_PASSED = LIBRARIES | {"contextlib"}  # the with statement of the user calls it before a generator of adjoint
 
 
 def library_of(frame: FrameType) -> str:
@@ -31,7 +32,7 @@ def library_of(frame: FrameType) -> str:
 
 def _user_frame(frame: FrameType) -> FrameType:
     """Return the first frame, from ``frame`` outwards, that is not in adjoint, NumPy or SciPy."""
-    while frame.f_back is not None and library_of(frame) in LIBRARIES:
+    while frame.f_back is not None and library_of(frame) in _PASSED:
         frame = frame.f_back
     return frame
 

@@ -14,6 +14,7 @@ from adjoint.core.namespace import Namespace, dyn, raw, rec
 from adjoint.core.node import LEAF, Node
 from adjoint.core.record import at_level
 from adjoint.core.tensor import Tensor, Traced
+from adjoint.core.user_code import user_line
 from adjoint.engine import anomaly
 from adjoint.engine.hooks import run_hooks, run_node_extra
 from adjoint.engine.plan import Plan, make_plan
@@ -203,8 +204,7 @@ def _refuse_outside(roots: Sequence[Tensor]) -> None:
     if any(type(t) is Tensor and type(t._node) is Node for t in roots):
         raise refusal(
             TransformError(
-                "ad.compile: backward() was called inside the function on a tensor that was computed "
-                "outside.\n"
+                f"{user_line()} calls backward() inside ad.compile on a tensor that was computed outside.\n"
                 "  Compute the tensor inside the compiled function, or call backward() outside."
             )
         )

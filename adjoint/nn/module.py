@@ -11,7 +11,7 @@ from adjoint.config import no_grad, special
 from adjoint.context import observer
 from adjoint.core.convert import asarray, tensor
 from adjoint.core.inplace import writable
-from adjoint.core.lifted import tracing
+from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.node import Handle, HookList
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
@@ -466,6 +466,8 @@ class Module:
         >>> {path: value.shape for path, value in ad.nn.Linear(2, 3).state_dict().items()}
         {'weight': (3, 2), 'bias': (3,)}
         """
+        if special.count:
+            refuse_tracing("state_dict() of a module", "Call it outside of the compiled function.")
         return {path: value.numpy(copy=True) for path, value in self._everything().items()}
 
     def _everything(self) -> dict[str, Tensor]:
@@ -526,6 +528,8 @@ class Module:
         >>> copy.load_state_dict(model.state_dict())
         Unmatched(missing_keys=[], unexpected_keys=[])
         """
+        if special.count:
+            refuse_tracing("load_state_dict() of a module", "Call it outside of the compiled function.")
         if not isinstance(state, Mapping):
             raise InputError(
                 "load_state_dict: the state must be a mapping of names to values, such as state_dict() "

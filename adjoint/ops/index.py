@@ -13,7 +13,7 @@ from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray, weak_array, weak_tensor
 from adjoint.core.define import define
 from adjoint.core.inplace import refuse_view, refuse_write, writable
-from adjoint.core.lifted import Unknown, refusal, tracing
+from adjoint.core.lifted import Unknown, located, refusal, tracing
 from adjoint.core.namespace import raw, rec
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes
@@ -139,15 +139,14 @@ def _whole(value: Any) -> int:
     try:
         return value.__index__()
     except (AttributeError, TypeError):
-        if type(value) is Traced and value.dtype.kind in "iu":
-            raise refusal(
-                IndexingError(
-                    "the bounds and step of a slice must be integers or None, but one is a tensor whose value is "
-                    "not known inside ad.compile and ad.vmap; the shape of the result would depend on it.\n"
-                    "  Pass the bound as a Python int, or select with ad.where(ad.arange(len(x)) < n, x, 0).  "
-                    "For a slice of fixed length, use indices: x[start + ad.arange(3)]."
-                )
-            ) from None
+        if type(value) is Traced and value._data.numbers() is None:
+            text = (
+                "the bounds and step of a slice must be integers or None, but one is a tensor whose value is "
+                "not known inside ad.compile and ad.vmap; the shape of the result would depend on it.\n"
+                "  Pass the bound as a Python int, or select with ad.where(ad.arange(len(x)) < n, x, 0).  "
+                "For a slice of fixed length, use indices: x[start + ad.arange(3)]."
+            )
+            raise refusal(IndexingError(located(text, isinstance(value._data, Unknown)))) from None
         raise IndexingError(
             f"the bounds and step of a slice must be integers or None, but one is {value!r}.\n"
             "  Convert it: int(n)."
@@ -361,9 +360,11 @@ def _set_traced(x: Tensor, key: Any, value: Any) -> None:
     if has_traced(key):
         raise refusal(
             InPlaceError(
-                "x[key] = value: inside ad.compile the key must not be a tensor that depends on the function's "
-                "arguments.\n"
-                "  Use x = x.at[key].set(value), or ad.where for a mask."
+                located(
+                    "x[key] = value: inside ad.compile the key must not be a tensor that depends on the "
+                    "function's arguments.\n"
+                    "  Use x = x.at[key].set(value), or x = ad.where(mask, value, x) for a mask."
+                )
             )
         )
     key = canonical_key(x.shape, key)
@@ -419,15 +420,35 @@ def traced_rows(x: Tensor, key: Any) -> tuple[Tensor, Tensor]:
     items = list(key) if type(key) is tuple else [key]
     items = items[:-1] if items[-1] is Ellipsis else items
     if len(items) > x.ndim or not all(isinstance(k, (int, np.ndarray, Tensor)) for k in items):
-        raise refusal(
-            IndexingError(
-                "inside a transform, an index with tensors that depend on the function's arguments can "
-                "consist only of integers for the first axes.\n"
-                "  Use ad.take or ad.take_along_axis for other axes, and ad.where instead of a mask."
-            ),
-            any(isinstance(k, Tensor) and isinstance(k._data, Unknown) for k in items),
+        traced = any(isinstance(k, Tensor) and isinstance(k._data, Unknown) for k in items)
+        text = (
+            "inside a transform, an index with tensors that depend on the function's arguments can consist "
+            "only of integers for the first axes.\n"
+            "  Use ad.take or ad.take_along_axis for other axes, and ad.where instead of a mask."
         )
+        raise refusal(IndexingError(located(text, traced)), traced)
     return _merged_rows(x, items, 0)
+
+
+def _no_index(dtype: Any, traced: bool) -> str:
+    """Return the text of the error for a tensor of this dtype as an index inside a transform.
+
+    ``traced`` says whether ``ad.compile`` traces the tensor.
+    """
+    if dtype.kind != "b":
+        return (
+            f"inside a transform, indices must be integers, but have dtype {dtype}.\n"
+            "  To use the values as integers, cast them: i.astype(int)."
+        )
+    if not traced:
+        return (
+            "inside a transform, indices must be integers, but have dtype bool.\n"
+            "  Use ad.where instead of a mask."
+        )
+    return (
+        "a mask cannot be an index inside ad.compile, because the shape of the result would depend on values.\n"
+        "  Use ad.where(mask, a, b)."
+    )
 
 
 def _merged_rows(x: Tensor, items: list[Any], first: int) -> tuple[Tensor, Tensor]:
@@ -445,13 +466,8 @@ def _merged_rows(x: Tensor, items: list[Any], first: int) -> tuple[Tensor, Tenso
         if isinstance(i._data, Unknown):
             i._data.explain(functools.partial(_check_item, x.shape, axis))
         if i.dtype.kind not in "iu":
-            raise refusal(
-                IndexingError(
-                    f"inside a transform, indices must be integers, but have dtype {i.dtype}.\n"
-                    "  Use ad.where instead of a mask."
-                ),
-                isinstance(i._data, Unknown),
-            )
+            traced = isinstance(i._data, Unknown)
+            raise refusal(IndexingError(located(_no_index(i.dtype, traced), traced)), traced)
         i = as_index(rec, i)
         i = rec.where(rec.less(i, 0), rec.add(i, n), i)
         position = rec.add(rec.multiply(position, n), i)

@@ -16,7 +16,7 @@ from adjoint.config import grad_mode, special
 from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
-from adjoint.core.lifted import Unknown, refusal, refuse_tracing
+from adjoint.core.lifted import Unknown, located, refusal, refuse_tracing
 from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.op import Op
@@ -266,7 +266,7 @@ def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) 
         i._data.explain(partial(check_range, op, x.shape, axis))
     try:
         if sparse_grad and special.count and grad_mode.get() and tracked(x):
-            refuse_tracing("sparse_grad=True", "Use sparse_grad=False there.")
+            refuse_tracing("a sparse gradient", "Pass sparse_grad=False, or sparse=False to an embedding.")
         # gradients are sparse only for leaves, and only along the first axis
         if sparse_grad and axis == -x.ndim and type(x) is Tensor and type(x._node) is not Node:
             return rec.take(x, i, axis=axis, sparse_grad=True)
@@ -460,14 +460,13 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
 def _values(op: str, x: Any) -> Any:
     x = asarray(x)
     if type(x) is Traced:
-        raise refusal(
-            InputError(
-                f"{op}: the shape of the result depends on the values of x, which are unknown inside "
-                f"{x._data.transform}.\n"
-                "  Use ad.where(condition, x, y), or multiply by a mask."
-            ),
-            isinstance(x._data, Unknown),
+        traced = isinstance(x._data, Unknown)
+        text = (
+            f"{op}: the shape of the result depends on the values of x, which are unknown inside "
+            f"{x._data.transform}.\n"
+            "  Use ad.where(condition, x, y), or multiply by a mask."
         )
+        raise refusal(InputError(located(text, traced)), traced)
     return array_of(x)
 
 

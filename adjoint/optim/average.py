@@ -49,7 +49,7 @@ class EMA:
 
     def __init__(self, params: Iterable[Tensor] | Mapping[str, Tensor], decay: float = 0.999) -> None:
         if special.count:
-            refuse_tracing("Creating an EMA", "Create it outside the compiled function.")
+            refuse_tracing("an EMA", "Create it outside the compiled function.", "created")
         number_between("EMA: decay", decay, 0.0, 1.0)
         self.decay = float(decay)
         self.params: list[Tensor] = parameter_list("EMA", params)
@@ -83,6 +83,8 @@ class EMA:
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Return a context manager that replaces the parameters by their averages inside its block."""
+        if special.count:
+            refuse_tracing("swapped() of an EMA", "Use it around the compiled function.")
         values = [np.array(p._data) for p in self.params]
         try:
             self._write(self.averages)

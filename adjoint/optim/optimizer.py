@@ -86,7 +86,7 @@ class Optimizer:
 
     def __init__(self, params: Iterable[Any], *, shard: Group | None = None, **defaults: Any) -> None:
         if special.count:
-            refuse_tracing("Creating an optimiser", "Create it outside the compiled function.")
+            refuse_tracing("an optimiser", "Create it outside the compiled function.", "created")
         if shard is not None:
             check_ranks(type(self).__name__, shard)
         self.shard = shard
@@ -344,8 +344,9 @@ class Optimizer:
             raise ArgumentError(f"{type(self).__name__} has no learning rate to set.")
         if special.count:
             refuse_tracing(
-                "Setting the learning rate",
+                "the learning rate",
                 "Set it outside the compiled function, which reads it at each call.",
+                "set",
             )
         number_between(f"{type(self).__name__}: lr", value, 0.0)
         before = self.lr
@@ -398,7 +399,7 @@ class Optimizer:
     def _update(self, gradient: Callable[[Tensor], Any]) -> None:
         if special.count and (trace := tracing.get()) is not None:
             if self.shard is not None:
-                refuse_tracing("An optimiser with shard=", "Call its step() outside the compiled function.")
+                refuse_tracing("an optimiser with shard=", "Call its step() outside the compiled function.")
             trace_update(trace, self, gradient)
             return
         grads = [list(map(gradient, unit.params)) for group in self.groups for unit in group.units]

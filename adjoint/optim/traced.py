@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint.config import grad_mode, no_grad
-from adjoint.core.lifted import refusal
+from adjoint.core.lifted import located, refusal
 from adjoint.core.namespace import dyn
 from adjoint.core.tensor import Tensor
 from adjoint.errors import TransformError
@@ -251,12 +251,14 @@ class _Update:
     def _unit(self, group: ParameterGroup, unit: Unit, present: list[int]) -> None:
         trace, optimizer = self.trace, self.optimizer
         if unit.params[0].dtype.kind == "c":
-            raise refusal(
-                TransformError(
-                    "ad.compile: the compiled function reads complex parameters after their update, which is "
-                    "not supported.\n  Make the update the last step of the compiled function."
-                )
+            text = (
+                "complex parameters cannot be updated by native code of ad.compile.\n"
+                '  Pass backend="replay", and make the update the last step of the compiled function.'
+                if trace.updates
+                else "complex parameters cannot be read after their update inside ad.compile.\n"
+                "  Make the update the last step of the compiled function."
             )
+            raise refusal(TransformError(located(text)))
         if unit.state is None:
             flat = np.concatenate([trace.data_before(p) for p in unit.params], None)
             unit.state = optimizer.init_one(flat, group.hyper)

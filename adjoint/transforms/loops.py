@@ -18,7 +18,7 @@ import numpy as np
 from adjoint import tree
 from adjoint.config import special
 from adjoint.core.convert import asarray
-from adjoint.core.lifted import Lifted, Unknown, refusal, tracing
+from adjoint.core.lifted import Lifted, Unknown, located, refusal, tracing
 from adjoint.core.tensor import Tensor, held, note_reading
 from adjoint.core.values import tracked, unknown
 from adjoint.errors import (
@@ -296,8 +296,10 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
         if drawn or written:
             raise refusal(
                 TransformError(
-                    "cond: a branch draws random numbers or writes into tensors.\n"
-                    "  Inside ad.compile both branches run: draw and write outside the branches."
+                    located(
+                        "cond: a branch draws random numbers or writes into tensors.\n"
+                        "  Inside ad.compile both branches run: draw and write outside the branches."
+                    )
                 )
             )
     return tree.map(functools.partial(_chosen, flag), chosen, other)
@@ -346,9 +348,11 @@ def _whole(name: str, value: Any) -> int:
     if isinstance(value, Tensor) and unknown(value) is not None:
         raise refusal(
             TransformError(
-                f"inside ad.compile, {name} of a loop must be known when the function is traced, but "
-                "is computed there.\n"
-                "  Pass it as a Python integer, or use ad.while_loop with limit=."
+                located(
+                    f"inside ad.compile, {name} of a loop must be known when the function is traced, but "
+                    "is computed there.\n"
+                    "  Pass it as a Python integer, or use ad.while_loop with limit=."
+                )
             )
         )
     try:
@@ -403,9 +407,11 @@ def _any(going: Any, limit: int | None, steps: int) -> bool:
     if limit is None:
         raise refusal(
             TransformError(
-                "while_loop: inside ad.compile the condition is unknown, so the loop needs a limit.\n"
-                "  Pass limit=, the largest number of steps, or call the loop outside of the compiled "
-                "function."
+                located(
+                    "while_loop: inside ad.compile the condition is unknown, so the loop needs a limit.\n"
+                    "  Pass limit=, the largest number of steps, or call the loop outside of the compiled "
+                    "function."
+                )
             )
         )
     return steps <= limit
