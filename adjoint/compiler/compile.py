@@ -369,7 +369,7 @@ class Compiled(_Callable):
             One line for each value that is read, each instruction and each write.
         """
         with self._lock:
-            return str(self._shown(args, kwargs).program)
+            return self._shown(args, kwargs).text()
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Return the kernels of the program for these arguments, and the time of each kernel.

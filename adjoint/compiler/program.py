@@ -99,9 +99,10 @@ class Source:
         self.value = value
         self.owner = owner
 
-    def __str__(self) -> str:
-        where = f" {self.owner}" if self.kind == "argument" else ""
-        return f"{self.value!s}: {self.value.dtype}{list(self.value.shape)}  <- {self.kind}{where}"
+    def text(self, name: Callable[[Any], str]) -> str:
+        """Return the line of ``Program.text`` about this source."""
+        where = _place(self.kind, self.owner, name)
+        return f"{self.value!s}: {self.value.dtype}{list(self.value.shape)}  <- {where}"
 
 
 class Write:
@@ -118,8 +119,13 @@ class Write:
         self.owner = owner
         self.values = values  # each is a Symbolic, or None to set a gradient to None
 
-    def __str__(self) -> str:
-        return f"write {self.kind} <- {', '.join(map(str, self.values))}"
+    def text(self, name: Callable[[Any], str]) -> str:
+        """Return the line of ``Program.text`` about this assignment."""
+        if self.kind == "call":
+            what = _action(self.owner)
+        else:
+            what = f"write {_place(self.kind, self.owner, name)}"
+        return f"{what} <- {', '.join(map(str, self.values))}" if self.values else what
 
 
 class Program:
@@ -152,12 +158,30 @@ class Program:
                 wanted.update(a.id for a in i.args if hasattr(a, "id"))
         return kept[::-1]
 
-    def __str__(self) -> str:
-        lines = [str(s) for s in self.sources]
+    def text(self, name: Callable[[Any], str]) -> str:
+        """Return the program as text; ``name`` is a function that returns the name of a tensor."""
+        lines = [s.text(name) for s in self.sources]
         lines += [str(i) for i in self.live()]
         lines.append(f"return {', '.join(map(str, self.results))}")
-        lines += [str(w) for w in self.writes]
+        lines += [w.text(name) for w in self.writes]
         return "\n".join(lines)
+
+
+def _place(kind: str, owner: Any, name: Callable[[Any], str]) -> str:
+    """Return the name of what a ``Source`` reads or a ``Write`` assigns: of an argument, a tensor or a .grad.
+
+    For other kinds, return the kind.
+    """
+    if kind not in ("argument", "argument grad", "tensor", "data", "grad"):
+        return kind
+    where = f"argument {owner}" if isinstance(owner, int) else name(owner)
+    return f".grad of {where}" if kind in ("argument grad", "grad") else where
+
+
+def _action(function: Any) -> str:
+    """Return the name of a function that is called at the end of each call, such as "update of Adam"."""
+    function = getattr(function, "func", function)  # a partial function
+    return str(getattr(function, "what", "")) or f"call of {function.__name__.strip('_')}"
 
 
 def _short(value: Any) -> str:

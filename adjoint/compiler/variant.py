@@ -462,16 +462,23 @@ class Variant:
                 return f".grad of {name} is {'None, but was not' if t.grad is None else 'no longer None'}"
         return "one tensor is both an argument and a variable"
 
-    def _tensor_name(self, t: Tensor) -> str:
-        """Return a name for a tensor that the program reads, such as "net.weight", for messages."""
+    def text(self) -> str:
+        """Return the program as text, for ``Compiled.program``."""
+        return self.program.text(lambda t: self._tensor_name(t, "tensor").rpartition(": ")[2])
+
+    def _tensor_name(self, t: Tensor, unknown: str = "") -> str:
+        """Return a name for a tensor that the program reads, such as "net.weight", for messages.
+
+        Return ``unknown``, or if it is "" a name with the shape, if no guard has a name for the tensor.
+        """
         for g in self.guards:
             if type(g) is Guard and g.seen is t:
                 return str(g.what)
         for g in self.guards:
-            for name, value in vars(g.owner).items() if isinstance(g, ObjectGuard) else ():
+            for name, value in _named_tensors(g.owner) if isinstance(g, ObjectGuard) else ():
                 if value is t:
                     return f"{g.what}.{name}"
-        return f"a tensor of shape {t.shape}"
+        return unknown or f"a tensor of shape {t.shape}"
 
     def stats(self) -> dict[str, Any]:
         """Return the entry of this program in the result of ``Compiled.stats``.
@@ -534,6 +541,14 @@ def _line_of(f: Any) -> str:
     """Return the line where a function is defined, for messages: " (file:line)"; "" for other callables."""
     code = getattr(getattr(f, "__func__", f), "__code__", None)
     return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _named_tensors(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object with their names; of a module also its tensors, by path."""
+    yield from vars(owner).items()
+    if is_module(owner):
+        yield from owner.named_parameters()
+        yield from owner.named_buffers()
 
 
 def _modules(structure: tree.Structure) -> Iterator[Any]:

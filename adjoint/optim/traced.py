@@ -101,6 +101,11 @@ class _HostUpdate:
         # whether ``count`` copies everything that the update changes, because a user's apply_one may fail
         self.keeps = not hasattr(type(optimizer).apply_one, "forms")
 
+    @property
+    def what(self) -> str:
+        """The name of this action in the text of a program."""
+        return f"update of {type(self.optimizer).__name__}"
+
     def count(self) -> Any:
         """Return a copy of all that the update changes, for ``take_back``, or None if it cannot fail."""
         if not self.keeps:
@@ -436,6 +441,11 @@ class _HostCount:
     def __init__(self, optimizer: Optimizer, counted: list[tuple[Unit, list[int]]]) -> None:
         self.optimizer = optimizer
         self.counted = counted
+
+    @property
+    def what(self) -> str:
+        """The name of this action in the text of a program."""
+        return f"update of the step count of {type(self.optimizer).__name__}"
 
     def counters(self) -> list[tuple[dict[str, Any], str]] | None:
         """Return the attributes that count steps, each as a pair (dictionary, key).

@@ -572,6 +572,40 @@ def test_a_program_can_be_looked_at() -> None:
     assert f.program(np.ones(3)) == text
 
 
+def test_a_program_names_its_tensors_and_updates() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, rng=0), nn.Linear(2, 1, rng=1))
+    w = ad.ones(1, requires_grad=True)
+    optimizer = optim.Adam([*model.parameters(), w])
+
+    def step(x: Any) -> None:
+        optimizer.zero_grad()
+        (model(x).sum() * w).sum().backward()
+        optimizer.step()
+
+    names = ["Sequential.0.weight", "Sequential.0.bias", "Sequential.1.weight", "Sequential.1.bias", "w"]
+    lines = ad.compile(step, backend="replay").program(np.ones((3, 2), "f")).splitlines()
+    read = [line.partition("  <- ")[2] for line in lines if "  <- " in line]
+    assert [name for name in read if name != "array"] == ["argument 0", *names]
+    assert [line.partition(" <- ")[0] for line in lines if line.startswith("write")] == [
+        f"write .grad of {name}" for name in names
+    ]
+    assert lines[-1].startswith("update of Adam <- %")
+
+    def read_back(x: Any) -> Any:
+        step(x)
+        return w * 2
+
+    lines = ad.compile(read_back, backend="replay").program(np.ones((3, 2), "f")).splitlines()
+    assert {f"write {name}" for name in names} <= {line.partition(" <- ")[0] for line in lines}
+    assert lines[-1] == "update of the step count of Adam"
+    held = [ad.ones(3)]
+    assert "<- tensor\n" in ad.compile(lambda x: x + held[0]).program(np.ones(3))
+    grad = ad.compile(lambda t: t.grad * 2)
+    t = ad.ones(2, requires_grad=True)
+    t.grad = ad.ones(2)
+    assert "<- .grad of argument 0\n" in grad.program(t)
+
+
 def test_compiling_false_runs_the_function() -> None:
     f = ad.compile(lambda x: x.item())
     with ad.config.compiling(False):
