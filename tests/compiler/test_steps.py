@@ -721,6 +721,6 @@ def test_what_decides_on_values_is_an_error() -> None:
         optim.LBFGS(m.parameters()).step(lambda: mse(m(x), y))
 
     for f in (set_rate, scaled, accumulated, added, applied, dropped, sparse, line_search):
-        with pytest.raises(ad.errors.TransformError, match=r"cannot be used inside ad\.compile"):
+        with pytest.raises(ad.errors.TransformError, match=r"cannot be \w+ inside ad\.compile"):
             ad.compile(f)(*data(0))
     assert all(type(p) is ad.Tensor for p in m.parameters())
