@@ -18,6 +18,7 @@ from adjoint.compiler.tables import fill_tables
 from adjoint.config import locked
 from adjoint.core.inplace import move_version
 from adjoint.core.tensor import Tensor, committing, wrap
+from adjoint.transforms.rerun import Generators
 
 if TYPE_CHECKING:
     from adjoint.compiler.program import Instruction, Program, Write
@@ -189,6 +190,24 @@ def add_call(
         "set_item": set_item, "take_back": take_back, "committing": committing, "put_back": _put_back,
         "restore": restore, "fill_tables": fill_tables,
     }  # fmt: skip
+    draws = [s.owner for s in program.sources if s.kind == "draw"]
+    if draws:  # a call that fails restores the random generators
+        generators = Generators.drawn_by(draws)
+        w.add(f"states = {w.name(generators.read)}()")
+        start = len(w.lines)
+        _add_lines(w, program, trace, run, None)
+        w.lines[start:] = ["    try:", *(f"    {line}" for line in w.lines[start:])]
+        w.add("except BaseException:")
+        w.add(f"    {w.name(generators.write)}(states)")
+        w.add("    raise")
+        return None
+    return _add_lines(w, program, trace, run, kinds)
+
+
+def _add_lines(
+    w: Writer, program: Program, trace: Trace, run: Any, kinds: Sequence[type] | None
+) -> list[str] | None:
+    """Add the lines of ``add_call``, except those that restore random generators."""
     lines, used = getattr(run, "inline", (None, {}))
     names = [f"v{s.value.id}" for s in program.sources]
     for name, s in zip(names, program.sources, strict=True):

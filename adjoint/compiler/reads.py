@@ -446,7 +446,7 @@ class _Walk:
         These are attributes that the code asks for, and methods, which an attribute of the object replaces.
         """
         space = getattr(owner, "__dict__", None)
-        if type(space) is not dict or isinstance(owner, types.FunctionType):
+        if type(space) is not dict or isinstance(owner, types.FunctionType) or is_library(type(owner)):
             return
         methods = {name for name in self.free if isinstance(class_attribute(type(owner), name), _FUNCTIONS)}
         wanted = (self.asked | methods) - set(space)

@@ -60,6 +60,7 @@ class Layout(NamedTuple):
     size: int  # of a list or a tuple
     items: int  # the address of the items of a list
     version: int  # of a dictionary
+    code: int  # of a function
 
 
 @functools.cache
@@ -82,6 +83,7 @@ def _probed(base: entry.Layout) -> Layout:
         entry._offset(_Extra, "hooks"), entry._offset(_Extra, "post_hooks"),
         entry._place(cell, type(cell).__basicsize__, id(mark)),
         entry._offset(type(special), "count"), base.length, base.elements, _version_offset(),
+        entry._place(_probed, type(_probed).__basicsize__, id(_probed.__code__)),
     )  # fmt: skip
 
 
@@ -361,6 +363,9 @@ class _Seen:
             raise _Unknown
 
     def _attribute(self, owner: Any, name: str) -> None:
+        if name == "__code__" and type(owner) is types.FunctionType:
+            self.word(owner, self.at.code)
+            return
         space = getattr(owner, "__dict__", None)
         if (
             type(space) is not dict
