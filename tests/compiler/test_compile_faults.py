@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from by_replay import by_replay as by_replay
+from call_faults import FaultError, counted
 from steps import state_of
 
 import adjoint as ad
 from adjoint import forks, nn, optim
-from adjoint.compiler import replay
+from adjoint.compiler import host, replay, tables
 from adjoint.compiler.trace import Trace, _tracing_lock
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.forks import held_across_fork
@@ -89,46 +92,155 @@ def test_a_fault_at_every_instruction_of_a_trace(monkeypatch: pytest.MonkeyPatch
         assert state_of(m, *rest) == before, stop_at
 
 
-def test_a_fault_at_every_instruction_and_host_step_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "phrase", lambda *_: None)  # each instruction is a call
-    step, m, *rest = make()
-    compiled = ad.compile(step)
-    compiled(*data(0))
-    (variant,) = compiled._variants
-    host = variant.execute.__globals__
-    (run,) = [f for name, f in host.items() if name.startswith("run")]
-    before = state_of(m, *rest)
+def make_all() -> tuple[Any, ...]:
+    """A step with draws, clipping, statistics, a table, three optimisers, an average and writes."""
+    noise = ad.random.default_rng(3)
+    table = nn.Embedding(20_000, 4, rng=2)  # its gradient is filled in place
+    dropout = nn.Dropout(0.3, rng=ad.random.default_rng(5))
+    m = nn.Sequential(nn.Linear(4, 5, rng=0), nn.BatchNorm1d(5), dropout, nn.ReLU(), nn.Linear(5, 1, rng=1))
+    w = nn.Parameter(np.ones(3, "f"))
+    o, other = optim.Adam(m.parameters(), lr=0.01), optim.SGD([w], lr=0.1, momentum=0.9)
+    third = optim.SGD(table.parameters(), lr=0.1)
+    average = optim.EMA([m[0].weight], decay=0.9)
+    hidden = ad.tensor(np.zeros(3, "f"))
 
-    def stop(*_: Any, **__: Any) -> None:
-        raise StopError
+    def step(x: Any, y: Any, z: Any, rows: Any) -> Any:
+        for each in (o, other, third):
+            each.zero_grad()
+        z.grad = None
+        x = x + noise.normal(0, 0.1, size=x.shape, dtype=np.float32)
+        loss = nn.functional.mse_loss(m(x), y) + (table(rows) * z).sum()
+        loss.backward()
+        ad.clip_grad_norm(m.parameters(), 0.5)
+        o.step()
+        average.update()
+        with ad.no_grad():
+            hidden.copy_(hidden + 1)
+            hidden[0] = 2.0
+            z.copy_(z * 0.5)
+        (w * hidden).sum().backward()
+        other.step()
+        third.step()
+        return loss, x.T  # a view of what was given, which is copied
 
-    names = [n for n in run.__globals__ if n[0] == "f" and n[1].isdigit()]
-    stopped = 0
-    for name in names:
-        kept, run.__globals__[name] = run.__globals__[name], stop
-        try:
-            compiled(*data(1))
-        except StopError:
-            assert state_of(m, *rest) == before, name
-            stopped += 1
-        else:  # an instruction that runs only if a gradient has a NaN
-            before = state_of(m, *rest)
-        run.__globals__[name] = kept
-    assert stopped > 30
-    inside = vars(sys.modules["adjoint.compiler.host"])  # what the functions that write call
-    for name, times in {"assign": 1, "wrap": 2, "move_version": 3, "set_item": 3, "own": 1}.items():
-        for nth in range(times):
-            calls = iter(range(1000))
-            with pytest.MonkeyPatch.context() as patch:
-                for space in (inside, host, *(d.__globals__ for d in variant.directs.values())):
-                    if (kept := space.get(name)) is not None:
-                        patch.setitem(
-                            space, name, lambda *a, f=kept, n=nth, c=calls: stop() if next(c) == n else f(*a)
-                        )
-                with pytest.raises(StopError):
-                    compiled(*data(1))
-            assert state_of(m, *rest) == before, (name, nth)
-    compiled(*data(1))
+    return step, [noise, dropout.rng], m, table, w, o, other, third, average, hidden
+
+
+def make_for_entry(averages: bool) -> tuple[Any, ...]:
+    """A step that one call of native code runs as a whole, with its writes."""
+    m = nn.Sequential(nn.Linear(4, 5, rng=0), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1, rng=1))
+    n = nn.Linear(4, 1, rng=3)
+    o, q = optim.Adam(m.parameters(), lr=0.01), optim.SGD(n.parameters(), lr=0.1, momentum=0.9)
+    average = optim.EMA([m[0].weight], decay=0.9)
+    hidden = ad.tensor(np.zeros(3, "f"))
+
+    def step(x: Any, y: Any) -> Any:
+        for each in (o, q):
+            each.zero_grad()
+        loss = nn.functional.mse_loss(m(x), y) + nn.functional.mse_loss(n(x), y)
+        loss.backward()
+        o.step()
+        q.step()
+        if averages:
+            average.update()
+        hidden.copy_(hidden * 0.5 + 1)
+        return loss
+
+    return step, [], m, n, o, q, average, hidden
+
+
+def data_for_all(k: int, leaf: bool) -> tuple[Any, ...]:
+    z = ad.tensor(np.ones(4, "f"), requires_grad=leaf)
+    return *data(k), z, np.array([k, 3, 5])
+
+
+PROGRAMS = {  # backend, step, arguments
+    "replay": ("replay", make_all, partial(data_for_all, leaf=False)),
+    "replay, by the general path": ("replay", make_all, partial(data_for_all, leaf=True)),
+    "native": ("native", make_all, partial(data_for_all, leaf=False)),
+    "native, by the general path": ("native", make_all, partial(data_for_all, leaf=True)),
+    "native entry": ("native", partial(make_for_entry, averages=False), data),
+    "native entry and average": ("native", partial(make_for_entry, averages=True), data),
+}
+
+
+def compiled_for_faults(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
+    """Return a compiled step whose calls all use one program, its generators, its owners and arguments."""
+    backend, make, given = PROGRAMS[name]
+    if backend == "native":
+        pytest.importorskip("llvmlite")
+        monkeypatch.undo()  # of ``by_replay``
+    else:
+        monkeypatch.setattr(replay, "phrase", lambda *_: None)  # each instruction is a call
+    step, generators, *owners = make()
+    compiled = ad.compile(step, backend=backend)
+    for k in range(3):
+        compiled(*given(k))
+    assert compiled.stats()["traces"] == 1
+    args = given(3)
+    return compiled, generators, [*owners, *(a for a in args if isinstance(a, ad.Tensor))], args
+
+
+def plain(*owners: Any) -> bool:
+    """Whether all tensors of modules, optimisers and averages, and tensors themselves, hold arrays."""
+    tensors = []
+    for o in owners:
+        if isinstance(o, nn.Module):
+            tensors += [*o.parameters(), *(t for _, t in o.named_buffers())]
+        elif isinstance(o, optim.Optimizer):
+            tensors += o.params
+        elif isinstance(o, ad.Tensor):
+            tensors.append(o)
+    tensors += [t.grad for t in tensors if t.grad is not None]
+    none_left = tracing.get() is None and enclosing.get() is None
+    return none_left and all(type(t) is ad.Tensor and type(t._data) is np.ndarray for t in tensors)
+
+
+WRITING = ("write", "set_grad", "assign", "set_item", "fill_tables", "entry", "u")  # beginnings of names
+
+
+def places_of(calls: Any, run: Callable[[], Any]) -> list[tuple[int, bool, str]]:
+    """Return where a call can fail: before and after each call of its generated code, up to the last write.
+
+    Each place is the number of the call, whether the fault comes after it, and the name of the function.
+    """
+    calls.start()
+    run()
+    last = max(k for k, n in enumerate(calls.names) if n.startswith(WRITING))
+    found = [(k, after, n) for k, n in enumerate(calls.names[: last + 1]) for after in (False, True)]
+    return [(k, after, n) for k, after, n in found if not (after and (k == last or n.startswith("entry")))]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_fault_at_every_instruction_and_host_step_of_a_program(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is changed, wherever a function that generated code calls fails; later calls are right."""
+    compiled, _, owners, args = compiled_for_faults(name, monkeypatch)
+    with counted(compiled, [host, tables]) as calls:
+        places = places_of(calls, lambda: compiled(*args))
+        before = state_of(*owners)
+        for k, after, function in places:
+            calls.start(k, after)
+            with pytest.raises(FaultError):
+                compiled(*args)
+            calls.start()
+            assert state_of(*owners) == before, (function, k, after)
+            assert plain(*owners), (function, k, after)
+    kinds = {re.sub(r"\d.*", "", function) for _, _, function in places}
+    if "entry" in name:
+        wanted = {"entry"} | ({"u"} if "average" in name else set())
+    else:
+        wanted = {"r", "run", "u", "assign", "set_item", "write", "wrap", "move_version", "locked"}
+    if "replay" in name:
+        wanted |= {"fill_tables"}
+        assert sum(re.match(r"f\d", function) is not None for _, _, function in places) > 300  # instructions
+    if "general" in name:
+        wanted |= {"set_grad"}
+    assert wanted <= kinds
+    assert compiled.stats()["traces"] == 1
+    with ad.config.compiling("check"):  # compares with the function itself
+        compiled(*args)
 
 
 def test_interrupts_at_lines_of_the_compiler() -> None:
