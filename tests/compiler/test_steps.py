@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from by_replay import by_replay as by_replay
-from steps import bits, compare, state_of
+from steps import BACKENDS, bits, compare, state_of
 
 import adjoint as ad
 from adjoint import nn, optim
@@ -59,12 +59,25 @@ OPTIMIZERS = {
     "Adam": lambda p: optim.Adam(p, lr=0.01),
     "Adam amsgrad decay": lambda p: optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1),
     "Adam maximize": lambda p: optim.Adam(p, lr=0.01, maximize=True),
+    "Adam betas eps": lambda p: optim.Adam(p, lr=0.01, betas=(0.8, 0.95), eps=1e-4),
     "AdamW": lambda p: optim.AdamW(p, lr=0.01),
+    "AdamW amsgrad": lambda p: optim.AdamW(p, lr=0.01, amsgrad=True),
+    "AdamW maximize": lambda p: optim.AdamW(p, lr=0.01, weight_decay=0.1, maximize=True),
+    "AdamW betas eps": lambda p: optim.AdamW(p, lr=0.01, betas=(0.5, 0.9), eps=1e-5),
     "NAdam": lambda p: optim.NAdam(p, lr=0.01),
+    "NAdam decay": lambda p: optim.NAdam(p, lr=0.01, weight_decay=0.1, momentum_decay=0.01),
+    "NAdam maximize": lambda p: optim.NAdam(p, lr=0.01, maximize=True),
+    "NAdam betas eps": lambda p: optim.NAdam(p, lr=0.01, betas=(0.8, 0.95), eps=1e-4),
     "RMSprop": lambda p: optim.RMSprop(p, lr=0.01),
+    "RMSprop decay alpha": lambda p: optim.RMSprop(p, lr=0.01, alpha=0.9, eps=1e-4, weight_decay=0.1),
+    "RMSprop maximize": lambda p: optim.RMSprop(p, lr=0.001, maximize=True),
     "RMSprop centered": lambda p: optim.RMSprop(p, lr=0.01, centered=True, momentum=0.9),
     "Adagrad": lambda p: optim.Adagrad(p, lr=0.01, lr_decay=0.1),
+    "Adagrad initial decay": lambda p: optim.Adagrad(p, lr=0.01, initial=0.1, weight_decay=0.1, eps=1e-4),
+    "Adagrad maximize": lambda p: optim.Adagrad(p, lr=0.01, maximize=True),
     "Lion": lambda p: optim.Lion(p, lr=0.01, weight_decay=0.1),
+    "Lion maximize": lambda p: optim.Lion(p, lr=0.001, maximize=True),
+    "Lion betas": lambda p: optim.Lion(p, lr=0.01, betas=(0.5, 0.8)),
 }
 
 
@@ -205,7 +218,9 @@ def test_clipping_by_norm(bound: float, p: float) -> None:
 
 def test_clipping_by_value_by_group_and_adaptive() -> None:
     compare(training(OPTIMIZERS["SGD"], after=lambda m: ad.clip_grad_value(m.parameters(), 0.01)), data)
-    adaptive = lambda m: ad.clip_grad_adaptive(m.parameters(), 0.01)
+    # native code returns the number of clipped rows as a float
+    factor = 1 if BACKENDS[-1] == "replay" else 1.0
+    adaptive = lambda m: ad.clip_grad_adaptive(m.parameters(), 0.01) * factor
     compare(training(OPTIMIZERS["SGD"], after=adaptive), data)
     groups = lambda m: ad.clip_grad_norm_by_group({"a": m[0].parameters(), "b": m[2].parameters()}, 0.1)
     compare(training(OPTIMIZERS["SGD"], after=groups), data)
@@ -648,8 +663,7 @@ def test_micro_batches_around() -> None:
                 f(*data(k))
             if acc.should_update():
                 acc.apply(opt)
-        for p, w in zip(m.parameters(), n.parameters(), strict=True):
-            assert p.numpy().tobytes() == w.numpy().tobytes()
+        assert state_of(n, q, b) == state_of(m, o, a)
     assert compiled.stats()["traces"] == 1
 
 
@@ -674,17 +688,22 @@ def test_two_networks() -> None:
     compare(make, data)
 
 
+IN_OTHER_DTYPES = [  # with an eps that is not 0 in half precision
+    "SGD momentum", "SGD nesterov decay", "Adam betas eps", "AdamW betas eps", "NAdam betas eps",
+    "RMSprop decay alpha", "Adagrad initial decay", "Lion",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", ["f8", "f2"])
-def test_other_dtypes(dtype: str) -> None:
+@pytest.mark.parametrize("name", IN_OTHER_DTYPES)
+def test_other_dtypes(name: str, dtype: str) -> None:
     def model() -> Any:
         return mlp().astype(np.dtype(dtype))
 
     def given(k: int) -> Any:
         return tuple(a.astype(dtype) for a in data(k))
 
-    compare(training(OPTIMIZERS["SGD momentum"], model=model), given)
-    if dtype == "f8":
-        compare(training(OPTIMIZERS["Adam"], model=model), given)
+    compare(training(OPTIMIZERS[name], model=model), given)
 
 
 def test_what_decides_on_values_is_an_error() -> None:

@@ -72,7 +72,9 @@ def state_of(*owners: Any) -> list[Any]:
 
 
 def results(value: Any) -> Any:
-    return [bits(leaf) for leaf in tree.leaves(value)]
+    """The structure of a result, and the type and the bits of each leaf."""
+    leaves, structure = tree.flatten(value)
+    return [structure, [type(leaf) for leaf in leaves], [bits(leaf) for leaf in leaves]]
 
 
 def compare(
