@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ import adjoint as ad
 from adjoint import forks, nn, optim
 from adjoint.compiler import host, replay, tables
 from adjoint.compiler.trace import Trace, _tracing_lock
+from adjoint.config import grad_mode, locked, special
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.forks import held_across_fork
 
@@ -243,53 +245,93 @@ def test_a_fault_at_every_instruction_and_host_step_of_a_program(
         compiled(*args)
 
 
-def test_interrupts_at_lines_of_the_compiler() -> None:
-    folder = os.path.dirname(sys.modules["adjoint.compiler.trace"].__file__ or "")
-    w = ad.tensor([1.0, 2.0], requires_grad=True)
+def make_small() -> tuple[Any, ...]:
+    dropout = nn.Dropout(0.3, rng=ad.random.default_rng(5))
+    m = nn.Sequential(nn.Linear(4, 3, rng=0), nn.BatchNorm1d(3), dropout, nn.Linear(3, 1, rng=1))
+    o = optim.Adam(m.parameters(), lr=0.01)
 
-    def f(x: Any) -> Any:
-        w.grad = None
-        (w * x).sum().backward()
-        with ad.no_grad():
-            w.copy_(w * 1)
+    def step(x: Any, y: Any) -> Any:
+        o.zero_grad()
+        loss = nn.functional.mse_loss(m(x), y)
+        loss.backward()
+        o.step()
+        return loss
 
-    def lines(stop_at: int) -> int:
-        """Trace with an interrupt at a line of the compiler; return how many there were."""
-        count = 0
+    return step, m, o
 
-        def local(frame: Any, event: str, arg: Any) -> Any:
-            nonlocal count
-            if event == "line":
-                count += 1
-                if count == stop_at:
-                    raise KeyboardInterrupt
-            return local
 
-        def start(frame: Any, event: str, arg: Any) -> Any:
-            return local if frame.f_code.co_filename.startswith(folder) else None
+LIBRARY = (os.path.dirname(ad.__file__), "<ad.compile>")
+UPDATES = os.path.join(LIBRARY[0], "optim")  # an interrupted update is not undone; the error says so
 
-        before = sys.gettrace()
-        sys.settrace(start)
-        try:
-            ad.compile(f)(ad.tensor(2.0))
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
-        return count
 
-    total = lines(-1)
-    w.grad = None
-    for stop_at in range(1, total, 3):
-        lines(stop_at)
-        assert type(w) is ad.Tensor, stop_at
-        assert type(w._data) is np.ndarray
-        assert tracing.get() is None
-        assert w.tolist() == [1.0, 2.0]
-        assert w.grad is None or w.grad.tolist() == [2.0, 2.0]
-        assert enclosing.get() is None
-        assert not _tracing_lock._is_owned()  # type: ignore[attr-defined]
-        w.grad = None
+def interrupted(calls: int, stop_at: int = -1) -> tuple[int, str, Any, list[Any]]:
+    """Make some calls of a compiled step, with an interrupt at a line of the library.
+
+    Return the number of lines, the place of the interrupt, the compiled function and what the step changes.
+    """
+    special.count = 0  # an interrupt may leave it too large
+    step, *owners = make_small()
+    compiled = ad.compile(step, backend="replay")
+    args = data(0)
+    count, place = 0, ""
+
+    def local(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal count, place
+        if event == "line":
+            count += 1
+            if count == stop_at:
+                place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return local
+
+    def start(frame: Any, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        # only a trace function can raise between the end of a ``with`` block and the release of its lock
+        return local if code.co_filename.startswith(LIBRARY) and code is not locked.__code__ else None
+
+    before = sys.gettrace()
+    sys.settrace(start)
+    try:
+        for _ in range(calls):
+            compiled(*args)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return count, place, compiled, owners
+
+
+def check_interrupt(stop_at: int, states: list[Any]) -> None:
+    """Check that an interrupt leaves a state before or after a call, and nothing symbolic or locked."""
+    _, place, compiled, owners = interrupted(2, stop_at)
+    assert place
+    assert plain(*owners), place
+    assert not _tracing_lock._is_owned(), place  # type: ignore[attr-defined]
+    assert not compiled._lock._is_owned(), place
+    if not place.startswith(UPDATES):
+        assert state_of(*owners) in states, place
+        assert grad_mode.get(), place
+
+
+def check_interrupts(trace_step: int, replay_step: int) -> None:
+    """Interrupt a call that traces at every so many lines, then a call that replays."""
+    interrupted(2)  # later calls find everything imported and cached
+    found = [interrupted(calls) for calls in range(3)]
+    states = [state_of(*owners) for *_, owners in found]
+    _, first, both = [count for count, *_ in found]
+    assert first > 10_000
+    assert both - first > 400
+    for stop_at in (*range(1, first, trace_step), *range(first, both + 1, replay_step)):
+        copy_context().run(check_interrupt, stop_at, states)
+
+
+def test_interrupts_at_lines_of_the_library() -> None:
+    check_interrupts(53, 7)
+
+
+@pytest.mark.soak
+def test_interrupts_at_all_lines_of_the_library() -> None:
+    check_interrupts(1, 1)
 
 
 def test_two_threads_make_the_first_call() -> None:
