@@ -14,19 +14,20 @@ import platform
 import shutil
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import adjoint as ad
-from benchmarks import builds, cases, eight, memory, missed, native, parallel, scale
+from benchmarks import builds, cases, eight, memory, missed, native, parallel, replayed, scale, tracing
 from benchmarks.harness import FEWEST_ROUNDS, THREADS, Case, Lacking, Numbers, Step, measure, release
 from benchmarks.report import page, picture, ratios
 
 DOCS = Path(__file__).parents[1] / "docs"
 QUICK_STEPS = 20  # of each of eight threads
 BACKENDS = {"adjoint-compile": "auto", "adjoint-replay": "replay"}  # of adjoint's own compiled steps
-PARTS = ("builds", "parallel", "memory", "scale", "profiles")  # beside the cases
+PARTS = ("builds", "tracing", "parallel", "memory", "scale", "profiles")  # beside the cases
 PEERS = ("numpy", "torch", "jax", "autograd", "mlx", "tinygrad", "scipy")
 
 
@@ -39,9 +40,26 @@ def all_cases() -> tuple[dict[str, str], dict[str, list[Case]]]:
         headings[info.name] = (module.__doc__ or info.name).splitlines()[0].rstrip(".")
         found[info.name] = module.CASES
         for case in module.CASES:
+            if case.stateless and not isinstance(case.engines["adjoint"], Shared):
+                case.engines["adjoint"] = Shared(case.engines["adjoint"])
             for engine, backend in BACKENDS.items():
                 case.engines.setdefault(engine, functools.partial(compiled, case, backend))
     return headings, found
+
+
+class Shared:
+    """Builds a step, and returns the same step again as long as something uses it."""
+
+    def __init__(self, build: Callable[[], Step]) -> None:
+        self.build = build
+        self.made: Callable[[], Step | None] = lambda: None
+
+    def __call__(self) -> Step:
+        step = self.made()
+        if step is None:
+            step = self.build()
+            self.made = weakref.ref(step)
+        return step
 
 
 def compiled(case: Case, backend: str) -> Step:
@@ -97,6 +115,7 @@ def run(names: list[str], rounds: int, seconds: float, without: list[str], ours:
         "groups": headings,
         "cases": {},
         "compiled": {},
+        "replay": {},
     }
     for group, members in groups.items():
         for case in members:
@@ -113,18 +132,21 @@ def run(names: list[str], rounds: int, seconds: float, without: list[str], ours:
             numbers["cases"][case.name] = {"group": group, **result.summary()}
             if found := native.numbers_of(result):
                 numbers["compiled"][case.name] = found
+            if found := replayed.numbers_of(result):
+                numbers["replay"][case.name] = found
             release()
             print(f"{time.perf_counter() - began:6.1f} s  {case.name}", file=sys.stderr)
     return numbers
 
 
 def add_parts(numbers: Numbers, names: Sequence[str], quick: bool = False) -> Iterator[None]:
-    """Measure the named parts: builds, threads, memory, scale, and where time goes in what missed its target.
+    """Measure the named parts: builds, traces, threads, memory, scale, and why a target is missed.
 
     Yields when one is done, so that it can be written: they take minutes.
     """
     parts: dict[str, Callable[[], Any]] = {
         "builds": builds.measure,
+        "tracing": lambda: tracing.measure(quick),
         "parallel": lambda: parallel.measure(count=QUICK_STEPS if quick else eight.STEPS),
         "memory": memory.measure,
         "scale": scale.measure,
@@ -141,9 +163,11 @@ def merged(before: Numbers, numbers: Numbers, names: Sequence[str]) -> Numbers:
     """Return new numbers, with the parts from before and, if cases were named, the other cases too."""
     found = {name: before[name] for name in PARTS if name in before} | numbers
     if names:
-        for kind in ("cases", "compiled"):
+        for kind in ("cases", "compiled", "replay"):
+            if kind not in before and kind not in numbers:
+                continue
             order = list(before.get(kind, {}))
-            both = before.get(kind, {}) | numbers[kind]
+            both = before.get(kind, {}) | numbers.get(kind, {})
             found[kind] = {name: both[name] for name in [*order, *(n for n in both if n not in order)]}
     return found
 
@@ -203,6 +227,8 @@ def main() -> int:
     print(ratios(numbers["cases"]))
     if numbers.get("compiled"):
         print(f"\nCompiled steps\n{native.text(numbers['compiled'])}")
+    if numbers.get("replay"):
+        print(f"\nReplay beside eager\n{replayed.text(numbers['replay'])}")
     if options.json:
         options.json.write_text(json.dumps(numbers, indent=1, ensure_ascii=False))
     if options.picture:

@@ -76,6 +76,9 @@ class Case:
     compared: int = 1  # steps whose results are compared: those of training show the updates before them
     seconds: float | None = None  # for the rounds, if not what the run gives to every case
     not_compiled: str = ""  # why adjoint's step cannot be one compiled function
+    # whether adjoint's steps change nothing, so that the eager step and the compiled ones can share arrays:
+    # times on different arrays differ by up to 5 %, because of their place in memory
+    stateless: bool = False
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """Why targets are missed: a target that cannot be met stays in the table, with what shows why.
 
-Each part of a run (cases, compiled steps, builds, threads, memory, scale) is a module with three functions:
-``limits`` gives the rows of the table of targets, each with the heading it belongs to; ``take_apart``
-measures once more, in the same run, what one heading missed; ``why`` says what that found. What met its
-targets costs nothing.
+Each part of a run (cases, compiled and replayed steps, builds, traces, threads, memory, scale) is a module
+with three functions: ``limits`` gives the rows of the table of targets, each with the heading it belongs to;
+``take_apart`` measures once more, in the same run, what one heading missed; ``why`` says what that found.
+What met its targets costs nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from benchmarks import builds, memory, native, parallel, profile, scale
+from benchmarks import builds, memory, native, parallel, profile, replayed, scale, tracing
 from benchmarks.harness import Numbers, reason
+from benchmarks.report import MISSED, outcome
 
 
 class Part(Protocol):
@@ -31,8 +32,8 @@ class Part(Protocol):
 
 
 PARTS: dict[str, Any] = {
-    "cases": profile, "compiled": native, "builds": builds, "parallel": parallel, "memory": memory,
-    "scale": scale,
+    "cases": profile, "compiled": native, "replay": replayed, "builds": builds, "tracing": tracing,
+    "parallel": parallel, "memory": memory, "scale": scale,
 }  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def missed(numbers: Numbers) -> dict[str, tuple[str, list[Numbers]]]:
     found: dict[str, tuple[str, list[Numbers]]] = {}
     for key, part in PARTS.items():
         for row in part.limits(numbers[key]) if key in numbers else ():
-            if not row["value"] <= row["target"]:
+            if outcome(row) == MISSED:
                 found.setdefault(row["of"], (key, []))[1].append(row)
     return found
 

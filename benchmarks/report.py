@@ -93,15 +93,22 @@ def _targets_table(numbers: Numbers) -> str:
 
     found = missed.limits(numbers)
     rows = [
-        [r["name"], title(r["beside"]), f"≤ {r['target']:g}", f"{r['value']:.3g}", _met(r)] for r in found
+        [r["name"], title(r["beside"]), f"≤ {r['target']:g}", f"{r['value']:.3g}", outcome(r)] for r in found
     ]
-    met = sum(r["value"] <= r["target"] for r in found)
+    outcomes = [outcome(r) for r in found]
+    equal = f"; {n} more are equal within the spread" if (n := outcomes.count(EQUAL)) else ""
     head = ["case", "beside", "target", "measured", ""]
-    return f"{met} of {len(found)} are met.\n\n" + table(rows, head)
+    return f"{outcomes.count(MET)} of {len(found)} are met{equal}.\n\n" + table(rows, head)
 
 
-def _met(row: Numbers) -> str:
-    return "met" if row["value"] <= row["target"] else "**missed**"
+MET, EQUAL, MISSED = "met", "equal within the spread", "**missed**"
+
+
+def outcome(row: Numbers) -> str:
+    """Say whether a target is met; ``low``, if it is given, is the lower quartile of what was measured."""
+    if row["value"] <= row["target"]:
+        return MET
+    return EQUAL if row.get("low", row["value"]) <= row["target"] else MISSED
 
 
 PAGE = """# Performance
@@ -125,7 +132,7 @@ is the same step as one `ad.compile`d function: above 1, it is faster than the e
 
 {targets}
 {profiles}
-{compiled}{builds}{groups}
+{compiled}{replay}{builds}{tracing}{groups}
 {parallel}## Peak memory of training steps
 
 {memory}
@@ -144,12 +151,13 @@ python -m benchmarks LSTM GMM          # only cases whose names contain one of t
 python -m benchmarks --json out.json   # and the numbers
 python -m benchmarks --write           # docs/performance.json, .md and .png; the first time much is compiled
 python -m benchmarks --write LSTM      # these cases anew; the others stay
-python -m benchmarks --part memory     # one section: builds, parallel, memory, scale or profiles
+python -m benchmarks --part memory     # one section: builds, tracing, parallel, memory, scale or profiles
 ```
 
 A peer that is not installed, or that cannot run a case, is left out, and the reason is printed;
 `--without torch-compile` leaves one out. `python -m benchmarks.memory`, `python -m benchmarks.scale` and
-`python -m benchmarks.parallel` run those parts alone, and so does `python -m benchmarks.builds`;
+`python -m benchmarks.parallel` run those parts alone, and so do `python -m benchmarks.builds` and
+`python -m benchmarks.tracing`;
 `python -m benchmarks.instructions` counts instructions, which do not depend on what else the machine does:
 the tests of every change compare them with
 `benchmarks/instructions.json`.
@@ -169,6 +177,13 @@ The time of `ad.compile`d steps divided by the peer's. A step is called as a use
 reading and writing tensors, are part of its time."""
 
 
+REPLAY = """\
+A replayed step (`backend="replay"`, or without llvmlite) makes the same NumPy calls as the eager step. The
+ratio is its time divided by the eager step's in the same round; below 1, replay is faster. If the median is
+above the target, but the lower quartile is not, the two are equal within the spread. Steps without state use
+the same arrays in both."""
+
+
 BUILDS = """\
 Each build runs in a new process: *cold*, with an empty cache of kernels, and *from disk*. These times are
 those of `stats()`, without the call of the program. The ratio to `jax.jit` compares whole calls: what the
@@ -179,9 +194,17 @@ what is kept between calls. An allocator for NumPy's arrays counts them exactly,
 replay. Code, tables of addresses and the scratch memory of BLAS, which replay uses, are not counted."""
 
 
+TRACING = """\
+The time of a trace is that of `stats()`: the call of the function on symbols and the search for what is
+guarded, without the build and the run of the program. *Warm* traces are made one after another in one
+process; *first* is the first trace of a new process, of several processes. The tables show medians and
+quartiles."""
+
+
 def page(numbers: Numbers) -> str:
     """Return docs/performance.md."""
-    from benchmarks import builds, memory, missed, native, parallel, scale  # they use this module
+    # they use this module
+    from benchmarks import builds, memory, missed, native, parallel, replayed, scale, tracing
 
     groups: list[str] = []
     for group, heading in numbers["groups"].items():
@@ -192,9 +215,11 @@ def page(numbers: Numbers) -> str:
     why, threads = missed.section(numbers), parallel.text(numbers.get("parallel", []))
     steps = numbers.get("compiled")
     compiled = f"## Compiled steps\n\n{COMPILED}\n\n{native.text(steps)}\n\n" if steps else ""
-    built = numbers.get("builds")
+    built, replays, traces = (numbers.get(kind) for kind in ("builds", "replay", "tracing"))
     return PAGE.format(
         compiled=compiled,
+        replay=f"## Replay beside eager\n\n{REPLAY}\n\n{replayed.text(replays)}\n\n" if replays else "",
+        tracing=f"## Tracing\n\n{TRACING}\n\n{tracing.text(traces)}\n\n" if traces else "",
         builds=f"## Builds of compiled steps\n\n{BUILDS}\n\n{builds.text(built)}\n\n" if built else "",
         machine=", ".join(f"{k} {v}" for k, v in numbers["machine"].items()),
         threads=numbers["threads"],

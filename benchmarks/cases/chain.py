@@ -73,7 +73,9 @@ def forward_case(size: int) -> Case:
 def both_case(size: int, targets: dict[str, float] | None = None) -> Case:
     found = engines(lambda kit: gradients(kit, size)) | UNENDING
     found |= {"adjoint": lambda: adjoint_step(size), "torch": lambda: torch_step(size)}
-    return Case(f"chain of 400 ops, {size} elements, forward + backward", found, targets or {})
+    return Case(
+        f"chain of 400 ops, {size} elements, forward + backward", found, targets or {}, stateless=True
+    )
 
 
 CASES = [

@@ -62,7 +62,14 @@ def unrolled(make: Callable[[Kit], Step]) -> dict[str, Callable[[], Step]]:
 
 
 CASES = [
-    Case("predator and prey by components, 300 Euler steps", unrolled(euler), {"torch": 1.0}),
-    Case("predator and prey by components, 50 Runge-Kutta steps", unrolled(rk4), {"torch": 1.0}),
-    Case("chain of 400 ops, 10 elements, ended by where", engines(chosen_at_the_end), {"torch": 1.0}),
+    Case("predator and prey by components, 300 Euler steps", unrolled(euler), {"torch": 1.0}, stateless=True),
+    Case(
+        "predator and prey by components, 50 Runge-Kutta steps", unrolled(rk4), {"torch": 1.0}, stateless=True
+    ),
+    Case(
+        "chain of 400 ops, 10 elements, ended by where",
+        engines(chosen_at_the_end),
+        {"torch": 1.0},
+        stateless=True,
+    ),
 ]

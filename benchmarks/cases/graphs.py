@@ -195,8 +195,8 @@ UNENDING = {
 }
 
 CASES = [
-    Case("chain of 5,000 ops, 16 elements: gradient", engines(deep) | UNENDING),
-    Case("1,000 branches from one value: gradient", engines(wide) | UNENDING),
+    Case("chain of 5,000 ops, 16 elements: gradient", engines(deep) | UNENDING, stateless=True),
+    Case("1,000 branches from one value: gradient", engines(wide) | UNENDING, stateless=True),
     Case(
         "30 layers of 30 values: gradient",
         engines(layered) | UNENDING | {"jax-jit": UNENDING["torch-compile"]},

@@ -35,7 +35,7 @@ def case(name: str, size: int, backward: bool) -> Case:
         return kit.gradient(lambda x, y=None: op(xp, x, y).sum(), arrays)
 
     what = "forward + backward" if backward else "forward"
-    return Case(f"{name}, {size:,} elements, {what}", engines(make), seconds=SECONDS)
+    return Case(f"{name}, {size:,} elements, {what}", engines(make), seconds=SECONDS, stateless=True)
 
 
 CASES = [case(name, size, backward) for name in OPS for size in SIZES for backward in (False, True)]

@@ -198,9 +198,20 @@ UNROLLED = {"torch-compile": lacking("it does not compile within 150 s")}
 UNENDING = {"tinygrad": lacking("its scheduler does not end within 150 s on 100 unrolled steps")}
 
 CASES = [
-    Case("GMM, 1,000 points, 10 dimensions, 25 components: gradient", engines(gmm), blas=True),
-    Case("bundle adjustment, 3,184 observations: Jacobian", engines(bundle)),
-    Case("k-means, 1,000 points, 25 centres: gradient and Hessian", engines(kmeans)),
-    Case("LSTM objective, 2 layers, 100 characters: gradient", engines(lstm) | UNROLLED | UNENDING),
-    Case("hand tracking, 26 parameters, 100 points: Jacobian", engines(hand) | UNROLLED, blas=True),
+    Case(
+        "GMM, 1,000 points, 10 dimensions, 25 components: gradient", engines(gmm), blas=True, stateless=True
+    ),
+    Case("bundle adjustment, 3,184 observations: Jacobian", engines(bundle), stateless=True),
+    Case("k-means, 1,000 points, 25 centres: gradient and Hessian", engines(kmeans), stateless=True),
+    Case(
+        "LSTM objective, 2 layers, 100 characters: gradient",
+        engines(lstm) | UNROLLED | UNENDING,
+        stateless=True,
+    ),
+    Case(
+        "hand tracking, 26 parameters, 100 points: Jacobian",
+        engines(hand) | UNROLLED,
+        blas=True,
+        stateless=True,
+    ),
 ]

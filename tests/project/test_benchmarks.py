@@ -569,7 +569,10 @@ def test_a_trial_does_not_write_the_page(
     monkeypatch.setattr(bench, "picture", lambda numbers, path: None)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--write", "--quick", "--to", str(tmp_path)])
     assert bench.main() == 0
-    assert asked == [([], 7, 0.0, [], False), ("builds", "parallel", "memory", "scale", "profiles", True)]
+    assert asked == [
+        ([], 7, 0.0, [], False),
+        ("builds", "tracing", "parallel", "memory", "scale", "profiles", True),
+    ]
     assert (tmp_path / "performance.md").read_text().startswith("# Performance")
 
 
@@ -596,6 +599,98 @@ def test_the_model_of_ranks_hides_sums_behind_backward() -> None:
             sent = 2 * (ranks - 1) / ranks * BYTES / net[1]
             assert 0.035 < early < late and late > 0.035 + sent
             assert early > max(0.035, sent)
+
+
+# Replay and traces --------------------------------------------------------------------------------
+
+
+def replays() -> dict[str, Any]:
+    def case(ratio: list[float], target: float = 1.0) -> dict[str, Any]:
+        return {"eager": [1e-6] * 3, "replayed": [2e-6] * 3, "ratio": ratio, "target": target}
+
+    return {
+        "fast": case([0.4, 0.45, 0.5], 0.5),
+        "equal": case([0.99, 1.01, 1.05]),
+        "slow": case([1.1, 1.2, 1.3]),
+    }
+
+
+def test_a_replayed_step_is_missed_only_if_its_lower_quartile_is_above_the_target() -> None:
+    from benchmarks import missed, replayed
+    from benchmarks.report import _targets_table
+
+    found = {"replay": replays()}
+    assert list(missed.missed(found)) == ["slow, replayed"]
+    assert replayed.text(found["replay"]).splitlines()[2:] == [
+        "| slow | 1 µs | 2 µs | 1.2 (1.1–1.3) | ≤ 1 **missed** |",
+        "| equal | 1 µs | 2 µs | 1.01 (0.99–1.05) | ≤ 1 equal within the spread |",
+        "| fast | 1 µs | 2 µs | 0.45 (0.4–0.5) | ≤ 0.5 met |",
+    ]
+    first, *rows = _targets_table(found).splitlines()
+    assert first == "1 of 3 are met; 1 more are equal within the spread."
+    assert "| equal, replayed | adjoint, eager | ≤ 1 | 1.01 | equal within the spread |" in rows
+    taken = {"instructions": 4, "traces": 1, "eager": 1e-6, "replayed": 2e-6}
+    assert replayed.why(taken, [], found["replay"]).endswith(
+        "A replayed step takes 2 µs, 1 µs more than the eager step, or 250 ns more for each instruction."
+    )
+
+
+def test_replayed_steps_have_targets() -> None:
+    from benchmarks import replayed
+    from benchmarks.__main__ import all_cases
+    from benchmarks.harness import Case, Result
+
+    names = {case.name for group in all_cases()[1].values() for case in group}
+    assert replayed.TARGETS.keys() < names
+    assert replayed.numbers_of(Result(Case("a", {}), {"adjoint": [1.0]})) == {}
+    for name, target in {"a": 1.0, "MLP 1×8-16-16-1, SGD step": 0.5}.items():
+        seconds = {"adjoint": [2.0, 2.0, 2.0], "adjoint-replay": [1.0, 2.0, 1.0]}
+        found = replayed.numbers_of(Result(Case(name, {}), seconds))
+        assert (found["ratio"], found["target"]) == ([0.5, 0.5, 1.0], target)
+
+
+def test_compiled_steps_without_state_use_the_arrays_of_the_eager_step() -> None:
+    from benchmarks.__main__ import all_cases
+
+    groups = all_cases()[1]
+    case = next(case for case in groups["overhead"] if case.name == "add, 4 elements, forward")
+    step = case.engines["adjoint"]()
+    assert case.engines["adjoint"]() is step
+    assert case.engines["adjoint-replay"]()._f is step
+    del step
+    assert case.engines["adjoint"].made() is None  # nothing is kept that nothing uses
+    training = next(case for case in groups["training"] if case.name == "MLP 1×8-16-16-1, SGD step")
+    assert training.engines["adjoint"]() is not training.engines["adjoint"]()
+
+
+def test_traces_are_compared_with_their_targets() -> None:
+    from benchmarks import tracing
+
+    numbers = {
+        "warm": {"net": {"seconds": [1e-3, 2e-3, 3e-3], "instructions": 50}},
+        "cold": {"large": {"seconds": [0.01, 0.03, 0.04], "instructions": 20}},
+    }
+    assert [(r["name"], round(r["value"]), r["target"]) for r in tracing.limits(numbers)] == [
+        ("trace of net: µs per instruction", 40, 30.0),
+        ("trace of large: the first, ms", 30, 20.0),
+    ]
+    assert tracing.text(numbers).splitlines()[2:] == [
+        "| net | warm | 50 | 2 ms (1 ms–3 ms) | 40 µs (≤ 30 **missed**) |",
+        "| large | first | 20 | 30 ms (10 ms–40 ms) (≤ 20 **missed**) | 1.5e+03 µs |",
+    ]
+    name = next(iter(tracing.STEPS))
+    taken = tracing.take_apart(tracing.HEADING + name, [], numbers)
+    assert len(taken["functions"]) == tracing.SHOWN
+    assert tracing.why(taken, [], numbers).startswith("The functions with most time of their own")
+
+
+def test_traces_are_measured_in_a_process_of_their_own() -> None:
+    from benchmarks import tracing
+
+    name = next(iter(tracing.STEPS))
+    warm, cold = tracing.child("warm", name, 1), tracing.child("cold", name)
+    assert warm["instructions"] == cold["instructions"] > 10
+    assert 0 < warm["seconds"][0] <= warm["seconds"][2] and cold["seconds"] > 0
 
 
 # Builds -------------------------------------------------------------------------------------------

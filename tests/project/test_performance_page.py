@@ -41,6 +41,8 @@ def test_a_page_shows_machine_targets_memory_and_slopes() -> None:
     compiled = {
         "seconds": [1e-6] * 3, "ratios": {"jax-jit": [0.1, 0.2, 0.3]}, "targets": {"jax-jit": 0.1},
     }  # fmt: skip
+    replay = {"eager": [1e-6] * 3, "replayed": [5e-7] * 3, "ratio": [0.4, 0.5, 0.6], "target": 0.5}
+    trace = {"seconds": [1e-3] * 3, "instructions": 50}
     sizes = [[10_000, 0.01, 10**6], [1_000_000, 2.0, 10**8]]
     text = page(
         {
@@ -49,16 +51,24 @@ def test_a_page_shows_machine_targets_memory_and_slopes() -> None:
             "groups": {"chain": "Chains", "none": "Nothing"},
             "cases": {"a case": case},
             "compiled": {"a case": compiled},
+            "replay": {"a case": replay},
+            "tracing": {"warm": {"a case": trace}, "cold": {"a case": trace}},
             "memory": [{"name": "a step", "adjoint": 3_000_000, "torch": 2_000_000}],
             "scale": {"import": {"median": 0.05, "best": 0.04}, "series": {"nodes": sizes}},
         }
     )
     for line in (
         "on one machine: Python 3.11.7.",
-        "4 of 7 are met.",
+        "7 of 10 are met.",
         "| a case, compiled | JAX, jit | ≤ 0.1 | 0.2 | **missed** |",
         "| a case | 1 µs | 0.2 (0.1–0.3; ≤ 0.1 **missed**) |",
         "| a case | PyTorch | ≤ 2 | 2 | met |",
+        "| a case, replayed | adjoint, eager | ≤ 0.5 | 0.5 | met |",
+        "## Replay beside eager",
+        "| a case | 1 µs | 500 ns | 0.5 (0.4–0.6) | ≤ 0.5 met |",
+        "| trace of a case: µs per instruction |  | ≤ 30 | 20 | met |",
+        "## Tracing",
+        "| a case | warm | 50 | 1 ms (1 ms–1 ms) | 20 µs (≤ 30 met) |",
         "| peak memory, a step | PyTorch | ≤ 1.05 | 1.5 | **missed** |",
         "| time per node, 10⁶ nodes | 10⁴ nodes | ≤ 1.5 | 2 | **missed** |",
         "## Chains",
