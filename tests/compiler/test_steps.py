@@ -218,7 +218,7 @@ def test_clipping_by_norm(bound: float, p: float) -> None:
 
 def test_clipping_by_value_by_group_and_adaptive() -> None:
     compare(training(OPTIMIZERS["SGD"], after=lambda m: ad.clip_grad_value(m.parameters(), 0.01)), data)
-    # native code returns the number of clipped rows as a float
+    # native code returns the number of scaled units as a float
     factor = 1 if BACKENDS[-1] == "replay" else 1.0
     adaptive = lambda m: ad.clip_grad_adaptive(m.parameters(), 0.01) * factor
     compare(training(OPTIMIZERS["SGD"], after=adaptive), data)
