@@ -326,7 +326,7 @@ def check_interrupts(trace_step: int, replay_step: int) -> None:
 
 
 def test_interrupts_at_lines_of_the_library() -> None:
-    check_interrupts(53, 7)
+    check_interrupts(101, 11)
 
 
 @pytest.mark.soak
