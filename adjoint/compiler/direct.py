@@ -189,10 +189,12 @@ def _add_result(w: Writer, v: Variant, kind: str, at: int) -> str:
 
     ``v`` is the program.  ``kind`` is "value" if the result is a tensor, "number" if it is a Python number.
     """
-    if v.recorder is not None and not v.single:  # ``record`` has made tensors
-        return f"found[{at}]" + (".item()" if kind == "number" else "")
-    if kind == "number":
-        return f"asarray(found[{at}]).item()"
+    made = v.recorder is not None and not v.single  # ``record`` has made tensors
+    if kind == "number":  # native code returns all numbers as floats
+        array = f"found[{at}]" if made else f"asarray(found[{at}])"
+        return f"{v.program.results[at].kind.__name__}({array}.item())"
+    if made:
+        return f"found[{at}]"
     node = "node" if v.recorder is not None else w.name(v.spent[at]) if v.spent else "None"
     data = f"found[{at}]"
     value = v.program.results[at].id

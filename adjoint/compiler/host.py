@@ -35,13 +35,14 @@ def write(undo: Undo, t: Tensor, value: Any) -> None:
 
     Nothing else may use ``value``.  An item that restores the old array is appended to ``undo``.
     """
-    undo.append((_set_data, t, t._data))
+    undo.append((_set_data, t, (t._data, t._version)))
     t._data = value
     move_version(t)
 
 
-def _set_data(t: Tensor, data: Any) -> None:
-    t._data = data
+def _set_data(t: Tensor, before: tuple[Any, int]) -> None:
+    """Restore the array and the version of a tensor."""
+    t._data, t._version = before
 
 
 def set_grad(undo: Undo, t: Tensor, value: Any) -> None:
@@ -78,7 +79,8 @@ def _assign(
         if t._extra is not None and t._extra.grad is not None:
             extras.append(t._extra)
             grads.append(None)
-    undo.append((_put_back, (written, [t._data for t in written]), (extras, [e.grad for e in extras])))
+    old = [(t._data, t._version) for t in written]
+    undo.append((_put_back, (written, old), (extras, [e.grad for e in extras])))
     for t, data in zip(written, values, strict=False):
         t._data = data
         move_version(t)
@@ -87,8 +89,8 @@ def _assign(
 
 
 def _put_back(arrays: tuple[list[Tensor], list[Any]], grads: tuple[list[Any], list[Any]]) -> None:
-    for t, data in zip(*arrays, strict=True):
-        t._data = data
+    for t, before in zip(*arrays, strict=True):
+        _set_data(t, before)
     for e, grad in zip(*grads, strict=True):
         e.grad = grad
 

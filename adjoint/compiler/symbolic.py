@@ -131,9 +131,9 @@ class Symbolic(Unknown):
             body[-1].in_place = True
         return result
 
-    def as_number(self, kind: type = float) -> Number:
-        """Return the only element as a symbolic Python number."""
-        return self.trace.number_of(_ITEM, (self,), kind)
+    def as_number(self, kind: type | None = None) -> Number:
+        """Return the only element as a symbolic Python number; its type is ``kind``, or that of the dtype."""
+        return self.trace.number_of(_ITEM, (self,), kind or type(np.zeros((), self.dtype).item()))
 
     def choose(self, a: Any, b: Any) -> Number:
         """Return a symbolic Python number: ``a`` in calls where this condition is true, else ``b``."""
@@ -163,7 +163,7 @@ class Symbolic(Unknown):
 
     def __getattr__(self, name: str) -> Never:
         """Raise the error of a missing attribute; in another thread, say that the tensor is traced."""
-        if not name.startswith("_"):
+        if name not in Symbolic.__slots__ and not name.startswith("_"):
             self.trace.check_thread()
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 

@@ -414,7 +414,7 @@ class Variant:
             if kind == "value":
                 outs.append(found[at])
             elif kind == "number":
-                outs.append(found[at].item())
+                outs.append(self.program.results[at].kind(found[at].item()))
             elif kind == "argument":
                 outs.append(leaves[at])
             else:

@@ -592,3 +592,17 @@ def test_locks_of_deleted_programs_are_forgotten() -> None:
     del g
     gc.collect()
     assert known() == before
+
+
+@pytest.mark.parametrize("name", [n for n in PROGRAMS if "entry" not in n])
+def test_a_failed_call_restores_generators(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, generators, _, args = compiled_for_faults(name, monkeypatch)
+    with counted(compiled, [host, tables]) as calls:
+        places = places_of(calls, lambda: compiled(*args))
+        before = state_of(*generators)
+        for k, after, function in places:
+            calls.start(k, after)
+            with pytest.raises(FaultError):
+                compiled(*args)
+            calls.start()
+            assert state_of(*generators) == before, (function, k, after)
