@@ -27,7 +27,7 @@ from benchmarks.report import page, picture, ratios
 DOCS = Path(__file__).parents[1] / "docs"
 QUICK_STEPS = 20  # of each of eight threads
 BACKENDS = {"adjoint-compile": "auto", "adjoint-replay": "replay"}  # of adjoint's own compiled steps
-PARTS = ("builds", "tracing", "parallel", "memory", "scale", "profiles")  # beside the cases
+PARTS = ("replay", "builds", "tracing", "parallel", "memory", "scale", "profiles")  # beside the cases
 PEERS = ("numpy", "torch", "jax", "autograd", "mlx", "tinygrad", "scipy")
 
 
@@ -139,12 +139,20 @@ def run(names: list[str], rounds: int, seconds: float, without: list[str], ours:
     return numbers
 
 
+def replay_beside_eager(quick: bool) -> Numbers:
+    """Measure the replayed step of every case beside the eager one, without native code and peers."""
+    rounds, seconds = (FEWEST_ROUNDS, 0.0) if quick else (30, 3.0)
+    found: Numbers = run([], rounds, seconds, ["adjoint-compile"], ours=True)["replay"]
+    return found
+
+
 def add_parts(numbers: Numbers, names: Sequence[str], quick: bool = False) -> Iterator[None]:
-    """Measure the named parts: builds, traces, threads, memory, scale, and why a target is missed.
+    """Measure the named parts: replay, builds, traces, threads, memory, scale, and why a target is missed.
 
     Yields when one is done, so that it can be written: they take minutes.
     """
     parts: dict[str, Callable[[], Any]] = {
+        "replay": lambda: replay_beside_eager(quick),
         "builds": builds.measure,
         "tracing": lambda: tracing.measure(quick),
         "parallel": lambda: parallel.measure(count=QUICK_STEPS if quick else eight.STEPS),

@@ -151,7 +151,7 @@ python -m benchmarks LSTM GMM          # only cases whose names contain one of t
 python -m benchmarks --json out.json   # and the numbers
 python -m benchmarks --write           # docs/performance.json, .md and .png; the first time much is compiled
 python -m benchmarks --write LSTM      # these cases anew; the others stay
-python -m benchmarks --part memory     # one section: builds, tracing, parallel, memory, scale or profiles
+python -m benchmarks --part memory     # one section; see --help
 ```
 
 A peer that is not installed, or that cannot run a case, is left out, and the reason is printed;

@@ -26,6 +26,7 @@ from adjoint.compiler.explain import explain
 from adjoint.compiler.guards import (
     CACHES,
     Guard,
+    Names,
     ObjectGuard,
     base_of,
     exact,
@@ -148,7 +149,7 @@ class Variant:
         self.program = trace.program
         trace.drop_contents([*self.guards, *trace.guards], reads.indexed | trace.indexed)
         modules = self._module_guards(call, [*reads.values, *trace.reached])
-        covered = {id(g.owner) for g in modules if not g.tree}
+        covered = {id(x) for g in modules if not g.tree for x in (g.owner, g.attributes)}
         # the variables that the function both reads and changes; the program would not change them
         self.changed = [g.what for g in (*self.guards, *trace.guards) if not g.holds()]
         self.guards = [g for g in self.guards if not _reads_attribute(g, covered)]
@@ -562,9 +563,11 @@ def _modules(structure: tree.Structure) -> Iterator[Any]:
 def _reads_attribute(g: Guard, owners: set[int]) -> bool:
     """Return whether a guard reads an attribute of one of ``owners``, objects with their own guards.
 
-    ``owners`` has the ids of the objects.
+    ``owners`` has the ids of the objects and of their dictionaries of attributes.
     """
     read: Any = g.read
+    if isinstance(read, Names):
+        return id(read.space) in owners
     if not isinstance(read, functools.partial) or read.func is not read_attributes or len(read.args[1]) != 1:
         return False
     value = base_of(read.args[0])[3]
