@@ -52,6 +52,8 @@ def loads(outer: types.CodeType) -> list[Load]:
             while used < len(instructions) and instructions[used].opname in _ATTRIBUTE:
                 used += 1
             chain = tuple([x.argval for x in instructions[n + 1 : used]])
+            if chain and instructions[n + 1].is_jump_target:  # (a if condition else b).k
+                found.append(Load("free", chain[0], chain))
             if _is_item(instructions[used : used + 2]):
                 chain = (*chain, ITEM)
             if kind is None:

@@ -79,7 +79,7 @@ def snapshot(value: Any, depth: int = 0) -> Any:
         return "method", value.__name__, id(value.__self__)
     if isinstance(value, functools.partial):  # ``partialmethod`` makes a new one at each access
         given = (*value.args, *value.keywords, *value.keywords.values())
-        return type(value), id(value.func), tuple([snapshot(v, depth + 1) for v in given])
+        return type(value), tuple([snapshot(v, depth + 1) for v in (value.func, *given)])
     if _has_value(value):
         return type(value), repr(value)  # equal times and decimals may have different zones and digits
     if isinstance(value, CONTAINERS) and depth < DEEPEST:

@@ -102,6 +102,7 @@ class _Walk:
         self.values: list[Any] = []
         self.indexed: set[int] = set()  # see ``Reads``
         self.asked: set[str] = set()  # attributes that the code reads only if they exist
+        self.unstable: set[tuple[int, str]] = set()  # objects and attributes that are new at each access
         self.found: dict[str, Callable[[], Any]] = {}
         # functions to search, the objects they are bound to (or None), and their known local variables
         self.todo: list[tuple[Any, Any, dict[str, Any]]] = []
@@ -233,10 +234,6 @@ class _Walk:
                 break
             if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in LIBRARIES:
                 return
-            if value is os and name in ("environ", "getenv"):  # ``os.environ`` reads this dictionary
-                space = functools.partial(read_attributes, functools.partial(itself, os.environ), ["_data"])
-                self._add_once("os.environ", space, ("environ",))
-                return
             if name == EVERY:
                 self._add_every(what, read, used, value, key)
                 break
@@ -259,6 +256,9 @@ class _Walk:
                 break
             value = after
             used.append(name)
+        if value is os.environ or value is os.getenv:  # they read this dictionary
+            space = functools.partial(read_attributes, functools.partial(itself, os.environ), ["_data"])
+            self._add_once("os.environ", space, ("environ",))
         where = ".".join([what, *used])
         self.add(where, value, _chained(read, used), (*key, tuple(used)))
 
@@ -293,10 +293,13 @@ class _Walk:
         self.values.append(value)
         self._reach(value, 0)
         fixed = isinstance(value, _SKIPPED) and isinstance(read, functools.partial) and read.func is itself
-        if not fixed and not _is_constant(what, value) and _is_stable(value, read):
-            what = self._name(what, key)
+        if not _is_stable(value, read):
+            return
+        constant = fixed or _is_constant(what, value)
+        what = self._name(what, key)
+        if not constant:
             self.found.setdefault(what, read)
-            self.owners.setdefault(what, (value, read))
+        self.owners.setdefault(what, (value, read))
 
     def add_bound(self, f: functools.partial[Any]) -> None:
         """Add the arguments that are stored in a partial function."""
@@ -435,8 +438,14 @@ class _Walk:
                 continue
             here = f"{what}.{name}"
             inner = functools.partial(read_attributes, read, [name])
-            if here not in self.found and not _is_constant(here, value) and _is_stable(value, inner):
-                self.found[here] = inner
+            if not _is_stable(value, inner):  # search it once, because each access makes a new object
+                if (id(owner), name) not in self.unstable:
+                    self.unstable.add((id(owner), name))
+                    self.values.append(value)
+                    self._reach(value, depth)
+                continue
+            if not _is_constant(here, value):
+                self.found.setdefault(here, inner)
             self._reach(value, depth)
             self._visit(here, value, inner, depth + 1, depths)
 
@@ -640,6 +649,6 @@ def _class_attributes(cls: type) -> set[str]:
         if not is_library(c) and c.__module__ != "builtins":
             found |= {
                 k for k, v in vars(c).items()
-                if not isinstance(v, (*_BINDERS, *_FUNCTIONS)) and not k.startswith("__")
+                if not isinstance(v, (*_BINDERS, types.FunctionType)) and not k.startswith("__")
             }  # fmt: skip
     return found

@@ -63,8 +63,8 @@ def hooks_of(t: Tensor) -> tuple[Any, ...]:
     extra = t._extra
     if extra is None:
         return ()
-    lists = (extra.hooks, extra.post_hooks)
-    return tuple([tuple(found.snapshot()) if found is not None else () for found in lists if found])
+    before, after = [() if x is None else tuple(x.snapshot()) for x in (extra.hooks, extra.post_hooks)]
+    return (before, after) if before or after else ()
 
 
 class Sources:

@@ -568,6 +568,8 @@ def _reads_attribute(g: Guard, owners: set[int]) -> bool:
     read: Any = g.read
     if isinstance(read, Names):
         return id(read.space) in owners
+    if g.contents is not None:  # the guards of objects do not compare the elements of arrays
+        return False
     if not isinstance(read, functools.partial) or read.func is not read_attributes or len(read.args[1]) != 1:
         return False
     value = base_of(read.args[0])[3]

@@ -26,6 +26,7 @@ from adjoint.compiler.guards import (
     ObjectGuard,
     base_of,
     class_attribute,
+    is_module,
     read_attributes,
 )
 from adjoint.compiler.machine import has_llvm
@@ -374,7 +375,7 @@ class _Seen:
         ):
             raise _Unknown
         self._dictionary(owner, space)
-        if hasattr(owner, "named_parameters"):  # a module: one word for all of its attributes
+        if is_module(owner):  # a module: one word for all of its attributes
             self.word(space, self.at.version)
         else:
             self._item(space, name)

@@ -301,6 +301,8 @@ class Tensor(Readable):
                 "  Set requires_grad=True on it, or on the inputs before computing it."
             )
         _check_callable("register_hook", hook)
+        if special.count:
+            note_reading(self)  # so that a trace knows the hooks from before
         owner = self._need_extra() if self._node is LEAF else self._node.need_extra()
         with attaching:
             if owner.hooks is None:
@@ -334,6 +336,8 @@ class Tensor(Readable):
                 "gradient is accumulated.\n  Use register_hook for the result of an operation."
             )
         _check_callable("register_post_accumulate_grad_hook", hook)
+        if special.count:
+            note_reading(self)
         extra = self._need_extra()
         with attaching:
             if extra.post_hooks is None:

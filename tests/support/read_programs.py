@@ -200,9 +200,7 @@ ATTRIBUTE = {
 }
 ASKING = ("getattr with a default", "hasattr", "vars", "get")  # these read a value that may not exist
 WITHOUT_DICT = ("slots", "class of an instance", "property", "__getattr__")
-CALLED = (*BINDING, "partial", "method")
 NO_LATER = ("class", "class of an instance", "slots", "function", "Python module")
-OF_MODULES = ("default", "default of a helper", "partial", "partial in a list", "attribute in a method")
 FIXED = ("variable", "list", "property", "__getattr__")  # holders whose value is not deleted
 
 
@@ -248,16 +246,9 @@ class Program(NamedTuple):
         own = way == "vars" and route in ("attribute", "attribute of a module")  # ``vars(self.held)``
         if later and own and (holder == "nn.Module" or value == "dtype"):
             return False
-        if "Python module" in (value, holder) and route in OF_MODULES:
-            return False
-        if holder == "Python module" and way == "attrgetter":
-            return False
-        if holder in ("class", "class of an instance") and (value in CALLED or way == "computed name"):
-            return False
-        if way == "hasattr" and value == "Python module":  # ``(a if condition else b).k``
-            return False
-        computed = value in ("element of an array", "sum of an array")
-        return not (computed and holder == "variable" and route == "attribute of a module")
+        return not (
+            holder in ("class", "class of an instance") and (value in BINDING or way == "computed name")
+        )
 
     def text(self) -> str:
         """Return the source code, which defines ``f`` and perhaps ``args`` and ``kwargs``."""
