@@ -321,7 +321,8 @@ def check_interrupts(trace_step: int, replay_step: int) -> None:
     _, first, both = [count for count, *_ in found]
     assert first > 10_000
     assert both - first > 400
-    for stop_at in (*range(1, first, trace_step), *range(first, both + 1, replay_step)):
+    last = both - 50  # the number of lines depends on the order of sets and on caches
+    for stop_at in (*range(1, first, trace_step), *range(first, last, replay_step)):
         copy_context().run(check_interrupt, stop_at, states)
 
 
