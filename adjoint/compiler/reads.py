@@ -18,7 +18,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from itertools import chain, islice
@@ -183,14 +183,16 @@ class _Walk:
             own = kind == "local" and bound is not None and local[name] is bound
             self._follow(type(bound).__qualname__ if own else f"{where}: {name}", read, names, key)
 
-    def _add_free(self, chain: Iterable[str], code: types.CodeType | None = None) -> None:
+    def _add_free(self, chain: Sequence[str], code: types.CodeType | None = None) -> None:
         """Add the names in a chain of attributes to the free names.
 
         Computed names in ``code`` of installed packages are left out: any attribute of any object would be
         guarded.
         """
-        installed = code is not None and _is_installed(code)
-        self.free.update(name for name in chain if name != ITEM and not (installed and name == EVERY))
+        if EVERY in chain and code is not None and _is_installed(code):
+            chain = [name for name in chain if name != EVERY]
+        self.free.update(chain)
+        self.free.discard(ITEM)
 
     def _names(self) -> set[str] | None:
         """Return the free names; None if a free name is computed, so that it can be any name."""
@@ -474,7 +476,12 @@ _VIEWS = frozenset(
 
 def _is_installed(code: types.CodeType) -> bool:
     """Return whether code belongs to an installed package."""
-    return any(f"{os.sep}{name}{os.sep}" in code.co_filename for name in _INSTALLED)
+    return _is_installed_file(code.co_filename)
+
+
+@functools.lru_cache(1024)
+def _is_installed_file(path: str) -> bool:
+    return any(f"{os.sep}{name}{os.sep}" in path for name in _INSTALLED)
 
 
 def _chained(read: Callable[[], Any], used: list[str]) -> Callable[[], Any]:
@@ -520,8 +527,7 @@ def _has_attributes(owner: Any) -> bool:
     if isinstance(owner, types.ModuleType):
         top = owner.__name__.partition(".")[0]
         own = top not in LIBRARIES and top not in sys.stdlib_module_names
-        file = vars(owner).get("__file__") or ""
-        return own and not any(f"{os.sep}{name}{os.sep}" in file for name in _INSTALLED)
+        return own and not _is_installed_file(vars(owner).get("__file__") or "")
     if isinstance(owner, types.FunctionType):
         return bool(vars(owner)) and not _is_foreign(owner)
     return not isinstance(owner, _UNSEEN)

@@ -161,11 +161,15 @@ class Symbolic(Unknown):
         self.trace.conditions.add(found.id)
         return found
 
-    def __getattr__(self, name: str) -> Never:
-        """Raise the error of a missing attribute; in another thread, say that the tensor is traced."""
-        if name not in Symbolic.__slots__ and not name.startswith("_"):
-            self.trace.check_thread()
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+    def _is_no_array(self) -> Never:
+        """Raise: another thread reads this value as if it were the array of a tensor.
+
+        Properties of arrays call this.  A ``__getattr__`` would slow down all attributes.
+        """
+        self.check_running()
+        raise AttributeError("a value of ad.compile is not an array")
+
+    T = mT = dot = flags = property(_is_no_array)  # noqa: N815  names of NumPy
 
     def _refuse(self, *_: Any) -> Never:
         self.check_running()

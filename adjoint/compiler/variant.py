@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
 from contextlib import suppress
+from operator import is_
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
@@ -512,6 +513,9 @@ class Layers:
         """
         text = ""
         for m, attributes, caches in self.saved:
+            same = len(vars(m)) == len(attributes) and all(map(is_, vars(m).values(), attributes.values()))
+            if same and all([attributes[k] == v for k, v in caches.items()]):  # noqa: C419  no generator
+                continue
             before, now = _parts(attributes, caches), _parts(vars(m), vars(m))
             names = [k for k in {**before, **now} if before.get(k) is not now.get(k)]
             if names:
