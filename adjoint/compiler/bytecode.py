@@ -17,6 +17,8 @@ _BY_NAME = (*_ASKING, "attrgetter", "methodcaller", "vars", "__dict__")  # the n
 _BY_TEXT = ("globals", "eval", "exec")  # these read variables whose names are in strings
 _IGNORED = ("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+_ITEMS = {"BINARY_SUBSCR": 2, "BINARY_SLICE": 3, "GET_ITER": 1}  # values that they pop
+_CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"  # PRECALL: only Python 3.11
 
 
 class Load(NamedTuple):
@@ -54,7 +56,7 @@ def loads(outer: types.CodeType) -> list[Load]:
             chain = tuple([x.argval for x in instructions[n + 1 : used]])
             if chain and instructions[n + 1].is_jump_target:  # (a if condition else b).k
                 found.append(Load("free", chain[0], chain))
-            if _is_item(instructions[used : used + 2]):
+            if _is_item(instructions[used:]):
                 chain = (*chain, ITEM)
             if kind is None:
                 found.append(Load("free", i.argval, (i.argval, *chain)))
@@ -68,16 +70,23 @@ def loads(outer: types.CodeType) -> list[Load]:
 
 @functools.lru_cache(1024)
 def asked(outer: types.CodeType) -> frozenset[str]:
-    """Return the strings in code that calls ``hasattr`` or ``getattr``: attributes that may not exist."""
+    """Return the names that code may pass to ``hasattr`` or ``getattr``: such attributes may be missing."""
     codes = [code for code in _codes(outer) if any(name in _ASKING for name in code.co_names)]
     return frozenset(name for code in codes for s in _strings(code.co_consts) for name in _names(s))
 
 
 def _is_item(after: list[dis.Instruction]) -> bool:
-    """Return whether two instructions push a number or a variable and use it as an index."""
-    if len(after) < 2 or not after[0].opname.startswith("LOAD_"):
-        return False
-    return after[1].opname == "BINARY_SUBSCR" or (after[1].opname == "BINARY_OP" and after[1].argrepr == "[]")
+    """Return whether the instructions after a load use the value as ``x[i]``, ``x[i:j]`` or in a loop."""
+    depth = 1  # the number of values on the stack, from the loaded one
+    for i in after:
+        if depth == _ITEMS.get(i.opname) or (depth == 2 and i.opname == "BINARY_OP" and i.argrepr == "[]"):
+            return True
+        if i.opcode in dis.hasjrel:
+            return False
+        depth += dis.stack_effect(i.opcode, i.arg, jump=False)
+        if depth < 1:
+            return False
+    return False
 
 
 def _instructions(code: types.CodeType) -> list[dis.Instruction]:
@@ -137,8 +146,11 @@ def _computed(instructions: list[dis.Instruction], n: int, outermost: bool) -> I
     depths = []  # the number of arguments on the stack after each instruction
     depth = 0
     for i in instructions[n + 1 :]:
-        if i.opname in ("PRECALL", "CALL") and depth == i.arg:
+        if i.opname == _CALL and depth == i.arg:
             break
+        if i.is_jump_target or i.opcode in dis.hasjrel:  # a condition among the arguments
+            yield Load("free", EVERY, (EVERY,))
+            return
         depth += dis.stack_effect(i.opcode, i.arg, jump=False)
         depths.append(depth)
     else:  # a condition among the arguments, for example
@@ -169,7 +181,6 @@ def _end(depths: list[int], count: int) -> int:
     found = len(depths) - 1
     while found > 0 and (depths[found] != count or min(depths[found:]) < count):
         found -= 1
-    # the last instruction after which there are ``count`` values, before the next argument starts
     return found
 
 

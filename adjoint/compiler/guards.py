@@ -24,6 +24,7 @@ __all__ = [
     "CACHES",
     "CONTAINERS",
     "DEEPEST",
+    "LARGEST",
     "MAPPINGS",
     "Guard",
     "Names",
@@ -49,7 +50,7 @@ MAPPINGS = (dict, types.MappingProxyType)
 BUFFERS = (array, bytearray)  # their elements are new objects at each access
 CONTAINERS = (list, tuple, set, frozenset, deque, *MAPPINGS, *BUFFERS)
 CACHES = ("_parameters", "_buffers")  # attributes of modules with the names of their tensors
-_LARGEST = 1 << 20  # bytes: the elements of larger arrays are not compared
+LARGEST = 1 << 20  # bytes of all arrays of a program whose elements are compared
 DEEPEST = 8  # nesting depth of containers; objects below it are compared by identity
 
 
@@ -143,13 +144,15 @@ class Guard:
         if self.mutable and is_flat(self.seen):
             self.ids = element_ids(self.seen)
             self.elements = (*self.seen, *(self.seen.values() if isinstance(self.seen, MAPPINGS) else ()))
-        self.contents: bytes | None = None  # see ``keep_contents``
-        if type(self.seen) is np.ndarray and self.seen.nbytes <= _LARGEST:
+        self.contents: tuple[Any, ...] | None = None  # see ``keep_contents``
+        if type(self.seen) is np.ndarray and self.seen.nbytes <= LARGEST:
             self.keep_contents()
 
     def keep_contents(self) -> None:
         """Compare the elements of the value, an array, from now on."""
-        self.mutable, self.contents = True, self.seen.tobytes()
+        self.mutable, self.contents = True, _contents(self.seen)
+        if self.seen.dtype.hasobject:
+            self.elements = self.seen.tolist()  # kept alive, so that no id is reused
 
     def drop_contents(self) -> None:
         """Compare only the identity of the value, an array: the program reads its elements at each call."""
@@ -162,7 +165,7 @@ class Guard:
         except Exception:  # deleted
             return False
         if self.contents is not None:
-            return now is self.seen and now.tobytes() == self.contents
+            return now is self.seen and _contents(now) == self.contents
         if now is self.seen and (not self.mutable or (self.ids is not None and element_ids(now) == self.ids)):
             return True
         return bool(snapshot(now) == self.mark)
@@ -172,8 +175,13 @@ class Guard:
         return f"{self.what} changed"
 
 
+def _contents(array: Any) -> tuple[Any, ...]:
+    """Return the shape, the dtype and the bytes of an array."""
+    return array.shape, array.dtype, array.tobytes()
+
+
 class Names:
-    """A function without arguments: which of some names are keys of a dictionary of attributes.
+    """A callable that returns which of ``names`` are keys of ``space``, the ``__dict__`` of an object.
 
     If ``names`` is None, all keys are returned.
     """

@@ -17,12 +17,12 @@ from adjoint.compiler.program import Instruction
 from adjoint.compiler.symbolic import Symbolic
 from adjoint.threads.spread import COSTLY_SIZE
 
-__all__ = ["LARGE", "NAMES", "phrase"]
+__all__ = ["LARGE", "NAMES", "is_spread", "phrase"]
 
 # Bytes.  Smaller results are always new arrays, because a search for a reusable array would take longer.
 LARGE = 1 << 17
-# Bytes.  Two threads add or multiply larger arrays faster than one.  At 8 MB they take 0.8 of the time if both
-# processors are free, but 1.3 if another program uses one.
+# Bytes.  Two threads add or multiply larger arrays faster than one.  At 8 MB they take 0.8 of the time if
+# both processors are free, but 1.3 if another program uses one.
 _SPREAD = 1 << 24
 # globals of the generated code
 NAMES: dict[str, Any] = {
@@ -51,7 +51,7 @@ def phrase(i: Instruction, args: list[str], target: str) -> Phrase:
 
 
 def is_spread(i: Instruction) -> bool:
-    """Return whether threads compute an instruction: its arrays are large, or its function is slow."""
+    """Return whether threads compute an instruction: it is elementwise, and its arrays are large."""
     if i.op.kind != "elementwise" or i.params or len(i.outs) != 1:
         return False
     (out,) = i.outs

@@ -230,20 +230,23 @@ class _Walk:
             return
         used: list[str] = []
         for k, name in enumerate(chain):
-            if type(value) is np.ndarray and name not in _VIEWS:
+            if type(value) is np.ndarray and not _VIEWS.issuperset(chain[k:]):
                 self.indexed.add(id(value))
             if name == ITEM or isinstance(value, (Tensor, np.ndarray, ContextVar)):
                 break
+            if isinstance(value, (type, types.ModuleType)):
+                self.add(".".join([what, *used]), value, _chained(read, used), (*key, tuple(used)))
             if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in LIBRARIES:
                 return
             if name == EVERY:
                 self._add_every(what, read, used, value, key)
                 break
-            if isinstance(value, (type, types.ModuleType)):
-                self.add(".".join([what, *used]), value, _chained(read, used), (*key, tuple(used)))
             if isinstance(class_attribute(type(value), name), property):
                 self.todo += _methods(type(value), value, {name})
             after = _attribute(value, name)
+            if after is not _NOTHING and not self._is_new_kind(value, name, after):
+                self._add_free(chain[k + 1 :])
+                return
             if after is _NOTHING:
                 self.asked.add(name)
                 self._add_free(chain[k:])
@@ -263,6 +266,21 @@ class _Walk:
             self._add_once("os.environ", space, ("environ",))
         where = ".".join([what, *used])
         self.add(where, value, _chained(read, used), (*key, tuple(used)))
+
+    def _is_new_kind(self, owner: Any, name: str, value: Any) -> bool:
+        """Return whether to search ``value``, the attribute ``name`` of ``owner``.
+
+        An attribute that is a new object at each access is searched once for each class: a property may
+        return a new object of its own class.
+        """
+        read = functools.partial(read_attributes, functools.partial(itself, owner), [name])
+        if isinstance(value, (types.MethodType, *BOUND)) or _is_stable(value, read):
+            return True
+        key = id(type(owner)), name
+        if key in self.unstable:
+            return False
+        self.unstable.add(key)
+        return True
 
     def _add_every(
         self, what: str, read: Callable[[], Any], used: list[str], value: Any, key: tuple[Any, Any]
@@ -441,8 +459,8 @@ class _Walk:
             here = f"{what}.{name}"
             inner = functools.partial(read_attributes, read, [name])
             if not _is_stable(value, inner):  # search it once, because each access makes a new object
-                if (id(owner), name) not in self.unstable:
-                    self.unstable.add((id(owner), name))
+                if (id(type(owner)), name) not in self.unstable:
+                    self.unstable.add((id(type(owner)), name))
                     self.values.append(value)
                     self._reach(value, depth)
                 continue
@@ -467,6 +485,7 @@ class _Walk:
             self.found[f"attributes of {what}"] = Names(space, frozenset(wanted))
 
 
+_ALIASES = {"numpy": "np", "adjoint": "ad", "adjoint.nn.functional": "F"}  # usual names of modules
 # attributes of arrays that share their memory, or that do not depend on their elements
 _VIEWS = frozenset(
     "T base data dtype flags imag itemsize mT nbytes ndim ravel real reshape shape size strides swapaxes "
@@ -502,10 +521,10 @@ def _is_constant(what: str, value: Any) -> bool:
     if not isinstance(value, _SKIPPED):
         return False
     name = str(getattr(value, "__name__", ""))
+    variable = what.rpartition(": ")[2].rpartition(".")[2]
     if isinstance(value, types.ModuleType):
-        top, _, last = name.partition(".")[0], *name.rpartition(".")[1:]
-        return top in LIBRARIES or what.endswith(last)
-    return (_is_foreign(value) or _is_standard(value)) and what.endswith(name)
+        return variable in (name.rpartition(".")[2], _ALIASES.get(name))
+    return (_is_foreign(value) or _is_standard(value)) and variable == name
 
 
 def _is_stable(value: Any, read: Callable[[], Any]) -> bool:

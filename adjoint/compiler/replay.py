@@ -288,7 +288,7 @@ def reusable(a: Any, *others: Any) -> bool:
 def forward_of(i: Instruction) -> Callable[..., Any]:
     """Return the function that computes an instruction.
 
-    If the function is expensive and the array large, threads compute pieces of the result, as in eager mode.
+    If ``is_spread(i)``, several threads compute pieces of the result; the bits are the same.
     """
     if is_spread(i):
         return partial(function_in_pieces, UFUNCS.get(i.op.forward, i.op.forward))

@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from adjoint import words
 from adjoint.compiler.advances import Advances
-from adjoint.compiler.guards import Guard, itself
+from adjoint.compiler.guards import LARGEST, Guard, itself
 from adjoint.compiler.host_call import Inner, call_on_host
 from adjoint.compiler.loop import trace_scan
 from adjoint.compiler.program import Host, Instruction, Program, Write
@@ -61,7 +61,9 @@ class Trace(Sources):
         self.reached: list[Any] = []  # values of the variables that functions called by the library read
         self.actions: list[Write] = []  # updates of optimisers and gradients for micro-batches, in order
         self.conditions: set[int] = set()  # the ids of conditions under which values are computed
-        self.hooks: dict[int, tuple[Any, dict[int, Any]]] = {}  # changed lists of hooks, and their old hooks
+        # changed lists of hooks, their old hooks, and whether they were certainly created outside
+        self.hooks: dict[int, tuple[Any, dict[int, Any], bool]] = {}
+        self.hooked: list[Any] = []  # modules with hooks that were called
         self.deferred: dict[int, Callable[[], None]] = {}  # how to compute values that nothing has read yet
         self.counted: dict[int, tuple[Any, dict[int, int]]] = {}  # see ``updates_of``
         # functions, the programs that compute their arguments, their results, and the reason for a retrace
@@ -106,22 +108,30 @@ class Trace(Sources):
 
     def fix(self, array: Any) -> None:
         """Guard the elements of an array: the function is traced again if they change."""
-        if type(array) is ndarray and all(g.seen is not array for g in self.guards):
+        if type(array) is not ndarray:
+            return
+        self.indexed.add(id(array))  # so that ``drop_contents`` keeps its elements
+        if not any(getattr(g, "contents", None) is not None and g.seen is array for g in self.guards):
             self.guard(f"an array of shape {array.shape}", partial(itself, array))
             self.guards[-1].keep_contents()
 
     def drop_contents(self, guards: Iterable[Guard], indexed: set[int]) -> None:
         """Stop guarding the elements of arrays that only ops read, because the program reads them itself.
 
-        ``indexed`` has the ids of the arrays from which Python or NumPy computes values too.
+        ``indexed`` has the ids of the arrays from which Python or NumPy computes values too.  Also stop
+        guarding the largest of the other arrays, if they have more than ``LARGEST`` bytes in all.
         """
         read = set()
         for a in self.outside:
             while type(a) is ndarray:  # and the arrays that it is a view of
                 read.add(id(a))
                 a = a.base
-        for g in guards:
-            if getattr(g, "contents", None) is not None and id(g.seen) in read - indexed:
+        read -= indexed
+        total = 0
+        compared = [g for g in guards if getattr(g, "contents", None) is not None]
+        for g in sorted(compared, key=lambda g: g.seen.nbytes):
+            total += g.seen.nbytes if g not in self.guards else 0
+            if id(g.seen) in read or (total > LARGEST and g not in self.guards):
                 g.drop_contents()
 
     def touch(self, tensors: Iterable[Any]) -> None:
@@ -393,6 +403,7 @@ class Trace(Sources):
         """Return a new trace inside this one, for a loop body or a function that Python code calls."""
         sub = Trace(updates=True)
         sub.parent, sub.loops, sub.unroll, sub.outside = self, self.loops, self.unroll, self.outside
+        sub.indexed, sub.hooked = self.indexed, self.hooked
         return sub
 
     # Updates and other actions at the end of a call ------------------------------------------------
@@ -405,12 +416,17 @@ class Trace(Sources):
         """
         self.guards.append(Guard(what, read, watch))
 
-    def note_hooks(self, hooks: Any) -> None:
-        """Note the state of a ``HookList`` that the function is about to change."""
+    def note_hooks(self, hooks: Any, outside: bool = False) -> None:
+        """Note the state of a ``HookList`` that the function is about to change.
+
+        ``outside`` means that it certainly belongs to a tensor or module that was created outside.
+        """
         if self.parent is not None:
-            self.parent.note_hooks(hooks)
+            self.parent.note_hooks(hooks, outside)
         else:
-            self.hooks.setdefault(id(hooks), (hooks, dict(hooks.hooks)))
+            known = self.hooks.setdefault(id(hooks), (hooks, dict(hooks.hooks), outside))
+            if outside and not known[2]:
+                self.hooks[id(hooks)] = hooks, known[1], True
 
     def guard_reads(self, functions: Iterable[Callable[..., Any]]) -> None:
         """Guard the variables that ``functions`` read; they are called by the library, for example hooks."""
@@ -601,10 +617,12 @@ class Trace(Sources):
 
         Lists of tensors and modules that the trace made do not count.
         """
-        lists = [x for h in self.held.values() for x in h.hook_lists()]
-        lists += [x for m in self.modules.values() for x in m._forward_hooks or ()]
-        outside = {id(x) for x in lists}
-        return [(x, old) for k, (x, old) in self.hooks.items() if k in outside and x.hooks != old]
+        held = {id(x) for h in self.held.values() for x in h.hook_lists()}
+        return [
+            (x, old)
+            for k, (x, old, outside) in self.hooks.items()
+            if (outside or k in held) and x.hooks != old
+        ]
 
     def _check_hooks(self) -> None:
         """Raise TransformError if the function has added or removed a hook of a tensor or module."""
@@ -615,6 +633,9 @@ class Trace(Sources):
                 "  Register and remove the hook outside of the compiled function, or remove it at the end of "
                 "the function."
             )
+        # not before, because the function may add hooks and remove them again
+        for m in self.hooked if self.parent is None else ():
+            self.guard(f"{type(m).__name__}: hooks", partial(_hook_versions, m))
 
     def _note_writes(self) -> None:
         """Add to the program the assignments that it makes at the end of each call."""
@@ -665,6 +686,11 @@ class Trace(Sources):
                 t._extra.grad = h.grad
         self.refused = None  # its traceback refers to the frames of the function
         self.released = True
+
+
+def _hook_versions(module: Any) -> list[int]:
+    """Return the version numbers of the hooks of a module, which change with the hooks."""
+    return [h.version for h in module._forward_hooks or ()]
 
 
 def _is_like(a: Any, b: Any) -> bool:

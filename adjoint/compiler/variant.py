@@ -503,7 +503,7 @@ class Layers:
     def __init__(self, values: list[Any]) -> None:
         modules = {id(m): m for m in values if is_module(m)}.values()
         self.saved = [
-            (m, dict(vars(m)), {k: dict(v) for k in CACHES if (v := vars(m).get(k))}) for m in modules
+            (m, dict(vars(m)), {k: dict(vars(m)[k]) for k in CACHES if k in vars(m)}) for m in modules
         ]
 
     def restore(self) -> str:
@@ -513,7 +513,7 @@ class Layers:
         """
         text = ""
         for m, attributes, caches in self.saved:
-            same = len(vars(m)) == len(attributes) and all(map(is_, vars(m).values(), attributes.values()))
+            same = [*vars(m)] == [*attributes] and all(map(is_, vars(m).values(), attributes.values()))
             if same and all([attributes[k] == v for k, v in caches.items()]):  # noqa: C419  no generator
                 continue
             before, now = _parts(attributes, caches), _parts(vars(m), vars(m))
@@ -522,7 +522,8 @@ class Layers:
                 for k, v in caches.items():
                     attributes[k].clear()
                     attributes[k].update(v)
-                vars(m).clear()
+                for k in vars(m).keys() - attributes.keys():
+                    del vars(m)[k]
                 vars(m).update(attributes)
                 text = text or f"{', '.join(names)} of {type(m).__name__}"
         return text

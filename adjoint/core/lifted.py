@@ -59,7 +59,7 @@ def refusal(error: E, traced: bool = True) -> E:
 
 
 def located(text: str, traced: bool = True) -> str:
-    """Return the text of an error; if it is raised only in a trace, with the user's line before it."""
+    """Return ``text``; if ``traced`` is true, with the user's line before it."""
     return f"{user_line()}: {text}" if traced else text
 
 

@@ -277,7 +277,7 @@ class Handle:
     def remove(self) -> None:
         """Remove the hook; a second call does nothing."""
         if (trace := tracing.get()) is not None:
-            trace.note_hooks(self._list)
+            trace.note_hooks(self._list, outside=self._key < trace.start)
         with attaching:
             if self._list.hooks.pop(self._key, None) is not None:
                 self._list.version += 1

@@ -51,9 +51,9 @@ Position = tuple[CodeType, int]  # code, and the offset of an instruction in it
 
 
 def user_position(skipped: int) -> Position:
-    """Return the position in the user's code; so many callers are known to be library code.
+    """Return the position in the user's code, of which ``line_at`` returns the line.
 
-    ``line_at`` returns its line.  To find the line only when it is needed is faster than ``user_line``.
+    ``skipped`` is the number of callers that are known to be library code.  ``user_line`` is slower.
     """
     global _last
     frame: Any = sys._getframe(skipped)
@@ -63,7 +63,7 @@ def user_position(skipped: int) -> Position:
         if code is _last:
             break
         if id(code) not in _library_codes:
-            if library_of(frame) not in LIBRARIES:
+            if library_of(frame) not in _PASSED:
                 _last = code
                 break
             _library_codes[id(code)] = code

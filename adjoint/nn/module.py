@@ -214,9 +214,8 @@ class Module:
         """
         trace = tracing.get()
         if trace is not None:
-            if self._forward_hooks is not None and id(self) not in trace.modules:
-                name = type(self).__name__
-                trace.guard(f"{name}: hooks", lambda: [h.version for h in self._forward_hooks or ()])
+            if self._forward_hooks is not None and all(m is not self for m in trace.hooked):
+                trace.hooked.append(self)
             trace.modules[id(self)] = self
             before = len(trace.indices), len(trace.decisions)
         if (watcher := observer.get()) is not None:
@@ -279,7 +278,10 @@ class Module:
             raise InputError(f"{type(self).__name__}: a hook must be callable, not {type(hook).__name__}.")
         if self._forward_hooks is None:
             object.__setattr__(self, "_forward_hooks", (HookList(), HookList()))
-        return self._forward_hooks[when].add(hook)  # type: ignore[index]  # set in the line above
+        hooks = self._forward_hooks[when]  # type: ignore[index]  # set in the line above
+        if (trace := tracing.get()) is not None:
+            trace.note_hooks(hooks, outside=True)
+        return hooks.add(hook)
 
     def _hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the hooks before ``forward``, ``forward``, and the hooks after it; return the output."""

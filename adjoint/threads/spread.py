@@ -139,15 +139,17 @@ def run_parts(work: Callable[[T], object], parts: Sequence[T], threads: int) -> 
 def function_in_pieces(f: Callable[..., Any], *operands: Any, out: Any = None) -> Any:
     """Return ``f(*operands)`` for an elementwise function and large arrays, computed in several threads.
 
-    The result is bitwise equal to that of one thread.  It is written to ``out``, if that is given.  One of
-    the operands must have axes.  Operands that differ in shape or dtype, or are not row-major, are computed
-    in one thread; this does not apply to numbers and 0-d arrays.
+    The result is bitwise equal to that of one thread.  All arrays must have the same shape and dtype and be
+    row-major; otherwise one thread computes the result.  Numbers and 0-d arrays are allowed beside them, if
+    they do not change the dtype.  ``out`` is a row-major array for the result; it may be one of the operands.
     """
     arrays = [a for a in operands if getattr(a, "ndim", 0)]
     a = arrays[0]
     threads = threads_for(a.size, COSTLY_SIZE // 2)
-    fits = a.dtype.char in "fd" and all(
-        b.shape == a.shape and b.dtype is a.dtype and b.flags.c_contiguous for b in arrays
+    fits = (
+        a.dtype.char in "fd"
+        and a.dtype.isnative
+        and all(b.shape == a.shape and b.dtype is a.dtype and b.flags.c_contiguous for b in arrays)
     )
     if threads == 1 or not fits:
         return f(*operands) if out is None else f(*operands, out)

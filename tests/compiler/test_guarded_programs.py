@@ -610,3 +610,52 @@ def test_an_argument_whose_own_methods_raise() -> None:
     f = ad.compile(lambda x, a, all: x * a.k * all[0].k, backend="replay")
     for a._k in (2.0, 3.0):
         assert [f(x, a, [a]).tolist() for _ in range(2)] == [(x * a.k**2).tolist()] * 2
+
+
+def test_constant_arrays_beside_an_optimiser_and_beside_ops() -> None:
+    """An index array is a constant of the program; so is the argument of ``repeat``, also if an op reads it."""
+    index, p = np.array([0, 1]), ad.tensor(np.arange(4.0), requires_grad=True)
+    optimizer = ad.optim.SGD([p], lr=0.1)
+
+    def step(x: Any) -> Any:
+        optimizer.zero_grad()
+        loss = (p * x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss + x[index].sum()
+
+    assert ad.compile(step)(np.arange(1.0, 5.0)).item() == 23.0
+    repeats, x = np.array([1, 1, 1, 1]), np.arange(1.0, 5.0)
+    repeated = ad.compile(lambda x: ad.repeat(x, repeats) + (x * repeats).sum() * 0, backend="replay")
+    assert repeated(x).tolist() == [1.0, 2.0, 3.0, 4.0]
+    repeats[:] = [1, 1, 0, 2]
+    assert repeated(x).tolist() == [1.0, 2.0, 4.0, 4.0]
+
+
+def test_the_search_ends_if_a_property_returns_a_new_object_of_its_class() -> None:
+    class Complex:
+        def __init__(self, k: float) -> None:
+            self.k = k
+
+        @property
+        def conj(self) -> Complex:
+            return Complex(-self.k)
+
+        def __invert__(self) -> Complex:
+            return self.conj
+
+        def scale(self, x: Any) -> Any:
+            return x * self.k
+
+    z = Complex(2.0)
+    scaled = ad.compile(lambda x: z.scale(x), backend="replay")
+    assert scaled(np.ones(1)) == 2.0
+    z.k = 3.0
+    assert scaled(np.ones(1)) == 3.0
+
+
+def test_elements_of_many_arrays_are_not_compared() -> None:
+    data = [np.ones(1 << 14) for _ in range(100)]
+    scaled = ad.compile(lambda x: x * len(data), backend="replay")
+    scaled(np.ones(1))
+    assert sum(g.contents is not None for g in scaled._variants[0].guards if hasattr(g, "contents")) <= 8
