@@ -571,7 +571,7 @@ def test_a_trial_does_not_write_the_page(
     assert bench.main() == 0
     assert asked == [
         ([], 7, 0.0, [], False),
-        ("builds", "tracing", "parallel", "memory", "scale", "profiles", True),
+        ("replay", "builds", "tracing", "parallel", "memory", "scale", "profiles", True),
     ]
     assert (tmp_path / "performance.md").read_text().startswith("# Performance")
 
