@@ -16,6 +16,7 @@ Examples
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 from collections import defaultdict
@@ -390,7 +391,8 @@ def structure(tree: Tree) -> Structure:
 def ravel(tree: Tree) -> tuple[Any, Callable[[Any], Any]]:
     """Join the leaves of a tree to one vector; return it, and a function that rebuilds the tree.
 
-    Gradients flow through both.
+    Gradients flow through both.  The keys of dictionaries are sorted, as by ``ravel_pytree`` of JAX and
+    ``flatten`` of autograd; keys that cannot be compared, and those of an ``OrderedDict``, keep their order.
 
     Parameters
     ----------
@@ -400,7 +402,7 @@ def ravel(tree: Tree) -> tuple[Any, Callable[[Any], Any]]:
     Returns
     -------
     vector : Tensor or numpy.ndarray
-        The elements of all leaves, in order, with their common dtype.
+        The elements of all leaves, in this order, with their common dtype.
     unravel : callable
         It takes a vector of this length and returns the tree, with the shapes and dtypes of the leaves.
 
@@ -414,13 +416,14 @@ def ravel(tree: Tree) -> tuple[Any, Callable[[Any], Any]]:
     >>> import numpy as np
     >>> vector, unravel = ravel({"w": np.ones((2, 2)), "b": 3.0})
     >>> vector
-    array([1., 1., 1., 1., 3.])
+    array([3., 1., 1., 1., 1.])
     >>> unravel(2 * vector)["w"]
     array([[2., 2.],
            [2., 2.]])
     """
     found, structure = flatten(tree)
-    parts = [leaf if hasattr(leaf, "reshape") else np.asarray(leaf) for leaf in found]
+    order = ravel_order(structure)
+    parts = [leaf if hasattr(leaf, "reshape") else np.asarray(leaf) for leaf in (found[i] for i in order)]
     facts = [(tuple(p.shape), p.dtype) for p in parts]
     ends = np.cumsum([0, *(p.size for p in parts)]).tolist()
     vector: Any = np.concatenate([p.reshape(-1) for p in parts]) if parts else np.zeros(0)
@@ -432,9 +435,25 @@ def ravel(tree: Tree) -> tuple[Any, Callable[[Any], Any]]:
             )
         pieces = [vector[a:b].reshape(shape) for a, b, (shape, _) in zip(ends, ends[1:], facts, strict=False)]
         pieces = [p if p.dtype == d else p.astype(d) for p, (_, d) in zip(pieces, facts, strict=True)]
-        return unflatten(structure, pieces)
+        placed = dict(zip(order, pieces, strict=True))
+        return unflatten(structure, [placed[i] for i in range(len(order))])
 
     return vector, unravel
+
+
+def ravel_order(structure: Structure, start: int = 0) -> list[int]:
+    """Return the positions of the leaves, counted from ``start``, in the order of ``ravel``."""
+    if structure.kind is Structure.LEAF:
+        return [start]
+    parts = []
+    for child in structure.children:
+        parts.append(ravel_order(child, start))
+        start += child.count
+    if structure.kind is dict or structure.kind is defaultdict:
+        keys = structure.rest if structure.kind is dict else structure.rest[1]
+        with contextlib.suppress(TypeError):  # the keys cannot be compared
+            parts = [parts[i] for i in sorted(range(len(keys)), key=keys.__getitem__)]
+    return [i for part in parts for i in part]
 
 
 def leaves(tree: Tree) -> list[Any]:

@@ -57,7 +57,7 @@ def minimize(
     **options : optional
         Other arguments of SciPy's function.  Functions in constraints that are dictionaries are called with
         the tree, and their Jacobians are exact.  ``callback(x)`` is called with the tree.  Bounds are those
-        of the flat array.
+        of the flat array, ``ad.tree.ravel(x0)[0]``.
 
     Returns
     -------
@@ -227,7 +227,7 @@ def traced_methods(f: Callable[..., Any], flat: FlatTree) -> dict[str, Callable[
     and ``flat`` converts between the tree and flat tensors.
     """
     scalar = lambda x: _one_number(f, f(flat.unflatten(x)))
-    vector = lambda x: joined_flat([*map(asarray, tree.leaves(f(flat.unflatten(x))))], np.dtype(np.float64))
+    vector = lambda x: joined_flat([*map(asarray, _leaves(f(flat.unflatten(x))))], np.dtype(np.float64))
     return {
         "value": scalar,
         "value_and_gradient": value_and_grad(scalar),
@@ -246,6 +246,12 @@ def _one_number(f: Callable[..., Any], value: Any) -> Any:
             "  Reduce it (y.sum(), y.mean()), or use least_squares for residuals."
         )
     return value
+
+
+def _leaves(result: Any) -> list[Any]:
+    """Return the leaves in the order of ``tree.ravel``."""
+    leaves, structure = tree.flatten(result)
+    return [leaves[i] for i in tree.ravel_order(structure)]
 
 
 class _Vectors:
@@ -315,7 +321,7 @@ class _Vectors:
                 raise DTypeError(f"{self.name}: {place} is {leaf.dtype}, but real floats are expected.")
         if not leaves:
             raise TransformError(f"{self.name}: {name_of(f)} returned no tensors.")
-        return joined_flat(leaves, np.dtype(np.float64))
+        return joined_flat(_leaves(result), np.dtype(np.float64))
 
     def several(self, f: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Any]:
         """Return two functions of a flat array: one returns the values of ``f``, the other the Jacobian.

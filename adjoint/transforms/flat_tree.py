@@ -17,7 +17,7 @@ __all__ = ["FlatTree", "joined_flat"]
 
 
 class FlatTree:
-    """The layout of a tree of real tensors as one vector.
+    """The layout of a tree of real tensors as one vector, in the order of ``tree.ravel``.
 
     The vector has the given dtype, by default the common dtype of the tensors.
     """
@@ -33,21 +33,24 @@ class FlatTree:
                 raise DTypeError(
                     f"{name}: {place} is {t.dtype}, but only equations in real numbers can be solved."
                 )
+        self.order = tree.ravel_order(self.structure)
         self.specs = [(t.shape, t.dtype) for t in self.first]
         self.dtype = np.dtype(dtype or np.result_type(*(t.dtype for t in self.first)))
 
     def flatten(self, leaves: Sequence[Tensor]) -> Tensor:
         """Return the leaves as one vector."""
-        return joined_flat(leaves, self.dtype)
+        return joined_flat([leaves[i] for i in self.order], self.dtype)
 
     def unflatten(self, x: Tensor) -> Any:
         """Return the tree whose leaves are the parts of the vector ``x``."""
-        leaves, start = [], 0
-        for shape, dtype in self.specs:
+        leaves: list[Any] = [None] * len(self.specs)
+        start = 0
+        for i in self.order:
+            shape, dtype = self.specs[i]
             size = int(np.prod(shape))
             part = x if len(self.specs) == 1 else x[start : start + size]
             part = rec.reshape(part, shape=shape) if shape != part.shape else part
-            leaves.append(rec.astype(part, dtype=dtype) if dtype != part.dtype else part)
+            leaves[i] = rec.astype(part, dtype=dtype) if dtype != part.dtype else part
             start += size
         return tree.unflatten(self.structure, leaves)
 

@@ -84,7 +84,7 @@ def test_structures_and_dtypes_are_restored() -> None:
         assert result.x["name"] == "net" and result.x["w"].dtype == np.float32
         np.testing.assert_allclose(result.x["w"].numpy(), np.ones((2, 2)), rtol=1e-4)
         np.testing.assert_allclose(result.x["b"][0].item(), 2.0, rtol=1e-4)
-        np.testing.assert_allclose(result.x_flat, [1] * 4 + [2] + [3] * 3, rtol=1e-4)
+        np.testing.assert_allclose(result.x_flat, [2] + [3] * 3 + [1] * 4, rtol=1e-4)
 
 
 def test_scipy_gets_float64_that_it_may_write_to() -> None:
@@ -151,7 +151,7 @@ def test_root_and_least_squares() -> None:
     start = {"a": 1.0, "k": 1.0, "c": 0.0}
     for method in ("trf", "dogbox", "lm"):
         fit = least_squares(residuals, start, args=(t,), method=method)
-        np.testing.assert_allclose(fit.x_flat, [2.5, 1.3, 0.5], rtol=1e-6)
+        np.testing.assert_allclose(fit.x_flat, [2.5, 0.5, 1.3], rtol=1e-6)
         assert fit.jac.shape == (30, 3) and fit.x["k"].shape == ()
     reference = scipy.optimize.least_squares(
         lambda p: p[0] * np.exp(-p[1] * t) + p[2] - data, [1.0, 1.0, 0.0], jac="3-point"
@@ -196,3 +196,25 @@ def test_mistakes_are_named(name: str) -> None:
     error, mistake, match = MISTAKES[name]
     with pytest.raises(error, match=match):
         mistake()
+
+
+def test_flat_arrays_have_the_order_of_ravel() -> None:
+    target = {"w": np.array([1.0, 2.0]), "b": np.array(3.0)}
+    wide = {"w": np.array([10.0, 20.0]), "b": np.array(30.0)}
+    bounds = [(-v, v) for v in ad.tree.ravel(wide)[0]]
+
+    def f(p: Any) -> Any:
+        return ((p["w"] - target["w"] * 100) ** 2).sum() + (p["b"] - target["b"] * 100) ** 2
+
+    start = {"w": np.zeros(2), "b": np.array(0.0)}
+    result = minimize(f, start, method="L-BFGS-B", bounds=bounds)
+    assert result.x["w"].tolist() == [10, 20] and result.x["b"].item() == 30
+    assert result.x_flat.tolist() == ad.tree.ravel(result.x)[0].tolist() == [30, 10, 20]
+    scale = {"w": np.array([2.0, 3.0]), "b": np.array(5.0)}
+    for method in ("hybr", "broyden1", "diagbroyden", "df-sane"):
+        g = lambda p: {k: scale[k] * (p[k] - target[k]) for k in p}
+        found = root(g, start, method=method)
+        np.testing.assert_allclose(found.x_flat, [3, 1, 2], rtol=1e-5)
+        np.testing.assert_allclose(found.fun, np.zeros(3), atol=1e-4)
+    jac = least_squares(lambda p: {k: scale[k] * (p[k] - target[k]) for k in p}, start).jac
+    np.testing.assert_allclose(jac, np.diag([5.0, 2.0, 3.0]))

@@ -7,8 +7,10 @@ from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
+import adjoint as ad
 from adjoint import tree
 from adjoint.errors import InputError, TransformError
 
@@ -133,3 +135,33 @@ def test_too_deep_is_an_error_that_says_so() -> None:
             InputError, match="deeper than Python's recursion limit allows, or contains itself"
         ):
             tree.leaves(value)
+
+
+def test_ravel_sorts_keys() -> None:
+    """As ``flatten`` of autograd and ``ravel_pytree`` of JAX do: who pairs the vector with other numbers relies on it."""
+    params = {"w": np.array([1.0, 2.0]), "b": {"z": 3.0, "a": [4.0, 5.0]}}
+    vector, unravel = tree.ravel(params)
+    assert vector.tolist() == [4, 5, 3, 1, 2]
+    back = unravel(vector)
+    assert list(back) == ["w", "b"] and list(back["b"]) == ["z", "a"]  # the tree keeps its order
+    assert back["w"].tolist() == [1, 2] and float(back["b"]["z"]) == 3 and float(back["b"]["a"][1]) == 5
+    for value, expected in [
+        ({10: 1.0, 9: 2.0}, [2, 1]),
+        ({(1, "b"): 1.0, (1, "a"): 2.0}, [2, 1]),
+        ({1: 1.0, "a": 2.0, 0: 3.0}, [1, 2, 3]),  # cannot be compared: the order of insertion
+        (OrderedDict(z=1.0, a=2.0), [1, 2]),
+        (defaultdict(float, z=1.0, a=2.0), [2, 1]),
+        ({"b": {}, "a": None}, []),
+    ]:
+        vector, unravel = tree.ravel(value)
+        assert vector.tolist() == expected
+        assert unravel(vector) == value
+
+
+def test_ravel_of_recorded_tensors_sorts_keys() -> None:
+    params = {"w": ad.tensor([1.0, 2.0], requires_grad=True), "b": ad.tensor(3.0, requires_grad=True)}
+    vector, unravel = tree.ravel(params)
+    (vector * np.array([5.0, 6.0, 7.0])).sum().backward()
+    assert params["b"].grad.tolist() == 5 and params["w"].grad.tolist() == [6, 7]
+    (slopes,) = ad.gradients(unravel(vector)["b"] * 2, [params["b"]])
+    assert slopes.item() == 2
