@@ -154,7 +154,7 @@ def test_root_and_least_squares() -> None:
         np.testing.assert_allclose(fit.x_flat, [2.5, 0.5, 1.3], rtol=1e-6)
         assert fit.jac.shape == (30, 3) and fit.x["k"].shape == ()
     reference = scipy.optimize.least_squares(
-        lambda p: p[0] * np.exp(-p[1] * t) + p[2] - data, [1.0, 1.0, 0.0], jac="3-point"
+        lambda p: p[0] * np.exp(-p[2] * t) + p[1] - data, [1.0, 0.0, 1.0], jac="3-point"
     )
     np.testing.assert_allclose(least_squares(residuals, start, (t,)).jac, reference.jac, atol=1e-6)
 
