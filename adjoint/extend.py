@@ -67,6 +67,7 @@ class primitive:  # noqa: N801  a decorator that reads as a function
 
         def backward(saved: Any, g: Any) -> Any:
             y, given = saved
+            g = _conjugated(g)
             return tuple(self._gradient(i, y, given, kwargs, g) for i in range(len(given)))
 
         functools.update_wrapper(call, self.fun)
@@ -81,7 +82,15 @@ class primitive:  # noqa: N801  a decorator that reads as a function
             raise NoGradientError(
                 f"{name}: argument {i} has no rule.  Pass one to defvjp, or None if no gradient flows to it."
             )
-        return self.rules[i](y, *args, **kwargs)(g)
+        found = self.rules[i](y, *args, **kwargs)(g)
+        if isinstance(args[i], Tensor) and args[i].dtype.kind != "c" and np.iscomplexobj(found):
+            return np.real(found)  # the gradient of a real argument is real
+        return _conjugated(found)
+
+
+def _conjugated(values: Any) -> Any:
+    """Convert complex gradients from adjoint's convention to autograd's, which is the conjugate, or back."""
+    return tree.map(lambda v: np.conj(v) if np.iscomplexobj(v) else v, values)
 
 
 def _array(value: Any) -> Any:
@@ -104,7 +113,8 @@ def defvjp(
         The function.
     *vjpmakers : callable or None
         For each argument a function of the result and the arguments.  It returns a function that maps the
-        gradient of the result to the gradient of the argument.  None where no gradient flows.
+        gradient of the result to the gradient of the argument.  None where no gradient flows.  Complex
+        gradients are those of autograd, the conjugates of adjoint's: the rule of ``c * x`` is ``c * g``.
     argnums : sequence of int, optional
         The arguments that the rules are for; by default the first ones.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import autograd_rules
 import numpy as np
 import pytest
 
 import adjoint as ad
+import adjoint.numpy as anp
 from adjoint.errors import ArgumentError, NoGradientError
 from adjoint.extend import defvjp, primitive
 from adjoint.testing import gradcheck
@@ -77,3 +79,55 @@ def test_a_gradient_of_the_wrong_shape_names_the_primitive():
         ad.errors.RuleError, match=r"^the backward of twice returned a gradient of shape \(3,\) for"
     ):
         ad.grad(lambda x: twice(x).sum())(np.ones(2))
+
+
+def test_complex_rules_have_the_convention_of_autograd():
+    """The rule of c·x is c·g; adjoint's own gradients are conjugate."""
+    c = 1 + 2j
+    m = primitive(lambda x: c * x)
+    defvjp(m, lambda ans, x: lambda g: c * g)
+    loss = lambda x: anp.abs(m(x + 0j) + 1) ** 2  # |1 + c x|²
+    assert ad.grad(loss)(3.0) == pytest.approx(32)
+    assert ad.grad(ad.grad(loss))(3.0) == pytest.approx(10)
+    assert ad.jvp(loss, (3.0,), (1.0,))[1] == pytest.approx(32)
+    assert ad.grad(lambda x: anp.abs(m(x) + 1) ** 2)(3.0) == pytest.approx(32)  # the argument is real
+    assert ad.grad(lambda z: anp.real(m(z)))(1j) == np.conj(c)  # PyTorch's convention
+
+
+MADE = autograd_rules.primitives(anp, primitive, defvjp)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_complex_rules(name):
+    """Values and second derivatives by finite differences, each complex number as two real ones."""
+    x, z = autograd_rules.point(7)
+    f = MADE[name]
+    if name in autograd_rules.UNARY:
+        assert gradcheck(f, [z], order=2)
+        assert gradcheck(lambda x: anp.abs(f(x + 0j)) ** 2, [x], order=2)
+    else:
+        assert gradcheck(f, [z, z[::-1] * 0.5], order=2)
+        assert gradcheck(lambda x, z: anp.abs(f(x, z)) ** 2, [x, z], order=2)
+
+
+def test_complex_rules_of_several_results():
+    both = primitive(lambda x: (x * 2j, {"conj": np.conj(x)}))
+    defvjp(both, lambda ans, x: lambda g: 2j * g[0] + anp.conj(g[1]["conj"]))
+
+    def f(x):
+        y, more = both(x)
+        return anp.sin(y) * more["conj"]
+
+    assert gradcheck(f, [np.array([0.3 + 0.4j, -1.0 + 0.2j])], order=2)
+
+
+@pytest.mark.parametrize("name", ["scale", "matrix", "conj", "abs2"])
+def test_complex_rules_in_transforms(name):
+    f = MADE[name] if name != "matrix" else lambda x: anp.stack([MADE["scale"](x[i]) for i in range(3)])
+    loss = lambda z: anp.sum(anp.abs(anp.sin(f(z))) ** 2)
+    z = autograd_rules.point(3)[1]
+    wanted = ad.grad(loss)(z)
+    rows = ad.vmap(ad.grad(loss))(np.stack([z, 2 * z]))
+    np.testing.assert_allclose(rows[0], wanted)
+    tangent = np.array([1.0, 2j, 0.5 - 1j])
+    np.testing.assert_allclose(ad.jvp(loss, (z,), (tangent,))[1], np.sum(np.real(np.conj(wanted) * tangent)))
