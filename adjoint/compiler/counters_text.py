@@ -79,7 +79,7 @@ define internal ptr @count_ahead(ptr %w, ptr %result) {
 EACH 21 3
   %counter = call ptr @counter(ptr %row)
   %unknown = icmp eq ptr %counter, null
-  br i1 %unknown, label %missed, label %read
+  br i1 %unknown, label %clear, label %read
 read:
   %number = call ptr @number_of(ptr %counter)
   %none = icmp eq ptr %number, null
@@ -99,7 +99,7 @@ made:
   br label %next
 end:
   ret ptr null
-clear: ; the number may be too large for 64 bits
+clear: ; the number may be too large for 64 bits, or the comparison of two keys has raised an error
   call void @PyErr_Clear()
   br label %missed
 missed:
@@ -128,17 +128,18 @@ single:
   %key = load ptr, ptr %at.key
   %set = call i32 @PyDict_SetItem(ptr %dict, ptr %key, ptr %new) ; the key exists: nothing is allocated
   br label %stored
-list:
+list: ; another thread may have stored other objects in it, whose finalizers change the list
+  call void @Py_IncRef(ptr %counter)
   %at.length = getelementptr i8, ptr %counter, i64 LENGTH
-  %length = load i64, ptr %at.length
   %at.elements = getelementptr i8, ptr %counter, i64 ELEMENTS
-  %elements = load ptr, ptr %at.elements
   br label %element
 element:
   %i = phi i64 [ 0, %list ], [ %i.next, %put ]
+  %length = load i64, ptr %at.length
   %left = icmp slt i64 %i, %length
-  br i1 %left, label %put, label %stored
+  br i1 %left, label %put, label %counted
 put:
+  %elements = load ptr, ptr %at.elements
   %at.element = getelementptr ptr, ptr %elements, i64 %i
   %old = load ptr, ptr %at.element
   call void @Py_IncRef(ptr %new)
@@ -146,6 +147,9 @@ put:
   call void @Py_DecRef(ptr %old)
   %i.next = add i64 %i, 1
   br label %element
+counted:
+  call void @Py_DecRef(ptr %counter)
+  br label %stored
 stored:
   call void @Py_DecRef(ptr %new)
   br label %next

@@ -242,7 +242,7 @@ def _method() -> _Method:
     text = _text()
     assert text is not None
     names = (
-        "Py_IncRef", "Py_DecRef", "PyTuple_New", "PyTuple_SetItem", "PyFloat_AsDouble", "PyErr_Occurred",
+        "Py_IncRef", "Py_DecRef", "PyTuple_New", "PyObject_GC_UnTrack", "PyFloat_AsDouble", "PyErr_Occurred",
         "PyErr_Clear", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_AsLongLong",
         "PyLong_FromLongLong", "PyType_GenericAlloc", "PyDict_GetItemWithError",
         "PyDict_SetItem",

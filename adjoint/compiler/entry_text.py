@@ -107,7 +107,7 @@ get:
   %key = load ptr, ptr %at.key
   %item = call ptr @PyDict_GetItemWithError(ptr %object, ptr %key) ; the key is a string: no Python code runs
   %no.item = icmp eq ptr %item, null
-  br i1 %no.item, label %no, label %array
+  br i1 %no.item, label %clear, label %array
 number:
   %at.type = getelementptr i8, ptr %object, i64 KIND
   %type = load ptr, ptr %at.type

@@ -6,7 +6,7 @@ __all__ = ["TEXT"]
 
 TEXT = r"""
 declare ptr @PyTuple_New(i64)
-declare i32 @PyTuple_SetItem(ptr, i64, ptr)
+declare void @PyObject_GC_UnTrack(ptr)
 declare i64 @PyLong_AsLongLong(ptr)
 declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyType_GenericAlloc(ptr, i64)
@@ -153,7 +153,6 @@ put:
   %items = getelementptr i8, ptr %result, i64 ITEMS
   %at.item = getelementptr ptr, ptr %items, i64 %k
   store ptr %array, ptr %at.item
-  call void @Py_DecRef(ptr @none)
   %at.data = getelementptr i8, ptr %array, i64 DATA
   %address = load ptr, ptr %at.data
   call void @fill(ptr %row, i64 3, ptr %address)
@@ -389,7 +388,8 @@ end:
   ret void
 }
 
-; Make the result, its new arrays and the tensors of the gradients; null if there is no memory.
+; Make the result, its new arrays and the tensors of the gradients; null if there is no memory.  Python code
+; that runs meanwhile must not find the result, whose items change: the garbage collector does not list it.
 define internal ptr @make_result(ptr %w) {
 entry:
   %w4 = getelementptr i64, ptr %w, i64 4
@@ -398,26 +398,27 @@ entry:
   %out.rows = load ptr, ptr %w5
   %result = call ptr @PyTuple_New(i64 %outs)
   %no.result = icmp eq ptr %result, null
-  br i1 %no.result, label %no, label %out
+  br i1 %no.result, label %no, label %hide
+hide:
+  call void @PyObject_GC_UnTrack(ptr %result)
+  %items = getelementptr i8, ptr %result, i64 ITEMS
+  br label %out
 out:
-  %j = phi i64 [ 0, %entry ], [ %j.next, %next ]
+  %j = phi i64 [ 0, %hide ], [ %j.next, %next ]
   %out.more = icmp slt i64 %j, %outs
   br i1 %out.more, label %make, label %gradients
 make:
   %j8 = mul i64 %j, 8
   %out.row = getelementptr i64, ptr %out.rows, i64 %j8
   %later = call i1 @reuses(ptr %out.row)
-  br i1 %later, label %leave, label %now
-leave: ; @reuse_all puts an array here
-  call void @Py_IncRef(ptr @none)
-  %l = call i32 @PyTuple_SetItem(ptr %result, i64 %j, ptr @none)
-  br label %next
+  br i1 %later, label %next, label %now ; later: @reuse_all stores an array
 now:
   %new = call ptr @make(ptr %out.row)
   %bad = icmp eq ptr %new, null
   br i1 %bad, label %failed, label %made
 made:
-  %s = call i32 @PyTuple_SetItem(ptr %result, i64 %j, ptr %new)
+  %at.item = getelementptr ptr, ptr %items, i64 %j
+  store ptr %new, ptr %at.item
   %at.new = getelementptr i8, ptr %new, i64 DATA
   %address = load ptr, ptr %at.new
   call void @fill(ptr %out.row, i64 3, ptr %address)

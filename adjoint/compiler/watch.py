@@ -44,7 +44,7 @@ _CONTEXTS = (compile_mode, tracing, enclosing, transform, grad_mode, default_dty
 # check is given up.
 _TRIES = 3
 _MANAGED = 1 << 4  # the flag Py_TPFLAGS_MANAGED_DICT of a class
-_IN_USE = 16  # the index of the word that is 1 while the tables of the check are read or written
+_IN_USE = 16  # the index of the word that counts the checks that are reading the tables
 
 
 class Layout(NamedTuple):
@@ -168,6 +168,7 @@ class Watch:
         self.failures = 0
         self.calls = self.known = 0  # calls that passed this check: until now, and until the last renewal
         self.asks = False
+        self._renewing = False
         self._fixed: list[Any] = []
         rows = [
             [id(s.kind), 0 if s.node is Node else id(s.node), *self._row(s.shape, s.dtype)] for s in specs
@@ -194,15 +195,19 @@ class Watch:
         return [id(dtype), len(shape), self._listed(self._fixed, shape)]
 
     def renew(self) -> None:
-        """Record what the guards depend on; call this after a full check has found that all guards hold."""
-        self.words[0] = -1  # ``ready`` returns False until this is done
-        if self.words[_IN_USE]:  # a finalizer has called the program during a check or a renewal
+        """Record what the guards depend on; call this after a full check has found that all guards hold.
+
+        The caller holds the lock of the compiled function.
+        """
+        if self._renewing:  # a finalizer runs the program
             return
-        self.words[_IN_USE] = 1
+        self._renewing = True
         try:
-            self._record()
+            self.words[0] = -1  # from here on ``ready`` reads no tables, until they are complete
+            if not self.words[_IN_USE]:  # a check that waits for a guard still reads the old tables
+                self._record()
         finally:
-            self.words[_IN_USE] = 0
+            self._renewing = False
 
     def is_on(self) -> bool:
         """Return whether the check is in use; if not, ``ready`` returns False."""

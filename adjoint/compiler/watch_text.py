@@ -9,7 +9,8 @@ __all__ = ["TEXT"]
 # The words of the header: 0 number of arguments, 1 address of their rows, then pairs (count, address) of:
 # 2 words that must be equal (address, value), 4 words that must differ, 6 arrays of tensors (tensor, row),
 # 8 items of dictionaries (dictionary, key, value; value 0: any), 10 context variables (variable, value),
-# 12 objects that no argument may be, 14 functions that must return True.  Word 16 is 1 while rows are in use.
+# 12 objects that no argument may be, 14 functions that must return True.  Word 16 counts the
+# checks that are reading rows.
 # The row of an argument has: type, node, dtype, number of axes, shape; that of a tensor only the last three.
 TEXT = (
     arrays_text.TEXT
@@ -291,9 +292,12 @@ define ptr @ready(ptr %self, ptr %args, i64 %n) {
   %words = load ptr, ptr %at.words
   %at.use = getelementptr i64, ptr %words, i64 16
   %before = load i64, ptr %at.use
-  store i64 1, ptr %at.use
+  %entered = add i64 %before, 1
+  store i64 %entered, ptr %at.use
   %ok = call i1 @check(ptr %words, ptr %args, i64 %n)
-  store i64 %before, ptr %at.use
+  %after = load i64, ptr %at.use ; a guard that Python code checks lets other threads run
+  %left = sub i64 %after, 1
+  store i64 %left, ptr %at.use
   %error = call ptr @PyErr_Occurred()
   %fine = icmp eq ptr %error, null
   br i1 %fine, label %answer, label %failed
