@@ -14,7 +14,14 @@ from adjoint.core.convert import array_of, checked_dtype, foreign_array, resolve
 from adjoint.core.shapes import number, number_between, whole_from
 from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor, differentiable
-from adjoint.errors import AccumulationError, ArgumentError, DTypeError, InputError, NoGradientError
+from adjoint.errors import (
+    AccumulationError,
+    AdjointError,
+    ArgumentError,
+    DTypeError,
+    InputError,
+    NoGradientError,
+)
 from adjoint.grads.slots import commit, sink
 
 if TYPE_CHECKING:
@@ -110,7 +117,10 @@ def gradient_array(what: str, value: Any) -> Array | SparseRows:
     if getattr(value, "is_sparse", False):
         return _foreign_rows(what, value)
     numpy = own or isinstance(value, (ndarray, np.generic, int, float, complex, list, tuple))
-    data = array_of(value) if numpy else foreign_array(f"{what}: ", value)
+    try:
+        data = array_of(value) if numpy else foreign_array("", value)
+    except AdjointError as error:  # for example strings, or rows of different lengths
+        raise type(error)(f"{what}: {error}") from None
     if isinstance(value, (int, list, tuple)) and data.dtype.kind in "iu":
         data = data.astype(np.float64)  # literals such as [1, 2]
     if not differentiable(data.dtype):

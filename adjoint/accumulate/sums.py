@@ -59,6 +59,25 @@ def normalised(total: Any, divisor: float, factor: float, out: Array | None = No
     return out if factor == 1.0 else np.multiply(out, factor, out=out, dtype=total.dtype)
 
 
+def _shift(old: float, new: float) -> int:
+    """Return the exponent of ``old / new``; both are powers of 2.  The quotient itself may underflow."""
+    return math.frexp(old)[1] - math.frexp(new)[1]
+
+
+def _shifted(a: Array, shift: int) -> Array:
+    """Multiply the contiguous array ``a`` by 2**shift in place; float32 cannot represent every 2**shift."""
+    parts = a.view(a.real.dtype)
+    np.ldexp(parts, shift, out=parts)
+    return a
+
+
+def _weighted(g: Array, weight: float, unit: float, dtype: Any, out: Array | None = None) -> Array:
+    """Return weight / unit · g, also if the quotient is too small or too large for ``dtype``."""
+    mantissa, exponent = math.frexp(weight)
+    found = np.multiply(g, mantissa, out=out, dtype=dtype)
+    return _shifted(found, exponent + 1 - math.frexp(unit)[1])
+
+
 class Slot:
     """A registered parameter: its name, its shape, and the dtype and location of its sum."""
 
@@ -146,6 +165,10 @@ class Buffer:
         # the first micro-batch is staged directly in the sums
         out = self.arrays[0][0] if self.fresh else self.stage
         return np.concatenate(parts, axis=None, out=out, casting="same_kind")
+
+    def sums_staged(self) -> Array | None:
+        """Return the sums if the gradients of the first micro-batch were staged in them, else None."""
+        return self.arrays[0][0] if self.fresh and len(self.slots) > 1 else None
 
     def add(self, g: Array, factor: float, part: slice) -> None:
         """Add factor·g to the sums in the slice ``part``; g is flat."""
@@ -259,13 +282,19 @@ class Sums:
             return self._not_finite(arrays), None
         unit = self.unit if weight is None else self._unit_for(weight, before)
         factor = 1.0 if weight is None else weight / unit
-        change = self.unit / unit if before else 1.0  # of the earlier sums
+        if weight and not 1e-30 < factor < 1e30:
+            dense = [(b, _weighted(g, weight, unit, b.slots[0].dtype, b.sums_staged())) for b, g in dense]
+            sparse = [
+                (n, g.mapped(_weighted(g.values, weight, unit, self.slots[n].dtype))) for n, g in sparse
+            ]
+            factor = 1.0
+        change = _shift(self.unit, unit) if before else 0  # the exponent by which earlier sums are multiplied
         rows = {name: self._with_rows(self.slots[name], g, factor, change) for name, g in sparse}
 
         def add() -> None:
             with np.errstate(all="ignore"):
-                for a in self.values() if change != 1.0 else ():
-                    a *= change
+                for a in self.values() if change else ():
+                    _shifted(a, change)
                 if threads == 1:
                     for buffer, g in dense:
                         buffer.add(g, factor, slice(0, g.size))
@@ -283,14 +312,14 @@ class Sums:
 
         return [], add
 
-    def _with_rows(self, slot: Slot, g: SparseRows, factor: float, change: float) -> Rows:
-        """Return change·s + factor·g as new (rows, sums), where s is the sparse sum of a parameter so far."""
+    def _with_rows(self, slot: Slot, g: SparseRows, factor: float, change: int) -> Rows:
+        """Return 2**change·s + factor·g as new (rows, sums); s is the sparse sum of a parameter so far."""
         part = g.mapped(np.multiply(g.values, factor, dtype=slot.dtype)).coalesced()
         none = np.zeros(0, np.intp), np.zeros((self.depth, 0, *slot.shape[1:]), slot.dtype)
         before, earlier = self.rows.get(slot.name, none)
         rows = np.union1d(before, part.rows)
         sums = np.zeros((self.depth, rows.size, *slot.shape[1:]), slot.dtype)
-        sums[:, np.searchsorted(rows, before)] = earlier if change == 1.0 else earlier * change
+        sums[:, np.searchsorted(rows, before)] = _shifted(earlier.copy(), change) if change else earlier
         at = np.searchsorted(rows, part.rows)
         found = sums[:, at]
         _add_to(found, part.values)
@@ -326,11 +355,10 @@ class Sums:
     def _unit_for(self, weight: float, before: float) -> float:
         """Return the unit by which all weights are divided, so that sums neither overflow nor underflow.
 
-        It is a new power of 2 close to ``weight`` if that is more than WIDE times the old unit, or if it is
-        the first weight (``before`` is 0) and less than 1 / WIDE of the unit; otherwise it is the old unit.
+        It is a new power of 2 close to ``weight`` if that is the first weight (``before`` is 0), or if it is
+        more than WIDE times the old unit; otherwise it is the old unit.
         """
-        ratio = weight / self.unit
-        if weight and (ratio > WIDE or (not before and ratio * WIDE < 1.0)):
+        if weight and (not before or weight / self.unit > WIDE):
             return 2.0 ** (math.frexp(weight)[1] - 1)
         return self.unit
 

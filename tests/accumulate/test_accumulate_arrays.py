@@ -14,6 +14,7 @@ from adjoint.accumulate import sums
 from adjoint.errors import (
     DTypeError,
     InputError,
+    ShapeError,
 )
 from adjoint.grads import norm
 
@@ -57,10 +58,26 @@ def test_dlpack():
     assert acc.gradients()["w"].dtype == np.float32
 
 
-@pytest.mark.parametrize("bad", [None, "12", object(), {"a": 1}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        "12",
+        object(),
+        {"a": 1},
+        np.array(["1", "2"]),
+        ["1", "2"],
+        [[1.0], [1.0, 2.0]],
+        np.array([1.0, None]),
+        np.zeros(2, "M8[s]"),
+        np.ma.array([1.0, 2.0], mask=[False, True]),
+    ],
+)
 def test_what_is_no_gradient(bad):
-    with pytest.raises((InputError, DTypeError), match="'w'"):
-        accumulator("w").step({"w": bad})
+    acc = accumulator("w")
+    for add in (lambda: acc.step({"w": bad}), lambda: acc.accumulate("w", bad)):
+        with pytest.raises((InputError, DTypeError, ShapeError), match=r"^'w': "):
+            add()
 
 
 @pytest.mark.parametrize("bad", [np.array([1, 2]), np.array([True, False])])
@@ -267,11 +284,11 @@ def test_finite_by_products_is_exact(monkeypatch, dtype, size):
 def test_a_masked_array_is_refused_and_one_that_masks_nothing_taken():
     masked = np.ma.array([1.0, 2.0], mask=[False, True])
     buffer = ad.GradientBuffer((2,))
-    for take in (buffer.add, ad.tensor):
+    for take, name in ((buffer.add, "'GradientBuffer': "), (ad.tensor, "")):
         with pytest.raises(InputError, match="masked") as caught:
             take(masked)
         assert str(caught.value) == (
-            "some elements of this masked array are masked, and adjoint has no masks.\n"
+            f"{name}some elements of this masked array are masked, and adjoint has no masks.\n"
             "  Fill them first: a.filled(0.0)."
         )
     buffer.add(np.ma.array([1.0, 2.0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,56 @@ def test_any_weights_give_the_weighted_mean(pairs: list[tuple[float, int]], kind
     acc = window(given_pairs, kind, dtype, compensated=kind == "compensated")
     found = np.asarray(acc.gradients()["w"])
     np.testing.assert_allclose(found, np.full((3, 1), expected), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("compensated", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "buffer", "later"])
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+@pytest.mark.parametrize(
+    "pairs",
+    [[(7.0, 1e30), (1e60, 0.0)], [(1e60, 0.0), (7.0, 1e30)], [(7.0, 1e35), (1e60, 1e-20)], [(1e-15, 1e-31)],
+     [(1e15, 1e31)], [(1e-300, 1e37), (1e-240, 0.0)]],
+)  # fmt: skip
+def test_no_micro_batch_is_lost_beside_a_large_weight(
+    pairs: list[tuple[float, float]], dtype: Any, kind: str, compensated: bool
+) -> None:
+    """The quotient of two weights may be outside the range of float32 although the product is not."""
+    expected = _mean(pairs)
+    if kind == "buffer":
+        buffer = ad.GradientBuffer((3, 1), dtype, compensated=compensated)
+        for weight, value in pairs:
+            buffer.add(np.full((3, 1), value, dtype), weight=weight)
+        found = buffer.get()
+    elif kind == "later":  # a shared array whose first gradient comes with the last micro-batch
+        acc = ad.GradientAccumulator(accumulation_steps=len(pairs), compensated=compensated)
+        for name in "abw":
+            acc.register(name, (2,), dtype)
+        for i, (weight, value) in enumerate(pairs):
+            g = np.full(2, value, dtype)
+            acc.step({"a": g, "b": g, "w": g} if i or len(pairs) == 1 else {"w": g}, weight=weight)
+        found = acc.gradients()["w"]
+    else:
+        found = np.asarray(window(pairs, kind, dtype, compensated=compensated).gradients()["w"])
+    np.testing.assert_allclose(found.real, np.full(found.shape, expected), rtol=1e-6)
+
+
+def _mean(pairs: list[tuple[float, float]]) -> float:
+    exact = [(Fraction(w), Fraction(float(np.float32(v)))) for w, v in pairs]
+    return float(sum(w * v for w, v in exact) / sum(w for w, _ in exact))
+
+
+@given(
+    st.lists(st.tuples(st.floats(-300, 300), st.floats(-37, 37)), min_size=1, max_size=4),
+    st.sampled_from(["dense", "sparse", "compensated"]),
+)
+def test_any_weights_and_values_give_the_weighted_mean_or_an_error(
+    pairs: list[tuple[float, float]], kind: str
+) -> None:
+    given_pairs = [(10.0**exponent, 10.0**value) for exponent, value in pairs]
+    acc = window(given_pairs, kind, np.float32, compensated=kind == "compensated", nonfinite="allow")
+    found = np.asarray(acc.gradients()["w"])
+    if np.isfinite(found).all():  # the sum itself may overflow, which is an error unless it is allowed
+        np.testing.assert_allclose(found, np.full((3, 1), _mean(given_pairs)), rtol=1e-5, atol=1e-37)
 
 
 def test_a_window_whose_weights_are_zero_has_no_gradient() -> None:
