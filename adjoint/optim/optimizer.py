@@ -27,7 +27,7 @@ from adjoint.grads.slots import drop
 from adjoint.interop.notebook import optimizer_html
 from adjoint.optim.formula import form_of
 from adjoint.optim.groups import Array, Hyper, ParameterGroup, State, Unit, Update, in_parts, plain_value
-from adjoint.optim.saved import read_state
+from adjoint.optim.saved import read_state, saved_state
 from adjoint.optim.shard import ShardedUnit, check_ranks
 from adjoint.optim.traced import trace_update
 from adjoint.threads.spread import ALONE, SHARED, pieces, run_parts, threads_for
@@ -534,17 +534,13 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return a dictionary with copies of the step count, the hyper-parameters and the state.
 
+        "applied" has the hyper-parameters to which the state belongs.  Those in "groups" differ from them if
+        they were changed after the last update; the next update then adapts the state.
+
         With ``shard=`` all ranks must call this method.  Each rank gets the whole state, which can be loaded
         on any number of ranks.
         """
-        return {
-            "kind": type(self).__name__,
-            "step": self.step_count,
-            "groups": [dict(g.hyper) for g in self.groups],
-            "ratios": [g.ratio for g in self.groups],
-            "state": [[g.state_of(p, copy=True) for p in g.params] for g in self.groups],
-            "steps": [[g.steps_of(p) for p in g.params] for g in self.groups],
-        }
+        return saved_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state.  An error leaves the optimiser unchanged.
@@ -562,14 +558,13 @@ class Optimizer:
         if special.count:
             refuse_tracing("load_state_dict() of an optimiser", "Call it outside the compiled function.")
         saved, count = read_state(self, state)
-        for g, (hyper, ratio, units) in zip(self.groups, saved, strict=True):
+        for g, (hyper, applied, ratio, units) in zip(self.groups, saved, strict=True):
             g.hyper.update(hyper)
-            g.checked = dict(g.hyper)
-            g.ratio = ratio
+            g.checked, g.ratio = applied, ratio
             for unit, (arrays, steps) in zip(g.units, units, strict=True):
                 unit.state, unit.steps = None if arrays is None else unit.kept(arrays), steps
         self.step_count = count
-        self._paused = not any(g.hyper.get("lr") for g in self.groups)
+        self._paused = bool(state.get("paused", not any(g.hyper.get("lr") for g in self.groups)))
 
     def __repr__(self) -> str:
         numbers = words.count(sum(p.size for p in self.params), "number")
