@@ -353,7 +353,7 @@ class Optimizer:
         for g in self.groups:
             # the rate of this group was assigned separately: keep its new ratio
             if before and not self._paused and g.hyper["lr"] != before * g.ratio:
-                g.ratio = g.hyper["lr"] / before
+                g.ratio = float(g.hyper["lr"]) / before
             g.hyper["lr"] = g.checked["lr"] = float(value) * g.ratio
         self._paused = value == 0
 
