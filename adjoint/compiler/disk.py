@@ -26,6 +26,7 @@ __all__ = ["MAGIC", "Image", "cache_directory", "read", "write"]
 MAGIC = b"adjoint kernels 2\n"
 SUFFIX = ".kernel"
 LIMIT = 8192  # files; the oldest half is removed when there are more
+LARGEST = 1 << 26  # bytes: a larger file is damaged
 
 _pruned = False
 
@@ -72,18 +73,22 @@ def read(directory: Path, key: str) -> list[Image]:
     An image comes after the images that it calls.  The list is empty if the file is missing, damaged, not
     owned by the user, or does not contain the unit.
     """
-    try:
-        descriptor = os.open(directory / (key + SUFFIX), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    except OSError:
-        return []
-    with open(descriptor, "rb") as file, suppress(OSError, ValueError, TypeError, AttributeError):
-        found = os.fstat(descriptor)
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
-            head, digest, body = file.read(len(MAGIC)), file.read(32), file.read()
-            if head == MAGIC and digest == hashlib.sha256(body).digest():
-                images = _unpacked(body)
-                if any(key in image.units.values() for image in images):
-                    return images
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW  # do not wait for the writer of a pipe
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        descriptor = os.open(directory / (key + SUFFIX), flags)
+        try:
+            found = os.fstat(descriptor)
+            trusted = found.st_uid == os.geteuid() and not found.st_mode & 0o022
+            if not stat.S_ISREG(found.st_mode) or not trusted or found.st_size > LARGEST:
+                return []
+            with open(descriptor, "rb", closefd=False) as file:
+                head, digest, body = file.read(len(MAGIC)), file.read(32), file.read()
+        finally:
+            os.close(descriptor)
+        if head == MAGIC and digest == hashlib.sha256(body).digest():
+            images = _unpacked(body)
+            if any(key in image.units.values() for image in images):
+                return images
     return []
 
 
@@ -102,17 +107,18 @@ def write(directory: Path, images: Sequence[Image], keys: Iterable[str]) -> None
                 file.write(MAGIC + hashlib.sha256(body).digest() + body)
             first, *others = keys
             for key in others:
-                try:
+                with suppress(OSError):  # no hard links, or a directory has this name: other names remain
                     os.link(temporary, f"{temporary}-link")
-                except OSError:
-                    break  # the file system has no hard links: the file gets only its first name
-                os.replace(f"{temporary}-link", directory / (key + SUFFIX))
+                    os.replace(f"{temporary}-link", directory / (key + SUFFIX))
+                _remove(f"{temporary}-link")
             os.replace(temporary, directory / (first + SUFFIX))
-        except BaseException:
-            for path in (temporary, f"{temporary}-link"):
-                with suppress(OSError):
-                    os.unlink(path)
-            raise
+        finally:
+            _remove(temporary)
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
 
 
 def _packed(images: Sequence[Image]) -> bytes:
@@ -140,8 +146,7 @@ def _prune(directory: Path) -> None:
         return
     _pruned = True
     with os.scandir(directory) as entries:
-        files = [(entry.stat().st_mtime, entry.path) for entry in entries]
+        files = [(entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries]
     if len(files) > LIMIT:
         for _, path in sorted(files)[: len(files) // 2]:
-            with suppress(OSError):
-                os.unlink(path)
+            _remove(path)

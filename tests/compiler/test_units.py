@@ -6,6 +6,7 @@ import ctypes
 import errno
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 pytest.importorskip("llvmlite")
 
 from native import run
+from watchdog import watched
 
 import adjoint as ad
 from adjoint.compiler import alike, disk, entry, llvm, machine, native, units
@@ -254,6 +256,65 @@ def test_a_full_disk_is_no_error_and_leaves_no_file(cache, monkeypatch):
 def test_an_unusable_path_is_no_error(cache, monkeypatch):
     cache.write_text("a file")
     assert disk.cache_directory() is None and value_of(kernel(11.0)) == 11.0
+
+
+def make_huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # without blocks on the disk
+
+
+def make_unreadable(path: Path) -> None:
+    path.write_bytes(b"")
+    path.chmod(0)
+
+
+OBSTACLES = {
+    "a directory": lambda path: path.mkdir(),
+    "a full directory": lambda path: (path / "inside").mkdir(parents=True),
+    "a pipe": lambda path: os.mkfifo(path, 0o600),
+    "a socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+    "a huge file": make_huge,
+    "an unreadable file": make_unreadable,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a dangling link": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("what", OBSTACLES)
+def test_what_is_not_a_file_of_the_cache_is_no_error(cache, tmp_path, monkeypatch, what, linked):
+    monkeypatch.setattr(disk, "_pruned", False)
+    texts = [kernel(60.0), kernel(61.0)]
+    units.functions(texts)
+    for path in cache.iterdir():  # in the place of every file, in turn
+        path.unlink()
+        place = tmp_path / f"obstacle{len(list(tmp_path.iterdir()))}" if linked else path
+        OBSTACLES[what](place)
+        if linked:
+            path.symlink_to(place)
+        units.clear_memory()
+        with watched():
+            assert [value_of(text) for text in texts] == [60.0, 61.0]
+        units.clear_memory()
+        units.functions(texts)
+        assert [x.name for x in cache.iterdir() if not x.name.endswith(disk.SUFFIX)] == []
+        assert path.is_dir() or path.is_file()  # a directory is left alone, anything else is replaced
+
+
+def test_a_directory_in_the_place_of_one_file_does_not_keep_others_from_the_disk(cache):
+    texts = [kernel(62.0), kernel(63.0), kernel(64.0)]
+    names = [units.key_of(text, machine.machine()) + disk.SUFFIX for text in texts]
+    cache.mkdir(mode=0o700)
+    (cache / names[1]).mkdir()
+    units.functions(texts)
+    assert [(cache / name).is_file() for name in names] == [True, False, True]
+
+
+@pytest.mark.parametrize("what", OBSTACLES)
+def test_a_cache_that_is_no_directory_is_no_error(cache, what):
+    OBSTACLES[what](cache)
+    with watched():
+        assert value_of(kernel(65.0)) == 65.0
 
 
 def test_the_oldest_files_are_removed_from_a_large_cache(cache, monkeypatch):
