@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import adjoint as ad
 from adjoint.compiler import native
 from adjoint.threads import spread
 
@@ -61,3 +63,25 @@ def test_peak_is_at_most_that_of_replay(name: str) -> None:
     for backend in ("auto", "replay"):
         peaks[backend] = arrays.peak_of_calls(lambda b=backend: builds._step(case, b)[0])
     assert 0 < peaks["auto"] <= peaks["replay"]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.sum(),
+        lambda x: x.max(),
+        lambda x: ad.exp(x - x.max()).sum(),
+        lambda x: ad.softmax(x).max(),
+    ],
+)
+def test_a_length_that_does_not_factor_needs_no_longer_code(f) -> None:
+    """Loops over rows of a prime length are not unrolled; the first call needs less than the array itself."""
+    x = np.linspace(0, 1, 1_000_003, dtype=np.float32)
+    compiled = ad.compile(f, backend="native")
+    ad.compile(f, backend="native")(x[:1000])  # compiles what all programs share
+    tracemalloc.start()
+    found = compiled(x)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_allclose(found, f(ad.tensor(x)).numpy(), rtol=1e-3)
+    assert peak < 1.5 * x.nbytes

@@ -252,7 +252,7 @@ class Loop(Nest):
         looped = n > _UNROLLED * v
         if looped:
             self._make_scratch(n * self.together)
-        rest = self._beside(self._rest(0, n))
+        rest = [] if looped else self._beside(self._rest(0, n))
         for t in range(self.stages):
             for lane in items:
                 self._kept_nodes(t, lane)
