@@ -18,7 +18,8 @@ from adjoint.core.methods import attach
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
 from adjoint.interop import array_api, array_forms, numpy_forms, polynomial_forms
-from adjoint.interop.protocols import check_filter, no_out
+from adjoint.interop.protocols import check_filter
+from adjoint.interop.writers import WRITERS, write, write_out
 
 __all__ = ["FUNCTIONS", "PLAIN", "Form", "array_function"]
 
@@ -65,9 +66,10 @@ class Form:
     bound to NumPy's parameter names and passed by name; arguments equal to NumPy's default are left out.
     """
 
-    __slots__ = ("mine", "name", "ours", "places", "same", "theirs")
+    __slots__ = ("function", "mine", "name", "ours", "places", "same", "theirs")
 
     def __init__(self, function: Any, ours: Callable[..., Any]) -> None:
+        self.function = function
         self.name = function.__name__
         self.ours = ours
         self.theirs: inspect.Signature | None
@@ -97,11 +99,15 @@ class Form:
         if not kwargs and len(args) <= self.same:
             return self.ours(*args)
         if self.theirs is None or self.same == math.inf:
+            if kwargs.get("out") is not None:
+                return write_out(self.name, self.function, [kwargs["out"]], args, kwargs)
             return self.ours(*args, **self._named(kwargs, {}))
-        bound = self.theirs.bind(*args, **kwargs)
+        given = self.theirs.bind(*args, **kwargs).arguments
+        if given.get("out") is not None:
+            return write_out(self.name, self.function, [given["out"]], args, kwargs)
         head: list[Any] = []
         named: dict[str, Any] = {}
-        for name, value in bound.arguments.items():
+        for name, value in given.items():
             kind = self.theirs.parameters[name].kind
             if kind is inspect.Parameter.VAR_KEYWORD:
                 named |= value
@@ -126,8 +132,6 @@ class Form:
                 continue
             if ours in self.mine:
                 found[ours] = value
-            elif name == "out" and value is not None:
-                raise InputError(no_out(self.name, value))
             elif value is not None and name not in _MEMORY and not (name == "order" and value in ("C", "K")):
                 raise InputError(f"np.{self.name}: adjoint does not support {name}=.  Omit it.")
         return found
@@ -151,12 +155,13 @@ def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) 
         form = _forms[func] = Form(func, ours)
         return form(args, kwargs)
     if func in PLAIN:
+        out = kwargs.get("out")
+        if out is not None:
+            return write_out(func.__name__, func, [out], args, kwargs)
         return numpy_forms.plain(func, args, kwargs)
-    if func.__name__ in numpy_forms.WRITERS:
-        raise InputError(
-            f"np.{func.__name__} writes into its argument, which is not allowed for tensors.\n"
-            "  Use y = x.at[i].set(v), or x[i] = v where no gradient is needed."
-        )
+    if func in WRITERS:
+        target = args[0] if args else next(iter(kwargs.values()))
+        return write(f"np.{func.__name__}", func, [target], args, kwargs)
     if func.__name__ in ("save", "savez", "savez_compressed", "savetxt"):
         raise InputError(
             f"np.{func.__name__} writes arrays, not tensors.\n"

@@ -20,11 +20,12 @@ from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.core.values import varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.interop.writers import write
 from adjoint.ops.half import is_half, widened
 from adjoint.ops.reduce import narrowed
 from adjoint.ops.scatter import as_index
 
-__all__ = ["FORMS", "PLAIN", "WRITERS", "plain"]
+__all__ = ["FORMS", "PLAIN", "plain"]
 
 our: Callable[[str], Any] = ops.function  # our("sum") is adjoint's function ``sum``
 
@@ -36,7 +37,6 @@ PLAIN = """
 """.split()
 
 _EDGES = ("histogram", "histogram_bin_edges")
-WRITERS = ("copyto", "put", "put_along_axis", "place", "putmask", "fill_diagonal")
 
 
 def plain(function: Any, args: Any, kwargs: Any) -> Any:
@@ -456,7 +456,10 @@ def _diagflat(v: Any, k: int = 0) -> Tensor:
     return our("diag")(our("ravel")(v), k)
 
 
-def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Tensor:
+def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+    if not copy and isinstance(x, (Tensor, np.ndarray)):
+        write("np.nan_to_num", np.nan_to_num, [x], (x, False, nan, posinf, neginf), {})
+        return x
     x = asarray(x)
     chosen = {"nan": (rec.isnan(x), nan), "posinf": (x == np.inf, posinf), "neginf": (x == -np.inf, neginf)}
     plain = {}

@@ -18,12 +18,12 @@ from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS
 from adjoint.core.methods import attach
-from adjoint.core.record import tracked
-from adjoint.core.tensor import Tensor, Traced
+from adjoint.core.tensor import Tensor
 from adjoint.core.user_code import library_of
 from adjoint.errors import InputError
+from adjoint.interop.writers import write, write_out
 
-__all__ = ["array_ufunc", "check_filter", "no_out"]
+__all__ = ["array_ufunc", "check_filter"]
 
 _REDUCE = {
     np.add: "sum", np.multiply: "prod", np.maximum: "max", np.minimum: "min",
@@ -32,34 +32,15 @@ _REDUCE = {
 _ACCUMULATE = {np.add: "cumsum", np.multiply: "cumprod"}
 
 
-def no_out(name: str, *given: Any) -> str:
-    """Return the message of the error for a call ``np.<name>(…, out=…)``, which tensors do not support.
-
-    ``given`` are the values of ``out``.
-    """
-    if any(isinstance(out, Tensor) for out in given):
-        return (
-            f"np.{name}(…, out=…): out must be a NumPy array, not a tensor.\n"
-            "  Omit out=: the result is a new tensor.  To write the result into x, use "
-            "`with ad.no_grad(): x.copy_(result)`."
-        )
-    return (
-        f"np.{name}(…, out=…): an array cannot be part of the graph, so the gradient would be lost.\n"
-        "  The same happens in a += x if a is an array: write a = a + x, or create a with ad.zeros."
-    )
-
-
 def array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
     """Call the op that corresponds to a NumPy ufunc.  This is the method ``__array_ufunc__`` of tensors."""
     if not kwargs and method == "__call__" and (known := UFUNCS.get(ufunc)) is not None:
         return known(*inputs)
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if "out" in kwargs:
-        plain = all(type(a) is not Traced and not (type(a) is Tensor and tracked(a)) for a in inputs)
-        if plain and not any(isinstance(out, Tensor) for out in kwargs["out"]):  # array += tensor
-            arrays = [a.numpy() if isinstance(a, Tensor) else a for a in inputs]
-            return getattr(ufunc, method)(*arrays, **kwargs)
-        raise InputError(no_out(ufunc.__name__, *kwargs["out"]))
+        return write_out(ufunc.__name__, getattr(ufunc, method), kwargs["out"], inputs, kwargs)
+    if method == "at":
+        return write(f"np.{ufunc.__name__}.at", ufunc.at, inputs[:1], inputs, kwargs)
     if method == "__call__":
         eager = UFUNCS.get(ufunc)
         if eager is None and ufunc.__name__ in ops.special.__all__:

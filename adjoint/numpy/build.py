@@ -14,6 +14,7 @@ from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS
 from adjoint.core.tensor import Tensor
 from adjoint.interop.numpy import FUNCTIONS, PLAIN, Form
+from adjoint.interop.writers import WRITERS, write
 
 __all__ = ["Ufunc", "namespace", "numpy_only", "tensor_function"]
 
@@ -73,7 +74,7 @@ def _converted(value: Any) -> Any:
     ours = FUNCTIONS.get(value)
     if ours is not None:
         return tensor_function(value, ours)
-    return value if value in PLAIN else numpy_only(value)
+    return value if value in PLAIN | WRITERS else numpy_only(value)
 
 
 def tensor_function(theirs: Any, ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,6 +114,9 @@ def numpy_only(
 
     @functools.wraps(theirs)
     def call(*args: Any, **kwargs: Any) -> Any:
+        targets = [v for k, v in kwargs.items() if k in ("out", "output") and isinstance(v, Tensor)]
+        if targets:
+            return write(name, theirs, targets, args, kwargs)
         values = [_value(a, name, instead) for a in args]
         return theirs(*values, **{k: _value(v, name, instead) for k, v in kwargs.items()})
 

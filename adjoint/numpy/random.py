@@ -4,8 +4,12 @@ The functions accept tensors as parameters, but raise ``LostHistoryError`` for a
 ``ad.random.default_rng`` has draws through which gradients flow.
 """
 
+import functools as _functools
+from typing import Any as _Any
+
 import numpy as _np
 
+from adjoint.interop.writers import write as _write
 from adjoint.numpy import build as _build
 
 __all__ = list(_np.random.__all__)
@@ -20,6 +24,11 @@ globals().update(
         for name in __all__
     }
 )
+
+
+@_functools.wraps(_np.random.shuffle)
+def shuffle(x: _Any) -> None:
+    _write("np.random.shuffle", _np.random.shuffle, [x], [x], {})
 
 
 def __dir__() -> list[str]:

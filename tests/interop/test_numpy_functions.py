@@ -15,7 +15,7 @@ from numpy_calls import distinct, flat
 import adjoint as ad
 import adjoint.numpy as anp
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.errors import ArgumentError, InPlaceError, InputError, LostHistoryError, ShapeError
 from adjoint.interop.numpy import FUNCTIONS, PLAIN
 from adjoint.testing import gradcheck
 
@@ -28,6 +28,7 @@ M = A > 0
 I = np.array([2, 0, 1, 2])  # noqa: E741
 C = V + 1j * W
 like = ad.zeros(1)
+leaf = ad.zeros(1, requires_grad=True)
 
 
 def call(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -162,7 +163,7 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     np.angle: [call(C), call(C, True)],
     np.sinc: [call(A)],
     np.i0: [call(A)],
-    np.nan_to_num: [call(N), call(N, True, 3.0), call(N, nan=1.0, copy=False)],
+    np.nan_to_num: [call(N), call(N, True, 3.0), call(N, nan=1.0, copy=True)],
     np.unwrap: [call(5 * V), call(5 * A, axis=0)],
     np.isclose: [call(A, B, rtol=1e-3)],
     np.allclose: [call(A, B)],
@@ -459,24 +460,27 @@ def test_an_array_takes_a_tensor_without_history_in_place():
 
 
 MISTAKES: list[tuple[type[BaseException], Callable[[], Any], str]] = [
-    (InputError, lambda: np.sum(like, out=np.zeros(())),
+    (InputError, lambda: np.sum(leaf, out=np.zeros(())),
      "np.sum(…, out=…): an array cannot be part of the graph, so the gradient would be lost.\n"
      "  The same happens in a += x if a is an array: write a = a + x, or create a with ad.zeros."),
     (InputError, lambda: np.exp(ad.ones(1, requires_grad=True), out=np.zeros(1)),
      "np.exp(…, out=…): an array cannot be part of the graph, so the gradient would be lost.\n"
      "  The same happens in a += x if a is an array: write a = a + x, or create a with ad.zeros."),
-    (InputError, lambda: ad.numpy.sin(np.ones(3), out=ad.zeros(3)),
-     "np.sin(…, out=…): out must be a NumPy array, not a tensor.\n"
-     "  Omit out=: the result is a new tensor.  To write the result into x, use "
-     "`with ad.no_grad(): x.copy_(result)`."),
-    (InputError, lambda: np.sum(ad.ones(3), out=ad.zeros(())),
-     "np.sum(…, out=…): out must be a NumPy array, not a tensor.\n"
-     "  Omit out=: the result is a new tensor.  To write the result into x, use "
-     "`with ad.no_grad(): x.copy_(result)`."),
+    (InputError, lambda: ad.numpy.sin(np.ones(3), out=ad.zeros(3, requires_grad=True)),
+     "np.sin(…, out=…): no gradient flows through a write into a tensor.\n"
+     "  Omit out=: the result is a new tensor.  To write the result into a part of x, use y = x.at[i].set(result)."),
+    (InputError, lambda: np.sum(leaf, out=ad.zeros(())),
+     "np.sum(…, out=…): no gradient flows through a write into a tensor.\n"
+     "  Omit out=: the result is a new tensor.  To write the result into a part of x, use y = x.at[i].set(result)."),
     (InputError, lambda: np.var(ad.tensor(A), where=M), "np.var: adjoint does not support where=.  Omit it."),
-    (InputError, lambda: np.copyto(np.zeros(1), like),
-     "np.copyto writes into its argument, which is not allowed for tensors.\n"
-     "  Use y = x.at[i].set(v), or x[i] = v where no gradient is needed."),
+    (InPlaceError, lambda: np.copyto(leaf, np.zeros(1)),
+     "this leaf requires grad, and writing into it is not differentiable.\n"
+     "  To update its value, write under ad.no_grad(); for a differentiable result make a new tensor: y = x + 1, or "
+     "y = x.at[i].set(v)."),
+    (LostHistoryError, lambda: eval("np.copyto(np.zeros(1), leaf)"),
+     "a leaf of shape (1,) that requires grad would become an array for np.copyto at <string>:1, and its gradient would be lost.\n"
+     "  It writes in place: use y = x.at[i].set(v), which is differentiable.\n"
+     "  If no gradient is needed, use x.detach(), x.numpy() or x.item()."),
     (InputError, lambda: np.sort_complex(ad.tensor(A)),
      "np.sort_complex has no derivative in adjoint.\n"
      "  Pass x.numpy() if no gradient is needed, or compute it with other functions of adjoint."),
