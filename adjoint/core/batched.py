@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,10 @@ class Batched(Lifted):
     def lift(self, value: Any) -> Batched:
         """Return ``value`` as a constant of this ``vmap``: it is the same for all elements of the batch."""
         return Batched(self.level, self.size_, value, False)
+
+    def container(self) -> Callable[[Any], Batched]:
+        """Return a function that makes a value of this ``vmap``, as this one, with other contents."""
+        return partial(Batched, self.level, self.size_, batched=self.batched)
 
     def marker(self) -> Batched:
         """Return the marker of this ``vmap``: the value of ``context.enclosing`` while it runs."""

@@ -214,15 +214,22 @@ for _name in "eq ne lt le gt ge array float bool abs".split():
 
 
 class Packed:
-    """A saved value that ``saved_tensors_hooks`` packed; unpacked when backward needs it."""
+    """A saved value that ``saved_tensors_hooks`` packed; unpacked when backward needs it.
 
-    __slots__ = ("dtype", "shape", "unpack", "value")
+    The hooks get the array.  If that was inside values of ``vmap`` and tensors, ``around`` has the functions
+    that restore these, the outermost first.
+    """
 
-    def __init__(self, value: Any, unpack: Callable[[Any], Any], shape: Any, dtype: Any) -> None:
+    __slots__ = ("around", "dtype", "shape", "unpack", "value")
+
+    def __init__(
+        self, value: Any, unpack: Callable[[Any], Any], shape: Any, dtype: Any, around: list[Any]
+    ) -> None:
         self.value = value
         self.unpack = unpack
         self.shape = shape
         self.dtype = dtype
+        self.around = around
 
 
 class HookList:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -16,13 +17,13 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import grad_mode, special, tapes
+from adjoint.context import Hook, observer
 from adjoint.context import anomaly as anomaly
-from adjoint.context import observer
 from adjoint.context import saved_hooks as saved_hooks
 from adjoint.core.conversion import check_polynomial
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.explain import check_finite, describe, explained
-from adjoint.core.lifted import Lifted, tracing
+from adjoint.core.lifted import Lifted, Unknown, tracing
 from adjoint.core.node import LEAF, Node, Packed, Spec, new_node
 from adjoint.core.op import OPS, Op
 from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, wrap
@@ -313,21 +314,40 @@ def _show(node: Node, operands: Sequence[Any]) -> None:
         extra.inputs = describe(node.op, tuple(operands))
     hooks = saved_hooks.get()
     if hooks is not None and node.op.saves_any:
-        pack, unpack = hooks
-
-        def packed(a: Any) -> Any:
-            return a if type(a) is Spec else Packed(pack(wrap(a)), unpack, a.shape, a.dtype)
-
         node.need_extra().packed = True
         numbers = {i for i, operand in enumerate(operands) if not isinstance(operand, Tensor)}
         node.args = tuple(
-            packed(a)
+            _packed(a, *hooks)
             if i not in numbers and isinstance(a, (ndarray, Lifted)) and not _is_leaf_data(a, node)
             else a
             for i, a in enumerate(node.args or ())
         )
-        if node.out is not None:
-            node.out = tuple(map(packed, node.out)) if node.op.outputs > 1 else packed(node.out)
+        if node.op.outputs > 1 and node.out is not None:
+            node.out = tuple([_packed(a, *hooks) for a in node.out])
+        elif node.out is not None:
+            node.out = _packed(node.out, *hooks)
+
+
+def _packed(value: Any, pack: Hook, unpack: Hook) -> Any:
+    """Return a saved value with its array packed by ``pack``, a saved-tensor hook.
+
+    A value inside ``vmap`` contains an array, or a tensor outside that is part of a graph.  ``pack`` gets
+    only the array, so that it cannot lose the graph.
+    """
+    around: list[Callable[[Any], Any]] = []
+    array = value
+    while not isinstance(array, (ndarray, Unknown)):
+        if type(array) is Spec or (isinstance(array, Tensor) and type(array._node) is not Node):
+            return value  # a leaf stays in memory anyway
+        around.append(partial(_with_node, array._node) if isinstance(array, Tensor) else array.container())
+        array = array._data if isinstance(array, Tensor) else array.value
+    return Packed(pack(wrap(array)), unpack, array.shape, array.dtype, around)
+
+
+def _with_node(node: Node, data: Any) -> Tensor:
+    t = wrap(data)
+    t._node = node
+    return t
 
 
 def _is_leaf_data(a: Any, node: Node) -> bool:

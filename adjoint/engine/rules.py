@@ -46,8 +46,9 @@ def on_one_level(g: Any, out: Any, values: Sequence[Any]) -> tuple[Any, Any, Seq
 def _lifted(value: Any, top: Lifted) -> Any:
     if type(value) in (tuple, list):
         return tuple([_lifted(v, top) for v in value])
-    outer = type(value) is np.ndarray or (isinstance(value, Lifted) and value.level != top.level)
-    return top.lift(value) if outer else value
+    if isinstance(value, Lifted):
+        return value if value.level == top.level else top.lift(value)
+    return top.lift(np.asarray(value)) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def unpacked(value: Any) -> Any:
@@ -64,4 +65,7 @@ def unpacked(value: Any) -> Any:
             f"saved_tensors_hooks: unpack returned shape {t.shape} and {t.dtype}, but the packed tensor had "
             f"shape {value.shape} and {value.dtype}."
         )
-    return t._data
+    found: Any = t._data
+    for contain in reversed(value.around):
+        found = contain(found)
+    return found

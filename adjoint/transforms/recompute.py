@@ -192,7 +192,7 @@ def saved_tensors_hooks(
 
     ``pack`` gets each saved tensor, and its result is stored instead.  When the backward needs the tensor,
     ``unpack`` restores it, for example from a file or from a compressed form.  Leaves are not packed, because
-    they stay in memory anyway.
+    they stay in memory anyway.  Inside ``vmap``, ``pack`` gets the tensor of the whole batch.
 
     Parameters
     ----------
