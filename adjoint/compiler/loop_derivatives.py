@@ -193,4 +193,4 @@ def _zeros(like: Tensor) -> Tensor:
 
 
 def _is_zero(t: Tensor) -> bool:
-    return type(t._data) is np.ndarray and not t._data.any()
+    return t._node is None and type(t._data) is np.ndarray and not t._data.any()

@@ -11,7 +11,7 @@ from adjoint.config import is_watched, special
 from adjoint.core.lifted import Lifted, Unknown
 from adjoint.core.tensor import Tensor, Traced, note_reading
 
-__all__ = ["decide", "number_of", "tracked", "unknown", "varies", "verify"]
+__all__ = ["decide", "has_history", "number_of", "tracked", "unknown", "varies", "verify"]
 
 
 def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
@@ -57,6 +57,11 @@ def number_of(t: Tensor) -> Any:
 def tracked(t: Tensor) -> bool:
     """Return whether gradients flow to a tensor: it is part of a graph, or a tape watches it."""
     return t._node is not None or is_watched(t)
+
+
+def has_history(t: Tensor) -> bool:
+    """Return whether gradients flow to a tensor, inside of the active ``vmap`` or outside of it."""
+    return tracked(t) or (isinstance(t._data, Lifted) and t._data.has_history())
 
 
 def varies(t: Any) -> bool:

@@ -27,7 +27,7 @@ from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.core.values import unknown
 from adjoint.engine.plan import make_plan
 from adjoint.engine.pull import saved_values
-from adjoint.engine.rules import call_rule
+from adjoint.engine.rules import call_rule, unpacked
 from adjoint.engine.run import differentiate, key_of, run_serial, seed_at_level
 from adjoint.engine.zeros import Zeros, arriving, fit_live, is_nonzero, may_have_nan, meet, of_seed, positive
 from adjoint.errors import NotSavedError
@@ -162,7 +162,7 @@ def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
         None if t is None else positive(t.shape, t.dtype, None if z is None else z.live())
         for t, z in zip(tangents, own, strict=True)
     ]
-    lifted = any(isinstance(v, Lifted) for v in (*seeds, *(node.args or ())))
+    lifted = any(isinstance(v, Lifted) for v in (*seeds, *unpacked(node.args or ())))
     found = within(grad_mode, False, push, node, seeds, dyn if lifted else raw)
     if node.op.outputs > 1:
         return tuple(None if t is None else Zeros((), is_nonzero(t)) for t in found)
@@ -366,7 +366,7 @@ def _leaf(shape: tuple[int, ...], dtype: Any, xp: Namespace) -> Tensor:
 
 
 def _tensor(value: Any) -> Any:
-    return wrap(value) if isinstance(value, (np.ndarray, Lifted)) else value
+    return wrap(value) if isinstance(value, (np.ndarray, np.generic, Lifted)) else value
 
 
 def _fit(t: Any, shape: tuple[int, ...], dtype: Any, xp: Namespace) -> Any:

@@ -22,8 +22,8 @@ from adjoint.core.lifted import Lifted, Unknown
 from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node
 from adjoint.core.sparse import SparseRows
-from adjoint.core.tensor import Tensor, held
-from adjoint.core.values import unknown
+from adjoint.core.tensor import Tensor, held, wrap
+from adjoint.core.values import has_history, unknown
 from adjoint.engine.rules import call_rule, unpacked
 
 __all__ = [
@@ -247,11 +247,14 @@ def of_seed(seed: Any) -> Zeros | None:
     """Return the marked zeros of ``seed``, the gradient that a backward starts from; None if there are none.
 
     If the backward runs inside a rule, the seed has the zeros of the gradient that the rule received.
-    Otherwise its zeros are the elements that are 0.
+    Otherwise its zeros are the elements that are 0.  A seed that is part of a graph has none: gradients are
+    linear in the seed, so their derivatives with respect to it do not depend on its values.
     """
     around = arriving.get()
     data = seed._data if isinstance(seed, Tensor) else seed
     if around is None:
+        if has_history(seed if isinstance(seed, Tensor) else wrap(seed)):
+            return None
         heart = unknown(data)
         found = held(data) if heart is None else heart.numbers()
         if heart is not None and found is None:

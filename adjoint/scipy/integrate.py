@@ -19,7 +19,7 @@ from adjoint.config import no_grad, special
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.lifted import Unknown, tracing
 from adjoint.core.tensor import Tensor, held
-from adjoint.core.values import tracked, unknown, varies
+from adjoint.core.values import has_history, unknown, varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.join import concat, stack
 from adjoint.ops.reduce import floating, sum
@@ -409,7 +409,7 @@ def _compiled(
     value, error, points, weights = trace.on_host(op, run, [whole], [low, high], specs)
     x, sizes = _placed(points, weights, low, high, far)
     again = sum(reshape(sizes, (count, *[1] * len(shape))) * vmap(f)(x), axis=0)
-    if not (tracked(again) or again._data.has_history()):
+    if not has_history(again):
         return value, error
 
     def check(found: Any) -> None:
@@ -496,7 +496,7 @@ def _in_batch(op: str, batch: Batch, f: Any, low: Tensor, high: Tensor, solved: 
         x, size = _placed(batch.inside(point), batch.inside(weight), low, high, far)
         again = again + size * f(x)
     confirmed = held(again.detach())
-    if not (tracked(again) or again._data.has_history()):
+    if not has_history(again):
         return batch.inside(value), batch.inside(error)
     _confirm(op, np.abs(confirmed - value).max(initial=0), value, float(error.max()))
     return again + batch.inside(value - confirmed), batch.inside(error)

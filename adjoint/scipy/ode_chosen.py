@@ -18,9 +18,10 @@ from adjoint.core.convert import array_of, asarray
 from adjoint.core.lifted import Lifted, tracing
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.values import has_history
 from adjoint.errors import ArgumentError, InputError
 from adjoint.scipy.batches import Batch
-from adjoint.scipy.ode_rows import End, Function, Rows, has_history
+from adjoint.scipy.ode_rows import End, Function, Rows
 from adjoint.scipy.ode_steps import (
     Run,
     combined,

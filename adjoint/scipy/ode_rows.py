@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adjoint.core.lifted import Lifted
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, held
-from adjoint.core.values import tracked, unknown
+from adjoint.core.values import unknown
 from adjoint.errors import ArgumentError
 from adjoint.ops.join import concat, stack
 from adjoint.ops.reduce import floating
@@ -24,14 +23,9 @@ from adjoint.scipy.runge_kutta import Method
 from adjoint.transforms.batch import vmap
 from adjoint.transforms.solution import joined_solution
 
-__all__ = ["End", "Rows", "check_at_call", "columns", "fixed_result", "has_history"]
+__all__ = ["End", "Rows", "check_at_call", "columns", "fixed_result"]
 
 Function = Callable[[Any, Any], Any]
-
-
-def has_history(t: Tensor) -> bool:
-    """Return whether gradients flow to a tensor, inside of the active ``vmap`` or outside of it."""
-    return tracked(t) or (isinstance(t._data, Lifted) and t._data.has_history())
 
 
 def check_at_call(t: Tensor, function: Callable[[Any], None]) -> None:

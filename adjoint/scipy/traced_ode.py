@@ -15,9 +15,10 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
+from adjoint.core.values import has_history
 from adjoint.ops.join import stack
 from adjoint.scipy.fallback import scipy_module
-from adjoint.scipy.ode_rows import End, Rows, check_at_call, has_history
+from adjoint.scipy.ode_rows import End, Rows, check_at_call
 from adjoint.scipy.ode_steps import too_many_steps
 from adjoint.scipy.runge_kutta import Method
 from adjoint.transforms.loops import scan_until

@@ -24,7 +24,7 @@ from adjoint.core.namespace import Namespace, rec
 from adjoint.core.op import Op
 from adjoint.core.record import at_level, innermost, joined_copy, record_results, tracked
 from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, differentiable, note_reading, wrap
+from adjoint.core.tensor import Tensor, differentiable, held, note_reading, wrap
 from adjoint.errors import RuleError, TransformError
 from adjoint.transforms.batch import vmap
 
@@ -388,12 +388,34 @@ class Derivative:
         grads = [self._gradient(each, recording) for each in (g if len(self.specs) > 1 else (g,))]
         residuals = self._residuals(out, values, recording)
         top = innermost([t._data for t in (*residuals, *grads) if t is not None])
-        found = self._run(recording, top, self.rule.backward, residuals, self.rest, grads, wanted[:n])
+        backward = functools.partial(self._run, recording, top, self.rule.backward, residuals, self.rest)
+        found = backward(grads, wanted[:n])
+        if recording:
+            self._check_zero(found, grads, values, wanted[:n], backward)
         pulled = [
             _as_gradient(self.rule, i, f, v, recording) if w else None
             for i, (f, v, w) in enumerate(zip(found, values[:n], wanted[:n], strict=True))
         ]
         return [*pulled, *(None,) * (len(values) - n)]
+
+    def _check_zero(
+        self,
+        found: Sequence[Any],
+        grads: list[Tensor | None],
+        values: Sequence[Any],
+        wanted: Sequence[bool],
+        backward: Callable[..., Any],
+    ) -> None:
+        """Raise if a gradient in ``found``, which ``backward`` computed from ``grads``, lost its graph.
+
+        A gradient that is not part of a graph must be zero.  If all of ``grads`` are zero, every gradient is,
+        so they are computed from ones again.
+        """
+        cut = [i for i, w in enumerate(wanted) if w and getattr(found[i], "_node", None) is None]
+        if any(found[i] is not None for i in cut) and all(g is None or _is_zero(g) for g in grads):
+            again = backward([None if g is None else g + 1.0 for g in grads], wanted)
+            for i in cut:
+                _as_gradient(self.rule, i, again[i], values[i], True)
 
     def push(self, rule: ForwardRule, xp: Namespace, tangents: Any, out: Any, *values: Any) -> Any:
         """Return the tangents of all outputs of the call; this is the node's rule for forward mode.
@@ -502,7 +524,5 @@ def _as_gradient(rule: Rule, i: int, found: Any, like: Any, recording: bool) -> 
 
 
 def _is_zero(t: Tensor) -> bool:
-    data = t._data
-    while isinstance(data, (Batched, Tensor)):
-        data = data.value if isinstance(data, Batched) else data._data
+    data = held(t)
     return isinstance(data, np.ndarray) and not data.any()

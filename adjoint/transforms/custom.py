@@ -21,7 +21,7 @@ from adjoint.core.lifted import enclosing
 from adjoint.core.node import next_seq
 from adjoint.core.record import joined_copy
 from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, differentiable, wrap
+from adjoint.core.tensor import Tensor, differentiable, held, wrap
 from adjoint.engine.run import differentiate, key_of, run_serial
 from adjoint.errors import ArgumentError, InputError, RuleError, ShapeError, TransformError
 from adjoint.transforms.calls import VALUES, ForwardRule, Rule, SplitTree, apply, specs_of, zeros_for
@@ -453,7 +453,7 @@ class _JvpRule(_CustomRule, ForwardRule):
         return [None if g is None else as_gradient_tensor(g) for g in found]
 
     def _check_linear(self, t: Tensor) -> None:
-        data = t._data
+        data = held(t)
         if t._node is None and isinstance(data, np.ndarray) and data.any():
             raise RuleError(
                 f"custom_jvp: the tangent of {self.name} does not depend on the tangents of the arguments, "
@@ -467,8 +467,10 @@ def _number(leaf: Any) -> Any:
 
 
 def _direction(x: Tensor, wanted: bool) -> Tensor:
-    """Return zeros like ``x`` as a tangent; they are a leaf that requires grad if ``wanted``."""
-    zeros = np.zeros(x.shape, x.dtype)
+    """Return a tangent like ``x``: zeros; if ``wanted``, ones that are a leaf that requires grad."""
+    wanted = wanted and differentiable(x.dtype)
+    # a jvp is linear in the tangents, so any values do, but zeros would hide a jvp that loses them
+    values = (np.ones if wanted else np.zeros)(x.shape, x.dtype)
     top = enclosing.get()
-    t = wrap(zeros if top is None else top.lift(zeros))
-    return joined_copy(t, None) if wanted and differentiable(x.dtype) else t
+    t = wrap(values if top is None else top.lift(values))
+    return joined_copy(t, None) if wanted else t

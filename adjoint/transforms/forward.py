@@ -11,20 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from adjoint import tree, words
-from adjoint.config import grad_mode
-from adjoint.core.record import tracked
-from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, wrap
-from adjoint.engine.push import push_forward
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
 from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.inputs import Place, Recorded, as_function, direction, record_call, released_value
+from adjoint.transforms.linear import push_along
 from adjoint.typing import Tree
 
-__all__ = ["directions", "jvp", "linearize", "push_along"]
+__all__ = ["directions", "jvp", "linearize"]
 
 
 def jvp(
@@ -144,16 +139,3 @@ def directions(
         for k, leaf in enumerate(given):
             found.append(direction(transform, Place(structure, k, name), next(inputs), leaf))
     return found
-
-
-def push_along(run: Recorded, tangents: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return the tangents of the outputs of a recorded run, given those of its inputs (None means zero).
-
-    The tangent of an output that depends on no input is zero.
-    """
-    create = grad_mode.get() and (run.outer or any(t is not None and tracked(t) for t in tangents))
-    pushed = push_forward(run.outputs, run.inputs, tangents, create_graph=create, since=run.since)
-    return [
-        wrap(np.zeros(out.shape, out.dtype)) if t is None else as_gradient_tensor(t)
-        for out, t in zip(run.outputs, pushed, strict=True)
-    ]

@@ -18,7 +18,7 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError
 from adjoint.transforms.arrays import returned
 from adjoint.transforms.batch import over_units
-from adjoint.transforms.forward import directions, push_along
+from adjoint.transforms.forward import directions
 from adjoint.transforms.inputs import (
     Recorded,
     as_function,
@@ -28,7 +28,8 @@ from adjoint.transforms.inputs import (
     record_call,
     released_value,
 )
-from adjoint.transforms.reverse import check_one_number, gradient_function, pull_back
+from adjoint.transforms.linear import pull_back, push_along
+from adjoint.transforms.reverse import check_one_number, gradient_function
 from adjoint.typing import Tree
 
 __all__ = ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"]

@@ -9,14 +9,9 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree, words
-from adjoint.config import grad_mode
 from adjoint.core.namespace import rec
-from adjoint.core.record import tracked
-from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, wrap
-from adjoint.engine.run import differentiate, key_of
+from adjoint.core.tensor import wrap
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
-from adjoint.grads.backward import runner_for
 from adjoint.transforms.arrays import given_arrays, outermost, returned, to_arrays
 from adjoint.transforms.inputs import (
     Place,
@@ -29,6 +24,7 @@ from adjoint.transforms.inputs import (
     record_call,
     released_value,
 )
+from adjoint.transforms.linear import pull_back
 from adjoint.typing import Tree
 
 __all__ = [
@@ -36,7 +32,6 @@ __all__ = [
     "elementwise_grad",
     "grad",
     "gradient_function",
-    "pull_back",
     "value_and_grad",
     "vjp",
 ]
@@ -242,33 +237,6 @@ def check_one_number(transform: str, f: Any, run: Recorded) -> None:
             f"{transform}: {name_of(f)} returned a complex number, but a gradient needs a real number.\n"
             "  Return y.real, y.imag or abs(y); or use ad.vjp with a complex cotangent."
         )
-
-
-def pull_back(run: Recorded, cotangents: Sequence[Tensor | None], *, retain: bool) -> list[Tensor]:
-    """Return the gradients of the inputs of a recorded run, given those of its outputs (None means zero).
-
-    The gradient of an input that no output depends on is zero.  The graph is kept if ``retain``.
-    """
-    create = grad_mode.get() and (run.outer or any(c is not None and tracked(c) for c in cotangents))
-    both = zip(run.outputs, cotangents, strict=True)
-    pairs = [(r, c) for r, c in both if r._node is not None and c is not None]
-    found: dict[Any, Any] = {}
-    if pairs:
-        done, leaves = differentiate(
-            [r for r, _ in pairs],
-            [c for _, c in pairs],
-            targets=run.inputs,
-            retain=retain or create,
-            create_graph=create,
-            since=run.since,
-            runner=runner_for(None),
-        )
-        found = {**done.captured, **dict(leaves)}
-    results = []
-    for x in run.inputs:
-        g = found.get(key_of(x))
-        results.append(wrap(np.zeros(x.shape, x.dtype)) if g is None else as_gradient_tensor(g))
-    return results
 
 
 def vjp(f: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> tuple[Any, ...]:
