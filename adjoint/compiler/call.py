@@ -22,7 +22,13 @@ from adjoint.words import a
 
 __all__ = ["Call", "Parameters", "Wanted", "check_unchanged", "containers_in"]
 
-_MODES = ("the grad mode", "the default dtype", "whether a micro-batch is open", "the order of dict keys")
+_MODES = (
+    "the grad mode",
+    "the default dtype",
+    "whether a micro-batch is open",
+    "the order of dict keys",
+    "a static field",
+)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -160,7 +166,10 @@ class Call:
             self.moving.append(leaf)
         modes = grad_mode.get(), get_default_dtype(), sink.get() is None
         # structures are equal for any order of dict keys, but the order of the leaves depends on that order
-        self.key = (self.structure, tuple(signature), (*modes, tuple(_key_orders(self.structure))))
+        inside = [(issubclass(s.kind, dict), s.rest) for s in _containers(self.structure)]
+        keys = tuple([rest for is_dict, rest in inside if is_dict])
+        constants = tuple([_constants(rest) for is_dict, rest in inside if not is_dict and rest is not None])
+        self.key = (self.structure, tuple(signature), (*modes, keys, constants))
 
     def objects(self, parameters: Parameters) -> dict[str, Any]:
         """Return the arguments that are or contain objects which are not traced, by parameter name.
@@ -275,13 +284,21 @@ def check_unchanged(
             )
 
 
-def _key_orders(structure: tree.Structure) -> Iterator[tuple[str, ...]]:
-    """Yield the keys, in insertion order, of each dictionary in a tree; skip dictionaries with one key."""
-    if isinstance(structure.kind, type) and issubclass(structure.kind, dict) and len(structure.names) > 1:
-        yield structure.names
+def _containers(structure: tree.Structure) -> Iterator[tree.Structure]:
+    """Yield the structures of a container and of all containers in it."""
+    yield structure
     for child in structure.children:
-        if child.children:
-            yield from _key_orders(child)
+        if isinstance(child.kind, type):  # not a leaf or a constant
+            yield from _containers(child)
+
+
+def _constants(rest: Any) -> tuple[Any, ...]:
+    """Return what ``==`` ignores in the constants of a container: their types, and the signs of zeros.
+
+    ``rest`` is a dictionary with the static fields of a dataclass, or the data of a registered container.
+    """
+    values = rest.values() if type(rest) is dict else (rest,)
+    return tuple([(type(v), None if (mark := exact(v)) is v else mark) for v in values])
 
 
 def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Parameters) -> str:

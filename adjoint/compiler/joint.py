@@ -11,16 +11,19 @@ import numpy as np
 
 from adjoint.compiler.program import Program, Source
 from adjoint.compiler.symbolic import Symbolic
-from adjoint.config import special
-from adjoint.core.namespace import Namespace, raw, rec
+from adjoint.config import get_default_dtype, grad_mode, special, transform
+from adjoint.context import within
+from adjoint.core.lifted import run_at
+from adjoint.core.namespace import Namespace, raw
 from adjoint.core.node import LEAF, Node, next_seq
-from adjoint.core.record import joined_copy, make_node, pick
-from adjoint.core.tensor import Tensor, Traced, note_reading, wrap
+from adjoint.core.record import joined_copy, make_node, pick, values_of
+from adjoint.core.sparse import as_gradient_tensor
+from adjoint.core.tensor import Tensor, note_reading, wrap
 from adjoint.engine.pull import overwritten, released
 from adjoint.engine.run import differentiate, key_of, run_serial
-from adjoint.errors import TransformError
-from adjoint.grads.backward import gradients
-from adjoint.transforms.calls import Derivative, Rule, new_op
+from adjoint.errors import ModifiedError, RuleError, TransformError
+from adjoint.transforms.calls import new_op
+from adjoint.transforms.recompute import pull_record
 
 if TYPE_CHECKING:
     from adjoint.compiler.trace import Trace
@@ -71,6 +74,8 @@ class Backward:
         made |= {s.value.id for s in fresh}
         used = {a.id: a for i in self.program.body for a in i.args if isinstance(a, Symbolic)}
         used |= {v.id: v for v in values if v is not None}
+        # copies of the user's arrays, with which a second derivative compares the arrays
+        used |= {s.value.id: s.value for s in trace.program.sources if _is_array(s)}
         self.residuals = [v for k, v in used.items() if k not in made]
         read = {v.id for v in (*self.residuals, *(s.value for s in fresh))}
         # whether the backward reads this operand itself
@@ -121,6 +126,11 @@ def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
             e.hooks = hooks
 
 
+def _is_array(source: Source) -> bool:
+    """Return whether a source is an array of the user, which can change after the call."""
+    return source.kind == "array" and source.value.known is None
+
+
 def _read(source: Source) -> Any:
     """Return the current value of a source (an input of a program)."""
     kind, owner = source.kind, source.owner
@@ -163,9 +173,15 @@ class Recorder:
         ]  # positions of the operands whose gradients the backward computes
         specs = [(r.shape, r.dtype) for r in owner.program.results[: self.results]]
         self.specs = specs
+        # by argument: the position of the first argument that is the same tensor
+        self.first = [next(j for j, t in enumerate(owner.inputs) if t is x) for x in owner.inputs]
         # Tensors that must not change before a recorded backward, which calls the function again; arguments
-        # are given by position.  The versions of tensors that the backward reads are always compared.
-        read = {id(t) for t, r in zip(back.captured, back.reads[len(owner.moves) :], strict=True) if r}
+        # are given by position.  The versions of leaves that the backward reads are always compared.
+        read = {
+            id(t)
+            for t, r in zip(back.captured, back.reads[len(owner.moves) :], strict=True)
+            if r and type(t._node) is not Node
+        }
         outside = [h.tensor for h in owner.trace.held.values() if h.argument is None]
         self.unread: list[int | Tensor] = [t for t in outside if id(t) not in read]
         self.unread += [k for k in leaves if not back.reads[k]]
@@ -263,16 +279,90 @@ class Recorder:
         if xp is raw and self.results == 1 and type(g) is np.ndarray:
             return self._placed(back.run(*values[n:], g))
         grads = (g,) if self.results == 1 else g
-        if xp is raw and all(g is None or type(g) is np.ndarray for g in grads):
+        if xp is raw:
             return self._placed(back.run(*values[n:], *self.seeds(grads)))
-        if xp is rec:
-            for unread, version in zip(self.unread, seen, strict=True):
-                t = values[unread] if isinstance(unread, int) else unread
-                if t._version != version:
-                    raise overwritten(self.owner.name, t)
-        call = Derivative(Joint(self, fixed), n, self.specs, None if xp is rec else values[n:])
-        call.places = [("in", i) for i in range(n)]
-        return call.pull(xp, g, out, *values, wanted=wanted)
+        self._check_unchanged(values, seen)
+        found = within(
+            transform,
+            f"the rule of {self.owner.name}",
+            self._recorded,
+            xp,
+            grads,
+            values[:n],
+            wanted[:n],
+            fixed,
+        )
+        return [*found, *self.nothing]
+
+    def _check_unchanged(self, values: Sequence[Any], seen: Sequence[int]) -> None:
+        """Raise if the function cannot be called again as at the call that the node records.
+
+        ``values`` and ``seen`` are as in ``pull``.
+        """
+        name, trace = self.owner.name, self.owner.trace
+        if not self.owner.repeats:
+            raise TransformError(
+                f"ad.compile: a second derivative of {name} would call {name} again, but this function draws "
+                "random numbers, changes tensors or reads a .grad.\n"
+                f"  Call {name} inside `with ad.config.compiling(False):` to differentiate it twice."
+            )
+        for unread, version in zip(self.unread, seen, strict=True):
+            t = values[unread] if isinstance(unread, int) else unread
+            if t._version != version:
+                raise overwritten(name, t)
+        changed = [str(g.reason()) for g in self.owner.guards if not g.holds()]
+        if self.owner.key[2][1] != get_default_dtype():
+            changed.append("the default dtype changed")
+        arrays = {s.value.id: s.owner for s in trace.program.sources if _is_array(s)}
+        for v, kept in zip(self.back.residuals, values_of(values[self.count :]), strict=True):
+            now = arrays.get(v.id, kept)
+            if now is not kept and (now.shape, now.tobytes()) != (kept.shape, kept.tobytes()):
+                changed.append(f"an array of shape {now.shape} changed")
+        if changed:
+            raise ModifiedError(
+                f"ad.compile: a second derivative of {name} calls {name} again, but since the first call "
+                f"{changed[0]}.\n  Differentiate before the change, or call {name} inside "
+                "`with ad.config.compiling(False):`."
+            )
+
+    def _recorded(
+        self,
+        xp: Namespace,
+        grads: Sequence[Any],
+        values: Sequence[Any],
+        wanted: Sequence[bool],
+        fixed: list[Any],
+    ) -> list[Any]:
+        """Call the original function again, and return the gradients of its arguments and captured tensors.
+
+        They are recorded or batched as the values of ``xp`` are.  The arguments are those of ``pull``.
+        """
+        given = [v if isinstance(v, Tensor) else wrap(v) for v in values[: len(self.first)]]
+        # A copy has its own node.  So the gradient of an argument has no part that flows through another
+        # argument or a captured tensor, which may be computed from it.
+        given = [
+            joined_copy(t, None if t._node is None else key_of(t)) if w else t
+            for t, w in zip(given, wanted, strict=False)
+        ]
+        leaves = list(fixed)
+        for k, first in zip(self.owner.moves, self.first, strict=True):
+            if leaves[k] is None:
+                leaves[k] = given[first]
+        since = next_seq()
+        outs = run_at(None, within, grad_mode, True, self.owner.eager, leaves)
+        keys = [
+            key_of(t) if t._node is not None and k == first else None
+            for k, (t, first) in enumerate(zip(given, self.first, strict=True))
+        ]
+        keys += map(key_of, self.back.captured)
+        pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if g is not None and o._node is not None]
+        found = pull_record(xp, [o for o, _ in pairs], [g for _, g in pairs], keys, wanted, since)
+        if found is None:
+            raise RuleError(
+                f"ad.compile: {self.owner.name} used different tensors when it was called again for a second "
+                "derivative.\n  It must compute the same values from the same tensors at each call."
+            )
+        return found
 
     def _placed(self, found: Sequence[Any]) -> list[Any]:
         """Return one gradient, or None, per parent of the node; ``found`` are the computed gradients."""
@@ -284,87 +374,7 @@ class Recorder:
     def seeds(self, grads: Sequence[Any]) -> list[Any]:
         """Return the gradients of the results that depend on differentiable inputs, with zeros for None."""
         return [
-            np.zeros(*spec) if g is None else g
+            np.zeros(*spec) if g is None else g if type(g) is np.ndarray else as_gradient_tensor(g)._data
             for g, spec, flows in zip(grads, self.specs, self.back.flows, strict=True)
             if flows
         ]
-
-
-class Joint(Rule):
-    """The derivative rule of a call of a compiled function, for derivatives that are recorded or batched.
-
-    It calls the original function again and records the ops.
-    """
-
-    def __init__(self, recorder: Recorder, fixed: list[Any]) -> None:
-        self.recorder = recorder
-        self.owner = recorder.owner
-        self.fixed = fixed
-        self.name = self.owner.name
-
-    def argument(self, i: int) -> str:
-        """Return the name of argument ``i`` for messages."""
-        return f"argument {i}" if i < len(self.owner.moves) else "a tensor from outside"
-
-    def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Call the original function on the traced arguments ``tensors``; return its results."""
-        return self._again(tensors)
-
-    def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Call the original function; return its results, the tensors that the backward needs, and None."""
-        return self._again(tensors), list(tensors), None
-
-    def backward(
-        self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
-    ) -> list[Any]:
-        """Return the gradients: run the backward program, or differentiate the original function.
-
-        The arguments are those of ``Rule.backward``.
-        """
-        seen = [*residuals, *(g for g in grads if g is not None)]
-        if rest is None or any(type(t) is Traced or t._node is not None for t in seen):
-            return self._recorded(residuals, grads, wanted)
-        back = self.recorder.back
-        seeds = self.recorder.seeds([None if g is None else g._data for g in grads])
-        found = iter(back.run(*rest, *seeds))
-        return [wrap(np.asarray(next(found))) if w else None for w in back.wanted]
-
-    def _again(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Call the original function and return its results.
-
-        Raise TransformError if the function draws random numbers or changes tensors.
-        """
-        if self.owner.impure:
-            raise TransformError(
-                f"ad.compile: a second derivative of {self.name} would call {self.name} again, but this "
-                "function draws random numbers or changes tensors.\n"
-                f"  Call {self.name} inside `with ad.config.compiling(False):` to differentiate it twice."
-            )
-        leaves = list(self.fixed)
-        for k, t in zip(self.owner.moves, tensors, strict=False):
-            if leaves[k] is None:
-                leaves[k] = t
-        return self.owner.eager(leaves)
-
-    def _recorded(
-        self, residuals: list[Tensor], grads: list[Tensor | None], wanted: Sequence[bool]
-    ) -> list[Any]:
-        """Differentiate the original function; return gradients that are themselves recorded in the graph.
-
-        The arguments are those of ``Rule.backward``.
-        """
-        # forward mode differentiates with respect to the gradients only: the arguments have no graph then
-        given = [
-            joined_copy(t, None) if w and t._node is None and i < len(self.owner.moves) else t
-            for i, (t, w) in enumerate(zip(residuals, wanted, strict=True))
-        ]
-        outs = self._again(given)
-        pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if g is not None]
-        inputs = [t for t, w in zip(given, wanted, strict=True) if w]
-        with _without_hooks(self.recorder.back.captured):
-            found = iter(
-                gradients(
-                    [o for o, _ in pairs], inputs, [g for _, g in pairs], create_graph=True, allow_unused=True
-                )
-            )
-        return [next(found) if w else None for w in wanted]

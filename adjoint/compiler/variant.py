@@ -89,6 +89,12 @@ class Variant:
         self.trace_seconds = time.perf_counter() - start
         trace = self.trace
         self.impure = bool(self.program.writes) or any(s.kind == "draw" for s in self.program.sources)
+        # whether the original function can be called again, for a second derivative
+        self.repeats = (
+            not self.program.writes
+            and not trace.grad_guards()
+            and all(s.kind in ("argument", "tensor", "array") for s in self.program.sources)
+        )
         check = make_check(trace, self.guards, len(self.moves))
         self.holds: Callable[..., Any] = _never if self.changed else check
         self.fixed = call.fixed()
@@ -239,11 +245,13 @@ class Variant:
     def _count_direct(self, call: Call) -> int:
         """Return the number of arguments if calls can skip the general path; otherwise -1.
 
-        They can if all arguments are distinct arrays or tensors, not containers.
+        They can if all arguments are positional, and are distinct arrays or tensors, not containers.
         """
-        args = call.structure.children[0].children
-        flat = len(call.moves) == len(call.leaves) == len(args) and all(
-            c.kind is tree.Structure.LEAF for c in args
+        args, named = (c.children for c in call.structure.children)
+        flat = (
+            not named
+            and len(call.moves) == len(call.leaves) == len(args)
+            and all(c.kind is tree.Structure.LEAF for c in args)
         )
         known = all(type(m) in (ndarray, Tensor) for m in call.moving)
         if self.backward is None:  # then a tensor with a graph is an error, or the program writes into it
