@@ -107,7 +107,8 @@ class Program:
             if body is not None:
                 functions.append((body.arguments, self.wrap(body.over(list(values)))))
             found = functions[k][1](*[0.7 if i < 0 else values[i] for i in given])
-            values += found if isinstance(found, tuple) else (found,)
+            # compiled functions return arrays if they are given only arrays and numbers
+            values += map(_tensor, found if isinstance(found, tuple) else (found,))
             total = total + ad.sin(_tensor(values[-1])).sum()
         return total + sum((t * 0.0).sum() for t in self.leaves)
 
