@@ -30,12 +30,25 @@ def saved_state(optimizer: Optimizer) -> dict[str, Any]:
         "kind": type(optimizer).__name__,
         "step": optimizer.step_count,
         "groups": [dict(g.hyper) for g in groups],
-        "applied": [dict(g.checked) for g in groups],
+        "applied": [_applied(g) for g in groups],
         "ratios": [g.ratio for g in groups],
         "paused": optimizer._paused,
         "state": [[g.state_of(p, copy=True) for p in g.params] for g in groups],
         "steps": [[g.steps_of(p) for p in g.params] for g in groups],
     }
+
+
+def _applied(group: ParameterGroup) -> dict[str, Any]:
+    """Return the hyper-parameters to which the state belongs: which arrays there are depends on them.
+
+    That does not depend on numbers other than 0, and native code does not note those at each update.
+    """
+    found = {}
+    for k, old in group.checked.items():
+        v = group.hyper.get(k, old)
+        same = bool(v) == bool(old) if isinstance(v, float) else v == old or k == "betas"
+        found[k] = v if same else old
+    return found
 
 
 def read_state(optimizer: Optimizer, state: Any) -> tuple[list[Read], int]:
