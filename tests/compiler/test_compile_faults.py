@@ -301,10 +301,12 @@ def interrupted(calls: int, stop_at: int = -1) -> tuple[int, str, Any, list[Any]
     return count, place, compiled, owners
 
 
-def check_interrupt(stop_at: int, states: list[Any]) -> None:
-    """Check that an interrupt leaves a state before or after a call, and nothing symbolic or locked."""
+def check_interrupt(stop_at: int, states: list[Any]) -> bool:
+    """Check that an interrupt leaves a state before or after a call, and nothing symbolic or locked.
+
+    Return whether the calls have so many lines at all.
+    """
     _, place, compiled, owners = interrupted(2, stop_at)
-    assert place
     assert plain(*owners), place
     assert not _tracing_lock._is_owned(), place  # type: ignore[attr-defined]
     assert not compiled._lock._is_owned(), place
@@ -315,6 +317,7 @@ def check_interrupt(stop_at: int, states: list[Any]) -> None:
     if not place.startswith(UPDATES):
         assert state_of(*owners) in states, place
         assert grad_mode.get(), place
+    return bool(place)
 
 
 def check_interrupts(trace_step: int, replay_step: int) -> None:
@@ -325,9 +328,10 @@ def check_interrupts(trace_step: int, replay_step: int) -> None:
     _, first, both = [count for count, *_ in found]
     assert first > 10_000
     assert both - first > 400
-    last = both - 50  # the number of lines depends on the order of sets and on caches
-    for stop_at in (*range(1, first, trace_step), *range(first, last, replay_step)):
-        copy_context().run(check_interrupt, stop_at, states)
+    places = [*range(1, first, trace_step), *range(first, both, replay_step)]
+    reached = [copy_context().run(check_interrupt, stop_at, states) for stop_at in places]
+    # the number of lines depends on the order of sets and on caches
+    assert sum(reached) > 0.95 * len(places)
 
 
 def test_interrupts_at_lines_of_the_library() -> None:
