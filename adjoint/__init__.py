@@ -29,11 +29,9 @@ from adjoint.config import (
 )
 from adjoint.core.convert import array, asarray, tensor
 from adjoint.core.define import define
-from adjoint.core.memory import keep_freed_memory
 from adjoint.core.op import OPS
 from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor
-from adjoint.core.user_code import relocate_numpy_warnings
 from adjoint.engine.anomaly import detect_anomaly
 from adjoint.foreign_names import elsewhere as _elsewhere
 from adjoint.grads.backward import backward, gradients
@@ -235,10 +233,6 @@ __all__ = [
 del _protocols, array_api, arrange, compare, complex_parts, contraction, create, diagonals
 del distances, distinct, elementwise, extremes, fused, grouped, index, join, nan_reduce, order, piecewise
 del products, reduce, scans, selection, shape
-
-keep_freed_memory()
-relocate_numpy_warnings()
-del keep_freed_memory, relocate_numpy_warnings
 
 # Imported at the first use, which keeps `import adjoint` fast (docs/adr/0009).
 _LATER = {

@@ -10,7 +10,6 @@ import functools
 import itertools
 import random
 import types
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -158,6 +157,10 @@ def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None
     return lambda: _position(value), None
 
 
+# Deprecated for iterators of itertools.  Python drops warnings from a namespace whose name is None.
+_reduced: Callable[[Any], Any] = eval("lambda x: x.__reduce__()", {"__name__": None})
+
+
 def _position(value: Any) -> Any:
     """Return the position of an iterator, in a form that can be compared; None if it cannot be found."""
     if isinstance(value, types.GeneratorType):
@@ -166,9 +169,8 @@ def _position(value: Any) -> Any:
     if isinstance(value, itertools.count):
         return repr(value)
     if type(value).__module__ in ("builtins", "itertools") and hasattr(value, "__next__"):
-        with suppress(TypeError), warnings.catch_warnings():  # iterators of itertools: until Python 3.13
-            warnings.simplefilter("ignore", DeprecationWarning)
-            parts = value.__reduce__()[1:]
+        with suppress(TypeError):  # iterators of itertools: until Python 3.13
+            parts = _reduced(value)[1:]
             return tuple([_position_in(x) for p in parts for x in (p if isinstance(p, tuple) else (p,))])
     return None
 

@@ -17,6 +17,7 @@ from adjoint.compiler.symbolic import ADD_INTO, VIEWS, Symbolic, add_in_place
 from adjoint.compiler.tables import tables_of
 from adjoint.core.eager import UFUNCS
 from adjoint.core.references import OF_CALLER
+from adjoint.core.user_code import modes, reported_modes, set_modes
 from adjoint.threads.spread import function_in_pieces
 
 __all__ = ["build", "forward_of"]
@@ -35,6 +36,12 @@ def build(program: Program, tables: bool = False) -> Callable[..., tuple[Any, ..
     return _Builder(program, tables).function()
 
 
+# The lines around instructions of a backward pass, and around others: see ``reported``.
+_QUIET = ["    with quiet(all='ignore'):"]
+_LOUD = ["    before = modes()", "    try:", "        set_modes(reported_modes(before))"]
+_END_LOUD = ["    finally:", "        set_modes(before)"]
+
+
 class _Builder:
     """Generates the Python function that runs a program on NumPy."""
 
@@ -48,6 +55,9 @@ class _Builder:
             "empty_like": np.empty_like,
             "ndarray": np.ndarray,
             "quiet": np.errstate,
+            "modes": modes,
+            "set_modes": set_modes,
+            "reported_modes": reported_modes,
             "reusable": reusable,
             **NAMES,
         }
@@ -127,20 +137,20 @@ class _Builder:
     def function(self) -> Callable[..., tuple[Any, ...]]:
         """Generate the source of the function, compile it, and return the function."""
         given = ", ".join(f"v{s.value.id}" for s in self.program.sources)
-        quiet = False
+        quiet: bool | None = None
         for n, i in enumerate(self.body):
             if n in self.inner:
                 continue
-            if i.quiet != quiet:
+            if i.quiet is not quiet:
+                self.lines += (_END_LOUD if quiet is False else []) + (_QUIET if i.quiet else _LOUD)
                 quiet = i.quiet
-                if quiet:
-                    self.lines.append("    with quiet(all='ignore'):")
-            indent = "        " if quiet else "    "
+            indent = "        "
             if i.op.kind == "host" and i.op.when is not None:
                 self._branch(n, i, indent)
             else:
                 self._instruction(n, i, indent)
             self._drop(n, i, indent)
+        self.lines += _END_LOUD if quiet is False else []
         found = ", ".join(f"v{o.id}" for o in self.outputs)
         end = f"    return ({found}{',' if found else ''})"
         source = "\n".join([f"def run({given}):", *self.lines, end])

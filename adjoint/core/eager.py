@@ -34,6 +34,7 @@ from adjoint.core.record import (
     weak_numbers,
 )
 from adjoint.core.tensor import Tensor, differentiable, note_view
+from adjoint.core.user_code import BAD_REGISTRY, REPORTED, USUAL, modes, reported, reported_modes, set_modes
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
 __all__ = ["UFUNCS", "eager_of"]
@@ -52,20 +53,43 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
 # The global names of the source texts below.
 _NAMES = {
     "F32": F32, "F64": F64, "LEAF": LEAF, "NO_PARAMS": NO_PARAMS, "Node": Node, "Spec": Spec,
-    "Tensor": Tensor, "as_result": as_result, "asarray": np.asarray, "careful": careful,
+    "REPORTED": REPORTED, "Tensor": Tensor, "USUAL": USUAL, "as_result": as_result, "asarray": np.asarray,
+    "careful": careful,
     "constant": constant, "differentiable": differentiable, "explained": explained, "float64": np.float64,
     "function_in_pieces": function_in_pieces, "large": COSTLY_SIZE,
     "ndarray": ndarray, "new_tensor": new_tensor, "next_seq": next_seq, "node_of_smooth": node_of_smooth,
     "note_view": note_view, "recording": recording, "special": special, "weak_number": weak_number,
-    "weak_numbers": weak_numbers,
+    "weak_numbers": weak_numbers, "modes": modes, "reported": reported, "reported_modes": reported_modes,
+    "set_modes": set_modes, **BAD_REGISTRY,
 }  # fmt: skip
 
-# Compute the output, and wrap it.
-WRAP = """
+# Compute the output with a forward in Python, or with a function in C such as a ufunc.  Floating-point
+# warnings name the user's line: see ``reported`` and ``BAD_REGISTRY``.
+PYTHON = """
+before = modes()
 try:
+    set_modes(REPORTED if before is USUAL else reported_modes(before))
     data = {call}
 except Exception as error:
     raise explained(op, ({arguments},), {params}, error) from None
+finally:
+    set_modes(before)
+"""
+
+C = """
+try:
+    data = {call}
+except Exception as error:
+    try:
+        if type(error) is not TypeError or error.__traceback__.tb_next is not None:
+            raise
+        data = reported(forward, {values}, **{params})
+    except Exception as error:
+        raise explained(op, ({arguments},), {params}, error) from None
+"""
+
+# Wrap the output.
+WRAP = """
 if type(data) is not ndarray:
     data = asarray(data) if type(data) is float64 else as_result(op, data)
 out = new_tensor()
@@ -264,23 +288,26 @@ else:
 
 
 @functools.cache
-def _path(arity: int, has_params: bool, spread: bool) -> Callable[..., Eager]:
+def _path(arity: int, has_params: bool, spread: bool, python: bool) -> Callable[..., Eager]:
     """Compile the fast path for ops of ``arity`` arrays (one to three); return a factory ``make(op, …)``.
 
-    If ``spread`` is true, large arrays are divided into pieces that threads compute.
+    If ``spread`` is true, large arrays are divided into pieces that threads compute.  ``python`` means that
+    the forward is a Python function of adjoint.
     """
     names = "xyz"[:arity]
     arguments = ", ".join(names)
     params = "params" if has_params else "NO_PARAMS"
-    call = f"forward({', '.join(f'data_{x}' for x in names)}{', **params' if has_params else ''})"
+    values = ", ".join(f"data_{x}" for x in names)
+    call = f"forward({values}{', **params' if has_params else ''})"
     if spread:
-        call += " if data_x.size < large else function_in_pieces(forward, data_x)"
+        call += " if data_x.size < large else reported(function_in_pieces, forward, data_x)"
     wanted = (
         "1 if parent_y is None else 2 if parent_x is None else 3" if arity == 2
         else "(parent_x is not None) + 2 * (parent_y is not None) + 4 * (parent_z is not None)"
     )  # fmt: skip
     parts = {
-        "wrap": WRAP.format(call=call, arguments=arguments, params=params),
+        "wrap": (PYTHON if python else C).format(call=call, arguments=arguments, params=params, values=values)
+        + WRAP,
         "choose": CHOOSE.format(wanted=wanted, arguments=arguments),
         "fill": FILL.format(params=params, shape="data.shape", dtype="data.dtype"),
         "params": params,
@@ -292,7 +319,7 @@ def _path(arity: int, has_params: bool, spread: bool) -> Callable[..., Eager]:
         parts[f"save_{x}"] = SAVE.format(x=x)
         parts[f"unwrap_{x}"] = UNWRAP.format(x=x)
     text = inlined((ONE, TWO, THREE)[arity - 1], parts)
-    make: Callable[..., Eager] = compiled(text, f"eager {arity}{params}{spread}", _NAMES)["make"]
+    make: Callable[..., Eager] = compiled(text, f"eager {arity}{params}{spread}{python}", _NAMES)["make"]
     return make
 
 
@@ -316,7 +343,8 @@ def eager_of(op: Op) -> Eager:
     saved = [None if rough and rough & set(bits) else op.keeps(wanted) for bits, wanted in _WANTED[arity]]
     numbers: tuple[Any, Any] = ({}, {}) if op.literals else (NUMBERS64, NUMBERS32)
     forward = UFUNCS.get(op.forward, op.forward)
-    return _path(arity, bool(op.params), op.costly)(op, forward, saved, *numbers)
+    python = getattr(forward, "__module__", "").startswith("adjoint.")
+    return _path(arity, bool(op.params), op.costly, python)(op, forward, saved, *numbers)
 
 
 def general(op: Op) -> Eager:
@@ -354,7 +382,7 @@ def general(op: Op) -> Eager:
         if numbers:
             arrays = weak_numbers(op, arrays)
         try:
-            data = forward(*arrays, **params)
+            data = reported(forward, *arrays, **params)
         except Exception as error:
             raise explained(op, args, params, error) from None
         if type(data) is not ndarray:

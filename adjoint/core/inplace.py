@@ -21,6 +21,7 @@ from adjoint.core.op import OPS
 from adjoint.core.record import F32, F64, weak_number
 from adjoint.core.references import OF_TENSOR
 from adjoint.core.tensor import Tensor, Traced, castable, clock, concrete, writes
+from adjoint.core.user_code import REPORTED, USUAL, modes, reported_modes, set_modes
 from adjoint.errors import DTypeError, InPlaceError, ShapeError
 
 __all__ = [
@@ -184,10 +185,14 @@ def augmented(method: str) -> Callable[[Tensor, Any], Tensor]:
                     clock.now = t._version = clock.now + 1
                 else:
                     t._version += 1
+                before = modes()
                 try:
+                    set_modes(REPORTED if before is USUAL else reported_modes(before))
                     on_arrays(data, y._data if kind is Tensor else weak_number(op, y, dtype), data)
                 except Exception as error:
                     _explain(assignment, t, y, error)
+                finally:
+                    set_modes(before)
                 return t
         # In x[0] += y the view x[0] is a temporary, and Python writes the result into x.
         if sys.getrefcount(t) <= _TEMPORARY and is_view(t) and _stores_item(sys._getframe(1)):

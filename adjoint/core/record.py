@@ -27,7 +27,7 @@ from adjoint.core.lifted import Lifted, Unknown, tracing
 from adjoint.core.node import LEAF, Node, Packed, Spec, new_node
 from adjoint.core.op import OPS, Op
 from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, wrap
-from adjoint.core.user_code import user_line
+from adjoint.core.user_code import reported, user_line
 from adjoint.core.values import tracked
 from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
@@ -246,11 +246,11 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         arrays = tuple(weak_numbers(op, arrays, strong))
     try:
         if top is not None:
-            data = top.evaluate(op, arrays, params)
+            data = reported(top.evaluate, op, arrays, params)
         elif op.costly and isinstance(arrays[0], ndarray) and arrays[0].size >= COSTLY_SIZE:
-            data = function_in_pieces(op.forward, arrays[0])
+            data = reported(function_in_pieces, op.forward, arrays[0])
         else:
-            data = op.forward(*arrays, **params)
+            data = reported(op.forward, *arrays, **params)
     except AdjointError:
         raise
     except Exception as error:

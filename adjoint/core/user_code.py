@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
+from contextvars import Context, copy_context
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
+
 __all__ = [
+    "BAD_REGISTRY",
     "LIBRARIES",
+    "REPORTED",
+    "USUAL",
     "Position",
     "library_of",
     "line_at",
-    "relocate_numpy_warnings",
+    "modes",
+    "reported",
+    "reported_modes",
     "same_in_adjoint",
+    "set_modes",
     "user_line",
     "user_place",
     "user_position",
@@ -121,30 +131,52 @@ def warn(message: str, category: type[Warning] = UserWarning, frame: FrameType |
     )  # fmt: skip
 
 
-class _NumPyWarning:
-    """The message pattern of a warning filter that moves floating-point warnings to the user's line.
+class _Reporter:
+    """Receives NumPy's floating-point errors as text, and issues them as warnings at the user's line."""
 
-    NumPy reports an overflow or a division by zero at the Python line that called the ufunc, which is a line
-    of adjoint.  Python's warning machinery calls ``match`` in that frame.  A match means that the warning was
-    issued again at the user's line, and that the one inside adjoint is ignored.
-    """
-
-    _texts = ("divide by zero encountered in ", "overflow encountered in ", "underflow encountered in ",
-              "invalid value encountered in ")  # fmt: skip
-
-    def match(self, text: str) -> bool:
-        frame = sys._getframe(1)
-        # ``warn`` issues the warning again in its own frame: do not match that one
-        inside = library_of(frame) == "adjoint" and frame.f_code is not warn.__code__
-        if not inside or not text.startswith(self._texts):
-            return False
-        warn(text, RuntimeWarning, frame)
-        return True
+    def write(self, text: str) -> None:
+        warn(text.removeprefix("Warning: ").rstrip(), RuntimeWarning)
 
 
-def relocate_numpy_warnings() -> None:
-    """Make NumPy's floating-point warnings inside adjoint show the user's line.
+# NumPy reports an overflow or a division by zero at the innermost line of Python, which is a line of adjoint.
+# So while an op runs, NumPy writes to a ``_Reporter`` instead.  ``np.errstate`` takes longer than a small op:
+# ``modes`` and ``set_modes`` read and set the context variable that it uses.  ``USUAL`` is its default value,
+# and ``REPORTED`` is its value for the reporter.
+_REPORTER = _Reporter()
+with np.errstate(divide="log", over="log", invalid="log", call=_REPORTER):
+    _modes, REPORTED = next((v, x) for v, x in copy_context().items() if v.name == "numpy.ufunc.extobj")
+USUAL: Any = Context().run(_modes.get)
+modes, set_modes = _modes.get, _modes.set
+_changed = USUAL, REPORTED  # modes that the user has set, and those to use instead
 
-    The filter is added last, so that filters of the user and of test frameworks take precedence.
-    """
-    warnings.filters.append(("ignore", _NumPyWarning(), RuntimeWarning, None, 0))  # type: ignore[attr-defined]  # a list
+
+def reported_modes(before: Any) -> Any:
+    """Return the modes to use instead of ``before``, the present ones: warnings go to the reporter."""
+    global _changed
+    if before is USUAL:
+        return REPORTED
+    known, instead = _changed
+    if known is not before:
+        given, instead = np.geterr(), before
+        logged: dict[str, Any] = {kind: "log" for kind, mode in given.items() if mode == "warn"}
+        if logged and {"call", "log"}.isdisjoint(given.values()):  # else NumPy calls a function of the user
+            with np.errstate(**logged, call=_REPORTER):
+                instead = modes()
+        _changed = before, instead
+    return instead
+
+
+def reported(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return ``f(*args, **kwargs)``; floating-point warnings in it name the user's line."""
+    before = modes()
+    try:  # an interrupt may come after each call, so no call is between the change and ``try``
+        set_modes(REPORTED if before is USUAL else reported_modes(before))
+        return f(*args, **kwargs)
+    finally:
+        set_modes(before)
+
+
+# The global names of functions that call ufuncs and catch TypeError, outside modules.  Python stores in the
+# dictionary ``__warningregistry__`` which warnings of a namespace were shown.  If it is a number, a warning
+# is a TypeError, at no cost where there is no warning.  The ufunc is then called again, by ``reported``.
+BAD_REGISTRY = {"__warningregistry__": 0}

@@ -13,6 +13,7 @@ from adjoint.core import record
 from adjoint.core.node import Node
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import modes, set_modes
 from adjoint.errors import AnomalyError
 
 __all__ = ["check_pulled", "detect_anomaly", "is_on"]
@@ -27,7 +28,7 @@ class _AnomalyMode(ContextMode[bool]):
     _variable = record.anomaly
 
     def _present(self) -> tuple[bool, Any]:
-        return super()._present(), np.geterr()
+        return super()._present(), modes()
 
     def _apply(self) -> None:
         super()._apply()
@@ -35,7 +36,7 @@ class _AnomalyMode(ContextMode[bool]):
 
     def _restore(self, before: tuple[bool, Any]) -> None:
         super()._restore(before[0])
-        np.seterr(**before[1])
+        set_modes(before[1])
 
     def __enter__(self) -> None:
         special.enter()

@@ -23,6 +23,7 @@ from adjoint.core.references import OF_TENSOR
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.auto import run_auto
+from adjoint.engine.memory import keep_freed_memory
 from adjoint.engine.parallel import run_parallel
 from adjoint.engine.plan import Plan, make_plan
 from adjoint.engine.run import Run, differentiate, key_of, run_serial
@@ -47,6 +48,7 @@ def runner_for(workers: int | str | None) -> Callable[[Plan, Run], None]:
 
     ``workers`` is the number of threads, "auto", or None for the value of ``get_workers()``.
     """
+    keep_freed_memory()
     if special.count and tracing.get() is not None:
         return run_serial
     chosen = get_workers() if workers is None else workers
@@ -62,6 +64,7 @@ def runner_for(workers: int | str | None) -> Callable[[Plan, Run], None]:
 @lru_cache(maxsize=16)
 def _one(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Return the gradient 1 that a backward from a scalar starts with; it is cached and read-only."""
+    keep_freed_memory()  # here, because this runs once
     one = np.ones((), dtype)
     one.flags.writeable = False
     return one

@@ -13,6 +13,7 @@ from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS
 from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import reported
 from adjoint.interop.numpy import FUNCTIONS, PLAIN, Form
 from adjoint.interop.writers import WRITERS, write
 
@@ -118,7 +119,7 @@ def numpy_only(
         if targets:
             return write(name, theirs, targets, args, kwargs)
         values = [_value(a, name, instead) for a in args]
-        return theirs(*values, **{k: _value(v, name, instead) for k, v in kwargs.items()})
+        return reported(theirs, *values, **{k: _value(v, name, instead) for k, v in kwargs.items()})
 
     return call
 

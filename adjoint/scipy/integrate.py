@@ -9,7 +9,6 @@ raise ``LostHistoryError`` for a tensor that requires grad.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from adjoint.config import no_grad, special
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.lifted import Unknown, tracing
 from adjoint.core.tensor import Tensor, held
+from adjoint.core.user_code import warn
 from adjoint.core.values import has_history, unknown, varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.join import concat, stack
@@ -235,7 +235,7 @@ def quad(
         scipy = scipy_module("integrate")
         value, error, facts, *message = scipy.quad(plain, *ends, full_output=1, **options)
         if message:  # with full_output, SciPy does not warn
-            warnings.warn(str(message[0]), scipy.IntegrationWarning, stacklevel=2)
+            warn(str(message[0]), scipy.IntegrationWarning)
         count = facts["last"]
         pairs = zip(facts["alist"][:count].tolist(), facts["blist"][:count].tolist(), strict=True)
         return value, error, list(pairs)

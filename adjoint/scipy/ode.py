@@ -8,7 +8,6 @@ call (``ode_chosen``).  There, arrays have a fixed number of rows, one for each 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from adjoint.core.convert import array_of, asarray
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import warn
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.join import concat
 from adjoint.ops.reduce import floating
@@ -350,7 +350,7 @@ def _warn_of_failure(status: Any) -> None:
     if np.any(status < 0):
         kind = scipy_module("integrate").ODEintWarning
         text = "odeint: the step size became too small.  The rows of later times are NaN."
-        warnings.warn(text, kind, stacklevel=2)
+        warn(text, kind)
 
 
 def _options_of_odeint(given: dict[str, Any]) -> dict[str, Any]:

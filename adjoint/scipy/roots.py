@@ -7,7 +7,6 @@ uses come from the implicit function theorem.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from adjoint.core.convert import asarray
 from adjoint.core.lifted import refuse_tracing
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import warn
 from adjoint.core.values import varies
 from adjoint.ops.reduce import floating
 from adjoint.scipy.fallback import partial_result
@@ -377,7 +377,7 @@ def fsolve(
         found = scipy_function("fsolve")(fs[0], start, fprime=fs[1], full_output=True, **options)
         *_, flag, message = found
         if flag != 1 and not full_output:  # as SciPy does
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            warn(message, RuntimeWarning)
         return found[0], scipy_function("OptimizeResult")(success=flag == 1, message=message), *found[1:]
 
     start = rec.reshape(asarray(x0), shape=(-1,)) if not np.ndim(x0) else x0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import subprocess
 import sys
 import warnings
@@ -13,18 +14,17 @@ import numpy as np
 import pytest
 
 import adjoint as ad
-from adjoint.core.user_code import relocate_numpy_warnings
 
 BIG = np.array([0.0, 1e4])
+LOG10 = ad.compile(ad.log10, backend="replay")
 
 
 @pytest.fixture
 def seen() -> Iterator[list[warnings.WarningMessage]]:
-    """The warnings that Python would show, with no filters but those of ``import adjoint``."""
+    """The warnings that Python would show without any filters."""
     globals().pop("__warningregistry__", None)
     with warnings.catch_warnings(record=True) as found:
         warnings.resetwarnings()
-        relocate_numpy_warnings()
         yield found
 
 
@@ -39,6 +39,13 @@ CALLS = {
     "divide by zero encountered in divide": lambda: ad.tensor(2.0) / 0,
     "invalid value encountered in sqrt": lambda: (-ad.tensor(BIG)).sqrt(),
     "overflow encountered in square": lambda: ad.vmap(ad.square)(BIG * 1e200),
+    "overflow encountered in reduce": lambda: ad.tensor([1e308, 1e308]).sum(),
+    "overflow encountered in cast": lambda: ad.tensor(1e300).astype("f4"),
+    "overflow encountered in add": lambda: operator.iadd(ad.tensor([1e308]), 1e308),
+    "divide by zero encountered in log10": lambda: LOG10(np.zeros(2)),
+    "overflow encountered in sinh": lambda: ad.sinh(ad.tensor(np.full(100_000, 1e4))),
+    "overflow encountered in exp2": lambda: ad.numpy.exp2(BIG),
+    "overflow encountered in ldexp": lambda: ad.numpy.vectorize(np.ldexp)([1.0], [2000]),
 }
 
 
@@ -63,6 +70,23 @@ def test_a_line_warns_once_and_two_lines_twice(seen):
         ad.exp(x)
     ad.exp(x)
     assert len({w.lineno for w in seen}) == len(seen) == 2
+
+
+def test_modes_of_the_user_are_kept(seen):
+    x, calls = ad.tensor(BIG), []
+    with np.errstate(divide="ignore", under="warn"):
+        (ad.log(x), ad.nn.functional.mse_loss(x * 1e200, x), ad.exp(-x))
+    assert [str(w.message).split()[0] for w in seen] == ["overflow", "underflow"]
+    assert {w.filename for w in seen} == {__file__}
+    with np.errstate(all="raise"), pytest.raises(FloatingPointError):
+        ad.exp(x)
+    with np.errstate(all="call", call=lambda *args: calls.append(args)):
+        (ad.exp(x), ad.tensor([1e308, 1e308]).sum())
+    assert len(seen) == 2 and len(calls) == 2
+    before = np.geterr()
+    with ad.detect_anomaly():
+        ad.exp(ad.tensor(1.0))
+    assert np.geterr() == before
 
 
 def test_filters_of_the_user_come_first(seen):

@@ -134,6 +134,7 @@ def test_thirty_diamonds_run_each_node_once() -> None:
 FAULTS = """
 import resource, numpy as np
 import adjoint
+adjoint.tensor(1.0, requires_grad=True).tanh().backward()
 for _ in range(50):
     arrays = [np.ones(250_000) for _ in range(8)]
     if _ == 10:
