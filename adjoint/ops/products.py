@@ -516,7 +516,9 @@ def _check_vector(op: str, matrix: Tensor, vector: Tensor, length: Any, fits: An
         )
 
 
-UFUNCS.update({np.vecdot: vecdot, np.matvec: matvec, np.vecmat: vecmat})
+UFUNCS[np.vecdot] = vecdot
+if hasattr(np, "matvec"):  # from NumPy 2.2 on
+    UFUNCS.update({np.matvec: matvec, np.vecmat: vecmat})
 
 
 def cross(x: ArrayLike, y: ArrayLike, axis: int = -1) -> Tensor:
