@@ -125,7 +125,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--graphs", type=int, default=10_000)
-    parser.add_argument("--programs", type=int, default=8_400, help="of nested calls, in six ways each")
+    parser.add_argument("--programs", type=int, default=5_000, help="of nested calls, in ten ways each")
     parser.add_argument("--failures", type=int, default=2_000)
     parser.add_argument("--nestings", type=int, default=50_000)
     parser.add_argument("--seconds", type=float, default=120.0, help="of graphs whose hooks sleep")

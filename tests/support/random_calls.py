@@ -24,6 +24,9 @@ UNARY = {
     "square": lambda x: x * x,
     "half": lambda x: x / 2,
     "exp": lambda x: ad.exp(-x * x),
+    "max": lambda x: ad.max(ad.sin(x)),  # ops for arrays, of a number
+    "prod": lambda x: ad.prod(x * 0.9),
+    "logsumexp": lambda x: ad.logsumexp(x / 2),
 }
 BINARY = {"mul": lambda x, y: x * y, "add": lambda x, y: x + y, "atan": lambda x, y: ad.sin(x) * y}
 CALLS = ["checkpoint"] * 4 + ["nested", "custom_vjp", "custom_jvp", "plain"]
@@ -175,7 +178,42 @@ def hessian(program: Program, called: bool) -> list[Any]:
     return [ad.hessian(f)(ad.tensor([0.4, -0.6]))]
 
 
-MODES = {f.__name__: f for f in (first_order, second_order, forward_mode, batched, hessian)}
+def linearized(program: Program, called: bool) -> list[Any]:
+    f = lambda x, y: program(x, y, called)
+    return [ad.linearize(f, ad.tensor(0.4), ad.tensor(-0.6))[1](ad.tensor(1.0), ad.tensor(0.5))]
+
+
+def two_pulls(program: Program, called: bool) -> list[Any]:
+    """The derivative along a direction, by the derivative of a pull with respect to its seed, which is 0."""
+    if not called:
+        return linearized(program, False)
+    _, pull = ad.vjp(lambda x, y: program(x, y, True), ad.tensor(0.4), ad.tensor(-0.6))
+    return list(ad.vjp(pull, ad.tensor(0.0))[1]((ad.tensor(1.0), ad.tensor(0.5))))
+
+
+def pull_of_seed(program: Program, called: bool) -> list[Any]:
+    """Second derivatives through a seed that is 0: of the gradients and of the parameter."""
+    x, y, u = (ad.tensor(v, requires_grad=True) for v in (0.4, -0.6, 0.0))
+    inputs = [x, y, program.w]
+    result = program(x, y, called) + (x * y * program.w) ** 2
+    grads = ad.gradients([result], inputs, [u], create_graph=True)
+    (along,) = ad.gradients(grads, [u], [ad.tensor(1.0), ad.tensor(0.5), ad.tensor(-0.3)], create_graph=True)
+    return [along, *ad.gradients(along, inputs)]
+
+
+def hooked(program: Program, called: bool) -> list[Any]:
+    """Second derivatives in both modes, with hooks that copy what is saved."""
+    if not called:
+        return [*second_order(program, False), *hessian(program, False)]
+    f = lambda z: program(z[0], z[1], True) + 0.0 * z.sum()
+    with ad.saved_tensors_hooks(lambda t: t.numpy(copy=True), ad.tensor):
+        return [*second_order(program, True), ad.jacfwd(ad.jacfwd(f))(ad.tensor([0.4, -0.6]))]
+
+
+_MODES = (
+    first_order, second_order, forward_mode, batched, hessian, linearized, two_pulls, pull_of_seed, hooked,
+)  # fmt: skip
+MODES = {f.__name__: f for f in _MODES}
 
 
 def compare(seed: int, mode: str) -> None:
@@ -185,7 +223,8 @@ def compare(seed: int, mode: str) -> None:
     except ad.errors.ConvergenceError:
         return
     found = [t.numpy() for t in MODES[mode](Program(seed), True)]
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10, err_msg=f"seed {seed}, {mode}")
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10, err_msg=f"seed {seed}, {mode}")
 
 
 def _write(t: ad.Tensor, seed: int) -> None:

@@ -3,203 +3,25 @@
 A program is a function ``f(x, w)`` of a vector and a number.  It starts as a formula, and each step makes
 another function of it: a derivative along V, a sum over scaled copies of x, the same function behind a
 checkpoint or a custom rule, a product in which a factor is a constant.  Every step is written twice: with
-adjoint, and for the numbers of ``Dual``, plain Python that nests derivatives in the simplest way.
+adjoint, and for the numbers of ``Dual`` (``random_formulas.py``).
 """
 
 from __future__ import annotations
 
 import itertools
-import math
+import pickle
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
+from random_formulas import F2, FORMULAS, derivative, number
 
 import adjoint as ad
-from adjoint import nn
 
 V = np.array([0.7, -0.3, 0.5])
 SCALES = np.array([0.5, 1.0, -0.8])
 ORDER = 4  # derivatives of the formula that a program takes at most
-
-F2 = Callable[[Any, Any], Any]  # f(x, w)
-
-
-# The reference ---------------------------------------------------------------------------------------
-
-
-class Dual:
-    """a + b ε, where ε² = 0; each derivative has an ε of its own, and ``level`` tells which."""
-
-    __slots__ = ("a", "b", "level")
-    __array_ufunc__ = None
-
-    def __init__(self, level: int, a: Any, b: Any) -> None:
-        self.level, self.a, self.b = level, a, b
-
-    def __add__(self, other: Any) -> Any:
-        level, (a, b), (c, d) = _aligned(self, other)
-        return Dual(level, a + c, b + d)
-
-    def __mul__(self, other: Any) -> Any:
-        level, (a, b), (c, d) = _aligned(self, other)
-        return Dual(level, a * c, a * d + b * c)
-
-    def __pow__(self, n: int) -> Any:
-        return _function(lambda a: a**n, lambda a: n * a ** (n - 1))(self) if n else 1.0
-
-    def __neg__(self) -> Any:
-        return self * -1.0
-
-    def __sub__(self, other: Any) -> Any:
-        return self + other * -1.0
-
-    def __rsub__(self, other: Any) -> Any:
-        return self * -1.0 + other
-
-    def __truediv__(self, other: Any) -> Any:
-        return self * (inverse(other) if isinstance(other, Dual) else 1.0 / other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return inverse(self) * other
-
-    __radd__, __rmul__ = __add__, __mul__
-
-
-def _aligned(x: Any, y: Any) -> Any:
-    level = max(v.level for v in (x, y) if isinstance(v, Dual))
-    parts = ((v.a, v.b) if isinstance(v, Dual) and v.level == level else (v, 0.0) for v in (x, y))
-    return (level, *parts)
-
-
-def _function(f: Any, slope: Any) -> Any:
-    def of(x: Any) -> Any:
-        return Dual(x.level, of(x.a), of_slope(x.a) * x.b) if isinstance(x, Dual) else f(x)
-
-    def of_slope(x: Any) -> Any:
-        return slope(x)
-
-    return of
-
-
-inverse = _function(lambda a: 1.0 / a, lambda a: -(inverse(a) * inverse(a)))
-sin = _function(math.sin, lambda a: cos(a))
-cos = _function(math.cos, lambda a: -sin(a))
-exp = _function(math.exp, lambda a: exp(a))
-sqrt = _function(math.sqrt, lambda a: 0.5 * inverse(sqrt(a)))
-tanh = _function(math.tanh, lambda a: 1.0 - tanh(a) * tanh(a))
-_levels = itertools.count(1)
-
-
-def derivative(f: F2, x: Any, w: Any, along: Any, along_w: float = 0.0) -> Any:
-    """The derivative of ``f`` at (x, w) in a direction."""
-    level = next(_levels)
-    y = f([Dual(level, a, float(b)) for a, b in zip(x, along, strict=True)], Dual(level, w, along_w))
-    return y.b if isinstance(y, Dual) and y.level == level else 0.0
-
-
-def number(x: Any) -> float:
-    """The value without any derivative."""
-    while isinstance(x, Dual):
-        x = x.a
-    return float(x)
-
-
-# Formulas --------------------------------------------------------------------------------------------
-
-
-def _gelu(a: Any) -> Any:
-    return 0.5 * a * (1.0 + tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3)))
-
-
-def _normalized(x: Any, mean: bool) -> Any:
-    middle = (x[0] + x[1] + x[2]) / 3.0 if mean else 0.0
-    variance = sum((a - middle) ** 2 for a in x) / 3.0
-    return [(a - middle) / sqrt(variance + 0.1) for a in x]
-
-
-def _sigmoid(a: Any) -> Any:
-    return 0.5 * (tanh(0.5 * a) + 1.0)
-
-
-def _lstm(x: Any, w: Any) -> Any:
-    gates = ad.stack([x[0], x[1] * w, x[2], x[0] * x[1]])
-    h, c = nn.functional.lstm_cell(gates, (w * x[2]).reshape(1))
-    return (h * c).sum() + c.sum()
-
-
-def _lstm_reference(x: Any, w: Any) -> Any:
-    c = _sigmoid(x[1] * w) * (w * x[2]) + _sigmoid(x[0]) * tanh(x[2])
-    return _sigmoid(x[0] * x[1]) * tanh(c) * c + c
-
-
-def _matrix(x: Any, w: Any) -> Any:
-    return ad.stack([ad.stack([3.0 + x[0], x[1] * w]), ad.stack([x[1] * w, x[2] - 1.0])])
-
-
-def _eigenvalues(x: Any, w: Any) -> Any:
-    a, b, d = 3.0 + x[0], x[1] * w, x[2] - 1.0
-    middle, radius = 0.5 * (a + d), sqrt(0.25 * (a - d) ** 2 + b * b)
-    return middle - radius, middle + radius
-
-
-def _eigh(x: Any, w: Any) -> Any:
-    values = ad.linalg.eigh(_matrix(x, w))[0]
-    return values[0] * values[1] ** 2 * 0.2
-
-
-def _eigh_reference(x: Any, w: Any) -> Any:
-    low, high = _eigenvalues(x, w)
-    return low * high**2 * 0.2
-
-
-def _qr(x: Any, w: Any) -> Any:
-    r = ad.linalg.qr(_matrix(x, w))[1]
-    return r[0, 1] * r[0, 0] + r[0, 1] ** 2
-
-
-def _qr_reference(x: Any, w: Any) -> Any:
-    a, b, d = 3.0 + x[0], x[1] * w, x[2] - 1.0
-    square = a * a + b * b
-    product = a * b + b * d  # r01 = (column 0 · column 1) / r00
-    return product + product * product / square
-
-
-FORMULAS: dict[str, tuple[F2, F2]] = {
-    "polynomial": (
-        lambda x, w: (x**3).sum() * w + x[0] * x[1] * x[2],
-        lambda x, w: sum(a**3 for a in x) * w + x[0] * x[1] * x[2],
-    ),
-    "exp(sin)": (
-        lambda x, w: ad.exp(ad.sin(x[0] * x[1] * w)) * x[2],
-        lambda x, w: exp(sin(x[0] * x[1] * w)) * x[2],
-    ),
-    "ratio": (
-        lambda x, w: ad.tanh(x).sum() / (1.0 + (w * x[1]) ** 2),
-        lambda x, w: sum(map(tanh, x)) / (1.0 + (w * x[1]) ** 2),
-    ),
-    "gelu": (
-        lambda x, w: (nn.functional.gelu(x * w, approximate="tanh") * x).sum(),
-        lambda x, w: sum(_gelu(a * w) * a for a in x),
-    ),
-    "layer_norm": (
-        lambda x, w: (nn.functional.layer_norm(x, (3,), ad.stack([w, w, 2.0 * w]), eps=0.1) ** 2)[0] + x[1],
-        lambda x, w: (_normalized(x, True)[0] * w) ** 2 + x[1],
-    ),
-    "standardized": (
-        lambda x, w: nn.functional.layer_norm(x, (3,), eps=0.1)[2] * w,
-        lambda x, w: _normalized(x, True)[2] * w,
-    ),
-    "rms_norm": (
-        lambda x, w: ad.sin(nn.functional.rms_norm(x, (3,), eps=0.1)).sum() * w,
-        lambda x, w: sum(map(sin, _normalized(x, False))) * w,
-    ),
-    "lstm_cell": (_lstm, _lstm_reference),
-    "eigh": (_eigh, _eigh_reference),
-    "qr": (_qr, _qr_reference),
-}
-
 
 # Steps -----------------------------------------------------------------------------------------------
 
@@ -264,6 +86,22 @@ def _by_backward(f: F2, around: Around) -> F2:
     return g
 
 
+def _by_seed(f: F2, around: Around) -> F2:
+    def g(x: Any, w: Any) -> Any:
+        with ad.enable_grad():
+            z, u = _point(x), ad.tensor(np.zeros(2)).requires_grad_()
+            y = _pair(f, w)(z)
+            found = None
+            if y.requires_grad:
+                (found,) = ad.gradients([y], [z], [u], create_graph=True, allow_unused=True)
+            if found is None or not found.requires_grad:
+                return z @ V * 0.0
+            (along,) = ad.gradients([found], [u], [V], create_graph=True, allow_unused=True)
+            return z @ V * 0.0 if along is None else along[0]
+
+    return g
+
+
 def _simple(make: Callable[[F2], F2]) -> Step:
     return lambda f, around: make(f)
 
@@ -272,7 +110,36 @@ def _pair(f: F2, w: Any) -> Any:
     return lambda x: ad.stack([f(x, w), 2.0 * f(x, w)])
 
 
+def _pull(f: F2, x: Any, w: Any) -> Any:
+    """The pull of ``_pair``, as a function of the seed alone."""
+    pull = ad.vjp(_pair(f, w), x)[1]
+    return lambda u: pull(u)[0]
+
+
+NO_SEED, SEED = np.zeros(2), np.array([0.0, 1.0])  # zero, and zero in places
+
+# Derivatives with respect to a seed, in which a pull or a push is linear.
+SEEDED: dict[str, Step] = {
+    "vjp_of_pull": _simple(lambda f: lambda x, w: ad.vjp(_pull(f, x, w), NO_SEED)[1](V)[0][0]),
+    "grad_of_pull": _simple(lambda f: lambda x, w: ad.grad(lambda u: _pull(f, x, w)(u) @ V)(SEED)[0]),
+    "jacobian_of_pull": _simple(lambda f: lambda x, w: (ad.jacobian(_pull(f, x, w))(SEED).T @ V)[0]),
+    "jvp_of_pull": _simple(lambda f: lambda x, w: ad.jvp(_pull(f, x, w), (SEED,), (1 - SEED,))[1] @ V),
+    "vmap_of_pull": _simple(lambda f: lambda x, w: (ad.vmap(_pull(f, x, w))(np.eye(2)) @ V)[0]),
+    "pull_of_zero_with_history": _simple(
+        lambda f: (
+            lambda x, w: ad.grad(lambda u: ad.vjp(lambda y: f(y, w), x)[1](u - ad.stop_gradient(u))[0] @ V)(w)
+        )
+    ),
+    "vjp_of_linearize": _simple(
+        lambda f: lambda x, w: ad.vjp(ad.linearize(lambda y: f(y, w), x)[1], np.zeros(3))[1](1.0)[0] @ V
+    ),
+    "grad_of_tangent": _simple(
+        lambda f: lambda x, w: ad.grad(lambda t: ad.jvp(lambda y: f(y, w), (x,), (t,))[1])(np.zeros(3)) @ V
+    ),
+    "gradients_of_seed": _by_seed,
+}
 DERIVATIVES: dict[str, Step] = {
+    **SEEDED,
     "grad": _simple(lambda f: lambda x, w: ad.grad(f)(x, w) @ V),
     "value_and_grad": _simple(lambda f: lambda x, w: ad.value_and_grad(lambda y: f(y, w))(x)[1] @ V),
     "grad_with_aux": _simple(
@@ -370,8 +237,16 @@ def _inside(*scopes: Callable[[], Any]) -> Step:
     return step
 
 
-def _packed() -> Any:
-    return ad.saved_tensors_hooks(lambda t: [t], lambda kept: kept[0])
+def _hooks(pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> Step:
+    return _inside(lambda: ad.saved_tensors_hooks(pack, unpack))
+
+
+HOOKS: dict[str, Step] = {
+    "hooks_that_keep": _hooks(lambda t: [t], lambda kept: kept[0]),
+    "hooks_that_copy": _hooks(lambda t: t.numpy(copy=True), ad.tensor),
+    "hooks_of_tensors": _hooks(ad.tensor, lambda t: t),
+    "hooks_to_bytes": _hooks(lambda t: pickle.dumps(t.numpy()), lambda data: ad.tensor(pickle.loads(data))),
+}
 
 
 def _returning_arguments(f: F2, around: Around) -> F2:
@@ -393,7 +268,7 @@ SAME: dict[str, Step] = {
     "function": _by_function,
     "enable_grad": _inside(ad.no_grad, ad.enable_grad),
     "anomaly": _inside(ad.detect_anomaly),
-    "saved_hooks": _inside(_packed),
+    **HOOKS,
     "root": _simple(lambda f: lambda x, w: ad.root(lambda y: y - f(x, w), 0.0)),
     "fixed_point": _simple(lambda f: lambda x, w: ad.fixed_point(lambda y, a, b: f(a, b), 0.0, x, w)),
     "value_of_vjp": _simple(lambda f: lambda x, w: ad.vjp(f, x, w)[0]),
@@ -430,8 +305,19 @@ CUTS: dict[str, Step] = {
     "stop_gradient": _simple(lambda f: lambda x, w: ad.stop_gradient(f(x, w)) * _factor(x, w)),
     "detach": _simple(lambda f: lambda x, w: ad.asarray(f(x, w)).detach() * _factor(x, w)),
 }
+
+
+def _gauss_newton(f: F2, x: Any, w: Any) -> Any:
+    """V·JᵀHJ V for the Jacobian J of ``_pair`` and a quadratic form of 18 along (1, 2), with J V by two pulls."""
+    pull = _pull(f, x, w)
+    (along,) = ad.vjp(pull, NO_SEED)[1](V)
+    _, curved = ad.vjp(ad.grad(lambda r: (r**2).sum() + 2.0 * r[0] * r[1]), _pair(f, w)(x))
+    return pull(curved(along)[0]) @ V
+
+
 # Times a factor of which a transform in between captures the argument; a derivative and a product.
 PRODUCTS: dict[str, Step] = {
+    "gauss_newton": _simple(lambda f: lambda x, w: _gauss_newton(f, x, w)),
     "product": _simple(lambda f: lambda x, w: f(x, w) * _factor(x, w)),
     "product_inside_grad": _simple(lambda f: lambda x, w: ad.grad(lambda y: f(y, w) * _factor(x, w))(x) @ V),
     "product_inside_jvp": _simple(
@@ -443,7 +329,7 @@ STEPS = DERIVATIVES | BATCHED_DERIVATIVES | SECOND | SUMS | SAME | BATCHED_SAME 
 TAPES = ("tape", "persistent_tape", "tape_of_leaf")
 CUSTOM = ("custom_vjp", "custom_jvp", "function")
 # These record whatever the scope around says, and give a result with a history.
-EXPLICIT = (*TAPES, "gradients", "backward", "enable_grad")
+EXPLICIT = (*TAPES, "gradients", "gradients_of_seed", "backward", "enable_grad")
 # These hand on x itself, and what they get with its history.
 PASSING = (
     *SUMS,
@@ -451,7 +337,7 @@ PASSING = (
     "product",
     *(s for s in SAME if "checkpoint" in s),
     "anomaly",
-    "saved_hooks",
+    *HOOKS,
     "fixed_point",
     "root",
 )
@@ -461,7 +347,8 @@ def order_of(step: str) -> int:
     """How many derivatives a step takes."""
     if step in SECOND:
         return 2
-    return int(step in DERIVATIVES or step in BATCHED_DERIVATIVES or step.startswith("product_inside"))
+    inside = step == "gauss_newton" or step.startswith("product_inside")
+    return int(step in DERIVATIVES or step in BATCHED_DERIVATIVES or inside)
 
 
 def reference(step: str, f: F2) -> F2:
@@ -476,6 +363,8 @@ def reference(step: str, f: F2) -> F2:
         return lambda x, w: number(f(x, w)) * _factor(x, w)
     if step == "product":
         return lambda x, w: f(x, w) * _factor(x, w)
+    if step == "gauss_newton":
+        return lambda x, w: derivative(f, x, w, V) ** 2 * 18.0
     if step in PRODUCTS:
         return lambda x, w: derivative(f, x, w, V) * _factor(x, w)
     return f
