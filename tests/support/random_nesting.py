@@ -68,7 +68,7 @@ def _by_gradients(f: F2, around: Around) -> F2:
     def g(x: Any, w: Any) -> Any:
         with ad.enable_grad():
             z = _point(x)
-            y = f(z, w)
+            y = ad.asarray(f(z, w))
             found = ad.gradients(y, [z], create_graph=True, allow_unused=True)[0] if y.requires_grad else None
         return (z * 0.0 if found is None else found) @ V
 
@@ -79,7 +79,7 @@ def _by_backward(f: F2, around: Around) -> F2:
     def g(x: Any, w: Any) -> Any:
         with ad.enable_grad():
             z = _point(x)
-            y = f(z, w)
+            y = ad.asarray(f(z, w))
             grads = ad.backward(y, 1.0, create_graph=True, inputs=[z]) if y.requires_grad else {}
             return (grads[z] if z in grads else z * 0.0) @ V
 

@@ -123,3 +123,24 @@ def test_a_reduction_of_one_number(name: str) -> None:
     t = np.tanh(0.5)
     for mode, transform in MODES.items():
         np.testing.assert_allclose(transform(f)(0.5), np.cos(t) * (1 - t * t), rtol=1e-9, err_msg=mode)
+
+
+COMPILED: dict[str, Callable[[Function], Function]] = {
+    "grad of compile": lambda f: ad.grad(ad.compile(f)),
+    "compile of grad": lambda f: ad.compile(ad.grad(f)),
+    "compile of jvp": lambda f: ad.compile(along(f)),
+    "compile of linearize": lambda f: ad.compile(lambda x: ad.linearize(f, x)[1](1.0)),
+    "compile of vmap": lambda f: lambda x: ad.compile(ad.vmap(ad.grad(f)))(x * BATCH)[1],
+    "compile of two pulls": lambda f: ad.compile(MODES["two pulls"](f)),
+}
+
+
+def test_numbers_in_compiled_functions() -> None:
+    """All reductions in one function, because each compilation takes its time."""
+    f = lambda a: sum(ad.sin(reduced(ad.tanh(a))).sum() for reduced in REDUCED.values())
+    t = np.tanh(0.5)
+    for mode, transform in COMPILED.items():
+        derivative = transform(f)
+        for _ in range(2):
+            found = np.asarray(derivative(0.5))
+            np.testing.assert_allclose(found, len(REDUCED) * np.cos(t) * (1 - t * t), rtol=1e-9, err_msg=mode)
