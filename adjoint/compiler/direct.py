@@ -195,7 +195,7 @@ def _add_result(w: Writer, v: Variant, kind: str, at: int) -> str:
         return f"{v.program.results[at].kind.__name__}({array}.item())"
     if made:
         return f"found[{at}]"
-    node = "node" if v.recorder is not None else w.name(v.spent[at]) if v.spent else "None"
+    node = "node" if v.recorder is not None else w.name(v.spent.nodes[at]) if v.spent.nodes else "None"
     data = f"found[{at}]"
     value = v.program.results[at].id
     if v.native is None and all(value != o.id or not is_fresh(i) for i in v.program.body for o in i.outs):

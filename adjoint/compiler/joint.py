@@ -19,7 +19,7 @@ from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.record import joined_copy, make_node, pick, values_of
 from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, note_reading, wrap
-from adjoint.engine.pull import overwritten, released
+from adjoint.engine.pull import overwritten
 from adjoint.engine.run import differentiate, key_of, run_serial
 from adjoint.errors import ModifiedError, RuleError, TransformError
 from adjoint.transforms.calls import new_op
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from adjoint.compiler.trace import Trace
     from adjoint.compiler.variant import Variant
 
-__all__ = ["Backward", "Recorder"]
+__all__ = ["Backward", "Recorder", "captured_by"]
 
 
 class Backward:
@@ -45,15 +45,10 @@ class Backward:
         self, trace: Trace, inputs: Sequence[Any], outs: Sequence[Tensor], build: Callable[[Program], Any]
     ) -> None:
         """Differentiate ``outs`` inside the trace; ``inputs`` are the symbolic arguments."""
-        held = [h for h in trace.held.values() if h.argument is None]
-        # a tensor of a vmap around a loop has no node, but may depend on tensors outside of the vmap
-        self.captured = [h.tensor for h in held if h.node is not None or h.tensor._node is LEAF]
+        self.captured = captured_by(trace)
         operands = [*inputs, *self.captured]
         targets = [t for t in operands if isinstance(t, Tensor) and t._node is LEAF]
         roots = [o for o in outs if o._node is not None]
-        nodes = [o._node for o in roots]
-        if all(type(n) is Node and n.args is None and n.op.saves_any for n in nodes):
-            raise released(nodes[0])  # ``differentiate`` would raise the same error, after more work
         body = trace.program.body
         mark, count = len(body), len(trace.program.sources)
         seeds = [wrap(Symbolic(trace, r.shape, r.dtype)) for r in roots]
@@ -107,6 +102,13 @@ class Backward:
         self.run: Callable[..., tuple[Any, ...]] = built
         if fresh:
             self.run = lambda *given: built(*given, *map(_read, fresh))
+
+
+def captured_by(trace: Trace) -> list[Tensor]:
+    """Return the captured tensors that gradients may flow to."""
+    held = [h for h in trace.held.values() if h.argument is None]
+    # a tensor of a vmap around a loop has no node, but may depend on tensors outside of the vmap
+    return [h.tensor for h in held if h.node is not None or h.tensor._node is LEAF]
 
 
 @contextmanager
@@ -221,9 +223,9 @@ class Recorder:
         if self.results == 1:
             outs[0]._node = node
             return outs
+        spent = self.owner.spent.of(given)
         for k, (t, flows) in enumerate(zip(outs, self.back.flows, strict=True)):
-            if flows:
-                t._node = pick(node, k)
+            t._node = pick(node, k) if flows else spent[k]
         return outs
 
     def lines(self, name: Callable[[Any], str]) -> list[str]:

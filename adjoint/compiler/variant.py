@@ -40,17 +40,15 @@ from adjoint.compiler.joint import Backward, Recorder
 from adjoint.compiler.machine import has_llvm
 from adjoint.compiler.reads import named_reads
 from adjoint.compiler.repeat import UnrollError
+from adjoint.compiler.spent import Spent
 from adjoint.compiler.symbolic import Number, Symbolic
 from adjoint.compiler.trace import Trace
 from adjoint.compiler.watch import Watch, possible
 from adjoint.config import special, transform
 from adjoint.core.node import LEAF, Node
-from adjoint.core.record import node_of
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.user_code import warn
-from adjoint.engine.pull import release
-from adjoint.errors import GraphReleasedError, TransformError
-from adjoint.transforms.calls import new_op
+from adjoint.errors import TransformError
 from adjoint.transforms.inputs import name_of
 from adjoint.words import count
 
@@ -84,7 +82,7 @@ class Variant:
         self.copies: list[Any] = []
         self.backward: Backward | None = None
         self.residuals: list[int | Tensor | None] = []  # see ``Backward.owners``
-        self.spent: list[Node | None] = []  # released nodes of results that the function differentiated
+        self.spent = Spent()
         self._trace_call(call, parameters)
         self.trace_seconds = time.perf_counter() - start
         trace = self.trace
@@ -257,7 +255,7 @@ class Variant:
         if self.backward is None:  # then a tensor with a graph is an error, or the program writes into it
             known = known and all(getattr(m, "_node", None) is None for m in call.moving)
         distinct = len({id(m) for m in call.moving}) == len(call.moving)
-        return len(args) if flat and known and distinct else -1
+        return len(args) if flat and known and distinct and not self.spent.joined else -1
 
     # The trace -------------------------------------------------------------------------------------
 
@@ -312,16 +310,12 @@ class Variant:
         trace.program.results = [trace.value(o) for o in tensors]
         self.count = len(tensors)
         if any(type(o._node) is Node for o in tensors):
-            try:
-                self.backward = Backward(trace, self.inputs, tensors, replay.build)
-                self.residuals = self.backward.owners(trace)
-                pairs = zip(self.backward.residuals, self.residuals, strict=True)
-                trace.program.results += [v for v, owner in pairs if owner is None]
-            except GraphReleasedError:
-                leaves = [h.tensor for h in trace.held.values() if h.argument is None and h.node is LEAF]
-                self.spent = [
-                    _spent(self.name, o, leaves) if type(o._node) is Node else None for o in tensors
-                ]
+            self.spent.take(self.name, trace, self.inputs, tensors)
+        if any(type(o._node) is Node for o in tensors):
+            self.backward = Backward(trace, self.inputs, tensors, replay.build)
+            self.residuals = self.backward.owners(trace)
+            pairs = zip(self.backward.residuals, self.residuals, strict=True)
+            trace.program.results += [v for v, owner in pairs if owner is None]
 
     def _check_result(self, trace: Trace, o: Any) -> None:
         """Raise if ``o``, a result that is not a tree, may contain tensors that exist only in the trace.
@@ -352,8 +346,8 @@ class Variant:
         if not self.single:
             return self.results(self.execute(*args), args)
         t = wrap(self.execute(*args)[0])
-        if self.spent:
-            t._node = self.spent[0]
+        if self.spent.nodes:
+            t._node = self.spent.nodes[0]
         return t
 
     def make_direct(self, owner: Owner) -> Callable[..., Any] | None:
@@ -410,7 +404,7 @@ class Variant:
         ``leaves`` are the leaves of the arguments.
         """
         found = [wrap(r) for r in arrays[: self.count]]
-        for t, node in zip(found, self.spent, strict=False):
+        for t, node in zip(found, self.spent.of(leaves), strict=False):
             t._node = node
         return self._built(found, leaves)
 
@@ -587,18 +581,3 @@ def _reads_attribute(g: Guard, owners: set[int]) -> bool:
         return False
     value = base_of(read.args[0])[3]
     return value is not None and id(value[0]) in owners and read.args[1][0] in vars(value[0])
-
-
-def _spent(name: str, out: Tensor, leaves: list[Tensor]) -> Node:
-    """Return a released node for ``out``, a result that the function itself has differentiated.
-
-    A second backward from this result then raises, as in eager mode.  ``leaves`` are the parents of the node.
-    """
-    like = np.zeros((), out.dtype)
-    if out.shape:
-        like = np.broadcast_to(like, out.shape)
-    op = new_op(name, (True,) * (1 + len(leaves)), False, 1)
-    op.joint = op.forward  # never called: the engine raises first, because the node is released
-    node = node_of(op, (wrap(like), *leaves), {}, (None, *leaves), like)
-    release(node)
-    return node
