@@ -55,6 +55,8 @@ def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], 
     if not trace.updates and all(trace.untouched(p) for p in params):
         update.waiting = [(p, p._data, trace.defer(p, update.settle)) for p in params]
     else:
+        for p in params:
+            trace.value(p)  # an earlier update of these parameters first: it counts, and changes the state
         update.settle()
 
 
