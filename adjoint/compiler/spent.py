@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from adjoint.compiler.joint import captured_by
-from adjoint.core.node import LEAF, Node, new_node
+from adjoint.core.node import LEAF, Node
+from adjoint.core.record import make_node
 from adjoint.core.tensor import Tensor
 from adjoint.engine.plan import make_plan
 from adjoint.engine.pull import modified, released
@@ -45,9 +46,9 @@ class Spent:
         for k, o in enumerate(outs):
             error = _failure([o._node], targets) if type(o._node) is Node else None
             if error is not None:
-                op = new_op(name, (False,) * len(leaves), False, 1)
+                op = new_op(name, (), False, 1)
                 op.joint = _raising(error)
-                self.nodes[k] = new_node(op, leaves, (), None, None, {}, o.shape, o.dtype)
+                self.nodes[k] = make_node(op, 0, (), (), {}, leaves, o)
                 o._node = None
 
     def of(self, given: Sequence[Any]) -> Sequence[Node | None]:
@@ -56,8 +57,7 @@ class Spent:
         if not tensors:
             return self.nodes
         keys = list(map(key_of, tensors))
-        return [n and new_node(n.op, (*n.parents, *keys), (), None, None, {}, n.shape, n.dtype)
-                for n in self.nodes]  # fmt: skip
+        return [n and make_node(n.op, 0, (), (), {}, (*n.parents, *keys), n) for n in self.nodes]
 
 
 def _failure(nodes: Sequence[Node], targets: Sequence[Tensor]) -> AdjointError | None:
