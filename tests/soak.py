@@ -11,9 +11,11 @@ import argparse
 import itertools
 import random
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ import random_calls
 import random_graphs
 from random_graphs import Graph
 from random_nesting import Program
+from random_trainings import check_training
 from test_faults import check_failure, check_interrupt, helpers
 from test_threads import _train, together
 from watchdog import watched
@@ -114,6 +117,13 @@ def nested_programs(count: int, first: int) -> None:
             Program(seed).check()
 
 
+def disturbed_trainings(count: int, first: int) -> None:
+    """Callbacks, checkpoints, failures and interruptions do not change trainings, also compiled ones."""
+    for seed in range(first, first + count):
+        with watched(PART_SECONDS), tempfile.TemporaryDirectory() as directory:
+            check_training(seed, Path(directory))
+
+
 def part(name: str, work: Callable[..., Any], *args: Any) -> None:
     start = time.monotonic()
     work(*args)
@@ -128,6 +138,7 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=5_000, help="of nested calls, in ten ways each")
     parser.add_argument("--failures", type=int, default=2_000)
     parser.add_argument("--nestings", type=int, default=50_000)
+    parser.add_argument("--trainings", type=int, default=2_000, help="with callbacks, failures and resumes")
     parser.add_argument("--seconds", type=float, default=120.0, help="of graphs whose hooks sleep")
     parser.add_argument("--steps", type=int, default=1_000, help="of training in each of eight threads")
     parser.add_argument("--seed", type=int, default=10_000, help="the first seed")
@@ -138,6 +149,7 @@ def main() -> int:
     part(f"{options.nestings} nestings", nested_programs, options.nestings, options.seed)
     part(f"{options.failures} failures", failing_graphs, options.failures, options.seed)
     part(f"{options.failures} interrupts", interrupted_graphs, options.failures, options.seed)
+    part(f"{options.trainings} trainings", disturbed_trainings, options.trainings, options.seed)
     part("graphs with sleeping hooks", sleepy_graphs, options.seconds, options.seed)
     part(f"eight threads, {options.steps} training steps each", training_threads, options.steps)
     part(f"eight threads, {options.steps} times into shared leaves", shared_leaves, options.steps)

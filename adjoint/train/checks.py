@@ -17,6 +17,7 @@ from adjoint.nn.module import Module
 from adjoint.nn.module_tree import unseen_parameters
 from adjoint.optim import LBFGS, Optimizer
 from adjoint.train.callbacks import Callback
+from adjoint.train.weighing import RESERVED
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
@@ -25,6 +26,7 @@ __all__ = [
     "check_arguments",
     "check_batches",
     "check_monitors",
+    "check_names",
     "check_parameters",
     "input_array",
     "output_array",
@@ -211,6 +213,18 @@ def input_array(inputs: Any) -> np.ndarray[Any, Any]:
             "  For other inputs, call model.eval(), then call the model inside `with ad.no_grad():`."
         )
     return array
+
+
+def check_names(trainer: Trainer) -> None:
+    """Raise if two metrics would be logged under one name."""
+    own = [*trainer.metrics, *trainer._term_names()]
+    names = [*RESERVED, *own, *(f"val_{name}" for name in ("loss", *own))]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ArgumentError(
+            f"Trainer: several metrics have the same name: {', '.join(map(repr, twice))}.\n"
+            "  Rename the metrics or the terms of the loss."
+        )
 
 
 def output_array(found: Any) -> np.ndarray[Any, Any]:

@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from adjoint.compiler.compile import compile
 from adjoint.compiler.machine import has_llvm
+from adjoint.config import special
+from adjoint.core.observer import observer, unobserved
 from adjoint.core.tensor import Tensor
+from adjoint.grads.backward import backward
 from adjoint.grads.slots import sink
-from adjoint.train.compose import ComposedLoss
-from adjoint.train.weighing import computed, examples_in, finished, first_padded
+from adjoint.train.compose import ComposedLoss, TermNorms
+from adjoint.train.snapshot import untouched
+from adjoint.train.weighing import computed, examples_in, finished, first_padded, loss_of
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
@@ -29,7 +33,7 @@ class CompiledLoss:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.rows: int | None = None  # the number of examples of a batch that runs as native code
+        self.rows: int | None = None  # the number of examples of a batch that runs as native code; is saved
 
         def loss_and_backward(batch: Any, weights: Any) -> Any:
             terms: dict[str, Tensor] = {}
@@ -54,17 +58,33 @@ class CompiledLoss:
         self.native = compile(loss_and_backward, backend="native" if has_llvm() else "replay")
         self.replay = compile(loss_and_backward, backend="replay", limit=_LENGTHS)
 
-    def __call__(self, batch: Any, pieces: int = 1) -> tuple[Tensor, dict[str, float], float]:
+    def __call__(
+        self, batch: Any, pieces: int = 1, norms: TermNorms | None = None
+    ) -> tuple[Tensor, dict[str, float], float]:
         """Compute and accumulate the gradients of a batch; return its loss, metrics to log, and weight.
 
-        ``pieces`` is the number of pieces that the whole batch of this step is divided into.
+        ``pieces`` is the number of pieces that the whole batch of this step is divided into.  If ``norms`` is
+        given, the gradients of the loss's terms are added to it.  For this, and for an observer of ops such
+        as a ``Recorder``, the Python function runs first, without an effect on the training.
         """
+        watched = special.count and (watcher := observer.get()) is not None and watcher.values
+        if norms is None and not watched:
+            return self._computed(batch, pieces)
+        with untouched(self.trainer):
+            loss, _, weight = loss_of(self.trainer, batch, pieces)
+            if norms is not None:
+                norms.add(weight)
+            if watched:
+                backward(loss)
+        self.trainer._release()
+        with unobserved():
+            return self._computed(batch, pieces)
+
+    def _computed(self, batch: Any, pieces: int) -> tuple[Tensor, dict[str, float], float]:
         whole = self.trainer.loss
         weights = whole.weights_now() if isinstance(whole, ComposedLoss) else None
-        rows = examples_in(batch)
-        if self.rows is None:
-            self.rows = rows
-        run = self.native if rows == self.rows and first_padded(batch) is None else self.replay
+        own = examples_in(batch) == self.rows and first_padded(batch) is None
+        run = self.native if own else self.replay
         loss, numbers, shares, terms = run(batch, weights)
         if isinstance(whole, ComposedLoss):
             whole.values = {name: float(t) for name, t in terms.items()}

@@ -235,8 +235,8 @@ class ComposedLoss(Module):
         dict of str to float
             The norms by term.
         """
-        norms = TermNorms(params)
-        norms.add(self)
+        norms = TermNorms(self, params)
+        norms.add()
         return norms.norms()
 
     def release(self) -> None:
@@ -259,18 +259,18 @@ class TermNorms:
     This costs a backward per term and piece, and memory for one set of gradients per term.
     """
 
-    def __init__(self, params: Sequence[Tensor]) -> None:
-        self._params = params
+    def __init__(self, loss: ComposedLoss, params: Sequence[Tensor]) -> None:
+        self.loss, self._params = loss, params
         self._sums: dict[str, list[Any]] = {}
         self._weight = 0.0
 
-    def add(self, loss: ComposedLoss, weight: float = 1.0) -> None:
-        """Add the gradients of the terms in the last forward of ``loss``, multiplied by ``weight``.
+    def add(self, weight: float = 1.0) -> None:
+        """Add the gradients of the terms in the last forward of the loss, multiplied by ``weight``.
 
         ``weight`` is the weight of the piece.  The graph is kept for the backward of the total loss.
         """
         self._weight += weight
-        for name, value in loss._last.items():
+        for name, value in self.loss._last.items():
             sums = self._sums.setdefault(name, [None] * len(self._params))
             if not weight or not value.requires_grad:
                 continue

@@ -25,6 +25,7 @@ from adjoint.nn.module import Module
 from adjoint.random import Generator
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader, Share
+from adjoint.train.snapshot import modules_of
 from adjoint.train.weighing import Averages, examples_in, loss_of
 
 if TYPE_CHECKING:
@@ -154,12 +155,12 @@ class RankLoop:
                     continue
                 key(number)
                 with acc.micro_batch() as block:
-                    if trainer.compiled is not None and norms is None:
-                        loss, numbers, block.weight = trainer.compiled(piece, trainer.pieces)
+                    if trainer.compiled is not None:
+                        loss, numbers, block.weight = trainer.compiled(piece, trainer.pieces, norms)
                     else:
                         loss, numbers, block.weight = loss_of(trainer, piece, trainer.pieces)
                         if norms is not None:
-                            norms.add_piece(block.weight)
+                            norms.add(block.weight)
                         block.backward(loss)
                 weight = block.weight
                 trainer._release()
@@ -261,15 +262,15 @@ class _RankNorms(TermNorms):
     """The gradient norm of each term of a composed loss, over the pieces of all ranks."""
 
     def __init__(self, trainer: Trainer, group: Group) -> None:
-        super().__init__(list(trainer.named_parameters().values()))
         assert isinstance(trainer.loss, ComposedLoss)
-        self.loss, self.group = trainer.loss, group
+        super().__init__(trainer.loss, list(trainer.named_parameters().values()))
+        self.group = group
         self.totals = {name: PieceSum() for name in self.loss.terms}
         self.names = [f"grad_norm_{name}" for name in self.loss.terms]
 
-    def add_piece(self, weight: float) -> None:
+    def add(self, weight: float = 1.0) -> None:
         """Add the gradients of each term in the last forward, multiplied by the weight of the piece."""
-        self.add(self.loss, weight)
+        super().add(weight)
         for name, total in self.totals.items():
             total.add(self._flat(self._sums.pop(name, [])))
 
@@ -304,12 +305,6 @@ def _mean(pairs: list[tuple[float, float]]) -> float:
         return sum(w * x for w, x in pairs) / sum(w for w, _ in pairs)
 
 
-def _modules(trainer: Trainer) -> Iterator[tuple[str, Module]]:
-    for root, prefix in ((trainer.model, ""), (trainer.loss, "loss.")):
-        if isinstance(root, Module):
-            yield from ((f"{prefix}{path}", module) for path, module in root.named_modules())
-
-
 def _buffers(trainer: Trainer) -> list[tuple[str, Tensor]]:
     found = list(trainer.model.named_buffers())
     if isinstance(trainer.loss, Module):
@@ -323,7 +318,7 @@ def _generators(trainer: Trainer) -> list[Generator]:
     The draws of NumPy's generators cannot be made to depend only on the step and the piece.
     """
     found: dict[int, Generator] = {}
-    for path, module in _modules(trainer):
+    for path, module in modules_of(trainer):
         for name, value in vars(module).items():
             if isinstance(value, np.random.Generator):
                 raise InputError(

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint.core.user_code import warn
 from adjoint.errors import ArgumentError
-from adjoint.nn.module import Module
+from adjoint.optim import Optimizer
 from adjoint.random import Generator
 from adjoint.train.callbacks import BestCheckpoint, Callback, Log
 from adjoint.train.compose import ComposedLoss
 from adjoint.train.history import History
+from adjoint.train.snapshot import generator_state, modules_of, set_generator
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
-__all__ = ["matched", "of", "restore", "resume", "state_of"]
+__all__ = ["matched", "of", "options_of", "restore", "resume", "state_of"]
 
 
 def of(trainer: Trainer) -> dict[str, Any]:
@@ -37,6 +39,7 @@ def of(trainer: Trainer) -> dict[str, Any]:
         "optimizer": trainer.optimizer.state_dict(),
         "accumulator": trainer.accumulator.state_dict(),
         "trained_first": trainer.trained_first,
+        "options_first": trainer.options_first,
         "trained_now": sorted(trainer.named_parameters()),
         "loss": state_of(trainer.loss),
         "schedule": state_of(trainer.schedule),
@@ -45,7 +48,8 @@ def of(trainer: Trainer) -> dict[str, Any]:
         "loader_kind": _kind(trainer._loader),
         "loader_keeps_place": hasattr(trainer._loader, "load_state_dict"),
         "callbacks": [{**_names(trainer, c), "state": c.state_dict()} for c in trainer.callbacks],
-        "generators": {path: _generator_state(rng) for path, rng in _generators(trainer)},
+        "generators": {path: generator_state(rng) for path, rng in _generators(trainer)},
+        "native_rows": None if trainer.compiled is None else trainer.compiled.rows,
     }
 
 
@@ -68,15 +72,51 @@ def resume(trainer: Trainer) -> bool:
     for callback in trainer.callbacks:
         if isinstance(callback, BestCheckpoint) and callback not in known and not trainer._rank:
             callback.checkpoints.refuse_later(int(state["step"]))
-    before = trainer.model.state_dict(), of(trainer)
+    before, replaced = (trainer.model.state_dict(), of(trainer)), _replaced(trainer, state)
     try:
         restore(trainer, trainer._loader, model, state)
     except BaseException:
         restore(trainer, trainer._loader, *before)
         raise
+    if state["loader"] and hasattr(trainer._loader, "load_state_dict"):
+        trainer._began = state["loader"], trainer.epoch_steps
     for callback in known:
         callback.on_resume(trainer)
+    if replaced and not trainer._rank:
+        warn(
+            f"fit(resume=True) continues with the options of the checkpoint: {'; '.join(replaced)}.\n"
+            "  To change options, call fit(loader, 0, resume=True), which only loads the checkpoint, set "
+            "them (trainer.optimizer.lr = …), and call fit without resume."
+        )
     return True
+
+
+def options_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the hyper-parameters of each parameter group of an optimiser; [] if it has no groups."""
+    return [dict(g.hyper) for g in optimizer.groups] if isinstance(optimizer, Optimizer) else []
+
+
+def _replaced(trainer: Trainer, state: Mapping[str, Any]) -> list[str]:
+    """Describe the options of the optimiser that the user has changed since the checkpoint was saved.
+
+    In a new trainer these are options that differ from those at the start of the saved run, too.
+    """
+    if trainer.step not in (0, state["step"]) or "options_first" not in state:
+        return []
+    now, saved = options_of(trainer.optimizer), state["optimizer"].get("groups", [])
+    first = saved if trainer.step else state["options_first"]
+
+    def plain(value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
+
+    found = {
+        f"{name} = {old[name]}, not {value}": None
+        for new, old, started in zip(now, saved, first, strict=False)
+        for name, value in new.items()
+        if plain(value) not in (plain(old.get(name, value)), plain(started.get(name, value)))
+        and not (name == "lr" and trainer.schedule is not None)
+    }
+    return list(found)
 
 
 def _newest(trainer: Trainer) -> tuple[Any, Any] | None:
@@ -117,7 +157,9 @@ def restore(trainer: Trainer, loader: Any, model: Mapping[str, Any], state: Mapp
             f"them in {sorted(generators)}.\n  Nothing was loaded.  Create the model as in the saved run."
         )
     for path, rng in generators.items():
-        _set_generator(rng, state["generators"][path])
+        set_generator(rng, state["generators"][path])
+    if trainer.compiled is not None:
+        trainer.compiled.rows = state.get("native_rows")
     trainer.step, trainer.epoch = int(state["step"]), int(state["epoch"])
     if isinstance(trainer.loss, ComposedLoss):
         trainer.loss.step = max(trainer.step - 1, 0)  # a validation uses the weights of the last update
@@ -206,22 +248,10 @@ def _weights(trainer: Trainer) -> dict[str, Any]:
 
 def _generators(trainer: Trainer) -> Iterator[tuple[str, Any]]:
     """Yield the path and the object of each random generator that a module of the model or loss stores."""
-    for root, prefix in ((trainer.model, ""), (trainer.loss, "loss.")):
-        for path, module in root.named_modules() if isinstance(root, Module) else ():
-            for name, value in vars(module).items():
-                if isinstance(value, (Generator, np.random.Generator)):
-                    yield f"{prefix}{path}.{name}", value
-
-
-def _generator_state(rng: Any) -> Any:
-    return rng.state if isinstance(rng, Generator) else rng.bit_generator.state
-
-
-def _set_generator(rng: Any, state: Any) -> None:
-    if isinstance(rng, Generator):
-        rng.state = state
-    else:
-        rng.bit_generator.state = state
+    for path, module in modules_of(trainer):
+        for name, value in vars(module).items():
+            if isinstance(value, (Generator, np.random.Generator)):
+                yield f"{path}.{name}", value
 
 
 def state_of(thing: Any) -> Any:

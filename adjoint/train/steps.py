@@ -9,32 +9,49 @@ from typing import TYPE_CHECKING, Any
 from adjoint.grads.clip import clip_grad_norm
 from adjoint.grads.slots import drop
 from adjoint.optim import Optimizer
-from adjoint.train.compose import ComposedLoss, TermNorms
+from adjoint.train.comparing import check_mean
+from adjoint.train.compose import TermNorms
+from adjoint.train.data import Share
+from adjoint.train.snapshot import undone_on_error
 from adjoint.train.weighing import Averages, examples_in, loss_of
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
-__all__ = ["step_in_pieces", "whole_step"]
+__all__ = ["made_step"]
 
 Step = tuple[dict[str, float], dict[str, float], float]  # metrics, gradient norms, weight of the batch
 
 
-def whole_step(trainer: Trainer, batch: Any) -> Step:
-    """Update the model from a whole batch.
+def made_step(trainer: Trainer, batch: Any) -> Step:
+    """Update the model from a batch.
 
     Return the metrics, the gradient norms (``"grad_norm"``, and those of the terms of a composed loss), and
-    the weight of the batch.
+    the weight of the batch.  After an error, the buffers and random generators of the modules are as they
+    were before, so the batch can be used again.
     """
+    if trainer.pieces > 1 and not trainer._compared:
+        trainer._compared = check_mean(trainer, batch)
+    if trainer.compiled is not None and trainer.compiled.rows is None:
+        rows = batch.rows if isinstance(batch, Share) else examples_in(batch)
+        trainer.compiled.rows = -(-rows // trainer.pieces)  # of the largest piece, on all ranks
+    with undone_on_error(trainer):
+        if trainer._ranks is not None:
+            return trainer._ranks.step(batch)
+        return (_whole_step if trainer.pieces == 1 else _step_in_pieces)(trainer, batch)
+
+
+def _whole_step(trainer: Trainer, batch: Any) -> Step:
+    """Update the model from a whole batch."""
     params = list(trainer.named_parameters(frozen=True).values())
     norms = trainer._term_norms()
     drop(params)
-    if trainer.compiled is not None and norms is None:
-        loss, numbers, weight = trainer.compiled(batch)
+    if trainer.compiled is not None:
+        loss, numbers, weight = trainer.compiled(batch, 1, norms)
     else:
         loss, numbers, weight = loss_of(trainer, batch)
-        if norms is not None and isinstance(trainer.loss, ComposedLoss):
-            norms.add(trainer.loss, weight)
+        if norms is not None:
+            norms.add(weight)
         if weight:
             loss.backward()
     trainer._release()
@@ -49,12 +66,8 @@ def whole_step(trainer: Trainer, batch: Any) -> Step:
     return logs, found, weight
 
 
-def step_in_pieces(trainer: Trainer, batch: Any) -> Step:
-    """Update the model from a batch that is split into pieces.
-
-    Return the means of the metrics over the pieces, the gradient norms (``"grad_norm"``, and those of the
-    terms of a composed loss), and the weight of the batch.
-    """
+def _step_in_pieces(trainer: Trainer, batch: Any) -> Step:
+    """Update the model from a batch that is split into pieces; the metrics are means over the pieces."""
     averages, total = Averages(), 0.0
     norms = trainer._term_norms()
     acc = trainer.accumulator
@@ -63,12 +76,12 @@ def step_in_pieces(trainer: Trainer, batch: Any) -> Step:
     try:
         for piece in _pieces(trainer, batch):
             with acc.micro_batch() as block:
-                if trainer.compiled is not None and norms is None:
-                    loss, numbers, weight = trainer.compiled(piece, trainer.pieces)
+                if trainer.compiled is not None:
+                    loss, numbers, weight = trainer.compiled(piece, trainer.pieces, norms)
                 else:
                     loss, numbers, weight = loss_of(trainer, piece, trainer.pieces)
-                    if norms is not None and isinstance(trainer.loss, ComposedLoss):
-                        norms.add(trainer.loss, weight)
+                    if norms is not None:
+                        norms.add(weight)
                     loss.backward()
                 block.weight = weight
             trainer._release()

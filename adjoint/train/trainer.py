@@ -31,6 +31,7 @@ from adjoint.train.checks import (
     check_arguments,
     check_batches,
     check_monitors,
+    check_names,
     check_parameters,
     input_array,
     output_array,
@@ -38,13 +39,14 @@ from adjoint.train.checks import (
 )
 from adjoint.train.compiled import CompiledLoss
 from adjoint.train.compose import ComposedLoss, TermNorms
-from adjoint.train.data import DataLoader, Share
+from adjoint.train.data import DataLoader
 from adjoint.train.history import History
 from adjoint.train.progress import Progress
 from adjoint.train.ranks import RankLoop, size_and_rank
 from adjoint.train.signals import stopping_on_interrupt
-from adjoint.train.steps import step_in_pieces, whole_step
-from adjoint.train.weighing import RESERVED, Averages, loss_of, padded_targets
+from adjoint.train.snapshot import undone_on_error
+from adjoint.train.steps import made_step
+from adjoint.train.weighing import Averages, loss_of, unit_of
 
 if TYPE_CHECKING:
     from adjoint.distributed.group import Group
@@ -174,9 +176,10 @@ class Trainer:
                 "Trainer: accumulate= is the number of pieces of a batch on all ranks together, so it "
                 f"must be at least the number of ranks, {size}, but is {self.pieces}."
             )
-        self._check_names()
+        check_names(self)
         check_parameters(self)
         self.trained_first = sorted(self.named_parameters())  # not frozen at the start
+        self.options_first = states.options_of(optimizer)
         self.clip = math.inf if clip is None else check_max_norm(clip, "clip")  # inf: compute the norm only
         named = self.named_parameters(frozen=True)
         known = set(map(id, optimizer.params if isinstance(optimizer, Optimizer) else named.values()))
@@ -200,6 +203,7 @@ class Trainer:
         self.trained = False  # whether all steps of the current epoch are done, but not its validation
         self._last_weight = 0.0
         self._warned = False
+        self._compared = False  # whether the loss of a batch was compared with those of its parts
         self._loader: Any = None
         self._began: tuple[Any, int] = ({}, 0)  # the loader's state and the step at the start of the epoch
 
@@ -232,17 +236,6 @@ class Trainer:
         if isinstance(self.loss, Module):
             named.update({f"loss.{k}": p for k, p in self.loss.named_parameters()})
         return named if frozen else {k: p for k, p in named.items() if p.requires_grad}
-
-    def _check_names(self) -> None:
-        """Raise if two metrics would be logged under one name."""
-        means = ["loss", *self.metrics, *self._term_names()]
-        names = [*RESERVED, *self.metrics, *self._term_names(), *(f"val_{name}" for name in means)]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ArgumentError(
-                f"Trainer: several metrics have the same name: {', '.join(map(repr, twice))}.\n"
-                "  Rename the metrics or the terms of the loss."
-            )
 
     def _term_names(self) -> list[str]:
         """Return the names that a composed loss logs: its terms, and the gradient norms of its terms."""
@@ -378,7 +371,7 @@ class Trainer:
             self.model.train()
         for batch in batches if self._ranks is None else self._ranks.batches(batches):
             logs = self.train_step(batch)
-            bar.step(logs, self._last_weight, self._unit(batch))
+            bar.step(logs, self._last_weight, unit_of(self, batch))
             for callback in self.callbacks:
                 callback.on_step(self, logs)
             every = self.checkpoint_every
@@ -397,8 +390,10 @@ class Trainer:
                 )
             )
         self.trained = True
-        found = {} if validate is None else self._evaluated(validate, until_stopped=True)
+        with undone_on_error(self) as before:
+            found = {} if validate is None else self._evaluated(validate, until_stopped=True)
         if found is None:
+            before.restore()  # the resumed run validates again
             self.write_checkpoint()
             return
         logs = {**self.averages.means(), "lr": self._rate(), "seconds": self.epoch_seconds}
@@ -443,10 +438,7 @@ class Trainer:
             self.optimizer.lr = self.schedule(self.step)
         if isinstance(self.loss, ComposedLoss):
             self.loss.step = self.step
-        if self._ranks is not None:
-            logs, norms, weight = self._ranks.step(batch)
-        else:
-            logs, norms, weight = (whole_step if self.pieces == 1 else step_in_pieces)(self, batch)
+        logs, norms, weight = made_step(self, batch)
         self.step += 1
         self.epoch_steps += 1
         self._last_weight = weight
@@ -464,10 +456,10 @@ class Trainer:
 
     def _term_norms(self) -> TermNorms | None:
         """Return a ``TermNorms`` if this step logs the gradient norms of the loss's terms, else None."""
-        every = self.term_norms if isinstance(self.loss, ComposedLoss) else None
-        if not every or self.epoch_steps % every:
+        every = self.term_norms
+        if not every or self.epoch_steps % every or not isinstance(self.loss, ComposedLoss):
             return None
-        return TermNorms(list(self.named_parameters().values()))
+        return TermNorms(self.loss, list(self.named_parameters().values()))
 
     def _release(self) -> None:
         if isinstance(self.loss, ComposedLoss):
@@ -479,13 +471,6 @@ class Trainer:
     @property
     def _rank(self) -> int:
         return 0 if self._ranks is None else self._ranks.group.rank
-
-    def _unit(self, batch: Any) -> str:
-        if self.unit is not None:
-            return self.unit
-        if isinstance(batch, Share):
-            batch = next((piece for _, piece in batch.pieces if piece is not None), ())
-        return "samples" if self.weight is None and padded_targets(batch) is None else "tokens"
 
     # Evaluating ------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.nn.loss_reduction import Reductions, noting_reductions
 from adjoint.train.compose import ComposedLoss
-from adjoint.train.data import Padded
+from adjoint.train.data import Padded, Share
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
@@ -30,6 +30,7 @@ __all__ = [
     "first_padded",
     "loss_of",
     "padded_targets",
+    "unit_of",
     "weight_of",
 ]
 
@@ -177,6 +178,15 @@ def check_pieces(found: Reductions, loss: Any, weighted: bool) -> None:
             "weights targets.\n  With accumulate=, no weight of a piece is correct for all terms.\n"
             "  Use accumulate=1, or pass weight= if only one term is trained."
         )
+
+
+def unit_of(trainer: Trainer, batch: Any) -> str:
+    """Return the name of the unit of weights that the progress bar shows."""
+    if trainer.unit is not None:
+        return trainer.unit
+    if isinstance(batch, Share):
+        batch = next((piece for _, piece in batch.pieces if piece is not None), ())
+    return "samples" if trainer.weight is None and padded_targets(batch) is None else "tokens"
 
 
 def padded_targets(batch: Any) -> Padded | None:

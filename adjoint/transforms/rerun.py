@@ -37,7 +37,7 @@ from adjoint.core.record import saved_hooks
 from adjoint.core.tensor import Tensor, clock, reading, writes
 from adjoint.engine.pull import overwritten
 
-__all__ = ["Generators", "Rerun", "with_stand_ins"]
+__all__ = ["Generators", "Rerun", "restore", "with_stand_ins"]
 
 T = TypeVar("T")
 # Tensors that were written to, with their previous data, nodes and versions, by id.
@@ -135,7 +135,7 @@ class Rerun:
                 return copy_context().run(self._again, function, args, kwargs)
             finally:
                 try:
-                    _restore(before)
+                    restore(before)
                 finally:
                     if self.generators is not None:
                         self.generators.write(states)
@@ -228,7 +228,8 @@ class _Watching:
         """Ignore a new node."""
 
 
-def _restore(entries: Iterable[tuple[Tensor, Any, Any, int]]) -> None:
+def restore(entries: Iterable[tuple[Tensor, Any, Any, int]]) -> None:
+    """Set tensors to earlier values; each entry is (tensor, data, node, version)."""
     for t, data, node, version in entries:
         t._data = data
         t._node = node
