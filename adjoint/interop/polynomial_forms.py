@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ import numpy as np
 from adjoint import ops
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import LIBRARIES, library_of
+from adjoint.core.values import varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.reduce import floating
 
-__all__ = ["FORMS"]
+__all__ = ["FORMS", "keeps_zeros"]
 
 our: Callable[[str], Any] = ops.function
 
@@ -26,6 +29,22 @@ def _coefficients(op: str, p: Any) -> Tensor:
     if p.ndim != 1:
         raise ShapeError(f"np.{op}: coefficients must be a vector, but got shape {p.shape}.")
     return p
+
+
+def keeps_zeros(frame: FrameType, p: Any) -> bool:
+    """Return whether ``np.trim_zeros(p)``, which ``frame`` calls, must return ``p`` because it varies.
+
+    ``np.poly1d`` drops leading coefficients that are 0, whose gradient would be lost.  Raise if other code of
+    NumPy or SciPy does so.
+    """
+    if not varies(p) or library_of(frame) not in LIBRARIES:
+        return False
+    if not isinstance(frame.f_locals.get("self"), np.poly1d) and not array_of(p.detach()).all():
+        raise InputError(
+            f"{frame.f_code.co_name} of {library_of(frame)} drops coefficients that are 0, so their gradient "
+            "would be lost.\n  Pass x.detach() if no gradient is needed."
+        )
+    return True
 
 
 def _padded(p: Tensor, length: int) -> Tensor:
@@ -43,7 +62,9 @@ def _polysub(a1: Any, a2: Any) -> Tensor:
 
 
 def _polymul(a1: Any, a2: Any) -> Tensor:
-    product: Any = np.convolve(_coefficients("polymul", a1), _coefficients("polymul", a2))
+    # like NumPy, drop leading coefficients that are 0, unless they may have a gradient
+    a, b = (np.poly1d(p).coeffs if type(p) is np.ndarray and p.ndim == 1 else p for p in (a1, a2))
+    product: Any = np.convolve(_coefficients("polymul", a), _coefficients("polymul", b))
     return product
 
 
@@ -77,13 +98,20 @@ def _polydiv(u: Any, v: Any) -> tuple[Tensor, Tensor]:
     steps = max(u.shape[0] - v.shape[0] + 1, 1)
     quotient = []
     rest = u
+    if varies(v) and not array_of(v[0].detach()):  # np.poly1d keeps it; see keeps_zeros
+        raise InputError(
+            "np.polydiv: the leading coefficient of the divisor is 0, so the quotient has no derivative.\n"
+            "  Pass the coefficients without it: v[1:]."
+        )
     if u.shape[0] < v.shape[0]:
         return our("zeros")(1, dtype=np.result_type(u.dtype, v.dtype)), u
     for k in range(steps):
         d = rest[k] / v[0]
         quotient.append(d)
         rest = rest - our("pad")(d * v, (k, u.shape[0] - v.shape[0] - k))
-    # like NumPy, drop leading coefficients of the remainder that are nearly 0
+    # like NumPy, drop leading coefficients of the remainder that are nearly 0, unless they have a gradient
+    if varies(rest):
+        return our("stack")(quotient), rest[min(steps, u.shape[0] - 1) :]
     size = np.abs(array_of(rest.detach()))
     first = steps
     while first < u.shape[0] - 1 and size[first] <= 1e-14:

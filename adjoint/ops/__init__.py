@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from adjoint.core.conversion import check_conversion
 from adjoint.core.inplace import AUGMENTED, augmented
 from adjoint.core.lifted import Lifted
 from adjoint.core.methods import COMPOSED, attach, install
 from adjoint.core.namespace import dyn, rec
 from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import library_of
+from adjoint.core.values import decide
 from adjoint.hints import add_hints, explain_class
 from adjoint.ops import (
     activations,
@@ -106,14 +110,24 @@ explain_class(at.At)
 def _comparison(method: str) -> None:
     """Replace ``method`` (``__eq__`` or ``__ne__``) of tensors by one that accepts None and strings.
 
-    A tensor is never equal to None or a string.
+    A tensor is never equal to None or a string.  Raise if NumPy or SciPy finds that a number in a graph equals
+    another one: ``if p == 1`` chooses a formula without p.
     """
     compare_values = getattr(Tensor, method)
 
     def compare_any(self: Tensor, other: Any) -> Any:
         if other is None or isinstance(other, (str, bytes)):
             return NotImplemented
-        return compare_values(self, other)
+        result = compare_values(self, other)
+        frame = sys._getframe(1)
+        if result.ndim or library_of(frame) not in ("numpy", "scipy"):
+            return result
+        if decide(bool, result) is (method == "__eq__"):
+            formula = f"{frame.f_code.co_name} has a formula of its own for this number."
+            for t in (self, other):
+                if isinstance(t, Tensor):
+                    check_conversion(t, "a Python condition", formula)
+        return result
 
     compare_any.__name__ = method
     setattr(Tensor, method, compare_any)

@@ -73,10 +73,20 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
             yield f"{module_name}.{name}", f
 
 
-def numbers(value: Any) -> list[Any]:
-    """Return the float and complex arrays, scalars and tensors of a result, in order."""
+def numbers(value: Any, depth: int = 0) -> list[Any]:
+    """Return the float and complex arrays, scalars and tensors of a result, in order; also those in objects."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    elif (
+        type(value).__module__.partition(".")[0] in ("numpy", "scipy")
+        and hasattr(value, "__dict__")
+        and depth < 3
+    ):
+        inside = numbers(list(vars(value).values()), depth + 1)
+        items = list(value) if isinstance(value, tuple) else []
+        return [n for n in inside if np.isfinite(n).all()] + numbers(items, depth + 1)
     if isinstance(value, (tuple, list)):
-        return [n for v in value for n in numbers(v)]
+        return [n for v in value for n in numbers(v, depth + 1)]
     if isinstance(value, ad.Tensor):
         return [value] if value.dtype.kind in "fc" else []
     if isinstance(value, (float, complex, np.generic, np.ndarray)):
@@ -142,17 +152,19 @@ def is_ours(error: BaseException | None) -> bool:
     return False
 
 
-def outcome(f: Callable[..., Any], template: Any, place: Any) -> str | None:
+def outcome(f: Callable[..., Any], template: Any, place: Any, smooth: bool = False) -> str | None:
     """Call ``f`` with a recorded tensor at a place; return "right", "refused", "constant", or what went wrong.
 
-    None: the place is not one for numbers.
+    None: the place is not one for numbers, or with ``smooth`` the function has a corner there.
     """
     x = ad.tensor(_at(template, place), requires_grad=True)
     direction = np.sin(np.arange(x.size) + 1.0).reshape(x.shape)
-    if x.ndim == 2:  # decompositions read one triangle of a symmetric matrix
-        direction = direction + direction.T
+    if x.ndim > 1 and x.shape[-1] == x.shape[-2]:  # decompositions read one triangle of a symmetric matrix
+        direction = direction + direction.mT
     try:
         slopes = _derivative(f, template, place, direction)
+        if smooth and (not np.isfinite(slopes).all() or _is_corner(f, template, place, direction)):
+            return None
     except Exception:
         return None
     try:
@@ -164,7 +176,10 @@ def outcome(f: Callable[..., Any], template: Any, place: Any) -> str | None:
     if not isinstance(total, ad.Tensor) or not total.requires_grad:
         flat = max(map(abs, slopes)) < 1e-6
         return "constant" if flat else f"lost: the derivative is {slopes[0]:.6g}"
-    (gradient,) = ad.gradients(total, [x])
+    try:
+        (gradient,) = ad.gradients(total, [x])
+    except errors.AdjointError:
+        return "refused"
     found = float((gradient.detach() * direction).sum())
     spread = abs(slopes[0] - slopes[1])
     if abs(found - slopes[0]) <= 1e-4 * max(1.0, abs(found)) + 10 * spread:
@@ -172,13 +187,81 @@ def outcome(f: Callable[..., Any], template: Any, place: Any) -> str | None:
     return f"wrong: {found:.6g}, by differences {slopes[0]:.6g}"
 
 
+def _is_corner(f: Callable[..., Any], template: Any, place: Any, direction: Any) -> bool:
+    """Tell whether the function has other slopes to both sides, or jumps."""
+    x, h = _at(template, place), 1e-5
+
+    def at(h: float) -> Any:
+        moved = x + h * direction
+        return _total(numbers(f(*_with(template, place, moved if x.ndim else float(moved)))))
+
+    here = at(0.0)
+    right, left = (at(h) - here) / h, (here - at(-h)) / h
+    return not abs(right) < 1e6 or not abs(right - left) <= 1e-2 * max(1.0, abs(right))
+
+
+def specials(template: Any, place: tuple[int, int | None]) -> Iterator[Any]:
+    """Yield the template with special numbers at a place: zeros, ones, whole numbers, equal ones, other signs."""
+    x = _at(template, place)
+    ends = [x.copy() for _ in range(2)]
+    if x.ndim:
+        ends[0].flat[0] = ends[1].flat[-1] = 0.0
+    zeros, line = np.zeros_like(x), np.arange(x.size, dtype=float).reshape(x.shape)
+    for value in (
+        *ends[: 2 * bool(x.ndim)],
+        zeros,
+        zeros + 1,
+        line,
+        line.T - 1,
+        np.full_like(x, x.flat[0]),
+        -x,
+    ):
+        yield _with(template, place, value if x.ndim else float(value))
+
+
+def special_outcomes(every_template: bool = False) -> dict[str, str]:
+    """Return what happens where an argument has special numbers: libraries branch on them, and so lose gradients.
+
+    Places that are refused are left out.
+    """
+    found: dict[str, str] = {}
+    done = {"scipy.ndimage.distance_transform_cdt"}  # crashes for some templates
+    for number, (name, f, template) in enumerate(accepted(done)):
+        if not every_template:
+            done.add(name)
+        for place in _places(template):
+            for k, special in enumerate(specials(template, place)):
+                try:
+                    f(*_with(special, place, ad.tensor(_at(special, place), requires_grad=True) * 1.0))
+                except Exception:  # most places: to find that out first takes less time
+                    continue
+                result = outcome(f, special, place, smooth=True)
+                if result is not None:
+                    found[f"{name}#{place[0]}: {number}.{place[1]}.{k}"] = result
+    return found
+
+
 def outcomes() -> dict[str, str]:
     """Return what happens at each place of each function, by the first template that it takes."""
     found: dict[str, str] = {}
+    done: set[str] = set()
+    for name, f, template in accepted(done):
+        results = {place: outcome(f, template, place) for place in _places(template)}
+        for (i, k), result in results.items():
+            if result is not None:
+                found[f"{name}#{i}" + ("" if k is None else f".{k}")] = result
+                done.add(name)
+    return found
+
+
+def accepted(done: set[str]) -> Iterator[tuple[str, Callable[..., Any], Any]]:
+    """Yield the functions with the templates that they take; no more of a function that is in ``done``."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         for name, f in functions():
             for template in TEMPLATES:
+                if name in done:
+                    break
                 try:
                     plain = f(*copy.deepcopy(template))
                 except Exception:
@@ -187,13 +270,7 @@ def outcomes() -> dict[str, str]:
                     continue
                 if not all(np.isfinite(n).all() for n in numbers(plain)):
                     continue
-                results = {place: outcome(f, template, place) for place in _places(template)}
-                for (i, k), result in results.items():
-                    if result is not None:
-                        found[f"{name}#{i}" + ("" if k is None else f".{k}")] = result
-                if any(r is not None for r in results.values()):
-                    break
-    return found
+                yield name, f, template
 
 
 def counts(found: dict[str, str]) -> Counter[str]:
