@@ -151,10 +151,10 @@ class Call:
                 signature.append(
                     (leaf.shape, leaf.dtype, None if node is None else node is LEAF, self._first(leaf))
                 )
-            elif kind is ndarray and k not in fixed:
+            elif kind is ndarray and leaf.dtype.isnative and k not in fixed:
                 signature.append((leaf.shape, self._numeric(k, parameters).dtype))
             elif isinstance(leaf, (ndarray, np.generic)) and k not in fixed:
-                leaf = self.leaves[k] = array_of(leaf)
+                leaf = self.leaves[k] = array_of(self._numeric(k, parameters))
                 signature.append((leaf.shape, leaf.dtype))
             elif kind is float and k not in fixed:
                 signature.append(float)

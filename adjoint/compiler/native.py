@@ -33,7 +33,7 @@ from adjoint.compiler.lower import Lowered, lower
 from adjoint.compiler.machine import machine
 from adjoint.compiler.memory import Memory, stored_nodes
 from adjoint.compiler.order import order_for_memory
-from adjoint.compiler.program import Program
+from adjoint.compiler.program import Program, typed
 from adjoint.compiler.reuse import Reuse
 from adjoint.compiler.row_updates import update_rows
 from adjoint.compiler.simplify import Graph, Node, View
@@ -494,8 +494,7 @@ class Native(Plan):
         """
         i = node.value
         args = [self._value(a, values, given) if isinstance(a, View) else a for a in node.params]
-        if i.op.kind == "elementwise" and not i.op.literals:
-            args = _typed(i, args)
+        args = typed(i.op, i.args, args)
         if not i.op.pure and i.op.kind != "host":  # such an op may keep a reference to its arguments
             args = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
         found = replay.forward_of(i)(*args, **i.params)
@@ -602,16 +601,6 @@ def _strided(base: Any, v: View) -> Any:
     return np.lib.stride_tricks.as_strided(
         flat[v.offset :], v.shape, tuple([s * size for s in v.strides]), writeable=False
     )
-
-
-def _typed(i: Any, args: Sequence[Any]) -> list[Any]:
-    """Return the arguments of the elementwise instruction ``i`` with numbers cast to the arrays' dtype."""
-    dtypes = [a.dtype for a in args if hasattr(a, "dtype")]
-    dtype = np.result_type(*dtypes) if dtypes else None
-    if dtype is None or dtype.char not in "fd":
-        return list(args)
-    weak = [getattr(a, "weak", False) and a.kind in (float, int) for a in i.args]
-    return [np.asarray(a, dtype) if w else a for a, w in zip(args, weak, strict=True)]
 
 
 def _contiguous(given: Sequence[Any]) -> list[Any]:

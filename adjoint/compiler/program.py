@@ -6,15 +6,16 @@ A *cell* is an entry of a container, such as a value in the state of an optimise
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from adjoint.core.record import weak_numbers
 from adjoint.core.user_code import Position, line_at
 
 if TYPE_CHECKING:
     from adjoint.compiler.symbolic import Symbolic
 
-__all__ = ["Host", "Instruction", "Program", "Source", "Write"]
+__all__ = ["Host", "Instruction", "Program", "Source", "Write", "typed"]
 
 
 class Host:
@@ -187,3 +188,15 @@ def _action(function: Any) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def typed(op: Any, args: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """Return ``values`` of the operands ``args``, with weak numbers converted to arrays as in eager mode.
+
+    Numbers that are not weak are constants of derivative rules, or were already converted: in eager mode,
+    NumPy gets them unchanged.
+    """
+    if op.kind != "elementwise" or not any(getattr(a, "weak", False) for a in args):
+        return list(values)
+    numbers = zip(args, values, weak_numbers(op, values), strict=True)
+    return [number if getattr(a, "weak", False) else value for a, value, number in numbers]

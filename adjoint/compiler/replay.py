@@ -16,13 +16,13 @@ from adjoint.compiler.program import Instruction, Program
 from adjoint.compiler.symbolic import ADD_INTO, VIEWS, Symbolic, add_in_place
 from adjoint.compiler.tables import tables_of
 from adjoint.core.eager import UFUNCS
+from adjoint.core.record import float_dtype
 from adjoint.core.references import OF_CALLER
 from adjoint.core.user_code import modes, reported_modes, set_modes
 from adjoint.threads.spread import function_in_pieces
 
 __all__ = ["build", "forward_of"]
 
-_FLOATS = "fd"
 _FOLDED = 64  # elements: instructions with a larger result run at each call, even if it is constant
 _INLINED = 32  # lines: shorter programs are copied into the function that calls them (see ``host``)
 
@@ -271,16 +271,17 @@ class _Builder:
         if not isinstance(a, Symbolic):
             self.names[f"c{n}_{k}"] = a
             return f"c{n}_{k}"
-        if not a.weak or a.kind not in (float, int) or i.op.kind != "elementwise" or i.op.literals:
-            return f"v{a.id}"
         # as in eager mode: a number becomes a 0-d array with the dtype of the other operands
-        dtypes = [b.dtype for b in i.args if hasattr(b, "dtype") and not getattr(b, "weak", False)]
-        if not dtypes or (dtype := np.result_type(*dtypes)).char not in _FLOATS:
+        dtype = None
+        if a.weak and a.kind in (float, int) and i.op.kind == "elementwise":
+            dtype = float_dtype([b for b in i.args if not getattr(b, "weak", False)])
+        if dtype is None or (i.op.literals and (dtype.kind != "V" or a.kind is int)):
             return f"v{a.id}"
         name = f"w{a.id}{dtype.char}"
         if name not in self.typed:
             self.typed.add(name)
-            self.lines.append(f"{indent}{name} = asarray(v{a.id}, {dtype.char!r})")
+            self.names[f"d_{dtype.char}"] = dtype
+            self.lines.append(f"{indent}{name} = asarray(v{a.id}, d_{dtype.char})")
         return name
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from adjoint.compiler.program import Host
 from adjoint.core.lifted import Lifted, Unknown, enclosing, located, refusal
 from adjoint.core.methods import attach
+from adjoint.core.namespace import dyn
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.user_code import user_line
 from adjoint.engine.zeros import may_have_nan
@@ -129,7 +130,8 @@ class Symbolic(Unknown):
         body = self.trace.program.body
         if body and len(body[-1].outs) == 1 and body[-1].outs[0] is result:
             body[-1].in_place = True
-        return result
+        cast = not self.weak and result.dtype != self.dtype
+        return dyn.astype(result, dtype=self.dtype) if cast else result
 
     def as_number(self, kind: type | None = None) -> Number:
         """Return the only element as a symbolic Python number; its type is ``kind``, or that of the dtype."""

@@ -22,7 +22,7 @@ from adjoint.compiler.advances import Advances
 from adjoint.compiler.guards import LARGEST, Guard, itself
 from adjoint.compiler.host_call import Inner, call_on_host
 from adjoint.compiler.loop import trace_scan
-from adjoint.compiler.program import Host, Instruction, Program, Write
+from adjoint.compiler.program import Host, Instruction, Program, Write, typed
 from adjoint.compiler.reads import named_reads
 from adjoint.compiler.replay import build
 from adjoint.compiler.sources import Held, Sources
@@ -268,8 +268,8 @@ class Trace(Sources):
             flag, other, first = own
             if _is_like(other, first):
                 return self._add(OTHER, (flag, first, other), {}, [(first.shape, first.dtype)])[0]
-        known = tuple([a.kind(1) if isinstance(a, Number) else a for a in own])  # 1 has the same dtype rules
-        outs = self._add(op, own, params, infer(op, known, params))
+        known = [a.kind(1) if isinstance(a, Number) else a for a in own]  # 1 has the same dtype rules
+        outs = self._add(op, own, params, infer(op, tuple(typed(op, own, known)), params))
         return outs if op.outputs > 1 else outs[0]
 
     def number_of(self, op: Host, args: tuple[Any, ...], kind: type | None = None) -> Number:

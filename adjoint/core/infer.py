@@ -19,7 +19,7 @@ import numpy as np
 
 from adjoint.core.explain import explained
 from adjoint.core.op import Op
-from adjoint.core.record import as_result, weak_numbers
+from adjoint.core.record import as_result
 from adjoint.core.shapes import Shape, broadcast_shapes
 from adjoint.core.tensor import wrap
 from adjoint.errors import AdjointError
@@ -35,7 +35,7 @@ _known: dict[Any, Result] = {}
 def infer(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Result:
     """Return the shape and dtype of each output of an op.
 
-    The result equals what ``op.eager(*args, **params)`` would return for tensors of these shapes and dtypes.
+    The result equals what the forward would return for arrays of these shapes and dtypes.
     Results are cached by op, shapes, dtypes and parameters.
 
     Parameters
@@ -44,7 +44,7 @@ def infer(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Result:
         The op, from ``OPS``.
     args
         One per argument of the op: an object with ``shape`` and ``dtype`` (``Spec``, an array, a tensor), or
-        a Python number.  A number has no dtype of its own, as in NumPy.
+        a Python number, which the forward gets unchanged.
     params
         The parameters in canonical form, as the eager function of the op gets them.
 
@@ -126,8 +126,6 @@ def _run(op: Op, args: tuple[Any, ...], params: dict[str, Any], alike: bool) -> 
     With ``alike``, for an elementwise op, the stand-ins have one element.
     """
     values: list[Any] = [_stand_in(a, alike) if hasattr(a, "dtype") else a for a in args]
-    if alike and len(values) > 1:
-        values = weak_numbers(op, values)
     with np.errstate(all="ignore"):
         try:
             try:

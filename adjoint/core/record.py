@@ -102,17 +102,23 @@ def weak_number(op: Op, value: Any, dtype: Any) -> Any:
     return array
 
 
+def float_dtype(values: Sequence[Any]) -> Any:
+    """Return the dtype of the float and complex arrays among the arguments of an op, or None."""
+    dtype: Any = None
+    for v in values:
+        own = getattr(v, "dtype", None)
+        if own is not None and own is not dtype and own.kind in "fcV":
+            dtype = own if dtype is None else np.result_type(dtype, own)
+    return dtype
+
+
 def weak_numbers(op: Op, values: Sequence[Any], arrays: Sequence[Any] | None = None) -> list[Any]:
     """Convert the Python numbers among the arguments of an elementwise op to the dtype of its float arrays.
 
     A forward may call several NumPy functions; a function that gets only the number would convert it to
     float64.  ``arrays`` are the values that determine the dtype, by default all of ``values``.
     """
-    dtype: Any = None
-    for v in values if arrays is None else arrays:
-        own = getattr(v, "dtype", None)
-        if own is not None and own is not dtype and own.kind in "fcV":
-            dtype = own if dtype is None else np.result_type(dtype, own)
+    dtype = float_dtype(values if arrays is None else arrays)
     if dtype is None:
         return list(values)
     return [weak_number(op, v, dtype) if type(v) is float or type(v) is int else v for v in values]

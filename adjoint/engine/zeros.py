@@ -348,9 +348,10 @@ def may_have_nan(g: Any) -> bool:
     The dot product of the array with itself is computed, which is NaN if an element is NaN.
     """
     data = held(g)
-    if not isinstance(data, (np.ndarray, np.generic)) or data.dtype.kind not in "fc":
-        return True  # a dtype that NumPy does not know, such as bfloat16
-    return bool(np.isnan(np.vdot(np.asarray(data), data)))
+    if not isinstance(data, (np.ndarray, np.generic)):
+        return True
+    array = np.asarray(data, np.float32) if data.dtype.kind == "V" else np.asarray(data)  # V: bfloat16
+    return bool(np.isnan(np.vdot(array, array)))
 
 
 # Masks -----------------------------------------------------------------------------------------------

@@ -180,9 +180,8 @@ def _beside(number: float, other: Array) -> Any:
 
     NumPy returns float64 for arithmetic of a Python number with a bfloat16 array.
     """
-    return (
-        np.asarray(number, other.dtype) if type(other) is np.ndarray and other.dtype.kind == "V" else number
-    )
+    is_bfloat16 = isinstance(other, (np.ndarray, np.generic)) and other.dtype.kind == "V"
+    return np.asarray(number, other.dtype) if is_bfloat16 else number
 
 
 define("where", _where,

@@ -16,6 +16,13 @@ from adjoint.errors import AdjointError
 from adjoint.testing.cases import Case, cases
 
 CASES = cases()
+try:
+    import ml_dtypes as ml_dtypes  # makes "bfloat16" the name of a dtype
+
+    BFLOAT16 = ["bfloat16"]
+except ModuleNotFoundError:
+    BFLOAT16 = []
+NOT_ALL = ("f2", "c16", "c8", "bfloat16")  # dtypes that some ops do not take
 
 
 def bits(value: Any) -> list[tuple[Any, ...]]:
@@ -59,11 +66,11 @@ def as_dtype(case: Case, dtype: str) -> Case:
     return Case(case.op, args, case.params, case.note)
 
 
-@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "c16"])
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "c16", *BFLOAT16])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_forward(case: Case, dtype: str) -> None:
     if not takes(case, dtype):
-        assert dtype in ("f2", "c16")
+        assert dtype in NOT_ALL
         return
     f, arrays = forward(as_dtype(case, dtype))
     same(f, *arrays)
@@ -73,7 +80,7 @@ def scalar(case: Case) -> tuple[Any, list[Any]]:
     """A smooth function of the float arguments of an op: its outputs, weighed and summed."""
     op = OPS[case.op]
     at = [i for i, a in enumerate(case.args)
-          if isinstance(a, np.ndarray) and a.dtype.kind in "fc" and op.smooth(i)]  # fmt: skip
+          if isinstance(a, np.ndarray) and a.dtype.kind in "fcV" and op.smooth(i)]  # fmt: skip
 
     def f(*arrays: Any) -> Any:
         args = [wrap(a) if isinstance(a, np.ndarray) else a for a in case.args]
@@ -82,7 +89,7 @@ def scalar(case: Case) -> tuple[Any, list[Any]]:
         out = op.eager(*args, **case.params)
         total: Any = 0
         for o in out if isinstance(out, tuple) else (out,):
-            if o.dtype.kind in "fc":
+            if o.dtype.kind in "fcV":
                 weights = np.cos(np.arange(o.size) + 1.0).reshape(o.shape)
                 y = (o * weights.astype(o.real.dtype)).sum()
                 total = total + (y.real if y.dtype.kind == "c" else y)
@@ -100,9 +107,15 @@ OTHER_OPS = {op: [c for c in DIFFERENTIABLE if c.op == op] for op in sorted({c.o
 
 
 NOISY = {("logm", "c16"), ("logm", "c8")}  # eager calls differ in the last bit by the place of their memory
-SEVERAL = {"f2": 2, "c16": 2, "c8": 1}  # cases of each op
+SEVERAL = {"f2": 2, "c16": 2, "c8": 1, "bfloat16": 2}  # cases of each op
 # differentiable ops that take a dtype, but have no derivative in it: op, mode, dtype
 LACKING = {("gauge_quotient", "grad of grad", "f2")}
+NOT_BFLOAT16 = {
+    "gauge_quotient",
+    "is_hermitian",
+    "mirror",
+    "spectral_sum",
+}  # internal ops of LAPACK's results
 MODES = ["grad", "grad of grad", "jvp", "vmap of grad"]
 
 
@@ -113,7 +126,7 @@ def test_derivatives(case: Case, mode: str, dtype: str) -> None:
     check_derivative(case, mode, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["f2", "c16", "c8"])
+@pytest.mark.parametrize("dtype", ["f2", "c16", "c8", *BFLOAT16])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("op", OTHER_OPS)
 def test_half_and_complex_derivatives(op: str, mode: str, dtype: str) -> None:
@@ -130,7 +143,9 @@ def test_half_and_complex_derivatives(op: str, mode: str, dtype: str) -> None:
     assert ran > 0 or not wanted
 
 
-@pytest.mark.parametrize(("dtype", "ops"), [("f2", 236), ("c16", 157), ("c8", 157)])
+@pytest.mark.parametrize(
+    ("dtype", "ops"), [("f2", 236), ("c16", 157), ("c8", 157), *[(d, 233) for d in BFLOAT16]]
+)
 def test_half_and_complex_ops(dtype: str, ops: int) -> None:
     """The test above compares the derivatives of at least so many ops."""
     named = [op for op, cases in OTHER_OPS.items() if any(takes(case, dtype) for case in cases)]
@@ -139,6 +154,8 @@ def test_half_and_complex_ops(dtype: str, ops: int) -> None:
 
 def takes(case: Case, dtype: str) -> bool:
     """Return whether eager mode takes the arguments of a case in a dtype."""
+    if dtype == "bfloat16":
+        return case.op not in NOT_BFLOAT16 and takes(case, "f2")  # LAPACK takes neither of them
     f, arrays = forward(as_dtype(case, dtype))
     try:
         with warnings.catch_warnings():
@@ -151,6 +168,8 @@ def takes(case: Case, dtype: str) -> bool:
 
 def check_derivative(case: Case, mode: str, dtype: str) -> bool:
     """Compare a derivative of an op inside a compiled function; return False if eager mode has none."""
+    if dtype == "bfloat16" and not takes(case, dtype):
+        return False
     f, arrays = scalar(as_dtype(case, dtype))
     if not arrays:
         pytest.fail("a differentiable op has a float argument")
@@ -177,7 +196,7 @@ def check_derivative(case: Case, mode: str, dtype: str) -> bool:
     except AdjointError:
         return False  # eager raises: this op has no such derivative
     except TypeError:
-        assert dtype in ("f2", "c16", "c8")  # the op does not take this dtype
+        assert dtype in NOT_ALL  # the op does not take this dtype
         return False
     same(derivative, *inputs)
     return True

@@ -202,3 +202,21 @@ def test_an_unknown_layout_is_no_error(monkeypatch, broken):
 def test_other_interpreters_have_no_entry(monkeypatch):
     monkeypatch.setattr(sys.implementation, "name", "pypy")
     assert entry.layout.__wrapped__() is None
+
+
+@pytest.mark.parametrize("backend", ["replay", "native"])
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", ">c8", ">f2"])
+def test_results_of_byte_swapped_arrays_have_native_bytes(dtype: str, backend: str) -> None:
+    """Tensors always have the byte order of the machine, so the results are those of tensors."""
+    x = np.arange(1, 5).astype(dtype)
+    for f in (
+        lambda a: ad.reshape(a, (2, 2)),
+        ad.asarray,
+        lambda a: ad.stack([a, a]),
+        lambda a: (a, a[1:] * 2),
+    ):
+        compiled, wanted = ad.compile(f, backend=backend), ad.tree.leaves(f(ad.asarray(x)))
+        for given in (x, x.copy(), x.astype(x.dtype.newbyteorder("="))):  # one program serves them all
+            for found, t in zip(ad.tree.leaves(compiled(given)), wanted, strict=True):
+                assert (found.dtype.str, found.tobytes()) == (t.dtype.str, t.numpy().tobytes())
+        assert compiled.stats()["traces"] == 1
