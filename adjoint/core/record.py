@@ -124,6 +124,17 @@ def weak_numbers(op: Op, values: Sequence[Any], arrays: Sequence[Any] | None = N
     return [weak_number(op, v, dtype) if type(v) is float or type(v) is int else v for v in values]
 
 
+def _typed_numbers(op: Op, values: Sequence[Any], dtype: Any) -> list[Any]:
+    """Return the arguments of an op with traced numbers converted as ``weak_numbers`` converts numbers."""
+    kinds = (
+        () if dtype is None else (float, int) if not op.literals else (float,) if dtype.kind == "V" else ()
+    )
+    return [
+        v.as_tensor(dtype)._data if isinstance(v, Unknown) and v.weak and v.kind in kinds else v
+        for v in values
+    ]
+
+
 def parents_of(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return, for each argument, the node or leaf that its gradient flows to; None if no gradient flows."""
     found = False
@@ -246,10 +257,12 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
             top = a._data
     if top is not None:
         operands = tuple([at_level(a, top) for a in operands])
-    arrays = tuple(values_of(operands))
+    arrays = saved = tuple(values_of(operands))
     if op.kind == "elementwise" and len(arrays) > 1:
         strong = None if top is None else [a for a in arrays if not getattr(a, "weak", False)]
-        arrays = tuple(weak_numbers(op, arrays, strong))
+        arrays = saved = tuple(weak_numbers(op, arrays, strong))
+        if strong is not None and len(strong) < len(arrays):
+            saved = tuple(_typed_numbers(op, arrays, float_dtype(strong)))
     try:
         if top is not None:
             data = reported(top.evaluate, op, arrays, params)
@@ -264,11 +277,11 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     if not special.count and op.outputs == 1:
         out = wrap(data if isinstance(data, (ndarray, Lifted)) else as_result(op, data))
         if op.differentiable and _recording() and differentiable(out.dtype):
-            out._node = node_of_smooth(op, operands, params, out._data, arrays)
+            out._node = node_of_smooth(op, operands, params, out._data, saved)
         if op.kind == "linear" and (out._node is None or top is not None):
             note_view(out, operands[0])
         return out
-    return record_results(op, operands, params, data, arrays)
+    return record_results(op, operands, params, data, saved)
 
 
 def record_results(

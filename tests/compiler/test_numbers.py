@@ -386,3 +386,17 @@ def test_a_number_in_the_body_of_a_loop_is_weak_and_the_loop_is_one_instruction(
             np.testing.assert_allclose(got.numpy(), value.numpy(), rtol=1e-6)
     assert compiled.stats()["traces"] == 1
     assert compiled.stats()["programs"][0]["instructions"] < 10
+
+
+@pytest.mark.parametrize("dtype", ["f", "e"])
+@pytest.mark.parametrize("f", [ad.logaddexp, ad.atan2, ad.special.xlogy, ad.hypot, ad.multiply, ad.divide])
+def test_rules_read_a_number_in_the_dtype_in_which_it_was_used(f: Any, dtype: str) -> None:
+    """In eager mode, a number is converted to the dtype of the tensor, and so it is saved for the rules."""
+    x, forward = ad.tensor(np.linspace(0.3, 2, 9).astype(dtype)), lambda v, r: f(v, r).sum()
+    jvp = lambda v, r: ad.jvp(lambda u: f(u, r), (v,), (v * 0.7,))[1]
+    for g in (ad.grad(forward), ad.grad(lambda v, r: ad.grad(forward)(v, r).sum()), jvp):
+        compiled = ad.compile(g, backend="replay")
+        for r in (0.37, 1.9):
+            found, wanted = compiled(x, r), g(x, r)
+            assert found.dtype == wanted.dtype and found.numpy().tobytes() == wanted.numpy().tobytes()
+        assert compiled.stats()["traces"] == 1
