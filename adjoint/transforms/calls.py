@@ -2,7 +2,7 @@
 
 Custom derivatives and checkpoints are such calls.  A ``Rule`` defines how the call runs and how gradients are
 propagated back, on tensors; ``apply`` runs it and records the node.  Inside ``vmap``, a call whose arguments
-depend on recorded tensors of outer levels is evaluated there, with a rule that itself runs under ``vmap``.
+depend on recorded tensors of outer levels is recorded there, with a rule that itself runs under ``vmap``.
 The derivative of the rule is thus used at every level (each transform that runs has its own level).
 """
 
@@ -11,15 +11,15 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adjoint import tree, words
 from adjoint.config import grad_mode, special, transform
 from adjoint.context import within
-from adjoint.core.batched import Batched
-from adjoint.core.lifted import Lifted, Unknown, run_at
+from adjoint.core.batched import Batched, settled
+from adjoint.core.lifted import Lifted, Unknown, level_of, run_at
 from adjoint.core.namespace import Namespace, rec
 from adjoint.core.op import Op
 from adjoint.core.record import at_level, innermost, joined_copy, record_results, tracked
@@ -104,7 +104,7 @@ def apply(rule: Rule, tensors: Sequence[Tensor]) -> list[Tensor]:
     # at the level of the arguments, so that the rule does not see a surrounding vmap
     outputs, residuals, rest = run_at(top, rule.forward, inputs)
     _checked_run(rule, [*outputs, *residuals], top)
-    return _recorded(rule, operands, inputs, outputs, residuals, rest)
+    return _connected(_Ran(rule, inputs, outputs, residuals, rest), operands)
 
 
 def wants_gradient(t: Tensor) -> bool:
@@ -130,20 +130,27 @@ def _checked_run(rule: Rule, results: list[Tensor], top: Lifted | None) -> list[
     The gradients of such tensors would be lost.  ``top`` is a value of the innermost transform among the
     arguments, or None.
     """
-    level = 0 if top is None else top.level
     if any(t._node is not None for t in results):
         raise TransformError(
             f"{rule.name} uses a tensor that requires grad and is not among its arguments, so its gradient "
             "would be lost.\n"
             "  Pass it as an argument, or use ad.stop_gradient(tensor) where it is meant as a constant."
         )
-    for t in results:
-        if isinstance(t._data, Lifted) and t._data.level > level:
-            raise TransformError(
-                f"{rule.name} uses a value that an enclosing ad.vmap batches, but that is not an argument "
-                f"of {rule.name}.\n  Pass it as an argument."
-            )
+    _check_levels(rule, results, level_of(top))
     return results
+
+
+def _check_levels(rule: Rule, results: list[Tensor], level: int) -> None:
+    """Raise if a result belongs to a transform further in than ``level``, that of the arguments."""
+    if any(level_of(t._data) > level for t in results):
+        raise _captures(rule)
+
+
+def _captures(rule: Rule) -> TransformError:
+    return TransformError(
+        f"{rule.name} uses a value that an enclosing ad.vmap batches, but that is not an argument "
+        f"of {rule.name}.\n  Pass it as an argument."
+    )
 
 
 @functools.cache
@@ -228,14 +235,8 @@ def _evaluated(rule: Rule) -> Op:
     def batch(_: Op, size: int, *own: Batched) -> Any:
         axes = [0 if a.batched else None for a in own]
         held = [a.value if isinstance(a.value, Tensor) else wrap(a.value) for a in own]
-        mapped = _MappedForward(rule, axes) if isinstance(rule, ForwardRule) else _Mapped(rule, axes)
-        results = apply(mapped, held)
-        for t in results:
-            if isinstance(t._data, Lifted) and t._data.level >= own[0].level:
-                raise TransformError(
-                    f"{rule.name} uses a value that an enclosing ad.vmap batches, but that is not an "
-                    f"argument of {rule.name}.\n  Pass it as an argument."
-                )
+        results = apply(_mapped(rule, axes), held)
+        _check_levels(rule, results, own[0].level - 1)
         op.outputs = len(results)
         return tuple(results) if op.outputs > 1 else results[0]
 
@@ -243,6 +244,16 @@ def _evaluated(rule: Rule) -> Op:
     op.forward = outside
     op.batch = batch
     return op
+
+
+def _mapped(rule: Rule, axes: list[Any]) -> Rule:
+    return _MappedForward(rule, axes) if isinstance(rule, ForwardRule) else _Mapped(rule, axes)
+
+
+def _places(tensors: list[Tensor], among: Sequence[Tensor]) -> list[int | None]:
+    """Return the position of each tensor in ``among``, the first one, or None."""
+    known = {id(t): i for i, t in reversed([*enumerate(among)])}
+    return [known.get(id(t)) for t in tensors]
 
 
 class _Mapped(Rule):
@@ -266,20 +277,20 @@ class _Mapped(Rule):
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
         """Run the call under ``vmap``; return ``(outputs, residuals, rest)`` as ``Rule.forward`` does.
 
-        Residuals that are not arguments have the batch axis in front.
+        Residuals that are not arguments have the batch axis in front.  Those that are arguments or outputs
+        are returned as the same tensors.
         """
         rest: list[Any] = []
 
         def run(*ts: Tensor) -> Any:
             outputs, residuals, other = self.rule.forward(list(ts))
-            given = {id(t): i for i, t in enumerate(ts)}
-            places = [given.get(id(r)) for r in residuals]
+            places = _places(residuals, [*ts, *outputs])
             rest.append((places, other))
             return tuple(outputs), [r for r, at in zip(residuals, places, strict=True) if at is None]
 
         outputs, computed = vmap(run, tuple(self.axes))(*tensors)
-        made = iter(computed)
-        return list(outputs), [next(made) if at is None else tensors[at] for at in rest[0][0]], rest[0]
+        made, given = iter(computed), [*tensors, *outputs]
+        return list(outputs), [next(made) if at is None else given[at] for at in rest[0][0]], rest[0]
 
     def backward(
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
@@ -289,7 +300,7 @@ class _Mapped(Rule):
         The arguments are those of ``Rule.backward``.
         """
         places, other = rest
-        axes = [0 if at is None else self.axes[at] for at in places]
+        axes = [0 if at is None or at >= len(self.axes) else self.axes[at] for at in places]
 
         def pull(res: Any, gs: Any) -> Any:
             found = self.rule.backward(list(res), other, list(gs), wanted)
@@ -299,6 +310,8 @@ class _Mapped(Rule):
         if not any(g is not None for g in grads):
             return [None] * len(self.axes)
         _, found = vmap(pull, (tuple(axes), 0))(tuple(residuals), tuple(grads))
+        level = max([level_of(t._data) for t in (*residuals, *grads) if t is not None])
+        _check_levels(self, [g for g in found if g is not None], level)
         return [
             g if g is None or axis is not None else rec.sum(g, axis=(-g.ndim,), keepdims=False)
             for g, axis in zip(found, self.axes, strict=True)
@@ -321,22 +334,64 @@ class _MappedForward(_Mapped, ForwardRule):
 # The node ------------------------------------------------------------------------------------------
 
 
-def _recorded(
-    rule: Rule,
-    operands: list[Tensor],
-    inputs: list[Tensor],
-    outputs: list[Tensor],
-    residuals: list[Tensor],
-    rest: Any,
-) -> list[Tensor]:
-    """Record a call as one node; return its outputs, connected to the node.
+class _Ran(NamedTuple):
+    """A call whose forward has run."""
 
-    ``inputs`` are the operands without their graph; ``residuals`` and ``rest`` are what the forward saved.
+    rule: Rule
+    inputs: list[Tensor]  # the operands without their graph
+    outputs: list[Tensor]
+    residuals: list[Tensor]  # what the forward saved, with ``rest``
+    rest: Any
+
+    def outside(self, operands: list[Tensor], top: Batched) -> tuple[_Ran, list[Tensor]]:
+        """Return this run and its operands outside of the ``vmap`` of ``top``: a run on the whole batch."""
+        axes = [0 if t._data.batched else None for t in operands]
+        whole = 0 in axes
+
+        def out(t: Tensor) -> Tensor:
+            inner = at_level(t, top)._data
+            if inner.batched and not whole:
+                raise _captures(self.rule)
+            value = wrap(inner.value._data if isinstance(inner.value, Tensor) else inner.value)
+            repeats = whole and not inner.batched
+            return rec.broadcast_to(value, shape=(top.size_, *value.shape)) if repeats else value
+
+        held = [v if isinstance(v := t._data.value, Tensor) else wrap(v) for t in operands]
+        inputs, outputs = _cut(held), [out(t) for t in self.outputs]
+        places = _places(self.residuals, [*self.inputs, *self.outputs])
+        given = [*inputs, *outputs]
+        residuals = [
+            out(r) if at is None else given[at] for r, at in zip(self.residuals, places, strict=True)
+        ]
+        if not whole:
+            return _Ran(self.rule, inputs, outputs, residuals, self.rest), held
+        return _Ran(_mapped(self.rule, axes), inputs, outputs, residuals, (places, self.rest)), held
+
+
+def _connected(run: _Ran, operands: list[Tensor]) -> list[Tensor]:
+    """Return the outputs of a run, connected by its rule to the graphs of ``operands`` at every level."""
+    top = innermost([t._data for t in operands])
+    outputs = run.outputs
+    if top is not None:
+        operands = [at_level(t, top) for t in operands]
+        outputs = [at_level(t, top) for t in outputs]  # also those that are the same for the whole batch
+    if isinstance(top, Batched) and run.rule.reruns and any(t._data.has_history() for t in operands):
+        outer, held = run.outside(operands, top)
+        whole = outer.rule is not run.rule
+        outputs = [wrap(Batched(top.level, top.size_, settled(t), whole)) for t in _connected(outer, held)]
+    if not (grad_mode.get() and any(map(wants_gradient, operands))):
+        return outputs
+    return _recorded(run, operands, outputs)
+
+
+def _recorded(run: _Ran, operands: list[Tensor], results: list[Tensor]) -> list[Tensor]:
+    """Record a call as one node; return ``results``, the values of its outputs, connected to the node.
 
     Saved tensors that are arguments or outputs of the call are connected to the graph if the backward is
     itself recorded. Other saved tensors were computed inside the call: to connect them, the forward runs
     again and is recorded.
     """
+    rule, inputs, outputs, residuals, rest = run
     node = Derivative(rule, len(inputs), specs_of(outputs), rest)
     known = {id(t): ("in", i) for i, t in enumerate(inputs)}
     for j, t in enumerate(outputs):
@@ -359,9 +414,9 @@ def _recorded(
     op.differentiable = True
     if isinstance(rule, ForwardRule):
         op.jvp = functools.partial(node.push, rule)
-    data = tuple(t._data for t in outputs)
-    results = record_results(op, (*operands, *constants), {}, data if len(data) > 1 else data[0])
-    return list(results) if len(data) > 1 else [results]
+    data = tuple(t._data for t in results)
+    recorded = record_results(op, (*operands, *constants), {}, data if len(data) > 1 else data[0])
+    return list(recorded) if len(data) > 1 else [recorded]
 
 
 class Derivative:

@@ -204,6 +204,16 @@ def _by_custom_vjp(f: F2, around: Around) -> F2:
     return custom
 
 
+def _by_constant(f: F2, around: Around) -> F2:
+    """The derivatives of f, and the value 0, which is the same for all elements of a batch."""
+    custom: Any = ad.custom_vjp(lambda x, w: ad.tensor(0.0))
+    custom.defvjp(
+        lambda x, w: (ad.tensor(0.0), (x, w)),
+        lambda kept, g: tuple(g * d for d in ad.grad(f, (0, 1))(*kept)),
+    )
+    return custom
+
+
 def _by_custom_jvp(f: F2, around: Around) -> F2:
     custom: Any = ad.custom_jvp(f)
     custom.defjvp(lambda primals, tangents: ad.jvp(f, primals, tangents))
@@ -264,6 +274,7 @@ SAME: dict[str, Step] = {
     "checkpoint_returning_arguments": _returning_arguments,
     "checkpoint_capturing_all": _simple(lambda f: lambda x, w: ad.checkpoint(lambda: f(x, w))),
     "custom_vjp": _by_custom_vjp,
+    "constant": _by_constant,
     "custom_jvp": _by_custom_jvp,
     "function": _by_function,
     "enable_grad": _inside(ad.no_grad, ad.enable_grad),
@@ -327,7 +338,7 @@ PRODUCTS: dict[str, Step] = {
 
 STEPS = DERIVATIVES | BATCHED_DERIVATIVES | SECOND | SUMS | SAME | BATCHED_SAME | CUTS | PRODUCTS
 TAPES = ("tape", "persistent_tape", "tape_of_leaf")
-CUSTOM = ("custom_vjp", "custom_jvp", "function")
+CUSTOM = ("custom_vjp", "constant", "custom_jvp", "function")
 # These record whatever the scope around says, and give a result with a history.
 EXPLICIT = (*TAPES, "gradients", "gradients_of_seed", "backward", "enable_grad")
 # These hand on x itself, and what they get with its history.
@@ -363,6 +374,8 @@ def reference(step: str, f: F2) -> F2:
         return lambda x, w: number(f(x, w)) * _factor(x, w)
     if step == "product":
         return lambda x, w: f(x, w) * _factor(x, w)
+    if step == "constant":
+        return lambda x, w: f(x, w) - number(f(x, w))
     if step == "gauss_newton":
         return lambda x, w: derivative(f, x, w, V) ** 2 * 18.0
     if step in PRODUCTS:

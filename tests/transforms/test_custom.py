@@ -101,9 +101,72 @@ def test_the_given_derivative_is_used_at_every_level(f: Any, slope: float) -> No
     assert ad.grad(lambda x: ad.vmap(ad.vmap(f))(x).sum())(X.reshape(1, 2)).tolist() == [[slope] * 2]
     assert ad.jacrev(lambda x: ad.vmap(f)(x))(X).tolist() == [[slope, 0.0], [0.0, slope]]
     assert ad.jacfwd(lambda x: ad.vmap(f)(x))(X).tolist() == [[slope, 0.0], [0.0, slope]]
+    for value in (lambda x: ad.vjp(f, x)[0], lambda x: ad.jvp(f, (x,), (x,))[0], lambda x: f(x)):
+        both = lambda x: ad.vmap(value)(x).sum() + ad.vmap(lambda k: value(x[0] * k))(np.ones(2)).sum()  # noqa: B023
+        assert ad.grad(both)(X).tolist() == ad.jacfwd(both)(X).tolist() == [3 * slope, slope]
     x = ad.tensor(X, requires_grad=True)
     f(x).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [slope] * 2
+
+
+def test_a_result_that_is_the_same_for_the_whole_batch_has_the_given_derivative() -> None:
+    zero = ad.custom_vjp(lambda x: ad.tensor(0.0))
+    zero.defvjp(lambda x: (ad.tensor(0.0), x), lambda x, g: (g * ad.sin(x),))
+    k = np.array([1.0, 2.0])
+    for f in (
+        zero,
+        lambda x: zero(x) + 3 * zero(2 * x),
+        lambda x: ad.vmap(lambda s: zero(x * s) * x + zero(x) * s)(k).sum(),
+        lambda x: ad.fixed_point(lambda y, x: zero(x), 0.0, x),
+    ):
+        for transform in (ad.grad, ad.jacfwd, lambda f: ad.grad(ad.grad(f)), lambda f: ad.jacfwd(ad.grad(f))):
+            one_by_one = np.stack([transform(f)(x) for x in X])
+            np.testing.assert_allclose(ad.vmap(transform(f))(X), one_by_one, rtol=1e-12)
+
+
+def test_a_saved_output_has_the_given_derivative_inside_vmap() -> None:
+    def forward(x: Any) -> Any:
+        y = ad.sin(x)
+        return y, (x, y)
+
+    f = ad.custom_vjp(ad.sin)
+    f.defvjp(forward, lambda kept, g: (g * kept[0] * kept[1],))
+    second = lambda f: ad.grad(lambda x: ad.grad(f)(x))
+    expected = np.sin(X) + X * X * np.sin(X)
+    np.testing.assert_allclose(ad.vmap(second(f))(X), expected, rtol=1e-12)
+    mapped = ad.grad(lambda x: ad.grad(lambda x: ad.vmap(f)(x).sum())(x).sum())(X)
+    np.testing.assert_allclose(mapped, expected, rtol=1e-12)
+
+
+def test_a_forward_inside_vmap_runs_once() -> None:
+    """So that a random mask is the same in the value and in the gradient of an outer level."""
+    rng = ad.random.default_rng(0)
+    calls = []
+
+    def forward(x: Any) -> Any:
+        calls.append(x)
+        mask = rng.bernoulli(0.5, size=x.shape)
+        return x * mask, mask
+
+    drop = ad.custom_vjp(lambda x: x)
+    drop.defvjp(forward, lambda mask, g: (g * mask,))
+    x = ad.tensor(np.arange(1.0, 9.0), requires_grad=True)
+    value = ad.vmap(lambda k: ad.vjp(drop, x * k)[0])(np.array([2.0]))
+    value.sum().backward()
+    kept = value.numpy()[0] != 0
+    assert len(calls) == 1 and kept.any() and not kept.all()
+    assert x.grad is not None and x.grad.tolist() == (2.0 * kept).tolist()
+
+
+def test_values_that_a_vmap_batches_must_be_arguments() -> None:
+    def value(k: Any, x: Any) -> Any:
+        f = ad.custom_vjp(lambda x: ad.sin(x) * k)
+        f.defvjp(lambda x: (ad.sin(x) * k, x), lambda x, g: (g * k * ad.cos(x),))
+        return ad.vjp(f, x)[0]
+
+    for x in (lambda k, y: y, lambda k, y: y * k):
+        with pytest.raises(TransformError, match=r"that an enclosing ad\.vmap batches"):
+            ad.grad(lambda y: ad.vmap(lambda k: value(k, x(k, y)))(X).sum())(0.3)  # noqa: B023
 
 
 def slope(x: Any) -> Any:
