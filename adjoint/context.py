@@ -27,6 +27,7 @@ __all__ = [
     "enclosing",
     "entered",
     "grad_mode",
+    "in_rule",
     "inference",
     "init_generator",
     "lent",
@@ -61,6 +62,8 @@ grad_mode: ContextVar[bool] = ContextVar("adjoint_grad_mode", default=True)
 inference: ContextVar[bool] = ContextVar("adjoint_inference_mode", default=False)
 # Whether results are checked for NaN and infinity.
 anomaly: ContextVar[bool] = ContextVar("adjoint_anomaly", default=False)
+# Whether a derivative rule of an op is running: in anomaly mode only its result is checked.
+in_rule: ContextVar[bool] = ContextVar("adjoint_in_rule", default=False)
 # The dtype of tensors made from Python numbers.
 default_dtype: ContextVar[np.dtype[Any]] = ContextVar("adjoint_default_dtype", default=_FLOAT64)
 # The number of threads of a backward, or "auto".

@@ -17,7 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.config import grad_mode, special, tapes
-from adjoint.context import Hook, observer
+from adjoint.context import Hook, in_rule, observer
 from adjoint.context import anomaly as anomaly
 from adjoint.context import saved_hooks as saved_hooks
 from adjoint.core.conversion import check_polynomial
@@ -297,7 +297,7 @@ def record_results(
     if special.count:
         if (watcher := observer.get()) is not None:
             watcher.computed(op)
-        if anomaly.get():
+        if anomaly.get() and not in_rule.get():
             check_finite(op, operands, outputs, "forward")
     results = tuple(map(wrap, outputs))
     wants = op.differentiable and _recording() and True in [differentiable(d.dtype) for d in outputs]

@@ -137,7 +137,7 @@ def _next_quotient(
     xp: Namespace, g: Value, z: Value, y: Value, size: Value, span: Value, op: str, why: str, order: int
 ) -> Any:
     # the relative size of the quotients, and so of their derivatives; rounding errors are compared with it
-    scale = xp.maximum(_FLOOR, largest(xp, z) * span / xp.where(size == 0, np.inf, size))
+    scale = xp.maximum(_FLOOR, largest(xp, z) * span / xp.where(size == 0, 1, size))  # z is 0 where size is
     return xp.gauge_quotient(g, y, largest(xp, g) * scale, span, op=op, why=why, order=order + 1)
 
 

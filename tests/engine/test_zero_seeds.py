@@ -125,6 +125,33 @@ def test_two_pulls_of_an_op_are_its_forward_mode(name: str) -> None:
             np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", SMOOTH)
+def test_anomaly_mode_finds_nothing_in_the_rules_of_an_op(name: str) -> None:
+    """A recorded rule may compute infinities on the way: a mask of attention, a quotient by a size of 0."""
+
+    def second(op: Any, given: list[Any], scale: float) -> list[Any]:
+        x = [ad.tensor(a, requires_grad=True) for a in given]
+        y = [t for t in op(*x) if t.requires_grad]
+        u = [ad.tensor(np.full(t.shape, scale, t.dtype), requires_grad=True) for t in y]
+        first = ad.gradients(y, x, u, create_graph=True, allow_unused=True)
+        moving = [g for g in first if g is not None and g.requires_grad]
+        ones = [np.ones(g.shape, g.dtype) for g in moving]
+        last = ad.gradients(moving, x + u, ones, allow_unused=True) if moving else ()
+        return [t for t in (*y, *first, *last) if t is not None]
+
+    for case in CASES[name]:
+        wanted = checked(case)
+        if not wanted:
+            continue
+        for scale in (0.0, 1.0):
+            run = lambda: second(function(case, wanted), [case.args[i] for i in wanted], scale)  # noqa: B023
+            with np.errstate(all="ignore"):
+                found = run()
+                if all(np.isfinite(t.numpy()).all() for t in found):
+                    with ad.detect_anomaly():
+                        run()
+
+
 # Rules that lose what they are given: zeros do not hide it ---------------------------------------------
 
 
