@@ -296,9 +296,14 @@ class Unit:
         """
         return state
 
-    def take_back(self, steps: list[int]) -> None:
-        """Undo ``updates`` after an error: set the step counts to ``steps`` and decrement the versions."""
+    def take_back(self, steps: list[int], new: bool) -> None:
+        """Undo ``updates`` after an error: set the step counts to ``steps`` and decrement the versions.
+
+        If ``new`` is True, ``updates`` has made the state.
+        """
         self.steps = steps
+        if new:
+            self.state = None
         for p in self.params:
             p._version -= 1
 

@@ -423,7 +423,7 @@ class Optimizer:
             self._check_written(group.hyper)
         updates: list[Update] = []
         scatters: list[Callable[[], None]] = []  # copy updated rows of sparse gradients back
-        counts = [unit.steps for group in groups for unit in group.units]
+        units = [(unit, unit.steps, unit.state is None) for group in groups for unit in group.units]
         before, count = grad_mode.get(), self.step_count
         try:
             # off, because parameters are written; set inside try, so that an interrupt cannot leave it off
@@ -439,27 +439,30 @@ class Optimizer:
                 scatter()
         except BaseException as error:
             if not restored:
-                units = [unit for group in self.groups for unit in group.units]
-                self._take_back(error, count, zip(units, counts, strict=True))
+                self._take_back(error, count, units)
             raise
         finally:
             grad_mode.set(before)
 
-    def _take_back(self, error: BaseException, count: int, steps: Iterable[tuple[Unit, list[int]]]) -> None:
-        """Restore the step counts of units after an error in an update.
+    def _take_back(
+        self, error: BaseException | None, count: int, units: Iterable[tuple[Unit, list[int], bool]] = ()
+    ) -> None:
+        """Restore units after an error in an update: each with its step counts, and whether it had no state.
 
         If the error came while parameters were written, they cannot be restored: add a note to ``error``
-        instead.  ``count`` is the ``step_count`` before the update, ``steps`` the step counts of each unit.
+        instead.  ``count`` is the ``step_count`` before the update.
         """
         if self.step_count != count:  # an interrupt, or an error in a user's apply_one
-            error.add_note(
+            text = (
                 f"{type(self).__name__}: this error interrupted the update.  Some parameters are updated, "
                 "others are not."
             )
+            if error is not None and text not in getattr(error, "__notes__", ()):
+                error.add_note(text)
             return
-        for unit, before in steps:
+        for unit, before, new in units:
             if unit.steps is not before:
-                unit.take_back(before)
+                unit.take_back(before, new)
 
     def _refuse_misfits(self, gradient: Callable[[Tensor], Any]) -> None:
         """Raise if the shape or dtype of a gradient does not match its parameter.

@@ -9,6 +9,7 @@ at the end of each call.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -109,9 +110,12 @@ class _HostUpdate:
         return f"update of {type(self.optimizer).__name__}"
 
     def count(self) -> Any:
-        """Return a copy of all that the update changes, for ``take_back``, or None if it cannot fail."""
+        """Return a copy of all that the update changes, for ``take_back``.
+
+        If the update cannot fail, return only the number of updates.  Ctrl-C can still interrupt it.
+        """
         if not self.keeps:
-            return None
+            return self.optimizer.step_count
         groups = self.optimizer.groups
         units = []
         for unit in (u for group in groups for u in group.units):
@@ -121,8 +125,12 @@ class _HostUpdate:
         return self.optimizer.step_count, [group.checked for group in groups], units
 
     def take_back(self, before: Any) -> None:
-        """Undo the update; ``before`` is the result of a call of ``count`` before the update."""
-        if before is None:
+        """Undo the update; ``before`` is the result of a call of ``count`` before the update.
+
+        An update that was not copied cannot be undone: add a note to the error instead.
+        """
+        if not self.keeps:
+            self.optimizer._take_back(sys.exception(), before)
             return
         self.optimizer.step_count, checked, units = before
         for group, values in zip(self.optimizer.groups, checked, strict=True):
@@ -172,7 +180,7 @@ class _HostUpdate:
             _write_block(optimizer, unit, grads, group.hyper)
         except BaseException as error:
             if not self.keeps:
-                optimizer._take_back(error, count, [(unit, steps)])
+                optimizer._take_back(error, count, [(unit, steps, False)])
             raise
         finally:
             grad_mode.set(before)

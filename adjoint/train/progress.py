@@ -11,7 +11,7 @@ from typing import Any
 from adjoint.errors import MissingExtraError
 from adjoint.interop.notebook import in_notebook
 
-__all__ = ["Progress", "numbers_line"]
+__all__ = ["Progress", "length_of", "numbers_line"]
 
 RECENT = 50  # the number of last steps over which the throughput is averaged
 
@@ -106,3 +106,11 @@ def _short(number: float) -> str:
         if number >= factor:
             return f"{number / factor:.3g}{letter}"
     return f"{number:.3g}"
+
+
+def length_of(loader: Any) -> int | None:
+    """Return the number of batches of a loader, or None if it is not known."""
+    try:
+        return len(loader)
+    except TypeError:  # no length; InputError is a TypeError too
+        return None

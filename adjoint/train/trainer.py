@@ -15,7 +15,8 @@ import numpy as np
 
 from adjoint import words
 from adjoint.accumulate.accumulator import GradientAccumulator
-from adjoint.config import no_grad
+from adjoint.config import grad_mode, no_grad
+from adjoint.context import within
 from adjoint.core.convert import asarray
 from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
@@ -41,7 +42,7 @@ from adjoint.train.compiled import CompiledLoss
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader
 from adjoint.train.history import History
-from adjoint.train.progress import Progress
+from adjoint.train.progress import Progress, length_of
 from adjoint.train.ranks import RankLoop, size_and_rank
 from adjoint.train.signals import stopping_on_interrupt
 from adjoint.train.snapshot import undone_on_error
@@ -299,10 +300,11 @@ class Trainer:
                     checkpoints.refuse_later(self.step)
             for callback in reversed(self.callbacks):
                 ending.callback(callback.on_end, self)
-            bar = Progress(_length(loader), epochs, self.progress)
+            bar = Progress(length_of(loader), epochs, self.progress)
             ending.callback(bar.close)
             ending.enter_context(stopping_on_interrupt(self._stop_on_interrupt, self._ranks is not None))
-            self._epochs(loader, epochs, validate, bar, same, resume)
+            # set to itself: an interrupt at the end of a ``no_grad`` block inside would leave the mode off
+            within(grad_mode, grad_mode.get(), self._epochs, loader, epochs, validate, bar, same, resume)
             if self.stopped is not None:
                 bar.stopped(
                     self.step, self.stopped, self.stopped == INTERRUPTED and self.checkpoints is not None
@@ -380,7 +382,7 @@ class Trainer:
             if self.stopped:
                 return
         if not self.epoch_steps:
-            empty = _length(self._loader) == 0
+            empty = length_of(self._loader) == 0
             raise InputError(
                 f"Trainer: epoch {self.epoch + 1} has no batches.\n"
                 + (
@@ -591,10 +593,3 @@ class Trainer:
         elif getattr(self.optimizer, "shard", None) is not None:
             self.optimizer.state_dict()  # all ranks must send their slices of the state
         return self._ranks.written(path)
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:  # no length; InputError is a TypeError too
-        return None

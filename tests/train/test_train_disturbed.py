@@ -236,3 +236,15 @@ def test_loading_a_checkpoint_without_training(tmp_path: Path) -> None:
     trainer.fit(batches, 0, resume=True)
     trainer.fit(batches, 3)
     assert bits(trainer) == bits(plain)
+
+
+def test_an_interrupted_training_does_not_leave_a_mode_set() -> None:
+    """Ctrl-C at the end of a ``no_grad`` block, which is Python code, leaves the mode off inside ``fit``."""
+
+    def loss(prediction: Any, target: Any) -> Any:
+        ad.set_grad_enabled(False)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(loss=loss).fit(loader())
+    assert ad.is_grad_enabled()
