@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
+from adjoint.config import grad_mode
+from adjoint.context import enclosing, within
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError
@@ -202,7 +204,10 @@ def _matrix(
             built = tree.unflatten(run.structure, packed)
             return (built, released_value(run, run.aux)) if has_aux else built
 
-        return returned(matrix()) if run.plain else matrix()
+        if run.outer or enclosing.get() is not None:
+            return matrix()
+        found = within(grad_mode, False, matrix)  # it depends on nothing outside, so nothing is recorded
+        return returned(found) if run.plain else found
 
     return derivative
 

@@ -66,6 +66,30 @@ def test_arrays_give_arrays_of_the_values_that_tensors_give(name: str) -> None:
         assert a.dtype == t.dtype and a.shape == t.shape
 
 
+compiled = ad.compile(cubes)
+custom = ad.custom_vjp(cubes)
+custom.defvjp(lambda x: (cubes(x), x), lambda x, g: (3 * g * x * x,))
+CALLED: dict[str, Callable[[Any], Any]] = {
+    f"{how} of a {what} function": lambda x, outer=outer, f=f: outer(f, x)
+    for what, f in {"plain": cubes, "compiled": compiled, "custom": custom}.items()
+    for how, outer in {
+        "a call": lambda f, x: f(x),
+        "a checkpoint": ad.checkpoint,
+        "a value": lambda f, x: ad.value_and_grad(f)(x)[0],
+        "a pull": lambda f, x: ad.vjp(f, x)[1](1.0)[0].sum(),
+        "a push": lambda f, x: ad.linearize(f, x)[1](V),
+        "a root": lambda f, x: ad.root(lambda y: y - f(x), 0.0),
+    }.items()
+}
+
+
+@pytest.mark.parametrize("kind", CALLED)
+def test_results_of_nested_calls_have_no_history(kind: str) -> None:
+    for name, call in CALLS.items():
+        assert all(map(is_numpy, leaves(call(CALLED[kind], X, V)))), name
+        assert not any(t.requires_grad for t in leaves(call(CALLED[kind], ad.tensor(X), ad.tensor(V)))), name
+
+
 @pytest.mark.parametrize("name", [n for n in CALLS if n != "vmap"])
 def test_numbers_give_numpy_scalars(name: str) -> None:
     found = leaves(CALLS[name](lambda x: x**3, 2.0, 1.0))
