@@ -36,14 +36,18 @@ class Snapshot:
 
     def __init__(self, trainer: Trainer) -> None:
         self.modules: list[tuple[Module, dict[str, Any]]] = []
+        self.parameters: dict[int, Tensor] = {}  # by id, for the step; they are not restored
         self._tensors: list[tuple[Tensor, Any, Any, int]] = []
         self._generators: list[tuple[Any, Any]] = []
         for _, module in modules_of(trainer):
             own, parameters = dict(vars(module)), module._names("_parameters")
             self.modules.append((module, own))
             for name, value in own.items():
-                if isinstance(value, Tensor) and name not in parameters:
-                    self._tensors.append((value, value._data, value._node, value._version))
+                if isinstance(value, Tensor):
+                    if name in parameters:
+                        self.parameters[id(value)] = value
+                    else:
+                        self._tensors.append((value, value._data, value._node, value._version))
                 elif isinstance(value, (Generator, np.random.Generator)):
                     self._generators.append((value, generator_state(value)))
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from adjoint.core.tensor import Tensor
 from adjoint.grads.clip import clip_grad_norm
 from adjoint.grads.slots import drop
 from adjoint.optim import Optimizer
@@ -35,15 +36,16 @@ def made_step(trainer: Trainer, batch: Any) -> Step:
     if trainer.compiled is not None and trainer.compiled.rows is None:
         rows = batch.rows if isinstance(batch, Share) else examples_in(batch)
         trainer.compiled.rows = -(-rows // trainer.pieces)  # of the largest piece, on all ranks
-    with undone_on_error(trainer):
+    with undone_on_error(trainer) as before:
         if trainer._ranks is not None:
             return trainer._ranks.step(batch)
-        return (_whole_step if trainer.pieces == 1 else _step_in_pieces)(trainer, batch)
+        if trainer.pieces > 1:
+            return _step_in_pieces(trainer, batch)
+        return _whole_step(trainer, batch, list(before.parameters.values()))
 
 
-def _whole_step(trainer: Trainer, batch: Any) -> Step:
-    """Update the model from a whole batch."""
-    params = list(trainer.named_parameters(frozen=True).values())
+def _whole_step(trainer: Trainer, batch: Any, params: list[Tensor]) -> Step:
+    """Update the model from a whole batch; ``params`` are the parameters of the model and the loss."""
     norms = trainer._term_norms()
     drop(params)
     if trainer.compiled is not None:

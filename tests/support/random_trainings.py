@@ -108,15 +108,24 @@ class Training:
         self.options = bool(r.random() < 0.3)  # change hyper-parameters in the run
         self.nesterov = bool(r.random() < 0.5)
         self.validate = bool(r.random() < 0.3)
+        self.metrics, self.computes, self.double, self.weighs, self.listed, self.freezes = (
+            bool(b) for b in r.random(6) < 0.25
+        )
+        self.plateau = bool(r.random() < 0.3)
         self.failing: FailingLoss | None = None
 
     def model(self) -> Any:
-        made = [
+        layers = [
             lambda: nn.BatchNorm1d(4), lambda: nn.Dropout(0.3, rng=2), lambda: Noise(self.own),
             lambda: nn.LayerNorm(4), Count,
         ]  # fmt: skip
-        inner = [made[k]() for k in self.middle]
-        return nn.Sequential(nn.Linear(4, 4, rng=0), nn.Tanh(), *inner, nn.Linear(4, 2, rng=1))
+        inner = [layers[k]() for k in self.middle]
+        made = nn.Sequential(nn.Linear(4, 4, rng=0), nn.Tanh(), *inner, nn.Linear(4, 2, rng=1))
+        return made.astype(self.dtype)
+
+    @property
+    def dtype(self) -> Any:
+        return np.float64 if self.double else np.float32
 
     def loss(self) -> Any:
         if self.kind in ("composed", "learned"):
@@ -133,20 +142,41 @@ class Training:
             loss = self.failing = FailingLoss(loss)
         if self.options:
             callbacks = [Options(), *callbacks]
+        if self.freezes:
+            callbacks = [Freezes(), *callbacks]
+        schedule: Any = (lambda step: 0.02 / (1 + step)) if self.schedule else None
+        if self.plateau:
+            schedule = optim.schedules.Plateau(0.02, patience=0, monitor="loss")
+        if self.metrics:
+            options["metrics"] = {"off": lambda p, t: abs(p - t).mean()}
+        if self.weighs:
+            options["weight"] = lambda batch: float(len(batch[0]))
+        if self.computes and not isinstance(loss, nn.Module):
+            fit, loss, options["metrics"] = loss, None, {}
+            options["compute"] = lambda m, batch: (
+                fit(m(ad.asarray(batch[0])), ad.asarray(batch[1])),
+                {"one": 1.0},
+            )
         given = (
             {"momentum": 0.5 * self.nesterov, "nesterov": self.nesterov} if self.optimizer == "SGD" else {}
         )
         return train.Trainer(
             model, loss, getattr(optim, self.optimizer)(params, lr=0.02, **given), accumulate=self.pieces, clip=self.clip,
             compile=self.compile, term_norms=self.term_norms, progress=False, callbacks=callbacks,
-            schedule=(lambda step: 0.02 / (1 + step)) if self.schedule else None, **options,
+            schedule=schedule, **options,
         )  # fmt: skip
 
     def loader(self) -> Any:
-        return train.DataLoader((X, Y), self.size, shuffle=True, seed=3)
+        x, y = X.astype(self.dtype), Y.astype(self.dtype)
+        if self.listed:
+            return [(x[k : k + self.size], y[k : k + self.size]) for k in range(0, len(x), self.size)]
+        return train.DataLoader((x, y), self.size, shuffle=True, seed=3)
 
     def fit(self, trainer: Any, loader: Any, **options: Any) -> Any:
-        return trainer.fit(loader, self.epochs, validate=[(X, Y)] if self.validate else None, **options)
+        return trainer.fit(loader, self.epochs, validate=self.held_out(), **options)
+
+    def held_out(self) -> Any:
+        return [(X.astype(self.dtype), Y.astype(self.dtype))] if self.validate else None
 
     def bits(self, trainer: Any) -> dict[str, Any]:
         found = {name: v.tobytes() for name, v in trainer.model.state_dict().items()}
@@ -195,6 +225,13 @@ class Training:
                 with contextlib.suppress(FloatingPointError):
                     self.fit(trainer, loader)
         return self.bits(trainer)
+
+
+class Freezes(train.Callback):
+    """Freezes a layer after some steps, and trains it after others."""
+
+    def on_step(self, trainer: Any, logs: Any) -> None:
+        trainer.model[0].requires_grad_(trainer.step % 5 != 2)
 
 
 class Options(train.Callback):

@@ -41,6 +41,7 @@ def run(
     composed: bool = False,
     pieces: int = 4,
     epochs: int = 3,
+    compile: bool = False,
 ) -> tuple[bytes, Any, train.Trainer]:
     """Train with dropout, clipping, a schedule, batches of 37 and 18 rows, a log, checkpoints, validation."""
     model = net()
@@ -52,7 +53,7 @@ def run(
         model, loss, optim.AdamW(model.parameters(), lr=1e-2), schedule=optim.schedules.linear(1e-2, 30),
         accumulate=pieces, clip=0.5, group=group, directory=directory / "checkpoints", term_norms=2,
         callbacks=[train.JSONLog(directory / "log.jsonl", every="step"), *callbacks],
-        metrics={} if composed else {"off": lambda p, y: abs(p - y).mean()},
+        compile=compile, metrics={} if composed else {"off": lambda p, y: abs(p - y).mean()},
     )  # fmt: skip
     loader = train.DataLoader((X, Y), 37, shuffle=True, seed=3)
     history = trainer.fit(loader, epochs, validate=train.DataLoader((X, Y), 20), resume=resume)
@@ -71,6 +72,21 @@ def test_any_number_of_ranks_gives_the_same_bits_and_files(tmp_path: Path, compo
         assert len(list((directory / "checkpoints").iterdir())) == 3
     assert files[1] == files[2] == files[4]
     assert b"val_" not in files[1][1] and files[1][1].count(b"\n") == 9
+
+
+def test_compiled_ranks_give_the_same_bits_with_and_without_a_recorder(tmp_path: Path) -> None:
+    """Pieces have 9 or 10 rows: those of one size run as native code, on all ranks the same."""
+
+    def fitted(group: Group, directory: Path, recorded: bool) -> Any:
+        callbacks = [ad.inspect.Recorder()] if recorded else []
+        return run(group, directory, composed=True, compile=True, callbacks=callbacks)[:2]
+
+    found = []
+    for size in (1, 2, 4):
+        for recorded in (False, True):
+            directory = tmp_path / f"{size} {recorded}"
+            found += distributed.simulate(size, lambda g, d=directory, r=recorded: fitted(g, d, r))
+    assert found == [found[0]] * 14
 
 
 class Killed(train.Callback):
