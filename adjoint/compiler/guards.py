@@ -34,6 +34,7 @@ __all__ = [
     "class_attribute",
     "element_ids",
     "exact",
+    "home",
     "is_flat",
     "is_library",
     "is_module",
@@ -51,6 +52,7 @@ BUFFERS = (array, bytearray)  # their elements are new objects at each access
 CONTAINERS = (list, tuple, set, frozenset, deque, *MAPPINGS, *BUFFERS)
 CACHES = ("_parameters", "_buffers")  # attributes of modules with the names of their tensors
 LARGEST = 1 << 20  # bytes of all arrays of a program whose elements are compared
+_HEAP = 1 << 9  # flag of a class that is made at run time
 DEEPEST = 8  # nesting depth of containers; objects below it are compared by identity
 
 
@@ -315,7 +317,21 @@ def base_of(read: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
 
 def is_library(function: Any) -> bool:
     """Return whether a function or a class is defined in one of ``LIBRARIES``, not in the user's code."""
-    return (getattr(function, "__module__", None) or "").partition(".")[0] in LIBRARIES
+    return home(function) in LIBRARIES
+
+
+def home(function: Any) -> str:
+    """Return the top-level package in which a function or a class is defined; "" if it is not known.
+
+    ``functools.wraps`` copies the ``__module__`` of another function, and a class that ``exec`` makes without
+    a ``__name__`` has that of the built-in types.
+    """
+    module = getattr(function, "__module__", None)
+    if type(function) is types.FunctionType:
+        module = function.__globals__.get("__name__", module)
+    elif module == "builtins" and isinstance(function, type) and function.__flags__ & _HEAP:
+        module = None
+    return str(module or "").partition(".")[0]
 
 
 def class_attribute(cls: type, name: str, missing: Any = None) -> Any:

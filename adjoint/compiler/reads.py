@@ -35,6 +35,7 @@ from adjoint.compiler.guards import (
     MAPPINGS,
     Names,
     class_attribute,
+    home,
     is_library,
     is_module,
     itself,
@@ -62,7 +63,7 @@ _NOTHING = object()
 # The others are skipped: they read thousands of variables (logging does), and some change all the time.
 _SEARCHED = frozenset(("collections", "_collections_abc", "contextlib", "functools", "types", "weakref"))
 _INSTALLED, _MOST_INSTALLED = ("site-packages", "dist-packages"), 200  # functions that are searched there
-_STANDARD = frozenset(sys.stdlib_module_names) - _SEARCHED
+_FOREIGN = (frozenset(sys.stdlib_module_names) - _SEARCHED) | LIBRARIES
 
 
 class Reads(NamedTuple):
@@ -142,7 +143,7 @@ class _Walk:
             return
         if not isinstance(function, types.FunctionType):  # a method whose function is not Python code
             return
-        if _is_foreign(function):
+        if _is_foreign(function) or (_is_installed(function.__code__) and not _may_read(function, bound)):
             self._walk_library(function, bound)
             return
         if _is_installed(function.__code__):
@@ -202,7 +203,7 @@ class _Walk:
         """Search the user's functions in the closure of a library function, such as a schedule."""
         self.seen.add((id(function), id(bound)))
         is_op = "op" in function.__code__.co_freevars
-        for cell in (function.__closure__ or ()) if is_library(function) else ():
+        for cell in (function.__closure__ or ()) if not _is_standard(function) else ():
             with suppress(ValueError):  # an empty cell
                 if not (is_op and isinstance(cell.cell_contents, BOUND)):  # it reads a cache of the op
                     self._reach(cell.cell_contents, 0)
@@ -503,6 +504,40 @@ def _is_installed_file(path: str) -> bool:
     return any(f"{os.sep}{name}{os.sep}" in path for name in _INSTALLED)
 
 
+def _may_read(function: types.FunctionType, bound: Any) -> bool:
+    """Return whether to search a function of an installed package: the package uses adjoint.
+
+    Special methods of objects that the user's code uses, such as the ``__getitem__`` of a configuration, are
+    searched in all packages.
+    """
+    if bound is not None and function.__name__.startswith("__"):
+        return True
+    space = function.__globals__
+    if any(map(_is_ours, [*space.values()])):
+        return True
+    imported = [load.name.partition(".")[0] for load in loads(function.__code__) if load.kind == "import"]
+    if "adjoint" in imported:
+        return True
+    return _uses_adjoint(str(space.get("__name__", "")).partition(".")[0], len(sys.modules))
+
+
+@functools.lru_cache(64)
+def _uses_adjoint(package: str, _: int) -> bool:
+    """Return whether a module of a package has imported something of adjoint.
+
+    The second argument is the number of modules that are imported: a larger number means to look again.
+    """
+    modules = [m for name, m in [*sys.modules.items()] if name.partition(".")[0] == package]
+    return any(_is_ours(v) for m in modules for v in [*getattr(m, "__dict__", {}).values()])
+
+
+def _is_ours(value: Any) -> bool:
+    """Return whether a value is adjoint, or a module, a function or a class of it."""
+    if type(value) is types.ModuleType:
+        return value.__name__.partition(".")[0] == "adjoint"
+    return isinstance(value, (type, types.FunctionType)) and home(value) == "adjoint"
+
+
 def _chained(read: Callable[[], Any], used: list[str]) -> Callable[[], Any]:
     """Return a function that reads the attributes ``used``, one of the other, of ``read()``."""
     return functools.partial(read_attributes, read, used) if used else read
@@ -565,13 +600,12 @@ def _cached(function: Any) -> list[Any]:
 
 def _is_standard(function: Any) -> bool:
     """Return whether a function or a class belongs to the standard library."""
-    return (getattr(function, "__module__", None) or "").partition(".")[0] in sys.stdlib_module_names
+    return home(function) in sys.stdlib_module_names
 
 
 def _is_foreign(function: Any) -> bool:
     """Return whether a function or a class belongs to a library, so that its code is not searched."""
-    module = getattr(function, "__module__", None) or ""
-    return is_library(function) or module.partition(".")[0] in _STANDARD
+    return home(function) in _FOREIGN
 
 
 def _attribute(owner: Any, name: str) -> Any:
@@ -671,7 +705,7 @@ def _class_attributes(cls: type) -> set[str]:
     """Return the names of the data attributes of a class and its bases, without those of libraries."""
     found = set()
     for c in cls.__mro__:
-        if not is_library(c) and c.__module__ != "builtins":
+        if home(c) not in LIBRARIES and home(c) != "builtins":
             found |= {
                 k for k, v in vars(c).items()
                 if not isinstance(v, (*_BINDERS, types.FunctionType)) and not k.startswith("__")

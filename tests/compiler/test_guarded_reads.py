@@ -270,7 +270,7 @@ def test_few_functions_of_installed_packages_are_searched(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reads, "_MOST_INSTALLED", 3)
-    space: dict[str, Any] = {f"k{n}": 1.0 for n in range(9)}
+    space: dict[str, Any] = {"ad": ad, **{f"k{n}": 1.0 for n in range(9)}}
     text = (
         "".join(f"def f{n}(a): return f{n + 1}(a) * k{n}\n" for n in range(8)) + "def f8(a): return a * k8\n"
     )
