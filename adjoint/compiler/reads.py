@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adjoint.compiler.bytecode import EVERY, ITEM, asked, loads
+from adjoint.compiler.bytecode import EVERY, ITEM, Item, Use, asked, loads, uses
 from adjoint.compiler.guards import (
     BOUND,
     CACHES,
@@ -43,9 +43,9 @@ from adjoint.compiler.guards import (
     snapshot,
 )
 from adjoint.core.tensor import Tensor
-from adjoint.core.user_code import LIBRARIES
+from adjoint.core.user_code import LIBRARIES, Position
 
-__all__ = ["Reads", "named_reads"]
+__all__ = ["Reads", "named_reads", "uses_of"]
 
 _MOST = 100  # at most this many elements of a container are visited
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
@@ -70,13 +70,20 @@ class Reads(NamedTuple):
     """The variables that a function reads.
 
     ``variables`` maps a description of each to a function that returns its value.  ``values`` has the present
-    values, and the modules in them with their submodules.  ``indexed`` has the ids of arrays from which
-    Python or NumPy computes, as in ``a[0]`` or ``a.sum()``.
+    values, and the modules in them with their submodules.  ``uses`` has the uses of arrays in the code, by the
+    id of the array: positions in code, or None for a use that is not known.
     """
 
     variables: dict[str, Callable[[], Any]]
     values: list[Any]
-    indexed: set[int]
+    uses: dict[int, set[Position | None]]
+
+
+def uses_of(array: Any, code: types.CodeType, name: str) -> set[Position | None]:
+    """Return the uses of an array that is the value of a local variable."""
+    walk = _Walk()
+    walk.note_local(array, code, name)
+    return walk.uses.get(id(array), set())
 
 
 def named_reads(f: Any, objects: dict[str, Any]) -> Reads:
@@ -93,7 +100,7 @@ def named_reads(f: Any, objects: dict[str, Any]) -> Reads:
     for value in objects.values():
         walk._reach(value, 0)
     walk.run()
-    return Reads(walk.found, walk.values, walk.indexed)
+    return Reads(walk.found, walk.values, walk.uses)
 
 
 class _Walk:
@@ -101,7 +108,11 @@ class _Walk:
 
     def __init__(self) -> None:
         self.values: list[Any] = []
-        self.indexed: set[int] = set()  # see ``Reads``
+        self.uses: dict[int, set[Position | None]] = {}  # see ``Reads``
+        self.codes: dict[types.CodeType, None] = {}  # the code that was searched
+        self.holders: dict[tuple[str, int], Any] = {}  # arrays and containers, by the attribute they are in
+        self.computed = False  # whether code computes names of attributes
+        self.noted: set[tuple[int, Use]] = set()
         self.asked: set[str] = set()  # attributes that the code reads only if they exist
         self.unstable: set[tuple[int, str]] = set()  # objects and attributes that are new at each access
         self.found: dict[str, Callable[[], Any]] = {}
@@ -125,6 +136,7 @@ class _Walk:
                 self._walk_function(*self.todo.pop())
             now = len(self.found), len(self.seen), len(self.free), len(self.classes), len(self.asked)
             if now == size:
+                self._note_attributes()
                 return
             size = now
             depths: dict[int, int] = {}
@@ -135,6 +147,7 @@ class _Walk:
                 for name in _class_attributes(cls) & self.free:  # the code may create objects of this class
                     value = _attribute(cls, name)
                     if value is not _NOTHING:
+                        self._hold(name, value)
                         read = functools.partial(read_attributes, functools.partial(itself, cls), [name])
                         self.add(f"{cls.__qualname__}.{name}", value, read, (id(cls), name))
 
@@ -163,6 +176,8 @@ class _Walk:
             self.found.setdefault(self._name(f"{where}: code", ("code", id(function))), of_code)
         for name, value in _defaults(function):
             self.add(f"{where}: {name}", value, functools.partial(itself, value), (id(function), name))
+            self.note_local(value, code, name)
+        self.codes[code] = None
         self.asked |= asked(code)
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         space = function.__globals__
@@ -181,6 +196,9 @@ class _Walk:
             else:
                 self._add_free(names, code)
                 continue
+            with suppress(ValueError):  # an empty cell
+                for use in uses(code).get((kind, name), ()):
+                    self._note(read(), use)
             own = kind == "local" and bound is not None and local[name] is bound
             self._follow(type(bound).__qualname__ if own else f"{where}: {name}", read, names, key)
 
@@ -231,8 +249,6 @@ class _Walk:
             return
         used: list[str] = []
         for k, name in enumerate(chain):
-            if type(value) is np.ndarray and not _VIEWS.issuperset(chain[k:]):
-                self.indexed.add(id(value))
             if name == ITEM or isinstance(value, (Tensor, np.ndarray, ContextVar)):
                 break
             if isinstance(value, (type, types.ModuleType)):
@@ -261,6 +277,7 @@ class _Walk:
             if _owner(after) is value:  # such as ``cfg.get``, which reads ``cfg``
                 break
             value = after
+            self._hold(name, value)
             used.append(name)
         if value is os.environ or value is os.getenv:  # they read this dictionary
             space = functools.partial(read_attributes, functools.partial(itself, os.environ), ["_data"])
@@ -292,6 +309,7 @@ class _Walk:
         is reached from the variable ``what`` by the attributes ``used``; ``read`` and ``key`` are as in
         ``_follow``.
         """
+        self.computed = True
         if isinstance(value, types.ModuleType):
             names = {name for name in vars(value) if not name.startswith("__")}
         elif isinstance(value, type):
@@ -335,6 +353,7 @@ class _Walk:
         """
         if key not in self.added:
             self.added.add(key)
+            self._note(read(), _UNKNOWN)
             self.add(what, read(), read, key)
 
     def _reach(self, value: Any, depth: int) -> None:
@@ -361,6 +380,7 @@ class _Walk:
                 self._reach(value.func, depth)
             self.todo += _functions(value, {})
         elif isinstance(value, _GETTERS):
+            self.computed = True
             texts = [s for s in value.__reduce__()[1] if isinstance(s, str)]
             self.free.update(name for s in texts for name in s.split("."))
         elif isinstance(value, weakref.ref):
@@ -371,6 +391,7 @@ class _Walk:
             if depth < DEEPEST:
                 self._reach(value.__wrapped__, depth + 1)
                 for each in _cached(value):
+                    self._note(each, _UNKNOWN)
                     self.owners.setdefault(
                         f"result of {value.__name__}", (each, functools.partial(itself, each))
                     )
@@ -435,6 +456,10 @@ class _Walk:
         """
         if type(owner) is np.ndarray:
             self.found.setdefault(what, read)
+            if owner.dtype.hasobject:
+                elements = owner.tolist()
+                self.found.setdefault(f"elements of {what}", functools.partial(np.ndarray.tolist, owner))
+                self._visit(what, elements, functools.partial(itself, elements), depth + 1, depths)
         if type(owner) in _INERT or not _has_attributes(owner) or depth >= depths.get(id(owner), DEEPEST):
             return
         depths[id(owner)] = depth
@@ -467,8 +492,59 @@ class _Walk:
                 continue
             if not _is_constant(here, value):
                 self.found.setdefault(here, inner)
+            self._hold(name, value)
             self._reach(value, depth)
             self._visit(here, value, inner, depth + 1, depths)
+
+    def _hold(self, name: str, value: Any) -> None:
+        """Remember an array, or a container of arrays, that is the attribute ``name`` of an object."""
+        if isinstance(value, (np.ndarray, *CONTAINERS)):
+            self.holders[name, id(value)] = value
+
+    def _note_attributes(self) -> None:
+        """Note the uses of arrays that are attributes: any code that reads such an attribute may use them."""
+        for (name, _), value in self.holders.items():
+            if self.computed or EVERY in self.free:
+                self._note(value, _UNKNOWN)
+            for code in self.codes:
+                for use in uses(code).get(("attribute", name), ()):
+                    self._note(value, use)
+
+    def note_local(self, value: Any, code: types.CodeType, name: str) -> None:
+        """Note the uses of the arrays in ``value``, which the local variable ``name`` of ``code`` may have."""
+        for use in (*uses(code).get(("local", name), ()), *uses(code).get(("cell", name), ())):
+            self._note(value, use)
+
+    def _note(self, value: Any, use: Use) -> None:
+        """Note a use of an array, or of the arrays in a container."""
+        if type(value) is not np.ndarray and not isinstance(value, CONTAINERS):
+            return
+        if (id(value), use) in self.noted or use.end == -1:
+            return
+        self.noted.add((id(value), use))
+        code, path, end, loops = use
+        if type(value) is np.ndarray:
+            if not _STRUCTURE.isdisjoint(path):
+                return
+            known = end is not None and not loops and _VIEWS.issuperset(path)
+            if known and isinstance(end, str):
+                self.note_local(value, code, end)
+            else:
+                self.uses.setdefault(id(value), set()).add((code, end) if known else None)
+        elif path and isinstance(path[0], Item):
+            inner = use._replace(path=path[1:])
+            if not path[0].known:
+                for each in islice(_elements(value), _MOST):
+                    self._note(each, inner)
+            else:
+                with suppress(Exception):  # no such item
+                    self._note(value[path[0].key], inner)
+        elif isinstance(end, str) and not path:
+            for each in islice(value, _MOST) if loops else (value,):
+                self.note_local(each, code, end)
+        else:
+            for each in islice(_elements(value), _MOST):
+                self._note(each, _UNKNOWN)
 
     def _add_names(self, what: str, owner: Any) -> None:
         """Guard which attributes an object ``owner`` has itself, among those that may exist later.
@@ -487,11 +563,10 @@ class _Walk:
 
 
 _ALIASES = {"numpy": "np", "adjoint": "ad", "adjoint.nn.functional": "F"}  # usual names of modules
-# attributes of arrays that share their memory, or that do not depend on their elements
-_VIEWS = frozenset(
-    "T base data dtype flags imag itemsize mT nbytes ndim ravel real reshape shape size strides swapaxes "
-    "transpose view".split()
-)
+# attributes of arrays that share their memory, and those that do not depend on their elements
+_VIEWS = frozenset("T imag mT ravel real reshape swapaxes transpose view".split())
+_STRUCTURE = frozenset("dtype flags itemsize nbytes ndim shape size strides".split())
+_UNKNOWN = Use((lambda: None).__code__, (), None)
 
 
 def _is_installed(code: types.CodeType) -> bool:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy import ndarray
 
+from adjoint.compiler.bytecode import start
+from adjoint.compiler.guards import CONTAINERS, element_ids
 from adjoint.compiler.program import Program, Source
+from adjoint.compiler.reads import uses_of
 from adjoint.compiler.symbolic import Number, Symbolic, refused
 from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import LIBRARIES, Position, library_of
 
 if TYPE_CHECKING:
     from adjoint.compiler.trace import Trace
@@ -76,6 +83,8 @@ class Sources:
         self.held: dict[int, Held] = {}  # by the id of the tensor, which is kept alive
         self.arrays: dict[int, tuple[Any, Symbolic]] = {}  # by the id of the array, which is kept alive
         self.outside: list[Any] = []  # arrays of the user that ops read, in this trace and those inside it
+        self.places: dict[int, set[Position]] = {}  # where ops read these arrays, by the id of the array
+        self.uses: dict[int, set[Position | None]] = {}  # other uses of these arrays, see ``Reads``
         self.cells: dict[tuple[int, Any], tuple[Any, Symbolic]] = {}  # by the id of the container and the key
         self.containers: dict[int, tuple[Any, Any]] = {}  # by the id of their owner, which is kept alive
         self.drawn: list[Symbolic] = []
@@ -134,7 +143,33 @@ class Sources:
         if found is None:
             found = self.arrays[id(array)] = array, self.source("array", array.shape, array.dtype, array)
             self.outside.append(array)
+        self._note_place(array)
         return found[1]
+
+    def _note_place(self, array: Any) -> None:
+        """Note the positions in the user's code from which an op reads an array, and its uses there.
+
+        An array that a function gets as a parameter may be used by this function in other ways, too.
+        """
+        end = cast("Trace", self)._run.__func__.__code__  # type: ignore[attr-defined]  # a method
+        frame: Any = sys._getframe(2)
+        frames = []
+        while frame is not None and frame.f_code is not end:
+            if library_of(frame) not in LIBRARIES:
+                frames.append(frame)
+            frame = frame.f_back
+        while type(array) is ndarray:  # and the arrays that it is a view of
+            self.places.setdefault(id(array), set()).update(
+                [(f.f_code, start(f.f_code, f.f_lasti)) for f in frames]
+            )
+            known = self.uses.setdefault(id(array), set())
+            for f in frames:
+                for name, value in _parameters(f):
+                    if value is array:
+                        known |= uses_of(array, f.f_code, name)
+                    elif isinstance(value, CONTAINERS) and id(array) in element_ids(value):
+                        known.add(None)
+            array = array.base
 
     def constant(self, array: ndarray[Any, Any]) -> Symbolic:
         """Return the symbol of an array that was made inside the trace and is the same in all calls."""
@@ -183,3 +218,11 @@ class Sources:
                 "  Use ad.where(condition, a, b)."
             )
         return owner if kind == "array" else owner()
+
+
+def _parameters(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """Yield the names and the present values of the parameters of a function that runs."""
+    code, values = frame.f_code, frame.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    yield from ((name, values[name]) for name in code.co_varnames[:count] if name in values)

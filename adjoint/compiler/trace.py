@@ -34,7 +34,7 @@ from adjoint.core.lifted import Lifted, enclosing, level_of, next_level, tracing
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, Traced, wrap
-from adjoint.core.user_code import user_line, user_position
+from adjoint.core.user_code import Position, user_line, user_position
 from adjoint.errors import AdjointError, TransformError
 from adjoint.grads.slots import sink
 
@@ -56,7 +56,7 @@ class Trace(Sources):
         self.start = next_seq()  # hooks that were registered before the trace have smaller numbers
         self.guards: list[Any] = []  # see guards.py
         self.called: dict[int, tuple[Any, Advances]] = {}  # see ``guard_reads``
-        self.indexed: set[int] = set()  # ids of arrays from which these functions compute values
+        self.indexed: set[int] = set()  # ids of arrays whose elements are part of the program
         self.modules: dict[int, Any] = {}  # modules that were called, by id
         self.reached: list[Any] = []  # values of the variables that functions called by the library read
         self.actions: list[Write] = []  # updates of optimisers and gradients for micro-batches, in order
@@ -115,18 +115,19 @@ class Trace(Sources):
             self.guard(f"an array of shape {array.shape}", partial(itself, array))
             self.guards[-1].keep_contents()
 
-    def drop_contents(self, guards: Iterable[Guard], indexed: set[int]) -> None:
+    def drop_contents(self, guards: Iterable[Guard], uses: dict[int, set[Position | None]]) -> None:
         """Stop guarding the elements of arrays that only ops read, because the program reads them itself.
 
-        ``indexed`` has the ids of the arrays from which Python or NumPy computes values too.  Also stop
-        guarding the largest of the other arrays, if they have more than ``LARGEST`` bytes in all.
+        ``uses`` is as in ``Reads``.  Also stop guarding the largest of the other arrays, if they have more
+        than ``LARGEST`` bytes in all.
         """
         read = set()
         for a in self.outside:
             while type(a) is ndarray:  # and the arrays that it is a view of
-                read.add(id(a))
+                found = uses.get(id(a), set()) | self.uses[id(a)]
+                if found and found <= self.places[id(a)] and id(a) not in self.indexed:
+                    read.add(id(a))
                 a = a.base
-        read -= indexed
         total = 0
         compared = [g for g in guards if getattr(g, "contents", None) is not None]
         for g in sorted(compared, key=lambda g: g.seen.nbytes):
@@ -403,7 +404,7 @@ class Trace(Sources):
         """Return a new trace inside this one, for a loop body or a function that Python code calls."""
         sub = Trace(updates=True)
         sub.parent, sub.loops, sub.unroll, sub.outside = self, self.loops, self.unroll, self.outside
-        sub.indexed, sub.hooked = self.indexed, self.hooked
+        sub.indexed, sub.hooked, sub.uses, sub.places = self.indexed, self.hooked, self.uses, self.places
         return sub
 
     # Updates and other actions at the end of a call ------------------------------------------------
@@ -437,7 +438,8 @@ class Trace(Sources):
             if id(f) not in self.called:
                 reads = named_reads(f, {})
                 self.guards += [Guard(what, read) for what, read in reads.variables.items()]
-                self.indexed |= reads.indexed
+                for k, found in reads.uses.items():
+                    self.uses.setdefault(k, set()).update(found)
                 self.called[id(f)] = f, Advances(reads.values)
                 self.reached += reads.values
 

@@ -152,7 +152,7 @@ class Variant:
             reads = later
         trace.arguments = ()
         self.program = trace.program
-        trace.drop_contents([*self.guards, *trace.guards], reads.indexed | trace.indexed)
+        trace.drop_contents([*self.guards, *trace.guards], reads.uses)
         modules = self._module_guards(call, [*reads.values, *trace.reached])
         covered = {id(x) for g in modules if not g.tree for x in (g.owner, g.attributes)}
         # the variables that the function both reads and changes; the program would not change them
