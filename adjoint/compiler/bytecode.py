@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["EVERY", "ITEM", "Item", "Use", "asked", "loads", "start", "uses"]
+__all__ = ["EVERY", "ITEM", "asked", "loads"]
 
 EVERY = "*"  # the last item of a chain if the name of the attribute is computed: any attribute may be read
 ITEM = "[]"  # the last item of a chain if the value has an index: ``x.a[0]``
@@ -17,36 +17,8 @@ _BY_NAME = (*_ASKING, "attrgetter", "methodcaller", "vars", "__dict__")  # the n
 _BY_TEXT = ("globals", "eval", "exec")  # these read variables whose names are in strings
 _IGNORED = ("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
-_CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")
 _ITEMS = {"BINARY_SUBSCR": 2, "BINARY_SLICE": 3, "GET_ITER": 1}  # values that they pop
 _CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"  # PRECALL: only Python 3.11
-
-
-_HARMLESS = ("id", "isinstance", "len", "type")  # functions that do not read the elements of an array
-_ONE = ("BINARY", "COMPARE_OP", "CONTAINS_OP", "IS_OP", "UNARY", "BUILD", "CALL_FUNCTION_EX", "GET_ITER")
-_STORED = ("STORE_FAST", "STORE_DEREF", "STORE_FAST_LOAD_FAST")
-_VIEWING = ("ravel", "reshape", "swapaxes", "transpose", "view")  # methods of arrays that return views
-
-
-class Item(NamedTuple):
-    """A step ``[key]`` in the path of a ``Use``; ``known`` is false if the key is computed."""
-
-    known: bool
-    key: object
-
-
-class Use(NamedTuple):
-    """What code does with a value that it loads: it follows ``path``, and uses what it finds at ``end``.
-
-    ``path`` has items and names of attributes.  ``end`` is the offset of the instruction that uses the value,
-    the name of the local variable to which it is assigned, None if it is unknown, or -1 if the elements of an
-    array are not read there.  If ``loops`` is true, the elements are assigned to the variable, in a loop.
-    """
-
-    code: types.CodeType
-    path: tuple[Item | str, ...]
-    end: int | str | None
-    loops: bool = False
 
 
 class Load(NamedTuple):
@@ -94,110 +66,6 @@ def loads(outer: types.CodeType) -> list[Load]:
             if kind == "global" and i.argval in (*_ASKING, "vars"):
                 found += [_through(load, imported) for load in _computed(instructions, n, code is outer)]
     return list(dict.fromkeys(found))
-
-
-@functools.lru_cache(1024)
-def uses(outer: types.CodeType) -> dict[tuple[str, str], list[Use]]:
-    """Return the uses of the values that code loads, by kind and name of the variable or attribute.
-
-    The kinds are those of ``Load``, and "attribute".  Nested functions are included.
-    """
-    found: dict[tuple[str, str], list[Use]] = {}
-    for code in _codes(outer):
-        instructions = [
-            i
-            for i in dis.get_instructions(code)
-            if i.opname not in (*_IGNORED, "PRECALL") or i.opname == "PUSH_NULL"
-        ]
-        if any(i.argval in _BY_NAME or i.opname == "MATCH_CLASS" for i in instructions):
-            for name in {name for s in _strings(code.co_consts) for name in _names(s)}:
-                found.setdefault(("attribute", name), []).append(Use(code, (), None))
-        for n, i in enumerate(instructions):
-            kind = "attribute" if i.opname in ("LOAD_ATTR", "IMPORT_FROM") else _kind(i, True)
-            names = i.argval if isinstance(i.argval, tuple) else (i.argval,)
-            for k, name in enumerate(names if kind else ()):
-                if i.opname != "STORE_FAST_LOAD_FAST" or k:
-                    use = _use(code, instructions, n, len(names) - k)
-                    found.setdefault((kind or "", name), []).append(use)
-    return found
-
-
-def start(code: types.CodeType, offset: int) -> int:
-    """Return the offset of the instruction that contains ``offset``: its caches belong to it."""
-    return max((s for s in _starts(code) if s <= offset), default=0)
-
-
-@functools.lru_cache(1024)
-def _starts(code: types.CodeType) -> list[int]:
-    return [i.offset for i in dis.get_instructions(code)]
-
-
-def _use(code: types.CodeType, instructions: list[dis.Instruction], n: int, depth: int) -> Use:
-    """Return the use of the value that instruction ``n`` loads; above it are ``depth`` - 1 other values."""
-    path: list[Item | str] = []
-    wrapped = False  # whether the value is now in a new list or tuple
-    first = last = n  # ``last`` is the instruction that has made the value
-    while first > 0 and instructions[first].opname in _ATTRIBUTE:
-        first -= 1
-    callee = instructions[first - 1] if first else None
-    for k in range(n + 1, len(instructions)):
-        i = instructions[k]
-        pops, pushes = _effect(i)
-        if pops is None:
-            return Use(code, tuple(path), None)
-        if depth > pops:
-            depth += pushes - pops
-            continue
-        item = i.opname == "BINARY_SUBSCR" or (i.opname == "BINARY_OP" and i.argrepr == "[]")
-        if i.opname in _ATTRIBUTE and not wrapped:
-            path.append(i.argval)
-            depth = pushes
-        elif item and depth == 2 and not wrapped:
-            known = k == last + 2 and instructions[k - 1].opname in _CONSTANTS
-            path.append(Item(known, instructions[k - 1].argval if known else None))
-            depth = 1
-        elif i.opname == "CALL" and path and path[-1] in _VIEWING and depth == (i.arg or 0) + 2:
-            depth = 1
-        elif i.opname in ("BUILD_LIST", "BUILD_TUPLE"):
-            wrapped, depth = True, 1
-        elif wrapped:
-            return Use(code, tuple(path), i.offset if "CALL" in i.opname else None)
-        elif i.opname in _STORED:
-            name = i.argval if isinstance(i.argval, str) else i.argval[0]
-            return Use(code, tuple(path), None if name in code.co_freevars else name)
-        elif i.opname == "GET_ITER" and instructions[k + 1].opname == "FOR_ITER":
-            after = instructions[k + 2]
-            return Use(code, tuple(path), after.argval if after.opname == "STORE_FAST" else None, True)
-        elif i.opname == "IS_OP" or i.opname.endswith(("IF_NONE", "IF_NOT_NONE")):
-            return Use(code, tuple(path), -1)
-        elif i.opname == "CALL" and callee is not None and callee.argval in _HARMLESS:
-            return Use(code, tuple(path), -1)
-        else:
-            return Use(code, tuple(path), i.offset)
-        last = k
-    return Use(code, tuple(path), None)
-
-
-def _effect(i: dis.Instruction) -> tuple[int | None, int]:
-    """Return how many values an instruction pops from the stack and pushes; (None, 0) if it is not known."""
-    if i.opname in _ATTRIBUTE:
-        return 1, 1 + dis.stack_effect(i.opcode, i.arg)
-    if i.opname == "CALL":
-        return (i.arg or 0) + 2, 1
-    if i.opname == "CALL_KW":
-        return (i.arg or 0) + 3, 1
-    if "JUMP" in i.opname and not i.opname.endswith(("IF_NONE", "IF_NOT_NONE")):
-        return None, 0
-    if i.opname.startswith(_ONE):
-        return 1 - dis.stack_effect(i.opcode, i.arg), 1
-    effect = dis.stack_effect(i.opcode, i.arg, jump=False)
-    if i.opname.startswith(("LOAD", "PUSH_NULL", "KW_NAMES")) and "SUPER" not in i.opname:
-        return 0, effect
-    if i.opname == "STORE_FAST_LOAD_FAST":
-        return 1, 1
-    if i.opname.startswith(("STORE", "POP", "RETURN_VALUE")):
-        return -effect, 0
-    return None, 0
 
 
 @functools.lru_cache(1024)

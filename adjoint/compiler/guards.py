@@ -328,7 +328,8 @@ def home(function: Any) -> str:
     """
     module = getattr(function, "__module__", None)
     if type(function) is types.FunctionType:
-        module = function.__globals__.get("__name__", module)
+        copied = "__wrapped__" in vars(function)
+        module = function.__globals__.get("__name__", None if copied else module)
     elif module == "builtins" and isinstance(function, type) and function.__flags__ & _HEAP:
         module = None
     return str(module or "").partition(".")[0]

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adjoint.compiler.bytecode import EVERY, ITEM, Item, Use, asked, loads, uses
+from adjoint.compiler.bytecode import EVERY, ITEM, asked, loads
 from adjoint.compiler.guards import (
     BOUND,
     CACHES,
@@ -42,10 +42,11 @@ from adjoint.compiler.guards import (
     read_attributes,
     snapshot,
 )
+from adjoint.compiler.uses import UNKNOWN, Uses, uses_in
 from adjoint.core.tensor import Tensor
 from adjoint.core.user_code import LIBRARIES, Position
 
-__all__ = ["Reads", "named_reads", "uses_of"]
+__all__ = ["Reads", "named_reads"]
 
 _MOST = 100  # at most this many elements of a container are visited
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
@@ -62,6 +63,8 @@ _NOTHING = object()
 # Modules of the standard library whose code is searched, because they contain or wrap the user's functions.
 # The others are skipped: they read thousands of variables (logging does), and some change all the time.
 _SEARCHED = frozenset(("collections", "_collections_abc", "contextlib", "functools", "types", "weakref"))
+# Methods of objects of installed packages that do not use adjoint; only attributes they read are guarded.
+_ACCESS = ("__call__", "__contains__", "__getattr__", "__getitem__", "__iter__", "__len__")
 _INSTALLED, _MOST_INSTALLED = ("site-packages", "dist-packages"), 200  # functions that are searched there
 _FOREIGN = (frozenset(sys.stdlib_module_names) - _SEARCHED) | LIBRARIES
 
@@ -70,20 +73,12 @@ class Reads(NamedTuple):
     """The variables that a function reads.
 
     ``variables`` maps a description of each to a function that returns its value.  ``values`` has the present
-    values, and the modules in them with their submodules.  ``uses`` has the uses of arrays in the code, by the
-    id of the array: positions in code, or None for a use that is not known.
+    values, and the modules in them with their submodules.  ``uses`` is as ``Uses.found``.
     """
 
     variables: dict[str, Callable[[], Any]]
     values: list[Any]
     uses: dict[int, set[Position | None]]
-
-
-def uses_of(array: Any, code: types.CodeType, name: str) -> set[Position | None]:
-    """Return the uses of an array that is the value of a local variable."""
-    walk = _Walk()
-    walk.note_local(array, code, name)
-    return walk.uses.get(id(array), set())
 
 
 def named_reads(f: Any, objects: dict[str, Any]) -> Reads:
@@ -100,7 +95,7 @@ def named_reads(f: Any, objects: dict[str, Any]) -> Reads:
     for value in objects.values():
         walk._reach(value, 0)
     walk.run()
-    return Reads(walk.found, walk.values, walk.uses)
+    return Reads(walk.found, walk.values, walk.uses.found)
 
 
 class _Walk:
@@ -108,11 +103,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.values: list[Any] = []
-        self.uses: dict[int, set[Position | None]] = {}  # see ``Reads``
-        self.codes: dict[types.CodeType, None] = {}  # the code that was searched
-        self.holders: dict[tuple[str, int], Any] = {}  # arrays and containers, by the attribute they are in
-        self.computed = False  # whether code computes names of attributes
-        self.noted: set[tuple[int, Use]] = set()
+        self.uses = Uses()
         self.asked: set[str] = set()  # attributes that the code reads only if they exist
         self.unstable: set[tuple[int, str]] = set()  # objects and attributes that are new at each access
         self.found: dict[str, Callable[[], Any]] = {}
@@ -136,7 +127,8 @@ class _Walk:
                 self._walk_function(*self.todo.pop())
             now = len(self.found), len(self.seen), len(self.free), len(self.classes), len(self.asked)
             if now == size:
-                self._note_attributes()
+                self.uses.computed |= EVERY in self.free
+                self.uses.note_attributes()
                 return
             size = now
             depths: dict[int, int] = {}
@@ -147,7 +139,7 @@ class _Walk:
                 for name in _class_attributes(cls) & self.free:  # the code may create objects of this class
                     value = _attribute(cls, name)
                     if value is not _NOTHING:
-                        self._hold(name, value)
+                        self.uses.hold(name, value)
                         read = functools.partial(read_attributes, functools.partial(itself, cls), [name])
                         self.add(f"{cls.__qualname__}.{name}", value, read, (id(cls), name))
 
@@ -156,7 +148,8 @@ class _Walk:
             return
         if not isinstance(function, types.FunctionType):  # a method whose function is not Python code
             return
-        if _is_foreign(function) or (_is_installed(function.__code__) and not _may_read(function, bound)):
+        other = _is_installed(function.__code__) and not _uses_adjoint(function)
+        if _is_foreign(function) or (other and (bound is None or function.__name__ not in _ACCESS)):
             self._walk_library(function, bound)
             return
         if _is_installed(function.__code__):
@@ -176,14 +169,16 @@ class _Walk:
             self.found.setdefault(self._name(f"{where}: code", ("code", id(function))), of_code)
         for name, value in _defaults(function):
             self.add(f"{where}: {name}", value, functools.partial(itself, value), (id(function), name))
-            self.note_local(value, code, name)
-        self.codes[code] = None
+            self.uses.note_local(value, code, name)
+        self.uses.codes[code] = None
         self.asked |= asked(code)
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         space = function.__globals__
         for kind, name, names in loads(code):
             read: Callable[[], Any]
             key: tuple[Any, Any]
+            if other and kind != "local":
+                continue
             if kind == "global" and name in space:
                 key, read = (id(space), name), functools.partial(space.__getitem__, name)
             elif kind == "import" and (module := _module(name, space)) in sys.modules:
@@ -193,12 +188,14 @@ class _Walk:
                 key, read = ("cell", id(cell)), functools.partial(getattr, cell, "cell_contents")
             elif kind in ("local", "cell") and name in local:
                 key, read = ("local", id(local[name])), functools.partial(itself, local[name])
+            elif other:
+                continue
             else:
                 self._add_free(names, code)
                 continue
             with suppress(ValueError):  # an empty cell
-                for use in uses(code).get((kind, name), ()):
-                    self._note(read(), use)
+                for use in uses_in(code).get((kind, name), ()):
+                    self.uses.note(read(), use)
             own = kind == "local" and bound is not None and local[name] is bound
             self._follow(type(bound).__qualname__ if own else f"{where}: {name}", read, names, key)
 
@@ -277,7 +274,7 @@ class _Walk:
             if _owner(after) is value:  # such as ``cfg.get``, which reads ``cfg``
                 break
             value = after
-            self._hold(name, value)
+            self.uses.hold(name, value)
             used.append(name)
         if value is os.environ or value is os.getenv:  # they read this dictionary
             space = functools.partial(read_attributes, functools.partial(itself, os.environ), ["_data"])
@@ -309,7 +306,7 @@ class _Walk:
         is reached from the variable ``what`` by the attributes ``used``; ``read`` and ``key`` are as in
         ``_follow``.
         """
-        self.computed = True
+        self.uses.computed = True
         if isinstance(value, types.ModuleType):
             names = {name for name in vars(value) if not name.startswith("__")}
         elif isinstance(value, type):
@@ -353,12 +350,12 @@ class _Walk:
         """
         if key not in self.added:
             self.added.add(key)
-            self._note(read(), _UNKNOWN)
+            self.uses.note(read(), UNKNOWN)
             self.add(what, read(), read, key)
 
     def _reach(self, value: Any, depth: int) -> None:
         """Add to the search the functions that a value is or contains, and methods of objects and classes."""
-        if type(value) in _INERT:
+        if type(value) in _INERT and not _has_objects(value):
             return
         if isinstance(value, type):
             if not _is_foreign(value):
@@ -369,7 +366,7 @@ class _Walk:
                 self._add_once(
                     f"owner of {value.__name__}", functools.partial(itself, owner), ("owner", id(owner))
                 )
-        elif isinstance(value, CONTAINERS):
+        elif isinstance(value, CONTAINERS) or _has_objects(value):
             self.todo += _methods(type(value), value, self._names())
             for each in islice(_elements(value), _MOST):
                 if depth < DEEPEST:
@@ -380,7 +377,7 @@ class _Walk:
                 self._reach(value.func, depth)
             self.todo += _functions(value, {})
         elif isinstance(value, _GETTERS):
-            self.computed = True
+            self.uses.computed = True
             texts = [s for s in value.__reduce__()[1] if isinstance(s, str)]
             self.free.update(name for s in texts for name in s.split("."))
         elif isinstance(value, weakref.ref):
@@ -391,11 +388,8 @@ class _Walk:
             if depth < DEEPEST:
                 self._reach(value.__wrapped__, depth + 1)
                 for each in _cached(value):
-                    self._note(each, _UNKNOWN)
-                    self.owners.setdefault(
-                        f"result of {value.__name__}", (each, functools.partial(itself, each))
-                    )
-                    self._reach(each, depth + 1)
+                    what = f"result of {value.__name__}"
+                    self._add_once(what, functools.partial(itself, each), ("result", id(each)))
             self.todo += _methods(type(value), value, self._names())
             self._add_functions_of(value)
         elif is_module(value):
@@ -456,15 +450,14 @@ class _Walk:
         """
         if type(owner) is np.ndarray:
             self.found.setdefault(what, read)
-            if owner.dtype.hasobject:
-                elements = owner.tolist()
+            if _has_objects(owner):
                 self.found.setdefault(f"elements of {what}", functools.partial(np.ndarray.tolist, owner))
-                self._visit(what, elements, functools.partial(itself, elements), depth + 1, depths)
-        if type(owner) in _INERT or not _has_attributes(owner) or depth >= depths.get(id(owner), DEEPEST):
+        inert = type(owner) in _INERT and not _has_objects(owner)
+        if inert or not _has_attributes(owner) or depth >= depths.get(id(owner), DEEPEST):
             return
         depths[id(owner)] = depth
-        if isinstance(owner, CONTAINERS):  # the container itself is guarded, so its elements do not change
-            pairs = owner.items() if isinstance(owner, MAPPINGS) else enumerate(owner)
+        if isinstance(owner, CONTAINERS) or _has_objects(owner):  # guarded, so its elements do not change
+            pairs = owner.items() if isinstance(owner, MAPPINGS) else enumerate(_elements(owner))
             for key, each in islice(pairs, _MOST):
                 name = repr(key) if type(key) in _INERT else type(key).__name__
                 self._visit(f"{what}[{name}]", each, functools.partial(itself, each), depth + 1, depths)
@@ -492,59 +485,9 @@ class _Walk:
                 continue
             if not _is_constant(here, value):
                 self.found.setdefault(here, inner)
-            self._hold(name, value)
+            self.uses.hold(name, value)
             self._reach(value, depth)
             self._visit(here, value, inner, depth + 1, depths)
-
-    def _hold(self, name: str, value: Any) -> None:
-        """Remember an array, or a container of arrays, that is the attribute ``name`` of an object."""
-        if isinstance(value, (np.ndarray, *CONTAINERS)):
-            self.holders[name, id(value)] = value
-
-    def _note_attributes(self) -> None:
-        """Note the uses of arrays that are attributes: any code that reads such an attribute may use them."""
-        for (name, _), value in self.holders.items():
-            if self.computed or EVERY in self.free:
-                self._note(value, _UNKNOWN)
-            for code in self.codes:
-                for use in uses(code).get(("attribute", name), ()):
-                    self._note(value, use)
-
-    def note_local(self, value: Any, code: types.CodeType, name: str) -> None:
-        """Note the uses of the arrays in ``value``, which the local variable ``name`` of ``code`` may have."""
-        for use in (*uses(code).get(("local", name), ()), *uses(code).get(("cell", name), ())):
-            self._note(value, use)
-
-    def _note(self, value: Any, use: Use) -> None:
-        """Note a use of an array, or of the arrays in a container."""
-        if type(value) is not np.ndarray and not isinstance(value, CONTAINERS):
-            return
-        if (id(value), use) in self.noted or use.end == -1:
-            return
-        self.noted.add((id(value), use))
-        code, path, end, loops = use
-        if type(value) is np.ndarray:
-            if not _STRUCTURE.isdisjoint(path):
-                return
-            known = end is not None and not loops and _VIEWS.issuperset(path)
-            if known and isinstance(end, str):
-                self.note_local(value, code, end)
-            else:
-                self.uses.setdefault(id(value), set()).add((code, end) if known else None)
-        elif path and isinstance(path[0], Item):
-            inner = use._replace(path=path[1:])
-            if not path[0].known:
-                for each in islice(_elements(value), _MOST):
-                    self._note(each, inner)
-            else:
-                with suppress(Exception):  # no such item
-                    self._note(value[path[0].key], inner)
-        elif isinstance(end, str) and not path:
-            for each in islice(value, _MOST) if loops else (value,):
-                self.note_local(each, code, end)
-        else:
-            for each in islice(_elements(value), _MOST):
-                self._note(each, _UNKNOWN)
 
     def _add_names(self, what: str, owner: Any) -> None:
         """Guard which attributes an object ``owner`` has itself, among those that may exist later.
@@ -563,10 +506,6 @@ class _Walk:
 
 
 _ALIASES = {"numpy": "np", "adjoint": "ad", "adjoint.nn.functional": "F"}  # usual names of modules
-# attributes of arrays that share their memory, and those that do not depend on their elements
-_VIEWS = frozenset("T imag mT ravel real reshape swapaxes transpose view".split())
-_STRUCTURE = frozenset("dtype flags itemsize nbytes ndim shape size strides".split())
-_UNKNOWN = Use((lambda: None).__code__, (), None)
 
 
 def _is_installed(code: types.CodeType) -> bool:
@@ -579,28 +518,23 @@ def _is_installed_file(path: str) -> bool:
     return any(f"{os.sep}{name}{os.sep}" in path for name in _INSTALLED)
 
 
-def _may_read(function: types.FunctionType, bound: Any) -> bool:
-    """Return whether to search a function of an installed package: the package uses adjoint.
-
-    Special methods of objects that the user's code uses, such as the ``__getitem__`` of a configuration, are
-    searched in all packages.
-    """
-    if bound is not None and function.__name__.startswith("__"):
-        return True
+def _uses_adjoint(function: types.FunctionType) -> bool:
+    """Return whether a function, or a module of its package, has imported something of adjoint."""
     space = function.__globals__
-    if any(map(_is_ours, [*space.values()])):
-        return True
     imported = [load.name.partition(".")[0] for load in loads(function.__code__) if load.kind == "import"]
-    if "adjoint" in imported:
-        return True
-    return _uses_adjoint(str(space.get("__name__", "")).partition(".")[0], len(sys.modules))
+    package = str(space.get("__name__", "")).partition(".")[0]
+    return (
+        "adjoint" in imported
+        or any(map(_is_ours, [*space.values()]))
+        or _imports_adjoint(package, len(sys.modules))
+    )
 
 
 @functools.lru_cache(64)
-def _uses_adjoint(package: str, _: int) -> bool:
+def _imports_adjoint(package: str, _: int) -> bool:
     """Return whether a module of a package has imported something of adjoint.
 
-    The second argument is the number of modules that are imported: a larger number means to look again.
+    The second argument is the number of modules that are imported: if it has changed, look again.
     """
     modules = [m for name, m in [*sys.modules.items()] if name.partition(".")[0] == package]
     return any(_is_ours(v) for m in modules for v in [*getattr(m, "__dict__", {}).values()])
@@ -619,8 +553,15 @@ def _chained(read: Callable[[], Any], used: list[str]) -> Callable[[], Any]:
 
 
 def _elements(container: Any) -> Iterable[Any]:
-    """Return the elements of a container; the keys of a dictionary too."""
+    """Return the elements of a container or an array of objects; the keys of a dictionary too."""
+    if isinstance(container, np.ndarray):
+        return container.ravel().tolist()
     return chain(container, container.values()) if isinstance(container, MAPPINGS) else container
+
+
+def _has_objects(value: Any) -> bool:
+    """Return whether a value is an array of Python objects."""
+    return type(value) is np.ndarray and value.dtype.hasobject
 
 
 def _is_constant(what: str, value: Any) -> bool:
@@ -669,8 +610,8 @@ def _cached(function: Any) -> list[Any]:
     found: list[Any] = []
     for each in gc.get_referents(function):
         found += each.values() if type(each) is dict and each is not vars(function) else [each]
-    links = "_lru_list_elem"
-    return [v for v in found[:_MOST] if not _is_foreign(type(v)) and type(v).__name__ != links]
+    kept = (np.ndarray, *CONTAINERS)
+    return [v for v in found[:_MOST] if isinstance(v, kept) or not _is_foreign(type(v))]
 
 
 def _is_standard(function: Any) -> bool:

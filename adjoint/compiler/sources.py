@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy import ndarray
 
-from adjoint.compiler.bytecode import start
 from adjoint.compiler.guards import CONTAINERS, element_ids
 from adjoint.compiler.program import Program, Source
-from adjoint.compiler.reads import uses_of
 from adjoint.compiler.symbolic import Number, Symbolic, refused
+from adjoint.compiler.uses import UNKNOWN, Uses, start
 from adjoint.core.tensor import Tensor
 from adjoint.core.user_code import LIBRARIES, Position, library_of
 
@@ -84,7 +83,8 @@ class Sources:
         self.arrays: dict[int, tuple[Any, Symbolic]] = {}  # by the id of the array, which is kept alive
         self.outside: list[Any] = []  # arrays of the user that ops read, in this trace and those inside it
         self.places: dict[int, set[Position]] = {}  # where ops read these arrays, by the id of the array
-        self.uses: dict[int, set[Position | None]] = {}  # other uses of these arrays, see ``Reads``
+        self.noted: set[tuple[Any, ...]] = set()  # these arrays, and the positions of all callers
+        self.uses = Uses()  # of arrays that are parameters, and in functions that the library calls
         self.cells: dict[tuple[int, Any], tuple[Any, Symbolic]] = {}  # by the id of the container and the key
         self.containers: dict[int, tuple[Any, Any]] = {}  # by the id of their owner, which is kept alive
         self.drawn: list[Symbolic] = []
@@ -158,17 +158,20 @@ class Sources:
             if library_of(frame) not in LIBRARIES:
                 frames.append(frame)
             frame = frame.f_back
+        key = id(array), *[(id(f.f_code), f.f_lasti) for f in frames]
+        if key in self.noted:
+            return
+        self.noted.add(key)
         while type(array) is ndarray:  # and the arrays that it is a view of
             self.places.setdefault(id(array), set()).update(
                 [(f.f_code, start(f.f_code, f.f_lasti)) for f in frames]
             )
-            known = self.uses.setdefault(id(array), set())
             for f in frames:
                 for name, value in _parameters(f):
                     if value is array:
-                        known |= uses_of(array, f.f_code, name)
+                        self.uses.note_local(array, f.f_code, name)
                     elif isinstance(value, CONTAINERS) and id(array) in element_ids(value):
-                        known.add(None)
+                        self.uses.note(array, UNKNOWN)
             array = array.base
 
     def constant(self, array: ndarray[Any, Any]) -> Symbolic:

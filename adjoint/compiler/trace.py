@@ -118,13 +118,13 @@ class Trace(Sources):
     def drop_contents(self, guards: Iterable[Guard], uses: dict[int, set[Position | None]]) -> None:
         """Stop guarding the elements of arrays that only ops read, because the program reads them itself.
 
-        ``uses`` is as in ``Reads``.  Also stop guarding the largest of the other arrays, if they have more
+        ``uses`` is as ``Uses.found``.  Also stop guarding the largest of the other arrays, if they have more
         than ``LARGEST`` bytes in all.
         """
         read = set()
         for a in self.outside:
             while type(a) is ndarray:  # and the arrays that it is a view of
-                found = uses.get(id(a), set()) | self.uses[id(a)]
+                found = uses.get(id(a), set()) | self.uses.found.get(id(a), set())
                 if found and found <= self.places[id(a)] and id(a) not in self.indexed:
                     read.add(id(a))
                 a = a.base
@@ -439,7 +439,7 @@ class Trace(Sources):
                 reads = named_reads(f, {})
                 self.guards += [Guard(what, read) for what, read in reads.variables.items()]
                 for k, found in reads.uses.items():
-                    self.uses.setdefault(k, set()).update(found)
+                    self.uses.found.setdefault(k, set()).update(found)
                 self.called[id(f)] = f, Advances(reads.values)
                 self.reached += reads.values
 
