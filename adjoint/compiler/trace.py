@@ -100,6 +100,8 @@ class Trace(Sources):
         if type(t._data) is ndarray:
             if type(source) is ndarray and source.shape == t.shape:
                 (value,) = self.call("copy", partial(np.array, dtype=t.dtype), [source], [(t.shape, t.dtype)])
+                if id(source) in self.places:
+                    self._note_place(source)
             else:
                 value = self.constant(t._data)
             t._data = value
