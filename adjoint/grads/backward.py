@@ -11,7 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import words
-from adjoint.config import check_workers, get_workers, grad_mode, special
+from adjoint.config import check_workers, get_workers, grad_mode, special, transform
 from adjoint.context import observer
 from adjoint.core.batched import Batched
 from adjoint.core.convert import tensor
@@ -32,7 +32,15 @@ from adjoint.grads.slots import Sink, commit, sink
 from adjoint.grads.store import Gradients
 from adjoint.typing import ArrayLike
 
-__all__ = ["backward", "backward_into_leaves", "backward_on", "gradients", "seed_of", "several_tensors"]
+__all__ = [
+    "backward",
+    "backward_into_leaves",
+    "backward_on",
+    "gradients",
+    "inside_transform",
+    "seed_of",
+    "several_tensors",
+]
 
 
 _F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
@@ -331,7 +339,7 @@ def backward(
     gradient: ArrayLike | None = None,
     *,
     retain_graph: bool = False,
-    create_graph: bool = False,
+    create_graph: bool | None = None,
     inputs: Sequence[Tensor] | Tensor | None = None,
     workers: int | str | None = None,
     on_leaf_ready: OnLeafReady | None = None,
@@ -346,8 +354,9 @@ def backward(
         The gradient of ``root``, with its shape and dtype.  It may be omitted for a tensor of one element.
     retain_graph : bool
         Whether saved values are kept, for a second backward.
-    create_graph : bool
-        Whether the backward is recorded, so that the gradients can be differentiated.
+    create_graph : bool, optional
+        Whether the backward is recorded, so that the gradients can be differentiated.  The default is True
+        inside a transform such as ``ad.grad``, and False elsewhere.
     inputs : Tensor or sequence of Tensor, optional
         Only these tensors get gradients.
     workers : int or "auto", optional
@@ -375,15 +384,21 @@ def backward(
     >>> ad.backward((x ** 2).sum())[x]
     tensor([2., 4.], dtype=float64)
     """
+    create = inside_transform() if create_graph is None else create_graph
     return backward_on(
         root,
         seed_of(root, gradient),
         inputs,
-        retain=retain_graph or create_graph,
-        create_graph=create_graph,
+        retain=retain_graph or create,
+        create_graph=create,
         workers=workers,
         on_leaf_ready=on_leaf_ready,
     )
+
+
+def inside_transform() -> bool:
+    """Return whether gradients are recorded by default, because a transform differentiates them."""
+    return transform.get() is not None and grad_mode.get()
 
 
 def backward_on(
@@ -435,7 +450,7 @@ def gradients(
     inputs: Tensor | Sequence[Tensor],
     grad_outputs: Any = None,
     retain_graph: bool | None = None,
-    create_graph: bool = False,
+    create_graph: bool | None = None,
     allow_unused: bool = False,
     *,
     workers: int | str | None = None,
@@ -452,8 +467,9 @@ def gradients(
         The gradients of the outputs.  They may be omitted for outputs of one element.
     retain_graph : bool, optional
         Whether saved values are kept, for a second backward.  The default is ``create_graph``.
-    create_graph : bool
-        Whether the results are recorded and can be differentiated again.
+    create_graph : bool, optional
+        Whether the results are recorded and can be differentiated again.  The default is True inside a
+        transform such as ``ad.grad``, and False elsewhere.
     allow_unused : bool
         Whether the gradient of an input that no output depends on is None instead of an error.
     workers : int or "auto", optional
@@ -493,12 +509,13 @@ def gradients(
                 f"gradients: inputs[{i}] of shape {t.shape} does not require grad.\n"
                 "  Set requires_grad=True before computing the outputs, or pass allow_unused=True."
             )
+    create = inside_transform() if create_graph is None else create_graph
     run, leaves = differentiate(
         roots,
         seeds,
         targets=targets,
-        retain=create_graph if retain_graph is None else retain_graph,
-        create_graph=create_graph,
+        retain=create if retain_graph is None else retain_graph,
+        create_graph=create,
         chosen=grad_outputs is not None,
         runner=runner_for(workers),
     )

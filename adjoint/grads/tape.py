@@ -14,7 +14,7 @@ from adjoint.core.node import Node
 from adjoint.core.record import tracked
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import DTypeError, InputError, NoGradientError, TapeError
-from adjoint.grads.backward import backward_on, seed_of, several_tensors
+from adjoint.grads.backward import backward_on, inside_transform, seed_of, several_tensors
 from adjoint.grads.store import Gradients
 from adjoint.typing import ArrayLike
 
@@ -131,8 +131,7 @@ class Tape:
             The gradient of ``root``.  It may be omitted for a tensor of one element.
         create_graph : bool, optional
             Whether the gradients can be differentiated.  The default is True while another tape is
-            recording, so that nested tapes give higher derivatives.  Pass True inside a transform such as
-            ``ad.grad``.
+            recording and inside a transform such as ``ad.grad``, so that nesting gives higher derivatives.
 
         Returns
         -------
@@ -162,7 +161,7 @@ class Tape:
         targets = None if inputs is None else several_tensors("inputs", inputs)
         watched = [t for t in (reference() for reference in self._watched_results) if t is not None]
         others = grad_mode.get() and any(t is not self for t in tapes.get())
-        create = others if create_graph is None else create_graph
+        create = others or inside_transform() if create_graph is None else create_graph
         store = backward_on(
             root,
             seed,

@@ -416,7 +416,9 @@ def numbers(f: Any, space: dict[str, Any]) -> Any:
     return found.dtype, found.shape, found.tolist()
 
 
-@pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")  # from NumPy 2.5 on
+@pytest.mark.filterwarnings(
+    "ignore:Setting the shape on a NumPy array:DeprecationWarning"
+)  # from NumPy 2.5 on
 @pytest.mark.parametrize("calls", [1, 1100], ids=["", "native checks"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_changed_value_is_used(name: str, calls: int, space: dict[str, Any]) -> None:

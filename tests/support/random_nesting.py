@@ -18,6 +18,7 @@ import numpy as np
 from random_formulas import F2, FORMULAS, derivative, number
 
 import adjoint as ad
+from adjoint.context import transform
 
 V = np.array([0.7, -0.3, 0.5])
 SCALES = np.array([0.5, 1.0, -0.8])
@@ -40,10 +41,14 @@ def _point(x: Any) -> Any:
     return (x * 1.0).requires_grad_()
 
 
+def _create() -> bool | None:
+    """``create_graph`` for gradients that are differentiated: the default inside a transform."""
+    return True if transform.get() is None else None
+
+
 def _by_tape(watch: bool, persistent: bool) -> Step:
     def step(f: F2, around: Around) -> F2:
         def g(x: Any, w: Any) -> Any:
-            # a tape records a derivative by itself if another tape is recording; a transform must be told
             with ad.Tape(persistent=persistent) as tape:
                 z = x * 1.0 if watch else _point(x)
                 if watch:
@@ -53,9 +58,8 @@ def _by_tape(watch: bool, persistent: bool) -> Step:
                     tape.gradients(y, create_graph=True)
             if not y.requires_grad:
                 return z @ V * 0.0
-            create = None if around.taped else True
             try:
-                return tape.gradients(y, [z], create_graph=create)[z] @ V
+                return tape.gradients(y, [z], create_graph=None if around.taped else _create())[z] @ V
             except ad.errors.NoGradientError:  # y does not depend on z
                 return z @ V * 0.0
 
@@ -69,7 +73,9 @@ def _by_gradients(f: F2, around: Around) -> F2:
         with ad.enable_grad():
             z = _point(x)
             y = ad.asarray(f(z, w))
-            found = ad.gradients(y, [z], create_graph=True, allow_unused=True)[0] if y.requires_grad else None
+            found = None
+            if y.requires_grad:
+                (found,) = ad.gradients(y, [z], create_graph=_create(), allow_unused=True)
         return (z * 0.0 if found is None else found) @ V
 
     return g
@@ -80,7 +86,7 @@ def _by_backward(f: F2, around: Around) -> F2:
         with ad.enable_grad():
             z = _point(x)
             y = ad.asarray(f(z, w))
-            grads = ad.backward(y, 1.0, create_graph=True, inputs=[z]) if y.requires_grad else {}
+            grads = ad.backward(y, 1.0, create_graph=_create(), inputs=[z]) if y.requires_grad else {}
             return (grads[z] if z in grads else z * 0.0) @ V
 
     return g

@@ -174,3 +174,34 @@ def test_enable_grad_inside_a_transform_inside_inference_mode() -> None:
         solution = ad.grad(lambda a: ad.root(lambda y: y**3 - a, 1.0))(8.0)
     assert g == 24.0 and type(g) is np.float64
     np.testing.assert_allclose(solution.item(), 1 / 12, rtol=1e-12)
+
+
+def _of_tape(x: Any, **options: Any) -> Any:
+    with ad.Tape() as tape:
+        tape.watch(x)
+        y = (x**3).sum()
+    return tape.gradients(y, **options)[x]
+
+
+@pytest.mark.parametrize(
+    "slopes",
+    [
+        lambda x, **options: ad.gradients((x**3).sum(), [x], **options)[0],
+        lambda x, **options: ad.backward((x**3).sum(), inputs=[x], **options)[x],
+        _of_tape,
+    ],
+)
+def test_gradients_inside_a_transform_can_be_differentiated(slopes: Any) -> None:
+    total = lambda x, **options: slopes(x, **options).sum()
+    for derivative in (
+        ad.grad(total),
+        ad.jacfwd(total),
+        lambda x: ad.vjp(total, x)[1](1.0)[0],
+        lambda x: ad.jvp(slopes, (x,), (np.ones(3),))[1],
+        lambda x: ad.linearize(slopes, x)[1](np.ones(3)),
+        ad.compile(ad.grad(total)),
+    ):
+        np.testing.assert_allclose(derivative(X), 6 * X)
+    constant = lambda x: total(x, create_graph=False) + x.sum()
+    assert ad.grad(constant)(X).tolist() == [1.0, 1.0, 1.0]
+    assert not slopes(ad.tensor(X, requires_grad=True)).requires_grad  # outside a transform
