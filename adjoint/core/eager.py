@@ -343,7 +343,7 @@ def eager_of(op: Op) -> Eager:
     saved = [None if rough and rough & set(bits) else op.keeps(wanted) for bits, wanted in _WANTED[arity]]
     numbers: tuple[Any, Any] = ({}, {}) if op.literals else (NUMBERS64, NUMBERS32)
     forward = UFUNCS.get(op.forward, op.forward)
-    python = getattr(forward, "__module__", "").startswith("adjoint.")
+    python = (getattr(forward, "__module__", None) or "").startswith("adjoint.")
     return _path(arity, bool(op.params), op.costly, python)(op, forward, saved, *numbers)
 
 
