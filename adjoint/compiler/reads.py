@@ -162,6 +162,8 @@ class _Walk:
         if bound is not None and code.co_argcount:
             name = code.co_varnames[0]
             local = {**local, name: bound}
+            if getattr(class_attribute(type(bound), function.__name__), "fget", None) is function:
+                self.uses.properties.add(code)
             what = self._name(type(bound).__qualname__, ("local", id(bound), ()))
             self.owners[what] = bound, functools.partial(itself, bound)
         if not _is_installed(code) and not _is_standard(function):

@@ -23,6 +23,7 @@ __all__ = ["UNKNOWN", "Uses", "start", "uses_in"]
 _MOST = 100  # at most this many elements of a container are visited
 _CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")
 _HARMLESS = ("id", "isinstance", "len", "type")  # functions that do not read the elements of an array
+_LOOPS = ("enumerate", "reversed", "zip")
 _ONE = ("BINARY", "COMPARE_OP", "CONTAINS_OP", "IS_OP", "UNARY", "BUILD", "CALL_FUNCTION_EX", "GET_ITER")
 _STORED = ("STORE_FAST", "STORE_DEREF", "STORE_FAST_LOAD_FAST")
 _VIEWING = ("ravel", "reshape", "swapaxes", "transpose", "view")  # methods of arrays that return views
@@ -42,16 +43,19 @@ class Use(NamedTuple):
     """What code does with a value that it loads: it follows ``path``, and uses what it finds at ``end``.
 
     ``path`` has items and names of attributes.  ``end`` is the offset of the instruction that uses the value,
-    the name of the local variable to which it is assigned, None if it is unknown, or -1 if the elements of an
-    array are not read there.  If ``loops`` is true, the elements are assigned to the variable, in a loop.
+    the name of the local variable to which it is assigned, a tuple of such names to which its elements are
+    assigned, None if it is unknown, or one of the numbers below.  If a loop makes this assignment, ``loops``
+    is the method that returns the elements: "__iter__", "values" or "items".
     """
 
     code: types.CodeType
     path: tuple[Item | str, ...]
-    end: int | str | None
-    loops: bool = False
+    end: int | str | tuple[str, ...] | None
+    loops: str = ""
 
 
+NOT_READ = -1  # the elements of an array are not read there
+RETURNED = -2  # the code returns the value
 UNKNOWN = Use((lambda: None).__code__, (), None)
 
 
@@ -64,6 +68,7 @@ class Uses:
     def __init__(self) -> None:
         self.found: dict[int, set[Position | None]] = {}
         self.codes: dict[types.CodeType, None] = {}  # the code that was searched
+        self.properties: set[types.CodeType] = set()  # the code of properties, which have the same names
         self.computed = False  # whether code computes names of attributes
         self._holders: dict[tuple[str, int], Any] = {}  # arrays and containers, by the attribute they are in
         self._noted: set[tuple[int, Use]] = set()
@@ -75,12 +80,15 @@ class Uses:
 
     def note_attributes(self) -> None:
         """Note the uses of arrays that are attributes: any code that reads such an attribute may use them."""
-        for (name, _), value in self._holders.items():
-            if self.computed:
-                self.note(value, UNKNOWN)
-            for code in self.codes:
-                for use in uses_in(code).get(("attribute", name), ()):
-                    self.note(value, use)
+        done: set[tuple[str, int]] = set()
+        while todo := self._holders.keys() - done:  # a property may return an attribute
+            done |= todo
+            for name, value in [(key[0], self._holders[key]) for key in todo]:
+                if self.computed:
+                    self.note(value, UNKNOWN)
+                for code in self.codes:
+                    for use in uses_in(code).get(("attribute", name), ()):
+                        self.note(value, use)
 
     def note_local(self, value: Any, code: types.CodeType, name: str) -> None:
         """Note the uses of the arrays in ``value``, which a local variable of ``code`` may have."""
@@ -90,14 +98,22 @@ class Uses:
     def note(self, value: Any, use: Use) -> None:
         """Note a use of an array, or of the arrays in a container."""
         array = type(value) is np.ndarray
-        if not (array or isinstance(value, CONTAINERS)) or (id(value), use) in self._noted or use.end == -1:
+        if (
+            not (array or isinstance(value, CONTAINERS))
+            or (id(value), use) in self._noted
+            or use.end == NOT_READ
+        ):
             return
         self._noted.add((id(value), use))
         code, path, end, loops = use
+        for each in value.ravel().tolist() if array and value.dtype.hasobject else ():
+            self.note(each, UNKNOWN)
         if array and _STRUCTURE.isdisjoint(path):
             known = not loops and _VIEWS.issuperset(path)
             if known and isinstance(end, str):
                 self.note_local(value, code, end)
+            elif known and end == RETURNED and code in self.properties:
+                self.hold(code.co_name, value)
             else:
                 at = (code, end) if known and isinstance(end, int) else None
                 self.found.setdefault(id(value), set()).add(at)
@@ -106,12 +122,24 @@ class Uses:
         elif path and isinstance(path[0], Item):
             for each in _items(value, path[0]):
                 self.note(each, use._replace(path=path[1:]))
-        elif isinstance(end, str) and not path:
-            for each in islice(value, _MOST) if loops else (value,):
-                self.note_local(each, code, end)
+        elif end == RETURNED and not path and code in self.properties:
+            self.hold(code.co_name, value)
+        elif isinstance(end, (str, tuple)) and not path and hasattr(value, loops or "__iter__"):
+            for each in islice(getattr(value, loops)(), _MOST) if loops else (value,):
+                self._assign(each, code, end)
         else:
             for each in _items(value, Item(False, None)):
                 self.note(each, UNKNOWN)
+
+    def _assign(self, value: Any, code: types.CodeType, to: str | tuple[str, ...]) -> None:
+        """Note the uses of ``value``, which ``code`` assigns to a variable, or its elements to variables."""
+        if isinstance(to, str):
+            self.note_local(value, code, to)
+        elif type(value) in (list, tuple):
+            for name, each in zip(to, value, strict=False):
+                self.note_local(each, code, name)
+        else:
+            self.note(value, UNKNOWN)
 
 
 def _items(container: Any, item: Item) -> Iterable[Any]:
@@ -168,7 +196,6 @@ def _use(code: types.CodeType, instructions: list[dis.Instruction], n: int, dept
     first = last = n  # ``last`` is the instruction that has made the value
     while first > 0 and instructions[first].opname in bytecode._ATTRIBUTE:
         first -= 1
-    callee = instructions[first - 1].argval if first else None
     for k in range(n + 1, len(instructions)):
         i = instructions[k]
         pops, pushes = _effect(i)
@@ -182,8 +209,7 @@ def _use(code: types.CodeType, instructions: list[dis.Instruction], n: int, dept
             path.append(i.argval)
             depth = pushes
         elif item and depth == 2 and not wrapped:
-            known = k == last + 2 and instructions[k - 1].opname in _CONSTANTS
-            path.append(Item(known, instructions[k - 1].argval if known else None))
+            path.append(_item(instructions[k - 1]) if k == last + 2 else Item(False, None))
             depth = 1
         elif i.opname == "CALL" and path and path[-1] in _VIEWING and depth == (i.arg or 0) + 2:
             depth = 1
@@ -191,20 +217,71 @@ def _use(code: types.CodeType, instructions: list[dis.Instruction], n: int, dept
             wrapped, depth = True, 1
         elif wrapped:
             return Use(code, tuple(path), i.offset if "CALL" in i.opname else None)
-        elif i.opname in _STORED:
-            return Use(code, tuple(path), _stored(code, i))
-        elif i.opname == "GET_ITER" and instructions[k + 1].opname == "FOR_ITER":
-            return Use(code, tuple(path), _stored(code, instructions[k + 2]), loops=True)
+        elif (
+            i.opname == "CALL" and path and i.arg == 1 and depth == 3 and path[-1] == "get" and k == last + 2
+        ):
+            path[-1], depth = _item(instructions[k - 1]), 1
         else:
-            asks = i.opname == "CALL" and depth <= (i.arg or 0) and callee in _HARMLESS
-            asks |= i.opname == "IS_OP" or i.opname.endswith(("IF_NONE", "IF_NOT_NONE"))
-            return Use(code, tuple(path), -1 if asks else i.offset)
+            return _end(code, instructions, k, path, depth, first)
         last = k
     return Use(code, tuple(path), None)
 
 
-def _stored(code: types.CodeType, i: dis.Instruction) -> str | None:
-    """Return the local variable of ``code`` to which an instruction assigns; None if it is not known."""
+def _item(i: dis.Instruction) -> Item:
+    """Return the item whose key an instruction loads."""
+    return Item(True, i.argval) if i.opname in _CONSTANTS else Item(False, None)
+
+
+def _end(
+    code: types.CodeType,
+    instructions: list[dis.Instruction],
+    k: int,
+    path: list[Item | str],
+    depth: int,
+    first: int,
+) -> Use:
+    """Return the use of a value that instruction ``k`` pops; instruction ``first`` has begun to load it."""
+    i, after = instructions[k], [x.opname for x in instructions[k + 1 : k + 3]]
+    end: Any = i.offset
+    loops = ""
+    if i.opname.startswith("STORE") or i.opname == "UNPACK_SEQUENCE":
+        end = _targets(code, instructions, k)
+    elif i.opname == "RETURN_VALUE":
+        end = RETURNED
+    elif i.opname == "IS_OP" or i.opname.endswith(("IF_NONE", "IF_NOT_NONE")):
+        end = NOT_READ
+    elif i.opname == "GET_ITER":
+        end, loops = _targets(code, instructions, k + 2) if after[:1] == ["FOR_ITER"] else None, "__iter__"
+    elif i.opname == "CALL":
+        place = (i.arg or 0) - depth  # of the value among the arguments; negative: it is called
+        start = first - 1 - max(0, place)
+        simple = start >= 0 and all(bytecode._kind(x, True) for x in instructions[start:first])
+        callee = instructions[start].argval if simple else None
+        to = _targets(code, instructions, k + 3) if after == ["GET_ITER", "FOR_ITER"] else None
+        if place < 0 and to and path and path[-1] in ("values", "items") and i.arg == 0:
+            return Use(code, tuple(path[:-1]), to, str(path[-1]))
+        if place >= 0 and callee in _HARMLESS:
+            end = NOT_READ
+        elif place >= 0 and to and callee in _LOOPS:
+            at = {"zip": place, "enumerate": 1}.get(callee)
+            names = dict(enumerate(to)) if isinstance(to, tuple) else {}
+            end, loops = to if at is None else names.get(at), "__iter__"
+    return Use(code, tuple(path), end, loops)
+
+
+def _targets(code: types.CodeType, instructions: list[dis.Instruction], k: int) -> Any:
+    """Return the local variable to which instruction ``k`` assigns, or those to which it unpacks a value.
+
+    Return None if they are not known.
+    """
+    i = instructions[k]
+    if i.opname == "UNPACK_SEQUENCE":
+        names: list[str] = []
+        for x in instructions[k + 1 :]:
+            names += x.argval if x.opname == "STORE_FAST_STORE_FAST" else [_targets(code, [x], 0)]
+            if len(names) >= (i.arg or 0) or names[-1] is None:
+                break
+        return tuple(names) if None not in names and len(names) == i.arg else None
     name = i.argval[0] if isinstance(i.argval, tuple) else i.argval
     return name if i.opname in _STORED and name not in code.co_freevars else None
 
@@ -228,4 +305,6 @@ def _effect(i: dis.Instruction) -> tuple[int | None, int]:
         return 1, 1
     if i.opname.startswith(("STORE", "POP", "RETURN_VALUE")):
         return -effect, 0
+    if i.opname == "UNPACK_SEQUENCE":
+        return 1, effect + 1
     return None, 0

@@ -288,6 +288,54 @@ f = Model()
         "l = [np.ones(3), np.ones(3)]\ndef f(x):\n    for w in l:\n        x = ad.tanh(x * w)\n    return x",
         "l[0][:] = 2.0", "l[1][:] = 3.0",
     ),
+    "a loop over pairs": (
+        """
+ws, bs = [np.ones(3), np.full(3, 2.0)], [np.zeros(3), np.ones(3)]
+def f(x):
+    for w, b in zip(ws, bs):
+        x = x * w + b
+    return x
+""",
+        "ws[0][:] = 2.0", "bs[1][:] = 3.0",
+    ),
+    "a loop over layers": (
+        """
+layers = [(np.ones(3), np.zeros(3)), (np.full(3, 2.0), np.ones(3))]
+def f(x):
+    for w, b in layers:
+        x = x * w + b
+    return x
+""",
+        "layers[0][0][:] = 2.0", "layers[1][1][:] = 3.0",
+    ),
+    "a loop over items": (
+        """
+d = {"a": np.ones(3), "b": np.full(3, 2.0)}
+def f(x):
+    for name, v in d.items():
+        x = x * v
+    for v in d.values():
+        x = x * v
+    return x
+""",
+        'd["a"][:] = 2.0', 'd["b"][:] = 3.0',
+    ),
+    "an unpacked pair": (
+        "pair = (np.ones(3), np.zeros(3))\ndef f(x):\n    w, b = pair\n    return x * w + b",
+        "pair[0][:] = 2.0", "pair[1][:] = 3.0",
+    ),
+    "a property": (
+        """
+class Data:
+    def __init__(self): self._t = np.zeros(3)
+    @property
+    def t(self): return self._t
+data = Data()
+def f(x): return ((x - data.t) ** 2).mean()
+""",
+        "data._t[:] = 2.0",
+    ),
+    "an item by get": ('d = {"a": np.ones(3)}\ndef f(x): return x * d.get("a")', 'd["a"][:] = 2.0'),
     "the shape of a buffer": (
         "a = np.ones(3)\ndef f(x): return (x * a / a.shape[0] / len(a)) if a.ndim == 1 and a is not None else x",
         "a[:] = 2.0",
@@ -516,6 +564,10 @@ def f(x): return layers[1, 0](layers[0, 0](x))
         "rows = np.array([{'k': 1.0}, None], dtype=object)\ndef f(x): return x * rows[0]['k']",
         "rows[0]['k'] = 2.0", "rows[0] = {'k': 3.0}",
     ),
+    "arrays in an array": (
+        "a = np.array([None, None], dtype=object)\na[0] = np.ones(3)\ndef f(x): return x * a[0] if a[0][0] > 0.5 else x",
+        "a[0][0] = 0.1",
+    ),
     "functions in an array": (
         "k = 1.0\ndef g(x): return x * k\nfs = np.array([g, ad.tanh], dtype=object)\ndef f(x): return fs[1](fs[0](x))",
         "k = 2.0", "fs[1] = ad.sin",
@@ -599,7 +651,7 @@ def test_values(name: str, named: bool, run: Any) -> None:
 
 # Branches that are never taken, until ``debug`` is set.
 DEBUGGING = {
-    "plt": "    plt.figure()\n    plt.plot(X)\n    plt.savefig(os.devnull)\n    plt.close('all')",
+    "plt": "    plt.figure()\n    plt.plot(X)\n    plt.close('all')",
     "axes": "    fig, ax = plt.subplots()\n    ax.plot(X)\n    plt.close(fig)",
     "a known figure": "    figure.gca().plot(X)",
     "imported inside": "    import matplotlib.pyplot as p\n    p.plot(X)\n    p.close('all')",
