@@ -136,6 +136,7 @@ def _functions() -> dict[str, Any]:
         "most_of": ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64),
     }
     found = link(compile_text(TEXT, machine()), tuple(kinds))
+    found.detach()  # never unload the code: arrays that it allocated may live until the process ends
     return {name: kind(found[name]) for name, kind in kinds.items()}
 
 

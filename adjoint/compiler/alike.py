@@ -32,7 +32,7 @@ __all__ = ["Texts"]
 
 Made = tuple[list[Kernel], int]  # kernels, and the number of bytes of workspace that they need
 Rows = tuple[Sequence[Sequence[Any]], int]  # the attributes of each kernel, and bytes of workspace
-_LIMIT = 2000  # cached groups
+_LIMIT = 256  # cached groups, the oldest of which are removed; a group takes about 16 KiB
 _known: dict[Any, Rows] = {}  # key: the machine and the key of ``_Form``
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
@@ -125,8 +125,9 @@ def _rows(form: _Form, kernels: Sequence[Kernel]) -> list[tuple[Any, ...]]:
 
 
 def _remember(key: Any, rows: Rows) -> None:
-    if len(_known) >= _LIMIT:
-        _known.clear()
+    while len(_known) >= _LIMIT:
+        with suppress(KeyError, RuntimeError):  # another thread has just changed the dictionary
+            del _known[next(iter(_known))]
     _known[key] = rows
 
 

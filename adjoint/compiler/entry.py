@@ -434,6 +434,7 @@ class Entry:
             list(writes),
             list(grads),
             list(counters),
+            [r.function for r in records],  # keeps the code of the kernels loaded
             held,
         )
         words.spare = outs[:, _SPARE]

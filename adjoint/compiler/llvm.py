@@ -17,7 +17,9 @@ __all__ = ["Job", "compile_all", "compile_apart", "compile_text", "link"]
 _THREADS = 4  # largest number of threads that compile
 
 _lock = held_across_fork(threading.RLock())
+_LINKED = 32  # object codes per JIT of LLVM: a code that is unloaded leaves 9 KiB until its JIT is deleted
 _names = 0
+_jit: Any = None
 
 
 class Job(NamedTuple):
@@ -155,32 +157,23 @@ def _target(here: Machine, effort: int = 2) -> Any:
     )
 
 
-@functools.cache
-def _jit() -> Any:
-    return binding().create_lljit_compiler(_target(machine()))
+def link(code: bytes, exports: Sequence[str] = ("kernel",), imports: dict[str, int] | None = None) -> Any:
+    """Load object code into the process; return a tracker, which maps the names ``exports`` to addresses.
 
-
-def link(
-    code: bytes, exports: Sequence[str] = ("kernel",), imports: dict[str, int] | None = None
-) -> dict[str, int]:
-    """Load object code into the process and return the addresses of the functions ``exports``, by name.
-
-    ``imports`` has the addresses of the functions that the code calls, by name.
-
-    The code is never unloaded, because programs and helper threads keep addresses of its functions.
+    ``imports`` has the addresses of the functions that the code calls, by name.  The code is unloaded when
+    the tracker is deleted.
     """
     return locked(_lock, _link, code, exports, imports or {})
 
 
-def _link(code: bytes, exports: tuple[str, ...], imports: dict[str, int]) -> dict[str, int]:
-    global _names
+def _link(code: bytes, exports: Sequence[str], imports: dict[str, int]) -> Any:
+    global _jit, _names
+    if _names % _LINKED == 0:
+        _jit = binding().create_lljit_compiler(_target(machine()))  # trackers keep the old one alive
     _names += 1
     builder = binding().JITLibraryBuilder().add_object_img(code).add_current_process()
     for name, address in imports.items():
         builder.import_symbol(name, address)
     for name in exports:
         builder.export_symbol(name)
-    tracker = builder.link(_jit(), f"unit{_names}")
-    found = {name: tracker[name] for name in exports}
-    tracker.detach()
-    return found
+    return builder.link(_jit, f"unit{_names}")

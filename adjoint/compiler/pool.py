@@ -151,7 +151,7 @@ def trust() -> None:
 
 
 def records(
-    rows: list[tuple[int, int, list[int]]], runs: Sequence[int] | None = None
+    rows: Sequence[tuple[int, int, list[int]]], runs: Sequence[int] | None = None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Pack kernel calls into one array of 64-bit words: all records, then the chunk bounds of each record.
 

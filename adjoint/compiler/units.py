@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -45,8 +46,8 @@ FAST, GOOD = 0, 1
 PART = 20_000  # characters: longer texts are divided among threads
 
 _lock = held_across_fork(threading.RLock())
-_addresses: dict[str, int] = {}
-_images: dict[str, Image] = {}  # by key: the object file that contains the unit
+# loaded code, by the keys of its units
+_codes: weakref.WeakValueDictionary[str, _Code] = weakref.WeakValueDictionary()
 _salts: dict[Machine, bytes] = {}
 _libraries: list[Callable[[], str | None]] = []  # functions that return the texts
 _compiled: dict[str, bytes] = {}  # object code of libraries that are not loaded yet
@@ -59,17 +60,39 @@ _first: set[str] = set()  # keys of libraries whose code is not optimised yet
 counts = {"memory": 0, "disk": 0, "compiled": 0}
 
 
-def function(text: str) -> int:
+class _Code:
+    """An image (an object file) that is loaded into the process until this object is deleted.
+
+    ``calls`` has the code of the units that it calls.
+    """
+
+    def __init__(self, image: Image, calls: list[_Code]) -> None:
+        self.image, self.calls = image, calls
+        used = zip(image.uses.items(), calls, strict=True)
+        self.tracker = link(image.code, tuple(image.units), {n: code.address(key) for (n, key), code in used})
+
+    def address(self, key: str) -> int:
+        """Return the address of the unit with this key."""
+        return int(self.tracker[next(name for name, k in self.image.units.items() if k == key)])
+
+
+class Unit(int):
+    """The address of a compiled function; the code stays loaded as long as this object exists."""
+
+    code: _Code
+
+
+def function(text: str) -> Unit:
     """Compile the function ``@kernel`` of an LLVM text unless it is cached; return its address."""
     return functions([text])[0]
 
 
-def functions(texts: Sequence[str]) -> list[int]:
+def functions(texts: Sequence[str]) -> list[Unit]:
     """Compile the functions ``@kernel`` of LLVM texts unless they are cached; return their addresses."""
     return locked(_lock, _functions, texts, machine())
 
 
-def _functions(texts: Sequence[str], here: Machine) -> list[int]:
+def _functions(texts: Sequence[str], here: Machine) -> list[Unit]:
     wanted: dict[str, str] = {}  # name: text
     names = []
     for text in texts:
@@ -77,18 +100,23 @@ def _functions(texts: Sequence[str], here: Machine) -> list[int]:
         wanted |= {name: SHARED[name] for name in USED.findall(text)}
         wanted[names[-1]] = text
     keys = {name: key_of(text, here) for name, text in wanted.items()}
-    missing = [name for name in wanted if keys[name] not in _addresses]
+    codes = {key: code for key in keys.values() if (code := _codes.get(key)) is not None}
+    missing = [name for name in wanted if keys[name] not in codes]
     counts["memory"] += len(texts) - len(set(names).intersection(missing))
     if missing:
-        _load_or_compile({name: wanted[name] for name in missing}, keys, here)
-    return [_addresses[keys[name]] for name in names]
+        _load_or_compile({name: wanted[name] for name in missing}, keys, here, codes)
+    found = []
+    for name in names:
+        code = codes[keys[name]]
+        found.append(Unit(code.address(keys[name])))
+        found[-1].code = code
+    return found
 
 
 def clear_memory() -> None:
-    """Forget all compiled units, so that they are read from disk again; loaded code stays loaded."""
+    """Forget all compiled units, so that they are read from disk again; code in use stays loaded."""
     with _lock:
-        _addresses.clear()
-        _images.clear()
+        _codes.clear()
 
 
 def key_of(text: str, here: Machine) -> str:
@@ -109,17 +137,20 @@ def key_of(text: str, here: Machine) -> str:
     return hashlib.sha256(_salts[here] + text.encode()).hexdigest()
 
 
-def _load_or_compile(texts: dict[str, str], keys: dict[str, str], here: Machine) -> None:
+def _load_or_compile(
+    texts: dict[str, str], keys: dict[str, str], here: Machine, codes: dict[str, _Code]
+) -> None:
     """Load the units ``texts`` from disk; compile those that are missing and write them to disk.
 
-    ``keys`` has the cache keys of the units, and ``here`` is the processor.
+    ``keys`` has the cache keys of the units, and ``here`` is the processor.  The loaded code is added to
+    ``codes``, by key.
     """
     directory = disk.cache_directory()
     if directory is not None:
         for name in texts:
-            if keys[name] not in _addresses:
-                _load(disk.read(directory, keys[name]), keys[name])
-    missing = {name: text for name, text in texts.items() if keys[name] not in _addresses}
+            if keys[name] not in codes:
+                _load(disk.read(directory, keys[name]), keys[name], codes)
+    missing = {name: text for name, text in texts.items() if keys[name] not in codes}
     counts["disk"] += len(texts) - len(missing)
     if not missing:
         return
@@ -130,10 +161,11 @@ def _load_or_compile(texts: dict[str, str], keys: dict[str, str], here: Machine)
         units = {name: keys[name] for name in job.texts}
         images.append(Image(units, {name: keys[name] for name in sorted(uses)}, code))
     for image in images:
-        _enter(image)
+        _enter(image, codes)
     counts["compiled"] += len(missing)
     if directory is not None:
-        old = {id(i): i for image in images for k in image.uses.values() if (i := _images[k]) not in images}
+        used = [codes[k].image for image in images for k in image.uses.values()]
+        old = {id(image): image for image in used if image not in images}
         disk.write(directory, [*old.values(), *images], [keys[name] for name in missing])
 
 
@@ -151,8 +183,8 @@ def _jobs(texts: dict[str, str], here: Machine) -> list[Job]:
     return [Job(part) for part in (shared, *parts) if part]
 
 
-def _load(images: Sequence[Image], key: str) -> None:
-    """Load the unit with this key, and the units that it calls, from the images of one file."""
+def _load(images: Sequence[Image], key: str, codes: dict[str, _Code]) -> None:
+    """Load the unit with this key, and the units that it calls, from images of one file; add to ``codes``."""
     needed = {key}
     found = []
     for image in reversed(images):
@@ -161,19 +193,19 @@ def _load(images: Sequence[Image], key: str) -> None:
             needed.update(image.uses.values())
     for image in reversed(found):
         try:
-            _enter(image)
+            _enter(image, codes)
         except (RuntimeError, KeyError):
             return  # the object file was made for another machine: compile again
 
 
-def _enter(image: Image) -> None:
-    """Load an image (an object file) into the process, and record the addresses of its units."""
-    if all(key in _addresses for key in image.units.values()):
+def _enter(image: Image, codes: dict[str, _Code]) -> None:
+    """Load an image (an object file) into the process; add its code to ``codes`` for each of its units."""
+    if all(key in codes for key in image.units.values()):
         return
-    found = link(image.code, tuple(image.units), {n: _addresses[key] for n, key in image.uses.items()})
-    for name, key in image.units.items():
-        _addresses.setdefault(key, found[name])
-        _images.setdefault(key, image)
+    code = _Code(image, [codes[key] for key in image.uses.values()])
+    for key in image.units.values():
+        codes.setdefault(key, code)
+        _codes.setdefault(key, code)
 
 
 # Libraries -----------------------------------------------------------------------------------------
@@ -238,10 +270,17 @@ def _linked(images: Sequence[Image], exports: tuple[str, ...], imports: dict[str
     """
     for image in images:
         with suppress(RuntimeError):  # the object file was made for another machine
-            found = link(image.code, exports, imports)
+            found = _loaded(image.code, exports, imports)
             counts["disk"] += 1
             return found
     return {}
+
+
+def _loaded(code: bytes, exports: tuple[str, ...], imports: dict[str, int]) -> dict[str, int]:
+    """Load object code for ever; return the addresses of the functions ``exports``, by name."""
+    tracker = link(code, exports, imports)
+    tracker.detach()
+    return {name: tracker[name] for name in exports}
 
 
 def library(
@@ -266,7 +305,7 @@ def library(
             if (thread := _preparing.pop(key, None)) is not None:
                 _join(thread)
             code = _compiled.pop(key, b"") or compile_all([Job({"library": text}, FAST)], here)[0]
-            found = link(code, exports, imports)
+            found = _loaded(code, exports, imports)
             counts["compiled"] += 1
 
     def keep(code: bytes) -> None:
@@ -276,7 +315,7 @@ def library(
     def improve() -> None:
         assert use is not None
         better = compile_apart(Job({"library": text}, GOOD), here)
-        use(link(better, exports, imports))
+        use(_loaded(better, exports, imports))
         _first.discard(key)
         keep(better)
 

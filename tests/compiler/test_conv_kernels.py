@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("llvmlite")
 
-from native import KERNEL
+from native import loaded
 
 import adjoint as ad
-from adjoint.compiler import machine, native, units
+from adjoint.compiler import machine, native
 from adjoint.compiler.emit import conv as c
 from adjoint.ops import conv as ops
 
@@ -32,7 +32,7 @@ def memory(count: int) -> np.ndarray:
 
 def run(kernel, arrays, cuts=()):
     table = np.array([x.ctypes.data for x in arrays], np.int64)
-    function = KERNEL(units.function(kernel.text))
+    function = loaded(kernel.text)
     edges = sorted({0, kernel.length, *(int(x * kernel.length) for x in cuts)})
     for k, (low, high) in enumerate(itertools.pairwise(edges)):
         function(table.ctypes.data, low, high, k, k % 2)

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("llvmlite")
 
-from native import KERNEL
+from native import loaded
 
-from adjoint.compiler import machine, units
+from adjoint.compiler import machine
 from adjoint.compiler.emit import gemm as g
 from adjoint.compiler.emit import math as functions
 from adjoint.compiler.emit.pack import transposed
@@ -56,7 +56,7 @@ def product(level, a, b, c, epilogue=None, after=None, extra=(), cuts=None, thre
 
 def _run(kernel, arrays, cuts, threads):
     table = np.array([x.ctypes.data for x in arrays], np.int64)
-    function = KERNEL(units.function(kernel.text))
+    function = loaded(kernel.text)
     edges = (
         [0, kernel.length]
         if cuts is None
@@ -242,5 +242,5 @@ def test_squares_are_transposed(level):
             w.store(x, w.at(w.slot(1), element, i * n))
         x, y = np.arange(n * n, dtype=dtype).reshape(n, n), np.zeros((n, n), dtype)
         table = np.array([x.ctypes.data, y.ctypes.data])
-        KERNEL(units.function(w.kernel()))(table.ctypes.data, 0, 1, 0, 0)
+        loaded(w.kernel())(table.ctypes.data, 0, 1, 0, 0)
         np.testing.assert_array_equal(y, x.T)

@@ -49,8 +49,8 @@ class Counting:
             for k in range(len(cuts))
         ]
         self.slots = np.array(slots, np.int64)
-        function = counting()
-        rows = [(function, self.slots[k].ctypes.data, c) for k, c in enumerate(cuts)]
+        self.function = counting()  # keeps the code loaded
+        rows = [(self.function, self.slots[k].ctypes.data, c) for k, c in enumerate(cuts)]
         self.words = pool.records(rows, runs)
 
     def run(self, helpers: int, run: int | None = None) -> None:
@@ -243,8 +243,8 @@ def test_systems_without_threads_run_all_chunks(monkeypatch):
     monkeypatch.setattr(pool, "_has_threads", lambda: False)
     monkeypatch.setattr(pool.platform, "machine", lambda: "riscv64")
     code = llvm.compile_text(pool._text(), machine.machine())
-    run = llvm.link(code, ("run", "start"))["run"]
+    tracker = llvm.link(code, ("run", "start"))
     work = Counting(40, some_cuts(40, 5))
-    work.run(1, run)
+    work.run(1, tracker["run"])
     np.testing.assert_array_equal(work.counts, work.expected(1))
     assert pool.start(100) == pool.helpers()  # no helper is added
