@@ -37,6 +37,7 @@ __all__ = [
     "F64",
     "NUMBERS32",
     "NUMBERS64",
+    "STRONG_NUMBERS",
     "anomaly",
     "as_result",
     "at_level",
@@ -78,14 +79,17 @@ def as_result(op: Op, data: Any) -> ndarray[Any, Any]:
     return array
 
 
+# The types of the numbers with which NumPy converts bfloat16 arrays to float32.
+STRONG_NUMBERS = (float,) if np.lib.NumpyVersion(np.__version__) >= "2.2.0" else (float, int)
+
+
 def weak_number(op: Op, value: Any, dtype: Any) -> Any:
     """Return a Python number as a 0-d array of ``dtype`` if that is float or complex; else unchanged.
 
-    Ops that read numbers (``literals``) get them unchanged, except floats with bfloat16 arrays, where NumPy
-    would return float32.
+    Ops that read numbers (``literals``) get them unchanged, except ``STRONG_NUMBERS`` with bfloat16 arrays.
     """
     if op.literals:
-        return np.array(value, dtype) if dtype.kind == "V" and type(value) is float else value
+        return np.array(value, dtype) if dtype.kind == "V" and type(value) in STRONG_NUMBERS else value
     known = NUMBERS64 if dtype is F64 else NUMBERS32 if dtype is F32 else None
     if known is None and dtype.kind not in "fcV":  # V is bfloat16
         return value
@@ -126,9 +130,8 @@ def weak_numbers(op: Op, values: Sequence[Any], arrays: Sequence[Any] | None = N
 
 def _typed_numbers(op: Op, values: Sequence[Any], dtype: Any) -> list[Any]:
     """Return the arguments of an op with traced numbers converted as ``weak_numbers`` converts numbers."""
-    kinds = (
-        () if dtype is None else (float, int) if not op.literals else (float,) if dtype.kind == "V" else ()
-    )
+    numbers = STRONG_NUMBERS if op.literals else (float, int)
+    kinds = () if dtype is None or (op.literals and dtype.kind != "V") else numbers
     return [
         v.as_tensor(dtype)._data if isinstance(v, Unknown) and v.weak and v.kind in kinds else v
         for v in values

@@ -15,7 +15,7 @@ import numpy as np
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, raw
 from adjoint.ops.erf import normal_distribution
-from adjoint.ops.half import in_float32
+from adjoint.ops.half import in_float32, keeping_half
 from adjoint.typing import Array
 
 __all__ = ["real_only"]
@@ -96,7 +96,7 @@ def _mish_gate(xp: Namespace, x: Value) -> Any:
     return top / (top + xp.where(x > 0, 2 * e * e, 2))
 
 
-define("mish_gate", _mish_gate, lambda xp, g, y, x: xp.sech_squared(g * xp.sigmoid(x), xp.softplus(x)), saves="x", fused=True,
+define("mish_gate", keeping_half(_mish_gate, raw), lambda xp, g, y, x: xp.sech_squared(g * xp.sigmoid(x), xp.softplus(x)), saves="x", fused=_mish_gate,
        reference="formula", doc="tanh(softplus(x)).")  # fmt: skip
 
 # GELU by tanh ----------------------------------------------------------------------------------

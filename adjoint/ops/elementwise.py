@@ -18,10 +18,10 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
-from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.namespace import Namespace, Value, raw, rec
 from adjoint.core.record import F32, F64
 from adjoint.core.tensor import Tensor
-from adjoint.ops.half import in_float32
+from adjoint.ops.half import in_float32, keeping_half
 from adjoint.threads.spread import COSTLY_SIZE, pairs_in_pieces
 from adjoint.typing import Array, ArrayLike
 
@@ -364,8 +364,8 @@ define("logistic_slope", _logistic_slope,
 
 tanh = define("tanh", np.tanh, lambda xp, g, y, x: xp.sech_squared(g, x), saves="x", domain=(-3, 3),
               method=True, costly=True, doc="Return the hyperbolic tangent.")  # fmt: skip
-sigmoid = define("sigmoid", logistic_function, lambda xp, g, y, x: xp.logistic_slope(g, x), saves="x",
-                 fused=True, method=True, reference="scipy.special:expit",
+sigmoid = define("sigmoid", keeping_half(logistic_function, raw), lambda xp, g, y, x: xp.logistic_slope(g, x), saves="x",
+                 fused=logistic_function, method=True, reference="scipy.special:expit",
                  doc="Return the logistic function 1 / (1 + exp(-x)), stable in both tails.")  # fmt: skip
 asinh = define("asinh", np.arcsinh, lambda xp, g, y, x: g / _root_of_square_plus_one(xp, x), saves="x",
                costly=True, doc="Return the inverse hyperbolic sine.")  # fmt: skip

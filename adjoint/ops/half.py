@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.namespace import Namespace, Value
+from adjoint.core.record import STRONG_NUMBERS
 
-__all__ = ["in_float32", "is_half", "rounded", "wide", "widened"]
+__all__ = ["in_float32", "is_half", "keeping_half", "rounded", "wide", "widened"]
 
 
 _ARRAYS = (np.ndarray, np.generic)
@@ -69,3 +70,13 @@ def in_float32(forward: Callable[..., Any], *first: Any) -> Callable[..., Any]:
         return forward(*args, **params)
 
     return wide_forward
+
+
+def keeping_half(forward: Callable[..., Any], *first: Any) -> Callable[..., Any]:
+    """Return a forward function that keeps half precision, also with NumPy 2.1.
+
+    There, 1 + x is float32 if x is bfloat16.  ``first`` is as in ``in_float32``.
+    """
+    if int in STRONG_NUMBERS:
+        return in_float32(forward, *first)
+    return functools.partial(forward, *first) if first else forward

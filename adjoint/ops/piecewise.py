@@ -21,7 +21,7 @@ from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.complex_parts import imag, real
-from adjoint.ops.half import in_float32, wide
+from adjoint.ops.half import in_float32, keeping_half, wide
 from adjoint.typing import Array, ArrayLike
 
 __all__ = [
@@ -210,7 +210,7 @@ fmin = define("fmin", np.fmin,
               lambda xp, g, z, x, y: _winner(xp, g, (y > x) | (xp.isnan(y) & ~xp.isnan(x)), x == y),
               saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
               doc="Return the smaller one of x and y, ignoring NaN; equal arguments share the gradient.")  # fmt: skip
-relu = define("relu", lambda x: np.maximum(x, 0), lambda xp, g, y, x: xp.where(y > 0, g, 0),
+relu = define("relu", keeping_half(lambda x: np.maximum(x, 0)), lambda xp, g, y, x: xp.where(y > 0, g, 0),
               saves="y", selects=True, method=True, reference="formula", doc="Return max(x, 0); its gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
 heaviside = define("heaviside", np.heaviside,
                    zero_rule,

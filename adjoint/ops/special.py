@@ -23,7 +23,7 @@ from adjoint.ops.combinatorial import *
 from adjoint.ops.divergences import *
 from adjoint.ops.elementwise import sigmoid, sinc
 from adjoint.ops.erf import erf as _erf
-from adjoint.ops.half import in_float32
+from adjoint.ops.half import in_float32, keeping_half
 from adjoint.ops.incomplete import *
 from adjoint.ops.integrals import *
 from adjoint.ops.scipy_forward import from_scipy, real_arrays, special_module
@@ -318,7 +318,7 @@ entr = define("entr", in_float32(_entr), lambda xp, g, y, x: -g * (xp.log(x) + 1
               reference="scipy.special:entr", doc="Return -x log(x), 0 at 0, and -inf for negative numbers.")  # fmt: skip
 logit = define("logit", in_float32(_logit), lambda xp, g, y, x: g / xp.gap_product(x, low=0.0, high=1.0), saves="x", domain=(0.2, 0.8),
                reference="scipy.special:logit", doc="Return log(x / (1 - x)), the inverse of expit.")  # fmt: skip
-log_expit = define("log_expit", lambda x: -np.logaddexp(0, -np.asarray(x)), lambda xp, g, y, x: g * xp.sigmoid(-x),
+log_expit = define("log_expit", keeping_half(lambda x: -np.logaddexp(0, -np.asarray(x))), lambda xp, g, y, x: g * xp.sigmoid(-x),
                    saves="x", reference="scipy.special:log_expit", doc="Return the logarithm of expit, accurate in both tails.")  # fmt: skip
 expit = sigmoid
 

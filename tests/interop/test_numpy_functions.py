@@ -118,7 +118,7 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     np.append: [call(A, B), call(A, B, axis=1)],
     np.insert: [call(A, 1, 9.0), call(A, 1, W[:3], axis=1), call(A, [0, 2], B[:, :2], axis=1), call(V, -1, W),
                 call(A, [1], B[:1], axis=0), call(A, 1, B, axis=0), call(V, slice(0, 3, 2), 5.0),
-                call(V, np.array([True, False, True, False]), W[:2])],
+                *[call(V, np.array([True, False, True, False]), W[:2])] * (np.lib.NumpyVersion(np.__version__) >= "2.4.0")],
     np.apply_along_axis: [call(np.cumsum, 0, A), call(np.sum, 1, A), call(np.diag, -1, A), call(np.outer, 0, distinct((2, 3, 2)), V)],
     np.apply_over_axes: [call(np.sum, distinct((2, 3, 4)), [0, 2]), call(np.sum, A, 1)],
     np.piecewise: [call(V, [V < 0, V > 1], [np.cos, np.sqrt, 3.0]), call(A, [M], [np.exp]), call(V, V > 0, [np.log])],

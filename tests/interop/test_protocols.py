@@ -245,7 +245,8 @@ def test_dlpack_copies_because_tensors_own_their_memory():
     a[0] = 1
     assert x.tolist() == [0, 0]
     b = np.from_dlpack(x)
-    b[0] = 1
+    if b.flags.writeable:  # from NumPy 2.2 on
+        b[0] = 1
     assert x.tolist() == [0, 0]
     locked = a.view()
     locked.flags.writeable = False

@@ -305,8 +305,9 @@ def test_vecdot_matvec_vecmat():
         check_gradients(ad.vecdot, x, y)
         check_gradients(ad.vecdot, make(3), make(3))
         m = make(5, 1, 2, 3)
-        same(ad.matvec(m, y), np.matvec(m, y))
-        same(ad.vecmat(y[..., :2], m), np.vecmat(y[..., :2], m))
+        if hasattr(np, "matvec"):  # from NumPy 2.2 on
+            same(ad.matvec(m, y), np.matvec(m, y))
+            same(ad.vecmat(y[..., :2], m), np.vecmat(y[..., :2], m))
         check_gradients(ad.matvec, m, y)
 
 

@@ -124,6 +124,11 @@ def ours(name):
     return lambda x: FUNCTIONS[name][0](ad.linalg, ad, x)
 
 
+def theirs(name, x):
+    y = np.asarray(FUNCTIONS[name][0](np.linalg, np, x))
+    return y.real if name.startswith("cond") else y  # complex in NumPy 2.1
+
+
 def weighted(name):
     """A number: the outputs with fixed weights, summed."""
     f = ours(name)
@@ -155,10 +160,9 @@ def precision(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_are_numpys_alone_batched_and_in_vmap(name, dtype):
-    f = FUNCTIONS[name][0]
     x = matrices(name, dtype)
     with np.errstate(all="ignore"):
-        expected = np.stack([np.asarray(f(np.linalg, np, m)) for m in x])
+        expected = np.stack([theirs(name, m) for m in x])
     for found in (np.stack([array(ours(name)(m)) for m in x]), ad.vmap(ours(name))(x), ours(name)(x)):
         close(found, expected, precision(dtype) / 10)
 
@@ -265,13 +269,13 @@ FIXED |= {name for name in FUNCTIONS if name.startswith("lstsq")}
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in FIXED])
 def test_empty_matrices_are_numpys_and_have_derivatives(name, dtype):
-    f, _, sizes = FUNCTIONS[name]
+    sizes = FUNCTIONS[name][2]
     for shape in EMPTY[sizes == (3, 3)]:
         x = np.zeros(shape, dtype)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                expected = np.asarray(f(np.linalg, np, x))
+                expected = theirs(name, x)
         except (ValueError, np.linalg.LinAlgError):
             with contextlib.suppress(ad.errors.AdjointError):
                 assert not array(ours(name)(x)).any()  # 0, where an older NumPy raises

@@ -16,6 +16,9 @@ SHAPES = [(), (1,), (4,), (0,), (2, 3), (3, 3), (1, 4), (3, 0), (2, 3, 2), (2, 2
 DTYPES = ["float64", "float32", "float16", "complex128", "int64", "int8", "uint8", "bool"]
 VALUES = ["float64", "float32", "int64", "bool", "complex64"]
 
+# An older NumPy does not name the parameters of dot, so that out must be passed by name.
+NAMED = np.lib.NumpyVersion(np.__version__) >= "2.4.0"
+
 # A call is a function of the namespace, the target and the other arguments.
 Call = Callable[[Any, Any, list[Any]], Any]
 
@@ -96,7 +99,7 @@ def random_call(rng: Any) -> tuple[str, Call, list[Any]]:
         "concatenate": (lambda np, t, m: np.concatenate([m[0], m[0]], out=t, casting=casting), [v]),
         "stack": (lambda np, t, m: np.stack([m[0], m[0]], out=t), [v]),
         "matmul": (lambda np, t, m: np.matmul(t, m[0], out=t), [v]),
-        "dot": (lambda np, t, m: np.dot(m[0], m[0], t), [v]),
+        "dot": (lambda np, t, m: np.dot(m[0], m[0], t) if NAMED else np.dot(m[0], m[0], out=t), [v]),
         "round": (lambda np, t, m: np.round(t, 1, out=t), []),
         "modf": (lambda np, t, m: np.modf(m[0], out=(t, None)), [v]),
         "fft": (lambda np, t, m: np.fft.fft(m[0], out=t), [v]),
