@@ -470,9 +470,10 @@ class _Walk:
         if is_library(type(owner)) and is_module(owner):  # all of its attributes are guarded
             return
         names = _attributes(owner)
-        if EVERY not in self.free:
+        every = EVERY in self.free and not _is_other(type(owner))
+        if not every:
             names &= self.free
-        self._add_names(what, owner)
+        self._add_names(what, owner, every)
         for name in names:
             value = _attribute(owner, name)
             if value is _NOTHING:
@@ -491,17 +492,18 @@ class _Walk:
             self._reach(value, depth)
             self._visit(here, value, inner, depth + 1, depths)
 
-    def _add_names(self, what: str, owner: Any) -> None:
+    def _add_names(self, what: str, owner: Any, every: bool) -> None:
         """Guard which attributes an object ``owner`` has itself, among those that may exist later.
 
         These are attributes that the code asks for, and methods, which an attribute of the object replaces.
+        If ``every`` is true, these are all attributes.
         """
         space = getattr(owner, "__dict__", None)
         if type(space) is not dict or isinstance(owner, types.FunctionType) or is_library(type(owner)):
             return
         methods = {name for name in self.free if isinstance(class_attribute(type(owner), name), _FUNCTIONS)}
         wanted = (self.asked | methods) - set(space)
-        if EVERY in self.free:
+        if every:
             self.found[f"attributes of {what}"] = Names(space, None)
         elif wanted:
             self.found[f"attributes of {what}"] = Names(space, frozenset(wanted))
@@ -540,6 +542,12 @@ def _imports_adjoint(package: str, _: int) -> bool:
     """
     modules = [m for name, m in [*sys.modules.items()] if name.partition(".")[0] == package]
     return any(_is_ours(v) for m in modules for v in [*getattr(m, "__dict__", {}).values()])
+
+
+def _is_other(cls: type) -> bool:
+    """Return whether a class belongs to an installed package that does not use adjoint."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    return _is_installed_file(file) and not _imports_adjoint(home(cls), len(sys.modules))
 
 
 def _is_ours(value: Any) -> bool:

@@ -682,6 +682,19 @@ def test_other_packages_that_are_never_used(run: Any) -> None:
     assert len(compiled.stats()["programs"][0]["guards"]) < 50
 
 
+def test_computed_names_beside_a_figure(run: Any) -> None:
+    """Computed names of attributes do not make guards of all attributes of the figure and its parts."""
+    pytest.importorskip("matplotlib")
+    import matplotlib.figure
+
+    text = "debug, cfg = False, types.SimpleNamespace(w0=1.0, w1=2.0)\ndef pick(o, k): return getattr(o, f'w{k}')\n"
+    text += "def f(x):\n    if debug: figure.clear()\n    return x * pick(cfg, 0) + pick(cfg, 1)"
+    space = run(text)
+    space["figure"] = matplotlib.figure.Figure()
+    compiled = _check(space, ("cfg.w0 = 3.0", "cfg.w1 = 4.0"), 1)
+    assert len(compiled.stats()["programs"][0]["guards"]) < 100
+
+
 def test_an_installed_package_that_uses_adjoint(
     run: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
