@@ -133,4 +133,4 @@ class EMA:
         if wrong:
             raise ShapeError("EMA: these averages do not match their parameters:\n" + "\n".join(wrong))
         self.decay = float(state["decay"])
-        self.averages = [np.array(a) for a in found]
+        self.averages[:] = [np.array(a) for a in found]  # compiled functions read this list

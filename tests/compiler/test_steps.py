@@ -743,3 +743,28 @@ def test_what_decides_on_values_is_an_error() -> None:
         with pytest.raises(ad.errors.TransformError, match=r"cannot be \w+ inside ad\.compile"):
             ad.compile(f)(*data(0))
     assert all(type(p) is ad.Tensor for p in m.parameters())
+
+
+@pytest.mark.parametrize("backend", ["replay", "auto"])
+def test_loading_the_state_of_an_average_does_not_trace_again(backend: str) -> None:
+    def averages(compiling: bool) -> Any:
+        w = ad.tensor([1.0, 2.0], requires_grad=True)
+        average = optim.EMA([w], decay=0.5)
+
+        def step(x: Any) -> Any:
+            with ad.no_grad():
+                w.copy_(w * x)
+            average.update()
+            return w * 2.0
+
+        call = ad.compile(step, backend=backend) if compiling else step
+        state, found = average.state_dict(), []
+        for k in range(6):
+            call(ad.tensor([2.0, 0.5]))
+            found.append(average.averages[0].tolist())
+            if k % 2:
+                average.load_state_dict(state)
+        assert not compiling or call.stats()["traces"] == 1
+        return found
+
+    assert averages(True) == averages(False)
