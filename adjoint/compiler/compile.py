@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -122,6 +122,25 @@ class _Callable:
     __call__: Callable[..., Any]
 
 
+class _Reference:
+    """A weak reference to a compiled function, which makes no cycle: it is deleted with its last reference.
+
+    If only its ``__call__`` was kept, the next call makes the function again.
+    """
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.find = weakref.ref(compiled)
+        self.make = functools.partial(Compiled, compiled._f, *compiled._options)
+        self.made: Compiled | None = None
+
+    def __call__(self) -> Compiled:
+        """Return the compiled function."""
+        found = self.find() or self.made
+        if found is None:
+            found = self.made = self.make()
+        return found
+
+
 class Compiled(_Callable):
     """A compiled function, as returned by ``ad.compile``."""
 
@@ -144,9 +163,7 @@ class Compiled(_Callable):
         self._lock = held_across_fork(threading.RLock())
         self._warned = False
         self._unkept = 0  # the number of traces whose program can run one call only
-        # A weak reference makes no cycle, so a compiled function is deleted with its last reference.  It is
-        # never None here, because the function exists while it is called.
-        me = cast("Callable[[], Compiled]", weakref.ref(self))
+        me = _Reference(self)
         self._owner = Owner(
             lambda args, kwargs: me()._general(args, kwargs),
             lambda error, args, kwargs: me()._explained(error, args, kwargs),

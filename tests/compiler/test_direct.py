@@ -328,3 +328,23 @@ def test_a_write_before_the_backward_does_what_it_does_in_eager_mode(
         assert found[0] is found[1]
     else:
         np.testing.assert_allclose(found[1], found[0], rtol=1e-14)
+
+
+def test_the_call_of_a_function_that_nothing_else_refers_to() -> None:
+    calls = []
+
+    def f(x: Any) -> Any:
+        calls.append(1)
+        return x * 2.0
+
+    first = ad.compile(f).__call__
+    compiled = ad.compile(f)
+    compiled(np.ones(3))
+    later = compiled.__call__
+    del compiled
+    for call in (first, later):
+        calls.clear()
+        for n in (3, 4, 3, 4, 3):
+            assert call(np.ones(n)).tolist() == [2.0] * n
+        assert len(calls) == 2 or call is later
+    assert ad.compile(f).__call__(np.ones(2)).tolist() == [2.0, 2.0]
