@@ -37,6 +37,9 @@ class Parameters:
 
     def __init__(self, f: Callable[..., Any], static: Any) -> None:
         self.function = name_of(f)
+        code = getattr(getattr(f, "__func__", f), "__code__", None)
+        line = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+        self.place = f"{self.function}{line}"  # for messages: its name, and the line of its definition
         try:
             found = list(inspect.signature(getattr(f, "forward", f)).parameters.values())
         except (TypeError, ValueError):  # a built-in function
@@ -270,7 +273,7 @@ def check_unchanged(
         now = _items(container)
         if len(now) != len(before) or any(x is not y for x, y in zip(now, before, strict=True)):
             raise TransformError(
-                f"ad.compile: {parameters.function} changes {a(type(container).__name__)} that is an "
+                f"ad.compile: {parameters.place} changes {a(type(container).__name__)} that is an "
                 "argument; compiled functions can change only tensors.\n"
                 "  Copy it first, as in batch = dict(batch), or return the new value."
             )
@@ -278,7 +281,7 @@ def check_unchanged(
         if t._version and t.shape:
             name = parameters.paths(structure)[k]
             raise TransformError(
-                f"ad.compile: {parameters.function} changes {name}, which is a NumPy array; compiled "
+                f"ad.compile: {parameters.place} changes {name}, which is a NumPy array; compiled "
                 "functions can change only tensors.\n"
                 "  Compute a new value, as x = x + 1 in place of x += 1, or pass ad.tensor(x)."
             )

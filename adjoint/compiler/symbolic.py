@@ -76,11 +76,11 @@ class Symbolic(Unknown):
         return self.known
 
     def check_running(self) -> None:
-        """Raise if the trace has ended, or runs in another thread.
+        """Raise if the trace has ended, is paused, or runs in another thread.
 
         It has ended if the function stored this value instead of returning it.
         """
-        if self.trace.ended:
+        if self.trace.ended or self.trace.paused:
             raise ended_error(self)
         self.trace.check_thread()
 
@@ -166,12 +166,10 @@ class Symbolic(Unknown):
     def _is_no_array(self) -> Never:
         """Raise: another thread reads this value as if it were the array of a tensor.
 
-        Properties of arrays call this.  A ``__getattr__`` would slow down all attributes.
+        All attributes of arrays call this.  A ``__getattr__`` would slow down all attributes.
         """
         self.check_running()
         raise AttributeError("a value of ad.compile is not an array")
-
-    T = mT = dot = flags = property(_is_no_array)  # noqa: N815  names of NumPy
 
     def _refuse(self, *_: Any) -> Never:
         self.check_running()
@@ -192,6 +190,11 @@ class Symbolic(Unknown):
 
 attach(
     Symbolic,
+    **{
+        k: property(Symbolic._is_no_array)
+        for k in dir(np.ndarray)
+        if k[0] != "_" and not hasattr(Symbolic, k)
+    },
     **dict.fromkeys(("__bool__", "__float__", "__int__", "__complex__", "__index__"), Symbolic._refuse),
 )
 

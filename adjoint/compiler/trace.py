@@ -7,6 +7,7 @@ tensor or to its ``.grad`` are assigned by the program at the end of each call.
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,7 @@ from adjoint.compiler.advances import Advances
 from adjoint.compiler.guards import LARGEST, Guard, itself
 from adjoint.compiler.host_call import Inner, call_on_host
 from adjoint.compiler.loop import trace_scan
+from adjoint.compiler.pause import Pause, restore
 from adjoint.compiler.program import Host, Instruction, Program, Write, typed
 from adjoint.compiler.reads import named_reads
 from adjoint.compiler.replay import build
@@ -30,11 +32,11 @@ from adjoint.compiler.symbolic import OTHER, Nonzero, Number, Root, Symbolic, en
 from adjoint.config import fork_count, held_across_fork, locked, watched
 from adjoint.core.infer import infer
 from adjoint.core.inplace import is_view
-from adjoint.core.lifted import Lifted, enclosing, level_of, next_level, tracing
+from adjoint.core.lifted import Lifted, enclosing, level_of, located, next_level, tracing
 from adjoint.core.node import LEAF, Node, next_seq
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, Traced, wrap
-from adjoint.core.user_code import Position, user_line, user_position
+from adjoint.core.user_code import Position, line_at, user_line, user_position
 from adjoint.errors import AdjointError, TransformError
 from adjoint.grads.slots import sink
 
@@ -44,6 +46,15 @@ __all__ = ["Trace"]
 _tracing_lock = held_across_fork(threading.RLock())
 
 _NUMBERS = (float, int, bool, complex)
+_ASSIGNED = (
+    "ad.compile: the function sets .grad to a tensor that has a graph, which compiled functions do not "
+    "support.\n  Assign g.detach(), or compute g inside `with ad.no_grad():`."
+)
+_CREATED = (
+    "ad.compile: backward(create_graph=True) stores a .grad that has a graph, which compiled functions do "
+    "not support.\n  Call ad.gradients(loss, params, create_graph=True) instead, or set .grad to None before "
+    "the function returns."
+)
 
 
 class Trace(Sources):
@@ -61,8 +72,9 @@ class Trace(Sources):
         self.reached: list[Any] = []  # values of the variables that functions called by the library read
         self.actions: list[Write] = []  # updates of optimisers and gradients for micro-batches, in order
         self.conditions: set[int] = set()  # the ids of conditions under which values are computed
-        # changed lists of hooks, their old hooks, and whether they were certainly created outside
-        self.hooks: dict[int, tuple[Any, dict[int, Any], bool]] = {}
+        # changed lists of hooks, their old hooks, the line, and whether they were certainly created outside
+        self.hooks: dict[int, tuple[Any, dict[int, Any], Position, bool]] = {}
+        self.graphs: dict[int, str] = {}  # errors for a .grad with a graph, by the id of the tensor
         self.hooked: list[Any] = []  # modules with hooks that were called
         self.deferred: dict[int, Callable[[], None]] = {}  # how to compute values that nothing has read yet
         self.counted: dict[int, tuple[Any, dict[int, int]]] = {}  # see ``updates_of``
@@ -77,7 +89,10 @@ class Trace(Sources):
         self.thread = threading.get_ident()
         self.forks = fork_count()
         self.refused: BaseException | None = None  # see ``core.lifted.refusal``
+        self.running: list[Trace] = []  # the traces that run: the outermost, and those inside it
         self.ended = self.released = False
+        self.paused = False  # whether the garbage collector runs, see ``Pause``
+        self.interrupt: BaseException | None = None  # an interrupt that came in a ``Pause``
 
     # Inputs ------------------------------------------------------------------------------------
 
@@ -329,7 +344,7 @@ class Trace(Sources):
     def _add_with(
         self, op: Any, args: tuple[Any, ...], params: dict[str, Any], outs: tuple[Any, ...]
     ) -> None:
-        if self.ended:
+        if self.ended or self.paused:
             raise ended_error(next((a for a in args if isinstance(a, Symbolic)), None))
         self.check_thread()
         quiet = np.geterr()["invalid"] == "ignore"
@@ -339,6 +354,9 @@ class Trace(Sources):
         """Raise if the trace runs in another thread, or in the parent of a forked process."""
         if self.ended:
             return
+        if self.interrupt is not None:
+            error, self.interrupt = self.interrupt, None
+            raise error
         if fork_count() != self.forks:
             raise TransformError(
                 "this process was forked inside a function that ad.compile was tracing.\n"
@@ -407,6 +425,7 @@ class Trace(Sources):
         sub = Trace(updates=True)
         sub.parent, sub.loops, sub.unroll, sub.outside = self, self.loops, self.unroll, self.outside
         sub.indexed, sub.hooked, sub.uses, sub.places = self.indexed, self.hooked, self.uses, self.places
+        sub.running = self.running
         return sub
 
     # Updates and other actions at the end of a call ------------------------------------------------
@@ -427,9 +446,9 @@ class Trace(Sources):
         if self.parent is not None:
             self.parent.note_hooks(hooks, outside)
         else:
-            known = self.hooks.setdefault(id(hooks), (hooks, dict(hooks.hooks), outside))
-            if outside and not known[2]:
-                self.hooks[id(hooks)] = hooks, known[1], True
+            known = self.hooks.setdefault(id(hooks), (hooks, dict(hooks.hooks), user_position(2), outside))
+            if outside and not known[3]:
+                self.hooks[id(hooks)] = *known[:3], True
 
     def guard_reads(self, functions: Iterable[Callable[..., Any]]) -> None:
         """Guard the variables that ``functions`` read; they are called by the library, for example hooks."""
@@ -536,12 +555,14 @@ class Trace(Sources):
         found: list[Held] = self.__dict__.setdefault("_grad_guards", [])
         return found
 
-    def grad_set(self, t: Tensor) -> None:
-        """Record that the function assigns ``t.grad`` before it reads the old value.
+    def grad_set(self, t: Tensor, value: Tensor | None = None) -> None:
+        """Record that the function assigns ``value`` to ``t.grad`` before it reads the old value.
 
         The program then need not check or read the old value.
         """
         self.capture(t)
+        if value is not None and type(value._node) is Node:
+            self.graphs[id(t)] = located(_ASSIGNED)
         held = self.held.get(id(t))
         if held is not None:
             held.grad_known = True
@@ -566,6 +587,8 @@ class Trace(Sources):
                 )
             before = self.grad_of(t)
             new = g if isinstance(g, Tensor) else wrap(self.value(g))
+            if type(new._node) is Node:
+                self.graphs[id(t)] = located(_CREATED)
             t._need_extra().grad = new if before is None else before + new
         gradients.clear()
 
@@ -573,15 +596,35 @@ class Trace(Sources):
 
     def run(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
         """Call ``f`` with tracing active and return ``finish(result)``; then restore all captured tensors."""
-        return locked(_tracing_lock, self._run_apart, f, finish)
+        return locked(_tracing_lock, self._run_apart if self.parent else self._run_alone, f, finish)
+
+    def _run_alone(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
+        """Call ``_run_apart`` without finalisers, which the function does not call.
+
+        Automatic collections are off, and ``Pause`` handles a call of ``gc.collect``.  (``Pause`` cannot
+        handle automatic ones: before Python 3.12 they may come inside of ``ContextVar.set``, which crashes
+        if the variable is set meanwhile.)
+        """
+        enabled, pause = gc.isenabled(), Pause(self)
+        try:
+            gc.disable()
+            gc.callbacks.append(pause)
+            return self._run_apart(f, finish)
+        finally:
+            if enabled:
+                gc.enable()
+            if pause in gc.callbacks:
+                gc.callbacks.remove(pause)
 
     def _run_apart(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
         """Call ``_run`` in a copy of the context, so that an interrupt leaves no context variable changed."""
         try:
+            self.running.append(self)
             return copy_context().run(self._run, f, finish)
         finally:
             if not self.released:  # an interrupt came in between
                 self._release()
+            self.running.remove(self)
 
     def _run(self, f: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
         enclosing.set(Root(self))
@@ -616,24 +659,24 @@ class Trace(Sources):
             )
             raise self.refused
 
-    def _changed_hooks(self) -> list[tuple[Any, dict[int, Any]]]:
-        """Return the lists of hooks that are not as they were before the trace, and their old hooks.
+    def _changed_hooks(self) -> list[tuple[Any, dict[int, Any], Position]]:
+        """Return the lists of hooks that are not as they were before, their old hooks, and the line.
 
         Lists of tensors and modules that the trace made do not count.
         """
         held = {id(x) for h in self.held.values() for x in h.hook_lists()}
         return [
-            (x, old)
-            for k, (x, old, outside) in self.hooks.items()
+            (x, old, line)
+            for k, (x, old, line, outside) in self.hooks.items()
             if (outside or k in held) and x.hooks != old
         ]
 
     def _check_hooks(self) -> None:
         """Raise TransformError if the function has added or removed a hook of a tensor or module."""
-        if self.hooks and self._changed_hooks():
+        if self.hooks and (changed := self._changed_hooks()):
             raise TransformError(
-                "ad.compile: the function adds or removes a hook of a tensor or module that was created "
-                "outside of it.\n"
+                f"{line_at(changed[0][2])}: ad.compile: the function adds or removes a hook of a tensor or "
+                "module that was created outside of it.\n"
                 "  Register and remove the hook outside of the compiled function, or remove it at the end of "
                 "the function."
             )
@@ -661,11 +704,7 @@ class Trace(Sources):
                     writes.append(Write("grad", owner, (None,)))
                 elif now._data is not h.entry:
                     if type(now._node) is Node:
-                        raise TransformError(
-                            "ad.compile: backward(create_graph=True) would store a .grad that has a graph, "
-                            "which compiled functions do not support.\n"
-                            "  Call ad.gradients(loss, params, create_graph=True) instead."
-                        )
+                        raise TransformError(self.graphs.get(id(t), _ASSIGNED))
                     writes.append(Write("grad", owner, (self.value(now),)))
         read = {s.value.id for s in self.program.sources}
         for (_, key), (container, value) in self.cells.items():
@@ -676,18 +715,11 @@ class Trace(Sources):
     def _release(self) -> None:
         """Restore the arrays, versions, nodes, gradients and hooks of all captured tensors."""
         self.ended = True
-        for hooks, old in self._changed_hooks() if self.hooks else ():
+        for hooks, old, _ in self._changed_hooks() if self.hooks else ():
             hooks.hooks = old
         for h in self.held.values():
-            if h.argument is not None:
-                continue
-            t = h.tensor
-            t._data = h.data
-            t.__class__ = h.kind
-            t._version = h.version
-            t._node = h.node
-            if t._extra is not None:
-                t._extra.grad = h.grad
+            if h.argument is None:
+                restore(h)
         self.refused = None  # its traceback refers to the frames of the function
         self.released = True
 

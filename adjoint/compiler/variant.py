@@ -139,12 +139,12 @@ class Variant:
             changed = layers.restore()
         if changed:
             raise TransformError(
-                f"ad.compile: {self.name} adds, removes or replaces {changed}.\n"
+                f"ad.compile: {parameters.place} adds, removes or replaces {changed}.\n"
                 "  Do this outside of the compiled function.  To set a buffer or a parameter, write into it: "
                 "buffer.copy_(value)."
             )
         for each in (advances, *(found for _, found in trace.called.values())):
-            each.check(f"{self.name}{_line_of(self.f)}")
+            each.check(parameters.place)
         if len(sys.modules) != imported:  # the function may have imported modules
             later = named_reads(self.f, objects)
             known = reads.variables
@@ -329,7 +329,7 @@ class Variant:
         else:
             return
         raise TransformError(
-            f"ad.compile: {self.name} returns {what}, which compiled functions do not support.\n"
+            f"ad.compile: {self.parameters.place} returns {what}, which compiled functions do not support.\n"
             "  Return a list, a tuple or a dictionary."
         )
 
@@ -543,12 +543,6 @@ def _parts(attributes: dict[str, Any], caches: dict[str, Any]) -> dict[str, Any]
 def _never(*_: Any) -> bool:
     """Return False: the check of a program that can run only the call for which it was traced."""
     return False
-
-
-def _line_of(f: Any) -> str:
-    """Return the line where a function is defined, for messages: " (file:line)"; "" for other callables."""
-    code = getattr(getattr(f, "__func__", f), "__code__", None)
-    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _named_tensors(owner: Any) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from adjoint.errors import NonFiniteError, TransformError
 
 BACKENDS = pytest.mark.parametrize("backend", ["replay", "auto"])
 HOOKS = (
-    "ad.compile: the function adds or removes a hook of a tensor or module that was created outside of it.\n"
+    "{line}: ad.compile: the function adds or removes a hook of a tensor or module that was created outside of it.\n"
     "  Register and remove the hook outside of the compiled function, or remove it at the end of the function."
 )
 
@@ -49,6 +49,12 @@ class Hooked:
             return self.layer.register_forward_hook(doubled)
         return self.layer.register_forward_pre_hook(pre_doubled)
 
+    @classmethod
+    def line(cls, kind: str) -> str:
+        """Return the line of ``register`` that adds a hook of a kind."""
+        n = {"tensor": 2, "forward": 4, "forward_pre": 5}[kind]
+        return f"{__file__}:{cls.register.__code__.co_firstlineno + n}"
+
 
 X = np.arange(1.0, 4.0)
 KINDS = pytest.mark.parametrize("kind", ["tensor", "forward", "forward_pre"])
@@ -68,7 +74,7 @@ def test_a_hook_that_is_added_inside_is_an_error(kind: str, backend: str) -> Non
     for _ in range(3):
         with pytest.raises(TransformError) as raised:
             f(X)
-        assert str(raised.value) == HOOKS
+        assert str(raised.value) == HOOKS.replace("{line}", Hooked.line(kind))
         assert held.result(X).tolist() == before.tolist()
 
 
@@ -85,10 +91,11 @@ def test_a_hook_that_is_removed_inside_is_an_error(kind: str, backend: str) -> N
         handle.remove()
         return found
 
+    line = f"{__file__}:{f.__wrapped__.__code__.co_firstlineno + 3}"
     for _ in range(3):
         with pytest.raises(TransformError) as raised:
             f(X)
-        assert str(raised.value) == HOOKS
+        assert str(raised.value) == HOOKS.replace("{line}", line)
         assert held.result(X).tolist() == before.tolist()
     handle.remove()
     assert held.result(X).tolist() != before.tolist()
@@ -180,7 +187,7 @@ def test_a_layer_or_a_tensor_of_a_module_that_is_replaced_inside_is_an_error(nam
         with pytest.raises(TransformError) as raised:
             f(x)
         assert str(raised.value) == (
-            f"ad.compile: forward adds, removes or replaces {what}.\n"
+            f"ad.compile: forward ({__file__}:{forward.__code__.co_firstlineno}) adds, removes or replaces {what}.\n"
             "  Do this outside of the compiled function.  To set a buffer or a parameter, write into it: "
             "buffer.copy_(value)."
         )
@@ -246,7 +253,8 @@ def test_a_container_argument_that_is_changed_inside_is_an_error(name: str, mode
                 compiled(batch)
             kind = "list" if isinstance(batch, list) else "dict"
             assert str(raised.value) == (
-                f"ad.compile: f changes a {kind} that is an argument; compiled functions can change only tensors.\n"
+                f"ad.compile: f ({__file__}:{f.__code__.co_firstlineno}) changes a {kind} that is an argument; "
+                "compiled functions can change only tensors.\n"
                 "  Copy it first, as in batch = dict(batch), or return the new value."
             )
             assert contents(batch) == before

@@ -180,7 +180,7 @@ def test_results_that_are_no_trees_and_have_tensors_are_an_error() -> None:
         with pytest.raises(TransformError) as found:
             ad.compile(f)(ad.ones(2))
         assert str(found.value) == (
-            f"ad.compile: <lambda> returns {what}, which compiled functions do not support.\n"
+            f"ad.compile: <lambda> ({__file__}:{f.__code__.co_firstlineno}) returns {what}, which compiled functions do not support.\n"
             "  Return a list, a tuple or a dictionary."
         )
     (same,) = ad.compile(lambda x: (w + x, {w})[1])(ad.ones(2))
