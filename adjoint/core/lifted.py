@@ -108,6 +108,7 @@ class Lifted(Shaped):
     dtype: Any
 
     def __array__(self, *_: Any, **__: Any) -> Any:
+        self.check_running()
         raise refusal(
             InputError(
                 f"a value inside {self.transform} cannot be converted to an array.\n"

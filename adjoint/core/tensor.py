@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ __all__ = [
     "Tensor",
     "Traced",
     "castable",
+    "check_running",
     "clock",
     "committing",
     "concrete",
@@ -144,8 +145,10 @@ class Tensor(Readable):
         DTypeError
             If the tensor is not float or complex.
         """
-        if special.count and (trace := tracing.get()) is not None:
-            trace.refuse_freezing(self, requires_grad)
+        if special.count:
+            check_running((self,))
+            if (trace := tracing.get()) is not None:
+                trace.refuse_freezing(self, requires_grad)
         if isinstance(self._node, Node):
             if requires_grad:
                 return self
@@ -211,8 +214,10 @@ class Tensor(Readable):
                 raise DTypeError(f"grad must have the dtype of its tensor, {self.dtype}, not {value.dtype}.")
         elif self._extra is None and not special.count:
             return
-        if special.count and (trace := tracing.get()) is not None:
-            trace.grad_set(self)
+        if special.count:
+            check_running((self,))
+            if (trace := tracing.get()) is not None:
+                trace.grad_set(self, value)
         extra = self._need_extra()
         with committing:  # a backward in another thread may be adding to it
             extra.grad = value
@@ -410,6 +415,19 @@ class Traced(Tensor):
     """
 
     __slots__ = ()
+
+
+Traced.__name__ = Traced.__qualname__ = Tensor.__name__  # in messages
+
+
+def check_running(tensors: Iterable[Any]) -> None:
+    """Raise if ``ad.compile`` is tracing a function in another thread that uses one of the tensors.
+
+    The trace will restore their state, so a change would be lost.  Callers check ``special.count`` first.
+    """
+    for t in tensors:
+        if type(t) is Traced:
+            t._data.check_running()
 
 
 def _unpickle(data: ndarray[Any, Any], requires_grad: bool) -> Tensor:

@@ -22,7 +22,7 @@ from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import refuse_masked
 from adjoint.core.lifted import tracing
 from adjoint.core.sparse import SparseGradient
-from adjoint.core.tensor import Tensor, differentiable, wrap
+from adjoint.core.tensor import Tensor, check_running, differentiable, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, NonFiniteError
 from adjoint.grads.norm import all_finite, check_max_norm, norm_parts, stored_values
 
@@ -501,6 +501,8 @@ def clip_grad_adaptive(params: Any, clipping: float = 0.01, *, eps: float = 1e-3
 
 def _clip_units(places: list[_Place], factor: float, floor: float, axis: int) -> int:
     count = 0
+    if special.count:
+        check_running([place.param for place in places])
     norms = [_unit_norms(stored_values(place.grad), _unit_axis(place, axis)) for place in places]
     for norm in norms:
         if not np.isfinite(norm).all():

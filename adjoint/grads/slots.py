@@ -13,7 +13,7 @@ from adjoint.config import special
 from adjoint.context import sink
 from adjoint.core.lifted import tracing
 from adjoint.core.sparse import as_gradient_tensor
-from adjoint.core.tensor import Tensor, committing, wrap
+from adjoint.core.tensor import Tensor, check_running, committing, wrap
 from adjoint.errors import InputError
 
 __all__ = ["Sink", "commit", "drop", "parameters_of", "sink"]
@@ -37,9 +37,11 @@ def commit(gradients: dict[Tensor, Any]) -> None:
     A leaf that no longer requires grad is skipped.  Tensors in ``.grad`` are replaced, not written to.
     ``gradients`` is emptied on the way, to reduce the peak memory.
     """
-    if special.count and (trace := tracing.get()) is not None:
-        trace.commit(gradients)
-        return
+    if special.count:
+        check_running(gradients)
+        if (trace := tracing.get()) is not None:
+            trace.commit(gradients)
+            return
     # Two backwards in two threads may reach the same leaf, so reading and replacing must be one step.
     with committing:  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
         changes = _changes(gradients)
@@ -77,9 +79,12 @@ def drop(tensors: Iterable[Tensor], set_to_none: bool = True) -> None:
             "zero_grad always sets gradients to None, so set_to_none=False is not supported.\n"
             "  Call zero_grad() without arguments."
         )
-    if special.count and (trace := tracing.get()) is not None:
-        trace.drop_grads(tensors)
-        return
+    if special.count:
+        tensors = list(tensors)
+        check_running(tensors)
+        if (trace := tracing.get()) is not None:
+            trace.drop_grads(tensors)
+            return
     with committing:
         _drop(tensors)
 

@@ -157,7 +157,7 @@ def matmul(x: ArrayLike, y: ArrayLike) -> Tensor:
     """
     try:
         return _matmul(x, y)
-    except ShapeError:
+    except (ShapeError, AttributeError):  # inside transforms, a Python number has no shape
         _explain_matmul(asarray(x), asarray(y))
         raise
 

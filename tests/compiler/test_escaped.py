@@ -149,3 +149,56 @@ def test_another_thread_calls_the_model_while_it_is_traced(grad: bool) -> None:
     for error in errors:
         assert isinstance(error, AdjointError), error
         assert "ad.compile" in str(error), error
+
+
+LOST: dict[str, Any] = {  # changes that the end of the trace would undo, and reads of the array itself
+    "a backward": lambda w, o, loss: loss.backward(),
+    "zero_grad": lambda w, o, loss: o.zero_grad(),
+    "zero_grad of a module": lambda w, o, loss: o.module.zero_grad(),
+    "no gradient": lambda w, o, loss: setattr(w, "grad", None),
+    "a gradient": lambda w, o, loss: setattr(w, "grad", ad.ones(3)),
+    "requires_grad": lambda w, o, loss: w.requires_grad_(False),
+    "an update": lambda w, o, loss: o.step(),
+    "a write": lambda w, o, loss: w.copy_(ad.ones(3)),
+    "a new optimiser": lambda w, o, loss: optim.Adam([w]),
+    "a new average": lambda w, o, loss: optim.EMA([w]),
+    "clip_grad_norm": lambda w, o, loss: (ad.clip_grad_norm([w], 1.0), w.grad.tolist()),
+    "clip_grad_adaptive": lambda w, o, loss: ad.clip_grad_adaptive([w]),
+    "state_dict": lambda w, o, loss: o.module.state_dict(),
+}
+LOST |= {
+    f"the attribute {name}": lambda w, o, loss, name=name: getattr(w._data, name)
+    for name in dir(np.ndarray)
+    if not name.startswith("_") and name not in ("shape", "dtype", "ndim", "size", "choose", "trace")
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_captured_tensor_cannot_be_used_in_another_thread(name: str) -> None:
+    m = nn.Module()
+    w = m.w = ad.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    w.grad = ad.ones(3)
+    o = optim.SGD([w], lr=0.125)
+    o.module = m
+    loss = (w * w).sum()
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            LOST[name](w, o, loss)
+        except AdjointError as error:
+            errors.append(error)
+
+    def f(x: Any) -> Any:
+        y = (w * x).sum() + w.grad.sum()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return y
+
+    assert ad.compile(f)(np.ones(3)).item() == 9.0
+    assert w.tolist() == [1.0, 2.0, 3.0] and w.grad.tolist() == [1.0] * 3 and w.requires_grad
+    assert [str(e) for e in errors] == [
+        "ad.compile is tracing a function that uses this tensor in another thread.\n"
+        "  Wait until the first call of the compiled function has returned before you use the tensor."
+    ]

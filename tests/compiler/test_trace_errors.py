@@ -11,7 +11,15 @@ import pytest
 
 import adjoint as ad
 from adjoint import nn, optim
-from adjoint.errors import AdjointError, IndexingError, InPlaceError, InputError, TransformError
+from adjoint.errors import (
+    AbsentNameError,
+    AdjointError,
+    IndexingError,
+    InPlaceError,
+    InputError,
+    ShapeError,
+    TransformError,
+)
 
 x = np.arange(3.0)
 w = ad.tensor(x, requires_grad=True)
@@ -38,6 +46,9 @@ _MASK = (
     "values.\n"
     "  Use ad.where(mask, a, b)."
 )
+
+
+_GRAPH = "has a graph, which compiled functions do not support.\n  "
 
 
 def swap(a: Any) -> Any:
@@ -195,6 +206,31 @@ MISTAKES: dict[str, tuple[type[AdjointError], Callable[[Any], Any], str]] = {
         "{line}: while_loop: inside ad.compile the condition is unknown, so the loop needs a limit.\n"
         "  Pass limit=, the largest number of steps, or call the loop outside of the compiled function.",
     ),
+    "a recorded .grad": (
+        TransformError,
+        lambda a: setattr(w, "grad", w * a),
+        "{line}: ad.compile: the function sets .grad to a tensor that "
+        + _GRAPH
+        + "Assign g.detach(), or compute g inside `with ad.no_grad():`.",
+    ),
+    "create_graph": (
+        TransformError,
+        lambda a: (w * w * a).sum().backward(create_graph=True),
+        "{line}: ad.compile: backward(create_graph=True) stores a .grad that "
+        + _GRAPH
+        + "Call ad.gradients(loss, params, create_graph=True) instead, or set .grad to None before the function "
+        "returns.",
+    ),
+    "a product with a number": (
+        ShapeError,
+        lambda a: a @ 2.0,
+        "matmul: both tensors must have at least one axis, but have shapes (3,) and ().  Use x * y.",
+    ),
+    "a method of another library": (
+        AbsentNameError,
+        lambda a: a.view(3),
+        "a tensor has no 'view'.  Use x.reshape(shape).",
+    ),
     "requires_grad": (
         TransformError,
         lambda a: w.requires_grad_(False),
@@ -267,3 +303,15 @@ def test_a_number_that_escapes_says_where_it_was_computed(name: str) -> None:
             "  For a cache, compute the value once before the first compiled call."
         )
     assert type(w) is ad.Tensor and w.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_recorded_gradient_may_be_removed_again() -> None:
+    @ad.compile
+    def f(a: Any) -> Any:
+        w.grad = None
+        (w * w * a).sum().backward(create_graph=True)
+        g, w.grad = w.grad, None
+        return ad.gradients([(g * g).sum()], [w])[0]
+
+    for _ in range(2):
+        assert f(x).tolist() == (8 * x * x * w.numpy()).tolist() and w.grad is None
