@@ -53,6 +53,8 @@ class Spent:
 
     def of(self, given: Sequence[Any]) -> Sequence[Node | None]:
         """Return ``nodes`` for a call with the arguments ``given``, which are parents of the nodes, too."""
+        if not any(self.nodes):
+            return self.nodes
         tensors = [t for t in (*given, *self.joined) if isinstance(t, Tensor) and t._node is not None]
         if not tensors:
             return self.nodes
