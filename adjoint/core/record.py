@@ -122,7 +122,8 @@ def weak_numbers(op: Op, values: Sequence[Any], arrays: Sequence[Any] | None = N
     A forward may call several NumPy functions; a function that gets only the number would convert it to
     float64.  ``arrays`` are the values that determine the dtype, by default all of ``values``.
     """
-    dtype = float_dtype(values if arrays is None else arrays)
+    numbers = any(type(v) is float or type(v) is int for v in values)
+    dtype = float_dtype(values if arrays is None else arrays) if numbers else None
     if dtype is None:
         return list(values)
     return [weak_number(op, v, dtype) if type(v) is float or type(v) is int else v for v in values]
