@@ -176,8 +176,8 @@ def _position(value: Any) -> Any:
 
 
 def _position_in(part: Any) -> Any:
-    """Return a value for comparing a part of an iterator: a length, a position, a number or an id."""
+    """Return a value for comparing a part of an iterator: a length, a position, a constant or an id."""
     if isinstance(part, (list, tuple)):
         return len(part)
     found = _position(part)
-    return found if found is not None else part if isinstance(part, (int, str)) else id(part)
+    return found if found is not None else part if isinstance(part, (int, str, range)) else id(part)

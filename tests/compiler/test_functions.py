@@ -19,6 +19,7 @@ from steps import state_of
 import adjoint as ad
 from adjoint import nn, optim
 from adjoint.compiler import twisters
+from adjoint.compiler.advances import _position
 from adjoint.errors import ArgumentError, GraphReleasedError, InputError, ModifiedError, TransformError
 
 X = np.random.default_rng(0).normal(size=(5, 3)).astype("f")
@@ -435,6 +436,14 @@ def test_an_iterator_that_is_advanced_is_an_error(kind: str) -> None:
     f = ad.compile(lambda x: (next(items), x + 1)[1])
     with pytest.raises(TransformError, match=r"gets an item from an iterator.*\n.*as an argument"):
         f(ad.tensor(1.0))
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_a_position_is_no_id_of_an_object_that_is_made_to_read_it(kind: str) -> None:
+    items = ITERATORS[kind]()
+    before = _position(items)
+    next(items)
+    assert before is not None and _position(items) != before
 
 
 @pytest.fixture(params=["memory", "methods"])
@@ -1179,7 +1188,9 @@ def test_writes_into_arguments_are_visible_or_an_error(write: Any, mode: Any) ->
         for _ in range(3):
             assert compiled({"x": given}).item() == f({"x": eager}).item()
             assert given.tolist() == eager.tolist()
-            with pytest.raises(TransformError, match=r"f \(.*\) changes batch\['x'\], which is a NumPy array"):
+            with pytest.raises(
+                TransformError, match=r"f \(.*\) changes batch\['x'\], which is a NumPy array"
+            ):
                 compiled({"x": array})
     assert array.tolist() == [1, 2, 3]
 
