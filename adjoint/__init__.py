@@ -46,6 +46,7 @@ from adjoint.ops import (
     arrange,
     compare,
     complex_parts,
+    conditions,
     contraction,
     create,
     diagonals,
@@ -55,6 +56,7 @@ from adjoint.ops import (
     extremes,
     fft,
     fused,
+    grids,
     grouped,
     index,
     join,
@@ -68,12 +70,11 @@ from adjoint.ops import (
     shape,
     special,
 )
-from adjoint.ops import (
-    scan as scans,
-)
+from adjoint.ops import scan as scans
 from adjoint.ops.arrange import *
 from adjoint.ops.compare import *
 from adjoint.ops.complex_parts import *
+from adjoint.ops.conditions import *
 from adjoint.ops.contraction import *
 from adjoint.ops.create import *
 from adjoint.ops.diagonals import *
@@ -82,6 +83,7 @@ from adjoint.ops.distinct import *
 from adjoint.ops.elementwise import *
 from adjoint.ops.extremes import *
 from adjoint.ops.fused import *
+from adjoint.ops.grids import *
 from adjoint.ops.grouped import *
 from adjoint.ops.join import *
 from adjoint.ops.nan_reduce import *
@@ -98,7 +100,7 @@ if TYPE_CHECKING:
     from adjoint.accumulate.accumulator import GradientAccumulator
     from adjoint.accumulate.sums import GradientBuffer
     from adjoint.accumulate.window import AccumulationConfig, AccumulationEvent, AccumulationStats
-    from adjoint.compiler.compile import compile
+    from adjoint.compiler.api.compile import compile
     from adjoint.grads.clip import (
         clip_grad_adaptive,
         clip_grad_norm,
@@ -122,173 +124,55 @@ __version__ = "0.1.0"
 __array_api_version__ = "2024.12"
 
 __all__ = [
-    "OPS",
-    "AccumulationConfig",
-    "AccumulationEvent",
-    "AccumulationStats",
-    "Function",
-    "GradScaler",
-    "GradientAccumulator",
-    "GradientBuffer",
-    "Gradients",
-    "SparseGradient",
-    "Tape",
-    "Tensor",
-    "__array_api_version__",
-    "__version__",
-    "array",
-    "asarray",
-    "backward",
-    "checkpoint",
-    "checkpoint_sequential",
-    "clip_grad_adaptive",
-    "clip_grad_norm",
-    "clip_grad_norm_by_group",
-    "clip_grad_value",
-    "cond",
-    "config",
-    "custom_jvp",
-    "custom_vjp",
-    "define",
-    "elementwise_grad",
-    "detect_anomaly",
-    "enable_grad",
-    "errors",
-    "extend",
-    "fft",
-    "from_dlpack",
-    "finfo",
-    "fixed_point",
-    "fori_loop",
-    "get_default_dtype",
-    "global_norm",
-    "grad",
-    "gradients",
-    "hessian",
-    "hvp",
-    "iinfo",
-    "inference_mode",
-    "inspect",
-    "interop",
-    "is_grad_enabled",
-    "is_inference_mode_enabled",
-    "linalg",
-    "nn",
-    "numpy",
-    "scipy",
-    "jacfwd",
-    "jacobian",
-    "jacrev",
-    "jvp",
-    "linearize",
-    "load",
-    "map",
-    "no_grad",
-    "random",
-    "optim",
-    "root",
-    "save",
-    "saved_tensors_hooks",
-    "scan",
-    "set_default_dtype",
-    "set_grad_enabled",
-    "sparse_gradient",
-    "special",
-    "stop_gradient",
-    "straight_through",
-    "tensor",
-    "testing",
-    "distributed",
-    "train",
-    "tree",
-    "value_and_grad",
-    "vjp",
-    "compile",
-    "vmap",
-    "while_loop",
-    *array_api.__all__,
-    *arrange.__all__,
-    *compare.__all__,
-    *complex_parts.__all__,
-    *contraction.__all__,
-    *create.__all__,
-    *diagonals.__all__,
-    *distances.__all__,
-    *distinct.__all__,
-    *elementwise.__all__,
-    *extremes.__all__,
-    *fused.__all__,
-    *grouped.__all__,
-    *join.__all__,
-    *nan_reduce.__all__,
-    *order.__all__,
-    *piecewise.__all__,
-    *products.__all__,
-    *reduce.__all__,
-    *scans.__all__,
-    *selection.__all__,
-    *shape.__all__,
-]
+    "OPS", "AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Function", "GradScaler",
+    "GradientAccumulator", "GradientBuffer", "Gradients", "SparseGradient", "Tape", "Tensor",
+    "__array_api_version__", "__version__", "array", "asarray", "backward", "checkpoint",
+    "checkpoint_sequential", "clip_grad_adaptive", "clip_grad_norm", "clip_grad_norm_by_group",
+    "clip_grad_value", "cond", "config", "custom_jvp", "custom_vjp", "define", "elementwise_grad",
+    "detect_anomaly", "enable_grad", "errors", "extend", "fft", "from_dlpack", "finfo", "fixed_point",
+    "fori_loop", "get_default_dtype", "global_norm", "grad", "gradients", "hessian", "hvp", "iinfo",
+    "inference_mode", "inspect", "interop", "is_grad_enabled", "is_inference_mode_enabled", "linalg", "nn",
+    "numpy", "scipy", "jacfwd", "jacobian", "jacrev", "jvp", "linearize", "load", "map", "no_grad", "random",
+    "optim", "root", "save", "saved_tensors_hooks", "scan", "set_default_dtype", "set_grad_enabled",
+    "sparse_gradient", "special", "stop_gradient", "straight_through", "tensor", "testing", "distributed",
+    "train", "tree", "value_and_grad", "vjp", "compile", "vmap", "while_loop", *array_api.__all__,
+    *arrange.__all__, *compare.__all__, *complex_parts.__all__, *conditions.__all__, *contraction.__all__,
+    *create.__all__, *diagonals.__all__, *distances.__all__, *distinct.__all__, *elementwise.__all__,
+    *extremes.__all__, *fused.__all__, *grids.__all__, *grouped.__all__, *join.__all__, *nan_reduce.__all__,
+    *order.__all__, *piecewise.__all__, *products.__all__, *reduce.__all__, *scans.__all__,
+    *selection.__all__, *shape.__all__,
+]  # fmt: skip
+__dir__ = sorted(__all__).copy
 
-del _protocols, array_api, arrange, compare, complex_parts, contraction, create, diagonals
-del distances, distinct, elementwise, extremes, fused, grouped, index, join, nan_reduce, order, piecewise
-del products, reduce, scans, selection, shape
+del _protocols, array_api, arrange, compare, complex_parts, conditions, contraction, create, diagonals
+del distances, distinct, elementwise, extremes, fused, grids, grouped, index, join, nan_reduce, order
+del piecewise, products, reduce, scans, selection, shape
 
 # Imported at the first use, which keeps `import adjoint` fast (docs/adr/0009).
 _LATER = {
-    "nn": "adjoint.nn",
-    "numpy": "adjoint.numpy",
-    "scipy": "adjoint.scipy",
-    "optim": "adjoint.optim",
-    "random": "adjoint.random",
-    "inspect": "adjoint.inspect",
-    "extend": "adjoint.extend",
-    "testing": "adjoint.testing",
-    "train": "adjoint.train",
-    "distributed": "adjoint.distributed",
-    "GradientAccumulator": "adjoint.accumulate.accumulator",
-    "GradientBuffer": "adjoint.accumulate.sums",
-    "clip_grad_adaptive": "adjoint.grads.clip",
-    "clip_grad_norm": "adjoint.grads.clip",
-    "clip_grad_norm_by_group": "adjoint.grads.clip",
-    "clip_grad_value": "adjoint.grads.clip",
-    "GradScaler": "adjoint.grads.scaler",
-    "AccumulationConfig": "adjoint.accumulate.window",
-    "AccumulationEvent": "adjoint.accumulate.window",
-    "AccumulationStats": "adjoint.accumulate.window",
-    "compile": "adjoint.compiler.compile",
-    "vmap": "adjoint.transforms.batch",
-    "checkpoint": "adjoint.transforms.recompute",
-    "checkpoint_sequential": "adjoint.transforms.recompute",
-    "saved_tensors_hooks": "adjoint.transforms.recompute",
-    "Function": "adjoint.transforms.function_class",
-    "custom_jvp": "adjoint.transforms.custom",
-    "custom_vjp": "adjoint.transforms.custom",
-    "stop_gradient": "adjoint.transforms.custom",
-    "straight_through": "adjoint.transforms.custom",
-    "jvp": "adjoint.transforms.forward",
-    "linearize": "adjoint.transforms.forward",
-    "fixed_point": "adjoint.transforms.implicit",
-    "root": "adjoint.transforms.implicit",
-    "cond": "adjoint.transforms.loops",
-    "fori_loop": "adjoint.transforms.loops",
-    "map": "adjoint.transforms.loops",
-    "scan": "adjoint.transforms.loops",
-    "while_loop": "adjoint.transforms.loops",
-    "hessian": "adjoint.transforms.matrix",
-    "hvp": "adjoint.transforms.matrix",
-    "jacfwd": "adjoint.transforms.matrix",
-    "jacobian": "adjoint.transforms.matrix",
-    "jacrev": "adjoint.transforms.matrix",
-    "elementwise_grad": "adjoint.transforms.reverse",
-    "grad": "adjoint.transforms.reverse",
-    "value_and_grad": "adjoint.transforms.reverse",
-    "vjp": "adjoint.transforms.reverse",
-    "finfo": "adjoint.interop.limits",
-    "iinfo": "adjoint.interop.limits",
-    "load": "adjoint.storage.files",
-    "save": "adjoint.storage.files",
+    name: f"adjoint.{name}"
+    for name in "nn numpy scipy optim random inspect extend testing train distributed".split()
 }
+for _module, _names in {
+    "accumulate.accumulator": "GradientAccumulator",
+    "accumulate.sums": "GradientBuffer",
+    "accumulate.window": "AccumulationConfig AccumulationEvent AccumulationStats",
+    "compiler.api.compile": "compile",
+    "grads.clip": "clip_grad_adaptive clip_grad_norm clip_grad_norm_by_group clip_grad_value",
+    "grads.scaler": "GradScaler",
+    "interop.limits": "finfo iinfo",
+    "storage.files": "load save",
+    "transforms.batch": "vmap",
+    "transforms.custom": "custom_jvp custom_vjp stop_gradient straight_through",
+    "transforms.forward": "jvp linearize",
+    "transforms.function_class": "Function",
+    "transforms.implicit": "fixed_point root",
+    "transforms.loops": "cond fori_loop map scan while_loop",
+    "transforms.matrix": "hessian hvp jacfwd jacobian jacrev",
+    "transforms.recompute": "checkpoint checkpoint_sequential saved_tensors_hooks",
+    "transforms.reverse": "elementwise_grad grad value_and_grad vjp",
+}.items():
+    _LATER |= dict.fromkeys(_names.split(), f"adjoint.{_module}")
 
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names
@@ -298,9 +182,7 @@ if not TYPE_CHECKING:  # so that type checkers report unknown names
         if name not in _LATER:
             instead = _instead(name)
             raise (errors.AbsentNameError if instead else AttributeError)(
-                f"module 'adjoint' has no attribute {name!r}{instead}",
-                name=name,
-                obj=sys.modules[__name__],
+                f"module 'adjoint' has no attribute {name!r}{instead}", name=name, obj=sys.modules[__name__]
             )
         module = importlib.import_module(_LATER[name])
         _hints.add_hints(module.__name__)
@@ -325,10 +207,6 @@ def _instead(name: str) -> str:
 
 def _numpy_functions() -> Any:
     return importlib.import_module("adjoint.interop.numpy").FUNCTIONS
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
 
 
 _hints.explain_class(Gradients)

@@ -17,35 +17,11 @@ import numpy as np
 from adjoint.errors import InputError
 
 __all__ = [
-    "ContextMode",
-    "anomaly",
-    "arriving",
-    "compile_mode",
-    "cpu_level",
-    "crew",
-    "default_dtype",
-    "enclosing",
-    "entered",
-    "grad_mode",
-    "in_rule",
-    "inference",
-    "init_generator",
-    "lent",
-    "observer",
-    "reading",
-    "reductions",
-    "saved_hooks",
-    "sink",
-    "spreading",
-    "stand_ins",
-    "tapes",
-    "threads",
-    "tracing",
-    "transform",
-    "within",
-    "workers",
-    "writes",
-]
+    "ContextMode", "anomaly", "arriving", "compile_mode", "cpu_level", "crew", "default_dtype", "enclosing",
+    "entered", "grad_mode", "in_rule", "inference", "init_generator", "lent", "observer", "reading",
+    "reductions", "saved_hooks", "sink", "spreading", "stand_ins", "tapes", "threads", "tracing", "transform",
+    "within", "workers", "writes",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -72,7 +48,7 @@ workers: ContextVar[int | str] = ContextVar("adjoint_workers", default=1)
 threads: ContextVar[int | str] = ContextVar("adjoint_threads", default="auto")
 # How functions of ``ad.compile`` run: True, False or "check".
 compile_mode: ContextVar[bool | str] = ContextVar("adjoint_compile_mode", default=True)
-# The vector instructions that kernels use, of ``compiler.machine.LEVELS``; None: all that the processor has.
+# The vector instructions that kernels use, of ``compiler.emit.machine.LEVELS``; None: all that there are.
 cpu_level: ContextVar[str | None] = ContextVar("adjoint_cpu_level", default=None)
 # The generator that draws initial values; None: one per process.
 init_generator: ContextVar[Any] = ContextVar("adjoint_init_generator", default=None)
@@ -289,3 +265,15 @@ def _wrap_async_generator(function: Callable[..., Any], mode: ContextMode[Any]) 
             await _Steps(body.aclose(), mode)
 
     return wrapper
+
+
+def user_code(owner: Any, name: str = "") -> Any:
+    """Return the attribute ``name`` of ``owner``, a user's function that the library is about to call.
+
+    Without a name, ``owner`` is the function.  Inside ``ad.compile``, what the function reads is guarded: a
+    change causes a new trace.
+    """
+    trace = tracing.get()
+    if trace is not None and trace.observer is not None:
+        return trace.observer.user_code(owner, name)
+    return getattr(owner, name) if name else owner

@@ -44,43 +44,14 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "AbsentNameError",
-    "AccumulationError",
-    "AdjointError",
-    "AnomalyError",
-    "ArgumentError",
-    "AxisError",
-    "ConvergenceError",
-    "DTypeError",
-    "FileError",
-    "GradcheckError",
-    "GraphReleasedError",
-    "HookError",
-    "InPlaceError",
-    "IndexingError",
-    "InputError",
-    "LinAlgError",
-    "LostHistoryError",
-    "MissingExtraError",
-    "MissingGradientError",
-    "ModifiedError",
-    "NoGradientError",
-    "NonFiniteError",
-    "NotSavedError",
-    "RankError",
-    "RuleError",
-    "ShapeError",
-    "SharingError",
-    "StallError",
-    "TapeError",
-    "TransformError",
-    "UnknownNameError",
-    "WorkerError",
-]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    "AbsentNameError", "AccumulationError", "AdjointError", "AnomalyError", "ArgumentError", "AxisError",
+    "ConvergenceError", "DTypeError", "FileError", "GradcheckError", "GraphReleasedError", "HookError",
+    "InPlaceError", "IndexingError", "InputError", "LinAlgError", "LostHistoryError", "MissingExtraError",
+    "MissingGradientError", "ModifiedError", "NoGradientError", "NonFiniteError", "NotSavedError",
+    "RankError", "RuleError", "ShapeError", "SharingError", "StallError", "TapeError", "TransformError",
+    "UnknownNameError", "WorkerError",
+]  # fmt: skip
+__dir__ = sorted(__all__).copy
 
 
 class AdjointError(Exception):

@@ -15,10 +15,7 @@ from adjoint.hints import add_hints as _add_hints
 from adjoint.transforms.custom import custom_vjp
 
 __all__ = ["defvjp", "primitive"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy
 
 
 class primitive:  # noqa: N801  a decorator that reads as a function

@@ -1,4 +1,4 @@
-"""Replacements for names of JAX, ``jax.lax``, PyTorch, autograd and NumPy: functions and attributes.
+"""Replacements for names of JAX, ``jax.lax``, PyTorch, autograd and NumPy, read from ``foreign_names.txt``.
 
 ``hints`` uses these tables in its errors about unknown names.
 """
@@ -7,439 +7,45 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 
-__all__ = [
-    "ACTIVATIONS",
-    "AUTOGRAD",
-    "GENERATOR",
-    "GROUPS",
-    "JAX",
-    "LAX",
-    "METHODS",
-    "MODULES",
-    "OPTIMIZERS",
-    "SCALERS",
-    "TORCH",
-    "UPDATES",
-    "elsewhere",
-]
+__all__ = ["ABSENT_KEYWORDS", "ATTRIBUTES", "FUNCTIONS", "KEYWORDS", "PARTS", "elsewhere"]
 
-_COLLECTIVE = "ad.distributed.Group, whose methods take arrays"
-_DEVICE = "arrays as they are: they are always in CPU memory"
-_CONV = "ad.nn.functional.conv1d, conv2d or conv3d"
-_AT = "x.at[index].{}(values)"
 
-AUTOGRAD = {
-    "deriv": "ad.jvp(f, (x,), (ad.ones_like(x),))",
-    "grad_and_aux": "ad.grad(f, has_aux=True)",
-    "grad_named": "ad.grad(f, argnums=i)",
-    "hessian_tensor_product": "ad.hvp(f, (x,), (v,))",
-    "hessian_vector_product": "ad.hvp(f, (x,), (v,))",
-    "holomorphic_grad": "ad.grad(lambda z: f(z).real), whose conjugate is the complex derivative",
-    "make_hvp": "ad.hvp(f, (x,), (v,))",
-    "make_jvp": "ad.jvp(f, (x,), (v,))",
-    "make_vjp": "y, pull = ad.vjp(f, x)",
-    "multigrad_dict": "ad.grad of a function of a dictionary",
-    "primitive": "ad.extend.primitive",
-    "tensor_jacobian_product": "y, pull = ad.vjp(f, x)",
-    "vector_jacobian_product": "y, pull = ad.vjp(f, x)",
-    "test_util": "ad.testing.gradcheck(f, inputs)",
-    "misc": "ad.tree.ravel, ad.fixed_point and ad.optim",
-    "builtins": "Python's own list, tuple and dict, which may contain tensors",
-}
+def _tables() -> dict[str, dict[str, str]]:
+    """Return the tables of the file by their titles, each from names to replacements."""
+    tables: dict[str, dict[str, str]] = {}
+    for line in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            table = tables[line.strip("[]")] = {}
+        elif line and not line.startswith("#"):
+            names, instead = line.split(": ", 1)
+            table.update((name, instead.replace("{}", name)) for name in names.split(", "))
+    return tables
 
-JAX = {
-    "Array": "ad.Tensor",
-    "block_until_ready": "the result as it is: operations are complete when they return",
-    "debug_nans": "ad.detect_anomaly()",
-    "debug_infs": "ad.detect_anomaly()",
-    "device_get": "x.numpy()",
-    "devices": _DEVICE,
-    "disable_jit": "the function without ad.compile",
-    "enable_x64": "float64 arrays, which are the default",
-    "linear_transpose": "y, pull = ad.vjp(f, x)",
-    "make_jaxpr": "ad.inspect.summary or ad.inspect.draw",
-    "named_call": "the function as it is",
-    "pure_callback": "ad.extend.primitive, ad.define or ad.Function",
-    "shard_map": _COLLECTIVE,
-    "eval_shape": "f(x).shape and f(x).dtype",
-}
 
-LAX = {
-    "all_gather": _COLLECTIVE,
-    "all_to_all": _COLLECTIVE,
-    "approx_max_k": "ad.topk(x, k)",
-    "associative_scan": "ad.scan(f, init, xs); ad.cumsum, ad.cumprod or ad.logcumsumexp where they fit",
-    "batch_matmul": "ad.matmul(x, y), or x @ y",
-    "bessel_i0e": "ad.special.i0e(x)",
-    "bessel_i1e": "ad.special.i1e(x)",
-    "bitcast_convert_type": "x.numpy().view(dtype)",
-    "broadcast": "ad.broadcast_to(x, shape)",
-    "broadcast_in_dim": "ad.broadcast_to(x.reshape(…), shape)",
-    "broadcasted_iota": "ad.arange(n)[:, None], which broadcasts",
-    "collapse": "x.reshape(shape)",
-    "conv": _CONV,
-    "conv_general_dilated": _CONV,
-    "conv_transpose": "ad.nn.functional.conv_transpose2d",
-    "conv_with_general_padding": _CONV,
-    "convert_element_type": "x.astype(dtype)",
-    "cumlogsumexp": "ad.logcumsumexp(x, axis)",
-    "custom_linear_solve": "ad.linalg.solve, or ad.scipy.sparse.linalg.gmres",
-    "custom_root": "ad.root(f, x0)",
-    "dot_general": "ad.einsum(subscripts, x, y)",
-    "dynamic_index_in_dim": "x[i], or ad.take(x, i, axis)",
-    "dynamic_slice": "x[start : start + length]; ad.take(x, start + ad.arange(length), axis) in ad.compile",
-    "dynamic_slice_in_dim": "x[start : start + length]",
-    "dynamic_update_index_in_dim": _AT.format("set"),
-    "dynamic_update_slice": "x.at[start : start + length].set(values)",
-    "dynamic_update_slice_in_dim": "x.at[start : start + length].set(values)",
-    "erf_inv": "ad.special.erfinv(x)",
-    "igamma": "ad.special.gammainc(a, x)",
-    "igammac": "ad.special.gammaincc(a, x)",
-    "index_in_dim": "x[i], or ad.take(x, i, axis)",
-    "index_take": "x[index]",
-    "integer_pow": "x ** n",
-    "iota": "ad.arange(n)",
-    "lgamma": "ad.special.gammaln(x)",
-    "logistic": "ad.sigmoid(x)",
-    "optimization_barrier": "x as it is",
-    "pmax": _COLLECTIVE,
-    "pmean": _COLLECTIVE,
-    "pmin": _COLLECTIVE,
-    "ppermute": _COLLECTIVE,
-    "psum": _COLLECTIVE,
-    "psum_scatter": _COLLECTIVE,
-    "population_count": "ad.bitwise_count(x)",
-    "random_gamma_grad": "ad.random.default_rng(seed).gamma(a), which has a gradient",
-    "reduce": "ad.scan(f, init, xs), or ad.sum, ad.prod, ad.max",
-    "reduce_and": "ad.all(x, axis)",
-    "reduce_max": "ad.max(x, axis)",
-    "reduce_min": "ad.min(x, axis)",
-    "reduce_or": "ad.any(x, axis)",
-    "reduce_prod": "ad.prod(x, axis)",
-    "reduce_sum": "ad.sum(x, axis)",
-    "reduce_window": "ad.nn.functional.max_pool2d or avg_pool2d",
-    "rem": "np.fmod(x, y)",
-    "rev": "ad.flip(x, axis)",
-    "scatter": _AT.format("set"),
-    "scatter_add": _AT.format("add"),
-    "scatter_max": _AT.format("max"),
-    "scatter_min": _AT.format("min"),
-    "scatter_mul": _AT.format("mul"),
-    "select_n": "ad.where(mask, x, y)",
-    "shift_left": "x << n",
-    "shift_right_arithmetic": "x >> n",
-    "shift_right_logical": "x >> n for x of an unsigned dtype",
-    "slice": "a slice, x[start:stop]",
-    "slice_in_dim": "a slice, x[start:stop]",
-    "sort_key_val": "order = ad.argsort(keys), and values[order]",
-    "switch": "functions[i](x), a list of functions; nested ad.cond inside ad.compile",
-    "top_k": "ad.topk(x, k)",
-    "with_sharding_constraint": _DEVICE,
-}
+_tables_by_title = _tables()
+KEYWORDS = _tables_by_title.pop("keywords")  # and the names of the same parameters here
+ABSENT_KEYWORDS = _tables_by_title.pop("absent keywords")
+FUNCTIONS = _tables_by_title.pop("adjoint")
+# Names in submodules, by the name of the submodule
+PARTS = {title: table for title, table in _tables_by_title.items() if title.startswith("adjoint.")}
+# Attributes of instances of a class and its subclasses, by the name of the class
+ATTRIBUTES = {title: table for title, table in _tables_by_title.items() if title not in PARTS}
+for _name, _instead in ATTRIBUTES["Generator"].items():
+    PARTS["adjoint.random"].setdefault(_name, f"rng = ad.random.default_rng(seed) and {_instead}")
 
-TORCH = {
-    **{n: f"x {sign} y" for n, sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("gt", ">"), ("le", "<="))},
-    "ge": "x >= y",
-    "neg": "-x",
-    "addbmm": "b + (x @ y).sum(0)",
-    "addcdiv": "x + value * y / z",
-    "addcmul": "x + value * y * z",
-    "addmv": "b + m @ v",
-    "addr": "m + ad.outer(v, w)",
-    "adjoint": "x.mT.conj()",
-    "aminmax": "ad.min(x) and ad.max(x)",
-    "as_strided": "slices and reshape: tensors have no strides",
-    "baddbmm": "b + x @ y",
-    "bartlett_window": "ad.scipy.signal.get_window('bartlett', n)",
-    "binomial": "ad.random.default_rng(seed).bernoulli(p, (n, *size)).sum(0)",
-    "blackman_window": "ad.scipy.signal.get_window('blackman', n)",
-    "broadcast_tensors": "np.broadcast_arrays(x, y)",
-    "bucketize": "ad.searchsorted(edges, x)",
-    "cartesian_prod": "ad.stack(ad.meshgrid(x, y, indexing='ij'), -1).reshape(-1, 2)",
-    "celu": "ad.maximum(x, 0) + alpha * ad.expm1(ad.minimum(x, 0) / alpha)",
-    "chain_matmul": "ad.linalg.multi_dot(matrices)",
-    "cholesky_inverse": "ad.scipy.linalg.cho_solve((l, True), ad.eye(n))",
-    "cholesky_solve": "ad.scipy.linalg.cho_solve((l, True), b)",
-    "clamp_max": "ad.minimum(x, high)",
-    "clamp_min": "ad.maximum(x, low)",
-    "clone": "x.copy()",
-    "complex": "x + 1j * y",
-    "constant_pad_nd": "ad.pad(x, widths)",
-    "cumulative_trapezoid": "ad.scipy.integrate.cumulative_trapezoid(y, x)",
-    "detach": "x.detach()",
-    "diag_embed": "x[..., None] * ad.eye(n)",
-    "dist": "ad.linalg.norm(x - y)",
-    "erfc": "ad.special.erfc(x)",
-    "fill": "ad.full_like(x, value)",
-    "frac": "x - ad.trunc(x)",
-    "frobenius_norm": "ad.linalg.norm(x)",
-    "ger": "ad.outer(x, y)",
-    "hamming_window": "ad.scipy.signal.get_window('hamming', n)",
-    "hann_window": "ad.scipy.signal.get_window('hann', n)",
-    "hardshrink": "ad.where(abs(x) > limit, x, 0)",
-    "histc": "ad.soft_histogram, or np.histogram of x.numpy()",
-    "index_add": "x.at[index].add(values)",
-    "index_copy": "x.at[index].set(values)",
-    "index_fill": "x.at[index].set(value)",
-    "index_put": "x.at[index].set(values)",
-    "inverse": "ad.linalg.inv(x)",
-    "kaiser_window": "ad.scipy.signal.get_window(('kaiser', beta), n)",
-    "kthvalue": "ad.sort(x, axis)[..., k - 1]",
-    "lerp": "x + weight * (y - x)",
-    "logdet": "ad.linalg.slogdet(x)[1]",
-    "masked_fill": "ad.where(mask, value, x)",
-    "masked_scatter": "x.at[mask].set(values)",
-    "msort": "ad.sort(x, axis=0)",
-    "mv": "m @ v",
-    "mvlgamma": "ad.special.multigammaln(x, d)",
-    "narrow": "a slice, x[start:stop]",
-    "nuclear_norm": "ad.linalg.norm(x, 'nuc')",
-    "pca_lowrank": "ad.linalg.svd(x - x.mean(0))",
-    "pinverse": "ad.linalg.pinv(x)",
-    "polar": "r * ad.exp(1j * angle)",
-    "poisson": "ad.random.default_rng(seed).poisson(rate)",
-    "randint_like": "ad.random.default_rng(seed).integers(low, high, x.shape)",
-    "range": "start + step * ad.arange((stop - start) // step + 1)",
-    "renorm": "x * ad.minimum(1, limit / ad.linalg.norm(x, axis=axis, keepdims=True))",
-    "rsub": "y - x",
-    "scalar_tensor": "ad.tensor(value)",
-    "scatter": "ad.put_along_axis(x, index, values, axis), or x.at[index].set(values)",
-    "scatter_add": "ad.scatter_reduce(x, axis, index, values, 'sum'), or x.at[index].add(values)",
-    "sgn": "ad.sign(x)",
-    "sparse_coo_tensor": "ad.scipy.sparse.coo_array((data, (rows, cols)))",
-    "sparse_csr_tensor": "ad.scipy.sparse.csr_array((data, indices, indptr))",
-    "std_mean": "ad.std(x, correction=1) and ad.mean(x)",
-    "svd_lowrank": "ad.linalg.svd(x)",
-    "symeig": "ad.linalg.eigh(x)",
-    "t": "x.T",
-    "take_along_dim": "ad.take_along_axis(x, index, axis)",
-    "tensor_split": "ad.split(x, places)",
-    "threshold": "ad.where(x > limit, x, value)",
-    "to_dlpack": "the tensor itself, which has __dlpack__",
-    "triangular_solve": "ad.linalg.solve_triangular(a, b)",
-    "unflatten": "x.reshape(shape)",
-    "use_deterministic_algorithms": "the functions as they are: results do not vary",
-    "var_mean": "ad.var(x, correction=1) and ad.mean(x)",
-    "view_as_complex": "x[..., 0] + 1j * x[..., 1]",
-    "view_as_real": "ad.stack([x.real, x.imag], -1)",
-}
-
-# Of ``torch.nn.functional`` and ``jax.nn``
-ACTIVATIONS = {
-    "celu": TORCH["celu"],
-    "channel_shuffle": "x.reshape(n, groups, c // groups, h, w).swapaxes(1, 2).reshape(n, c, h, w)",
-    "gumbel_softmax": "ad.random.default_rng(seed).gumbel_softmax(logits)",
-    "hardshrink": TORCH["hardshrink"],
-    "hard_sigmoid": "ad.clip(x / 6 + 0.5, 0, 1)",
-    "hardsigmoid": "ad.clip(x / 6 + 0.5, 0, 1)",
-    "hardswish": "x * ad.clip(x / 6 + 0.5, 0, 1)",
-    "hard_swish": "x * ad.clip(x / 6 + 0.5, 0, 1)",
-    "hard_silu": "x * ad.clip(x / 6 + 0.5, 0, 1)",
-    "hard_tanh": "ad.clip(x, -1, 1)",
-    "identity": "x as it is",
-    "log1mexp": "ad.where(x < 0.7, ad.log(-ad.expm1(-x)), ad.log1p(-ad.exp(-x)))",
-    "log_sigmoid": "-ad.nn.functional.softplus(-x)",
-    "logmeanexp": "ad.logsumexp(x, axis) - math.log(n)",
-    "lp_pool1d": "(ad.nn.functional.avg_pool1d(x ** p, size) * size) ** (1 / p)",
-    "lp_pool2d": "(ad.nn.functional.avg_pool2d(x ** p, size) * size ** 2) ** (1 / p)",
-    "soft_sign": "x / (1 + abs(x))",
-    "softmin": "ad.softmax(-x, axis)",
-    "softshrink": "ad.sign(x) * ad.relu(abs(x) - limit)",
-    "softsign": "x / (1 + abs(x))",
-    "squareplus": "(x + ad.sqrt(x * x + b)) / 2",
-    "standardize": "(x - x.mean(axis, keepdims=True)) / x.std(axis, keepdims=True)",
-    "swish": "ad.nn.functional.silu(x)",
-    "tanhshrink": "x - ad.tanh(x)",
-    "threshold": TORCH["threshold"],
-    "dot_product_attention": "ad.nn.functional.scaled_dot_product_attention(q, k, v)",
-    "upsample_bilinear": "ad.nn.functional.interpolate(x, size, mode='bilinear')",
-    "upsample_nearest": "ad.nn.functional.interpolate(x, size, mode='nearest')",
-}
-
-_IN_PLACE = "x {}= y, which writes into x"
-_DTYPE = "x.astype(np.{})"
-
-METHODS = {
-    "conjugate": "x.conj()",
-    "flags": "x.numpy().flags",
-    "strides": "x.numpy().strides",
-    "ctypes": "x.numpy().ctypes",
-    "tobytes": "x.numpy().tobytes()",
-    "block_until_ready": "x as it is: operations are complete when they return",
-    "view": "x.reshape(shape)",
-    "view_as": "x.reshape(other.shape)",
-    "unsqueeze": "x.expand_dims(axis), or x[:, None]",
-    "t": "x.T",
-    "permute": "x.permute_dims(axes), or x.transpose(*axes)",
-    "expand": "x.broadcast_to(shape)",
-    "expand_as": "x.broadcast_to(other.shape)",
-    "contiguous": "x as it is: its layout in memory does not matter",
-    "cpu": "x as it is: it is always in CPU memory",
-    "cuda": "x as it is: adjoint computes only on the CPU",
-    "to": "x.astype(dtype)",
-    "type": "x.astype(dtype), or x.dtype",
-    "float": _DTYPE.format("float32"),
-    "double": _DTYPE.format("float64"),
-    "half": _DTYPE.format("float16"),
-    "int": _DTYPE.format("int32"),
-    "long": _DTYPE.format("int64"),
-    "bool": _DTYPE.format("bool_"),
-    "data": "x.numpy() to read; x.copy_(v), x[i] = v or x -= v under ad.no_grad() to write",
-    "detach_": "x.detach()",
-    "dim": "x.ndim",
-    "ndimension": "x.ndim",
-    "numel": "x.size",
-    "nelement": "x.size",
-    "clamp": "x.clip(low, high)",
-    "amax": "x.max(axis)",
-    "amin": "x.min(axis)",
-    "norm": "ad.linalg.norm(x)",
-    "unbind": "x.unstack()",
-    "chunk": "x.split(parts)",
-    "narrow": "a slice, x[start:stop]",
-    "masked_fill": "ad.where(mask, value, x)",
-    "masked_select": "x[mask]",
-    "gather": "x.take_along_axis(index, axis)",
-    "scatter": "ad.put_along_axis(x, index, values, axis), or x.at[index].set(values)",
-    "scatter_add": "x.at[index].add(values)",
-    "index_select": "x.take(index, axis)",
-    "pow": "x ** y",
-    "mm": "x @ y",
-    "bmm": "x @ y",
-    "fill": "x.copy_(value) under ad.no_grad()",
-    "add_": _IN_PLACE.format("+"),
-    "sub_": _IN_PLACE.format("-"),
-    "mul_": _IN_PLACE.format("*"),
-    "div_": _IN_PLACE.format("/"),
-    "zero_": "x.copy_(ad.zeros_like(x)) under ad.no_grad(); for a gradient, x.grad = None",
-    "fill_": "x.copy_(ad.full_like(x, value)) under ad.no_grad()",
-    "clamp_": "x.copy_(x.clip(low, high)) under ad.no_grad()",
-    "masked_fill_": "x = ad.where(mask, value, x)",
-    "scatter_": "x = x.at[index].set(values)",
-    "index_add": "x.at[index].add(values)",
-    "unflatten": "x.reshape(shape)",
-    "repeat_interleave": "x.repeat(repeats, axis)",
-    "type_as": "x.astype(other.dtype)",
-    "eq": "x == y",
-    "ne": "x != y",
-    "lt": "x < y",
-    "gt": "x > y",
-    "le": "x <= y",
-    "ge": "x >= y",
-    "neg": "-x",
-    "new_zeros": "ad.zeros(shape, dtype=x.dtype)",
-    "new_ones": "ad.ones(shape, dtype=x.dtype)",
-    "new_full": "ad.full(shape, value, dtype=x.dtype)",
-    "new_empty": "ad.empty(shape, dtype=x.dtype)",
-    "new_tensor": "ad.tensor(values, dtype=x.dtype)",
-    "normal_": "x.copy_(rng.normal(size=x.shape)) under ad.no_grad()",
-    "uniform_": "x.copy_(rng.uniform(low, high, x.shape)) under ad.no_grad()",
-}
-
-# Attributes of modules, optimisers and scalers
-_AS_IT_IS = "the model as it is: adjoint computes only on the CPU"
-MODULES = {
-    "to": "model.astype(dtype); " + _AS_IT_IS.removeprefix("the model as it is: "),
-    "cpu": _AS_IT_IS,
-    "cuda": _AS_IT_IS,
-    "type": "model.astype(dtype)",
-    "float": "model.astype(np.float32)",
-    "double": "model.astype(np.float64)",
-    "half": "model.astype(np.float16)",
-    "bfloat16": "model.astype(ml_dtypes.bfloat16)",
-    "register_parameter": "setattr(module, name, nn.Parameter(value))",
-    "add_module": "setattr(module, name, other)",
-    "register_module": "setattr(module, name, other)",
-    "get_submodule": "dict(model.named_modules())[path]",
-    "get_parameter": "dict(model.named_parameters())[path]",
-    "register_full_backward_hook": "tensor.register_hook(function), of an output or a parameter",
-}
-OPTIMIZERS = {
-    "param_groups": "optimizer.groups; a group has params and hyper, a dictionary with its lr",
-    "add_param_group": "optimizer.add_group(group)",
-    "state": "optimizer.state_of(parameter)",
-}
-SCALERS = {"unscale_": "scaler.unscale(optimizer)"}
-GROUPS = {
-    "all_reduce": "group.sum(array), which returns the sum",
-    "allreduce": "group.sum(array), which returns the sum",
-    "all_gather": "group.gather(value)",
-    "allgather": "group.gather(value)",
-    "bcast": "group.broadcast(array, root), or group.broadcast_object(value, root)",
-    "Get_rank": "group.rank",
-    "Get_size": "group.size",
-}
-UPDATES = {
-    "multiply": "x.at[key].mul(value)",
-    "divide": "x.at[key].mul(1 / value)",
-    "power": "x.at[key].set(x[key] ** value)",
-    "subtract": "x.at[key].add(-value)",
-    "apply": "x.at[key].set(f(x[key]))",
-}
-
-_CONSTANT = "np.random.default_rng(seed).{}: this distribution has no derivatives here"
-_SHUFFLED = "x[rng.permutation(len(x))], a new tensor"
-GENERATOR = {
-    "binomial": "rng.bernoulli(p, (n, *size)).sum(0)",
-    "bit_generator": "rng.state, or rng.spawn(n) for independent generators",
-    "bytes": "np.random.default_rng(seed).bytes(length)",
-    "f": "(rng.chisquare(m, size) / m) / (rng.chisquare(n, size) / n)",
-    "geometric": "ad.ceil(ad.log1p(-rng.random(size)) / ad.log1p(-p))",
-    "multinomial": "ad.nn.functional.one_hot(rng.categorical(probs=p, size=n), len(p)).sum(0)",
-    "multivariate_normal": "mean + rng.standard_normal((*size, len(mean))) @ ad.linalg.cholesky(cov).T",
-    "negative_binomial": "rng.poisson(rng.gamma(n, (1 - p) / p, size))",
-    "pareto": "ad.expm1(rng.exponential(size=size) / a)",
-    "permuted": _SHUFFLED,
-    "power": "rng.random(size) ** (1 / a)",
-    "randint": "rng.integers(low, high, size)",
-    "randn": "rng.standard_normal(size)",
-    "rand": "rng.random(size)",
-    "random_sample": "rng.random(size)",
-    "rayleigh": "scale * ad.sqrt(2 * rng.exponential(size=size))",
-    "shuffle": _SHUFFLED,
-    "standard_cauchy": "rng.standard_t(1.0, size)",
-    "standard_exponential": "rng.exponential(size=size)",
-    "standard_gamma": "rng.gamma(shape, size=size)",
-    "weibull": "rng.exponential(size=size) ** (1 / a)",
-    **{
-        name: _CONSTANT.format(name)
-        for name in (
-            "hypergeometric",
-            "logseries",
-            "multivariate_hypergeometric",
-            "noncentral_chisquare",
-            "noncentral_f",
-            "triangular",
-            "vonmises",
-            "wald",
-            "zipf",
-        )
-    },
-}
-
-_PARTS = (
-    "",
-    "nn.functional",
-    "linalg",
-    "special",
-    "fft",
-    "scipy.special",
-    "scipy.linalg",
-    "nn",
-    "tree",
-    "extend",
-)
+_PLACES = " nn.functional linalg special fft scipy.special scipy.linalg nn tree extend".split(" ")
 
 
 def elsewhere(name: str) -> str:
     """Return the public path of ``name`` in adjoint, such as "ad.linalg.inv", or "" if there is none."""
     if name.startswith("_"):
         return ""
-    for part in _PARTS:
+    for place in _PLACES:
         module = sys.modules["adjoint"]
-        for step in filter(None, part.split(".")):
+        for step in filter(None, place.split(".")):
             module = getattr(module, step)
         if name in module.__all__:
-            return f"ad.{part}.{name}" if part else f"ad.{name}"
+            return f"ad.{place}.{name}" if place else f"ad.{name}"
     return f"adjoint.numpy.{name}" if name in importlib.import_module("adjoint.numpy").__all__ else ""

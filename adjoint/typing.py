@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike
 from adjoint.core.tensor import Tensor
 
 __all__ = ["Array", "ArrayLike", "Axis", "DTypeLike", "Key", "Lengths", "Tree"]
+__dir__ = sorted(__all__).copy
 
 # A NumPy array
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -34,7 +35,3 @@ Key: TypeAlias = (
 # Nested lists, tuples, dictionaries, dataclasses and modules of tensors.  Type checkers cannot express it,
 # because any class can be registered.
 Tree: TypeAlias = Any
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

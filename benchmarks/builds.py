@@ -92,7 +92,7 @@ def measure_build(case: Any) -> Numbers:
     """Measure the call that compiles a step, and the part of it in which LLVM runs."""
     import llvmlite.binding  # noqa: F401  its import is not measured
 
-    from adjoint.compiler import units
+    from adjoint.compiler.build import units
 
     compile_all, waiting = units.compile_all, 0.0
 

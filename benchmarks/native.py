@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adjoint.compiler.compile import Compiled
+from adjoint.compiler.api.compile import Compiled
 from benchmarks.harness import Numbers, Result, quartiles, set_threads
 from benchmarks.report import duration, table, title, verdict
 

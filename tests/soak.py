@@ -14,14 +14,17 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import random_calls
+import random_compiled
 import random_graphs
 import random_halves
+import random_keywords
 from random_graphs import Graph
 from random_nesting import Program
 from random_trainings import check_training
@@ -125,13 +128,14 @@ def disturbed_trainings(count: int, first: int) -> None:
             check_training(seed, Path(directory))
 
 
-def half_precision(count: int, first: int) -> None:
-    """Compiled programs in half precision return the dtypes and bytes of eager ones."""
+def compiled(module: Any, count: int, first: int) -> None:
+    """Compiled functions return what plain ones return: values, derivatives, dtypes and bytes."""
     for seed in range(first, first + count):
-        with watched(PART_SECONDS):
-            random_halves.compare(seed, "replay")
+        with watched(PART_SECONDS), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="ad.compile")  # of functions that are traced very often
+            module.compare(seed, "replay")
             if seed % 10 == 0:
-                random_halves.compare(seed, "native")
+                module.compare(seed, "native")
 
 
 def part(name: str, work: Callable[..., Any], *args: Any) -> None:
@@ -146,7 +150,7 @@ def main() -> int:
     )
     parser.add_argument("--graphs", type=int, default=10_000)
     parser.add_argument("--programs", type=int, default=5_000, help="of nested calls, in ten ways each")
-    parser.add_argument("--halves", type=int, default=30_000, help="of compiled programs in half precision")
+    parser.add_argument("--compiled", type=int, default=30_000, help="programs that each of three draws")
     parser.add_argument("--failures", type=int, default=2_000)
     parser.add_argument("--nestings", type=int, default=50_000)
     parser.add_argument("--trainings", type=int, default=2_000, help="with callbacks, failures and resumes")
@@ -158,7 +162,9 @@ def main() -> int:
     part(f"{options.graphs} graphs, 2 and 4 workers", equal_graphs, options.graphs, options.seed)
     part(f"{options.programs} programs of nested calls", random_programs, options.programs, options.seed)
     part(f"{options.nestings} nestings", nested_programs, options.nestings, options.seed)
-    part(f"{options.halves} programs in half precision", half_precision, options.halves, options.seed)
+    for module in (random_halves, random_compiled, random_keywords):
+        name = f"{options.compiled} programs of {module.__name__}"
+        part(name, compiled, module, options.compiled, options.seed)
     part(f"{options.failures} failures", failing_graphs, options.failures, options.seed)
     part(f"{options.failures} interrupts", interrupted_graphs, options.failures, options.seed)
     part(f"{options.trainings} trainings", disturbed_trainings, options.trainings, options.seed)

@@ -1,9 +1,11 @@
-"""Print the coefficients of adjoint/compiler/emit/coefficients.py.  Run it with mpmath installed.
+"""Print the coefficients of adjoint/compiler/emit/math/coefficients.py.  Run it with mpmath installed.
 
 Each polynomial is a Chebyshev fit, which is within a factor of two of the best one.
 """
 
 from __future__ import annotations
+
+import textwrap
 
 from mpmath import mp
 
@@ -97,11 +99,17 @@ TABLE = {
     "ERFCX": (erfcx, ((0.45 - K) / (0.45 + K), (28 - K) / mp.mpf(28 + K)), 23, 12),
 }
 
+
+def printed(numbers, opening, closing):
+    """Return the numbers as lines of at most 110 characters."""
+    text = opening + ", ".join(repr(float(c)) for c in numbers) + closing
+    return textwrap.fill(text, 110, initial_indent="    ", subsequent_indent="    " + " " * len(opening))
+
+
 for name, (function, interval, *counts) in TABLE.items():
-    for width, count in zip((64, 32), counts, strict=True):
-        if count is not None:
-            found, error = mp.chebyfit(function, interval, count, error=True)
-            print(f"{name}{width} = (  # error {float(error):.1e}")
-            for c in found:
-                print(f"    {float(c)!r},")
-            print(")")
+    fits = [mp.chebyfit(function, interval, n, error=True) for n in counts if n is not None]
+    errors = " and ".join(f"{float(error):.1e}" for _, error in fits)
+    print(f"{name} = (  # error{'s' * (len(fits) > 1)} {errors}")
+    for found, _ in fits:
+        print(printed(found, "(", "),") if len(fits) > 1 else printed(found, "", ","))
+    print(")")

@@ -18,7 +18,7 @@ from adjoint import words
 from adjoint.accumulate.blocks import MicroBatch, checked_weight, named_params, split_batch
 from adjoint.accumulate.ranks import RankBlock, RankSums
 from adjoint.accumulate.sums import Slot, Staged, Sums, normalised
-from adjoint.accumulate.update import gradient_of, shown, update
+from adjoint.accumulate.update import gradient_of, optimizers_in, shown, update
 from adjoint.accumulate.window import (
     COUNTS,
     AccumulationConfig,
@@ -420,10 +420,8 @@ class GradientAccumulator:
                 f"the window has no gradient: {window.micro_batches} micro-batches were added, "
                 f"{window.skipped} of them were skipped, and the weight is {window.weight:g}."
             )
-        if window.gradient is None:
-            found = gradient_of(self)
-        else:
-            found = {name: normalised(g, 1.0, 1.0) for name, g in window.gradient.items()}
+        kept = window.gradient
+        found = gradient_of(self) if kept is None else {n: normalised(g, 1.0, 1.0) for n, g in kept.items()}
         if zeros:
             found = {n: found[n] if n in found else self._sums.total(n) for n in self.names}
         return shown(found)
@@ -432,11 +430,7 @@ class GradientAccumulator:
 
     @_locked
     def apply(
-        self,
-        optimizer: Any,
-        *,
-        scaler: GradScaler | None = None,
-        before: Callable[[], object] | None = None,
+        self, optimizer: Any, *, scaler: GradScaler | None = None, before: Callable[[], object] | None = None
     ) -> bool:
         """Pass the gradient of a full or flushed window to an optimiser, and start the next window.
 
@@ -464,13 +458,7 @@ class GradientAccumulator:
         AccumulationError
             The window is not full, or the losses were scaled and ``scaler`` was not passed.
         """
-        optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-        known = [o for o in optimizers if callable(o) or hasattr(o, "step") or hasattr(o, "apply")]
-        if not optimizers or len(known) < len(optimizers):
-            raise InputError(
-                "apply: pass an optimiser (an object with step() or apply(gradients)), a function of the "
-                f"gradients, or a list of at least one of these, not {optimizer!r}."
-            )
+        optimizers = optimizers_in(optimizer)
         window = self._window
         window.check(ready=True)
         if window.scaled and scaler is None:
@@ -516,13 +504,10 @@ class GradientAccumulator:
         """Return the numbers of micro-batches and updates so far, and the state of the current window."""
         slots, window = [self._sums.slots[name] for name in self.names], self._window
         return AccumulationStats(
-            **self._counts,
-            accumulation_steps=self.config.accumulation_steps,
-            registered_params=len(slots),
+            **self._counts, accumulation_steps=self.config.accumulation_steps, registered_params=len(slots),
             total_param_elements=sum(slot.size for slot in slots),
-            window_micro_batches=window.micro_batches,
-            window_weight=window.weight,
-        )
+            window_micro_batches=window.micro_batches, window_weight=window.weight,
+        )  # fmt: skip
 
     def on(self, kind: str, callback: Callable[[AccumulationEvent], None]) -> Handle:
         """Register a function to call at each event of one kind.

@@ -28,7 +28,19 @@ from adjoint.grads.store import Gradients
 if TYPE_CHECKING:
     from adjoint.accumulate.accumulator import GradientAccumulator
 
-__all__ = ["gradient_of", "shown", "update"]
+__all__ = ["gradient_of", "optimizers_in", "shown", "update"]
+
+
+def optimizers_in(given: Any) -> list[Any]:
+    """Return an optimiser, or several, as a list; raise if one is not an optimiser."""
+    optimizers = list(given) if isinstance(given, (list, tuple)) else [given]
+    known = [o for o in optimizers if callable(o) or hasattr(o, "step") or hasattr(o, "apply")]
+    if not optimizers or len(known) < len(optimizers):
+        raise InputError(
+            "apply: pass an optimiser (an object with step() or apply(gradients)), a function of the "
+            f"gradients, or a list of at least one of these, not {given!r}."
+        )
+    return optimizers
 
 
 def gradient_of(acc: GradientAccumulator, scaler: GradScaler | None = None, *, update: bool = False) -> Any:

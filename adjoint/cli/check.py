@@ -22,27 +22,10 @@ __all__ = ["check"]
 def check(
     target: str, arguments: Sequence[str], *, order: int = 2, seed: int = 0, as_json: bool = False
 ) -> tuple[str, bool]:
-    """Check the derivatives of a function.
+    """Compare the derivatives of ``target`` up to ``order`` with finite differences.
 
-    Parameters
-    ----------
-    target : str
-        The function, as ``file.py:name`` or ``module:name``.
-    arguments : sequence of str
-        The arguments of the function: shapes, numbers or arrays in JSON.
-    order : int, optional
-        The highest order of derivatives to check.
-    seed : int, optional
-        The seed of random arguments.
-    as_json : bool, optional
-        Whether to return JSON.
-
-    Returns
-    -------
-    text : str
-        The result of the check, as text or JSON.
-    agree : bool
-        Whether the derivatives agree with finite differences.
+    Return the result as text or JSON, and whether the derivatives agree.  ``arguments`` are the texts of the
+    function's arguments: shapes, for which ``seed`` gives random numbers, numbers, or arrays in JSON.
     """
     function = function_of(target)
     given = arguments_of(arguments, seed)

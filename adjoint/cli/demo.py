@@ -32,25 +32,9 @@ def demo(
     epochs: int = EPOCHS,
     compile: bool = False,
 ) -> str:
-    """Train the classifier, write a plot and an HTML page, and return a summary.
+    """Train the classifier, write a plot to ``path`` and a report to ``page``, and return a summary.
 
-    Parameters
-    ----------
-    path : str, optional
-        The file of the plot.
-    page : str, optional
-        The file of the HTML page, see ``ad.inspect.report``.
-    as_json : bool, optional
-        Whether to return the summary as JSON, and print no progress.
-    epochs : int, optional
-        The number of epochs.
-    compile : bool, optional
-        Whether to compile the loss and its backward.
-
-    Returns
-    -------
-    str
-        The summary, as text or JSON.
+    With ``as_json`` the summary is JSON, and no progress is printed.
     """
     began = time.perf_counter()
     path = _writable(path)

@@ -18,18 +18,7 @@ __all__ = ["doctor"]
 
 
 def doctor(*, as_json: bool = False) -> str:
-    """Return a description of this installation, for bug reports.
-
-    Parameters
-    ----------
-    as_json : bool, optional
-        Whether to return JSON.
-
-    Returns
-    -------
-    str
-        The description.
-    """
+    """Return a description of this installation for bug reports, as text or JSON."""
     facts: dict[str, Any] = {
         "adjoint": ad.__version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",

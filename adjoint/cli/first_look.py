@@ -21,13 +21,6 @@ _PROGRAM = """\
 def first_look() -> str:
     """Run a small program, and return a table of its gradient and finite differences.
 
-    Returns
-    -------
-    str
-        The report.
-
-    Examples
-    --------
     >>> print(first_look().splitlines()[-1][-20:])
     the gradients agree.
     """

@@ -19,24 +19,10 @@ BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 def launch(ranks: int, program: str, arguments: Sequence[str]) -> int:
-    """Run a Python program on several ranks of this machine.
+    """Run a Python program on several ranks of this machine, and return the exit status of mpiexec.
 
     Each rank gets an equal share of the processors for its BLAS threads, unless environment variables set
     the number of threads.  Ctrl-C reaches all ranks.
-
-    Parameters
-    ----------
-    ranks : int
-        The number of ranks.
-    program : str
-        Path of the program.
-    arguments : sequence of str
-        Arguments of the program.
-
-    Returns
-    -------
-    int
-        The exit status of mpiexec.
     """
     if not os.path.isfile(program):
         raise InputError(f"cannot find the file {program!r}.  Check the path.")

@@ -26,26 +26,17 @@ VERSION = adjoint.__version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        The arguments; by default those of the process.
-
-    Returns
-    -------
-    int
-        The exit status.
-    """
+    """Run the command line, by default that of the process, and return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given[:1] if given[:1] == ["bench"] else given)
     try:
         if options.command == "bench":
             _bench(given[1:])  # the benchmarks parse their own options
             return 0
-        status: int = options.run(options)
-        return status
+        found: str | int = options.run(options)
+        if isinstance(found, int):
+            return found
+        print(found)
     except (InputError, ArgumentError) as error:
         text = str(error).removeprefix(f"{options.command}: ")
         print(f"adjoint {options.command}: {text}", file=sys.stderr)
@@ -58,25 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _look(options: argparse.Namespace) -> int:
-    print(first_look())
-    return 0
-
-
-def _demo(options: argparse.Namespace) -> int:
-    print(
-        demo(
-            path=options.picture,
-            page=options.report,
-            as_json=options.json,
-            epochs=options.epochs,
-            compile=options.compile,
-        )
-    )
-    return 0
-
-
-def _ops(options: argparse.Namespace) -> int:
+def _ops(options: argparse.Namespace) -> str | int:
     if unknown := [n for n in options.names if not any(n in op for op in OPS)]:
         near = difflib.get_close_matches(unknown[0], OPS, 3)
         print(
@@ -85,12 +58,7 @@ def _ops(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    print(op_table(options.names, markdown=options.markdown))
-    return 0
-
-
-def _launch(options: argparse.Namespace) -> int:
-    return launch(options.n, options.program, options.arguments)
+    return op_table(options.names, markdown=options.markdown)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -101,39 +69,18 @@ def _check(options: argparse.Namespace) -> int:
     return 0 if agree else 1
 
 
-def _graph(options: argparse.Namespace) -> int:
-    print(graph_text(options.function, options.arguments, options.output))
-    return 0
-
-
-def _profile(options: argparse.Namespace) -> int:
-    shown = profile_text(
-        options.function, options.arguments, repeat=options.repeat, trace=options.trace, as_json=options.json
-    )
-    print(shown)
-    return 0
-
-
-def _report(options: argparse.Namespace) -> int:
-    print(report_text(options.function, options.output))
-    return 0
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    print(doctor(as_json=options.json))
-    return 0
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adjoint", description="Automatic differentiation for NumPy programs."
     )
     parser.add_argument("--version", action="version", version=f"adjoint {VERSION}")
-    parser.set_defaults(run=_look, command="look")
+    parser.set_defaults(run=lambda o: first_look(), command="look")
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser("look", help="run a small program and check its gradient (the default)")
     shown = commands.add_parser("demo", help="train a classifier of handwritten digits")
-    shown.set_defaults(run=_demo)
+    shown.set_defaults(
+        run=lambda o: demo(path=o.picture, page=o.report, as_json=o.json, epochs=o.epochs, compile=o.compile)
+    )
     shown.add_argument("--json", action="store_true", help="print one JSON object and no progress")
     shown.add_argument("--picture", default="curve.png", help="the file of the plot (curve.png)")
     shown.add_argument("--report", default="report.html", help="the file of the report (report.html)")
@@ -150,19 +97,21 @@ def _parser() -> argparse.ArgumentParser:
     checked.add_argument("--seed", type=int, default=0, help="seed of random arguments (0)")
     checked.add_argument("--json", action="store_true", help="print one JSON object")
     drawn = commands.add_parser("graph", help="draw the graph of a call of a function")
-    drawn.set_defaults(run=_graph)
+    drawn.set_defaults(run=lambda o: graph_text(o.function, o.arguments, o.output))
     _add_function(drawn)
     drawn.add_argument(
         "-o", "--output", help="a file to write: .txt, .dot, .svg or .html; by default text is printed"
     )
     measured = commands.add_parser("profile", help="measure the ops of a function and of its backward")
-    measured.set_defaults(run=_profile)
+    measured.set_defaults(
+        run=lambda o: profile_text(o.function, o.arguments, repeat=o.repeat, trace=o.trace, as_json=o.json)
+    )
     _add_function(measured)
     measured.add_argument("--repeat", type=_from_one, default=10, help="the number of measured calls (10)")
     measured.add_argument("--trace", help="a file for a trace that Perfetto shows")
     measured.add_argument("--json", action="store_true", help="print a JSON list of ops")
     reported = commands.add_parser("report", help="run a function that trains, and write the report")
-    reported.set_defaults(run=_report)
+    reported.set_defaults(run=lambda o: report_text(o.function, o.output))
     reported.add_argument("function", help="file.py:function, which returns its Trainer or Recorder")
     reported.add_argument("-o", "--output", default="report.html", help="the page (report.html)")
     ops = commands.add_parser("ops", help="print the table of ops")
@@ -170,12 +119,12 @@ def _parser() -> argparse.ArgumentParser:
     ops.add_argument("--markdown", action="store_true", help="print Markdown, as in docs/ops.md")
     ops.add_argument("names", nargs="*", help="only ops whose names contain one of these")
     launched = commands.add_parser("launch", help="run a program on several ranks, with mpiexec")
-    launched.set_defaults(run=_launch)
+    launched.set_defaults(run=lambda o: launch(o.n, o.program, o.arguments))
     launched.add_argument("-n", type=_from_one, required=True, metavar="RANKS", help="the number of ranks")
     launched.add_argument("program", help="a Python program that uses adjoint.distributed")
     launched.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
     described = commands.add_parser("doctor", help="describe this installation")
-    described.set_defaults(run=_doctor)
+    described.set_defaults(run=lambda o: doctor(as_json=o.json))
     described.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser("bench", help="run the benchmarks, with the options of python -m benchmarks")
     return parser

@@ -28,22 +28,8 @@ derivative is written once and is used for every order, forward mode and batchin
 
 
 def op_table(names: Sequence[str] = (), *, markdown: bool = False) -> str:
-    """Return the table of ops.
+    """Return a table of the ops whose names contain one of ``names``, or of all ops, as text or Markdown.
 
-    Parameters
-    ----------
-    names : sequence of str, optional
-        Select ops whose names contain one of these texts.  The default is all ops.
-    markdown : bool, optional
-        Whether to write Markdown.
-
-    Returns
-    -------
-    str
-        The table.
-
-    Examples
-    --------
     >>> print(op_table(["expm1"]).splitlines()[1].split()[:4])
     ['expm1', 'elementwise', '1', 'x']
     """

@@ -31,23 +31,7 @@ class UserError(AdjointError, RuntimeError):
 
 
 def function_of(target: str) -> Callable[..., Any]:
-    """Return the function with the name ``file.py:name`` or ``module:name``.
-
-    Parameters
-    ----------
-    target : str
-        The file or module, a colon, and the name, which may contain dots.
-
-    Returns
-    -------
-    callable
-        The function.
-
-    Raises
-    ------
-    InputError
-        If there is no such file, module or function.
-    """
+    """Return the function ``target``: ``file.py:name`` or ``module:name``.  The name may contain dots."""
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise InputError(
@@ -96,28 +80,11 @@ def _imported(place: str) -> Any:
 
 
 def arguments_of(texts: Sequence[str], seed: int = 0) -> list[Any]:
-    """Return the arguments of a function from a command line.
+    """Return the arguments of a function from the texts of a command line; floats are arrays without axes.
 
-    Parameters
-    ----------
-    texts : sequence of str
-        A shape such as ``3x4`` (normal random numbers), a number with or without a decimal point, or an array
-        in JSON such as ``[1.5, 2]``.
-    seed : int, optional
-        The seed of the random numbers.
+    A text is a shape such as ``3x4`` (normal random numbers), a number with or without a decimal point, or an
+    array in JSON.
 
-    Returns
-    -------
-    list of ndarray or int
-        The arguments; floats are arrays without axes.
-
-    Raises
-    ------
-    ArgumentError
-        If a text is neither a shape nor a number nor an array.
-
-    Examples
-    --------
     >>> arguments_of(["2", "2.5", "[1.5, 2]"])
     [2, array(2.5), array([1.5, 2. ])]
     >>> arguments_of(["2x3"])[0].shape
@@ -147,22 +114,7 @@ def _argument(text: str, rng: np.random.Generator) -> Any:
 
 
 def check_count(target: str, function: Callable[..., Any], given: Sequence[Any]) -> None:
-    """Raise if a function cannot be called with the number of given arguments.
-
-    Parameters
-    ----------
-    target : str
-        The function as the user named it.
-    function : callable
-        The function.
-    given : sequence
-        The arguments.
-
-    Raises
-    ------
-    ArgumentError
-        If there are too few or too many.
-    """
+    """Raise if ``function``, named ``target`` by the user, cannot be called with the ``given`` arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a function in C
@@ -176,19 +128,7 @@ def check_count(target: str, function: Callable[..., Any], given: Sequence[Any])
 def check_writable(path: str, problem: str, advice: str) -> None:
     """Raise if a file cannot be written.  Call this before a long computation.
 
-    Parameters
-    ----------
-    path : str
-        The file.
-    problem : str
-        The start of the message: what is written, such as "report: the page".
-    advice : str
-        The second line of the message: what the user can do.
-
-    Raises
-    ------
-    FileError
-        If the file cannot be written.
+    ``problem`` is the start of the message, such as "report: the page", and ``advice`` its second line.
     """
     new = not os.path.exists(path)
     try:
@@ -201,23 +141,7 @@ def check_writable(path: str, problem: str, advice: str) -> None:
 
 
 def run_user_code(call: Callable[[], Any]) -> Any:
-    """Call the user's code; if it raises, raise an error that shows only the lines of that code.
-
-    Parameters
-    ----------
-    call : callable
-        A function without arguments that calls the user's code.
-
-    Returns
-    -------
-    object
-        The result of the call.
-
-    Raises
-    ------
-    UserError
-        If the code raises an exception.
-    """
+    """Return ``call()``, which runs the user's code; an exception raises ``UserError`` with its lines."""
     try:
         return call()
     except UserError:

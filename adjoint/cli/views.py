@@ -21,21 +21,10 @@ __all__ = ["graph_text", "profile_text", "report_text"]
 
 
 def graph_text(target: str, arguments: Sequence[str], path: str | None = None) -> str:
-    """Draw the graph of one call of a function.
+    """Return the graph of one call of a function as text; or write it to ``path``, and say so.
 
-    Parameters
-    ----------
-    target : str
-        The function, as ``file.py:name`` or ``module:name``.
-    arguments : sequence of str
-        The arguments of the function: shapes, numbers or arrays in JSON.
-    path : str, optional
-        A file to write: .txt, .dot, .svg or .html.
-
-    Returns
-    -------
-    str
-        The graph as text, or the name of the file.
+    ``target`` is the function, as ``file.py:name`` or ``module:name``, and ``arguments`` the texts of its
+    arguments.  The file may end in .txt, .dot, .svg or .html.
     """
     function, given = _call(target, arguments)
     if path is not None:
@@ -52,25 +41,9 @@ def profile_text(
     trace: str | None = None,
     as_json: bool = False,
 ) -> str:
-    """Measure the ops of a function and of the backward of its result.
+    """Return a table of the times of a function's ops and of the backward of its result, as text or JSON.
 
-    Parameters
-    ----------
-    target : str
-        The function.
-    arguments : sequence of str
-        The arguments of the function.
-    repeat : int, optional
-        The number of measured calls, after one call that is not measured.
-    trace : str, optional
-        A file for a trace that Perfetto and Chrome show.
-    as_json : bool, optional
-        Whether to return JSON.
-
-    Returns
-    -------
-    str
-        The table.
+    ``repeat`` calls are measured, after one that is not.  ``trace`` is a file for a trace for Perfetto.
     """
     function, given = _call(target, arguments)
     if trace is not None:
@@ -93,20 +66,7 @@ def profile_text(
 
 
 def report_text(target: str, path: str) -> str:
-    """Run a function that trains a model, and write a report of the training.
-
-    Parameters
-    ----------
-    target : str
-        A function without arguments that returns a ``Trainer`` or a ``Recorder``.
-    path : str
-        The HTML file to write.
-
-    Returns
-    -------
-    str
-        The name of the file.
-    """
+    """Run ``target``, a function that returns a ``Trainer`` or ``Recorder``; write a report to ``path``."""
     function = function_of(target)
     check_count(target, function, ())
     check_writable(path, "report: the page", "Give another path: -o PATH.")

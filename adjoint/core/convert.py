@@ -22,21 +22,9 @@ if TYPE_CHECKING:
     from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = [
-    "array",
-    "array_of",
-    "asarray",
-    "check_cast",
-    "check_device",
-    "checked_dtype",
-    "foreign_array",
-    "made",
-    "refuse_foreign",
-    "refuse_masked",
-    "resolved",
-    "tensor",
-    "weak_array",
-    "weak_tensor",
-]
+    "array", "array_of", "asarray", "check_cast", "check_device", "checked_dtype", "foreign_array", "made",
+    "refuse_foreign", "refuse_masked", "resolved", "tensor", "weak_array", "weak_tensor",
+]  # fmt: skip
 
 
 def tensor(

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.batching import BATCH_RULES
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.eager import eager_of
 from adjoint.core.methods import install
 from adjoint.core.namespace import dyn, raw, rec
+from adjoint.core.native import primitive
 from adjoint.core.op import KINDS, OPS, Op, RuleFunction, names_read
 from adjoint.core.record import evaluate
 from adjoint.core.tensor import Tensor
@@ -23,37 +25,7 @@ __all__ = ["UFUNCS", "define"]
 UFUNCS: dict[Any, Callable[..., Any]] = {}  # NumPy's ufuncs to the eager functions of ops
 
 
-def define(
-    name: str,
-    forward: Callable[..., Any],
-    *rules: RuleFunction | None,
-    saves: str | Sequence[str] = "",
-    reads: Sequence[str] | None = None,
-    kind: str = "elementwise",
-    params: Sequence[str] = (),
-    arity: int | None = -1,
-    outputs: int = 1,
-    joint: RuleFunction | None = None,
-    fused: bool | Callable[..., Any] = False,
-    jvp: RuleFunction | None = None,
-    batch: Callable[..., Any] | str | None = None,
-    shape: Callable[..., Any] | None = None,
-    method: bool | str | Sequence[str] = False,
-    holomorphic: bool = True,
-    ufunc: Any = None,
-    domain: Any = None,
-    reference: Callable[..., Any] | str = "",
-    doc: str = "",
-    reason: str = "",
-    literals: bool = False,
-    selects: bool = False,
-    places: bool = False,
-    pure: bool = True,
-    costly: bool = False,
-    unread: Sequence[int] = (),
-) -> Callable[..., Tensor]:
-    """Define an op and return its eager function.
-
+_fields = SharedDoc("""
     Parameters
     ----------
     name : str
@@ -81,6 +53,18 @@ def define(
     fused : bool or callable
         True if the forward gets the namespace first: ``forward(xp, *arrays, **params)``.  Or a separate
         function of this form, if ``forward`` is a faster version for plain arrays.
+    lower : bool or callable
+        How native code computes the op: ``lower(xp, *arrays, **params)``, written with primitives
+        (``core/native.py``).  True if the op is an elementwise primitive itself, with the dtypes of its
+        ufunc.  A fused op needs none; without either, compiled programs call ``forward``.
+    phrase : callable, optional
+        The text of a faster call of NumPy than that of ``forward``, for compiled programs that NumPy runs:
+        ``phrase(i, target, *texts)`` returns Python expressions that are assigned to the variable ``target``
+        one after the other, or None.  ``i`` has the arguments, results and parameters; ``texts`` has the text
+        of each argument.
+    memory : str
+        "view" if the result is a view of the first argument, "new" if it never is.  Ufuncs and operators
+        always return new arrays.
     jvp : callable, optional
         The derivative along tangents, if it does not follow from the kind and the rules.
     batch : callable or str, optional
@@ -130,9 +114,44 @@ def define(
     ------
     ArgumentError
         If the name is in use, or the arguments contradict each other.
+    """)
 
-    Examples
-    --------
+
+@_fields
+def define(
+    name: str,
+    forward: Callable[..., Any],
+    *rules: RuleFunction | None,
+    saves: str | Sequence[str] = "",
+    reads: Sequence[str] | None = None,
+    kind: str = "elementwise",
+    params: Sequence[str] = (),
+    arity: int | None = -1,
+    outputs: int = 1,
+    joint: RuleFunction | None = None,
+    fused: bool | Callable[..., Any] = False,
+    lower: bool | Callable[..., Any] = False,
+    phrase: Callable[..., Any] | None = None,
+    memory: str = "",
+    jvp: RuleFunction | None = None,
+    batch: Callable[..., Any] | str | None = None,
+    shape: Callable[..., Any] | None = None,
+    method: bool | str | Sequence[str] = False,
+    holomorphic: bool = True,
+    ufunc: Any = None,
+    domain: Any = None,
+    reference: Callable[..., Any] | str = "",
+    doc: str = "",
+    reason: str = "",
+    literals: bool = False,
+    selects: bool = False,
+    places: bool = False,
+    pure: bool = True,
+    costly: bool = False,
+    unread: Sequence[int] = (),
+) -> Callable[..., Tensor]:
+    """Define an op and return its eager function.
+
     >>> import numpy as np, adjoint as ad
     >>> cube = ad.define("cube_example", lambda x: x * x * x,
     ...                  lambda xp, g, y, x: g * 3 * x * x, saves="x")
@@ -140,13 +159,12 @@ def define(
     >>> cube(x).backward(); x.grad
     tensor(12., dtype=float64)
     """
-    if arity == -1:
-        arity = len(rules)
+    arity = len(rules) if arity == -1 else arity
     args, out = _checked_names(name, kind, rules, joint, arity, saves)
     op = Op(
-        name=name,
-        forward=functools.partial(forward, raw) if fused is True else forward,
+        name=name, forward=functools.partial(forward, raw) if fused is True else forward,
         fused=forward if fused is True else fused or None,
+        lower=_native_form(name, forward, fused, lower, ufunc), phrase=phrase, memory=memory,
         arg_names=args, out_name=out, params=tuple(params),
         saves_args=tuple(a in saves for a in args), saves_out=out in saves,
         reads=_reads(rules, reads, args, out) if saves else (), unread=frozenset(unread),
@@ -157,6 +175,15 @@ def define(
     )  # fmt: skip
     _install(op, forward, ufunc)
     return op.eager
+
+
+def _native_form(name: str, forward: Any, fused: Any, lower: Any, ufunc: Any) -> Callable[..., Any] | None:
+    """Return the native form of the op ``name``, or None; the arguments are those of ``define``."""
+    if lower is not True:
+        return lower or (forward if fused is True else fused) or None
+    if not isinstance(ufunc or forward, np.ufunc):
+        raise ArgumentError(f"define {name!r}: lower=True requires a NumPy ufunc, as forward or ufunc.")
+    return primitive(name, ufunc or forward)
 
 
 def _methods(name: str, method: bool | str | Sequence[str]) -> tuple[str, ...]:
@@ -280,10 +307,7 @@ def _positional(rule: RuleFunction) -> tuple[list[str], bool]:
 
 
 def _reads(
-    rules: tuple[RuleFunction | None, ...],
-    reads: Sequence[str] | None,
-    args: tuple[str, ...],
-    out: str,
+    rules: tuple[RuleFunction | None, ...], reads: Sequence[str] | None, args: tuple[str, ...], out: str
 ) -> tuple[tuple[frozenset[int], bool], ...]:
     found = []
     for i, rule in enumerate(rules):

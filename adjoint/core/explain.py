@@ -13,14 +13,7 @@ from adjoint.core.op import Op
 from adjoint.core.shapes import broadcast_shapes
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.core.user_code import user_line
-from adjoint.errors import (
-    AdjointError,
-    AnomalyError,
-    ArgumentError,
-    DTypeError,
-    IndexingError,
-    ShapeError,
-)
+from adjoint.errors import AdjointError, AnomalyError, ArgumentError, DTypeError, IndexingError, ShapeError
 
 __all__ = ["check_finite", "describe", "explained"]
 

@@ -35,31 +35,10 @@ _known: dict[Any, Result] = {}
 def infer(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Result:
     """Return the shape and dtype of each output of an op.
 
-    The result equals what the forward would return for arrays of these shapes and dtypes.
-    Results are cached by op, shapes, dtypes and parameters.
+    The result equals what the forward would return for arrays of these shapes and dtypes.  Invalid arguments
+    raise the error of the op itself.  An argument is an object with ``shape`` and ``dtype``, such as a
+    ``Spec``, or a Python number; ``params`` are in canonical form.  Results are cached.
 
-    Parameters
-    ----------
-    op
-        The op, from ``OPS``.
-    args
-        One per argument of the op: an object with ``shape`` and ``dtype`` (``Spec``, an array, a tensor), or
-        a Python number, which the forward gets unchanged.
-    params
-        The parameters in canonical form, as the eager function of the op gets them.
-
-    Returns
-    -------
-    tuple
-        One ``(shape, dtype)`` pair per output.
-
-    Raises
-    ------
-    AdjointError
-        If the op does not accept these shapes and dtypes.  It is the error that the op itself raises.
-
-    Examples
-    --------
     >>> import numpy as np, adjoint as ad
     >>> from adjoint.core.node import Spec
     >>> from adjoint.core.op import OPS
@@ -77,7 +56,8 @@ def infer(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Result:
     key = _key(op, args, params, alike)
     found = None if key is None else _known.get(key)
     if found is None:
-        found = _run(op, args, params, alike)
+        # the usual dtype objects: programs compare dtypes by identity, and a swapped array may have another
+        found = tuple([(lengths, np.dtype(d.type)) for lengths, d in _run(op, args, params, alike)])
         if key is not None:
             if len(_known) >= _MOST:
                 _known.clear()

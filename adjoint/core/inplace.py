@@ -25,16 +25,9 @@ from adjoint.core.user_code import REPORTED, USUAL, modes, reported_modes, set_m
 from adjoint.errors import DTypeError, InPlaceError, ShapeError
 
 __all__ = [
-    "AUGMENTED",
-    "augmented",
-    "is_view",
-    "log_write",
-    "move_version",
-    "refuse_leaf",
-    "refuse_view",
-    "refuse_write",
-    "writable",
-]
+    "AUGMENTED", "augmented", "is_view", "log_write", "move_version", "refuse_leaf", "refuse_view",
+    "refuse_write", "writable",
+]  # fmt: skip
 
 
 def is_view(t: Tensor) -> bool:

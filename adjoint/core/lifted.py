@@ -26,19 +26,9 @@ if TYPE_CHECKING:
     from adjoint.core.op import Op
 
 __all__ = [
-    "Lifted",
-    "Unknown",
-    "enclosing",
-    "level_of",
-    "located",
-    "made_by_host",
-    "next_level",
-    "refusal",
-    "refuse_tracing",
-    "run_at",
-    "running",
-    "tracing",
-]
+    "Lifted", "Unknown", "enclosing", "level_of", "located", "made_by_host", "next_level", "refusal",
+    "refuse_tracing", "run_at", "running", "tracing",
+]  # fmt: skip
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)

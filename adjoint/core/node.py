@@ -12,7 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from adjoint.config import held_across_fork
-from adjoint.context import tracing
+from adjoint.context import tracing, user_code
 from adjoint.core.shapes import Shaped
 from adjoint.errors import NotSavedError
 
@@ -20,19 +20,9 @@ if TYPE_CHECKING:
     from adjoint.core.op import Op
 
 __all__ = [
-    "FILL",
-    "LEAF",
-    "Handle",
-    "HookList",
-    "Node",
-    "NodeExtra",
-    "Packed",
-    "Spec",
-    "attaching",
-    "compiled",
-    "inlined",
-    "new_node",
-]
+    "FILL", "LEAF", "Handle", "HookList", "Node", "NodeExtra", "Packed", "Spec", "attaching", "compiled",
+    "inlined", "new_node",
+]  # fmt: skip
 
 # The lock for attaching hooks and other data to a tensor or node that threads may share.  It is reentrant,
 # because a finaliser or a signal handler may run while it is held.
@@ -265,10 +255,8 @@ class HookList:
         Inside ``ad.compile``, the values that the code of the hooks reads are guarded: a change causes a new
         trace.
         """
-        if (trace := tracing.get()) is not None:
-            with attaching:
-                given = list(self.hooks.items())
-            trace.guard_reads([hook for key, hook in given if key < trace.start])
+        if tracing.get() is not None:
+            return list(map(user_code, self.snapshot()))
         return self.snapshot()
 
 

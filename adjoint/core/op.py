@@ -44,6 +44,9 @@ class Op:
     batch: Callable[..., Any] | None = None  # how vmap evaluates the op (core/batching.py)
     shape: Callable[..., Any] | None = None  # shapes and dtypes of the results, without running the forward
     fused: Callable[..., Any] | None = None  # the forward written on xp
+    lower: Callable[..., Any] | None = None  # how native code computes the op (core/native.py)
+    phrase: Callable[..., Any] | None = None  # the text of a call of NumPy, for compiled programs
+    memory: str = ""  # "view" if the result is a view of the first argument, "new" if it never is
     holomorphic: bool = True  # the engine conjugates around the rule; False: the rule does it itself
     methods: tuple[str, ...] = ()  # the names of the tensor methods and operators that run the op
     domain: Any = None  # where the op is smooth, for the tests

@@ -33,30 +33,10 @@ from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
 __all__ = [
-    "F32",
-    "F64",
-    "NUMBERS32",
-    "NUMBERS64",
-    "STRONG_NUMBERS",
-    "anomaly",
-    "as_result",
-    "at_level",
-    "careful",
-    "compute",
-    "evaluate",
-    "innermost",
-    "joined_copy",
-    "make_node",
-    "node_of",
-    "node_of_smooth",
-    "output_node",
-    "pick",
-    "record_results",
-    "saved_hooks",
-    "tracked",
-    "weak_number",
-    "weak_numbers",
-]
+    "F32", "F64", "NUMBERS32", "NUMBERS64", "STRONG_NUMBERS", "anomaly", "as_result", "at_level", "careful",
+    "compute", "evaluate", "innermost", "joined_copy", "make_node", "node_of", "node_of_smooth",
+    "output_node", "pick", "record_results", "saved_hooks", "tracked", "weak_number", "weak_numbers",
+]  # fmt: skip
 
 _recording = grad_mode.get
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
@@ -492,18 +472,8 @@ def pick(node: Node, index: int) -> Node:
 
 
 PICK = Op(
-    name="output",
-    forward=lambda *outs, index: outs[index],
-    rules=(None,),
-    joint=None,
-    kind="linear",
-    arity=1,
-    arg_names=("x",),
-    out_name="y",
-    saves_args=(False,),
-    saves_out=False,
-    reads=((frozenset(), False),),
-    params=("index",),
+    name="output", forward=lambda *outs, index: outs[index], rules=(None,), joint=None, kind="linear",
+    arity=1, arg_names=("x",), out_name="y", params=("index",), places=True,
+    saves_args=(False,), saves_out=False, reads=((frozenset(), False),),
     doc="One output of an op that has several; the engine passes its gradient on by index.",
-    places=True,
-)
+)  # fmt: skip

@@ -13,21 +13,10 @@ from adjoint.config import grad_mode, is_watched
 from adjoint.errors import AdjointError, ArgumentError, AxisError, InputError, NoGradientError, ShapeError
 
 __all__ = [
-    "Shape",
-    "Shaped",
-    "broadcast_shapes",
-    "canonical_axes",
-    "canonical_axis",
-    "canonical_shape",
-    "checked_shape",
-    "number",
-    "number_between",
-    "reduced_axes",
-    "same_rank_axes",
-    "whole_from",
-    "whole_number",
-    "without_gradient",
-]
+    "Shape", "Shaped", "broadcast_shapes", "canonical_axes", "canonical_axis", "canonical_shape",
+    "checked_shape", "number", "number_between", "reduced_axes", "same_rank_axes", "whole_from",
+    "whole_number", "without_gradient",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 

@@ -24,30 +24,12 @@ from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Handle, HookList, Node, attaching
 from adjoint.core.readable import Readable, concrete, note_reading, read_only
 from adjoint.core.user_code import warn
-from adjoint.errors import (
-    DTypeError,
-    InputError,
-    NoGradientError,
-    ShapeError,
-)
+from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
 
 __all__ = [
-    "Tensor",
-    "Traced",
-    "castable",
-    "check_running",
-    "clock",
-    "committing",
-    "concrete",
-    "differentiable",
-    "held",
-    "note_reading",
-    "note_view",
-    "read_only",
-    "reading",
-    "wrap",
-    "writes",
-]
+    "Tensor", "Traced", "castable", "check_running", "clock", "committing", "concrete", "differentiable",
+    "held", "note_reading", "note_view", "read_only", "reading", "wrap", "writes",
+]  # fmt: skip
 
 # The lock for reading and replacing .grad.  It is reentrant, because a finaliser or a signal handler may run
 # while it is held.
@@ -439,7 +421,7 @@ def _warn_not_retained(node: Node) -> None:
     if node.extra is None or node.extra.retain is None:
         warn(
             f".grad of the result of {node.name!r} is None: backward keeps only the gradients of leaves.\n"
-            "  Call y.retain_grad() before backward, or use ad.gradients(loss, [y]).",
+            "  Call y.retain_grad() before backward, or use ad.gradients(loss, [y])."
         )
 
 

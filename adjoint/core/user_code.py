@@ -12,23 +12,10 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "BAD_REGISTRY",
-    "LIBRARIES",
-    "REPORTED",
-    "USUAL",
-    "Position",
-    "library_of",
-    "line_at",
-    "modes",
-    "reported",
-    "reported_modes",
-    "same_in_adjoint",
-    "set_modes",
-    "user_line",
-    "user_place",
-    "user_position",
+    "BAD_REGISTRY", "LIBRARIES", "REPORTED", "USUAL", "Position", "library_of", "line_at", "modes",
+    "reported", "reported_modes", "same_in_adjoint", "set_modes", "user_line", "user_place", "user_position",
     "warn",
-]
+]  # fmt: skip
 
 LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
 _PASSED = LIBRARIES | {"contextlib"}  # the with statement of the user calls it before a generator of adjoint

@@ -12,10 +12,7 @@ from adjoint.errors import RankError, StallError
 from adjoint.hints import add_hints as _add_hints
 
 __all__ = ["Group", "RankError", "StallError", "share", "simulate", "world"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy
 
 
 _add_hints(__name__)

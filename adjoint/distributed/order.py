@@ -18,17 +18,8 @@ Array = ndarray[Any, Any]
 def tree_sum(parts: list[Array], out: Array | None = None) -> Array:
     """Return the sum of arrays, added in pairs, then in pairs of pairs, and so on; overwrite the arrays.
 
-    Parameters
-    ----------
-    parts : list of ndarray
-        Arrays of one shape and dtype, in the order of the ranks.
-    out : ndarray, optional
-        Where the sum is stored.  The default is the memory of the first array.
-
-    Returns
-    -------
-    ndarray
-        The sum.
+    ``parts`` have one shape and dtype, in the order of the ranks.  The sum is stored in ``out``, by default
+    in the memory of the first array.
     """
     while len(parts) > 2:
         pairs = [np.add(a, b, out=a) for a, b in zip(parts[::2], parts[1::2], strict=False)]

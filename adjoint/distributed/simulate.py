@@ -21,6 +21,7 @@ Array = ndarray[Any, Any]
 T = TypeVar("T")
 
 
+_END = "the end of the program"
 _LEFT = object()  # the value that a rank exchanges when its function has returned
 
 
@@ -121,9 +122,8 @@ def simulate(size: int, work: Callable[[Group], T], *, timeout: float = 60.0) ->
         group = _ThreadGroup(rank, size, timeout, board)
         try:
             results[rank] = work(group)
-            if board.why is None:
-                end = "the end of the program"  # queued behind sums that are still running
-                group.wait(group.submit(end, lambda: group._meet(_LEFT, end)))
+            if board.why is None:  # queued behind sums that are still running
+                group.wait(group.submit(_END, lambda: group._meet(_LEFT, _END)))
         except BaseException as error:
             if not isinstance(error, RankError) or board.why is None:
                 errors.append(error)

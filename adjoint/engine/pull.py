@@ -38,20 +38,32 @@ if TYPE_CHECKING:
     from adjoint.engine.run import Run
 
 __all__ = [
-    "add",
-    "contribute",
-    "joined",
-    "narrowed_gradient",
-    "overwritten",
-    "pull",
-    "pull_checked",
-    "release",
-    "saved_values",
-]
+    "add", "contribute", "joined", "narrowed_gradient", "no_array", "overwritten", "pull", "pull_checked",
+    "release", "saved_values",
+]  # fmt: skip
 
 
 _F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
 np_add = np.add
+
+
+def _prepared(
+    node: Node, g: Any, xp: Namespace, zeros: Any, direct: bool, values: Any, out: Any, needed: Any
+) -> tuple[Any, Any, Any, bool, Any]:
+    """Prepare the pull of an op that is not usual, or of a gradient with zeros or of a rare dtype.
+
+    Return the gradient without its zeros, the gradient that the rules get, the zeros of the contributions of
+    an elementwise op, whether contributions are added directly, and those of a joint rule.
+    """
+    op, stained = node.op, None
+    if zeros is not None and op.pointwise:
+        stained = zeros.stain() if direct else None
+    elif zeros is not None and op.outputs == 1:
+        g = cleaned(xp, g, zeros)
+    given = _conj(xp, g) if _conjugates(op, node.dtype) else g
+    direct = direct and given is g and (stained is not None or (zeros is None and not op.selects))
+    joint = None if op.joint is None else pull_joint(node, given, xp, values, out, needed, zeros)
+    return g, given, stained, direct, joint
 
 
 def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept: list[Any] | None) -> None:
@@ -79,14 +91,7 @@ def pull(run: Run, node: Node, g: Any, zeros: Any, needed: set[Any] | None, kept
     if zeros is not None or not op.usual or (dtype is not _F64 and dtype is not _F32):
         if op.places and _placed(run, node, g, zeros, kept):
             return
-        if zeros is not None and op.pointwise:
-            stained = zeros.stain() if direct else None
-        elif zeros is not None and op.outputs == 1:
-            g = cleaned(xp, g, zeros)
-        given = _conj(xp, g) if _conjugates(op, dtype) else g
-        direct = direct and given is g and (stained is not None or (zeros is None and not op.selects))
-        if op.joint is not None:
-            joint = pull_joint(node, given, xp, values, out, needed, zeros)
+        g, given, stained, direct, joint = _prepared(node, g, xp, zeros, direct, values, out, needed)
     rules, i = op.rules, -1  # counting by hand: zip and enumerate cost three times as much
     count = 0 if params or joint is not None else len(values)  # 0: called with *, which takes twice as long
     for parent in node.parents:
@@ -215,7 +220,7 @@ def _fitted(node: Node, i: int, parent: Any, gp: Any, xp: Namespace) -> Any:
     Raise if it is not an array.
     """
     if not hasattr(gp, "dtype"):
-        raise _no_array(node, i, gp)
+        raise no_array(node, i, gp)
     return _fit(node, i, xp.conj(gp) if _conjugates(node.op, node.dtype) else gp, xp, parent)
 
 
@@ -511,7 +516,8 @@ def overwritten(name: str, t: Tensor, where: str = "") -> ModifiedError:
     )
 
 
-def _no_array(node: Node, i: int, gp: Any) -> RuleError:
+def no_array(node: Node, i: int, gp: Any) -> RuleError:
+    """Return the error for ``gp``, the result of the rule for argument ``i``, which is not an array."""
     return RuleError(
         f"the rule of {node.op.name!r} for argument {node.op.arg_name(i)!r} returned "
         f"{type(gp).__name__}, not an array.\n"

@@ -26,10 +26,21 @@ from adjoint.core.record import PICK, evaluate, joined_copy
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.core.values import unknown
 from adjoint.engine.plan import make_plan
-from adjoint.engine.pull import saved_values
+from adjoint.engine.pull import no_array, saved_values
 from adjoint.engine.rules import call_rule, unpacked
 from adjoint.engine.run import differentiate, key_of, run_serial, seed_at_level
-from adjoint.engine.zeros import Zeros, arriving, fit_live, is_nonzero, may_have_nan, meet, of_seed, positive
+from adjoint.engine.zeros import (
+    Zeros,
+    arriving,
+    each_output,
+    fit_live,
+    is_nonzero,
+    may_have_nan,
+    meet,
+    of_seed,
+    positive,
+    unmasked,
+)
 from adjoint.errors import NotSavedError
 
 __all__ = ["push", "push_forward"]
@@ -61,8 +72,8 @@ def push_forward(
         with np.errstate(all="ignore"):  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
             pushed = _push_all(order, given, ends, xp, {})
             zeros = {k: of_seed(t) for k, t in given.items()}
-            if _any_nan(pushed) and any(z is not None for z in zeros.values()):
-                # push again, this time keeping the zeros of the given tangents
+            if _any_nan(pushed) and (any(zeros.values()) or any(node.op.selects for node in order)):
+                # push again, this time keeping the zeros of the given tangents and of ops that select
                 pushed = _unless_nan(xp, pushed, _push_all(order, given, ends, xp, zeros))
     finally:
         grad_mode.set(before)
@@ -113,8 +124,9 @@ def _any_nan(tangents: list[Any]) -> bool:
     return any(t is not None and may_have_nan(t) for t in tangents)
 
 
-# Zeros in the given tangents, such as rows of the identity, stay zero where a derivative is infinite (see
-# ``adjoint.engine.zeros``).  Forward mode releases nothing, so if a result has a NaN, it runs again this way.
+# Zeros in the given tangents, such as rows of the identity, and those of elements that an op did not select
+# stay zero where a derivative is infinite (see ``adjoint.engine.zeros``).  Forward mode releases nothing, so
+# if a result has a NaN, it runs again this way.
 
 
 def _push_keeping(node: Node, tangents: list[Any], xp: Namespace, zeros: dict[Any, Any]) -> tuple[Any, Any]:
@@ -127,7 +139,7 @@ def _push_keeping(node: Node, tangents: list[Any], xp: Namespace, zeros: dict[An
     if op is PICK:
         (z,) = own
         return push(node, tangents, xp), z[node.params["index"]] if type(z) is tuple else None
-    if all(z is None for z in own):
+    if all(z is None for z in own) and not op.selects:
         return push(node, tangents, xp, own), None
     if op.pointwise and op.jvp is None:
         total: Any = None
@@ -135,8 +147,12 @@ def _push_keeping(node: Node, tangents: list[Any], xp: Namespace, zeros: dict[An
         for i, (t, z) in enumerate(zip(tangents, own, strict=True)):
             if t is None:
                 continue
-            term = _kept(xp, push(node, [t if j == i else None for j in range(len(own))], xp), z)
-            z = None if z is None else Zeros((), fit_live(z.live(), node.shape))
+            alone = [t if j == i else None for j in range(len(own))]
+            if op.selects:
+                z = _zeros_of(node, alone, own)
+            elif z is not None:
+                z = Zeros((), fit_live(z.live(), node.shape))
+            term = _kept(xp, push(node, alone, xp), z)
             total, left = (term, z) if total is None else (xp.add(total, term), meet(left, z))
         return total, left
     moved = push(node, tangents, xp, own)
@@ -162,7 +178,8 @@ def _zeros_of(node: Node, tangents: list[Any], own: list[Zeros | None]) -> Any:
         None if t is None else positive(t.shape, t.dtype, None if z is None else z.live())
         for t, z in zip(tangents, own, strict=True)
     ]
-    lifted = any(isinstance(v, Lifted) for v in (*seeds, *unpacked(node.args or ())))
+    saved = (*unpacked(node.args or ()), *each_output(unpacked(node.out)))
+    lifted = any(isinstance(v, Lifted) for v in (*seeds, *saved))
     found = within(grad_mode, False, push, node, seeds, dyn if lifted else raw)
     if node.op.outputs > 1:
         return tuple(None if t is None else Zeros((), is_nonzero(t)) for t in found)
@@ -347,8 +364,13 @@ def _rules_of_leaf(
             op.rules[i](rec, g, out, *values, **node.params) if w else None for i, w in enumerate(wanted)
         ]
     roots, seeds = [], []
-    for r, t in zip(pulled, tangents, strict=True):
-        if t is None or not isinstance(r, Tensor) or r._node is None:
+    for i, (r, t) in enumerate(zip(pulled, tangents, strict=True)):
+        r = _tensor(unmasked(r))
+        if t is None or r is None:
+            continue
+        if not isinstance(r, Tensor):
+            raise no_array(node, i, r)
+        if r._node is None:
             continue
         r = rec.conj(r) if flip else r
         t = _tensor(t)

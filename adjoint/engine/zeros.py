@@ -27,22 +27,9 @@ from adjoint.core.values import has_history, unknown
 from adjoint.engine.rules import call_rule, unpacked
 
 __all__ = [
-    "Masked",
-    "Zeros",
-    "also_picked",
-    "arriving",
-    "cleaned",
-    "fit_live",
-    "is_nonzero",
-    "may_have_nan",
-    "meet",
-    "of_seed",
-    "picked",
-    "positive",
-    "same",
-    "summed_zeros",
-    "through",
-]
+    "Masked", "Zeros", "also_picked", "arriving", "cleaned", "each_output", "fit_live", "is_nonzero",
+    "may_have_nan", "meet", "of_seed", "picked", "positive", "same", "summed_zeros", "through", "unmasked",
+]  # fmt: skip
 
 Live = Any  # a boolean array, true at elements that may have a gradient; None if all elements may have one
 
@@ -147,7 +134,7 @@ class _Pulled(Zeros):
             g = positive(node.shape, node.dtype, next(rest, None))
         values, out = unpacked(self.args or ()), unpacked(self.out)
         self.args = self.out = None
-        lifted = any(isinstance(v, Lifted) for v in (*values, *_each(out), *_each(g)))
+        lifted = any(isinstance(v, Lifted) for v in (*values, *each_output(out), *each_output(g)))
         xp = dyn if lifted else raw
         found = within(grad_mode, False, call_rule, op, self.i, xp, g, out, values, node.params)
         return None if type(found) is SparseRows else fit_live(is_nonzero(found), self.shape)
@@ -171,11 +158,20 @@ class _Picked(Zeros):
 
     def _find(self, lives: list[Live]) -> Live:
         n = self.shape[self.axis]
-        places = np.array([self.bits >> k & 1 for k in range(n)], bool)
+        packed = np.frombuffer(self.bits.to_bytes(-(-n // 8), "little"), np.uint8)
+        places = np.unpackbits(packed, count=n, bitorder="little").view(bool)
         return np.broadcast_to(places.reshape((n,) + (1,) * (len(self.shape) - self.axis - 1)), self.shape)
 
 
 _MANY = 10_000  # the longest axis for which a bit mask is made
+
+
+def _bits(places: range) -> int:
+    """Return the bit mask of positions: 1 + r + r² + … = (rⁿ − 1) / (r − 1) with r = 2 ** step, shifted."""
+    if not places:
+        return 0
+    step, first = abs(places.step), min(places[0], places[-1])
+    return ((1 << step * len(places)) - 1) // ((1 << step) - 1) << first
 
 
 def _along_one_axis(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, int] | None:
@@ -195,8 +191,8 @@ def _along_one_axis(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[int, 
         if type(k) is int or k != slice(None):
             if found is not None or shape[axis] > _MANY:
                 return None
-            places = (k % shape[axis],) if type(k) is int else range(*k.indices(shape[axis]))
-            found = axis, sum(1 << p for p in places)
+            n = shape[axis]
+            found = axis, 1 << k % n if type(k) is int else _bits(range(*k.indices(n)))
         axis += 1
     return found
 
@@ -221,7 +217,8 @@ def also_picked(had: Zeros, node: Node, shape: tuple[int, ...]) -> Zeros | None:
     return meet(had, picked(node, shape))
 
 
-def _each(value: Any) -> tuple[Any, ...]:
+def each_output(value: Any) -> tuple[Any, ...]:
+    """Return the outputs of an op as a tuple."""
     return value if type(value) is tuple else (value,)
 
 
@@ -238,6 +235,11 @@ class Masked:
     def nbytes(self) -> int:
         """The number of bytes of the term."""
         return int(self.g.nbytes)
+
+
+def unmasked(g: Any) -> Any:
+    """Return the gradient in a ``Masked``; other values unchanged."""
+    return g.g if type(g) is Masked else g
 
 
 # Where zeros come from -----------------------------------------------------------------------------
@@ -259,7 +261,8 @@ def of_seed(seed: Any) -> Zeros | None:
         found = held(data) if heart is None else heart.numbers()
         if heart is not None and found is None:
             return Zeros((), is_nonzero(data))
-        return None if not isinstance(found, np.ndarray) or found.all() else Zeros((), is_nonzero(data))
+        full = not isinstance(found, np.ndarray) or (found.size and found.all())
+        return None if full else Zeros((), is_nonzero(data))
     for g, zeros in around:
         if (g._data if isinstance(g, Tensor) else g) is data:
             return zeros

@@ -15,6 +15,7 @@ from adjoint.config import check_workers, get_workers, grad_mode, special, trans
 from adjoint.context import observer
 from adjoint.core.batched import Batched
 from adjoint.core.convert import tensor
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.lifted import tracing
 from adjoint.core.methods import attach
 from adjoint.core.namespace import raw
@@ -33,18 +34,22 @@ from adjoint.grads.store import Gradients
 from adjoint.typing import ArrayLike
 
 __all__ = [
-    "backward",
-    "backward_into_leaves",
-    "backward_on",
-    "gradients",
-    "inside_transform",
-    "seed_of",
+    "backward", "backward_into_leaves", "backward_on", "gradients", "inside_transform", "seed_of",
     "several_tensors",
-]
+]  # fmt: skip
 
 
 _F64, _F32 = np.dtype(np.float64), np.dtype(np.float32)
 _ALONE = OF_TENSOR - 1  # the reference count of an object that only one local variable refers to
+_CONSTANT = (
+    "gradients: inputs[{}] of shape {} does not require grad.\n"
+    "  Set requires_grad=True before computing the outputs, or pass allow_unused=True."
+)
+_UNUSED = (
+    "gradients: no output depends on inputs[{}] of shape {}.\n"
+    "  Check whether it was used only through detach() or under no_grad().  Pass allow_unused=True to get "
+    "None as its gradient."
+)
 _TAKEN = "gradients were already passed to on_leaf_ready"
 _COMMITTED = "leaves with a post-accumulate hook already have their new .grad"
 
@@ -131,6 +136,21 @@ def seed_of(root: Any, gradient: Any, name: str = "backward()", argument: str = 
     return seed
 
 
+_backward_doc = SharedDoc("""
+    Parameters
+    ----------
+    retain_graph : bool
+        Whether saved values are kept, for a second backward.
+    inputs : Tensor or sequence of Tensor, optional
+        Only these tensors get gradients.
+    workers : int or "auto", optional
+        The number of threads.  The default is ``ad.config.workers``.
+    allow_unused : bool
+        Whether the gradient of an input that no output depends on is None instead of an error.
+    """)
+
+
+@_backward_doc
 def backward_into_leaves(
     self: Tensor,
     gradient: ArrayLike | None = None,
@@ -150,16 +170,10 @@ def backward_into_leaves(
     ----------
     gradient : array_like, optional
         The gradient of this tensor, with its shape and dtype.  It may be omitted for a tensor of one element.
-    retain_graph : bool
-        Whether saved values are kept, for a second backward.
     create_graph : bool
         Whether the backward is recorded, so that the gradients can be differentiated.  This makes a
         reference cycle (leaf, ``.grad``, graph, leaf), which lasts until ``.grad`` is cleared.
         ``ad.gradients`` avoids it.
-    inputs : Tensor or sequence of Tensor, optional
-        Only these tensors get gradients.
-    workers : int or "auto", optional
-        The number of threads.  The default is ``ad.config.workers``.
     on_leaf_ready : callable, optional
         ``on_leaf_ready(leaf, grad)`` is called for each leaf as soon as its gradient is complete.  If it
         returns True, the gradient is not added to ``.grad``.
@@ -186,29 +200,12 @@ def backward_into_leaves(
     plain = gradient is None and inputs is None and workers is None and not create_graph
     if plain and _backward_plainly(self, retain_graph, early, target):
         return
-    seed = seed_of(self, gradient)
-    targets = None if inputs is None else _differentiable_inputs(inputs)
-    if early is None:
-        early = _Early(None, True, target)
-    try:
-        run, leaves = differentiate(
-            [self],
-            [seed],
-            targets=targets,
-            retain=retain_graph or create_graph,
-            create_graph=create_graph,
-            on_ready=early.finish,
-            events=on_leaf_ready is not None,
-            chosen=gradient is not None,
-            runner=runner_for(workers),
-        )
-    except BaseException as error:
-        early.note(error)
-        raise
-    found = dict(leaves)
-    found.update(run.retained)
-    if targets is not None:
-        found.update(_captured(run, targets))
+    seed, targets = seed_of(self, gradient), None if inputs is None else _differentiable_inputs(inputs)
+    run, leaves = _differentiated(
+        early or _Early(None, True, target), self, seed, targets=targets, retain=retain_graph or create_graph,
+        create_graph=create_graph, chosen=gradient is not None, runner=runner_for(workers),
+    )  # fmt: skip
+    found = {**dict(leaves), **dict(run.retained), **_captured(run, targets or ())}
     del leaves, run
     if target is not None and special.count and (trace := tracing.get()) is not None:
         trace.take(found, target)
@@ -317,6 +314,17 @@ class _Early:
             error.add_note(f"{len(shapes)} {what} (shapes {', '.join(shapes)}); no other .grad has changed.")
 
 
+def _differentiated(early: _Early, root: Tensor, seed: Any, **options: Any) -> Any:
+    """Run ``differentiate`` from one tensor; an error gets a note about the leaves in ``early``."""
+    events = early.on_leaf_ready is not None
+    on_ready = early.finish if events or early.commits else None
+    try:
+        return differentiate([root], [seed], on_ready=on_ready, events=events, **options)
+    except BaseException as error:
+        early.note(error)
+        raise
+
+
 def _differentiable_inputs(inputs: Any) -> list[Tensor]:
     targets = several_tensors("inputs", inputs)
     for t in targets:
@@ -334,6 +342,7 @@ def _captured(run: Run, tensors: Iterable[Tensor]) -> dict[Tensor, Any]:
     return {t: g for t, g in found.items() if g is not None}
 
 
+@_backward_doc
 def backward(
     root: Tensor,
     gradient: ArrayLike | None = None,
@@ -352,15 +361,9 @@ def backward(
         The tensor to differentiate.
     gradient : array_like, optional
         The gradient of ``root``, with its shape and dtype.  It may be omitted for a tensor of one element.
-    retain_graph : bool
-        Whether saved values are kept, for a second backward.
     create_graph : bool, optional
         Whether the backward is recorded, so that the gradients can be differentiated.  The default is True
         inside a transform such as ``ad.grad``, and False elsewhere.
-    inputs : Tensor or sequence of Tensor, optional
-        Only these tensors get gradients.
-    workers : int or "auto", optional
-        The number of threads.  The default is ``ad.config.workers``.
     on_leaf_ready : callable, optional
         ``on_leaf_ready(leaf, grad)`` is called for each leaf as soon as its gradient is complete.  If it
         returns True, the gradient is not stored.
@@ -421,22 +424,10 @@ def backward_on(
     """
     targets = None if inputs is None else several_tensors("inputs", inputs)
     early = _Early(on_leaf_ready, False)
-    try:
-        run, leaves = differentiate(
-            [root],
-            [seed],
-            targets=targets,
-            retain=retain,
-            create_graph=create_graph,
-            on_ready=None if on_leaf_ready is None else early.finish,
-            events=on_leaf_ready is not None,
-            only=only,
-            watched=watched,
-            runner=runner_for(workers),
-        )
-    except BaseException as error:
-        early.note(error)
-        raise
+    run, leaves = _differentiated(
+        early, root, seed, targets=targets, retain=retain, create_graph=create_graph, only=only,
+        watched=watched, runner=runner_for(workers),
+    )  # fmt: skip
     store = Gradients()
     for leaf, g in leaves:
         store.set(leaf, as_gradient_tensor(g))
@@ -445,6 +436,18 @@ def backward_on(
     return store
 
 
+def _seeds(roots: Sequence[Tensor], given: Any) -> list[Any]:
+    """Return the gradients of the outputs ``roots`` with which ``gradients`` starts."""
+    if given is None or not isinstance(given, (list, tuple)):
+        given = [given] * (len(roots) if given is None else 1)
+    if len(given) != len(roots):
+        raise ShapeError(
+            f"gradients: len(grad_outputs) must be the number of outputs, {len(roots)}, but is {len(given)}."
+        )
+    return [seed_of(r, g, "gradients()", "grad_outputs=") for r, g in zip(roots, given, strict=True)]
+
+
+@_backward_doc
 def gradients(
     outputs: Tensor | Sequence[Tensor],
     inputs: Tensor | Sequence[Tensor],
@@ -470,10 +473,6 @@ def gradients(
     create_graph : bool, optional
         Whether the results are recorded and can be differentiated again.  The default is True inside a
         transform such as ``ad.grad``, and False elsewhere.
-    allow_unused : bool
-        Whether the gradient of an input that no output depends on is None instead of an error.
-    workers : int or "auto", optional
-        The number of threads.  The default is ``ad.config.workers``.
 
     Returns
     -------
@@ -493,44 +492,22 @@ def gradients(
     >>> ad.gradients(gx, [x])
     (tensor(12., dtype=float64),)
     """
-    roots = several_tensors("outputs", outputs)
-    targets = several_tensors("inputs", inputs)
-    given = [None] * len(roots) if grad_outputs is None else grad_outputs
-    if not isinstance(given, (list, tuple)):
-        given = [given]
-    if len(given) != len(roots):
-        raise ShapeError(
-            f"gradients: len(grad_outputs) must be the number of outputs, {len(roots)}, but is {len(given)}."
-        )
-    seeds = [seed_of(r, g, "gradients()", "grad_outputs=") for r, g in zip(roots, given, strict=True)]
+    roots, targets = several_tensors("outputs", outputs), several_tensors("inputs", inputs)
+    seeds = _seeds(roots, grad_outputs)
     for i, t in enumerate(targets):
         if t._node is None and not allow_unused:
-            raise NoGradientError(
-                f"gradients: inputs[{i}] of shape {t.shape} does not require grad.\n"
-                "  Set requires_grad=True before computing the outputs, or pass allow_unused=True."
-            )
+            raise NoGradientError(_CONSTANT.format(i, t.shape))
     create = inside_transform() if create_graph is None else create_graph
     run, leaves = differentiate(
-        roots,
-        seeds,
-        targets=targets,
-        retain=create if retain_graph is None else retain_graph,
-        create_graph=create,
-        chosen=grad_outputs is not None,
-        runner=runner_for(workers),
-    )
+        roots, seeds, targets=targets, retain=create if retain_graph is None else retain_graph,
+        create_graph=create, chosen=grad_outputs is not None, runner=runner_for(workers),
+    )  # fmt: skip
     found = {**run.captured, **dict(leaves)}
-    results: list[Tensor | None] = []
-    for i, t in enumerate(targets):
-        g = found.get(key_of(t))
+    results = [found.get(key_of(t)) for t in targets]
+    for i, g in enumerate(results):
         if g is None and not allow_unused:
-            raise NoGradientError(
-                f"gradients: no output depends on inputs[{i}] of shape {t.shape}.\n"
-                "  Check whether it was used only through detach() or under no_grad().  Pass "
-                "allow_unused=True to get None as its gradient."
-            )
-        results.append(None if g is None else as_gradient_tensor(g))
-    return tuple(results)
+            raise NoGradientError(_UNUSED.format(i, targets[i].shape))
+    return tuple([None if g is None else as_gradient_tensor(g) for g in results])
 
 
 def several_tensors(what: str, tensors: Any) -> list[Tensor]:

@@ -7,7 +7,7 @@ are replaced there, and the norm before clipping is returned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -294,6 +294,22 @@ def _clip_places(places: list[_Place], norm: float, scale: float, bound: float) 
             place.put(scaled(place.grad, bound / norm / scale))
 
 
+def _bounds(what: str, max_norm: Any, grouped: Collection[Any]) -> dict[Any, float]:
+    """Return the limit of each group, from one number for all or a dictionary."""
+    names = ", ".join(map(repr, grouped)) or "none"
+    if isinstance(max_norm, Mapping):
+        if set(max_norm) != set(grouped):
+            limits = ", ".join(map(repr, max_norm)) or "no groups"
+            raise ArgumentError(f"{what}: max_norm has limits for {limits}, but the groups are {names}.")
+        return {name: check_max_norm(max_norm[name], f"max_norm[{name!r}]") for name in grouped}
+    if isinstance(max_norm, (list, tuple)):
+        raise ArgumentError(
+            f"{what}: max_norm must be one number for all groups or a dictionary by group, not a "
+            f"{type(max_norm).__name__}.\n  The groups are {names}."
+        )
+    return dict.fromkeys(grouped, check_max_norm(max_norm))
+
+
 def clip_grad_norm_by_group(
     groups: Mapping[Any, Any] | Iterable[Any],
     max_norm: float | Mapping[Any, float],
@@ -335,20 +351,7 @@ def clip_grad_norm_by_group(
     """
     what = "clip_grad_norm_by_group"
     grouped = _grouped(what, groups)
-    if isinstance(max_norm, Mapping):
-        if set(max_norm) != set(grouped):
-            raise ArgumentError(
-                f"{what}: max_norm has limits for {', '.join(map(repr, max_norm)) or 'no groups'}, "
-                f"but the groups are {', '.join(map(repr, grouped)) or 'none'}."
-            )
-        bounds = {name: check_max_norm(max_norm[name], f"max_norm[{name!r}]") for name in grouped}
-    elif isinstance(max_norm, (list, tuple)):
-        raise ArgumentError(
-            f"{what}: max_norm must be one number for all groups or a dictionary by group, not a "
-            f"{type(max_norm).__name__}.\n  The groups are {', '.join(map(repr, grouped)) or 'none'}."
-        )
-    else:
-        bounds = dict.fromkeys(grouped, check_max_norm(max_norm))
+    bounds = _bounds(what, max_norm, grouped)
     _check_policy(nonfinite)
     found = {name: _places(f"{what}: group {name!r}", group) for name, group in grouped.items()}
     _refuse_shared(what, found)

@@ -17,17 +17,9 @@ from adjoint.core.tensor import Tensor, concrete
 from adjoint.errors import ArgumentError
 
 __all__ = [
-    "Measure",
-    "all_finite",
-    "all_finite_unwarned",
-    "check_max_norm",
-    "check_norm_order",
-    "chunks",
-    "global_norm",
-    "measured",
-    "norm_parts",
-    "stored_values",
-]
+    "Measure", "all_finite", "all_finite_unwarned", "check_max_norm", "check_norm_order", "chunks",
+    "global_norm", "measured", "norm_parts", "stored_values",
+]  # fmt: skip
 
 Array = ndarray[Any, Any]
 

@@ -158,7 +158,7 @@ class GradScaler:
                 return loss
             if trace is not None:
                 trace.act(_mark_scaled)
-                return loss * trace.number("number", lambda: self._scale)
+                return loss * trace.number(lambda: self._scale)
             _mark_scaled()
             with np.errstate(over="ignore"):  # the scaler detects overflow itself
                 return loss * self._scale

@@ -145,18 +145,7 @@ class Tape:
         NoGradientError
             If ``root`` does not depend on one of the inputs.
         """
-        if self._state == "consumed":
-            raise TapeError(
-                "this tape is consumed: its gradients were taken, and its record was released.\n"
-                "  Use ad.Tape(persistent=True) to take gradients more than once."
-            )
-        if self._state == "new":
-            raise TapeError("this tape has recorded nothing.  Compute inside `with tape:` first.")
-        if isinstance(root, Tensor) and root._node is not None and not self._has(root):
-            raise TapeError(
-                f"this tensor of shape {root.shape} was not computed inside this tape's block.\n"
-                "  Compute it inside `with tape:`."
-            )
+        self._check(root)
         seed = seed_of(root, gradient, "Tape.gradients()")
         targets = None if inputs is None else several_tensors("inputs", inputs)
         watched = [t for t in (reference() for reference in self._watched_results) if t is not None]
@@ -183,8 +172,21 @@ class Tape:
             self._watched_results = []
         return store
 
-    def _has(self, root: Tensor) -> bool:
-        return isinstance(root._node, Node) and root._node.seq in self._recorded
+    def _check(self, root: Any) -> None:
+        """Raise if the tape cannot differentiate ``root``."""
+        if self._state == "consumed":
+            raise TapeError(
+                "this tape is consumed: its gradients were taken, and its record was released.\n"
+                "  Use ad.Tape(persistent=True) to take gradients more than once."
+            )
+        if self._state == "new":
+            raise TapeError("this tape has recorded nothing.  Compute inside `with tape:` first.")
+        node = root._node if isinstance(root, Tensor) else None
+        if node is not None and not (isinstance(node, Node) and node.seq in self._recorded):
+            raise TapeError(
+                f"this tensor of shape {root.shape} was not computed inside this tape's block.\n"
+                "  Compute it inside `with tape:`."
+            )
 
     def __repr__(self) -> str:
         return f"<Tape, {self._state}, {words.count(len(self._recorded), 'operation')}>"

@@ -9,21 +9,7 @@ from adjoint.inspect.reporting import report
 from adjoint.inspect.summaries import Layer, Summary, summary
 
 __all__ = [
-    "Drawing",
-    "Explanation",
-    "Finding",
-    "Layer",
-    "Profile",
-    "Recorder",
-    "Row",
-    "Summary",
-    "draw",
-    "explain",
-    "profile",
-    "report",
-    "summary",
-]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    "Drawing", "Explanation", "Finding", "Layer", "Profile", "Recorder", "Row", "Summary", "draw", "explain",
+    "profile", "report", "summary",
+]  # fmt: skip
+__dir__ = sorted(__all__).copy

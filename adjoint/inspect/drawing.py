@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adjoint import tree
-from adjoint.compiler.compile import Compiled
+from adjoint.compiler.api.compile import Compiled
 from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, NoGradientError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.compiler.compile import Compiled
+from adjoint.compiler.api.compile import Compiled
 from adjoint.core.node import Node
 from adjoint.core.tensor import Tensor, wrap, writes
 from adjoint.errors import AdjointError, InputError, NoGradientError
@@ -80,13 +80,6 @@ def explain(
                 "  Pass the function first: ad.inspect.explain(loss, x, y)."
             )
         return found
-    if not callable(function):
-        raise InputError(
-            "explain: the first argument must be a function that returns a loss, not "
-            f"{a(type(function).__name__)}.\n"
-            "  To explain a loss that your own code computes, put that code inside "
-            "`with ad.inspect.explain() as why:`."
-        )
     found._run(function, args, kwargs)
     return found
 
@@ -156,6 +149,13 @@ class Explanation:
 
         Gradients, buffers and generators are restored, unless the function calls ``backward`` itself.
         """
+        if not callable(function):
+            raise InputError(
+                "explain: the first argument must be a function that returns a loss, not "
+                f"{a(type(function).__name__)}.\n"
+                "  To explain a loss that your own code computes, put that code inside "
+                "`with ad.inspect.explain() as why:`."
+            )
         run = function._on_tensors if isinstance(function, Compiled) else function
         variables = of_function(function, args, kwargs)
         generators = Generators.of([function], [*args, *kwargs.values()])

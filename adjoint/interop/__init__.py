@@ -7,10 +7,7 @@ if TYPE_CHECKING:
     from adjoint.interop import onnx, scipy
 
 __all__ = ["onnx", "scipy"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy
 
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names

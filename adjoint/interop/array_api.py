@@ -22,30 +22,10 @@ from adjoint.errors import ArgumentError, DTypeError, InputError
 from adjoint.typing import DTypeLike
 
 __all__ = [
-    "__array_namespace_info__",
-    "bool",
-    "can_cast",
-    "complex64",
-    "complex128",
-    "e",
-    "float16",
-    "float32",
-    "float64",
-    "inf",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "isdtype",
-    "nan",
-    "newaxis",
-    "pi",
-    "result_type",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-]
+    "__array_namespace_info__", "bool", "can_cast", "complex64", "complex128", "e", "float16", "float32",
+    "float64", "inf", "int8", "int16", "int32", "int64", "isdtype", "nan", "newaxis", "pi", "result_type",
+    "uint8", "uint16", "uint32", "uint64",
+]  # fmt: skip
 
 VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 

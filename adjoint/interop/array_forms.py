@@ -128,10 +128,8 @@ def _trim_zeros(filt: Any, trim: str = "fb", axis: Any = None) -> Tensor:
 
 
 FORMS: dict[Any, Callable[..., Any]] = {
-    np.insert: _insert,
-    np.piecewise: _piecewise,
-    np.apply_along_axis: _apply_along_axis,
-    np.apply_over_axes: _apply_over_axes,
-    np.real_if_close: _real_if_close,
-    np.trim_zeros: _trim_zeros,
-}
+    getattr(np, f.__name__[1:]): f
+    for f in (
+        _insert, _piecewise, _apply_along_axis, _apply_over_axes, _real_if_close, _trim_zeros,
+    )
+}  # fmt: skip

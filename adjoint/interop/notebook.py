@@ -23,33 +23,15 @@ _COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860")
 
 
 def in_notebook() -> bool:
-    """Return whether this program runs in a Jupyter notebook.
-
-    Returns
-    -------
-    bool
-        True in a kernel whose output is HTML.
-    """
+    """Return whether this program runs in a Jupyter notebook, whose output is HTML."""
     shell = sys.modules.get("IPython")
     found = shell.get_ipython() if shell is not None else None
     return type(found).__name__ == "ZMQInteractiveShell"
 
 
 def escape(text: Any) -> str:
-    """Return text with HTML's special characters escaped.
+    """Return the text of an object with HTML's special characters escaped.
 
-    Parameters
-    ----------
-    text : object
-        The text, or an object whose ``str`` is used.
-
-    Returns
-    -------
-    str
-        The escaped text.
-
-    Examples
-    --------
     >>> escape("<b> & 'c'")
     '&lt;b&gt; &amp; &#x27;c&#x27;'
     """
@@ -58,20 +40,7 @@ def escape(text: Any) -> str:
 
 
 def table(rows: Iterable[Sequence[Any]], head: Sequence[str] = ()) -> str:
-    """Return a table of escaped texts.
-
-    Parameters
-    ----------
-    rows : iterable of sequences
-        The cells.
-    head : sequence of str, optional
-        The names of the columns.
-
-    Returns
-    -------
-    str
-        The HTML.
-    """
+    """Return an HTML table of ``rows`` of cells, which are escaped; ``head`` has the names of the columns."""
     cells = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in rows)
     top = f"<tr>{''.join(f'<th>{escape(h)}</th>' for h in head)}</tr>" if head else ""
     return f"<table>{top}{cells}</table>"
@@ -81,18 +50,7 @@ def table(rows: Iterable[Sequence[Any]], head: Sequence[str] = ()) -> str:
 
 
 def tensor_html(t: Tensor) -> str:
-    """Return the statistics of a tensor, a heat map, and its repr.
-
-    Parameters
-    ----------
-    t : Tensor
-        The tensor.
-
-    Returns
-    -------
-    str
-        The HTML.
-    """
+    """Return the statistics of a tensor, a heat map, and its repr, as HTML."""
     data = t._data
     if type(data) is not np.ndarray:
         return f"<pre>{escape(repr(t))}</pre>"
@@ -167,18 +125,7 @@ def _color(v: float) -> str:
 
 
 def module_html(module: Any) -> str:
-    """Return a module as a tree whose branches can be folded.
-
-    Parameters
-    ----------
-    module : Module
-        The module.
-
-    Returns
-    -------
-    str
-        The HTML.
-    """
+    """Return a module as HTML: a tree whose branches can be folded."""
     return _module(module, "", 0)
 
 
@@ -202,18 +149,7 @@ def _module(module: Any, name: str, depth: int) -> str:
 
 
 def optimizer_html(optimizer: Any) -> str:
-    """Return the groups of an optimiser and their hyper-parameters.
-
-    Parameters
-    ----------
-    optimizer : Optimizer
-        The optimiser.
-
-    Returns
-    -------
-    str
-        The HTML.
-    """
+    """Return the groups of an optimiser and their hyper-parameters, as HTML."""
     names = list(dict.fromkeys(k for g in optimizer.groups for k in g.hyper))
     rows = [
         [len(g.params), f"{sum(p.size for p in g.params):,}", *(g.hyper.get(k, "") for k in names)]
@@ -224,18 +160,7 @@ def optimizer_html(optimizer: Any) -> str:
 
 
 def history_html(history: Sequence[Mapping[str, float]]) -> str:
-    """Return the curves of a training run, and the metrics of the last epoch.
-
-    Parameters
-    ----------
-    history : sequence of mappings
-        The metrics of each epoch, by name.
-
-    Returns
-    -------
-    str
-        The HTML.
-    """
+    """Return the curves of a training run, and the metrics of the last epoch, as HTML."""
     if not history:
         return "<div>no epochs yet</div>"
     groups: dict[str, list[str]] = {}  # a metric and the same metric of the validation share a chart

@@ -24,12 +24,7 @@ from adjoint.interop.writers import WRITERS, write, write_out
 __all__ = ["FUNCTIONS", "PLAIN", "Form", "array_function"]
 
 # NumPy's names and adjoint's, where they differ.
-_ALIASES = {
-    "amax": "max",
-    "amin": "min",
-    "around": "round",
-    "copy": "copy",
-}
+_ALIASES = {"amax": "max", "amin": "min", "around": "round", "copy": "copy"}
 _RENAMED = {"a_min": "min", "a_max": "max", "M": "n_cols"}
 # Parameters that concern only memory; they are ignored, because they do not change the result.
 _MEMORY = frozenset("subok overwrite_input writeable like copy".split())

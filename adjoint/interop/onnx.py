@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.compiler.program import Instruction
-from adjoint.compiler.symbolic import Symbolic
-from adjoint.compiler.trace import Trace
+from adjoint.compiler.capture.trace import Trace
+from adjoint.compiler.program.program import Instruction
+from adjoint.compiler.program.symbols import Symbolic
 from adjoint.config import no_grad
 from adjoint.core.convert import array_of
 from adjoint.core.namespace import dyn
@@ -33,10 +33,7 @@ except ImportError as error:
     raise MissingExtraError("ONNX files", "onnx", "onnx") from error
 
 __all__ = ["load", "save"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy
 
 
 OPSET = 20
@@ -365,17 +362,10 @@ def _reduction(g: _Graph, i: Instruction, args: list[str]) -> str:
     shape = i.args[0].shape
     axis = i.params.get("axis")
     axes = range(len(shape)) if axis is None else [axis] if isinstance(axis, int) else axis
-    kind = {
-        "sum": "ReduceSum",
-        "mean": "ReduceMean",
-        "max": "ReduceMax",
-        "min": "ReduceMin",
-        "prod": "ReduceProd",
-    }
     keep = int(bool(i.params.get("keepdims")))
     if not shape:
         return g.node("Identity", args[0])
-    return g.node(kind[i.op.name], args[0], g.integers(*axes), keepdims=keep)
+    return g.node(f"Reduce{i.op.name.title()}", args[0], g.integers(*axes), keepdims=keep)
 
 
 @_form("index")
@@ -476,14 +466,17 @@ def _tanh_gelu(g: _Graph, i: Instruction, args: list[str]) -> str:
     return g.node("Gelu", args[0], approximate="tanh")
 
 
+def _window(p: dict[str, Any], kernel: Sequence[int]) -> dict[str, list[int]]:
+    """Return the attributes of a convolution or pooling node with the parameters ``p``."""
+    pads = [a for a, _ in p["padding"]] + [b for _, b in p["padding"]]
+    shape = {"kernel_shape": list(kernel), "strides": list(p["stride"]), "dilations": list(p["dilation"])}
+    return {**shape, "pads": pads}
+
+
 @_form("conv")
 def _conv(g: _Graph, i: Instruction, args: list[str]) -> str:
-    p = i.params
-    pads = [a for a, _ in p["padding"]] + [b for _, b in p["padding"]]
-    return g.node(
-        "Conv", *args, strides=list(p["stride"]), dilations=list(p["dilation"]), group=p["groups"], pads=pads,
-        kernel_shape=list(i.args[1].shape[2:]),
-    )  # fmt: skip
+    window = _window(i.params, i.args[1].shape[2:])
+    return g.node("Conv", *args, group=i.params["groups"], **window)
 
 
 @_form("conv_input")
@@ -494,32 +487,20 @@ def _conv_input(g: _Graph, i: Instruction, args: list[str]) -> str:
     full = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in sizes]  # the size of the result without padding
     after = [f - a - n for f, a, n in zip(full, before, p["size"], strict=True)]
     extra = [max(0, -a) for a in after]  # the result is longer by this
-    return g.node(
-        "ConvTranspose", *args, strides=list(p["stride"]), dilations=list(p["dilation"]), group=p["groups"],
-        kernel_shape=list(i.args[1].shape[2:]), pads=[*before, *(max(0, a) for a in after)],
-        output_padding=extra,
-    )  # fmt: skip
+    window = {**_window(p, i.args[1].shape[2:]), "pads": [*before, *(max(0, a) for a in after)]}
+    return g.node("ConvTranspose", *args, group=p["groups"], output_padding=extra, **window)
 
 
 @_form("max_pool")
 def _max_pool(g: _Graph, i: Instruction, args: list[str]) -> str:
-    p = i.params
-    pads = [a for a, _ in p["padding"]] + [b for _, b in p["padding"]]
-    return g.node(
-        "MaxPool", args[0], kernel_shape=list(p["kernel"]), strides=list(p["stride"]),
-        dilations=list(p["dilation"]), pads=pads,
-    )  # fmt: skip
+    return g.node("MaxPool", args[0], **_window(i.params, i.params["kernel"]))
 
 
 @_form("window_sum")
 def _window_sum(g: _Graph, i: Instruction, args: list[str]) -> str:
-    p = i.params
-    pads = [a for a, _ in p["padding"]] + [b for _, b in p["padding"]]
-    mean = g.node(
-        "AveragePool", args[0], kernel_shape=list(p["kernel"]), strides=list(p["stride"]),
-        dilations=list(p["dilation"]), pads=pads, count_include_pad=1,
-    )  # fmt: skip
-    return g.node("Mul", mean, g.constant(np.asarray(np.prod(p["kernel"]), i.outs[0].dtype)))
+    kernel = i.params["kernel"]
+    mean = g.node("AveragePool", args[0], count_include_pad=1, **_window(i.params, kernel))
+    return g.node("Mul", mean, g.constant(np.asarray(np.prod(kernel), i.outs[0].dtype)))
 
 
 @_form("layer_norm")

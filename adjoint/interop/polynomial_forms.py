@@ -156,12 +156,8 @@ def _poly(seq_of_zeros: Any) -> Tensor:
 
 
 FORMS: dict[Any, Callable[..., Any]] = {
-    np.poly: _poly,
-    np.polyadd: _polyadd,
-    np.polysub: _polysub,
-    np.polymul: _polymul,
-    np.polydiv: _polydiv,
-    np.polyder: _polyder,
-    np.polyint: _polyint,
-    np.polyfit: _polyfit,
-}
+    getattr(np, f.__name__[1:]): f
+    for f in (
+        _poly, _polyadd, _polysub, _polymul, _polydiv, _polyder, _polyint, _polyfit,
+    )
+}  # fmt: skip

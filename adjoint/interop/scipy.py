@@ -16,6 +16,7 @@ import numpy as np
 from adjoint import tree, words
 from adjoint.config import no_grad
 from adjoint.core.convert import asarray, tensor
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import DTypeError, InputError, MissingExtraError, ShapeError, TransformError
 from adjoint.transforms.flat_tree import FlatTree, joined_flat
@@ -25,10 +26,7 @@ from adjoint.transforms.reverse import value_and_grad
 from adjoint.typing import Tree
 
 __all__ = ["least_squares", "minimize", "root"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy
 
 
 _WITHOUT_GRADIENT = ("nelder-mead", "powell", "cobyla", "cobyqa")
@@ -36,6 +34,31 @@ _WITH_PRODUCT = ("newton-cg", "trust-ncg", "trust-krylov", "trust-constr")
 _WITH_HESSIAN = ("dogleg", "trust-exact")
 
 
+_solver_doc = SharedDoc("""
+    Parameters
+    ----------
+    x0 : tree
+        The starting point: a tensor, an array, a number or a tree of them.
+    args : sequence, optional
+        Further arguments of ``f``.
+    method : str, optional
+        SciPy's name of the method.
+    **options : optional
+        Other arguments of SciPy's function.
+
+    Returns
+    -------
+    OptimizeResult
+        SciPy's result, with ``x`` as a tree like ``x0``.
+
+    Raises
+    ------
+    InputError
+        If a derivative is given.
+    """)
+
+
+@_solver_doc
 def minimize(
     f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), method: str | None = None, **options: Any
 ) -> Any:
@@ -48,30 +71,11 @@ def minimize(
     ----------
     f : callable
         A function ``f(x, *args)`` that returns one real number.
-    x0 : tree
-        The starting point: a tensor, an array, a number or a tree of them.
-    args : sequence, optional
-        Further arguments of ``f``.
-    method : str, optional
-        SciPy's name of the method.
     **options : optional
         Other arguments of SciPy's function.  Functions in constraints that are dictionaries are called with
         the tree, and their Jacobians are exact.  ``callback(x)`` is called with the tree.  Bounds are those
         of the flat array, ``ad.tree.ravel(x0)[0]``.
 
-    Returns
-    -------
-    OptimizeResult
-        SciPy's result, with ``x`` as a tree like ``x0``.
-
-    Raises
-    ------
-    InputError
-        If a derivative is given.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> result = ad.interop.scipy.minimize(lambda p: (p["a"] - 3) ** 2 + (p["b"] + 1) ** 2,
     ...                                    {"a": 0.0, "b": 0.0}, method="Newton-CG")
     >>> result.x
@@ -96,6 +100,7 @@ def minimize(
     return given.restored(optimize.minimize(function, given.start, method=method, **options))
 
 
+@_solver_doc
 def root(
     f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), method: str = "hybr", **options: Any
 ) -> Any:
@@ -107,27 +112,7 @@ def root(
     ----------
     f : callable
         A function ``f(x, *args)`` that returns as many numbers as ``x`` has.
-    x0 : tree
-        The starting point: a tensor, an array, a number or a tree of them.
-    args : sequence, optional
-        Further arguments of ``f``.
-    method : str, optional
-        SciPy's name of the method.
-    **options : optional
-        Other arguments of SciPy's function.
 
-    Returns
-    -------
-    OptimizeResult
-        SciPy's result, with ``x`` as a tree like ``x0``.
-
-    Raises
-    ------
-    InputError
-        If a derivative is given.
-
-    Examples
-    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.interop.scipy.root(lambda x: x ** 3 - 8.0, np.array([1.0])).x
     tensor([2.], dtype=float64)
@@ -140,6 +125,7 @@ def root(
     return given.restored(optimize.root(given.values, given.start, method=method, **options))
 
 
+@_solver_doc
 def least_squares(f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), **options: Any) -> Any:
     """Minimise a sum of squares with ``scipy.optimize.least_squares`` and the exact Jacobian.
 
@@ -147,25 +133,7 @@ def least_squares(f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), **o
     ----------
     f : callable
         A function ``f(x, *args)`` that returns the residuals: a tensor or a tree of them.
-    x0 : tree
-        The starting point: a tensor, an array, a number or a tree of them.
-    args : sequence, optional
-        Further arguments of ``f``.
-    **options : optional
-        Other arguments of SciPy's function.
 
-    Returns
-    -------
-    OptimizeResult
-        SciPy's result, with ``x`` as a tree like ``x0``.
-
-    Raises
-    ------
-    InputError
-        If a derivative is given.
-
-    Examples
-    --------
     >>> import adjoint as ad, numpy as np
     >>> t = np.linspace(0, 1, 5)
     >>> fit = ad.interop.scipy.least_squares(

@@ -43,32 +43,11 @@ from adjoint.nn.transformer import *
 from adjoint.nn.transformer import __all__ as _transformer
 
 __all__ = [
-    "Module",
-    "MultiHeadAttention",
-    "Parameter",
-    "functional",
-    "functional_call",
-    "init",
-    "utils",
-    *_activations,
-    *_batch_norms,
-    *_cells,
-    *_classification_losses,
-    *_containers,
-    *_convolution,
-    *_dropout,
-    *_embeddings,
-    *_likelihood_losses,
-    *_linear,
-    *_margin_losses,
-    *_multi_margin_losses,
-    *_norms,
-    *_pooling,
-    *_recurrent,
-    *_regression_losses,
-    *_resampling,
-    *_transformer,
-]
+    "Module", "MultiHeadAttention", "Parameter", "functional", "functional_call", "init", "utils",
+    *_activations, *_batch_norms, *_cells, *_classification_losses, *_containers, *_convolution, *_dropout,
+    *_embeddings, *_likelihood_losses, *_linear, *_margin_losses, *_multi_margin_losses, *_norms, *_pooling,
+    *_recurrent, *_regression_losses, *_resampling, *_transformer,
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from adjoint.core.convert import asarray
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis, number
 from adjoint.core.tensor import Tensor
@@ -19,48 +20,44 @@ from adjoint.ops.piecewise import relu
 from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = [
-    "ELU",
-    "GELU",
-    "GLU",
-    "SELU",
-    "Hardtanh",
-    "LeakyReLU",
-    "LogSoftmax",
-    "Mish",
-    "PReLU",
-    "ReLU",
-    "ReLU6",
-    "SiLU",
-    "Sigmoid",
-    "Softmax",
-    "Softplus",
-    "Tanh",
-]
+    "ELU", "GELU", "GLU", "SELU", "Hardtanh", "LeakyReLU", "LogSoftmax", "Mish", "PReLU", "ReLU", "ReLU6",
+    "SiLU", "Sigmoid", "Softmax", "Softplus", "Tanh",
+]  # fmt: skip
 
-
-# Functions -------------------------------------------------------------------------------------
-
-
-def leaky_relu(x: ArrayLike, negative_slope: float = 0.01) -> Tensor:
-    """Return x where it is positive, else ``negative_slope * x``.
-
-    The gradient at 0 is ``negative_slope``.
-
+_activation_doc = SharedDoc("""
     Parameters
     ----------
     x : array_like
         The input.
     negative_slope : float
         Factor for negative inputs.
+    alpha : float
+        The result approaches ``-alpha`` as x goes to minus infinity.
+    approximate : {"none", "tanh"}
+        ``"tanh"`` selects the approximation by tanh.
+    min_val : float
+        The lower limit.
+    max_val : float
+        The upper limit.
+    axis : int
+        The axis to split.  Its length must be even.
 
     Returns
     -------
     Tensor
         The result for each element.
+    """)
 
-    Examples
-    --------
-    >>> import adjoint as ad
+
+# Functions -------------------------------------------------------------------------------------
+
+
+@_activation_doc
+def leaky_relu(x: ArrayLike, negative_slope: float = 0.01) -> Tensor:
+    """Return x where it is positive, else ``negative_slope * x``.
+
+    The gradient at 0 is ``negative_slope``.
+
     >>> ad.nn.functional.leaky_relu(ad.tensor([-2.0, 3.0]), 0.5)
     tensor([-1.,  3.], dtype=float64)
     """
@@ -69,6 +66,7 @@ def leaky_relu(x: ArrayLike, negative_slope: float = 0.01) -> Tensor:
     )
 
 
+@_activation_doc
 def prelu(x: ArrayLike, weight: ArrayLike) -> Tensor:
     """Return x where it is positive, else ``weight * x``.
 
@@ -79,19 +77,11 @@ def prelu(x: ArrayLike, weight: ArrayLike) -> Tensor:
     weight : array_like
         One slope, or one slope per channel.
 
-    Returns
-    -------
-    Tensor
-        The result for each element.
-
     Raises
     ------
     ShapeError
         If the weight has neither 1 nor C elements.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.prelu(ad.tensor([[-2.0, -2.0]]), ad.tensor([0.5, 0.25]))
     tensor([[-1. , -0.5]], dtype=float64)
     """
@@ -106,46 +96,20 @@ def prelu(x: ArrayLike, weight: ArrayLike) -> Tensor:
     return rec.where(rec.greater(x, 0), x, w * x)
 
 
+@_activation_doc
 def elu(x: ArrayLike, alpha: float = 1.0) -> Tensor:
     """Return x where it is positive, else ``alpha * (exp(x) - 1)``.
 
-    Parameters
-    ----------
-    x : array_like
-        The input.
-    alpha : float
-        The result approaches ``-alpha`` as x goes to minus infinity.
-
-    Returns
-    -------
-    Tensor
-        The result for each element.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.elu(ad.tensor([-1000.0, 3.0]), alpha=2.0)
     tensor([-2.,  3.], dtype=float64)
     """
     return rec.elu(floats("elu", x), alpha=number("elu", "alpha", alpha), scale=1.0)
 
 
+@_activation_doc
 def selu(x: ArrayLike) -> Tensor:
     """Return the scaled ELU, with the constants that preserve mean 0 and variance 1.
 
-    Parameters
-    ----------
-    x : array_like
-        The input.
-
-    Returns
-    -------
-    Tensor
-        The result for each element.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.selu(ad.tensor([0.0, 1.0]))
     tensor([0.        , 1.05070099], dtype=float64)
     """
@@ -154,24 +118,10 @@ def selu(x: ArrayLike) -> Tensor:
     )
 
 
+@_activation_doc
 def gelu(x: ArrayLike, approximate: str = "none") -> Tensor:
     """Return ``x * Φ(x)``, where Φ is the cumulative distribution function of the standard normal.
 
-    Parameters
-    ----------
-    x : array_like
-        The input.
-    approximate : {"none", "tanh"}
-        ``"tanh"`` selects the approximation by tanh.
-
-    Returns
-    -------
-    Tensor
-        The result for each element.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.gelu(ad.tensor([-1.0, 0.0, 1.0]))
     tensor([-0.15865525,  0.        ,  0.84134475], dtype=float64)
     """
@@ -181,22 +131,10 @@ def gelu(x: ArrayLike, approximate: str = "none") -> Tensor:
     return x * rec.normal_gate(x) if approximate == "none" else rec.tanh_gelu(x)[0]
 
 
+@_activation_doc
 def silu(x: ArrayLike) -> Tensor:
     """Return ``x * sigmoid(x)``, also called swish.
 
-    Parameters
-    ----------
-    x : array_like
-        The input.
-
-    Returns
-    -------
-    Tensor
-        The result for each element.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.silu(ad.tensor([0.0, 1.0]))
     tensor([0.        , 0.73105858], dtype=float64)
     """
@@ -204,22 +142,10 @@ def silu(x: ArrayLike) -> Tensor:
     return x * rec.sigmoid(x)
 
 
+@_activation_doc
 def mish(x: ArrayLike) -> Tensor:
     """Return ``x * tanh(softplus(x))``.
 
-    Parameters
-    ----------
-    x : array_like
-        The input.
-
-    Returns
-    -------
-    Tensor
-        The result for each element.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.mish(ad.tensor([0.0, 1.0]))
     tensor([0.        , 0.86509839], dtype=float64)
     """
@@ -227,24 +153,15 @@ def mish(x: ArrayLike) -> Tensor:
     return x * rec.mish_gate(x)
 
 
+@_activation_doc
 def softplus(x: ArrayLike, beta: float = 1.0) -> Tensor:
     """Return ``log(1 + exp(beta * x)) / beta``, without overflow or cancellation.
 
     Parameters
     ----------
-    x : array_like
-        The input.
     beta : float or Tensor
         A positive factor.  A tensor gets its gradient.
 
-    Returns
-    -------
-    Tensor
-        The result for each element.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.softplus(ad.tensor([0.0, 1000.0]))
     tensor([6.93147181e-01, 1.00000000e+03], dtype=float64)
     """
@@ -256,28 +173,12 @@ def softplus(x: ArrayLike, beta: float = 1.0) -> Tensor:
     return rec.softplus(beta * x) / beta
 
 
+@_activation_doc
 def hardtanh(x: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """Clip x to the range from ``min_val`` to ``max_val``.
 
     Unlike in ``ad.clip``, the gradient is 0 where x equals one of the limits.
 
-    Parameters
-    ----------
-    x : array_like
-        The input.
-    min_val : float
-        The lower limit.
-    max_val : float
-        The upper limit.
-
-    Returns
-    -------
-    Tensor
-        The result for each element.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.hardtanh(ad.tensor([-3.0, 0.5, 3.0]))
     tensor([-1. ,  0.5,  1. ], dtype=float64)
     """
@@ -289,37 +190,19 @@ def hardtanh(x: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> Tenso
     return rec.hardtanh(floats("hardtanh", x), low=low, high=high)
 
 
+@_activation_doc
 def relu6(x: ArrayLike) -> Tensor:
     """Clip x to the range from 0 to 6; the gradient is 0 at both limits.
 
-    Parameters
-    ----------
-    x : array_like
-        The input.
-
-    Returns
-    -------
-    Tensor
-        The result for each element.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.relu6(ad.tensor([-3.0, 0.5, 8.0]))
     tensor([0. , 0.5, 6. ], dtype=float64)
     """
     return rec.hardtanh(floats("relu6", x), low=0.0, high=6.0)
 
 
+@_activation_doc
 def glu(x: ArrayLike, axis: int = -1) -> Tensor:
     """Return the first half of x along an axis times the sigmoid of the second half.
-
-    Parameters
-    ----------
-    x : array_like
-        The input.
-    axis : int
-        The axis to split.  Its length must be even.
 
     Returns
     -------
@@ -331,9 +214,6 @@ def glu(x: ArrayLike, axis: int = -1) -> Tensor:
     ShapeError
         If the axis has an odd length.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.glu(ad.tensor([4.0, 0.0]))
     tensor([2.], dtype=float64)
     """
@@ -355,13 +235,9 @@ def glu(x: ArrayLike, axis: int = -1) -> Tensor:
 class _Activation(FunctionModule):
     """Base class of activation modules, which apply a function to one tensor."""
 
+    @_activation_doc
     def forward(self, x: ArrayLike) -> Tensor:
         """Apply the function.
-
-        Parameters
-        ----------
-        x : array_like
-            The input.
 
         Returns
         -------
@@ -397,17 +273,10 @@ class ReLU6(_Activation):
     function = staticmethod(relu6)
 
 
+@_activation_doc
 class LeakyReLU(_Activation):
     """Module form of ``nn.functional.leaky_relu``: x where it is positive, else ``negative_slope * x``.
 
-    Parameters
-    ----------
-    negative_slope : float
-        Factor for negative inputs.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.LeakyReLU(0.5)(ad.tensor([-2.0, 3.0]))
     tensor([-1.,  3.], dtype=float64)
     """
@@ -418,17 +287,10 @@ class LeakyReLU(_Activation):
         self.options = {"negative_slope": negative_slope}
 
 
+@_activation_doc
 class ELU(_Activation):
     """Module form of ``nn.functional.elu``: x where it is positive, else ``alpha * (exp(x) - 1)``.
 
-    Parameters
-    ----------
-    alpha : float
-        The result approaches ``-alpha`` as x goes to minus infinity.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.ELU()(ad.tensor([-1000.0, 3.0]))
     tensor([-1.,  3.], dtype=float64)
     """
@@ -452,17 +314,10 @@ class SELU(_Activation):
     function = staticmethod(selu)
 
 
+@_activation_doc
 class GELU(_Activation):
     """Module form of ``nn.functional.gelu``: ``x * Φ(x)``.
 
-    Parameters
-    ----------
-    approximate : {"none", "tanh"}
-        ``"tanh"`` selects the approximation by tanh.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.GELU()(ad.tensor([0.0, 1.0]))
     tensor([0.        , 0.84134475], dtype=float64)
     """
@@ -520,19 +375,10 @@ class Softplus(_Activation):
         self.options = {"beta": beta}
 
 
+@_activation_doc
 class Hardtanh(_Activation):
     """Module form of ``nn.functional.hardtanh``: x clipped to a range.
 
-    Parameters
-    ----------
-    min_val : float
-        The lower limit.
-    max_val : float
-        The upper limit.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Hardtanh(-2.0, 2.0)(ad.tensor([-3.0, 0.5]))
     tensor([-2. ,  0.5], dtype=float64)
     """
@@ -543,17 +389,10 @@ class Hardtanh(_Activation):
         self.options = {"min_val": min_val, "max_val": max_val}
 
 
+@_activation_doc
 class GLU(_Activation):
     """Module form of ``nn.functional.glu``: one half of x times the sigmoid of the other.
 
-    Parameters
-    ----------
-    axis : int
-        The axis to split.  Its length must be even.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.GLU()(ad.tensor([4.0, 0.0]))
     tensor([2.], dtype=float64)
     """

@@ -20,8 +20,10 @@ from adjoint.nn.arguments import floats, sizes
 from adjoint.nn.dropout import dropout
 from adjoint.nn.linear import Linear, linear
 from adjoint.nn.module import Module, Parameter
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.create import zeros
+from adjoint.ops.shared_docs import mismatch_doc
 from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["MultiHeadAttention"]
@@ -32,6 +34,7 @@ __all__ = ["MultiHeadAttention"]
 _MOST_WEIGHTS = 4
 
 
+@mismatch_doc
 def scaled_dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -70,14 +73,6 @@ def scaled_dot_product_attention(
     Tensor
         The result, with shape (…, queries, features); 0 for a query that may attend to no key.
 
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> q = k = ad.zeros((2, 4))
     >>> ad.nn.functional.scaled_dot_product_attention(q, k, ad.tensor([[1.0], [3.0]]), is_causal=True)
     tensor([[1.],
@@ -94,17 +89,25 @@ def scaled_dot_product_attention(
     factor = _scale(op, scale, q)
     if isinstance(factor, Tensor):
         q, factor = q * factor, 1.0
-    mask: Any = 0
-    if attn_mask is not None:
-        mask = _attention_mask(op, asarray(attn_mask), q, k)
+    mask = 0 if attn_mask is None else _attention_mask(op, asarray(attn_mask), q, k)
+    weighing = {"scale": factor, "causal": bool(is_causal)}
+    return _attended(q, k, v, mask, len(lead) + 2, weighing, dropout_p, rng)
+
+
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, ndim: int, weighing: Any, dropout_p: float, rng: Any
+) -> Tensor:
+    """Return the values ``v``, weighted by the softmax of the scores; ``ndim`` is the number of axes of all.
+
+    ``weighing`` has the options of the scores.
+    """
     if not k.shape[-2]:
         return rec.matmul(rec.matmul(q, rec.matrix_transpose(k)), v)  # no keys: zeros
     dtype = np.result_type(*(a.dtype for a in (q, k, v, mask) if type(a) is not int and a.dtype != bool))
-    q, k, v, mask = (_aligned(a, dtype, len(lead) + 2) for a in (q, k, v, mask))
-    how = {"scale": factor, "causal": bool(is_causal)}
+    q, k, v, mask = (_aligned(a, dtype, ndim) for a in (q, k, v, mask))
     if not dropout_p and k.shape[-2] > _MOST_WEIGHTS * q.shape[-1]:
-        return rec.attention(q, k, v, mask, **how)[0]
-    weights = rec.attention_weights(q, k, mask, **how)
+        return rec.attention(q, k, v, mask, **weighing)[0]
+    weights = rec.attention_weights(q, k, mask, **weighing)
     y = rec.matmul(dropout(weights, dropout_p, rng=rng) if dropout_p else weights, v)
     return y if y.dtype == dtype else rec.astype(y, dtype=dtype)  # a product of bfloat16 is float32
 
@@ -151,6 +154,7 @@ def _attention_mask(op: str, mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return mask
 
 
+@layer_doc
 class MultiHeadAttention(Module):
     """Attention with several heads over (batch, length, features).
 
@@ -166,12 +170,7 @@ class MultiHeadAttention(Module):
         Whether the module has biases.
     rng : Generator or int, optional
         Generator or seed of the initial values and of dropout.
-    dtype : dtype_like
-        The dtype of the parameters.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> layer = ad.nn.MultiHeadAttention(8, 2)
     >>> layer(ad.ones((3, 5, 8), dtype="float32"), causal=True).shape
     (3, 5, 8)
@@ -240,29 +239,7 @@ class MultiHeadAttention(Module):
             If shapes do not match, or the leading axes of the mask are ambiguous.
         """
         key = query if key is None else key
-        value = key if value is None else value
-        alone = key is query and value is query
-        query = asarray(query)
-        key, value = (query, query) if alone else (asarray(key), asarray(value))
-        for t in (query, key, value):
-            if t.ndim < 2:
-                raise ShapeError(
-                    f"MultiHeadAttention: inputs must have shape (…, length, {self.embed_dim}), not "
-                    f"{t.shape}."
-                )
-        n = self.embed_dim
-        if alone:
-            packed = linear(query, self.in_proj_weight, self.in_proj_bias)
-            q, k, v = packed[..., :n], packed[..., n : 2 * n], packed[..., 2 * n :]
-        else:
-            q, k, v = (
-                linear(
-                    t,
-                    self.in_proj_weight[i * n : (i + 1) * n],
-                    None if self.in_proj_bias is None else self.in_proj_bias[i * n : (i + 1) * n],
-                )
-                for i, t in enumerate((query, key, value))
-            )
+        q, k, v = self._projected(query, key, key if value is None else value)
         if q.dtype is not self.in_proj_weight.dtype:
             warn_if_wider(self.in_proj_weight, q)
         q, k, v = self._heads(q), self._heads(k), self._heads(v)
@@ -270,7 +247,24 @@ class MultiHeadAttention(Module):
         p = self.dropout if self.training else 0.0
         out = scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=causal, rng=self.rng)
         out = out.swapaxes(-3, -2)
-        return self.out_proj(out.reshape(*out.shape[:-2], n))
+        return self.out_proj(out.reshape(*out.shape[:-2], self.embed_dim))
+
+    def _projected(self, query: Any, key: Any, value: Any) -> tuple[Tensor, ...]:
+        """Return query, key and value after the projection; one product if all three are the same."""
+        w, b, n = self.in_proj_weight, self.in_proj_bias, self.embed_dim
+        alone = key is query and value is query
+        query = asarray(query)
+        inputs = (query,) if alone else (query, asarray(key), asarray(value))
+        for t in inputs:
+            if t.ndim < 2:
+                raise ShapeError(
+                    f"MultiHeadAttention: inputs must have shape (…, length, {n}), not {t.shape}."
+                )
+        if alone:
+            packed = linear(query, w, b)
+            return packed[..., :n], packed[..., n : 2 * n], packed[..., 2 * n :]
+        rows = (slice(i * n, (i + 1) * n) for i in range(3))
+        return tuple(linear(t, w[i], None if b is None else b[i]) for i, t in zip(rows, inputs, strict=True))
 
     def _heads(self, x: Tensor) -> Tensor:
         """Reshape (…, length, features) to (…, heads, length, features / heads)."""

@@ -17,27 +17,13 @@ from adjoint.errors import InputError, ShapeError
 from adjoint.nn.arguments import check_not_mapped, floats, sizes
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.norms import affine_map, like_input, widened_half
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.ops.create import ones, zeros
 from adjoint.typing import ArrayLike, DTypeLike
 
-__all__ = [
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
-    "InstanceNorm1d",
-    "InstanceNorm2d",
-    "InstanceNorm3d",
-]
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 
-
-# Functions -------------------------------------------------------------------------------------
-
-
-def instance_norm(
-    x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
-) -> Tensor:
-    """Normalise each channel of each sample to mean 0 and variance 1.
-
+_batch_norm_doc = layer_doc.extended("""
     Parameters
     ----------
     x : array_like
@@ -46,22 +32,32 @@ def instance_norm(
         One factor per channel.
     bias : array_like, optional
         One term per channel.
-    eps : float
-        Added to the variance.
+    num_features : int
+        The number of channels C.
+    momentum : float or None
+        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
+        With None they are the mean over all batches.
+    dtype : dtype_like
+        The dtype of parameters and statistics.
+    track_running_stats : bool
+        Whether training updates running statistics, by which evaluation normalises.
+    """)
 
-    Returns
-    -------
-    Tensor
-        The result, with the shape of x.
+
+# Functions -------------------------------------------------------------------------------------
+
+
+@_batch_norm_doc
+def instance_norm(
+    x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Normalise each channel of each sample to mean 0 and variance 1.
 
     Raises
     ------
     ShapeError
         If x has fewer than two values per channel and sample.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.instance_norm(ad.tensor([[[1.0, 3.0]]]), eps=0.0)
     tensor([[[-1.,  1.]]], dtype=float64)
     """
@@ -77,6 +73,7 @@ def instance_norm(
     return affine_map("instance_norm", z, weight, bias, (x.shape[1],), len(axes))
 
 
+@_batch_norm_doc
 def batch_norm(
     x: ArrayLike,
     running_mean: ArrayLike | None = None,
@@ -92,34 +89,18 @@ def batch_norm(
 
     Parameters
     ----------
-    x : array_like
-        The input, with shape (N, C, …).
     running_mean : array_like, optional
         One mean per channel.  Required without ``training``.
     running_var : array_like, optional
         One variance per channel.  Required without ``training``.
-    weight : array_like, optional
-        One factor per channel.
-    bias : array_like, optional
-        One term per channel.
     training : bool
         Whether the statistics of the batch are used instead of the running ones.
-    eps : float
-        Added to the variance.
-
-    Returns
-    -------
-    Tensor
-        The result, with the shape of x.
 
     Raises
     ------
     ShapeError
         If shapes do not match, or in training with fewer than two values per channel.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.batch_norm(ad.tensor([[1.0], [3.0]]), training=True, eps=0.0)
     tensor([[-1.],
             [ 1.]], dtype=float64)
@@ -149,21 +130,11 @@ def batch_norm(
     return x * rec.reshape(scale, shape=shape + ones) + rec.reshape(shift, shape=shape + ones)
 
 
+@_batch_norm_doc
 def batch_norm_with_statistics(
     x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise by the statistics of the batch, and return them too.
-
-    Parameters
-    ----------
-    x : array_like
-        The input, with shape (N, C, …).
-    weight : array_like, optional
-        One factor per channel.
-    bias : array_like, optional
-        One term per channel.
-    eps : float
-        Added to the variance.
 
     Returns
     -------
@@ -175,9 +146,6 @@ def batch_norm_with_statistics(
     ShapeError
         If there are fewer than two values per channel.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> y, mean, var = ad.nn.functional.batch_norm_with_statistics(ad.tensor([[1.0], [3.0]]))
     >>> mean, var
     (tensor([2.], dtype=float64), tensor([1.], dtype=float64))
@@ -281,19 +249,9 @@ class _BatchNorm(_ChannelNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, True, dtype)
 
+    @_batch_norm_doc
     def forward(self, x: ArrayLike) -> Tensor:
-        """Normalise a batch; in training also update the running statistics.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (N, C, …).
-
-        Returns
-        -------
-        Tensor
-            The result, with the shape of x.
-        """
+        """Normalise a batch; in training also update the running statistics."""
         x = asarray(x)
         if x.ndim not in self.axes or x.shape[1] != self.num_features:
             raise ShapeError(
@@ -310,29 +268,13 @@ class _BatchNorm(_ChannelNorm):
         return y
 
 
+@_batch_norm_doc
 class BatchNorm1d(_BatchNorm):
     """Batch normalisation of inputs of shape (N, C) or (N, C, L).
 
     Training normalises by the statistics of the batch and updates running statistics; evaluation
     normalises by the running statistics.
 
-    Parameters
-    ----------
-    num_features : int
-        The number of channels C.
-    eps : float
-        Added to the variance.
-    momentum : float or None
-        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
-        With None they are the mean over all batches.
-    affine : bool
-        Whether the module has a weight and a bias.
-    dtype : dtype_like
-        The dtype of parameters and statistics.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.BatchNorm1d(3)(ad.ones((8, 3), dtype="float32")).shape
     (8, 3)
     """
@@ -340,29 +282,13 @@ class BatchNorm1d(_BatchNorm):
     axes: ClassVar[dict[int, str]] = {2: "(N, C)", 3: "(N, C, L)"}
 
 
+@_batch_norm_doc
 class BatchNorm2d(_BatchNorm):
     """Batch normalisation of inputs of shape (N, C, H, W).
 
     Training normalises by the statistics of the batch and updates running statistics; evaluation
     normalises by the running statistics.
 
-    Parameters
-    ----------
-    num_features : int
-        The number of channels C.
-    eps : float
-        Added to the variance.
-    momentum : float or None
-        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
-        With None they are the mean over all batches.
-    affine : bool
-        Whether the module has a weight and a bias.
-    dtype : dtype_like
-        The dtype of parameters and statistics.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.BatchNorm2d(3)(ad.ones((8, 3, 2, 2), dtype="float32")).shape
     (8, 3, 2, 2)
     """
@@ -370,29 +296,13 @@ class BatchNorm2d(_BatchNorm):
     axes: ClassVar[dict[int, str]] = {4: "(N, C, H, W)"}
 
 
+@_batch_norm_doc
 class BatchNorm3d(_BatchNorm):
     """Batch normalisation of inputs of shape (N, C, D, H, W).
 
     Training normalises by the statistics of the batch and updates running statistics; evaluation
     normalises by the running statistics.
 
-    Parameters
-    ----------
-    num_features : int
-        The number of channels C.
-    eps : float
-        Added to the variance.
-    momentum : float or None
-        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
-        With None they are the mean over all batches.
-    affine : bool
-        Whether the module has a weight and a bias.
-    dtype : dtype_like
-        The dtype of parameters and statistics.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.BatchNorm3d(3)(ad.ones((8, 3, 2, 2, 2), dtype="float32")).shape
     (8, 3, 2, 2, 2)
     """
@@ -419,6 +329,7 @@ class _InstanceNorm(_ChannelNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype)
         self.track_running_stats = bool(track_running_stats)
 
+    @_batch_norm_doc
     def forward(self, x: ArrayLike) -> Tensor:
         """Normalise a batch, or one sample.
 
@@ -426,11 +337,6 @@ class _InstanceNorm(_ChannelNorm):
         ----------
         x : array_like
             The input, with shape (N, C, …) or (C, …).
-
-        Returns
-        -------
-        Tensor
-            The result, with the shape of x.
         """
         x, full = asarray(x), self.space.count(",") + 3
         if x.ndim not in (full - 1, full) or x.shape[1 - full] != self.num_features:
@@ -456,27 +362,15 @@ class _InstanceNorm(_ChannelNorm):
         return y
 
 
+@_batch_norm_doc
 class InstanceNorm1d(_InstanceNorm):
     """Instance normalisation of inputs of shape (N, C, L) or (C, L).
 
     Parameters
     ----------
-    num_features : int
-        The number of channels C.
-    eps : float
-        Added to the variance.
     momentum : float
         The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
-    affine : bool
-        Whether the module has a weight and a bias.
-    track_running_stats : bool
-        Whether training updates running statistics, by which evaluation normalises.
-    dtype : dtype_like
-        The dtype of parameters and statistics.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.InstanceNorm1d(3)(ad.ones((8, 3, 5), dtype="float32")).shape
     (8, 3, 5)
     """
@@ -484,27 +378,15 @@ class InstanceNorm1d(_InstanceNorm):
     space: ClassVar[str] = "L"
 
 
+@_batch_norm_doc
 class InstanceNorm2d(_InstanceNorm):
     """Instance normalisation of inputs of shape (N, C, H, W) or (C, H, W).
 
     Parameters
     ----------
-    num_features : int
-        The number of channels C.
-    eps : float
-        Added to the variance.
     momentum : float
         The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
-    affine : bool
-        Whether the module has a weight and a bias.
-    track_running_stats : bool
-        Whether training updates running statistics, by which evaluation normalises.
-    dtype : dtype_like
-        The dtype of parameters and statistics.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.InstanceNorm2d(3)(ad.ones((8, 3, 5, 5), dtype="float32")).shape
     (8, 3, 5, 5)
     """
@@ -512,27 +394,15 @@ class InstanceNorm2d(_InstanceNorm):
     space: ClassVar[str] = "H, W"
 
 
+@_batch_norm_doc
 class InstanceNorm3d(_InstanceNorm):
     """Instance normalisation of inputs of shape (N, C, D, H, W) or (C, D, H, W).
 
     Parameters
     ----------
-    num_features : int
-        The number of channels C.
-    eps : float
-        Added to the variance.
     momentum : float
         The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
-    affine : bool
-        Whether the module has a weight and a bias.
-    track_running_stats : bool
-        Whether training updates running statistics, by which evaluation normalises.
-    dtype : dtype_like
-        The dtype of parameters and statistics.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.InstanceNorm3d(3)(ad.ones((8, 3, 5, 5, 5), dtype="float32")).shape
     (8, 3, 5, 5, 5)
     """

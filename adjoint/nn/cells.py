@@ -20,11 +20,27 @@ from adjoint.nn.arguments import floats, sizes
 from adjoint.nn.linear import linear
 from adjoint.nn.module import Module, Parameter
 from adjoint.nn.recurrent import check_nonlinearity
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.create import zeros
 from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
+
+_cell_doc = layer_doc.extended("""
+    Parameters
+    ----------
+    input_size : int
+        The number of input features.
+    hidden_size : int
+        The number of hidden features.
+    bias : bool
+        Whether the module has biases.
+    x : array_like
+        The input, with shape (batch, features) or (features,).
+    hidden : array_like, optional
+        The hidden state, with shape (batch, hidden) or (hidden,).  The default is zeros.
+    """)
 
 
 def lstm_cell(gates: ArrayLike, cell: ArrayLike) -> tuple[Tensor, Tensor]:
@@ -125,27 +141,15 @@ class _Cell(Module):
         return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias_ih is not None else ", bias=False")
 
 
+@_cell_doc
 class RNNCell(_Cell):
     """One step of a plain recurrence.
 
     Parameters
     ----------
-    input_size : int
-        The number of input features.
-    hidden_size : int
-        The number of hidden features.
-    bias : bool
-        Whether the module has biases.
     nonlinearity : {"tanh", "relu"}
         The activation.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the parameters.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.RNNCell(3, 4)(ad.ones((2, 3), dtype="float32")).shape
     (2, 4)
     """
@@ -165,15 +169,9 @@ class RNNCell(_Cell):
         self.nonlinearity = check_nonlinearity("RNNCell", nonlinearity)
         super().__init__(input_size, hidden_size, bias, rng=rng, dtype=dtype)
 
+    @_cell_doc
     def forward(self, x: ArrayLike, hidden: ArrayLike | None = None) -> Tensor:
         """Compute one step.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (batch, features) or (features,).
-        hidden : array_like, optional
-            The hidden state, with shape (batch, hidden) or (hidden,).  The default is zeros.
 
         Returns
         -------
@@ -186,25 +184,10 @@ class RNNCell(_Cell):
         return found
 
 
+@_cell_doc
 class LSTMCell(_Cell):
     """One step of long short-term memory.
 
-    Parameters
-    ----------
-    input_size : int
-        The number of input features.
-    hidden_size : int
-        The number of hidden features.
-    bias : bool
-        Whether the module has biases.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the parameters.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> hidden, cell = ad.nn.LSTMCell(3, 4)(ad.ones((2, 3), dtype="float32"))
     >>> hidden.shape, cell.shape
     ((2, 4), (2, 4))
@@ -237,40 +220,19 @@ class LSTMCell(_Cell):
         return lstm_cell(from_input + from_hidden, cell)
 
 
+@_cell_doc
 class GRUCell(_Cell):
     """One step of a gated recurrent unit.
 
-    Parameters
-    ----------
-    input_size : int
-        The number of input features.
-    hidden_size : int
-        The number of hidden features.
-    bias : bool
-        Whether the module has biases.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the parameters.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.GRUCell(3, 4)(ad.ones((2, 3), dtype="float32")).shape
     (2, 4)
     """
 
     gates = 3
 
+    @_cell_doc
     def forward(self, x: ArrayLike, hidden: ArrayLike | None = None) -> Tensor:
         """Compute one step.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (batch, features) or (features,).
-        hidden : array_like, optional
-            The hidden state, with shape (batch, hidden) or (hidden,).  The default is zeros.
 
         Returns
         -------

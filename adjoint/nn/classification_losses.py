@@ -16,15 +16,48 @@ from adjoint.core.values import decide, verify
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import classes, floats
 from adjoint.nn.loss_reduction import LossModule, is_noting, mean_over, noted, reduced, same_shape, sum_all
+from adjoint.nn.shared_docs import loss_doc, matched_loss_doc
 from adjoint.ops.half import widened
 from adjoint.typing import ArrayLike
 
 __all__ = ["BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "HingeLoss", "KLDivLoss", "NLLLoss"]
 
+_class_doc = loss_doc.extended("""
+    Parameters
+    ----------
+    weight : array_like, optional
+        One weight per class.  The mean is then the weighted mean.
+    ignore_index : int
+        Rows with this class index are left out of the sum and of the mean.
+    pos_weight : array_like, optional
+        Factor of the term of the positive class.
+    """)
+_rows_doc = _class_doc.extended("""
+    Parameters
+    ----------
+    reduction : {"mean", "sum", "none"}
+        How the losses of the rows are combined.
+    label_smoothing : float
+        From 0 to 1.  This fraction of each target is spread evenly over all classes.
+
+    Returns
+    -------
+    Tensor
+        The loss; one per row with ``reduction="none"``.  The mean of no rows is NaN.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not match.
+    IndexingError
+        If a class index is out of range.
+    """)
+
 
 # Classes ---------------------------------------------------------------------------------------
 
 
+@_class_doc
 def hinge_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
     """Return ``max(0, 1 - target * prediction)``.
 
@@ -34,13 +67,6 @@ def hinge_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean"
         Scores.
     target : array_like
         The classes, -1 or 1, with the shape of the prediction.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Returns
-    -------
-    Tensor
-        The loss; one per element with ``reduction="none"``.
 
     Raises
     ------
@@ -49,7 +75,6 @@ def hinge_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean"
 
     Examples
     --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.hinge_loss(ad.tensor([0.5, 2.0]), ad.tensor([1.0, -1.0]), "none")
     tensor([0.5, 3. ], dtype=float64)
     """
@@ -132,6 +157,7 @@ def _weighted(
     return noted(mean, whole / row.size if row.size else 1.0)
 
 
+@_rows_doc
 def cross_entropy(
     prediction: ArrayLike,
     target: ArrayLike,
@@ -149,30 +175,9 @@ def cross_entropy(
     target : array_like
         Class indices, with the prediction's shape without the axis C; or probabilities (floats) of the same
         shape.
-    weight : array_like, optional
-        One weight per class.  The mean is then the weighted mean.
-    ignore_index : int
-        Rows with this class index are left out of the sum and of the mean.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the rows are combined.
-    label_smoothing : float
-        From 0 to 1.  This fraction of each target is spread evenly over all classes.
-
-    Returns
-    -------
-    Tensor
-        The loss; one per row with ``reduction="none"``.  The mean of no rows is NaN.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-    IndexingError
-        If a class index is out of range.
 
     Examples
     --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.cross_entropy(ad.tensor([[0.0, 0.0]]), ad.tensor([1]))
     tensor(0.69314718, dtype=float64)
     """
@@ -221,6 +226,7 @@ def _soft_cross_entropy(
     return reduced(op, loss, reduction)
 
 
+@_rows_doc
 def nll_loss(
     log_probabilities: ArrayLike,
     target: ArrayLike,
@@ -236,28 +242,9 @@ def nll_loss(
         Logarithms of probabilities, with shape (C,) or (N, C, …).
     target : array_like
         Class indices, with the same shape without the axis C.
-    weight : array_like, optional
-        One weight per class.  The mean is then the weighted mean.
-    ignore_index : int
-        Rows with this class index are left out of the sum and of the mean.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the rows are combined.
-
-    Returns
-    -------
-    Tensor
-        The loss; one per row with ``reduction="none"``.  The mean of no rows is NaN.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-    IndexingError
-        If a class index is out of range.
 
     Examples
     --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.nll_loss(ad.tensor([[-0.5, -1.0], [-2.0, -0.25]]), ad.tensor([0, 1]))
     tensor(0.375, dtype=float64)
     """
@@ -293,6 +280,7 @@ def _check_probabilities(p: np.ndarray[Any, Any]) -> None:
         )
 
 
+@_class_doc
 def binary_cross_entropy(
     probabilities: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, reduction: str = "mean"
 ) -> Tensor:
@@ -309,13 +297,6 @@ def binary_cross_entropy(
         The probabilities t, with the same shape.
     weight : array_like, optional
         Weights of the elements, broadcast to their shape.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Returns
-    -------
-    Tensor
-        The loss; one per element with ``reduction="none"``.
 
     Raises
     ------
@@ -324,7 +305,6 @@ def binary_cross_entropy(
 
     Examples
     --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.binary_cross_entropy(ad.tensor([0.5, 0.5]), ad.tensor([0.0, 1.0]))
     tensor(0.69314718, dtype=float64)
     """
@@ -334,6 +314,7 @@ def binary_cross_entropy(
     return reduced(op, _element_weight(op, rec.bce(p, t), weight), reduction)
 
 
+@_class_doc
 def binary_cross_entropy_with_logits(
     prediction: ArrayLike,
     target: ArrayLike,
@@ -351,15 +332,6 @@ def binary_cross_entropy_with_logits(
         Probabilities, with the same shape.
     weight : array_like, optional
         Weights of the elements, broadcast to their shape.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-    pos_weight : array_like, optional
-        Factor of the term of the positive class.
-
-    Returns
-    -------
-    Tensor
-        The loss; one per element with ``reduction="none"``.
 
     Raises
     ------
@@ -368,7 +340,6 @@ def binary_cross_entropy_with_logits(
 
     Examples
     --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.binary_cross_entropy_with_logits(ad.tensor([1000.0]), ad.tensor([0.0]))
     tensor(1000., dtype=float64)
     """
@@ -381,6 +352,7 @@ def binary_cross_entropy_with_logits(
     return reduced(op, _element_weight(op, loss, weight), reduction)
 
 
+@matched_loss_doc
 def kl_div(
     log_probabilities: ArrayLike, target: ArrayLike, reduction: str = "mean", log_target: bool = False
 ) -> Tensor:
@@ -402,14 +374,8 @@ def kl_div(
     Tensor
         The divergence; one term per element with ``reduction="none"``.
 
-    Raises
-    ------
-    ShapeError
-        If the shapes differ.
-
     Examples
     --------
-    >>> import adjoint as ad
     >>> p = ad.tensor([[0.5, 0.5]])
     >>> ad.nn.functional.kl_div(p.log(), ad.tensor([[1.0, 0.0]]), "batchmean")
     tensor(0.69314718, dtype=float64)
@@ -428,17 +394,12 @@ def kl_div(
 # Modules ---------------------------------------------------------------------------------------
 
 
+@_class_doc
 class HingeLoss(LossModule):
     """Module form of ``nn.functional.hinge_loss``.
 
-    Parameters
-    ----------
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
     Examples
     --------
-    >>> import adjoint as ad
     >>> ad.nn.HingeLoss()(ad.tensor([0.5]), ad.tensor([1.0]))
     tensor(0.5, dtype=float64)
     """
@@ -449,6 +410,7 @@ class HingeLoss(LossModule):
         super().__init__(reduction)
 
 
+@_rows_doc
 class CrossEntropyLoss(LossModule):
     """Module form of ``nn.functional.cross_entropy``.
 
@@ -458,14 +420,9 @@ class CrossEntropyLoss(LossModule):
         One weight per class.
     ignore_index : int
         Rows with this class index are left out.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the rows are combined.
-    label_smoothing : float
-        From 0 to 1.  This fraction of each target is spread evenly over all classes.
 
     Examples
     --------
-    >>> import adjoint as ad
     >>> ad.nn.CrossEntropyLoss()(ad.tensor([[0.0, 0.0]]), ad.tensor([1]))
     tensor(0.69314718, dtype=float64)
     """
@@ -482,6 +439,7 @@ class CrossEntropyLoss(LossModule):
         super().__init__(reduction, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
 
 
+@_rows_doc
 class NLLLoss(LossModule):
     """Module form of ``nn.functional.nll_loss``.
 
@@ -491,12 +449,9 @@ class NLLLoss(LossModule):
         One weight per class.
     ignore_index : int
         Rows with this class index are left out.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the rows are combined.
 
     Examples
     --------
-    >>> import adjoint as ad
     >>> ad.nn.NLLLoss()(ad.tensor([[-0.5, -1.0]]), ad.tensor([0]))
     tensor(0.5, dtype=float64)
     """
@@ -509,6 +464,7 @@ class NLLLoss(LossModule):
         super().__init__(reduction, weight=weight, ignore_index=ignore_index)
 
 
+@matched_loss_doc
 class BCELoss(LossModule):
     """Module form of ``nn.functional.binary_cross_entropy``.
 
@@ -516,12 +472,9 @@ class BCELoss(LossModule):
     ----------
     weight : array_like, optional
         Weights of the elements.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
     Examples
     --------
-    >>> import adjoint as ad
     >>> ad.nn.BCELoss()(ad.tensor([0.5]), ad.tensor([1.0]))
     tensor(0.69314718, dtype=float64)
     """
@@ -532,6 +485,7 @@ class BCELoss(LossModule):
         super().__init__(reduction, weight=weight)
 
 
+@_class_doc
 class BCEWithLogitsLoss(LossModule):
     """Module form of ``nn.functional.binary_cross_entropy_with_logits``.
 
@@ -539,14 +493,9 @@ class BCEWithLogitsLoss(LossModule):
     ----------
     weight : array_like, optional
         Weights of the elements.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-    pos_weight : array_like, optional
-        Factor of the term of the positive class.
 
     Examples
     --------
-    >>> import adjoint as ad
     >>> ad.nn.BCEWithLogitsLoss()(ad.tensor([0.0]), ad.tensor([1.0]))
     tensor(0.69314718, dtype=float64)
     """

@@ -13,13 +13,7 @@ from adjoint.errors import AdjointError, ArgumentError, IndexingError, InputErro
 from adjoint.nn.module import Module, Parameter
 from adjoint.typing import ArrayLike
 
-__all__ = [
-    "ModuleDict",
-    "ModuleList",
-    "ParameterDict",
-    "ParameterList",
-    "Sequential",
-]
+__all__ = ["ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequential"]
 
 
 class _Numbered(Module):

@@ -13,18 +13,42 @@ from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn import init
 from adjoint.nn.arguments import lengths, sizes, unusual
 from adjoint.nn.module import Module, Parameter
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.nn.widths import warn_if_wider
-from adjoint.ops import conv
+from adjoint.ops import convolutions
 from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
-__all__ = [
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-]
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+
+_convolution_doc = layer_doc.extended("""
+    Parameters
+    ----------
+    in_channels : int
+        The number of input channels.
+    out_channels : int
+        The number of output channels.
+    kernel_size : int or tuple of int
+        The size of the kernel.
+    stride : int or tuple of int
+        The distance between positions of the kernel.
+    padding : int, tuple of int, "same" or "valid"
+        The number of zeros added at each end.
+    dilation : int or tuple of int
+        The distance between elements of the kernel.
+    groups : int
+        The number of groups of channels that are convolved separately.
+    """)
+
+_transposed_doc = _convolution_doc.extended("""
+    Parameters
+    ----------
+    stride : int or tuple of int
+        The distance between the positions at which the kernel is added.
+    padding : int or tuple of int
+        The number of rows at each end that are removed from the result.
+    output_padding : int or tuple of int
+        The number of rows that are added at one end of the result; less than the stride.
+    """)
 
 
 class _Convolution(Module):
@@ -113,7 +137,7 @@ class _Conv(_Convolution):
             The result.
         """
         w = self.weight
-        function = getattr(conv, f"conv{self.ndim}d")
+        function = getattr(convolutions, f"conv{self.ndim}d")
         y: Tensor = function(x, w, self.bias, self.stride, self.padding, self.dilation, self.groups)
         if y._data.dtype is not w._data.dtype:
             warn_if_wider(w, y)
@@ -167,7 +191,7 @@ class _ConvTranspose(_Convolution):
         """
         x, w = asarray(x), self.weight
         extra = self.output_padding if output_size is None else self._extra(x, output_size)
-        function = getattr(conv, f"conv_transpose{self.ndim}d")
+        function = getattr(convolutions, f"conv_transpose{self.ndim}d")
         y: Tensor = function(x, w, self.bias, self.stride, self.padding, extra, self.groups, self.dilation)
         if y._data.dtype is not w._data.dtype:
             warn_if_wider(w, y)
@@ -192,38 +216,13 @@ class _ConvTranspose(_Convolution):
         return extra
 
 
+@_convolution_doc
 class Conv1d(_Conv):
     """Convolution over one axis.
 
     The input has shape (N, C, L) or (C, L).  The weight has shape
     (out_channels, in_channels / groups, …).
 
-    Parameters
-    ----------
-    in_channels : int
-        The number of input channels.
-    out_channels : int
-        The number of output channels.
-    kernel_size : int or tuple of int
-        The size of the kernel.
-    stride : int or tuple of int
-        The distance between positions of the kernel.
-    padding : int, tuple of int, "same" or "valid"
-        The number of zeros added at each end.
-    dilation : int or tuple of int
-        The distance between elements of the kernel.
-    groups : int
-        The number of groups of channels that are convolved separately.
-    bias : bool
-        Whether the module has a bias.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the parameters.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Conv1d(3, 8, 3)(ad.ones((2, 3, 5), dtype="float32")).shape
     (2, 8, 3)
     """
@@ -231,38 +230,13 @@ class Conv1d(_Conv):
     ndim = 1
 
 
+@_convolution_doc
 class Conv2d(_Conv):
     """Convolution over two axes.
 
     The input has shape (N, C, H, W) or (C, H, W).  The weight has shape
     (out_channels, in_channels / groups, …).
 
-    Parameters
-    ----------
-    in_channels : int
-        The number of input channels.
-    out_channels : int
-        The number of output channels.
-    kernel_size : int or tuple of int
-        The size of the kernel.
-    stride : int or tuple of int
-        The distance between positions of the kernel.
-    padding : int, tuple of int, "same" or "valid"
-        The number of zeros added at each end.
-    dilation : int or tuple of int
-        The distance between elements of the kernel.
-    groups : int
-        The number of groups of channels that are convolved separately.
-    bias : bool
-        Whether the module has a bias.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the parameters.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Conv2d(3, 8, 3)(ad.ones((2, 3, 5, 5), dtype="float32")).shape
     (2, 8, 3, 3)
     """
@@ -270,38 +244,13 @@ class Conv2d(_Conv):
     ndim = 2
 
 
+@_convolution_doc
 class Conv3d(_Conv):
     """Convolution over three axes.
 
     The input has shape (N, C, D, H, W) or (C, D, H, W).  The weight has shape
     (out_channels, in_channels / groups, …).
 
-    Parameters
-    ----------
-    in_channels : int
-        The number of input channels.
-    out_channels : int
-        The number of output channels.
-    kernel_size : int or tuple of int
-        The size of the kernel.
-    stride : int or tuple of int
-        The distance between positions of the kernel.
-    padding : int, tuple of int, "same" or "valid"
-        The number of zeros added at each end.
-    dilation : int or tuple of int
-        The distance between elements of the kernel.
-    groups : int
-        The number of groups of channels that are convolved separately.
-    bias : bool
-        Whether the module has a bias.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the parameters.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Conv3d(3, 8, 3)(ad.ones((2, 3, 5, 5, 5), dtype="float32")).shape
     (2, 8, 3, 3, 3)
     """
@@ -309,40 +258,13 @@ class Conv3d(_Conv):
     ndim = 3
 
 
+@_transposed_doc
 class ConvTranspose1d(_ConvTranspose):
     """Transposed convolution over one axis.
 
     The input has shape (N, C, L) or (C, L).  The weight has shape
     (in_channels, out_channels / groups, …).
 
-    Parameters
-    ----------
-    in_channels : int
-        The number of input channels.
-    out_channels : int
-        The number of output channels.
-    kernel_size : int or tuple of int
-        The size of the kernel.
-    stride : int or tuple of int
-        The distance between the positions at which the kernel is added.
-    padding : int or tuple of int
-        The number of rows at each end that are removed from the result.
-    output_padding : int or tuple of int
-        The number of rows that are added at one end of the result; less than the stride.
-    groups : int
-        The number of groups of channels that are convolved separately.
-    bias : bool
-        Whether the module has a bias.
-    dilation : int or tuple of int
-        The distance between elements of the kernel.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the parameters.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.ConvTranspose1d(3, 8, 3, stride=2)(ad.ones((2, 3, 5), dtype="float32")).shape
     (2, 8, 11)
     """
@@ -350,40 +272,13 @@ class ConvTranspose1d(_ConvTranspose):
     ndim = 1
 
 
+@_transposed_doc
 class ConvTranspose2d(_ConvTranspose):
     """Transposed convolution over two axes.
 
     The input has shape (N, C, H, W) or (C, H, W).  The weight has shape
     (in_channels, out_channels / groups, …).
 
-    Parameters
-    ----------
-    in_channels : int
-        The number of input channels.
-    out_channels : int
-        The number of output channels.
-    kernel_size : int or tuple of int
-        The size of the kernel.
-    stride : int or tuple of int
-        The distance between the positions at which the kernel is added.
-    padding : int or tuple of int
-        The number of rows at each end that are removed from the result.
-    output_padding : int or tuple of int
-        The number of rows that are added at one end of the result; less than the stride.
-    groups : int
-        The number of groups of channels that are convolved separately.
-    bias : bool
-        Whether the module has a bias.
-    dilation : int or tuple of int
-        The distance between elements of the kernel.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the parameters.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.ConvTranspose2d(3, 8, 3, stride=2)(ad.ones((2, 3, 5, 5), dtype="float32")).shape
     (2, 8, 11, 11)
     """
@@ -391,40 +286,13 @@ class ConvTranspose2d(_ConvTranspose):
     ndim = 2
 
 
+@_transposed_doc
 class ConvTranspose3d(_ConvTranspose):
     """Transposed convolution over three axes.
 
     The input has shape (N, C, D, H, W) or (C, D, H, W).  The weight has shape
     (in_channels, out_channels / groups, …).
 
-    Parameters
-    ----------
-    in_channels : int
-        The number of input channels.
-    out_channels : int
-        The number of output channels.
-    kernel_size : int or tuple of int
-        The size of the kernel.
-    stride : int or tuple of int
-        The distance between the positions at which the kernel is added.
-    padding : int or tuple of int
-        The number of rows at each end that are removed from the result.
-    output_padding : int or tuple of int
-        The number of rows that are added at one end of the result; less than the stride.
-    groups : int
-        The number of groups of channels that are convolved separately.
-    bias : bool
-        Whether the module has a bias.
-    dilation : int or tuple of int
-        The distance between elements of the kernel.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the parameters.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.ConvTranspose3d(3, 8, 3, stride=2)(ad.ones((2, 3, 5, 5, 5), dtype="float32")).shape
     (2, 8, 11, 11, 11)
     """

@@ -14,16 +14,30 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.nn import init
 from adjoint.nn.module import Module
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.typing import ArrayLike
 
-__all__ = [
-    "Dropout",
-    "Dropout1d",
-    "Dropout2d",
-    "Dropout3d",
-]
+__all__ = ["Dropout", "Dropout1d", "Dropout2d", "Dropout3d"]
+
+_dropout_doc = layer_doc.extended("""
+    Parameters
+    ----------
+    training : bool
+        With False, x is returned unchanged and nothing is drawn.
+    p : float
+        The probability that a channel is dropped.
+    rng : Generator
+        The generator that draws the mask.  Required in training.
+    """)
+_channels_doc = _dropout_doc.extended("""
+    Parameters
+    ----------
+    rng : Generator or int, optional
+        Generator or seed of the masks.
+    """)
 
 
+@_dropout_doc
 def dropout(
     x: ArrayLike, p: float = 0.5, *, training: bool = True, rng: init.AnyGenerator | None = None
 ) -> Tensor:
@@ -33,28 +47,16 @@ def dropout(
 
     Parameters
     ----------
-    x : array_like
-        The input.
     p : float
         The probability that an element is dropped.
-    training : bool
-        With False, x is returned unchanged and nothing is drawn.
     rng : Generator
         ``ad.random.default_rng(seed)`` or ``np.random.default_rng(seed)``.  Required in training.
-
-    Returns
-    -------
-    Tensor
-        The result, with the shape of x.
 
     Raises
     ------
     InputError
         If a mask must be drawn and ``rng`` is not a generator.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> y = ad.nn.functional.dropout(ad.ones(100), 0.5, rng=ad.random.default_rng(0))
     >>> sorted(set(y.tolist()))
     [0.0, 2.0]
@@ -97,6 +99,7 @@ def _channels(op: str, x: Any, names: str) -> Tensor:
     return x
 
 
+@_dropout_doc
 def dropout1d(
     x: ArrayLike, p: float = 0.5, *, training: bool = True, rng: init.AnyGenerator | None = None
 ) -> Tensor:
@@ -106,21 +109,7 @@ def dropout1d(
     ----------
     x : array_like
         The input, with shape (N, C, L) or (C, L).
-    p : float
-        The probability that a channel is dropped.
-    training : bool
-        With False, x is returned unchanged and nothing is drawn.
-    rng : Generator
-        The generator that draws the mask.  Required in training.
 
-    Returns
-    -------
-    Tensor
-        The result, with the shape of x.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> y = ad.nn.functional.dropout1d(ad.ones((8, 4, 5)), 0.5, rng=ad.random.default_rng(0))
     >>> sorted(set(y.sum(-1).reshape(-1).tolist()))
     [0.0, 10.0]
@@ -128,6 +117,7 @@ def dropout1d(
     return _dropped("dropout1d", _channels("dropout1d", x, "L"), 1, p, training, rng)
 
 
+@_dropout_doc
 def dropout2d(
     x: ArrayLike, p: float = 0.5, *, training: bool = True, rng: init.AnyGenerator | None = None
 ) -> Tensor:
@@ -137,21 +127,7 @@ def dropout2d(
     ----------
     x : array_like
         The input, with shape (N, C, H, W).
-    p : float
-        The probability that a channel is dropped.
-    training : bool
-        With False, x is returned unchanged and nothing is drawn.
-    rng : Generator
-        The generator that draws the mask.  Required in training.
 
-    Returns
-    -------
-    Tensor
-        The result, with the shape of x.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> y = ad.nn.functional.dropout2d(ad.ones((8, 4, 1, 5)), 0.5, rng=ad.random.default_rng(0))
     >>> sorted(set(y.sum((2, 3)).reshape(-1).tolist()))
     [0.0, 10.0]
@@ -159,6 +135,7 @@ def dropout2d(
     return _dropped("dropout2d", _channels("dropout2d", x, "H, W"), 2, p, training, rng)
 
 
+@_dropout_doc
 def dropout3d(
     x: ArrayLike, p: float = 0.5, *, training: bool = True, rng: init.AnyGenerator | None = None
 ) -> Tensor:
@@ -168,21 +145,7 @@ def dropout3d(
     ----------
     x : array_like
         The input, with shape (N, C, D, H, W) or (C, D, H, W).
-    p : float
-        The probability that a channel is dropped.
-    training : bool
-        With False, x is returned unchanged and nothing is drawn.
-    rng : Generator
-        The generator that draws the mask.  Required in training.
 
-    Returns
-    -------
-    Tensor
-        The result, with the shape of x.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> y = ad.nn.functional.dropout3d(ad.ones((8, 4, 1, 1, 5)), 0.5, rng=ad.random.default_rng(0))
     >>> sorted(set(y.sum((2, 3, 4)).reshape(-1).tolist()))
     [0.0, 10.0]
@@ -228,19 +191,9 @@ class Dropout(Module):
         self.p = number_between(f"{type(self).__name__}: p", p, 0.0, 1.0)
         self.rng = init.generator(rng)
 
+    @_dropout_doc
     def forward(self, x: ArrayLike) -> Tensor:
-        """Drop elements or channels if the module is in training mode.
-
-        Parameters
-        ----------
-        x : array_like
-            The input.
-
-        Returns
-        -------
-        Tensor
-            The result, with the shape of x.
-        """
+        """Drop elements or channels if the module is in training mode."""
         return self.function(x, self.p, training=self.training, rng=self.rng)
 
     def extra_repr(self) -> str:
@@ -248,19 +201,10 @@ class Dropout(Module):
         return f"{self.p}"
 
 
+@_channels_doc
 class Dropout1d(Dropout):
     """Set whole channels of (N, C, L) or (C, L) to 0 in training, and scale the others up.
 
-    Parameters
-    ----------
-    p : float
-        The probability that a channel is dropped.
-    rng : Generator or int, optional
-        Generator or seed of the masks.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Dropout1d(0.5, rng=0)(ad.ones((2, 4, 5))).shape
     (2, 4, 5)
     """
@@ -268,19 +212,10 @@ class Dropout1d(Dropout):
     function = staticmethod(dropout1d)
 
 
+@_channels_doc
 class Dropout2d(Dropout):
     """Set whole channels of (N, C, H, W) to 0 in training, and scale the others up.
 
-    Parameters
-    ----------
-    p : float
-        The probability that a channel is dropped.
-    rng : Generator or int, optional
-        Generator or seed of the masks.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Dropout2d(0.5, rng=0)(ad.ones((2, 4, 5, 5))).shape
     (2, 4, 5, 5)
     """
@@ -288,19 +223,10 @@ class Dropout2d(Dropout):
     function = staticmethod(dropout2d)
 
 
+@_channels_doc
 class Dropout3d(Dropout):
     """Set whole channels of (N, C, D, H, W) or (C, D, H, W) to 0 in training, and scale the others up.
 
-    Parameters
-    ----------
-    p : float
-        The probability that a channel is dropped.
-    rng : Generator or int, optional
-        Generator or seed of the masks.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Dropout3d(0.5, rng=0)(ad.ones((2, 4, 5, 5, 5))).shape
     (2, 4, 5, 5, 5)
     """

@@ -14,16 +14,34 @@ from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.nn import init
 from adjoint.nn.arguments import classes, sizes, unusual
 from adjoint.nn.module import Module, Parameter
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.ops.create import zeros
 from adjoint.ops.selection import take
 from adjoint.typing import ArrayLike, DTypeLike
 
-__all__ = [
-    "Embedding",
-    "EmbeddingBag",
-]
+__all__ = ["Embedding", "EmbeddingBag"]
+
+_embedding_doc = layer_doc.extended("""
+    Parameters
+    ----------
+    indices : array_like of int
+        Row numbers.
+    sparse : bool
+        Whether the gradient of a leaf weight stores only the rows that were used.
+    num_embeddings : int
+        The number of rows.
+    embedding_dim : int
+        The length of a row.
+    dtype : dtype_like
+        The dtype of the weight.
+    mode : {"mean", "sum", "max"}
+        How the rows of a bag are combined.
+    include_last_offset : bool
+        Whether the last offset is the end of the last bag.
+    """)
 
 
+@_embedding_doc
 def embedding(
     indices: ArrayLike, weight: ArrayLike, padding_idx: int | None = None, *, sparse: bool = False
 ) -> Tensor:
@@ -31,14 +49,10 @@ def embedding(
 
     Parameters
     ----------
-    indices : array_like of int
-        Row numbers.
     weight : array_like
         The table, with one row per index.
     padding_idx : int, optional
         A row that gets no gradient.
-    sparse : bool
-        Whether the gradient of a leaf weight stores only the rows that were used.
 
     Returns
     -------
@@ -50,9 +64,6 @@ def embedding(
     IndexingError
         If an index is out of range.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.embedding([2, 0], ad.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]))
     tensor([[4., 5.],
             [0., 1.]], dtype=float64)
@@ -130,27 +141,17 @@ def _table(
     return table.at[padding_idx].set(0.0)
 
 
+@_embedding_doc
 class Embedding(Module):
     """Look up rows of a trained table by index.
 
     Parameters
     ----------
-    num_embeddings : int
-        The number of rows.
-    embedding_dim : int
-        The length of a row.
     padding_idx : int, optional
         A row that starts at 0 and gets no gradient.
     sparse : bool
         Whether the gradient stores only the rows that were used.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the weight.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Embedding(10, 4)([[1, 2, 3]]).shape
     (1, 3, 4)
     """
@@ -172,13 +173,9 @@ class Embedding(Module):
             _table("Embedding", num_embeddings, embedding_dim, padding_idx, rng=rng, dtype=dtype)
         )
 
+    @_embedding_doc
     def forward(self, indices: ArrayLike) -> Tensor:
         """Return the rows at the given indices.
-
-        Parameters
-        ----------
-        indices : array_like of int
-            Row numbers.
 
         Returns
         -------
@@ -193,6 +190,7 @@ class Embedding(Module):
         return f"{self.num_embeddings}, {self.embedding_dim}" + unusual(rest)
 
 
+@_embedding_doc
 def embedding_bag(
     indices: ArrayLike,
     weight: ArrayLike,
@@ -214,16 +212,10 @@ def embedding_bag(
         The table, with shape (rows, features).
     offsets : array_like of int, optional
         The position in ``indices`` at which each bag begins.
-    mode : {"mean", "sum", "max"}
-        How the rows of a bag are combined.
     per_sample_weights : array_like, optional
         Factors of the rows, with the shape of ``indices``; for ``mode="sum"`` only.
-    include_last_offset : bool
-        Whether the last offset is the end of the last bag.
     padding_idx : int, optional
         Indices with this value are left out.
-    sparse : bool
-        Whether the gradient of a leaf weight stores only the rows that were used.
 
     Returns
     -------
@@ -235,9 +227,6 @@ def embedding_bag(
     ArgumentError
         If the offsets do not start at 0, decrease, or exceed the number of indices.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.embedding_bag([0, 1, 2], ad.eye(3), [0, 2], mode="sum")
     tensor([[1., 1., 0.],
             [0., 0., 1.]], dtype=float64)
@@ -250,28 +239,39 @@ def embedding_bag(
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"embedding_bag: mode must be 'sum', 'mean' or 'max', not {mode!r}.")
     indices, _ = classes("embedding_bag", indices, w.shape[0], words=("index", "indices"))
-    factors = None if per_sample_weights is None else asarray(per_sample_weights)
-    if factors is not None and (mode != "sum" or factors.shape != indices.shape):
-        raise ArgumentError(
-            "embedding_bag: per_sample_weights requires mode='sum' and must have the shape of the indices, "
-            f"{indices.shape}, but the mode is {mode!r} and its shape is {factors.shape}."
-        )
+    factors = _row_factors(per_sample_weights, mode, indices.shape)
     bag, count = _bags(indices, offsets, include_last_offset)
     flat = indices.reshape(indices.size)
-    factors = None if factors is None else factors.reshape(indices.size)
     if padding_idx is not None:
         row = canonical_axis("embedding_bag (padding_idx)", padding_idx, w.shape[0]) + w.shape[0]
         keep = np.flatnonzero(array_of(flat) != row)
         flat, bag, factors = flat[keep], bag[keep], None if factors is None else factors[keep]
     rows = take(w, flat, axis=0, sparse_grad=sparse)
-    if factors is not None:
-        rows = rows * factors[:, None]
+    return _pooled(rows if factors is None else rows * factors[:, None], bag, count, mode, w.dtype)
+
+
+def _row_factors(given: Any, mode: str, shape: tuple[int, ...]) -> Tensor | None:
+    """Return the factors of the rows as a vector, or None; raise if mode or shape do not allow them."""
+    if given is None:
+        return None
+    factors = asarray(given)
+    if mode != "sum" or factors.shape != shape:
+        raise ArgumentError(
+            "embedding_bag: per_sample_weights requires mode='sum' and must have the shape of the indices, "
+            f"{shape}, but the mode is {mode!r} and its shape is {factors.shape}."
+        )
+    return factors.reshape(factors.size)
+
+
+def _pooled(rows: Tensor, bag: Any, count: int, mode: str, dtype: Any) -> Tensor:
+    """Return the sum, mean or maximum of the rows of ``count`` bags; ``bag`` has the bag of each row."""
+    shape = (count, rows.shape[1])
     each = np.bincount(bag, minlength=count)[:, None]
     if mode == "max":
-        lowest = zeros((count, w.shape[1]), dtype=w.dtype) - np.inf
+        lowest = zeros(shape, dtype=dtype) - np.inf
         return rec.where(wrap(each > 0), lowest.at[bag].max(rows), 0.0)
-    total = zeros((count, w.shape[1]), dtype=w.dtype).at[bag].add(rows)
-    return total if mode == "sum" else total / wrap(np.maximum(each, 1).astype(w.dtype))
+    total = zeros(shape, dtype=dtype).at[bag].add(rows)
+    return total if mode == "sum" else total / wrap(np.maximum(each, 1).astype(dtype))
 
 
 def _bags(indices: Tensor, offsets: Any, include_last_offset: bool) -> tuple[Any, int]:
@@ -306,31 +306,17 @@ def _bags(indices: Tensor, offsets: Any, include_last_offset: bool) -> tuple[Any
     return np.repeat(np.arange(len(each)), each), len(each)
 
 
+@_embedding_doc
 class EmbeddingBag(Module):
     """Return the sum, mean or maximum of rows of a trained table, for bags of indices.
 
     Parameters
     ----------
-    num_embeddings : int
-        The number of rows.
-    embedding_dim : int
-        The length of a row.
-    mode : {"mean", "sum", "max"}
-        How the rows of a bag are combined.
     sparse : bool
         Whether the gradient stores only the rows that were used.
-    include_last_offset : bool
-        Whether the last offset is the end of the last bag.
     padding_idx : int, optional
         A row that starts at 0 and is left out of the bags.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the weight.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.EmbeddingBag(10, 4)([1, 2, 3], offsets=[0, 2]).shape
     (2, 4)
     """

@@ -14,11 +14,13 @@ from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import floats, lengths
 from adjoint.nn.norms import like_input, widened_half
 from adjoint.nn.resampling import cubic_weights
+from adjoint.ops.shared_docs import mismatch_doc
 from adjoint.typing import ArrayLike, Lengths
 
 __all__ = ["affine_grid", "grid_sample"]
 
 
+@mismatch_doc
 def grid_sample(
     x: ArrayLike,
     grid: ArrayLike,
@@ -48,21 +50,32 @@ def grid_sample(
     Tensor
         The values, ``(N, C, …)``.
 
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> image = ad.arange(4.0).reshape(1, 1, 2, 2)
     >>> ad.nn.functional.grid_sample(image, ad.zeros((1, 1, 1, 2))).item()
     1.5
     """
-    op = "grid_sample"
-    x, grid = floats(op, x), floats(op, grid)
-    nd = x.ndim - 2
+    x, grid = floats("grid_sample", x), floats("grid_sample", grid)
+    _check_sampling(x, grid, mode, padding_mode)
+    wide, places = widened_half(x), widened_half(grid)
+    axes = []  # for each axis of the image: a list of pairs (positions, weights)
+    for k, n in enumerate(x.shape[2:]):
+        at = places[..., x.ndim - 3 - k]
+        at = (at + 1) / 2 * (n - 1) if align_corners else ((at + 1) * n - 1) / 2
+        axes.append(_terms(at, n, mode, padding_mode, align_corners))
+    y: Any = 0
+    flat = rec.reshape(wide, shape=(*x.shape[:2], math.prod(x.shape[2:])))
+    cells = math.prod(grid.shape[1:-1])
+    for corner in itertools.product(*axes):
+        index, weight = corner[0]
+        for (i, w), n in zip(corner[1:], x.shape[3:], strict=True):
+            index, weight = index * n + i, weight * w
+        rows = rec.broadcast_to(rec.reshape(index, shape=(x.shape[0], 1, cells)), shape=(*x.shape[:2], cells))
+        y = y + rec.take_along_axis(flat, rows, axis=-1) * rec.reshape(weight, shape=(x.shape[0], 1, cells))
+    return like_input(rec.reshape(y, shape=(*x.shape[:2], *grid.shape[1:-1])), x)
+
+
+def _check_sampling(x: Tensor, grid: Tensor, mode: str, padding_mode: str) -> None:
+    op, nd = "grid_sample", x.ndim - 2
     if nd not in (2, 3) or grid.ndim != x.ndim or grid.shape[-1] != nd or grid.shape[0] != x.shape[0]:
         raise ShapeError(
             f"{op}: the grid must have shape (N, …, …, 2) for images (N, C, H, W) and (N, …, …, …, 3) for "
@@ -78,22 +91,6 @@ def grid_sample(
         )
     if 0 in x.shape[2:]:
         raise ShapeError(f"{op}: images must not be empty, but have shape {x.shape}.")
-    wide, places = widened_half(x), widened_half(grid)
-    axes = []  # for each axis of the image: a list of pairs (positions, weights)
-    for k, n in enumerate(x.shape[2:]):
-        at = places[..., nd - 1 - k]
-        at = (at + 1) / 2 * (n - 1) if align_corners else ((at + 1) * n - 1) / 2
-        axes.append(_terms(at, n, mode, padding_mode, align_corners))
-    y: Any = 0
-    flat = rec.reshape(wide, shape=(*x.shape[:2], math.prod(x.shape[2:])))
-    cells = math.prod(grid.shape[1:-1])
-    for corner in itertools.product(*axes):
-        index, weight = corner[0]
-        for (i, w), n in zip(corner[1:], x.shape[3:], strict=True):
-            index, weight = index * n + i, weight * w
-        rows = rec.broadcast_to(rec.reshape(index, shape=(x.shape[0], 1, cells)), shape=(*x.shape[:2], cells))
-        y = y + rec.take_along_axis(flat, rows, axis=-1) * rec.reshape(weight, shape=(x.shape[0], 1, cells))
-    return like_input(rec.reshape(y, shape=(*x.shape[:2], *grid.shape[1:-1])), x)
 
 
 def _terms(at: Tensor, n: int, mode: str, padding: str, aligned: bool) -> list[tuple[Tensor, Tensor]]:
@@ -135,6 +132,7 @@ def _inside(at: Tensor, n: int, padding: str, aligned: bool) -> Tensor:
     return at if padding == "zeros" else rec.clip(at, 0.0, n - 1.0)
 
 
+@mismatch_doc
 def affine_grid(theta: ArrayLike, size: Lengths, align_corners: bool = False) -> Tensor:
     """Return the grid of an affine map, for ``grid_sample``.
 
@@ -152,14 +150,6 @@ def affine_grid(theta: ArrayLike, size: Lengths, align_corners: bool = False) ->
     Tensor
         The grid, ``(N, H, W, 2)`` or ``(N, D, H, W, 3)``.
 
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.affine_grid([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]], (1, 1, 1, 2))
     tensor([[[[-0.5,  0. ],
               [ 0.5,  0. ]]]], dtype=float64)

@@ -14,22 +14,16 @@ import numpy as np
 
 from adjoint.context import init_generator as _generator
 from adjoint.core.convert import tensor
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.random import Generator, default_rng
 from adjoint.typing import DTypeLike, Lengths
 
 __all__ = [
-    "generator",
-    "kaiming_normal",
-    "kaiming_uniform",
-    "normal",
-    "orthogonal",
-    "seed",
-    "uniform",
-    "xavier_normal",
-    "xavier_uniform",
-]
+    "generator", "kaiming_normal", "kaiming_uniform", "normal", "orthogonal", "seed", "uniform",
+    "xavier_normal", "xavier_uniform",
+]  # fmt: skip
 
 
 # A generator of adjoint or of NumPy
@@ -40,6 +34,33 @@ Rng: TypeAlias = Generator | int | Sequence[int] | None
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_init_doc = SharedDoc("""
+    Parameters
+    ----------
+    rng : Generator or int, optional
+        Generator or seed.
+    dtype : dtype_like
+        The dtype of the result.
+    shape : tuple of int
+        The shape of the weight, (out, in, *kernel).
+    scale : float
+        Factor of the values.
+    activation : str
+        The activation after the layer, which determines the gain.
+
+    Returns
+    -------
+    Tensor
+        The values.
+    """)
+_weight_doc = _init_doc.extended("""
+    Raises
+    ------
+    ShapeError
+        If the shape has fewer than two axes.
+    """)
 
 
 def seed(value: int) -> Generator:
@@ -92,6 +113,7 @@ def generator(rng: Rng = None) -> Generator:
     return seed(0) if found is None else found
 
 
+@_init_doc
 def uniform(shape: Lengths, bound: float, *, rng: Rng = None, dtype: DTypeLike = np.float32) -> Tensor:
     """Draw from the uniform distribution on [-bound, bound).
 
@@ -101,25 +123,14 @@ def uniform(shape: Lengths, bound: float, *, rng: Rng = None, dtype: DTypeLike =
         The shape of the result.
     bound : float
         The limit of the absolute values.
-    rng : Generator or int, optional
-        Generator or seed.
-    dtype : dtype_like
-        The dtype of the result.
 
-    Returns
-    -------
-    Tensor
-        The values.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> abs(ad.nn.init.uniform((2, 3), 0.1)).max().item() <= 0.1
     True
     """
     return generator(rng).uniform(-bound, bound, size=shape, dtype=dtype).detach()
 
 
+@_init_doc
 def normal(shape: Lengths, std: float = 1.0, *, rng: Rng = None, dtype: DTypeLike = np.float32) -> Tensor:
     """Draw from the normal distribution with mean 0.
 
@@ -129,19 +140,7 @@ def normal(shape: Lengths, std: float = 1.0, *, rng: Rng = None, dtype: DTypeLik
         The shape of the result.
     std : float
         The standard deviation.
-    rng : Generator or int, optional
-        Generator or seed.
-    dtype : dtype_like
-        The dtype of the result.
 
-    Returns
-    -------
-    Tensor
-        The values.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.init.normal((2, 3), 0.02).shape
     (2, 3)
     """
@@ -191,146 +190,55 @@ def gain(activation: str) -> float:
     return _GAINS[activation]
 
 
+@_weight_doc
 def xavier_uniform(
     shape: Sequence[int], scale: float = 1.0, *, rng: Rng = None, dtype: DTypeLike = np.float32
 ) -> Tensor:
     """Draw uniformly with variance ``scale² · 2 / (in + out)`` (Glorot).
 
-    Parameters
-    ----------
-    shape : tuple of int
-        The shape of the weight, (out, in, *kernel).
-    scale : float
-        Factor of the values.
-    rng : Generator or int, optional
-        Generator or seed.
-    dtype : dtype_like
-        The dtype of the result.
-
-    Returns
-    -------
-    Tensor
-        The values.
-
-    Raises
-    ------
-    ShapeError
-        If the shape has fewer than two axes.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> abs(ad.nn.init.xavier_uniform((3, 3))).max().item() <= 1
     True
     """
     return uniform(shape, scale * math.sqrt(6.0 / sum(_fans(shape))), rng=rng, dtype=dtype)
 
 
+@_weight_doc
 def xavier_normal(
     shape: Sequence[int], scale: float = 1.0, *, rng: Rng = None, dtype: DTypeLike = np.float32
 ) -> Tensor:
     """Draw from the normal distribution with variance ``scale² · 2 / (in + out)`` (Glorot).
 
-    Parameters
-    ----------
-    shape : tuple of int
-        The shape of the weight, (out, in, *kernel).
-    scale : float
-        Factor of the values.
-    rng : Generator or int, optional
-        Generator or seed.
-    dtype : dtype_like
-        The dtype of the result.
-
-    Returns
-    -------
-    Tensor
-        The values.
-
-    Raises
-    ------
-    ShapeError
-        If the shape has fewer than two axes.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.init.xavier_normal((3, 4)).shape
     (3, 4)
     """
     return normal(shape, scale * math.sqrt(2.0 / sum(_fans(shape))), rng=rng, dtype=dtype)
 
 
+@_weight_doc
 def kaiming_uniform(
     shape: Sequence[int], activation: str = "relu", *, rng: Rng = None, dtype: DTypeLike = np.float32
 ) -> Tensor:
     """Draw uniformly with variance ``gain² / in`` (He).
 
-    Parameters
-    ----------
-    shape : tuple of int
-        The shape of the weight, (out, in, *kernel).
-    activation : str
-        The activation after the layer, which determines the gain.
-    rng : Generator or int, optional
-        Generator or seed.
-    dtype : dtype_like
-        The dtype of the result.
-
-    Returns
-    -------
-    Tensor
-        The values.
-
-    Raises
-    ------
-    ShapeError
-        If the shape has fewer than two axes.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> abs(ad.nn.init.kaiming_uniform((2, 6))).max().item() <= 1
     True
     """
     return uniform(shape, gain(activation) * math.sqrt(3.0 / _fans(shape)[0]), rng=rng, dtype=dtype)
 
 
+@_weight_doc
 def kaiming_normal(
     shape: Sequence[int], activation: str = "relu", *, rng: Rng = None, dtype: DTypeLike = np.float32
 ) -> Tensor:
     """Draw from the normal distribution with variance ``gain² / in`` (He).
 
-    Parameters
-    ----------
-    shape : tuple of int
-        The shape of the weight, (out, in, *kernel).
-    activation : str
-        The activation after the layer, which determines the gain.
-    rng : Generator or int, optional
-        Generator or seed.
-    dtype : dtype_like
-        The dtype of the result.
-
-    Returns
-    -------
-    Tensor
-        The values.
-
-    Raises
-    ------
-    ShapeError
-        If the shape has fewer than two axes.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.init.kaiming_normal((3, 4), "tanh").shape
     (3, 4)
     """
     return normal(shape, gain(activation) / math.sqrt(_fans(shape)[0]), rng=rng, dtype=dtype)
 
 
+@_weight_doc
 def orthogonal(
     shape: Sequence[int], scale: float = 1.0, *, rng: Rng = None, dtype: DTypeLike = np.float32
 ) -> Tensor:
@@ -340,26 +248,7 @@ def orthogonal(
     ----------
     shape : tuple of int
         The shape of the weight.  The axes after the first are taken as one.
-    scale : float
-        Factor of the values.
-    rng : Generator or int, optional
-        Generator or seed.
-    dtype : dtype_like
-        The dtype of the result.
 
-    Returns
-    -------
-    Tensor
-        The values.
-
-    Raises
-    ------
-    ShapeError
-        If the shape has fewer than two axes.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> q = ad.nn.init.orthogonal((2, 5), dtype="float64")
     >>> bool(abs(q @ q.T - ad.eye(2)).max() < 1e-12)
     True

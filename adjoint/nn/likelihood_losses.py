@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import array_of, asarray
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor, wrap
@@ -16,15 +17,41 @@ from adjoint.errors import ArgumentError, DTypeError, IndexingError, ShapeError
 from adjoint.nn.arguments import floats
 from adjoint.nn.loss_reduction import LossModule, check_reduction, reduced, same_shape
 from adjoint.nn.norms import like_input, widened_half
+from adjoint.nn.shared_docs import loss_doc
 from adjoint.ops.scatter import as_index
 from adjoint.typing import Array, ArrayLike
 
 __all__ = ["CTCLoss", "GaussianNLLLoss", "PoissonNLLLoss"]
 
+_ctc_doc = SharedDoc("""
+    Parameters
+    ----------
+    input_lengths : array_like of int
+        The number of steps of each sequence.
+    target_lengths : array_like of int
+        The number of labels of each sequence.
+    blank : int
+        The class that means "no label".
+    zero_infinity : bool
+        Whether sequences whose labels do not fit into their steps have the loss 0 instead of inf.
+    """)
+
+_likelihood_doc = loss_doc.extended("""
+    Parameters
+    ----------
+    full : bool
+        Whether to add the constant ``log(2π) / 2``.
+    log_input : bool
+        Whether the prediction is the logarithm of the rate.
+    eps : float
+        Added to rates in the logarithm.
+    """)
+
 
 # Functions -------------------------------------------------------------------------------------
 
 
+@_likelihood_doc
 def gaussian_nll_loss(
     prediction: ArrayLike,
     target: ArrayLike,
@@ -43,26 +70,14 @@ def gaussian_nll_loss(
         The observed values, with the shape of the prediction.
     var : array_like
         The variances: with the shape of the prediction, one per row, or a number.
-    full : bool
-        Whether to add the constant ``log(2π) / 2``.
     eps : float
         The smallest variance.  The gradient ignores this limit, as in PyTorch.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Returns
-    -------
-    Tensor
-        The loss; one per element with ``reduction="none"``.
 
     Raises
     ------
     ArgumentError
         If a variance is negative.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.gaussian_nll_loss([1.0], [3.0], [1.0])
     tensor(2., dtype=float64)
     """
@@ -84,6 +99,7 @@ def gaussian_nll_loss(
     return reduced(op, loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
 
 
+@_likelihood_doc
 def poisson_nll_loss(
     prediction: ArrayLike,
     target: ArrayLike,
@@ -100,28 +116,14 @@ def poisson_nll_loss(
         The rates, or their logarithms.
     target : array_like
         The observed counts, with the shape of the prediction.
-    log_input : bool
-        Whether the prediction is the logarithm of the rate.
     full : bool
         Whether to add Stirling's approximation of ``log(target!)`` for targets above 1.
-    eps : float
-        Added to rates in the logarithm.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Returns
-    -------
-    Tensor
-        The loss; one per element with ``reduction="none"``.
 
     Raises
     ------
     ShapeError
         If the shapes differ.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.poisson_nll_loss([0.0], [3.0])
     tensor(1., dtype=float64)
     """
@@ -138,6 +140,7 @@ def poisson_nll_loss(
 _NEVER = -1e30  # stands for log(0) = -inf, so that sums and their gradients stay finite
 
 
+@_ctc_doc
 def ctc_loss(
     log_probs: ArrayLike,
     targets: ArrayLike,
@@ -157,16 +160,8 @@ def ctc_loss(
         Logarithms of probabilities, ``(T, N, C)`` or ``(T, C)``, such as those of ``log_softmax``.
     targets : array_like of int
         The labels, ``(N, S)``; or those of all sequences joined in one vector.
-    input_lengths : array_like of int
-        The number of steps of each sequence.
-    target_lengths : array_like of int
-        The number of labels of each sequence.
-    blank : int
-        The class that means "no label".
     reduction : {"mean", "sum", "none"}
         How the losses of the sequences are combined.  "mean" divides each by its number of labels first.
-    zero_infinity : bool
-        Whether sequences whose labels do not fit into their steps have the loss 0 instead of inf.
 
     Returns
     -------
@@ -180,9 +175,6 @@ def ctc_loss(
     IndexingError
         If a label is out of range.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> steps = ad.log_softmax(ad.zeros((2, 1, 3)), axis=-1)  # 3 of 9 paths give the label 1
     >>> ad.nn.functional.ctc_loss(steps, [[1]], [2], [1]).numpy().round(6)
     np.float64(1.098612)
@@ -190,28 +182,33 @@ def ctc_loss(
     op = "ctc_loss"
     check_reduction(op, reduction)
     given = floats(op, log_probs)
-    x = widened_half(given)
-    alone = x.ndim == 2
-    if alone:
-        x = rec.reshape(x, shape=(x.shape[0], 1, x.shape[1]))
+    alone = given.ndim == 2
+    x = widened_half(given)[:, None] if alone else widened_half(given)
     if x.ndim != 3 or not x.shape[0]:
         raise ShapeError(f"{op}: log_probs must have shape (T, N, C) or (T, C), but has shape {given.shape}.")
     steps, size, count = x.shape
     if not 0 <= blank < count:
         raise IndexingError(f"{op}: blank must be a class from 0 to {count - 1}, but is {blank}.")
     times, lengths = (_lengths(op, a, size) for a in (input_lengths, target_lengths))
-    labels = _label_rows(op, targets, lengths, size)
-    decide(lambda a: _check_labels(op, a, count), rec.where(_before(labels.shape[1], lengths), labels, 0))
-    decide(lambda a: _check_lengths(op, "input_lengths", a, steps), times)
-    decide(lambda a: _check_lengths(op, "target_lengths", a, labels.shape[1]), lengths)
-    labels = rec.where(_before(labels.shape[1], lengths), labels, blank)
+    labels = _checked_labels(op, _label_rows(op, targets, lengths, size), times, lengths, steps, count, blank)
     loss = -_log_likelihood(x, labels, times, lengths, blank)
-    impossible = loss > -_NEVER / 2
-    loss = rec.where(impossible, 0.0 if zero_infinity else math.inf, loss)
+    loss = rec.where(loss > -_NEVER / 2, 0.0 if zero_infinity else math.inf, loss)
     if reduction == "mean":
         loss = loss / rec.astype(rec.maximum(lengths, 1), dtype=loss.dtype)
     loss = reduced(op, rec.reshape(loss, shape=()) if alone else loss, reduction)
     return like_input(loss, given)
+
+
+def _checked_labels(
+    op: str, labels: Tensor, times: Tensor, lengths: Tensor, steps: int, count: int, blank: int
+) -> Tensor:
+    """Return the labels, with ``blank`` behind the end of each row; raise if labels or lengths are wrong."""
+    width = labels.shape[1]
+    present = _before(width, lengths)
+    decide(lambda a: _check_labels(op, a, count), rec.where(present, labels, 0))
+    decide(lambda a: _check_lengths(op, "input_lengths", a, steps), times)
+    decide(lambda a: _check_lengths(op, "target_lengths", a, width), lengths)
+    return rec.where(present, labels, blank)
 
 
 def _lengths(op: str, given: Any, size: int) -> Tensor:
@@ -308,21 +305,15 @@ def _log_likelihood(x: Tensor, labels: Tensor, times: Tensor, lengths: Tensor, b
 # Modules ---------------------------------------------------------------------------------------
 
 
+@_likelihood_doc
 class GaussianNLLLoss(LossModule):
     """Module form of ``nn.functional.gaussian_nll_loss``.
 
     Parameters
     ----------
-    full : bool
-        Whether to add the constant ``log(2π) / 2``.
     eps : float
         The smallest variance.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.GaussianNLLLoss()([1.0], [3.0], [1.0])
     tensor(2., dtype=float64)
     """
@@ -352,23 +343,15 @@ class GaussianNLLLoss(LossModule):
         return self.function(prediction, target, var, **self.options)
 
 
+@_likelihood_doc
 class PoissonNLLLoss(LossModule):
     """Module form of ``nn.functional.poisson_nll_loss``.
 
     Parameters
     ----------
-    log_input : bool
-        Whether the prediction is the logarithm of the rate.
     full : bool
         Whether to add Stirling's approximation of ``log(target!)``.
-    eps : float
-        Added to rates in the logarithm.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.PoissonNLLLoss()([0.0], [3.0])
     tensor(1., dtype=float64)
     """
@@ -381,21 +364,15 @@ class PoissonNLLLoss(LossModule):
         super().__init__(reduction, log_input=log_input, full=full, eps=eps)
 
 
+@_ctc_doc
 class CTCLoss(LossModule):
     """Module form of ``nn.functional.ctc_loss``.
 
     Parameters
     ----------
-    blank : int
-        The class that means "no label".
     reduction : {"mean", "sum", "none"}
         How the losses of the sequences are combined.
-    zero_infinity : bool
-        Whether sequences whose labels do not fit into their steps have the loss 0 instead of inf.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> steps = ad.log_softmax(ad.zeros((2, 1, 3)), axis=-1)
     >>> ad.nn.CTCLoss()(steps, [[1]], [2], [1]).numpy().round(6)
     np.float64(1.098612)
@@ -406,6 +383,7 @@ class CTCLoss(LossModule):
     def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:
         super().__init__(reduction, blank=blank, zero_infinity=zero_infinity)
 
+    @_ctc_doc
     def forward(  # type: ignore[override]  # two more
         self, log_probs: ArrayLike, targets: ArrayLike, input_lengths: ArrayLike, target_lengths: ArrayLike
     ) -> Tensor:
@@ -417,10 +395,6 @@ class CTCLoss(LossModule):
             Logarithms of probabilities, ``(T, N, C)`` or ``(T, C)``.
         targets : array_like of int
             The labels.
-        input_lengths : array_like of int
-            The number of steps of each sequence.
-        target_lengths : array_like of int
-            The number of labels of each sequence.
 
         Returns
         -------

@@ -15,19 +15,23 @@ from adjoint.errors import ShapeError
 from adjoint.nn import init
 from adjoint.nn.arguments import floats, lengths, sizes, unusual
 from adjoint.nn.module import Module, Parameter
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.contraction import einsum
+from adjoint.ops.shared_docs import mismatch_doc
 from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
-__all__ = [
-    "Bilinear",
-    "Flatten",
-    "Identity",
-    "Linear",
-    "Unflatten",
-]
+__all__ = ["Bilinear", "Flatten", "Identity", "Linear", "Unflatten"]
+
+_linear_doc = layer_doc.extended("""
+    Parameters
+    ----------
+    out_features : int
+        The length of the last axis of the result.
+    """)
 
 
+@mismatch_doc
 def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Tensor:
     """Return ``x @ weight.T + bias``.
 
@@ -45,14 +49,6 @@ def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Te
     Tensor
         The result, with shape (…, out).
 
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.linear(ad.ones((1, 3)), ad.ones((2, 3)), ad.tensor([0.5, -0.5]))
     tensor([[3.5, 2.5]], dtype=float64)
     """
@@ -74,6 +70,7 @@ def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Te
     return rec.linear(x, w, b)
 
 
+@_linear_doc
 class Linear(Module):
     """Return ``x @ weight.T + bias`` with trained weight and bias.
 
@@ -83,18 +80,7 @@ class Linear(Module):
     ----------
     in_features : int
         The length of the last axis of the input.
-    out_features : int
-        The length of the last axis of the result.
-    bias : bool
-        Whether the module has a bias.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the parameters.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> layer = ad.nn.Linear(3, 2)
     >>> layer(ad.ones((5, 3), dtype="float32")).shape
     (5, 2)
@@ -222,13 +208,9 @@ class Unflatten(Module):
         self.axis = whole_number("Unflatten", "axis", axis)
         self.unflattened_size = lengths("Unflatten", "unflattened_size", unflattened_size, low=-1)
 
+    @layer_doc
     def forward(self, x: ArrayLike) -> Tensor:
         """Split the axis.
-
-        Parameters
-        ----------
-        x : array_like
-            The input.
 
         Returns
         -------
@@ -288,6 +270,7 @@ class Identity(Module):
         return x
 
 
+@mismatch_doc
 def bilinear(x1: ArrayLike, x2: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Tensor:
     """Return ``x1ᵀ weight[o] x2 + bias[o]`` for each output o.
 
@@ -307,14 +290,6 @@ def bilinear(x1: ArrayLike, x2: ArrayLike, weight: ArrayLike, bias: ArrayLike | 
     Tensor
         The result, with shape (…, out).
 
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.bilinear(ad.tensor([1.0, 2.0]), ad.tensor([3.0]), ad.ones((1, 2, 1)))
     tensor([9.], dtype=float64)
     """
@@ -337,6 +312,7 @@ def bilinear(x1: ArrayLike, x2: ArrayLike, weight: ArrayLike, bias: ArrayLike | 
     return y + b
 
 
+@_linear_doc
 class Bilinear(Module):
     """Return ``x1ᵀ weight[o] x2 + bias[o]`` for each output o, with trained weight and bias.
 
@@ -348,18 +324,7 @@ class Bilinear(Module):
         The length of the last axis of the first input.
     in2_features : int
         The length of the last axis of the second input.
-    out_features : int
-        The length of the last axis of the result.
-    bias : bool
-        Whether the module has a bias.
-    rng : Generator or int, optional
-        Generator or seed of the initial values.
-    dtype : dtype_like
-        The dtype of the parameters.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> layer = ad.nn.Bilinear(3, 4, 2, dtype="float64")
     >>> layer(ad.ones((5, 3)), ad.ones((5, 4))).shape
     (5, 2)

@@ -17,16 +17,9 @@ from adjoint.ops.reduce import narrowed
 from adjoint.typing import ArrayLike
 
 __all__ = [
-    "LossModule",
-    "check_reduction",
-    "is_noting",
-    "mean_over",
-    "noted",
-    "noting_reductions",
-    "reduced",
-    "same_shape",
-    "sum_all",
-]
+    "LossModule", "check_reduction", "is_noting", "mean_over", "noted", "noting_reductions", "reduced",
+    "same_shape", "sum_all",
+]  # fmt: skip
 
 
 Reductions = list[tuple[Tensor, float | None]]

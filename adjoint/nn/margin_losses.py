@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from adjoint.context import user_code
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import broadcast_shapes, number
@@ -12,22 +13,39 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import floats
 from adjoint.nn.loss_reduction import LossModule, reduced, same_shape
+from adjoint.nn.shared_docs import loss_doc, matched_loss_doc
 from adjoint.nn.similarity import cosine_similarity, pairwise_distance
+from adjoint.ops.shared_docs import mismatch_doc
 from adjoint.typing import ArrayLike
 
 __all__ = [
-    "CosineEmbeddingLoss",
-    "HingeEmbeddingLoss",
-    "MarginRankingLoss",
-    "SoftMarginLoss",
-    "TripletMarginLoss",
+    "CosineEmbeddingLoss", "HingeEmbeddingLoss", "MarginRankingLoss", "SoftMarginLoss", "TripletMarginLoss",
     "TripletMarginWithDistanceLoss",
-]
+]  # fmt: skip
+
+_triplet_doc = loss_doc.extended("""
+    Parameters
+    ----------
+    positive : array_like
+        Vectors that should be near the anchor.
+    negative : array_like
+        Vectors that should be farther away.
+    margin : float
+        The loss is 0 if the negative is farther from the anchor than the positive by this margin.
+    p : float
+        The order of the norm.
+    swap : bool
+        Whether to use the distance from positive to negative where it is smaller than that from anchor to
+        negative.
+    distance_function : callable, optional
+        A function of two tensors; by default ``pairwise_distance``.
+    """)
 
 
 # Functions -------------------------------------------------------------------------------------
 
 
+@loss_doc
 def margin_ranking_loss(
     input1: ArrayLike, input2: ArrayLike, target: ArrayLike, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
@@ -43,17 +61,7 @@ def margin_ranking_loss(
         1 where ``input1`` should be larger, -1 where ``input2`` should.
     margin : float
         The smallest difference of the scores for which the loss is 0.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
-    Returns
-    -------
-    Tensor
-        The loss; one per element with ``reduction="none"``.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.margin_ranking_loss([1.0, 2.0], [2.0, 0.0], [1, 1], reduction="none")
     tensor([1., 0.], dtype=float64)
     """
@@ -63,6 +71,7 @@ def margin_ranking_loss(
     return reduced(op, rec.relu(number(op, "margin", margin) - t * (a - b)), reduction)
 
 
+@matched_loss_doc
 def hinge_embedding_loss(
     prediction: ArrayLike, target: ArrayLike, margin: float = 1.0, reduction: str = "mean"
 ) -> Tensor:
@@ -76,22 +85,7 @@ def hinge_embedding_loss(
         1 or -1, with the shape of the prediction.
     margin : float
         The smallest distance for which the loss of a target -1 is 0.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
-    Returns
-    -------
-    Tensor
-        The loss; one per element with ``reduction="none"``.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes differ.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.hinge_embedding_loss([0.5, 0.25], [1, -1], reduction="none")
     tensor([0.5 , 0.75], dtype=float64)
     """
@@ -101,6 +95,7 @@ def hinge_embedding_loss(
     return reduced(op, rec.where(t == -1, 0.0, x) + rec.where(t == 1, 0.0, apart), reduction)
 
 
+@matched_loss_doc
 def soft_margin_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
     """Return ``log(1 + exp(-target * prediction))``.
 
@@ -110,22 +105,7 @@ def soft_margin_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = 
         Scores.
     target : array_like
         The classes, -1 or 1, with the shape of the prediction.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
-    Returns
-    -------
-    Tensor
-        The loss; one per element with ``reduction="none"``.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes differ.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.soft_margin_loss([1000.0, -1000.0], [1, 1], "none")
     tensor([   0., 1000.], dtype=float64)
     """
@@ -133,6 +113,8 @@ def soft_margin_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = 
     return reduced("soft_margin_loss", rec.softplus(-(t * x)), reduction)
 
 
+@matched_loss_doc
+@mismatch_doc
 def cosine_embedding_loss(
     input1: ArrayLike, input2: ArrayLike, target: ArrayLike, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
@@ -148,22 +130,12 @@ def cosine_embedding_loss(
         1 for pairs that should be similar, -1 for others, with the shape ``(N,)`` or ``()``.
     margin : float
         The largest cosine for which the loss of a target -1 is 0.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
     Returns
     -------
     Tensor
         The loss; one per pair with ``reduction="none"``.
 
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.cosine_embedding_loss([[1.0, 0.0]], [[0.0, 2.0]], [1])
     tensor(1., dtype=float64)
     """
@@ -181,6 +153,7 @@ def cosine_embedding_loss(
     return reduced(op, near + far, reduction)
 
 
+@_triplet_doc
 def triplet_margin_loss(
     anchor: ArrayLike,
     positive: ArrayLike,
@@ -197,21 +170,8 @@ def triplet_margin_loss(
     ----------
     anchor : array_like
         Vectors, ``(N, D)`` or ``(D,)``.
-    positive : array_like
-        Vectors that should be near the anchor.
-    negative : array_like
-        Vectors that should be farther away.
-    margin : float
-        The loss is 0 if the negative is farther from the anchor than the positive by this margin.
-    p : float
-        The order of the norm.
     eps : float
         Added to the differences, so that the gradient exists where vectors are equal.
-    swap : bool
-        Whether to use the distance from positive to negative where it is smaller than that from anchor to
-        negative.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
     Returns
     -------
@@ -223,9 +183,6 @@ def triplet_margin_loss(
     ArgumentError
         If the margin is not positive.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.triplet_margin_loss([[0.0]], [[1.0]], [[3.0]], margin=4.0, eps=0.0)
     tensor(2., dtype=float64)
     """
@@ -236,6 +193,7 @@ def triplet_margin_loss(
     return _triplet("triplet_margin_loss", distance, anchor, positive, negative, margin, swap, reduction)
 
 
+@_triplet_doc
 def triplet_margin_with_distance_loss(
     anchor: ArrayLike,
     positive: ArrayLike,
@@ -252,19 +210,6 @@ def triplet_margin_with_distance_loss(
     ----------
     anchor : array_like
         Vectors.
-    positive : array_like
-        Vectors that should be near the anchor.
-    negative : array_like
-        Vectors that should be farther away.
-    distance_function : callable, optional
-        A function of two tensors; by default ``pairwise_distance``.
-    margin : float
-        The loss is 0 if the negative is farther from the anchor than the positive by this margin.
-    swap : bool
-        Whether to use the distance from positive to negative where it is smaller than that from anchor to
-        negative.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
     Returns
     -------
@@ -276,15 +221,12 @@ def triplet_margin_with_distance_loss(
     ArgumentError
         If the margin is not positive.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> far = lambda a, b: abs(a - b).max(-1)
     >>> ad.nn.functional.triplet_margin_with_distance_loss([[0.0]], [[1.0]], [[1.5]], distance_function=far)
     tensor(0.5, dtype=float64)
     """
     op = "triplet_margin_with_distance_loss"
-    distance = pairwise_distance if distance_function is None else distance_function
+    distance = pairwise_distance if distance_function is None else user_code(distance_function)
     return _triplet(op, distance, anchor, positive, negative, margin, swap, reduction)
 
 
@@ -334,6 +276,7 @@ class _Triple(LossModule):
         return self.function(first, second, third, **self.options)
 
 
+@matched_loss_doc
 class MarginRankingLoss(_Triple):
     """Module form of ``nn.functional.margin_ranking_loss``.
 
@@ -341,12 +284,7 @@ class MarginRankingLoss(_Triple):
     ----------
     margin : float
         The smallest difference of the scores for which the loss is 0.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.MarginRankingLoss()([1.0, 2.0], [2.0, 0.0], [1, 1])
     tensor(0.5, dtype=float64)
     """
@@ -357,6 +295,7 @@ class MarginRankingLoss(_Triple):
         super().__init__(reduction, margin=margin)
 
 
+@matched_loss_doc
 class HingeEmbeddingLoss(LossModule):
     """Module form of ``nn.functional.hinge_embedding_loss``.
 
@@ -364,12 +303,7 @@ class HingeEmbeddingLoss(LossModule):
     ----------
     margin : float
         The smallest distance for which the loss of a target -1 is 0.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.HingeEmbeddingLoss()([0.5, 0.25], [1, -1])
     tensor(0.625, dtype=float64)
     """
@@ -380,17 +314,10 @@ class HingeEmbeddingLoss(LossModule):
         super().__init__(reduction, margin=margin)
 
 
+@loss_doc
 class SoftMarginLoss(LossModule):
     """Module form of ``nn.functional.soft_margin_loss``.
 
-    Parameters
-    ----------
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.SoftMarginLoss()([1000.0, -1000.0], [1, 1])
     tensor(500., dtype=float64)
     """
@@ -401,6 +328,7 @@ class SoftMarginLoss(LossModule):
         super().__init__(reduction)
 
 
+@matched_loss_doc
 class CosineEmbeddingLoss(_Triple):
     """Module form of ``nn.functional.cosine_embedding_loss``.
 
@@ -408,12 +336,7 @@ class CosineEmbeddingLoss(_Triple):
     ----------
     margin : float
         The largest cosine for which the loss of a target -1 is 0.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.CosineEmbeddingLoss()([[1.0, 0.0]], [[0.0, 2.0]], [1])
     tensor(1., dtype=float64)
     """
@@ -424,26 +347,15 @@ class CosineEmbeddingLoss(_Triple):
         super().__init__(reduction, margin=margin)
 
 
+@_triplet_doc
 class TripletMarginLoss(_Triple):
     """Module form of ``nn.functional.triplet_margin_loss``.
 
     Parameters
     ----------
-    margin : float
-        The loss is 0 if the negative is farther from the anchor than the positive by this margin.
-    p : float
-        The order of the norm.
     eps : float
         Added to the differences.
-    swap : bool
-        Whether to use the distance from positive to negative where it is smaller than that from anchor to
-        negative.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.TripletMarginLoss(4.0, eps=0.0)([[0.0]], [[1.0]], [[3.0]])
     tensor(2., dtype=float64)
     """
@@ -461,24 +373,10 @@ class TripletMarginLoss(_Triple):
         super().__init__(reduction, margin=margin, p=p, eps=eps, swap=swap)
 
 
+@_triplet_doc
 class TripletMarginWithDistanceLoss(_Triple):
     """Module form of ``nn.functional.triplet_margin_with_distance_loss``.
 
-    Parameters
-    ----------
-    distance_function : callable, optional
-        A function of two tensors; by default ``pairwise_distance``.
-    margin : float
-        The loss is 0 if the negative is farther from the anchor than the positive by this margin.
-    swap : bool
-        Whether to use the distance from positive to negative where it is smaller than that from anchor to
-        negative.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.TripletMarginWithDistanceLoss(margin=4.0)([[0.0]], [[1.0]], [[3.0]]).numpy().round(4)
     np.float64(2.0)
     """

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from adjoint import words
 from adjoint.config import no_grad, special
-from adjoint.context import observer
+from adjoint.context import observer, user_code
 from adjoint.core.convert import asarray, tensor
 from adjoint.core.inplace import writable
 from adjoint.core.lifted import refuse_tracing, tracing
@@ -17,8 +17,7 @@ from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
 from adjoint.interop.notebook import module_html
-from adjoint.nn.module_errors import add_path, name_in_errors, other_prefix
-from adjoint.storage.fitting import fitting
+from adjoint.nn.module_errors import add_path, matched, name_in_errors, other_prefix
 from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["Module", "Parameter"]
@@ -227,7 +226,9 @@ class Module:
         return y
 
     def _plainly(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs) if self._forward_hooks is None else self._hooked(args, kwargs)
+        if self._forward_hooks is not None:
+            return self._hooked(args, kwargs)
+        return user_code(self, "forward")(*args, **kwargs)
 
     def register_forward_hook(self, hook: Callable[[Any, Any, Any], Any]) -> Handle:
         """Call a function after each ``forward``.
@@ -290,7 +291,7 @@ class Module:
             found = hook(self, args)
             if found is not None:
                 args = found if isinstance(found, tuple) else (found,)
-        output = self.forward(*args, **kwargs)
+        output = user_code(self, "forward")(*args, **kwargs)
         for hook in after.to_call():
             found = hook(self, args, output)
             output = output if found is None else found
@@ -538,18 +539,7 @@ class Module:
                 f"returns, not {words.a(type(state).__name__)}."
             )
         ours = self._everything()
-        problems = []
-        taken: dict[int, tuple[str, Any]] = {}  # by the tensor's id: its path in the state, and the value
-        for k in (k for k in ours if k in state):
-            found = fitting(state[k], ours[k])
-            first, value = taken.setdefault(id(ours[k]), (k, found))
-            if isinstance(found, str):
-                problems.append(f"  {k}: {found}")
-            elif not isinstance(value, str) and value is not found and value.tobytes() != found.tobytes():
-                problems.append(
-                    f"  {k}: is the same tensor as {first} in this module, but has different values in the "
-                    "state"
-                )
+        taken, problems = matched(state, ours)
         missing = [k for k, t in ours.items() if id(t) not in taken]
         extra = [k for k in state if k not in ours]
         if strict or (ours and extra and not taken):
@@ -557,10 +547,8 @@ class Module:
             problems += [f"  {k}: not in this module" for k in extra]
         if problems:
             raise ShapeError(
-                f"load_state_dict: {len(problems)} "
-                "entries of the state do not match "
-                f"{type(self).__name__}, so nothing "
-                "was loaded.\n" + "\n".join(problems) + other_prefix(missing, extra)
+                f"load_state_dict: {len(problems)} entries of the state do not match {type(self).__name__}, "
+                "so nothing was loaded.\n" + "\n".join(problems) + other_prefix(missing, extra)
             )
         with no_grad():
             for k, value in taken.values():

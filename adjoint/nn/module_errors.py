@@ -1,14 +1,16 @@
-"""Messages of errors inside modules: the path of a module, and the prefix of names in a state."""
+"""Messages of errors inside modules: the path of a module, and the names and values of a state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+from adjoint.core.tensor import Tensor
 from adjoint.errors import AdjointError
+from adjoint.storage.fitting import fitting
 
-__all__ = ["add_path", "name_in_errors", "other_prefix"]
+__all__ = ["add_path", "matched", "name_in_errors", "other_prefix"]
 
 
 def add_path(error: AdjointError, module: Any) -> None:
@@ -58,3 +60,25 @@ def other_prefix(missing: Collection[str], extra: Collection[str]) -> str:
             if 2 * fitting > len(extra):
                 return f"\n  The names are those of the submodule {prefix[:-1]!r}: load the state there."
     return ""
+
+
+def matched(
+    state: Mapping[str, Any], ours: Mapping[str, Tensor]
+) -> tuple[dict[int, tuple[str, Any]], list[str]]:
+    """Return the values of a ``state`` for the tensors of a module, and a list of the problems.
+
+    ``ours`` has the tensors of the module by path.  The values are by the tensor's id: its path in the state,
+    and the value.
+    """
+    taken: dict[int, tuple[str, Any]] = {}
+    problems = []
+    for k in (k for k in ours if k in state):
+        found = fitting(state[k], ours[k])
+        first, value = taken.setdefault(id(ours[k]), (k, found))
+        if isinstance(found, str):
+            problems.append(f"  {k}: {found}")
+        elif not isinstance(value, str) and value is not found and value.tobytes() != found.tobytes():
+            problems.append(
+                f"  {k}: is the same tensor as {first} in this module, but has different values in the state"
+            )
+    return taken, problems

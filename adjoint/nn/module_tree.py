@@ -124,9 +124,8 @@ def functional_call(module: Module, params: Mapping[str, Any], *args: Any, **kwa
             )
     values = [given.get(id(p), p) for _, p in module.named_parameters()]
     # layers in training write into their buffers, so each buffer that is not given is copied
-    buffers = {
-        id(b): asarray(given[id(b)]) if id(b) in given else b.clone() for _, b in module.named_buffers()
-    }
+    own = (b for _, b in module.named_buffers())
+    buffers = {id(b): asarray(given[id(b)]) if id(b) in given else b.clone() for b in own}
     if len(args) == 1 and isinstance(args[0], tuple):
         args = args[0]  # all arguments in one tuple, as in PyTorch
     return _put_together(module, values, buffers)(*args, **kwargs)

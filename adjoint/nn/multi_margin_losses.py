@@ -13,14 +13,42 @@ from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import classes, floats
 from adjoint.nn.loss_reduction import LossModule, reduced, same_shape
+from adjoint.nn.shared_docs import loss_doc
+from adjoint.ops.shared_docs import mismatch_doc
 from adjoint.typing import ArrayLike
 
 __all__ = ["MultiLabelMarginLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss"]
+
+_multi_margin_doc = loss_doc.extended("""
+    Parameters
+    ----------
+    prediction : array_like
+        Scores, ``(N, C)`` or ``(C,)``.
+    p : {1, 2}
+        The power.
+    margin : float
+        The smallest difference of the scores for which the loss is 0.
+    weight : array_like, optional
+        One weight per class.
+    """)
+_row_loss_doc = _multi_margin_doc.extended("""
+    Returns
+    -------
+    Tensor
+        The loss; one per row with ``reduction="none"``.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes differ.
+    """)
 
 
 # Functions -------------------------------------------------------------------------------------
 
 
+@_row_loss_doc
+@mismatch_doc
 def multi_margin_loss(
     prediction: ArrayLike,
     target: ArrayLike,
@@ -33,32 +61,9 @@ def multi_margin_loss(
 
     Parameters
     ----------
-    prediction : array_like
-        Scores, ``(N, C)`` or ``(C,)``.
     target : array_like of int
         The classes, ``(N,)`` or ``()``.
-    p : {1, 2}
-        The power.
-    margin : float
-        The smallest difference of the scores for which the loss is 0.
-    weight : array_like, optional
-        One weight per class.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
-    Returns
-    -------
-    Tensor
-        The loss; one per row with ``reduction="none"``.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.multi_margin_loss([[0.0, 1.0, 0.5, 0.5]], [1])
     tensor(0.25, dtype=float64)
     """
@@ -94,31 +99,15 @@ def _rows(op: str, prediction: Any) -> Tensor:
     return x
 
 
+@_row_loss_doc
 def multilabel_margin_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
     """Return the mean of ``max(0, 1 - score of a target + score of another class)`` over all such pairs.
 
     Parameters
     ----------
-    prediction : array_like
-        Scores, ``(N, C)`` or ``(C,)``.
     target : array_like of int
         The classes of each row, with the shape of the prediction; -1 ends the list.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
-    Returns
-    -------
-    Tensor
-        The loss; one per row with ``reduction="none"``.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes differ.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.multilabel_margin_loss([[0.1, 0.2, 0.4, 0.8]], [[3, 0, -1, 1]])
     tensor(0.85, dtype=float64)
     """
@@ -141,6 +130,7 @@ def multilabel_margin_loss(prediction: ArrayLike, target: ArrayLike, reduction: 
     return reduced(op, rec.sum(rec.where(pair, terms, 0.0), axis=(-2, -1), keepdims=False) / count, reduction)
 
 
+@_row_loss_doc
 def multilabel_soft_margin_loss(
     prediction: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, reduction: str = "mean"
 ) -> Tensor:
@@ -148,28 +138,9 @@ def multilabel_soft_margin_loss(
 
     Parameters
     ----------
-    prediction : array_like
-        Scores, ``(N, C)`` or ``(C,)``.
     target : array_like
         0 or 1 for each class.
-    weight : array_like, optional
-        One weight per class.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
 
-    Returns
-    -------
-    Tensor
-        The loss; one per row with ``reduction="none"``.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes differ.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.multilabel_soft_margin_loss([[1000.0, -1000.0]], [[0, 0]])
     tensor(500., dtype=float64)
     """
@@ -186,23 +157,10 @@ def multilabel_soft_margin_loss(
 # Modules ---------------------------------------------------------------------------------------
 
 
+@_multi_margin_doc
 class MultiMarginLoss(LossModule):
     """Module form of ``nn.functional.multi_margin_loss``.
 
-    Parameters
-    ----------
-    p : {1, 2}
-        The power.
-    margin : float
-        The smallest difference of the scores for which the loss is 0.
-    weight : array_like, optional
-        One weight per class.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.MultiMarginLoss()([[0.0, 1.0, 0.5, 0.5]], [1])
     tensor(0.25, dtype=float64)
     """
@@ -215,17 +173,10 @@ class MultiMarginLoss(LossModule):
         super().__init__(reduction, p=p, margin=margin, weight=weight)
 
 
+@_multi_margin_doc
 class MultiLabelMarginLoss(LossModule):
     """Module form of ``nn.functional.multilabel_margin_loss``.
 
-    Parameters
-    ----------
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.MultiLabelMarginLoss()([[0.1, 0.2, 0.4, 0.8]], [[3, 0, -1, 1]])
     tensor(0.85, dtype=float64)
     """
@@ -236,19 +187,10 @@ class MultiLabelMarginLoss(LossModule):
         super().__init__(reduction)
 
 
+@_multi_margin_doc
 class MultiLabelSoftMarginLoss(LossModule):
     """Module form of ``nn.functional.multilabel_soft_margin_loss``.
 
-    Parameters
-    ----------
-    weight : array_like, optional
-        One weight per class.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.MultiLabelSoftMarginLoss()([[1000.0, -1000.0]], [[0, 0]])
     tensor(500., dtype=float64)
     """

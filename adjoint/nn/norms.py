@@ -14,10 +14,18 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.nn.arguments import floats, lengths, sizes
 from adjoint.nn.module import Module, Parameter
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.ops.create import ones, zeros
 from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = ["GroupNorm", "LayerNorm", "RMSNorm"]
+
+_norm_doc = layer_doc.extended("""
+    Parameters
+    ----------
+    weight : array_like, optional
+        Factors, with shape ``normalized_shape``.
+    """)
 
 
 def widened_half(x: Tensor) -> Tensor:
@@ -71,6 +79,7 @@ def _normalized_axes(op: str, x: Tensor, shape: Any) -> tuple[int, ...]:
 # Functions -------------------------------------------------------------------------------------
 
 
+@_norm_doc
 def layer_norm(
     x: ArrayLike,
     normalized_shape: Lengths,
@@ -82,30 +91,16 @@ def layer_norm(
 
     Parameters
     ----------
-    x : array_like
-        The input.
     normalized_shape : int or tuple of int
         The shape of the last axes, over which mean and variance are computed.
-    weight : array_like, optional
-        Factors, with shape ``normalized_shape``.
     bias : array_like, optional
         Terms, with shape ``normalized_shape``.
-    eps : float
-        Added to the variance.
-
-    Returns
-    -------
-    Tensor
-        The result, with the shape of x.
 
     Raises
     ------
     ShapeError
         If x does not end with ``normalized_shape``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.layer_norm(ad.tensor([[1.0, 3.0]]), 2, eps=0.0)
     tensor([[-1.,  1.]], dtype=float64)
     """
@@ -124,6 +119,7 @@ def layer_norm(
     return rec.reshape(y, shape=x.shape)
 
 
+@_norm_doc
 def rms_norm(
     x: ArrayLike, normalized_shape: Lengths, weight: ArrayLike | None = None, eps: float | None = None
 ) -> Tensor:
@@ -131,29 +127,17 @@ def rms_norm(
 
     Parameters
     ----------
-    x : array_like
-        The input.
     normalized_shape : int or tuple of int
         The shape of the last axes, over which the mean is computed.
-    weight : array_like, optional
-        Factors, with shape ``normalized_shape``.
     eps : float, optional
         Added to the mean square.  The default is the machine epsilon of the dtype, that of float32 for half
         precision.
-
-    Returns
-    -------
-    Tensor
-        The result, with the shape of x.
 
     Raises
     ------
     ShapeError
         If x does not end with ``normalized_shape``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.rms_norm(ad.tensor([[3.0, -3.0]]), 2, eps=0.0)
     tensor([[ 1., -1.]], dtype=float64)
     """
@@ -165,6 +149,7 @@ def rms_norm(
     return affine_map("rms_norm", z, weight, None, x.shape[-len(axes) :], 0)
 
 
+@_norm_doc
 def group_norm(
     x: ArrayLike,
     num_groups: int,
@@ -184,22 +169,12 @@ def group_norm(
         One factor per channel.
     bias : array_like, optional
         One term per channel.
-    eps : float
-        Added to the variance.
-
-    Returns
-    -------
-    Tensor
-        The result, with the shape of x.
 
     Raises
     ------
     ShapeError
         If C is not a multiple of ``num_groups``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.group_norm(ad.tensor([[1.0, 3.0, 5.0, 9.0]]), 2, eps=0.0)
     tensor([[-1.,  1., -1.,  1.]], dtype=float64)
     """
@@ -220,6 +195,7 @@ def group_norm(
 # Modules ---------------------------------------------------------------------------------------
 
 
+@_norm_doc
 class LayerNorm(Module):
     """Normalise the last axes to mean 0 and variance 1, then scale and shift.
 
@@ -227,16 +203,7 @@ class LayerNorm(Module):
     ----------
     normalized_shape : int or tuple of int
         The shape of the last axes.
-    eps : float
-        Added to the variance.
-    affine : bool
-        Whether the module has a weight and a bias.
-    dtype : dtype_like
-        The dtype of the parameters.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.LayerNorm(8)(ad.ones((2, 8), dtype="float32")).shape
     (2, 8)
     """
@@ -254,6 +221,7 @@ class LayerNorm(Module):
         self.weight = Parameter(ones(shape, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(shape, dtype=dtype)) if affine else None
 
+    @_norm_doc
     def forward(self, x: ArrayLike) -> Tensor:
         """Apply ``nn.functional.layer_norm``.
 
@@ -261,11 +229,6 @@ class LayerNorm(Module):
         ----------
         x : array_like
             The input, whose shape ends with ``normalized_shape``.
-
-        Returns
-        -------
-        Tensor
-            The result, with the shape of x.
         """
         return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
@@ -301,6 +264,7 @@ class RMSNorm(Module):
         self.eps = None if eps is None else number_between("RMSNorm: eps", eps, 0.0)
         self.weight = Parameter(ones(shape, dtype=dtype))
 
+    @_norm_doc
     def forward(self, x: ArrayLike) -> Tensor:
         """Apply ``nn.functional.rms_norm``.
 
@@ -308,11 +272,6 @@ class RMSNorm(Module):
         ----------
         x : array_like
             The input, whose shape ends with ``normalized_shape``.
-
-        Returns
-        -------
-        Tensor
-            The result, with the shape of x.
         """
         return rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
@@ -321,6 +280,7 @@ class RMSNorm(Module):
         return f"{self.normalized_shape}"
 
 
+@_norm_doc
 class GroupNorm(Module):
     """Normalise groups of channels to mean 0 and variance 1, then scale and shift each channel.
 
@@ -330,16 +290,7 @@ class GroupNorm(Module):
         The number of groups.
     num_channels : int
         The number of channels, a multiple of ``num_groups``.
-    eps : float
-        Added to the variance.
-    affine : bool
-        Whether the module has a weight and a bias.
-    dtype : dtype_like
-        The dtype of the parameters.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.GroupNorm(2, 4)(ad.ones((1, 4, 5), dtype="float32")).shape
     (1, 4, 5)
     """
@@ -364,6 +315,7 @@ class GroupNorm(Module):
         self.weight = Parameter(ones(num_channels, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(num_channels, dtype=dtype)) if affine else None
 
+    @_norm_doc
     def forward(self, x: ArrayLike) -> Tensor:
         """Apply ``nn.functional.group_norm``.
 
@@ -371,11 +323,6 @@ class GroupNorm(Module):
         ----------
         x : array_like
             The input, with shape (N, C, …).
-
-        Returns
-        -------
-        Tensor
-            The result, with the shape of x.
         """
         x = asarray(x)
         if x.ndim < 2 or x.shape[1] != self.num_channels:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.tensor import Tensor
 from adjoint.nn.arguments import unusual
 from adjoint.nn.module import Module
@@ -12,22 +13,50 @@ from adjoint.ops import max_places, pool
 from adjoint.typing import ArrayLike, Lengths
 
 __all__ = [
-    "AdaptiveAvgPool1d",
-    "AdaptiveAvgPool2d",
-    "AdaptiveAvgPool3d",
-    "AdaptiveMaxPool1d",
-    "AdaptiveMaxPool2d",
-    "AdaptiveMaxPool3d",
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
-    "MaxPool1d",
-    "MaxPool2d",
-    "MaxPool3d",
-    "MaxUnpool1d",
-    "MaxUnpool2d",
-    "MaxUnpool3d",
-]
+    "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d", "MaxPool1d", "MaxPool2d", "MaxPool3d",
+    "MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d",
+]  # fmt: skip
+
+_adaptive_doc = SharedDoc("""
+    Parameters
+    ----------
+    output_size : int or tuple of int
+        The lengths of the last axes of the result.
+    """)
+_adaptive_max_doc = _adaptive_doc.extended("""
+    Parameters
+    ----------
+    output_size : int or tuple of int
+        The lengths of the last axes of the result.  None keeps the length of an axis.
+    """)
+
+_pool_doc = SharedDoc("""
+    Parameters
+    ----------
+    kernel_size : int or tuple of int
+        The size of the window.
+    stride : int or tuple of int, optional
+        The distance between windows.  The default is the size of the window.
+    padding : int or tuple of int
+        The number of elements added at each end (minus infinity).
+    return_indices : bool
+        Whether to return the positions of the maxima, too, for unpooling.
+    x : array_like
+        The input, with shape (N, C, …) or (C, …).
+    """)
+_unpool_doc = _pool_doc.extended("""
+    Parameters
+    ----------
+    padding : int or tuple of int
+        The padding of the pooling.
+    """)
+_average_doc = _pool_doc.extended("""
+    Parameters
+    ----------
+    padding : int or tuple of int
+        The number of elements added at each end (zeros, which count in the mean).
+    """)
 
 
 class _Pool(Module):
@@ -40,13 +69,9 @@ class _Pool(Module):
     ) -> None:
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
 
+    @_pool_doc
     def forward(self, x: ArrayLike) -> Tensor:
         """Pool the last axes.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (N, C, …) or (C, …).
 
         Returns
         -------
@@ -75,13 +100,9 @@ class _MaxPool(_Pool):
         super().__init__(kernel_size, stride, padding)
         self.return_indices = return_indices
 
+    @_pool_doc
     def forward(self, x: ArrayLike) -> Any:
         """Pool the last axes.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (N, C, …) or (C, …).
 
         Returns
         -------
@@ -126,13 +147,9 @@ class _AdaptivePool(Module):
     def __init__(self, output_size: Lengths) -> None:
         self.output_size = output_size
 
+    @_pool_doc
     def forward(self, x: ArrayLike) -> Tensor:
         """Pool the last axes.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (N, C, …) or (C, …).
 
         Returns
         -------
@@ -146,23 +163,10 @@ class _AdaptivePool(Module):
         return f"{self.output_size}"
 
 
+@_pool_doc
 class MaxPool1d(_MaxPool):
     """Max pooling over one axis.
 
-    Parameters
-    ----------
-    kernel_size : int or tuple of int
-        The size of the window.
-    stride : int or tuple of int, optional
-        The distance between windows.  The default is the size of the window.
-    padding : int or tuple of int
-        The number of elements added at each end (minus infinity).
-    return_indices : bool
-        Whether to return the positions of the maxima, too, for unpooling.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.MaxPool1d(2)(ad.ones((1, 4, 6))).shape
     (1, 4, 3)
     """
@@ -171,21 +175,10 @@ class MaxPool1d(_MaxPool):
     with_indices = staticmethod(max_places.max_pool1d_with_indices)
 
 
+@_average_doc
 class AvgPool1d(_Pool):
     """Average pooling over one axis.
 
-    Parameters
-    ----------
-    kernel_size : int or tuple of int
-        The size of the window.
-    stride : int or tuple of int, optional
-        The distance between windows.  The default is the size of the window.
-    padding : int or tuple of int
-        The number of elements added at each end (zeros, which count in the mean).
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.AvgPool1d(2)(ad.ones((1, 4, 6))).shape
     (1, 4, 3)
     """
@@ -193,23 +186,10 @@ class AvgPool1d(_Pool):
     function = staticmethod(pool.avg_pool1d)
 
 
+@_pool_doc
 class MaxPool2d(_MaxPool):
     """Max pooling over two axes.
 
-    Parameters
-    ----------
-    kernel_size : int or tuple of int
-        The size of the window.
-    stride : int or tuple of int, optional
-        The distance between windows.  The default is the size of the window.
-    padding : int or tuple of int
-        The number of elements added at each end (minus infinity).
-    return_indices : bool
-        Whether to return the positions of the maxima, too, for unpooling.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.MaxPool2d(2)(ad.ones((1, 4, 6, 6))).shape
     (1, 4, 3, 3)
     """
@@ -218,21 +198,10 @@ class MaxPool2d(_MaxPool):
     with_indices = staticmethod(max_places.max_pool2d_with_indices)
 
 
+@_average_doc
 class AvgPool2d(_Pool):
     """Average pooling over two axes.
 
-    Parameters
-    ----------
-    kernel_size : int or tuple of int
-        The size of the window.
-    stride : int or tuple of int, optional
-        The distance between windows.  The default is the size of the window.
-    padding : int or tuple of int
-        The number of elements added at each end (zeros, which count in the mean).
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.AvgPool2d(2)(ad.ones((1, 4, 6, 6))).shape
     (1, 4, 3, 3)
     """
@@ -240,23 +209,10 @@ class AvgPool2d(_Pool):
     function = staticmethod(pool.avg_pool2d)
 
 
+@_pool_doc
 class MaxPool3d(_MaxPool):
     """Max pooling over three axes.
 
-    Parameters
-    ----------
-    kernel_size : int or tuple of int
-        The size of the window.
-    stride : int or tuple of int, optional
-        The distance between windows.  The default is the size of the window.
-    padding : int or tuple of int
-        The number of elements added at each end (minus infinity).
-    return_indices : bool
-        Whether to return the positions of the maxima, too, for unpooling.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.MaxPool3d(2)(ad.ones((1, 4, 6, 6, 6))).shape
     (1, 4, 3, 3, 3)
     """
@@ -265,21 +221,10 @@ class MaxPool3d(_MaxPool):
     with_indices = staticmethod(max_places.max_pool3d_with_indices)
 
 
+@_average_doc
 class AvgPool3d(_Pool):
     """Average pooling over three axes.
 
-    Parameters
-    ----------
-    kernel_size : int or tuple of int
-        The size of the window.
-    stride : int or tuple of int, optional
-        The distance between windows.  The default is the size of the window.
-    padding : int or tuple of int
-        The number of elements added at each end (zeros, which count in the mean).
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.AvgPool3d(2)(ad.ones((1, 4, 6, 6, 6))).shape
     (1, 4, 3, 3, 3)
     """
@@ -287,17 +232,10 @@ class AvgPool3d(_Pool):
     function = staticmethod(pool.avg_pool3d)
 
 
+@_adaptive_doc
 class AdaptiveAvgPool1d(_AdaptivePool):
     """Average pooling over one axis to a given output size.
 
-    Parameters
-    ----------
-    output_size : int or tuple of int
-        The lengths of the last axes of the result.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.AdaptiveAvgPool1d(2)(ad.ones((1, 4, 6))).shape
     (1, 4, 2)
     """
@@ -305,17 +243,10 @@ class AdaptiveAvgPool1d(_AdaptivePool):
     function = staticmethod(pool.adaptive_avg_pool1d)
 
 
+@_adaptive_doc
 class AdaptiveAvgPool2d(_AdaptivePool):
     """Average pooling over two axes to a given output size.
 
-    Parameters
-    ----------
-    output_size : int or tuple of int
-        The lengths of the last axes of the result.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.AdaptiveAvgPool2d(2)(ad.ones((1, 4, 6, 6))).shape
     (1, 4, 2, 2)
     """
@@ -323,17 +254,10 @@ class AdaptiveAvgPool2d(_AdaptivePool):
     function = staticmethod(pool.adaptive_avg_pool2d)
 
 
+@_adaptive_doc
 class AdaptiveAvgPool3d(_AdaptivePool):
     """Average pooling over three axes to a given output size.
 
-    Parameters
-    ----------
-    output_size : int or tuple of int
-        The lengths of the last axes of the result.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.AdaptiveAvgPool3d(2)(ad.ones((1, 4, 6, 6, 6))).shape
     (1, 4, 2, 2, 2)
     """
@@ -341,17 +265,10 @@ class AdaptiveAvgPool3d(_AdaptivePool):
     function = staticmethod(pool.adaptive_avg_pool3d)
 
 
+@_adaptive_max_doc
 class AdaptiveMaxPool1d(_AdaptivePool):
     """Max pooling over one axis to a given output size.
 
-    Parameters
-    ----------
-    output_size : int or tuple of int
-        The lengths of the last axes of the result.  None keeps the length of an axis.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.AdaptiveMaxPool1d(3)(ad.ones((1, 4, 6))).shape
     (1, 4, 3)
     """
@@ -359,21 +276,10 @@ class AdaptiveMaxPool1d(_AdaptivePool):
     function = staticmethod(max_places.adaptive_max_pool1d)
 
 
+@_unpool_doc
 class MaxUnpool1d(_MaxUnpool):
     """Inverse of ``MaxPool1d``: maxima at their positions, zeros elsewhere.
 
-    Parameters
-    ----------
-    kernel_size : int or tuple of int
-        The size of the window.
-    stride : int or tuple of int, optional
-        The distance between windows.  The default is the size of the window.
-    padding : int or tuple of int
-        The padding of the pooling.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> pooled = ad.nn.MaxPool1d(2, return_indices=True)(ad.ones((1, 4, 6)))
     >>> ad.nn.MaxUnpool1d(2)(*pooled).shape
     (1, 4, 6)
@@ -382,17 +288,10 @@ class MaxUnpool1d(_MaxUnpool):
     function = staticmethod(max_places.max_unpool1d)
 
 
+@_adaptive_max_doc
 class AdaptiveMaxPool2d(_AdaptivePool):
     """Max pooling over two axes to a given output size.
 
-    Parameters
-    ----------
-    output_size : int or tuple of int
-        The lengths of the last axes of the result.  None keeps the length of an axis.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.AdaptiveMaxPool2d(3)(ad.ones((1, 4, 6, 6))).shape
     (1, 4, 3, 3)
     """
@@ -400,21 +299,10 @@ class AdaptiveMaxPool2d(_AdaptivePool):
     function = staticmethod(max_places.adaptive_max_pool2d)
 
 
+@_unpool_doc
 class MaxUnpool2d(_MaxUnpool):
     """Inverse of ``MaxPool2d``: maxima at their positions, zeros elsewhere.
 
-    Parameters
-    ----------
-    kernel_size : int or tuple of int
-        The size of the window.
-    stride : int or tuple of int, optional
-        The distance between windows.  The default is the size of the window.
-    padding : int or tuple of int
-        The padding of the pooling.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> pooled = ad.nn.MaxPool2d(2, return_indices=True)(ad.ones((1, 4, 6, 6)))
     >>> ad.nn.MaxUnpool2d(2)(*pooled).shape
     (1, 4, 6, 6)
@@ -423,17 +311,10 @@ class MaxUnpool2d(_MaxUnpool):
     function = staticmethod(max_places.max_unpool2d)
 
 
+@_adaptive_max_doc
 class AdaptiveMaxPool3d(_AdaptivePool):
     """Max pooling over three axes to a given output size.
 
-    Parameters
-    ----------
-    output_size : int or tuple of int
-        The lengths of the last axes of the result.  None keeps the length of an axis.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.AdaptiveMaxPool3d(3)(ad.ones((1, 4, 6, 6, 6))).shape
     (1, 4, 3, 3, 3)
     """
@@ -441,21 +322,10 @@ class AdaptiveMaxPool3d(_AdaptivePool):
     function = staticmethod(max_places.adaptive_max_pool3d)
 
 
+@_unpool_doc
 class MaxUnpool3d(_MaxUnpool):
     """Inverse of ``MaxPool3d``: maxima at their positions, zeros elsewhere.
 
-    Parameters
-    ----------
-    kernel_size : int or tuple of int
-        The size of the window.
-    stride : int or tuple of int, optional
-        The distance between windows.  The default is the size of the window.
-    padding : int or tuple of int
-        The padding of the pooling.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> pooled = ad.nn.MaxPool3d(2, return_indices=True)(ad.ones((1, 4, 6, 6, 6)))
     >>> ad.nn.MaxUnpool3d(2)(*pooled).shape
     (1, 4, 6, 6, 6)

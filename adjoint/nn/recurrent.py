@@ -22,12 +22,39 @@ from adjoint.nn.arguments import sizes
 from adjoint.nn.dropout import dropout
 from adjoint.nn.linear import linear
 from adjoint.nn.module import Module, Parameter
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.create import zeros
 from adjoint.ops.join import stack
 from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["GRU", "LSTM", "RNN"]
+
+_recurrent_doc = layer_doc.extended("""
+    Parameters
+    ----------
+    input_size : int
+        The number of input features.
+    hidden_size : int
+        The number of hidden features.
+    num_layers : int
+        The number of layers.
+    bias : bool
+        Whether the module has biases.
+    batch_first : bool
+        Whether inputs are (batch, length, features) or (length, batch, features).
+    dropout : float
+        The probability that an element is dropped between layers in training.
+    bidirectional : bool
+        Whether each layer also runs backwards.
+    rng : Generator or int, optional
+        Generator or seed of the initial values and of dropout.
+    x : array_like
+        The input, with shape (batch, length, features) or (length, features).
+    state : array_like, optional
+        The initial hidden state, with shape (layers, batch, hidden), or 2 · layers if the layer is
+        bidirectional, and without batch for one sequence.  The default is zeros.
+    """)
 
 
 class _Recurrent(Module):
@@ -178,33 +205,10 @@ def _layers(states: list[Tensor], single: bool) -> Tensor:
     return stack(states) if len(states) > 1 else states[0][None]
 
 
+@_recurrent_doc
 class LSTM(_Recurrent):
     """Long short-term memory over sequences.
 
-    Parameters
-    ----------
-    input_size : int
-        The number of input features.
-    hidden_size : int
-        The number of hidden features.
-    num_layers : int
-        The number of layers.
-    bias : bool
-        Whether the module has biases.
-    batch_first : bool
-        Whether inputs are (batch, length, features) or (length, batch, features).
-    dropout : float
-        The probability that an element is dropped between layers in training.
-    bidirectional : bool
-        Whether each layer also runs backwards.
-    rng : Generator or int, optional
-        Generator or seed of the initial values and of dropout.
-    dtype : dtype_like
-        The dtype of the parameters.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> outputs, (hidden, cell) = ad.nn.LSTM(3, 4)(ad.ones((2, 5, 3), dtype="float32"))
     >>> outputs.shape, hidden.shape, cell.shape
     ((2, 5, 4), (1, 2, 4), (1, 2, 4))
@@ -251,33 +255,10 @@ class LSTM(_Recurrent):
         return self._outputs(x, single), (_layers(hidden, single), _layers(cell, single))
 
 
+@_recurrent_doc
 class GRU(_Recurrent):
     """Gated recurrent unit over sequences.
 
-    Parameters
-    ----------
-    input_size : int
-        The number of input features.
-    hidden_size : int
-        The number of hidden features.
-    num_layers : int
-        The number of layers.
-    bias : bool
-        Whether the module has biases.
-    batch_first : bool
-        Whether inputs are (batch, length, features) or (length, batch, features).
-    dropout : float
-        The probability that an element is dropped between layers in training.
-    bidirectional : bool
-        Whether each layer also runs backwards.
-    rng : Generator or int, optional
-        Generator or seed of the initial values and of dropout.
-    dtype : dtype_like
-        The dtype of the parameters.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> outputs, hidden = ad.nn.GRU(3, 4)(ad.ones((2, 5, 3), dtype="float32"))
     >>> outputs.shape, hidden.shape
     ((2, 5, 4), (1, 2, 4))
@@ -285,16 +266,9 @@ class GRU(_Recurrent):
 
     gates = 3
 
+    @_recurrent_doc
     def forward(self, x: ArrayLike, state: Any = None) -> tuple[Tensor, Tensor]:
         """Run over a batch of sequences, or over one sequence.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (batch, length, features) or (length, features).
-        state : array_like, optional
-            The initial hidden state, with shape (layers, batch, hidden), or 2 · layers if the layer is
-            bidirectional, and without batch for one sequence.  The default is zeros.
 
         Returns
         -------
@@ -322,35 +296,15 @@ def check_nonlinearity(kind: str, nonlinearity: Any) -> str:
     return str(nonlinearity)
 
 
+@_recurrent_doc
 class RNN(_Recurrent):
     """Plain recurrence over sequences.
 
     Parameters
     ----------
-    input_size : int
-        The number of input features.
-    hidden_size : int
-        The number of hidden features.
-    num_layers : int
-        The number of layers.
     nonlinearity : {"tanh", "relu"}
         The activation.
-    bias : bool
-        Whether the module has biases.
-    batch_first : bool
-        Whether inputs are (batch, length, features) or (length, batch, features).
-    dropout : float
-        The probability that an element is dropped between layers in training.
-    bidirectional : bool
-        Whether each layer also runs backwards.
-    rng : Generator or int, optional
-        Generator or seed of the initial values and of dropout.
-    dtype : dtype_like
-        The dtype of the parameters.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> outputs, hidden = ad.nn.RNN(3, 4)(ad.ones((2, 5, 3), dtype="float32"))
     >>> outputs.shape, hidden.shape
     ((2, 5, 4), (1, 2, 4))
@@ -385,16 +339,9 @@ class RNN(_Recurrent):
             dtype=dtype,
         )
 
+    @_recurrent_doc
     def forward(self, x: ArrayLike, state: Any = None) -> tuple[Tensor, Tensor]:
         """Run over a batch of sequences, or over one sequence.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (batch, length, features) or (length, features).
-        state : array_like, optional
-            The initial hidden state, with shape (layers, batch, hidden), or 2 · layers if the layer is
-            bidirectional, and without batch for one sequence.  The default is zeros.
 
         Returns
         -------

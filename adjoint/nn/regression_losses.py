@@ -7,39 +7,26 @@ from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError
 from adjoint.nn.loss_reduction import LossModule, noted, reduced, same_shape
+from adjoint.nn.shared_docs import matched_loss_doc
 from adjoint.typing import ArrayLike
 
 __all__ = ["HuberLoss", "L1Loss", "MSELoss", "SmoothL1Loss"]
+
+_regression_doc = matched_loss_doc.extended("""
+    Parameters
+    ----------
+    delta : float
+        The smallest difference for which the loss is linear.
+    """)
 
 
 # Functions -------------------------------------------------------------------------------------
 
 
+@_regression_doc
 def mse_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
     """Return the squared differences.
 
-    Parameters
-    ----------
-    prediction : array_like
-        The output of a model.
-    target : array_like
-        The expected values, with the shape of the prediction.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Returns
-    -------
-    Tensor
-        The loss; one per element with ``reduction="none"``.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes differ.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.mse_loss(ad.tensor([1.0, 3.0]), ad.tensor([0.0, 0.0]))
     tensor(5., dtype=float64)
     """
@@ -49,31 +36,10 @@ def mse_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") 
     return reduced("mse_loss", rec.square(x - t), reduction)
 
 
+@_regression_doc
 def l1_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
     """Return the absolute differences; the gradient is 0 where the difference is 0.
 
-    Parameters
-    ----------
-    prediction : array_like
-        The output of a model.
-    target : array_like
-        The expected values, with the shape of the prediction.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Returns
-    -------
-    Tensor
-        The loss; one per element with ``reduction="none"``.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes differ.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.l1_loss(ad.tensor([1.0, -3.0]), ad.tensor([0.0, 0.0]))
     tensor(2., dtype=float64)
     """
@@ -81,35 +47,12 @@ def l1_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") -
     return reduced("l1_loss", rec.abs(x - t), reduction)
 
 
+@_regression_doc
 def huber_loss(
     prediction: ArrayLike, target: ArrayLike, reduction: str = "mean", delta: float = 1.0
 ) -> Tensor:
     """Return d² / 2 for differences d up to ``delta``, and ``delta * (|d| - delta / 2)`` beyond.
 
-    Parameters
-    ----------
-    prediction : array_like
-        The output of a model.
-    target : array_like
-        The expected values, with the shape of the prediction.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-    delta : float
-        The smallest difference for which the loss is linear.
-
-    Returns
-    -------
-    Tensor
-        The loss; one per element with ``reduction="none"``.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes differ.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.huber_loss(ad.tensor([1.0, 3.0]), ad.tensor([0.0, 0.0]), "none")
     tensor([0.5, 2.5], dtype=float64)
     """
@@ -120,6 +63,7 @@ def huber_loss(
     return reduced("huber_loss", rec.huber(x - t, delta=delta), reduction)
 
 
+@_regression_doc
 def smooth_l1_loss(
     prediction: ArrayLike, target: ArrayLike, reduction: str = "mean", beta: float = 1.0
 ) -> Tensor:
@@ -127,28 +71,9 @@ def smooth_l1_loss(
 
     Parameters
     ----------
-    prediction : array_like
-        The output of a model.
-    target : array_like
-        The expected values, with the shape of the prediction.
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
     beta : float
         The smallest difference for which the loss is linear.  With 0 the loss is the absolute difference.
 
-    Returns
-    -------
-    Tensor
-        The loss; one per element with ``reduction="none"``.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes differ.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.smooth_l1_loss(ad.tensor([1.0, 4.0]), ad.tensor([0.0, 0.0]), "none", beta=2.0)
     tensor([0.25, 3.  ], dtype=float64)
     """
@@ -163,17 +88,10 @@ def smooth_l1_loss(
 # Modules ---------------------------------------------------------------------------------------
 
 
+@_regression_doc
 class MSELoss(LossModule):
     """Module form of ``nn.functional.mse_loss``: squared differences.
 
-    Parameters
-    ----------
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.MSELoss()(ad.tensor([1.0, 3.0]), ad.tensor([0.0, 0.0]))
     tensor(5., dtype=float64)
     """
@@ -184,17 +102,10 @@ class MSELoss(LossModule):
         super().__init__(reduction)
 
 
+@_regression_doc
 class L1Loss(LossModule):
     """Module form of ``nn.functional.l1_loss``: absolute differences.
 
-    Parameters
-    ----------
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.L1Loss("sum")(ad.tensor([1.0, -3.0]), ad.tensor([0.0, 0.0]))
     tensor(4., dtype=float64)
     """
@@ -205,19 +116,10 @@ class L1Loss(LossModule):
         super().__init__(reduction)
 
 
+@_regression_doc
 class HuberLoss(LossModule):
     """Module form of ``nn.functional.huber_loss``: quadratic near 0, linear beyond.
 
-    Parameters
-    ----------
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
-    delta : float
-        The smallest difference for which the loss is linear.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.HuberLoss("sum")(ad.tensor([1.0, 3.0]), ad.tensor([0.0, 0.0]))
     tensor(3., dtype=float64)
     """
@@ -228,19 +130,15 @@ class HuberLoss(LossModule):
         super().__init__(reduction, delta=delta)
 
 
+@matched_loss_doc
 class SmoothL1Loss(LossModule):
     """Module form of ``nn.functional.smooth_l1_loss``: the Huber loss divided by ``beta``.
 
     Parameters
     ----------
-    reduction : {"mean", "sum", "none"}
-        How the losses of the elements are combined.
     beta : float
         The smallest difference for which the loss is linear.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.SmoothL1Loss(beta=2.0)(ad.tensor([4.0]), ad.tensor([0.0]))
     tensor(3., dtype=float64)
     """

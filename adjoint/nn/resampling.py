@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import asarray
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, ShapeError
@@ -19,6 +20,31 @@ from adjoint.ops.selection import take
 from adjoint.typing import ArrayLike, Lengths
 
 __all__ = ["Fold", "PixelShuffle", "PixelUnshuffle", "Unfold", "Upsample"]
+
+_shuffle_doc = SharedDoc("""
+    Parameters
+    ----------
+    x : array_like
+        The input, with shape (…, C·r², H, W).
+    upscale_factor : int
+        The factor r of the height and the width.
+    """)
+
+_resize_doc = SharedDoc("""
+    Parameters
+    ----------
+    size : int or tuple of int, optional
+        The new lengths of the spatial axes.
+    scale_factor : float or tuple of float, optional
+        The factors of the lengths.  Pass either ``size`` or ``scale_factor``.
+    align_corners : bool, optional
+        With True the centres of the corner elements stay in place, otherwise the outer edges do.
+
+    Returns
+    -------
+    Tensor
+        The resized input.
+    """)
 
 # The number of spatial axes that each mode requires; None means any number
 _MODES = {
@@ -33,6 +59,7 @@ _MODES = {
 _ALIGNING = ("linear", "bilinear", "bicubic", "trilinear")
 
 
+@_resize_doc
 def interpolate(
     x: ArrayLike,
     size: Lengths | None = None,
@@ -46,28 +73,14 @@ def interpolate(
     ----------
     x : array_like
         The input, with shape (N, C, …) and one to three spatial axes.
-    size : int or tuple of int, optional
-        The new lengths of the spatial axes.
-    scale_factor : float or tuple of float, optional
-        The factors of the lengths.  Pass either ``size`` or ``scale_factor``.
     mode : {"nearest", "nearest-exact", "area", "linear", "bilinear", "bicubic", "trilinear"}
         The method.  "linear" needs one spatial axis, "bilinear" and "bicubic" two, "trilinear" three.
-    align_corners : bool, optional
-        With True the centres of the corner elements stay in place, otherwise the outer edges do.
-
-    Returns
-    -------
-    Tensor
-        The resized input.
 
     Raises
     ------
     ShapeError
         If the mode does not match the number of spatial axes.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.interpolate(ad.tensor([[[1.0, 3.0]]]), scale_factor=2, mode="linear")
     tensor([[[1. , 1.5, 2.5, 3. ]]], dtype=float64)
     """
@@ -167,15 +180,9 @@ def cubic_weights(t: Any, a: float = -0.75) -> dict[int, Any]:
     return {-1: far(t + 1), 0: near(t), 1: near(1 - t), 2: far(2 - t)}
 
 
+@_shuffle_doc
 def pixel_shuffle(x: ArrayLike, upscale_factor: int) -> Tensor:
     """Move channels into space: (…, C·r², H, W) to (…, C, H·r, W·r).
-
-    Parameters
-    ----------
-    x : array_like
-        The input, with shape (…, C·r², H, W).
-    upscale_factor : int
-        The factor r of the height and the width.
 
     Returns
     -------
@@ -187,9 +194,6 @@ def pixel_shuffle(x: ArrayLike, upscale_factor: int) -> Tensor:
     ShapeError
         If the number of channels is not a multiple of r².
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.pixel_shuffle(ad.ones((1, 8, 3, 3)), 2).shape
     (1, 2, 6, 6)
     """
@@ -247,23 +251,15 @@ def pixel_unshuffle(x: ArrayLike, downscale_factor: int) -> Tensor:
     return mixed.reshape(*lead, c * r**2, h // r, w // r)
 
 
+@_resize_doc
 class Upsample(Module):
     """Module form of ``nn.functional.interpolate``: resize the spatial axes.
 
     Parameters
     ----------
-    size : int or tuple of int, optional
-        The new lengths of the spatial axes.
-    scale_factor : float or tuple of float, optional
-        The factors of the lengths.  Pass either ``size`` or ``scale_factor``.
     mode : str
         The method; see ``nn.functional.interpolate``.
-    align_corners : bool, optional
-        With True the centres of the corner elements stay in place, otherwise the outer edges do.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Upsample(scale_factor=2)(ad.ones((1, 3, 4, 4))).shape
     (1, 3, 8, 8)
     """
@@ -281,6 +277,7 @@ class Upsample(Module):
             raise ArgumentError(f"Upsample: mode must be one of {', '.join(_MODES)}, not {mode!r}.")
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
 
+    @_resize_doc
     def forward(self, x: ArrayLike) -> Tensor:
         """Resize the input.
 
@@ -288,11 +285,6 @@ class Upsample(Module):
         ----------
         x : array_like
             The input, with shape (N, C, …).
-
-        Returns
-        -------
-        Tensor
-            The resized input.
         """
         return interpolate(x, self.size, self.scale_factor, self.mode, self.align_corners)
 
@@ -307,17 +299,10 @@ class Upsample(Module):
         return unusual(options).removeprefix(", ")
 
 
+@_shuffle_doc
 class PixelShuffle(Module):
     """Module form of ``nn.functional.pixel_shuffle``: move channels into space.
 
-    Parameters
-    ----------
-    upscale_factor : int
-        The factor r of the height and the width.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.PixelShuffle(2)(ad.ones((1, 8, 3, 3))).shape
     (1, 2, 6, 6)
     """
@@ -326,13 +311,9 @@ class PixelShuffle(Module):
         sizes("PixelShuffle", upscale_factor=upscale_factor)
         self.upscale_factor = upscale_factor
 
+    @_shuffle_doc
     def forward(self, x: ArrayLike) -> Tensor:
         """Move channels into space.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (…, C·r², H, W).
 
         Returns
         -------

@@ -12,6 +12,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError
 from adjoint.nn.arguments import floats
 from adjoint.nn.norms import like_input, widened_half
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.ops.reduce import narrowed
 from adjoint.typing import ArrayLike
 
@@ -55,13 +56,12 @@ def cosine_similarity(x: ArrayLike, y: ArrayLike, axis: int = 1, eps: float = 1e
     return narrowed(rec.sum(product, axis=axes, keepdims=False), dtype)
 
 
+@layer_doc
 def normalize(x: ArrayLike, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tensor:
     """Divide x by its p-norm along an axis.
 
     Parameters
     ----------
-    x : array_like
-        The input.
     p : float
         The order of the norm, positive or infinite.
     axis : int
@@ -74,9 +74,6 @@ def normalize(x: ArrayLike, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -
     Tensor
         Vectors of norm 1, with the shape of x.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.normalize(ad.tensor([[3.0, 4.0]]))
     tensor([[0.6, 0.8]], dtype=float64)
     """

@@ -22,11 +22,45 @@ from adjoint.nn.dropout import Dropout
 from adjoint.nn.linear import Linear
 from adjoint.nn.module import Module
 from adjoint.nn.norms import LayerNorm
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.ops.piecewise import relu
 from adjoint.random import Generator
 from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"]
+
+_transformer_doc = layer_doc.extended("""
+    Parameters
+    ----------
+    d_model : int
+        The number of features.
+    nhead : int
+        The number of attention heads.
+    dim_feedforward : int
+        The width of the two-layer network.
+    dropout : float
+        The probability that an element is dropped in training.
+    activation : {"relu", "gelu"}
+        The activation of the two-layer network.
+    norm_first : bool
+        Whether the norms come before attention and network, or after the residual connections.
+    rng : Generator or int, optional
+        Generator or seed of the initial values and of dropout.
+    num_layers : int
+        The number of copies.
+    norm : Module, optional
+        A norm of the result.
+    x : array_like
+        The input, with shape (batch, length, features).
+    mask : array_like, optional
+        The mask of ``MultiHeadAttention``: True where a query may attend to a key.
+    causal : bool
+        Whether position i may attend only to positions 0 … i.
+    memory : array_like
+        The output of an encoder, with shape (batch, keys, features).
+    cross_mask : array_like, optional
+        The mask of the attention to ``memory``.
+    """)
 
 
 _ACTIVATIONS = {"relu": relu, "gelu": gelu}
@@ -87,31 +121,10 @@ class _Layer(Module):
         return found
 
 
+@_transformer_doc
 class TransformerEncoderLayer(_Layer):
     """Self-attention and a two-layer network, each with a residual connection and a norm.
 
-    Parameters
-    ----------
-    d_model : int
-        The number of features.
-    nhead : int
-        The number of attention heads.
-    dim_feedforward : int
-        The width of the two-layer network.
-    dropout : float
-        The probability that an element is dropped in training.
-    activation : {"relu", "gelu"}
-        The activation of the two-layer network.
-    norm_first : bool
-        Whether the norms come before attention and network, or after the residual connections.
-    rng : Generator or int, optional
-        Generator or seed of the initial values and of dropout.
-    dtype : dtype_like
-        The dtype of the parameters.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> layer = ad.nn.TransformerEncoderLayer(8, 2, 16)
     >>> layer(ad.ones((3, 5, 8), dtype="float32")).shape
     (3, 5, 8)
@@ -119,54 +132,19 @@ class TransformerEncoderLayer(_Layer):
 
     norms = 2
 
+    @_transformer_doc
     def forward(self, x: ArrayLike, mask: ArrayLike | None = None, causal: bool = False) -> Tensor:
-        """Apply the layer.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (batch, length, features).
-        mask : array_like, optional
-            The mask of ``MultiHeadAttention``: True where a query may attend to a key.
-        causal : bool
-            Whether position i may attend only to positions 0 … i.
-
-        Returns
-        -------
-        Tensor
-            The result, with the shape of x.
-        """
+        """Apply the layer."""
         x = self._add(x, self.norm1, lambda x: self._attend(x, mask, causal))
         return self._add(x, self.norm2, self._feed)
 
 
+@_transformer_doc
 class TransformerDecoderLayer(_Layer):
     """Self-attention, attention to an encoder's output, and a two-layer network.
 
     Each part has a residual connection and a norm.
 
-    Parameters
-    ----------
-    d_model : int
-        The number of features.
-    nhead : int
-        The number of attention heads.
-    dim_feedforward : int
-        The width of the two-layer network.
-    dropout : float
-        The probability that an element is dropped in training.
-    activation : {"relu", "gelu"}
-        The activation of the two-layer network.
-    norm_first : bool
-        Whether the norms come before attention and network, or after the residual connections.
-    rng : Generator or int, optional
-        Generator or seed of the initial values and of dropout.
-    dtype : dtype_like
-        The dtype of the parameters.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> layer = ad.nn.TransformerDecoderLayer(8, 2, 16)
     >>> x, memory = ad.ones((3, 5, 8), dtype="float32"), ad.ones((3, 7, 8), dtype="float32")
     >>> layer(x, memory).shape
@@ -175,6 +153,7 @@ class TransformerDecoderLayer(_Layer):
 
     norms = 3
 
+    @_transformer_doc
     def forward(
         self,
         x: ArrayLike,
@@ -187,21 +166,10 @@ class TransformerDecoderLayer(_Layer):
 
         Parameters
         ----------
-        x : array_like
-            The input, with shape (batch, length, features).
-        memory : array_like
-            The output of an encoder, with shape (batch, keys, features).
         mask : array_like, optional
             The mask of the self-attention: True where a query may attend to a key.
-        cross_mask : array_like, optional
-            The mask of the attention to ``memory``.
         causal : bool
             Whether position i may attend only to positions 0 … i of x.
-
-        Returns
-        -------
-        Tensor
-            The result, with the shape of x.
         """
         x = self._add(x, self.norm1, lambda x: self._attend(x, mask, causal))
         x = self._add(
@@ -223,6 +191,7 @@ def _copies(owner: str, layer: Any, num_layers: int, kind: type[Module]) -> Modu
     return ModuleList([copy.deepcopy(layer, dict(generators)) for _ in range(num_layers)])
 
 
+@_transformer_doc
 class TransformerEncoder(Module):
     """Copies of an encoder layer, one after the other.
 
@@ -230,14 +199,7 @@ class TransformerEncoder(Module):
     ----------
     encoder_layer : TransformerEncoderLayer
         The layer to copy.
-    num_layers : int
-        The number of copies.
-    norm : Module, optional
-        A norm of the result.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> model = ad.nn.TransformerEncoder(ad.nn.TransformerEncoderLayer(8, 2, 16), 2)
     >>> model(ad.ones((3, 5, 8), dtype="float32")).shape
     (3, 5, 8)
@@ -247,29 +209,16 @@ class TransformerEncoder(Module):
         self.layers = _copies("TransformerEncoder", encoder_layer, num_layers, TransformerEncoderLayer)
         self.norm = norm
 
+    @_transformer_doc
     def forward(self, x: ArrayLike, mask: ArrayLike | None = None, causal: bool = False) -> Tensor:
-        """Apply all layers.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (batch, length, features).
-        mask : array_like, optional
-            The mask of ``MultiHeadAttention``: True where a query may attend to a key.
-        causal : bool
-            Whether position i may attend only to positions 0 … i.
-
-        Returns
-        -------
-        Tensor
-            The result, with the shape of x.
-        """
+        """Apply all layers."""
         out: Any = x
         for layer in self.layers:
             out = layer(out, mask, causal)
         return out if self.norm is None else self.norm(out)
 
 
+@_transformer_doc
 class TransformerDecoder(Module):
     """Copies of a decoder layer, one after the other.
 
@@ -277,14 +226,7 @@ class TransformerDecoder(Module):
     ----------
     decoder_layer : TransformerDecoderLayer
         The layer to copy.
-    num_layers : int
-        The number of copies.
-    norm : Module, optional
-        A norm of the result.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> model = ad.nn.TransformerDecoder(ad.nn.TransformerDecoderLayer(8, 2, 16), 2)
     >>> x, memory = ad.ones((3, 5, 8), dtype="float32"), ad.ones((3, 7, 8), dtype="float32")
     >>> model(x, memory).shape
@@ -295,6 +237,7 @@ class TransformerDecoder(Module):
         self.layers = _copies("TransformerDecoder", decoder_layer, num_layers, TransformerDecoderLayer)
         self.norm = norm
 
+    @_transformer_doc
     def forward(
         self,
         x: ArrayLike,
@@ -307,21 +250,10 @@ class TransformerDecoder(Module):
 
         Parameters
         ----------
-        x : array_like
-            The input, with shape (batch, length, features).
-        memory : array_like
-            The output of an encoder, with shape (batch, keys, features).
         mask : array_like, optional
             The mask of the self-attention: True where a query may attend to a key.
-        cross_mask : array_like, optional
-            The mask of the attention to ``memory``.
         causal : bool
             Whether position i may attend only to positions 0 … i of x.
-
-        Returns
-        -------
-        Tensor
-            The result, with the shape of x.
         """
         out: Any = x
         for layer in self.layers:

@@ -10,7 +10,7 @@ raise ``LostHistoryError`` for a tensor that requires grad.
 tensor([10.,  4.], dtype=float64)
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as _np
 
@@ -21,36 +21,22 @@ from adjoint.numpy.grids import c_, mgrid, ogrid, r_
 from adjoint.numpy.mapping import vectorize
 
 _OWN = {
-    "fft": fft,
-    "linalg": linalg,
-    "random": random,
-    "c_": c_,
-    "r_": r_,
-    "mgrid": mgrid,
-    "ogrid": ogrid,
-    "vectorize": vectorize,
-}
+    "fft": fft, "linalg": linalg, "random": random, "vectorize": vectorize,
+    "c_": c_, "r_": r_, "mgrid": mgrid, "ogrid": ogrid,
+}  # fmt: skip
 _HIDDEN = frozenset("core f2py testing".split())  # attributes that are deprecated or slow to import
 _MODULES = frozenset(
     "char ctypeslib dtypes emath exceptions lib ma polynomial rec strings typing".split()
 )  # NumPy's own submodules, imported when they are first used
 
 __all__ = [name for name in sorted(_np.__all__) if name not in _HIDDEN]  # sorted: NumPy's order varies
+__dir__ = sorted(__all__).copy
 
 globals().update(_build.namespace(_np, [n for n in __all__ if n not in _MODULES], {**_create.MAKERS, **_OWN}))
 
-if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any: ...
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return a submodule of NumPy, which NumPy imports at its first use; raise for an unknown name."""
-        if name in _MODULES | _HIDDEN:
-            return getattr(_np, name)
-        raise AttributeError(f"module 'adjoint.numpy' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+def __getattr__(name: str) -> Any:
+    """Return a submodule of NumPy, which NumPy imports at its first use; raise for an unknown name."""
+    if name in _MODULES | _HIDDEN:
+        return getattr(_np, name)
+    raise AttributeError(f"module 'adjoint.numpy' has no attribute {name!r}")

@@ -48,21 +48,9 @@ class Ufunc:
 
 
 def namespace(theirs: ModuleType, names: Iterable[str], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names of a NumPy module, with adjoint's functions where they exist.
+    """Return the values of ``names`` of a NumPy module, with adjoint's functions where they exist.
 
-    Parameters
-    ----------
-    theirs : module
-        NumPy's module.
-    names : iterable of str
-        Its public names.
-    own : mapping
-        The values of names that take precedence over adjoint's and NumPy's functions.
-
-    Returns
-    -------
-    dict
-        The names and their values.
+    The values in ``own`` take precedence over adjoint's and NumPy's functions.
     """
     return {name: own[name] if name in own else _converted(getattr(theirs, name)) for name in names}
 

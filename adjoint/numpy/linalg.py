@@ -5,9 +5,6 @@ import numpy as _np
 from adjoint.numpy import build as _build
 
 __all__ = list(_np.linalg.__all__)
+__dir__ = sorted(__all__).copy
 
 globals().update(_build.namespace(_np.linalg, __all__, {}))
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

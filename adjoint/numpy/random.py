@@ -13,6 +13,7 @@ from adjoint.interop.writers import write as _write
 from adjoint.numpy import build as _build
 
 __all__ = list(_np.random.__all__)
+__dir__ = sorted(__all__).copy
 
 _INSTEAD = "Draw with ad.random.default_rng(seed), through which gradients flow."
 
@@ -29,7 +30,3 @@ globals().update(
 @_functools.wraps(_np.random.shuffle)
 def shuffle(x: _Any) -> None:
     _write("np.random.shuffle", _np.random.shuffle, [x], [x], {})
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

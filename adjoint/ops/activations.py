@@ -14,6 +14,7 @@ import numpy as np
 
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, raw
+from adjoint.core.native import Primitives, View
 from adjoint.ops.erf import normal_distribution
 from adjoint.ops.half import in_float32, keeping_half
 from adjoint.typing import Array
@@ -31,10 +32,10 @@ def real_only(x: Any) -> Any:
 # max(x, a x) for slopes a up to 1, and min(x, a x) for larger ones: both are faster than np.where
 define("leaky_relu", in_float32(lambda x, slope: (np.maximum if slope <= 1 else np.minimum)(x, slope * x)),
        lambda xp, g, y, x, slope: xp.where(x > 0, g, slope * g), saves="x", params=("slope",),
-       reference="formula", doc="x where it is positive, otherwise slope · x; at 0 the gradient is the slope.")  # fmt: skip
+       reference="formula", lower=lambda xp, x, slope: (xp.maximum if slope <= 1 else xp.minimum)(x, slope * x), doc="x where it is positive, otherwise slope · x; at 0 the gradient is the slope.")  # fmt: skip
 define("hardtanh", in_float32(lambda x, low, high: np.clip(x, low, high)),
        lambda xp, g, y, x, low, high: xp.where((x > low) & (x < high), g, 0), saves="x", params=("low", "high"), selects=True,
-       reference="formula", doc="x limited to the interval from low to high; on the bounds the gradient is 0.")  # fmt: skip
+       reference="formula", lower=lambda xp, x, low, high: xp.clip(x, low, high), doc="x limited to the interval from low to high; on the bounds the gradient is 0.")  # fmt: skip
 
 
 def _elu_slope(xp: Namespace, x: Value, alpha: float) -> Any:
@@ -82,7 +83,7 @@ _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 define("normal_gate", in_float32(normal_distribution),
        lambda xp, g, y, x: g * (_DENSITY * xp.exp(-0.5 * (x * x))), saves="x",
-       reference="scipy.special:ndtr", doc="The normal distribution function, without SciPy.")  # fmt: skip
+       reference="scipy.special:ndtr", lower=lambda xp, x: xp.ndtr(x), doc="The normal distribution function, without SciPy.")  # fmt: skip
 
 
 def _mish_gate(xp: Namespace, x: Value) -> Any:
@@ -174,16 +175,26 @@ def _gelu_rule(xp: Namespace, g: Value, out: Value, x: Value, wanted: Sequence[b
     return [dx]
 
 
+def _native_gelu(xp: Primitives, x: View) -> Any:
+    gate = 1 / (1 + xp.exp(x * (x * x * -_B - _A)))
+    return x * gate, gate
+
+
+def _native_gelu_slope(xp: Primitives, x: View, y: View, gate: View) -> View:
+    bend = (1 - gate) * gate * y
+    return (bend * y * y * (3 * _B) + bend * _A + gate) * x
+
+
 define("tanh_gelu", lambda x: tuple(_in_blocks(_gelu_block, 2, real_only(x))), joint=_gelu_rule, arity=1, outputs=2,
        saves=("x", "out"), unread=(0,), batch="leading",
-       reference="formula", doc="GELU: x times a gate, the approximation of the normal distribution function by tanh; and the gate.")  # fmt: skip
+       reference="formula", lower=_native_gelu, doc="GELU: x times a gate, the approximation of the normal distribution function by tanh; and the gate.")  # fmt: skip
 # x σ (1 + y (1 - σ) w'(y)) with w' = a + 3 b y²: a polynomial in x, y and σ
 define("tanh_gelu_slope", lambda x, y, gate: _in_blocks(_gelu_slope_block, 1, x, y, gate)[0],
        lambda xp, g, z, x, y, gate: xp.tanh_gelu_slope(g, y, gate),
        lambda xp, g, z, x, y, gate: g * x * (gate * (1 - gate) * _gelu_power(xp, y, 9 * _B)),
        lambda xp, g, z, x, y, gate: g * x * (1 + (1 - 2 * gate) * (xp.clip(y, -_FLAT, _FLAT) * _gelu_power(xp, y, 3 * _B))),
        saves=("x", "y", "gate"),
-       reference="formula", doc="x times the derivative of tanh_gelu at y, given its gate at y.")  # fmt: skip
+       reference="formula", lower=_native_gelu_slope, doc="x times the derivative of tanh_gelu at y, given its gate at y.")  # fmt: skip
 
 # Losses of one element -------------------------------------------------------------------------
 

@@ -1,34 +1,39 @@
-"""Rearrangements of elements: repeats, rotations, grids, products of pairs, windows."""
+"""Rearrangements of elements: flips, shifts, borders, repeats, rotations, windows."""
 
 from __future__ import annotations
 
-import itertools
+import builtins
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from adjoint import words
+from adjoint.core.batching import Batched, held
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
-from adjoint.core.shapes import canonical_axis, canonical_shape, same_rank_axes, whole_number
+from adjoint.core.native import NotNative, Primitives, View
+from adjoint.core.op import Op
+from adjoint.core.shapes import (
+    Shape,
+    canonical_axes,
+    canonical_axis,
+    canonical_shape,
+    same_rank_axes,
+    whole_number,
+    without_gradient,
+)
 from adjoint.core.tensor import Tensor
+from adjoint.core.values import varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.half import in_float32
-from adjoint.ops.shape import flip
+from adjoint.ops.shape import ravel, reshape
+from adjoint.ops.shared_docs import argument_doc
+from adjoint.ops.windows import native_spread
 from adjoint.typing import Array, ArrayLike, Axis, Lengths
 
-__all__ = [
-    "combinations",
-    "fliplr",
-    "flipud",
-    "kron",
-    "meshgrid",
-    "repeat",
-    "rot90",
-    "sliding_window_view",
-    "tile",
-]
+__all__ = ["flip", "fliplr", "flipud", "pad", "repeat", "roll", "rot90", "sliding_window_view", "tile"]
 
 # The ops ---------------------------------------------------------------------------------------
 
@@ -64,42 +69,208 @@ def _overlap_add(x: Any, axis: int, length: int) -> Any:
     return out
 
 
+def _crop(widths: Sequence[tuple[int, int]], shape: Shape) -> tuple[slice, ...]:
+    return tuple(slice(a, a + n) for (a, _), n in zip(widths, shape, strict=True))
+
+
+def _pad_batch(op: Op, size: int, /, x: Batched, widths: tuple[Any, ...], **params: Any) -> Any:
+    return held.pad(x.value, widths=((0, 0), *widths), **params)
+
+
+def _native_flip(xp: Primitives, x: View, axis: Axis) -> View:
+    wanted = xp.axes(x, axis)
+    return xp.graph.slice(x, [slice(None, None, -1 if k in wanted else 1) for k in range(x.ndim)])
+
+
+def _native_roll(xp: Primitives, x: View, shift: Any, axis: Any) -> View:
+    shifts, axes = (shift, axis) if isinstance(axis, tuple) else ((shift,), (axis,))
+    for s, a in zip(shifts, axes, strict=True):
+        n = x.shape[a]
+        if n and s % n:
+            lead, k = (slice(None),) * (a % x.ndim), n - s % n
+            x = xp.concat(x[(*lead, slice(k, None))], x[(*lead, slice(None, k))], axis=a)
+    return x
+
+
+def _native_pad(xp: Primitives, x: View, widths: Any, value: Any) -> View:
+    if not isinstance(value, (int, float)):
+        raise NotNative("the padding value is not a Python number")
+    shape = tuple([lo + n + hi for n, (lo, hi) in zip(x.shape, widths, strict=True)])
+    fill = np.asarray(value).astype(x.dtype).item()
+    return xp.placed(shape, fill, x.dtype, [(x, _crop(widths, x.shape))])
+
+
+define("flip", lambda x, axis: np.flip(x, axis), lambda xp, g, y, x, axis: xp.flip(g, axis=axis),
+       kind="linear", params=("axis",), batch="leading", method=True, lower=_native_flip, memory="view", doc="x with the order of elements along axes reversed.")  # fmt: skip
+define("roll", lambda x, shift, axis: np.roll(x, shift, axis),
+       lambda xp, g, y, x, shift, axis: xp.roll(g, shift=tuple(-s for s in shift), axis=axis),
+       kind="linear", params=("shift", "axis"), batch="leading", method=True, lower=_native_roll, doc="Elements shifted along axes; those shifted beyond the end return at the start.")  # fmt: skip
+define("pad", lambda x, widths, value: np.pad(x, widths, constant_values=value),
+       lambda xp, g, y, x, widths, value: g[_crop(widths, x.shape)],
+       kind="general", params=("widths", "value"), selects=True, jvp=lambda xp, t, y, x, widths, value: xp.pad(t, widths=widths, value=0),
+       batch=_pad_batch, reference="numpy", lower=_native_pad, doc="x with a border of constant elements added.")  # fmt: skip
+
+
+def _native_windows(xp: Primitives, x: View, size: int, axis: int) -> View:
+    shape, step = list(x.shape), x.strides[axis]
+    shape[axis] -= size - 1
+    strides = tuple([0 if n == 1 else s for n, s in zip(shape, x.strides, strict=True)])
+    return x.strided((*shape, size), (*strides, step if size > 1 else 0))
+
+
+def _native_overlap_add(xp: Primitives, x: View, axis: int, length: int) -> View:
+    last = xp.moveaxis(x, source=axis - 1, destination=-2)
+    found = native_spread(xp, last, (length,), x.shape[-1:], (1,), ((0, 0),), (1,))
+    return xp.moveaxis(found, source=-1, destination=axis)
+
+
 define("windows", _windows,
        lambda xp, g, y, x, size, axis: xp.overlap_add(g, axis=axis, length=x.shape[axis]),
-       kind="linear", params=("size", "axis"), batch="leading", reference="numpy", doc="All windows of neighbours along an axis; the elements of a window are along a new last axis.")  # fmt: skip
+       kind="linear", params=("size", "axis"), batch="leading", reference="numpy", lower=_native_windows, memory="view", doc="All windows of neighbours along an axis; the elements of a window are along a new last axis.")  # fmt: skip
 define("overlap_add", in_float32(_overlap_add),
        lambda xp, g, y, x, axis, length: xp.windows(g, size=x.shape[-1], axis=axis),
-       kind="linear", params=("axis", "length"), batch="leading", reference="formula", doc="The sum of overlapping windows, each added at its position.")  # fmt: skip
+       kind="linear", params=("axis", "length"), batch="leading", reference="formula", lower=_native_overlap_add, doc="The sum of overlapping windows, each added at its position.")  # fmt: skip
+
+
+# Shifts and borders ----------------------------------------------------------------------------
+
+
+@argument_doc
+def flip(x: ArrayLike, axis: Axis = None) -> Tensor:
+    """Reverse the order along axes.
+
+    Parameters
+    ----------
+    axis : int or tuple of int, optional
+        The axes; all of them by default.
+
+    >>> ad.flip(ad.tensor([1, 2, 3]))
+    tensor([3, 2, 1], dtype=int64)
+    """
+    x = asarray(x)
+    return rec.flip(x, axis=canonical_axes("flip", axis, x.ndim))
+
+
+@argument_doc
+def roll(x: ArrayLike, shift: Any, axis: Axis = None) -> Tensor:
+    """Shift elements along axes; elements shifted beyond the end return at the start.
+
+    Parameters
+    ----------
+    shift : int or tuple of int
+        The number of positions to shift by, for each axis.
+    axis : int or tuple of int, optional
+        The axes; by default the flattened tensor is shifted.
+
+    Raises
+    ------
+    ShapeError
+        If the numbers of shifts and axes differ.
+
+    >>> ad.roll(ad.tensor([1, 2, 3]), 1)
+    tensor([3, 1, 2], dtype=int64)
+    """
+    x = asarray(x)
+    if axis is None:
+        return reshape(roll(ravel(x), shift, 0), x.shape)
+    axes = tuple(
+        canonical_axis("roll", a, x.ndim) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))
+    )
+    given = shift if isinstance(shift, (tuple, list)) else (shift,)
+    shifts = tuple(whole_number("roll", "shift", s) for s in given)
+    if len(shifts) == 1:
+        shifts *= len(axes)
+    elif len(axes) == 1:
+        axes *= len(shifts)
+    if len(shifts) != len(axes):
+        raise ShapeError(
+            f"roll: there must be one shift per axis, but there are {words.count(len(shifts), 'shift')} "
+            f"and {len(axes)} "
+            "axes."
+        )
+    return rec.roll(x, shift=shifts, axis=axes)
+
+
+_PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+def _padded_with(x: Tensor, pairs: Any, value: Tensor) -> Tensor:
+    inside = np.pad(np.ones(x.shape, bool), pairs)
+    if value.ndim:
+        raise ShapeError(
+            f"pad: if constant_values is a tensor, it must be 0-d, but it has shape {value.shape}."
+        )
+    return rec.where(inside, rec.pad(x, widths=pairs, value=0), rec.astype(value, dtype=x.dtype))
+
+
+@argument_doc
+def pad(x: ArrayLike, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Tensor:
+    """Add a border around a tensor.
+
+    Parameters
+    ----------
+    pad_width : int or sequence
+        The widths: one for all, ``(before, after)``, or one such pair for each axis.
+    mode : str, optional
+        "constant", or NumPy's "edge", "reflect", "symmetric" or "wrap", which repeat elements.
+    constant_values : float or Tensor, optional
+        The value of a constant border; gradients flow to a 0-d tensor.
+
+    Raises
+    ------
+    ShapeError
+        If ``pad_width`` does not match the axes.
+    ArgumentError
+        If ``mode`` is unknown, or a width negative.
+
+    >>> ad.pad(ad.tensor([1, 2]), 1)
+    tensor([0, 1, 2, 0], dtype=int64)
+    """
+    x = asarray(x)
+    try:
+        widths = np.broadcast_to(np.asarray(pad_width, dtype=int), (x.ndim, 2)).tolist()
+    except (ValueError, TypeError):
+        raise ShapeError(
+            "pad: pad_width must be a number, a pair (before, after), or one pair for each axis of shape "
+            f"{x.shape}, but is {pad_width!r}."
+        ) from None
+    pairs = tuple((a, b) for a, b in widths)
+    if builtins.any(n < 0 for pair in pairs for n in pair):
+        raise ArgumentError(f"pad: pad_width must not be negative, but is {pad_width!r}.")
+    if mode == "constant":
+        if isinstance(constant_values, Tensor) and varies(constant_values):
+            return _padded_with(x, pairs, constant_values)
+        # copy the value, because the caller may change it before the op is called again
+        fill = array_of(without_gradient("pad", "constant_values", constant_values)).tolist()
+        return rec.pad(x, widths=pairs, value=fill)
+    if mode not in _PAD_MODES:
+        raise ArgumentError(f"pad: mode must be one of {', '.join(_PAD_MODES)}, not {mode!r}.")
+    how: Any = mode
+    for axis, (pair, n) in enumerate(zip(pairs, x.shape, strict=True)):
+        if pair != (0, 0):
+            x = rec.index(x, key=(slice(None),) * axis + (np.pad(np.arange(n), pair, how),))
+    return x
 
 
 # Repeats ---------------------------------------------------------------------------------------
 
 
+@argument_doc
 def repeat(x: ArrayLike, repeats: ArrayLike, axis: int | None = None) -> Tensor:
     """Repeat each element.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     repeats : int or array_like of int
         How many times: one number for all, or one for each element along ``axis``.
     axis : int, optional
         The axis; by default the flattened tensor is used.
-
-    Returns
-    -------
-    Tensor
-        The repeated elements.
 
     Raises
     ------
     ShapeError
         If the number of ``repeats`` does not match the axis.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.repeat(ad.tensor([1.0, 2.0]), [1, 3])
     tensor([1., 2., 2., 2.], dtype=float64)
     """
@@ -126,24 +297,15 @@ def repeat(x: ArrayLike, repeats: ArrayLike, axis: int | None = None) -> Tensor:
     return rec.take(x, asarray(np.repeat(np.arange(n), times.astype(np.intp))), axis=where)
 
 
+@argument_doc
 def tile(x: ArrayLike, reps: Lengths) -> Tensor:
     """Repeat a whole tensor along each axis.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     reps : int or tuple of int
         The number of repetitions for each axis; if there are fewer numbers than axes, for the last axes.
 
-    Returns
-    -------
-    Tensor
-        The tiled tensor.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.tile(ad.tensor([1.0, 2.0]), 2)
     tensor([1., 2., 1., 2.], dtype=float64)
     """
@@ -159,25 +321,13 @@ def tile(x: ArrayLike, reps: Lengths) -> Tensor:
     return rec.reshape(rec.broadcast_to(rec.reshape(x, shape=split), shape=wide), shape=joined)
 
 
-# Rotations, grids, products --------------------------------------------------------------------
+# Rotations -------------------------------------------------------------------------------------
 
 
+@argument_doc
 def flipud(x: ArrayLike) -> Tensor:
     """Reverse the order along the first axis.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The reversed tensor.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.flipud(ad.tensor([[1], [2]]))
     tensor([[2],
             [1]], dtype=int64)
@@ -185,53 +335,32 @@ def flipud(x: ArrayLike) -> Tensor:
     return flip(x, 0)
 
 
+@argument_doc
 def fliplr(x: ArrayLike) -> Tensor:
     """Reverse the order along the second axis.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The reversed tensor.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fliplr(ad.tensor([[1, 2]]))
     tensor([[2, 1]], dtype=int64)
     """
     return flip(x, 1)
 
 
+@argument_doc
 def rot90(x: ArrayLike, k: int = 1, axes: Axis = (0, 1)) -> Tensor:
     """Rotate by multiples of 90 degrees in the plane of two axes.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     k : int, optional
         The number of quarter turns, from the first axis towards the second.
     axes : tuple of int, optional
         The two axes of the plane.
-
-    Returns
-    -------
-    Tensor
-        The rotated tensor.
 
     Raises
     ------
     ShapeError
         If ``axes`` is not two different axes.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.rot90(ad.tensor([[1, 2], [3, 4]]))
     tensor([[2, 4],
             [1, 3]], dtype=int64)
@@ -254,135 +383,15 @@ def rot90(x: ArrayLike, k: int = 1, axes: Axis = (0, 1)) -> Tensor:
     return rec.flip(rec.permute_dims(x, axes=tuple(order)), axis=(b,))
 
 
-def meshgrid(*xs: ArrayLike, indexing: str = "xy") -> list[Tensor]:
-    """Return coordinate tensors on a grid, one for each vector.
-
-    Parameters
-    ----------
-    *xs : array_like
-        The coordinates along each axis.
-    indexing : {"xy", "ij"}, optional
-        With "ij" the first vector runs along axis 0, with "xy" along axis 1.
-
-    Returns
-    -------
-    list of Tensor
-        The coordinates of each point; all have the shape of the grid.
-
-    Raises
-    ------
-    ShapeError
-        If an argument has more than one axis.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.meshgrid([1, 2], [3, 4, 5], indexing="ij")[0]
-    tensor([[1, 1, 1],
-            [2, 2, 2]], dtype=int64)
-    """
-    if indexing not in ("xy", "ij"):
-        raise ArgumentError(f"meshgrid: indexing must be 'xy' or 'ij', not {indexing!r}.")
-    vectors = [asarray(x) for x in xs]
-    for x in vectors:
-        if x.ndim > 1:
-            raise ShapeError(
-                f"meshgrid: each argument must be a vector or a number, but one has shape {x.shape}."
-            )
-    places = list(range(len(vectors)))
-    if indexing == "xy" and len(vectors) > 1:
-        places[:2] = 1, 0
-    shape = [1] * len(vectors)
-    for x, place in zip(vectors, places, strict=True):
-        shape[place] = x.size
-    grid = []
-    for x, place in zip(vectors, places, strict=True):
-        alone = tuple(x.size if i == place else 1 for i in range(len(vectors)))
-        grid.append(rec.broadcast_to(rec.reshape(x, shape=alone), shape=tuple(shape)))
-    return grid
-
-
-def kron(x: ArrayLike, y: ArrayLike) -> Tensor:
-    """Return the Kronecker product: blocks of ``y``, each multiplied by an element of ``x``.
-
-    Parameters
-    ----------
-    x : array_like
-        The first factor.
-    y : array_like
-        The second factor.
-
-    Returns
-    -------
-    Tensor
-        The product.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.kron([1.0, 10.0], [1.0, 2.0])
-    tensor([ 1.,  2., 10., 20.], dtype=float64)
-    """
-    x, y = asarray(x), asarray(y)
-    ndim = max(x.ndim, y.ndim)
-    a, b = same_rank_axes(x.shape, ndim), same_rank_axes(y.shape, ndim)
-    blocks = rec.multiply(
-        rec.reshape(x, shape=tuple(m for n in a for m in (n, 1))),
-        rec.reshape(y, shape=tuple(m for n in b for m in (1, n))),
-    )
-    return rec.reshape(blocks, shape=tuple(m * n for m, n in zip(a, b, strict=True)))
-
-
-def combinations(x: ArrayLike, r: int = 2, with_replacement: bool = False) -> Tensor:
-    """Return all combinations of ``r`` elements of a vector, in the order of ``itertools``.
-
-    Parameters
-    ----------
-    x : array_like
-        The vector.
-    r : int, optional
-        How many elements a combination has.
-    with_replacement : bool, optional
-        Whether an element may be in a combination repeatedly.
-
-    Returns
-    -------
-    Tensor
-        One combination per row.
-
-    Raises
-    ------
-    ShapeError
-        If ``x`` is not a vector.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.combinations(ad.tensor([1.0, 2.0, 3.0]))
-    tensor([[1., 2.],
-            [1., 3.],
-            [2., 3.]], dtype=float64)
-    """
-    x, size = asarray(x), whole_number("combinations", "r", r)
-    if x.ndim != 1:
-        raise ShapeError(f"combinations: x must be a vector, but has shape {x.shape}.")
-    if size < 0:
-        raise ArgumentError(f"combinations: r must not be negative, but is {r}.")
-    chosen = itertools.combinations_with_replacement if with_replacement else itertools.combinations
-    rows = list(chosen(range(x.size), size))
-    return rec.take(x, np.array(rows, np.intp).reshape(len(rows), size), axis=-1)
-
-
 # Windows ---------------------------------------------------------------------------------------
 
 
+@argument_doc
 def sliding_window_view(x: ArrayLike, window_shape: Lengths, axis: Axis = None) -> Tensor:
     """Return all windows of neighbours along axes, without a copy.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     window_shape : int or tuple of int
         The length of the window along each axis.
     axis : int or tuple of int, optional
@@ -398,9 +407,6 @@ def sliding_window_view(x: ArrayLike, window_shape: Lengths, axis: Axis = None) 
     ShapeError
         If the lengths do not match the axes, or a window is longer than its axis.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.sliding_window_view(ad.arange(4.0), 2)
     tensor([[0., 1.],
             [1., 2.],

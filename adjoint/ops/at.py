@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import weak_tensor
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape, broadcast_shapes
 from adjoint.core.tensor import Tensor, castable
@@ -16,6 +17,18 @@ from adjoint.ops.index import CanonicalKey, canonical_key, flat_positions, has_t
 from adjoint.typing import Array, ArrayLike
 
 __all__ = ["At"]
+
+_updates_doc = SharedDoc("""
+    Parameters
+    ----------
+    value : array_like
+        The values to compare with, which broadcast.
+
+    Returns
+    -------
+    Tensor
+        The new tensor.
+    """)
 
 
 class At:
@@ -69,6 +82,7 @@ class At:
             return rec.take(rows, i, axis=-rows.ndim)
         return rec.index(self._x, key=self._checked())
 
+    @_updates_doc
     def set(self, value: ArrayLike) -> Tensor:
         """Return a copy with the selected elements replaced.
 
@@ -78,11 +92,6 @@ class At:
         ----------
         value : array_like
             The new values, which broadcast.
-
-        Returns
-        -------
-        Tensor
-            The new tensor.
         """
         if self._rows is not None:
             return self._set_rows(*self._rows, value)
@@ -99,6 +108,7 @@ class At:
         out = rec.index_set(rec.reshape(x, shape=(x.size,)), values, key=(flat[last],))
         return rec.reshape(out, shape=x.shape)
 
+    @_updates_doc
     def add(self, value: ArrayLike) -> Tensor:
         """Return a copy with a value added to the selected elements.
 
@@ -108,11 +118,6 @@ class At:
         ----------
         value : array_like
             The values to add, which broadcast.
-
-        Returns
-        -------
-        Tensor
-            The new tensor.
         """
         if self._rows is not None:
             rows, i = self._rows
@@ -122,6 +127,7 @@ class At:
         value = self._spread(value)
         return self._x + rec.unindex(value, key=self._checked(), shape=self._x.shape)
 
+    @_updates_doc
     def mul(self, value: ArrayLike) -> Tensor:
         """Return a copy with the selected elements multiplied by a value.
 
@@ -129,47 +135,24 @@ class At:
         ----------
         value : array_like
             The factors, which broadcast.
-
-        Returns
-        -------
-        Tensor
-            The new tensor.
         """
         return self._update(rec.multiply, value)
 
+    @_updates_doc
     def max(self, value: ArrayLike) -> Tensor:
         """Return a copy with the maximum of each selected element and a value.
 
         If the element and the value are equal, each gets half of the gradient.  Values at a repeated position
         are applied one after the other: if an element and two values are all equal, their shares are ¼, ¼
         and ½.
-
-        Parameters
-        ----------
-        value : array_like
-            The values to compare with, which broadcast.
-
-        Returns
-        -------
-        Tensor
-            The new tensor.
         """
         return self._update(rec.maximum, value)
 
+    @_updates_doc
     def min(self, value: ArrayLike) -> Tensor:
         """Return a copy with the minimum of each selected element and a value.
 
         Equal numbers share the gradient, as in ``max``.
-
-        Parameters
-        ----------
-        value : array_like
-            The values to compare with, which broadcast.
-
-        Returns
-        -------
-        Tensor
-            The new tensor.
         """
         return self._update(rec.minimum, value)
 

@@ -17,6 +17,7 @@ import numpy as np
 from adjoint.core.define import define
 from adjoint.core.infer import Result, broadcast
 from adjoint.core.namespace import Namespace, Value, raw
+from adjoint.core.native import Primitives, View
 from adjoint.ops.activations import real_only
 from adjoint.ops.half import wide
 from adjoint.typing import Array
@@ -201,9 +202,45 @@ def _attention_shape(q: Array, k: Array, v: Array, m: Array, scale: float, causa
     return ((*lead, rows, v.shape[-1]), dtype), ((*weights[0][0][:-1], 1), total)
 
 
+def _native_exponentials(
+    xp: Primitives, q: View, k: View, m: View, scale: float, causal: bool
+) -> tuple[View, View, View, View | None]:
+    """Return the parts of a softmax of attention scores s: exp(s - max s), its row sums, max s, and a mask.
+
+    The scores are s = q kᵀ · scale, masked by ``m`` and ``causal``.  The mask is true for rows that are
+    masked completely; it is None if there is no ``m``.
+    """
+    s = xp.matmul(q * scale, xp.matrix_transpose(k))
+    if type(m) is not int:
+        s = xp.where(m, s, -math.inf) if m.dtype == np.dtype(bool) else s + m
+    if causal:
+        s = xp.where(np.tri(s.shape[-2], s.shape[-1], dtype=bool), s, -math.inf)
+    top = xp.max(s, axis=(-1,), keepdims=True)
+    dead = None
+    if type(m) is not int:
+        dead = top == -math.inf
+        top = xp.where(dead, 0, top)
+    e = xp.exp(s - top)
+    total = xp.sum(e, axis=(-1,), keepdims=True)
+    return e, total if dead is None else xp.where(dead, 1, total), top, dead
+
+
+def _native_attention_weights(xp: Primitives, *args: View, **params: Any) -> View:
+    e, total, _, _ = _native_exponentials(xp, *args, **params)
+    return e / total
+
+
+def _native_attention(xp: Primitives, q: View, k: View, v: View, m: View, **params: Any) -> tuple[View, View]:
+    e, total, top, dead = _native_exponentials(xp, q, k, m, **params)
+    log_total = top + xp.log(total)
+    if dead is not None:
+        log_total = xp.where(dead, math.inf, log_total)
+    return xp.matmul(e, v) / total, log_total
+
+
 define("attention_weights", _attention_weights, joint=_attention_weights_rule, arity=3, saves="qkp",
        kind="general", params=("scale", "causal"), batch="leading",
-       shape=_attention_weights_shape, reference="formula", doc="softmax(q kᵀ · scale, masked); 0 in rows that are masked completely.")  # fmt: skip
+       shape=_attention_weights_shape, reference="formula", lower=_native_attention_weights, doc="softmax(q kᵀ · scale, masked); 0 in rows that are masked completely.")  # fmt: skip
 define("attention", _attention, joint=_attention_rule, arity=4, outputs=2, saves=("q", "k", "v", "m", "out"),
        kind="general", params=("scale", "causal"), batch="leading",
-       shape=_attention_shape, reference="formula", doc="softmax(q kᵀ · scale, masked) v, and the logarithm of the sum of exponentials of each row.")  # fmt: skip
+       shape=_attention_shape, reference="formula", lower=_native_attention, doc="softmax(q kᵀ · scale, masked) v, and the logarithm of the sum of exponentials of each row.")  # fmt: skip

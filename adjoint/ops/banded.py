@@ -49,15 +49,7 @@ def _transposed(xp: Namespace, x: Any, lower: int, upper: int) -> Any:
 
 
 def _solve_banded_rule(
-    xp: Namespace,
-    g: Value,
-    z: Value,
-    x: Value,
-    y: Value,
-    *,
-    wanted: Sequence[bool],
-    lower: int,
-    upper: int,
+    xp: Namespace, g: Value, z: Value, x: Value, y: Value, *, wanted: Sequence[bool], lower: int, upper: int
 ) -> list[Any]:
     dy = xp.solve_banded(_transposed(xp, x, lower, upper), g, lower=upper, upper=lower)
     if not wanted[0]:

@@ -18,32 +18,9 @@ from adjoint.ops.special_order import of_each_order, real_order, whole_order
 from adjoint.typing import ArrayLike
 
 __all__ = [
-    "i0",
-    "i0e",
-    "i1",
-    "i1e",
-    "iv",
-    "ive",
-    "j0",
-    "j1",
-    "jn",
-    "jv",
-    "k0",
-    "k0e",
-    "k1",
-    "k1e",
-    "kn",
-    "kv",
-    "kve",
-    "spherical_in",
-    "spherical_jn",
-    "spherical_kn",
-    "spherical_yn",
-    "y0",
-    "y1",
-    "yn",
-    "yv",
-]
+    "i0", "i0e", "i1", "i1e", "iv", "ive", "j0", "j1", "jn", "jv", "k0", "k0e", "k1", "k1e", "kn", "kv",
+    "kve", "spherical_in", "spherical_jn", "spherical_kn", "spherical_yn", "y0", "y1", "yn", "yv",
+]  # fmt: skip
 
 ROOT_2PI = math.sqrt(2 * math.pi)
 

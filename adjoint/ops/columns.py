@@ -12,6 +12,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ShapeError
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.ops.windows import counts, numbers
 from adjoint.typing import ArrayLike, Lengths
 
@@ -40,6 +41,7 @@ def _geometry(
     return kernel, widths, position
 
 
+@argument_doc
 def unfold(
     x: ArrayLike, kernel_size: Lengths, dilation: Lengths = 1, padding: Lengths = 0, stride: Lengths = 1
 ) -> Tensor:
@@ -68,9 +70,6 @@ def unfold(
     ShapeError
         If a window is larger than the padded image.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.unfold(ad.arange(9.0).reshape(1, 1, 3, 3), 2)
     tensor([[[0., 1., 3., 4.],
              [1., 2., 4., 5.],
@@ -89,6 +88,7 @@ def unfold(
     return rec.reshape(rec.take(flat, position, axis=-1), shape=(*lead, c * len(position), position.shape[1]))
 
 
+@argument_doc
 def fold(
     x: ArrayLike,
     output_size: Lengths,
@@ -124,9 +124,6 @@ def fold(
     ShapeError
         If the number of columns or of their elements does not match the images.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.fold(ad.ones((1, 4, 4)), 3, 2)
     tensor([[[[1., 2., 1.],
               [2., 4., 2.],

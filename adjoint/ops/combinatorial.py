@@ -15,6 +15,7 @@ from adjoint.errors import InputError
 from adjoint.ops.half import in_float32
 from adjoint.ops.reduce import floating
 from adjoint.ops.scipy_forward import from_scipy, real_arrays, special_module
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.typing import ArrayLike
 
 __all__ = ["binom", "comb", "factorial", "gammasgn", "poch", "rgamma", "zeta"]
@@ -89,6 +90,7 @@ define("zeta_derivative", in_float32(_zeta_derivative),
        saves="xy", params=("order",), reference="formula", doc="A derivative of Hurwitz' zeta function in its exponent.")  # fmt: skip
 
 
+@argument_doc
 def zeta(x: ArrayLike, q: ArrayLike | None = None) -> Tensor:
     """Return the Riemann zeta function, or the Hurwitz zeta function Σₖ (q + k)⁻ˣ.
 
@@ -101,36 +103,16 @@ def zeta(x: ArrayLike, q: ArrayLike | None = None) -> Tensor:
     q : array_like, optional
         The first term; by default 1.
 
-    Returns
-    -------
-    Tensor
-        The sum.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> round(ad.special.zeta(2.0).item(), 12)  # π²/6
     1.644934066848
     """
     return rec.hurwitz_zeta(asarray(x), asarray(1.0) if q is None else asarray(q))
 
 
+@argument_doc
 def rgamma(x: ArrayLike) -> Tensor:
     """Return 1 / Γ(x), which is 0 at 0 and at negative integers; its derivatives are finite there.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The reciprocal.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> float(ad.grad(ad.special.rgamma)(-2.0))
     2.0
     """
@@ -144,8 +126,9 @@ def rgamma(x: ArrayLike) -> Tensor:
     return rec.where(left, rec.gamma(1 - safe) * wave * (1 / math.pi), 1 / rec.gamma(rec.where(left, 1.0, x)))
 
 
+@argument_doc
 def factorial(n: ArrayLike, exact: bool = False) -> Tensor:
-    """Return n! = Γ(n + 1) of real numbers; 0 where ``n`` is negative.
+    """Return the factorial n! = Γ(n + 1) of real numbers; 0 where ``n`` is negative.
 
     Parameters
     ----------
@@ -154,19 +137,11 @@ def factorial(n: ArrayLike, exact: bool = False) -> Tensor:
     exact : bool, optional
         Must be False, because exact integers have no derivative.
 
-    Returns
-    -------
-    Tensor
-        The factorial.
-
     Raises
     ------
     InputError
         If ``exact`` is true.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.special.factorial(4.0)
     tensor(24., dtype=float64)
     """
@@ -179,6 +154,7 @@ def factorial(n: ArrayLike, exact: bool = False) -> Tensor:
     return rec.where(x < 0, 0.0, rec.gamma(rec.where(x < 0, 0.0, x) + 1))
 
 
+@argument_doc
 def comb(N: ArrayLike, k: ArrayLike, *, exact: bool = False, repetition: bool = False) -> Tensor:
     """Return the number of combinations of N things taken k at a time, for real numbers.
 
@@ -203,9 +179,6 @@ def comb(N: ArrayLike, k: ArrayLike, *, exact: bool = False, repetition: bool = 
     InputError
         If ``exact`` is true.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.special.comb(5.0, 2.0)
     tensor(10., dtype=float64)
     """

@@ -6,6 +6,7 @@ alone, ``NoGradientError`` is raised.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -15,53 +16,42 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
+from adjoint.core.native import NotNative, Primitives, View, floats
 from adjoint.core.tensor import Tensor
+from adjoint.ops.shared_docs import truth_doc
 from adjoint.typing import ArrayLike
 
 __all__ = [
-    "allclose",
-    "array_equal",
-    "bitwise_and",
-    "bitwise_count",
-    "bitwise_invert",
-    "bitwise_left_shift",
-    "bitwise_not",
-    "bitwise_or",
-    "bitwise_right_shift",
-    "bitwise_xor",
-    "equal",
-    "gcd",
-    "greater",
-    "greater_equal",
-    "invert",
-    "isclose",
-    "iscomplex",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "isneginf",
-    "isposinf",
-    "isreal",
-    "lcm",
-    "left_shift",
-    "less",
-    "less_equal",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "not_equal",
-    "right_shift",
-    "signbit",
-]
+    "allclose", "array_equal", "bitwise_and", "bitwise_count", "bitwise_invert", "bitwise_left_shift",
+    "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "equal", "gcd", "greater",
+    "greater_equal", "invert", "isclose", "iscomplex", "isfinite", "isinf", "isnan", "isneginf", "isposinf",
+    "isreal", "lcm", "left_shift", "less", "less_equal", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "not_equal", "right_shift", "signbit",
+]  # fmt: skip
+
+_comparison_doc = truth_doc.extended("""
+    Parameters
+    ----------
+    y : array_like
+        The numbers to compare with.
+    rtol : float, optional
+        The relative tolerance.
+    atol : float, optional
+        The absolute tolerance.
+    equal_nan : bool, optional
+        Whether NaNs are equal.
+    """)
 
 
 def _steps(name: str, forward: Callable[..., Any], arity: int, **facts: Any) -> Callable[..., Any]:
     """Define the op ``name`` with ``arity`` arguments and no derivative; return its eager function.
 
-    The result of the op does not require grad.  ``facts`` are further arguments of ``define``.
+    The result of the op does not require grad.  ``facts`` are further arguments of ``define``; by default, the
+    op is a primitive of native code.
     """
-    return define(name, forward, *(None,) * arity, reason="it is piecewise constant", **facts)
+    return define(
+        name, forward, *(None,) * arity, **{"lower": True, **facts}, reason="it is piecewise constant"
+    )
 
 
 equal = _steps("equal", np.equal, 2, method="__eq__", doc="Return whether x and y are equal.")
@@ -90,21 +80,36 @@ bitwise_right_shift = _steps("bitwise_right_shift", operator.rshift, 2, ufunc=np
                              method=("__rshift__", "__rrshift__"), doc="Shift the bits of x to the right by y.")  # fmt: skip
 bitwise_count = _steps("bitwise_count", np.bitwise_count, 1, domain="int",
                        doc="Count the bits of |x| that are 1.")  # fmt: skip
-gcd = _steps("gcd", np.gcd, 2, domain="int", doc="Return the greatest common divisor of |x| and |y|.")
-lcm = _steps("lcm", np.lcm, 2, domain="int", doc="Return the least common multiple of |x| and |y|.")
+gcd = _steps("gcd", np.gcd, 2, domain="int", lower=False,
+             doc="Return the greatest common divisor of |x| and |y|.")  # fmt: skip
+lcm = _steps("lcm", np.lcm, 2, domain="int", lower=False,
+             doc="Return the least common multiple of |x| and |y|.")  # fmt: skip
 
 isnan = _steps("isnan", np.isnan, 1, method=True, doc="Return whether x is NaN.")
-isinf = _steps("isinf", np.isinf, 1, method=True, doc="Return whether x is infinite.")
-isfinite = _steps("isfinite", np.isfinite, 1,
-                  method=True, doc="Return whether x is neither NaN nor infinite.")  # fmt: skip
+isinf = _steps("isinf", np.isinf, 1, method=True, lower=lambda xp, x: xp.abs(floats(x)) == math.inf,
+               doc="Return whether x is infinite.")  # fmt: skip
+isfinite = _steps("isfinite", np.isfinite, 1, method=True, lower=lambda xp, x: xp.abs(floats(x)) < math.inf,
+                  doc="Return whether x is neither NaN nor infinite.")  # fmt: skip
 signbit = _steps("signbit", np.signbit, 1, doc="Return whether the sign bit of x is set.")
+
+
+def _native_isclose(xp: Primitives, x: View, y: View, rtol: float, atol: float, equal_nan: bool) -> View:
+    x, y = xp.view(x, np.float64), xp.view(y, np.float64)
+    if x.dtype.kind != "f" or y.dtype.kind != "f":
+        raise NotNative("isclose of integers has no native form")
+    near = xp.logical_and(xp.abs(x - y) <= atol + rtol * xp.abs(y), xp.isfinite(y))
+    found = xp.logical_or(near, x == y)
+    return xp.logical_or(found, xp.logical_and(x != x, y != y)) if equal_nan else found
+
+
 _steps("isclose", lambda x, y, rtol, atol, equal_nan: np.isclose(x, y, rtol, atol, equal_nan), 2,
-       params=("rtol", "atol", "equal_nan"), doc="Whether numbers are equal within a tolerance.")  # fmt: skip
+       params=("rtol", "atol", "equal_nan"), lower=_native_isclose, doc="Whether numbers are equal within a tolerance.")  # fmt: skip
 
 
 # Public functions, and NumPy's names -----------------------------------------------------------
 
 
+@_comparison_doc
 def isclose(
     x: ArrayLike, y: ArrayLike, rtol: ArrayLike = 1e-5, atol: ArrayLike = 1e-8, equal_nan: bool = False
 ) -> Tensor:
@@ -114,23 +119,7 @@ def isclose(
     ----------
     x : array_like
         The first array.
-    y : array_like
-        The numbers to compare with.
-    rtol : float, optional
-        The relative tolerance.
-    atol : float, optional
-        The absolute tolerance.
-    equal_nan : bool, optional
-        Whether NaNs are equal.
 
-    Returns
-    -------
-    Tensor
-        A tensor of bool, which has no gradient.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.isclose(ad.tensor([1.0, 2.0]), [1.0 + 1e-9, 2.1])
     tensor([ True, False], dtype=bool)
     """
@@ -138,6 +127,7 @@ def isclose(
     return rec.isclose(x, y, rtol=rtol, atol=atol, equal_nan=bool(equal_nan))
 
 
+@_comparison_doc
 def allclose(
     x: ArrayLike, y: ArrayLike, rtol: ArrayLike = 1e-5, atol: ArrayLike = 1e-8, equal_nan: bool = False
 ) -> bool:
@@ -147,29 +137,19 @@ def allclose(
     ----------
     x : array_like
         The first array.
-    y : array_like
-        The numbers to compare with.
-    rtol : float, optional
-        The relative tolerance.
-    atol : float, optional
-        The absolute tolerance.
-    equal_nan : bool, optional
-        Whether NaNs are equal.
 
     Returns
     -------
     bool
         Whether ``isclose`` is true everywhere.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.allclose(ad.tensor([1.0, 2.0]), [1.0, 2.0 + 1e-9])
     True
     """
     return bool(isclose(x, y, rtol, atol, equal_nan).all())
 
 
+@_comparison_doc
 def array_equal(x: ArrayLike, y: ArrayLike, equal_nan: bool = False) -> bool:
     """Return whether shapes and all elements are equal.
 
@@ -177,19 +157,12 @@ def array_equal(x: ArrayLike, y: ArrayLike, equal_nan: bool = False) -> bool:
     ----------
     x : array_like
         The first array.
-    y : array_like
-        The numbers to compare with.
-    equal_nan : bool, optional
-        Whether NaNs are equal.
 
     Returns
     -------
     bool
         Whether both are equal.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.array_equal(ad.tensor([1.0, 2.0]), [1.0, 2.0])
     True
     """
@@ -200,88 +173,40 @@ def array_equal(x: ArrayLike, y: ArrayLike, equal_nan: bool = False) -> bool:
     return bool((same | (isnan(x) & isnan(y)) if equal_nan else same).all())
 
 
+@_comparison_doc
 def isposinf(x: ArrayLike) -> Tensor:
     """Return, for each element, whether it is positive infinity.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        A tensor of bool, which has no gradient.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.isposinf([float("inf"), float("-inf"), 1.0])
     tensor([ True, False, False], dtype=bool)
     """
     return equal(asarray(x), np.inf)
 
 
+@_comparison_doc
 def isneginf(x: ArrayLike) -> Tensor:
     """Return, for each element, whether it is negative infinity.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        A tensor of bool, which has no gradient.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.isneginf([float("inf"), float("-inf"), 1.0])
     tensor([False,  True, False], dtype=bool)
     """
     return equal(asarray(x), -np.inf)
 
 
+@_comparison_doc
 def isreal(x: ArrayLike) -> Tensor:
     """Return, for each element, whether its imaginary part is zero.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        A tensor of bool, which has no gradient.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.isreal([1j, 1 + 0j])
     tensor([False,  True], dtype=bool)
     """
     return equal(rec.imag(asarray(x)), 0)
 
 
+@_comparison_doc
 def iscomplex(x: ArrayLike) -> Tensor:
     """Return, for each element, whether its imaginary part is not zero.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        A tensor of bool, which has no gradient.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.iscomplex([1j, 1 + 0j])
     tensor([ True, False], dtype=bool)
     """

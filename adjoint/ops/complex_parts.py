@@ -16,6 +16,7 @@ from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["angle", "astype", "conj", "conjugate", "imag", "real"]
@@ -31,17 +32,18 @@ def _astype(x: Any, dtype: Any) -> Any:
 
 
 conj = define("conj", np.conjugate, lambda xp, g, y, x: xp.conj(g), holomorphic=False,
-              method=True, doc="Return the complex conjugate.")  # fmt: skip
+              method=True, lower=lambda xp, x: x, doc="Return the complex conjugate.")  # fmt: skip
 # copy the parts, because a view would share the memory of an array that the caller may write to
 real = define("real", lambda x: np.array(np.real(x)), lambda xp, g, y, x: g, holomorphic=False,
-              jvp=lambda xp, t, y, x: xp.real(t), method=True, doc="Return the real part.")  # fmt: skip
+              jvp=lambda xp, t, y, x: xp.real(t), method=True, lower=lambda xp, x: x, doc="Return the real part.")  # fmt: skip
 imag = define("imag", lambda x: np.array(np.imag(x)), lambda xp, g, y, x: g * 1j, holomorphic=False,
-              jvp=lambda xp, t, y, x: xp.imag(t), method=True, doc="Return the imaginary part.")  # fmt: skip
+              jvp=lambda xp, t, y, x: xp.imag(t), method=True, lower=lambda xp, x: xp.full(x.shape, 0, x.dtype), doc="Return the imaginary part.")  # fmt: skip
 # the rule returns g unchanged, because the engine casts each gradient to its tensor's dtype
 define("astype", _astype, lambda xp, g, y, x, dtype: g, params=("dtype",),
-       method=True, reference="numpy", doc="Return the values as another dtype.")  # fmt: skip
+       method=True, reference="numpy", lower=lambda xp, x, dtype: xp.cast(xp.view(x), np.dtype(dtype)), doc="Return the values as another dtype.")  # fmt: skip
 
 
+@argument_doc
 def angle(z: ArrayLike, deg: bool = False) -> Tensor:
     """Return the angle of complex numbers; its gradient at 0 is 0.
 
@@ -52,14 +54,6 @@ def angle(z: ArrayLike, deg: bool = False) -> Tensor:
     deg : bool, optional
         Whether to return degrees instead of radians.
 
-    Returns
-    -------
-    Tensor
-        The angles.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> z = ad.tensor(2j, requires_grad=True)
     >>> ad.angle(z).backward(); z.grad
     tensor(-0.5+0.j, dtype=complex128)
@@ -69,6 +63,7 @@ def angle(z: ArrayLike, deg: bool = False) -> Tensor:
     return rec.rad2deg(radians) if deg else radians
 
 
+@argument_doc
 def astype(x: ArrayLike, dtype: DTypeLike, *, copy: bool = True, device: str | None = None) -> Tensor:
     """Cast to another dtype.
 
@@ -76,28 +71,16 @@ def astype(x: ArrayLike, dtype: DTypeLike, *, copy: bool = True, device: str | N
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     dtype : dtype
         The dtype of the result.
     copy : bool, optional
         Whether to copy if ``x`` has this dtype already.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-
-    Returns
-    -------
-    Tensor
-        The values as ``dtype``.
 
     Raises
     ------
     DTypeError
         If the cast would drop an imaginary part.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.astype(ad.tensor([1, 2]), "float32")
     tensor([1., 2.], dtype=float32)
     """

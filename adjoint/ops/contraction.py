@@ -11,6 +11,7 @@ A *step* is a function of arrays that was planned once for given labels, and is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,17 +19,19 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from adjoint import words
 from adjoint.core.batching import Batched, held
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import Result
 from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.native import Primitives, View
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.errors import ArgumentError
 from adjoint.ops.half import is_half, wide
+from adjoint.ops.shared_docs import argument_doc
+from adjoint.ops.subscripts import LETTERS, label_lengths, parsed, separated
 from adjoint.typing import DTypeLike
 
 __all__ = ["einsum", "einsum_path"]
@@ -322,15 +325,84 @@ def _relabel_batch(op: Op, size: int, /, x: Batched, labels: str, output: str, e
     return held.relabel(x.value, labels=b + labels, output=b + output, extra=extra)
 
 
+def _native_gather(xp: Primitives, x: View, labels: str, kept: str) -> tuple[View, str]:
+    """Return ``x`` with repeated and unneeded axes removed, and the labels of the axes that are left.
+
+    A repeated label selects the diagonal.  Axes whose labels are not in ``kept`` are summed.
+    """
+    unique = _unique(labels)
+    if unique != labels:
+        size = dict(zip(labels, x.shape, strict=True))
+        strides = tuple([sum(s for c, s in zip(labels, x.strides, strict=True) if c == u) for u in unique])
+        x = x.strided(tuple([size[u] for u in unique]), strides)
+    gone = [k for k, c in enumerate(unique) if c not in kept]
+    if gone:
+        x = xp.sum(x, axis=tuple([k - x.ndim for k in gone]), keepdims=False)
+    return x, "".join(c for c in unique if c in kept)
+
+
+def _native_scatter(xp: Primitives, z: View, labels: str, output: str, size: dict[str, int]) -> View:
+    """Return ``z`` with the axes that ``output`` names, in this order; ``labels`` names its present axes.
+
+    ``z`` is broadcast along labels that it does not have; ``size`` has the length of each label.  If
+    ``output`` repeats a label, the values are written to the diagonal of an array of zeros.
+    """
+    unique = _unique(output)
+    z = xp.graph.permute(z, [labels.index(c) for c in unique if c in labels])
+    z = xp.graph.reshape(z, tuple([size[c] if c in labels else 1 for c in unique]))
+    z = xp.graph.broadcast(z, tuple([size[c] for c in unique]))
+    if unique == output:
+        return z
+    shape = tuple([size[c] for c in output])
+    spot, _ = _native_gather(xp, xp.graph.target(shape), output, output)
+    return xp.graph.place(shape, z.dtype, 0, [(z, spot.where)])
+
+
+def _native_relabel(xp: Primitives, x: View, labels: str, output: str, extra: Extra) -> View:
+    x, labels = _native_gather(xp, x, labels, output)
+    size = {**dict(extra), **dict(zip(labels, x.shape, strict=True))}
+    return _native_scatter(xp, x, labels, output, size)
+
+
+def _native_einsum(
+    xp: Primitives, x: View, y: View, left: str, right: str, output: str, extra: Extra
+) -> View:
+    x, left = _native_gather(xp, xp.view(x), left, output + right)
+    y, right = _native_gather(xp, xp.view(y), right, output + left)
+    size = {**dict(extra), **dict(zip(left, x.shape, strict=True)), **dict(zip(right, y.shape, strict=True))}
+    both = [c for c in left if c in right and c in output]
+    within = [c for c in left if c in right and c not in output]
+    rows = [c for c in left if c not in right]
+    columns = [c for c in right if c not in left]
+
+    def count(labels: Sequence[str]) -> int:
+        return math.prod(size[c] for c in labels)
+
+    a = xp.graph.permute(x, [left.index(c) for c in (*both, *rows, *within)])
+    b = xp.graph.permute(y, [right.index(c) for c in (*both, *within, *columns)])
+    if not within:  # an outer product
+        a = xp.graph.reshape(a, (*a.shape[: len(both)], count(rows), 1))
+        b = xp.graph.reshape(b, (*b.shape[: len(both)], 1, count(columns)))
+        z = a * b
+    else:
+        a = xp.graph.reshape(a, (count(both), count(rows), count(within)))
+        b = xp.graph.reshape(b, (count(both), count(within), count(columns)))
+        z = xp.matmul(a, b)
+    labels = [*both, *rows, *columns]
+    z = xp.graph.reshape(z, tuple([size[c] for c in labels]))
+    return _native_scatter(xp, z, "".join(labels), output, size)
+
+
 define("einsum", _einsum, _einsum_dx, _einsum_dy, saves="xy", reads=("y", "x"), kind="bilinear",
-       params=("left", "right", "output", "extra"), shape=_einsum_shape, batch=_einsum_batch, reference="formula", doc="The Einstein sum of two arrays.")  # fmt: skip
+       params=("left", "right", "output", "extra"), shape=_einsum_shape, batch=_einsum_batch, reference="formula", lower=_native_einsum, doc="The Einstein sum of two arrays.")  # fmt: skip
 define("relabel", _relabel, _relabel_rule, kind="linear", params=("labels", "output", "extra"),
-       shape=_relabel_shape, batch=_relabel_batch, reference="formula", doc="The Einstein sum of one array: a transpose, a sum over axes, a diagonal.")  # fmt: skip
+       shape=_relabel_shape, batch=_relabel_batch, reference="formula", lower=_native_relabel, doc="The Einstein sum of one array: a transpose, a sum over axes, a diagonal.")  # fmt: skip
 
 
 # Public functions -------------------------------------------------------------------------------
 
 
+@argument_doc
 def einsum(*operands: Any, optimize: Any = True, dtype: DTypeLike | None = None) -> Tensor:
     """Sum products of tensors over repeated labels, as ``np.einsum`` does.
 
@@ -344,13 +416,6 @@ def einsum(*operands: Any, optimize: Any = True, dtype: DTypeLike | None = None)
         The subscripts and the operands, or operands and lists of labels.
     optimize : bool, str or sequence, optional
         How to find the order of contractions, as in ``np.einsum``.
-    dtype : dtype, optional
-        The dtype of the result.
-
-    Returns
-    -------
-    Tensor
-        The sums.
 
     Raises
     ------
@@ -359,16 +424,13 @@ def einsum(*operands: Any, optimize: Any = True, dtype: DTypeLike | None = None)
     ShapeError
         If the shapes do not match the subscripts.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> x = ad.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
     >>> ad.einsum("ii->", x).backward()
     >>> x.grad
     tensor([[1., 0.],
             [0., 1.]], dtype=float64)
     """
-    subscripts, values = _separated(operands)
+    subscripts, values = separated(operands)
     tensors = [asarray(x, dtype=dtype) for x in values]
     if not isinstance(optimize, (bool, list, tuple)) and optimize not in ("greedy", "optimal"):
         raise ArgumentError(
@@ -390,6 +452,7 @@ def einsum(*operands: Any, optimize: Any = True, dtype: DTypeLike | None = None)
     return tensors[0]
 
 
+@argument_doc
 def einsum_path(*operands: Any, optimize: Any = "greedy", einsum_call: bool = False) -> Any:
     """Return the order in which operands are contracted, and NumPy's report on it.
 
@@ -412,62 +475,15 @@ def einsum_path(*operands: Any, optimize: Any = "greedy", einsum_call: bool = Fa
     ArgumentError
         If the subscripts are not valid.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.einsum_path("ij,jk->ik", ad.ones((2, 3)), ad.ones((3, 4)))[0]
     ['einsum_path', (0, 1)]
     """
-    subscripts, values = _separated(operands)
+    subscripts, values = separated(operands)
     dummies = [np.broadcast_to(np.float64(0), asarray(x).shape) for x in values]
     try:
         return np.einsum_path(subscripts, *dummies, optimize=optimize)
     except (ValueError, TypeError, KeyError) as error:
         raise ArgumentError(f"einsum_path {subscripts!r}: {error}") from None
-
-
-def _separated(operands: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:
-    """Return the subscripts as a string, and the operands, from the positional arguments of ``einsum``.
-
-    In NumPy's other form, each operand is followed by a list of axis numbers, which are converted to letters.
-    """
-    if not operands:
-        raise InputError('einsum: expected subscripts and operands, as in einsum("ij,jk->ik", x, y).')
-    first = operands[0]
-    if isinstance(first, str):
-        return first, operands[1:]
-    if isinstance(first, bytes) or len(operands) < 2:
-        raise InputError('einsum: subscripts must be a string, as in einsum("ij,jk->ik", x, y).')
-    values, lists = operands[0 : len(operands) // 2 * 2 : 2], operands[1::2]
-    inputs = ",".join(map(_from_numbers, lists))
-    if len(operands) % 2:
-        return inputs + "->" + _from_numbers(operands[-1]), values
-    return inputs, values
-
-
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-
-
-def _from_numbers(sublist: Array) -> str:
-    """Return a list of axis numbers such as [0, Ellipsis, 1] as a string of letters, such as "A...B"."""
-    if not isinstance(sublist, (list, tuple)):
-        raise InputError(
-            f"einsum: each operand must be followed by a list that numbers its axes, as in "
-            f"einsum(x, [0, 1], y, [1, 2], [0, 2]), but got {words.a(type(sublist).__name__)} instead of a "
-            f"list."
-        )
-    found = ""
-    for item in sublist:
-        if item is Ellipsis:
-            found += "..."
-        elif isinstance(item, (int, np.integer)) and 0 <= item < len(_LETTERS):
-            found += _LETTERS[item]
-        else:
-            raise ArgumentError(
-                f"einsum: an axis label must be a number from 0 to {len(_LETTERS) - 1} or Ellipsis, not "
-                f"{item!r}."
-            )
-    return found
 
 
 # From text to a program -------------------------------------------------------------------------
@@ -482,8 +498,8 @@ def _program(subscripts: str, shapes: tuple[Shape, ...], optimize: Array) -> Pro
     A step contains the indices of the operands that it contracts, their labels and the labels of the result.
     ``subscripts`` and ``optimize`` are the arguments of einsum, and ``shapes`` are those of the operands.
     """
-    inputs, output = _parsed(subscripts, shapes)
-    sizes = _sizes(subscripts, inputs, shapes)
+    inputs, output = parsed(subscripts, shapes)
+    sizes = label_lengths(subscripts, inputs, shapes)
     reshapes = []
     for i, (labels, shape) in enumerate(zip(inputs, shapes, strict=True)):
         # an axis of length 1 broadcasts along its label; the product is the same without this axis
@@ -518,99 +534,6 @@ def _is_matmul(a: str, b: str, output: str) -> bool:
     return a[:-2] == b[:-2] == output[:-2] and a[-1] == b[-2] and output[-2:] == a[-2] + b[-1]
 
 
-def _parsed(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]:
-    """Return the labels of each operand, and those of the output, of an einsum: one character per axis.
-
-    An ellipsis in the subscripts becomes as many labels as the operand of this shape has further axes.
-    """
-    text = subscripts.replace(" ", "")
-    front, arrow, back = text.partition("->")
-    terms = front.split(",")
-    for term in (*terms, *([back] if arrow else [])):
-        plain = term.replace("...", "", 1)
-        bad = [c for c in plain if c not in _LETTERS]
-        if bad:
-            what = (
-                "an ellipsis must be three dots, and an operand can have only one"
-                if bad[0] == "."
-                else f"{bad[0]!r} is not a label"
-            )
-            raise ArgumentError(
-                f"einsum {subscripts!r}: {what}.\n"
-                '  Label the axes with letters, separate the operands by commas, and write the output after "->".'
-            )
-    if len(terms) != len(shapes):
-        raise ArgumentError(
-            f"einsum {subscripts!r}: the subscripts describe {words.count(len(terms), 'operand')}, but "
-            f"{len(shapes)} were "
-            f"passed (shapes {', '.join(map(str, shapes))})."
-        )
-    widths = [
-        _ellipsis_width(subscripts, term, i, shape)
-        for i, (term, shape) in enumerate(zip(terms, shapes, strict=True))
-    ]
-    most = max((w for w in widths if w is not None), default=0)
-    spare = "".join(chr(0x2460 + i) for i in range(most))  # ① ② … are the labels of axes under an ellipsis
-    inputs = [t.replace("...", spare[most - (w or 0) :]) for t, w in zip(terms, widths, strict=True)]
-    joined = "".join(inputs)
-    if not arrow:
-        return inputs, spare + "".join(c for c in sorted(set(joined) - set(spare)) if joined.count(c) == 1)
-    output = back.replace("...", spare)
-    for label in output:
-        if output.count(label) > 1:
-            raise ArgumentError(f"einsum {subscripts!r}: the output has the label {label!r} twice.")
-        if label not in joined:
-            raise ArgumentError(
-                f"einsum {subscripts!r}: the output has the label {label!r}, but no operand has it.\n"
-                f"  Labels of the operands: {', '.join(sorted(set(front) - set(',.'))) or 'none'}."
-            )
-    return inputs, output
-
-
-def _ellipsis_width(subscripts: str, term: str, i: int, shape: Shape) -> int | None:
-    """Return how many axes the ellipsis in ``term`` replaces, or None if there is no ellipsis.
-
-    ``term`` is the part of the subscripts for operand ``i``, whose shape is ``shape``.  Raise if the number
-    of letters does not match the shape.
-    """
-    named = len(term.replace("...", ""))
-    if "..." in term:
-        if named <= len(shape):
-            return len(shape) - named
-    elif named == len(shape):
-        return None
-    at_least = " or more" if "..." in term else ""
-    raise ShapeError(
-        f"einsum {subscripts!r}: the subscripts {term!r} are for {named} axes{at_least}, but operand {i} has "
-        f"shape {shape}.\n"
-        "  Use one letter per axis, or ... for axes without a letter."
-    )
-
-
-def _sizes(subscripts: str, inputs: list[str], shapes: tuple[Shape, ...]) -> dict[str, int]:
-    """Return the length of each label as a dictionary; raise if a label has two different lengths.
-
-    ``inputs`` has the labels of each operand, and ``subscripts`` is the user's text, for errors.
-    """
-    sizes: dict[str, int] = {}
-    seen: dict[str, int] = {}
-    for i, (labels, shape) in enumerate(zip(inputs, shapes, strict=True)):
-        own: dict[str, int] = {}
-        for label, n in zip(labels, shape, strict=True):
-            if (sizes.get(label, 1) not in (1, n) and n != 1) or own.get(label, n) != n:
-                other = own.get(label, sizes.get(label))
-                name = "an axis of the ellipsis" if ord(label) > 127 else f"label {label!r}"
-                raise ShapeError(
-                    f"einsum {subscripts!r}: {name} has length {other} in operand {seen[label]} and {n} in "
-                    f"operand {i} (shapes {', '.join(map(str, shapes))}).\n"
-                    "  Axes with the same label must have the same length."
-                )
-            own[label] = n
-            if n != 1 or label not in sizes:
-                sizes[label], seen[label] = n, i
-    return sizes
-
-
 def _path(
     inputs: list[str], output: str, sizes: dict[str, int], optimize: Array
 ) -> Sequence[tuple[int, ...]]:
@@ -622,9 +545,9 @@ def _path(
     if len(inputs) < 3:
         return [tuple(range(len(inputs)))]
     labels = _unique("".join(inputs))
-    if len(labels) > len(_LETTERS) or optimize is False:
+    if len(labels) > len(LETTERS) or optimize is False:
         return [(0, 1)] + [(0, len(inputs) - 1 - i) for i in range(1, len(inputs) - 1)]
-    named = str.maketrans(dict(zip(labels, _LETTERS, strict=False)))
+    named = str.maketrans(dict(zip(labels, LETTERS, strict=False)))
     dummies = [np.broadcast_to(np.int8(0), tuple(sizes[c] for c in term)) for term in inputs]
     text = (",".join(inputs) + "->" + output).translate(named)
     try:

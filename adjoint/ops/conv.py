@@ -19,27 +19,27 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from adjoint.core.batching import Batched, empty_batch, folded, full_batch, unfolded
-from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import Result
-from adjoint.core.namespace import rec
+from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.op import Op
 from adjoint.core.record import compute
 from adjoint.core.shapes import Shape
-from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.half import wide
-from adjoint.ops.windows import Pairs, counts, images, inner_part, numbers, padded, spots, whole
-from adjoint.typing import Array, ArrayLike, Lengths
+from adjoint.ops.windows import (
+    Pairs,
+    counts,
+    inner_part,
+    native_image,
+    native_spread,
+    native_windows,
+    padded,
+    spots,
+    whole,
+)
+from adjoint.typing import Array
 
-__all__ = [
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-]
+__all__: list[str] = []
 
 # Convolution -----------------------------------------------------------------------------------
 #
@@ -209,467 +209,123 @@ def _conv_weight_batch(op: Op, size: int, /, x: Batched, g: Batched, groups: int
     return unfolded(out, 0, size)
 
 
+_NARROW = 8  # windows per row: with fewer, most of each vector would be empty
+_LARGE = 1 << 17  # weights: with more, the partial sums of their gradient need too much memory
+
+
+def _is_direct(
+    x: View, w: View, kernel: Shape, padding: Pairs, groups: int, wide: int, weights: int = 0
+) -> bool:
+    """Return whether native code computes a convolution by its own kernels, not as a product of windows.
+
+    ``wide`` is the length of the rows that the kernels compute or read; ``weights`` is the size of the
+    gradient of the weights, if that is computed.
+    """
+    return (
+        len(kernel) == 2 and kernel != (1, 1) and groups == 1 and wide >= _NARROW and weights <= _LARGE
+        and x.dtype == w.dtype and x.dtype.kind == "f" and min(x.size, w.size) > 0
+        and all(lo >= 0 and hi >= 0 for lo, hi in padding)
+    )  # fmt: skip
+
+
+def _direct(xp: Primitives, op: str, a: View, b: View, spec: tuple[Any, ...], shape: Shape) -> View:
+    """Add a convolution node; ``spec`` has the fields of ``emit.conv.Conv`` after the dtype.
+
+    ``op`` is the kind of node, ``a`` and ``b`` are its operands, and ``shape`` is that of the result.
+    """
+    return xp.graph.node(op, (xp.graph.copied(a), xp.graph.copied(b)), spec, shape, a.dtype)
+
+
+def _native_columns(
+    xp: Primitives,
+    x: View,
+    kernel: Shape,
+    stride: Shape,
+    padding: Pairs,
+    dilation: Shape,
+    groups: int,
+    count: Shape,
+) -> View:
+    """Return the windows of ``x`` as columns, in the shape (batch, groups, channels · kernel, windows).
+
+    ``count`` is the number of windows along each axis.
+    """
+    if 0 in count or 0 in x.shape or x.dtype.kind != "f":
+        raise NotNative("a convolution of integers, or an empty one, has no native form")
+    nd = len(kernel)
+    view = native_windows(native_image(xp, x, padding), kernel, stride, dilation, count)
+    order = [0, 1, *range(2 + nd, 2 + 2 * nd), *range(2, 2 + nd)]
+    k = x.shape[1] // groups * math.prod(kernel)
+    cols = xp.graph.copied(xp.graph.permute(view, order))
+    return xp.graph.reshape(cols, (x.shape[0], groups, k, math.prod(count)))
+
+
+def _native_conv(
+    xp: Primitives, x: View, w: View, stride: Shape, padding: Pairs, dilation: Shape, groups: int
+) -> View:
+    n, o, kernel = x.shape[0], w.shape[0], w.shape[2:]
+    count = counts(x.shape[2:], kernel, stride, padding, dilation)
+    if 0 not in count and _is_direct(x, w, kernel, padding, groups, count[-1]):
+        spec = (n, x.shape[1], o, x.shape[2:], kernel, stride, padding, dilation)
+        y = _direct(xp, "conv", x, w, spec, (n, o, math.prod(count)))
+    else:
+        cols = _native_columns(xp, x, kernel, stride, padding, dilation, groups, count)
+        y = xp.matmul(xp.graph.reshape(w, (1, groups, o // groups, cols.shape[-2])), cols)
+    return xp.graph.reshape(y, (n, o, *count))
+
+
+def _native_conv_weight(
+    xp: Primitives,
+    x: View,
+    g: View,
+    kernel: Shape,
+    stride: Shape,
+    padding: Pairs,
+    dilation: Shape,
+    groups: int,
+) -> View:
+    n, o, count = g.shape[0], g.shape[1], g.shape[2:]
+    weights = o * x.shape[1] * math.prod(kernel)
+    if 0 not in count and _is_direct(x, g, kernel, padding, groups, count[-1], weights):
+        spec = (n, x.shape[1], o, x.shape[2:], kernel, stride, padding, dilation)
+        return _direct(xp, "conv_weight", x, g, spec, (o, x.shape[1], *kernel))
+    cols = _native_columns(xp, x, kernel, stride, padding, dilation, groups, count)
+    gm = xp.graph.reshape(g, (n, groups, o // groups, math.prod(count)))
+    y = xp.sum(xp.matmul(gm, xp.matrix_transpose(cols)), axis=(0,), keepdims=False)
+    return xp.graph.reshape(y, (o, x.shape[1] // groups, *kernel))
+
+
+def _native_conv_input(
+    xp: Primitives, g: View, w: View, size: Shape, stride: Shape, padding: Pairs, dilation: Shape, groups: int
+) -> View:
+    n, count, kernel = g.shape[0], g.shape[2:], w.shape[2:]
+    if 0 in count or not n or g.dtype.kind != "f" or any(hi < 0 or lo < 0 for lo, hi in padding):
+        raise NotNative("convolutions of integers, empty ones and negative padding have no native form")
+    if 0 not in size and _is_direct(g, w, kernel, padding, groups, size[-1]):
+        spec = (n, w.shape[1], w.shape[0], tuple(size), kernel, stride, padding, dilation)
+        y = _direct(xp, "conv_input", g, w, spec, (n, w.shape[1], math.prod(size)))
+        return xp.graph.reshape(y, (n, w.shape[1], *size))
+    nd, o, c, k = len(kernel), w.shape[0], w.shape[1] * groups, w.shape[1] * math.prod(kernel)
+    wt = xp.matrix_transpose(xp.graph.reshape(w, (1, groups, o // groups, k)))
+    cols = xp.matmul(wt, xp.graph.reshape(g, (n, groups, o // groups, math.prod(count))))
+    cols = xp.graph.reshape(cols, (n, c, *kernel, *count))
+    order = [0, 1, *range(2 + nd, 2 + 2 * nd), *range(2, 2 + nd)]
+    return native_spread(xp, xp.graph.permute(cols, order), size, kernel, stride, padding, dilation)
+
+
 _CONV = ("stride", "padding", "dilation", "groups")
 define("conv", _conv,
        lambda xp, g, z, x, w, **at: xp.conv_input(g, w, size=x.shape[2:], **at),
        lambda xp, g, z, x, w, **at: xp.conv_weight(x, g, kernel=w.shape[2:], **at),
        saves="xw", reads=("w", "x"), kind="bilinear", params=_CONV,
-       shape=_conv_shape, batch=_conv_batch, reference="formula", doc="The convolution of images with kernels.")  # fmt: skip
+       shape=_conv_shape, batch=_conv_batch, reference="formula", lower=_native_conv, doc="The convolution of images with kernels.")  # fmt: skip
 define("conv_input", _conv_input,
        lambda xp, h, z, g, w, size, **at: xp.conv(h, w, **at),
        lambda xp, h, z, g, w, size, **at: xp.conv_weight(h, g, kernel=w.shape[2:], **at),
        saves="gw", reads=("w", "g"), kind="bilinear", params=("size", *_CONV),
-       shape=_conv_input_shape, batch=_conv_batch, reference="formula", doc="The transposed convolution: the gradient of conv for its images, whose space axes have the lengths ``size``.")  # fmt: skip
+       shape=_conv_input_shape, batch=_conv_batch, reference="formula", lower=_native_conv_input, doc="The transposed convolution: the gradient of conv for its images, whose space axes have the lengths ``size``.")  # fmt: skip
 define("conv_weight", _conv_weight,
        lambda xp, h, z, x, g, kernel, **at: xp.conv_input(g, h, size=x.shape[2:], **at),
        lambda xp, h, z, x, g, kernel, **at: xp.conv(x, h, **at),
        saves="xg", reads=("g", "x"), kind="bilinear", params=("kernel", *_CONV),
-       shape=_conv_weight_shape, batch=_conv_weight_batch, reference="formula", doc="The correlation of images with outputs: the gradient of conv for its kernels.")  # fmt: skip
-
-# Public functions ------------------------------------------------------------------------------
-
-
-def _padding(op: str, padding: Any, nd: int, kernel: Shape, stride: Shape, dilation: Shape) -> Pairs:
-    if not isinstance(padding, str):
-        return tuple((p, p) for p in numbers(op, "padding", padding, nd, 0))
-    if padding == "valid":
-        return ((0, 0),) * nd
-    if padding != "same":
-        raise ArgumentError(f"{op}: padding must be a number, a tuple, 'same' or 'valid', not {padding!r}.")
-    if any(s != 1 for s in stride):
-        raise ArgumentError(f"{op}: padding='same' requires stride 1, but the stride is {stride}.\n"
-                            "  Pass the padding as numbers.")  # fmt: skip
-    # an even kernel needs one more element after the image than before it
-    return tuple(
-        (d * (k - 1) // 2, d * (k - 1) - d * (k - 1) // 2) for k, d in zip(kernel, dilation, strict=True)
-    )
-
-
-def _kernels(op: str, x: Tensor, weight: Any, groups: Any, transposed: bool) -> tuple[Tensor, int]:
-    """Return the kernels ``weight`` as a tensor, and the number of groups; raise if they do not match ``x``.
-
-    ``transposed`` says that the kernels are those of a transposed convolution.
-    """
-    w = asarray(weight)
-    try:
-        groups = operator.index(groups)
-    except TypeError:
-        raise InputError(f"{op}: groups must be an integer, but got {groups!r}.") from None
-    if groups < 1:
-        raise ArgumentError(f"{op}: groups must be at least 1, but is {groups}.")
-    first, second = ("in_channels", "out_channels") if transposed else ("out_channels", "in_channels")
-    if w.ndim != x.ndim:
-        raise ShapeError(
-            f"{op}: the kernels must have {x.ndim} axes, as the images of shape {x.shape} have: "
-            f"({first}, {second} / groups, *kernel size).  They have shape {w.shape}."
-        )
-    if 0 in w.shape[2:]:
-        raise ShapeError(f"{op}: the kernel must not be empty, but the kernels have shape {w.shape}.")
-    channels = x.shape[1]
-    if (w.shape[0] if transposed else w.shape[1] * groups) != channels or w.shape[0] % groups:
-        wants = (
-            f"({channels}, out_channels / {groups}, …)"
-            if transposed
-            else f"(out_channels, {channels} / {groups}, …)"
-        )
-        raise ShapeError(
-            f"{op}: with groups={groups}, images of shape {x.shape} ({channels} channels) require kernels of "
-            f"shape {wants}, with a first axis divisible by groups, but the kernels have shape {w.shape}."
-        )
-    return w, groups
-
-
-def _with_bias(op: str, y: Tensor, bias: Array, alone: bool) -> Tensor:
-    """Return ``y`` plus the bias; remove the batch axis if ``alone``, that is, if the input had none."""
-    if bias is not None:
-        b = asarray(bias)
-        if b.shape != (y.shape[1],):
-            raise ShapeError(
-                f"{op}: the bias must have shape ({y.shape[1]},), one value per output channel, but has "
-                f"shape {b.shape}."
-            )
-        y = y + rec.reshape(b, shape=(y.shape[1],) + (1,) * (y.ndim - 2))
-    return rec.reshape(y, shape=y.shape[1:]) if alone else y
-
-
-def _same_dtype(op: str, x: Tensor, w: Tensor) -> None:
-    if x.dtype.kind == "b" or w.dtype.kind == "b":
-        raise DTypeError(
-            f"{op}: images and kernels must be numbers, but have dtypes {x.dtype} and {w.dtype}."
-        )
-
-
-def _convolve(
-    op: str,
-    nd: int,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: Any,
-) -> Tensor:
-    x, alone = images(op, x, nd)
-    w, groups = _kernels(op, x, weight, groups, transposed=False)
-    _same_dtype(op, x, w)
-    kernel = w.shape[2:]
-    stride, dilation = numbers(op, "stride", stride, nd, 1), numbers(op, "dilation", dilation, nd, 1)
-    pairs = _padding(op, padding, nd, kernel, stride, dilation)
-    for n, k, (lo, hi), d in zip(x.shape[2:], kernel, pairs, dilation, strict=True):
-        if n + lo + hi < d * (k - 1) + 1:
-            raise ShapeError(
-                f"{op}: the kernel of size {kernel} with dilation {dilation} is larger than the padded image "
-                f"(shape {x.shape}, padding {padding!r}).\n  Use a smaller kernel or more padding."
-            )
-    y = rec.conv(x, w, stride=stride, padding=pairs, dilation=dilation, groups=groups)
-    return _with_bias(op, y, bias, alone)
-
-
-def _transpose(
-    op: str,
-    nd: int,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    groups: Any,
-    dilation: Any,
-) -> Tensor:
-    x, alone = images(op, x, nd)
-    w, groups = _kernels(op, x, weight, groups, transposed=True)
-    _same_dtype(op, x, w)
-    kernel = w.shape[2:]
-    stride, dilation = numbers(op, "stride", stride, nd, 1), numbers(op, "dilation", dilation, nd, 1)
-    widths, extra = (
-        numbers(op, "padding", padding, nd, 0),
-        numbers(op, "output_padding", output_padding, nd, 0),
-    )
-    if any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True)):
-        raise ArgumentError(
-            f"{op}: output_padding {output_padding!r} must be smaller than the stride {stride} or the dilation {dilation}."
-        )
-    # output_padding adds elements after the last window, so it reduces the padding after
-    pairs = tuple((p, p - e) for p, e in zip(widths, extra, strict=True))
-    size = tuple(
-        (n - 1) * s - lo - hi + d * (k - 1) + 1
-        for n, s, (lo, hi), d, k in zip(x.shape[2:], stride, pairs, dilation, kernel, strict=True)
-    )
-    if min(size) < 1:
-        raise ShapeError(
-            f"{op}: images of shape {x.shape} and kernels of shape {w.shape} with padding {padding!r} would "
-            f"give an output of size {size}, which is empty.\n"
-            "  Use less padding."
-        )
-    y = rec.conv_input(x, w, size=size, stride=stride, padding=pairs, dilation=dilation, groups=groups)
-    return _with_bias(op, y, bias, alone)
-
-
-# The functions for one, two and three axes are written out, here and in pool.py.  So editors, type checkers
-# and ``help`` know the signatures, and errors for wrong keywords name the function that was called.
-
-
-def conv1d(
-    x: ArrayLike,
-    weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    stride: Lengths = 1,
-    padding: Lengths | str = 0,
-    dilation: Lengths = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Convolve signals with kernels; see ``conv2d``.
-
-    Parameters
-    ----------
-    x : array_like
-        The signals, ``(N, C, L)`` or ``(C, L)``.
-    weight : array_like
-        The kernels, ``(O, C / groups, K)``.
-    bias : array_like, optional
-        One number for each output channel.
-    stride : int or tuple of int, optional
-        The step of the windows.
-    padding : int, tuple of int, "same" or "valid", optional
-        The number of zeros on both sides.
-    dilation : int or tuple of int, optional
-        The distance between the elements of the kernel.
-    groups : int, optional
-        The number of groups into which the channels are split.
-
-    Returns
-    -------
-    Tensor
-        The output, with O channels.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.nn.functional.conv1d(ad.arange(4.0).reshape(1, 1, 4), ad.ones((1, 1, 2)))
-    tensor([[[1., 3., 5.]]], dtype=float64)
-    """
-    return _convolve("conv1d", 1, x, weight, bias, stride, padding, dilation, groups)
-
-
-def conv2d(
-    x: ArrayLike,
-    weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    stride: Lengths = 1,
-    padding: Lengths | str = 0,
-    dilation: Lengths = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Convolve images with kernels.
-
-    As usual in networks this is a correlation: the kernel is not flipped.
-
-    Parameters
-    ----------
-    x : array_like
-        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
-    weight : array_like
-        The kernels, ``(O, C / groups, KH, KW)``.
-    bias : array_like, optional
-        One number for each output channel.
-    stride : int or tuple of int, optional
-        The step of the windows, for both axes or for each.
-    padding : int, tuple of int, "same" or "valid", optional
-        The number of zeros on both sides. "valid" is 0. "same" keeps the size; it needs stride 1,
-        and adds one more zero after the image for an even kernel.
-    dilation : int or tuple of int, optional
-        The distance between the elements of the kernel.
-    groups : int, optional
-        The number of groups into which the channels are split.
-
-    Returns
-    -------
-    Tensor
-        The output, with O channels.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> x = ad.arange(9.0).reshape(1, 1, 3, 3)
-    >>> ad.nn.functional.conv2d(x, ad.ones((1, 1, 2, 2)))
-    tensor([[[[ 8., 12.],
-              [20., 24.]]]], dtype=float64)
-    """
-    return _convolve("conv2d", 2, x, weight, bias, stride, padding, dilation, groups)
-
-
-def conv3d(
-    x: ArrayLike,
-    weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    stride: Lengths = 1,
-    padding: Lengths | str = 0,
-    dilation: Lengths = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Convolve volumes with kernels; see ``conv2d``.
-
-    Parameters
-    ----------
-    x : array_like
-        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
-    weight : array_like
-        The kernels, ``(O, C / groups, KD, KH, KW)``.
-    bias : array_like, optional
-        One number for each output channel.
-    stride : int or tuple of int, optional
-        The step of the windows.
-    padding : int, tuple of int, "same" or "valid", optional
-        The number of zeros on both sides.
-    dilation : int or tuple of int, optional
-        The distance between the elements of the kernel.
-    groups : int, optional
-        The number of groups into which the channels are split.
-
-    Returns
-    -------
-    Tensor
-        The output, with O channels.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.nn.functional.conv3d(ad.ones((1, 1, 3, 3, 3)), ad.ones((2, 1, 2, 2, 2))).shape
-    (1, 2, 2, 2, 2)
-    """
-    return _convolve("conv3d", 3, x, weight, bias, stride, padding, dilation, groups)
-
-
-def conv_transpose1d(
-    x: ArrayLike,
-    weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    stride: Lengths = 1,
-    padding: Lengths | str = 0,
-    output_padding: Lengths = 0,
-    groups: int = 1,
-    dilation: Lengths = 1,
-) -> Tensor:
-    """Apply the transposed convolution to signals; see ``conv_transpose2d``.
-
-    Parameters
-    ----------
-    x : array_like
-        The signals, ``(N, C, L)`` or ``(C, L)``.
-    weight : array_like
-        The kernels, ``(C, O / groups, K)``.
-    bias : array_like, optional
-        One number for each output channel.
-    stride : int or tuple of int, optional
-        The step of the windows.
-    padding : int or tuple of int, optional
-        The number of elements to remove on both sides.
-    output_padding : int or tuple of int, optional
-        The number of elements to add at the end.
-    groups : int, optional
-        The number of groups into which the channels are split.
-    dilation : int or tuple of int, optional
-        The distance between the elements of the kernel.
-
-    Returns
-    -------
-    Tensor
-        The output, with O channels.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.nn.functional.conv_transpose1d(ad.ones((1, 1, 2)), ad.ones((1, 1, 2)))
-    tensor([[[1., 2., 1.]]], dtype=float64)
-    """
-    return _transpose(
-        "conv_transpose1d", 1, x, weight, bias, stride, padding, output_padding, groups, dilation
-    )
-
-
-def conv_transpose2d(
-    x: ArrayLike,
-    weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    stride: Lengths = 1,
-    padding: Lengths | str = 0,
-    output_padding: Lengths = 0,
-    groups: int = 1,
-    dilation: Lengths = 1,
-) -> Tensor:
-    """Apply the transposed convolution, the adjoint of ``conv2d``, to images.
-
-    The size of the output is ``(H - 1)·stride - 2·padding + dilation·(KH - 1) + output_padding + 1``.
-
-    Parameters
-    ----------
-    x : array_like
-        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
-    weight : array_like
-        The kernels, ``(C, O / groups, KH, KW)``.
-    bias : array_like, optional
-        One number for each output channel.
-    stride : int or tuple of int, optional
-        The step of the windows, for both axes or for each.
-    padding : int or tuple of int, optional
-        The number of elements to remove on both sides.
-    output_padding : int or tuple of int, optional
-        The number of elements to add at the end, less than the stride or the dilation.
-    groups : int, optional
-        The number of groups into which the channels are split.
-    dilation : int or tuple of int, optional
-        The distance between the elements of the kernel.
-
-    Returns
-    -------
-    Tensor
-        The output, with O channels.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.nn.functional.conv_transpose2d(ad.ones((1, 1, 1, 2)), ad.ones((1, 1, 1, 2)))
-    tensor([[[[1., 2., 1.]]]], dtype=float64)
-    """
-    return _transpose(
-        "conv_transpose2d", 2, x, weight, bias, stride, padding, output_padding, groups, dilation
-    )
-
-
-def conv_transpose3d(
-    x: ArrayLike,
-    weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    stride: Lengths = 1,
-    padding: Lengths | str = 0,
-    output_padding: Lengths = 0,
-    groups: int = 1,
-    dilation: Lengths = 1,
-) -> Tensor:
-    """Apply the transposed convolution to volumes; see ``conv_transpose2d``.
-
-    Parameters
-    ----------
-    x : array_like
-        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
-    weight : array_like
-        The kernels, ``(C, O / groups, KD, KH, KW)``.
-    bias : array_like, optional
-        One number for each output channel.
-    stride : int or tuple of int, optional
-        The step of the windows.
-    padding : int or tuple of int, optional
-        The number of elements to remove on both sides.
-    output_padding : int or tuple of int, optional
-        The number of elements to add at the end.
-    groups : int, optional
-        The number of groups into which the channels are split.
-    dilation : int or tuple of int, optional
-        The distance between the elements of the kernel.
-
-    Returns
-    -------
-    Tensor
-        The output, with O channels.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.nn.functional.conv_transpose3d(ad.ones((1, 1, 2, 2, 2)), ad.ones((1, 3, 2, 2, 2))).shape
-    (1, 3, 3, 3, 3)
-    """
-    return _transpose(
-        "conv_transpose3d", 3, x, weight, bias, stride, padding, output_padding, groups, dilation
-    )
+       shape=_conv_weight_shape, batch=_conv_weight_batch, reference="formula", lower=_native_conv_weight, doc="The correlation of images with outputs: the gradient of conv for its kernels.")  # fmt: skip

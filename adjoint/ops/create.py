@@ -14,23 +14,50 @@ from adjoint.core.tensor import Tensor, differentiable, wrap
 from adjoint.core.values import tracked, varies
 from adjoint.errors import ArgumentError, InputError, NoGradientError
 from adjoint.ops.half import wide
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = [
-    "arange",
-    "empty",
-    "empty_like",
-    "eye",
-    "full",
-    "full_like",
-    "geomspace",
-    "linspace",
-    "logspace",
-    "ones",
-    "ones_like",
-    "zeros",
-    "zeros_like",
-]
+    "arange", "empty", "empty_like", "eye", "full", "full_like", "geomspace", "linspace", "logspace", "ones",
+    "ones_like", "zeros", "zeros_like",
+]  # fmt: skip
+
+_creation_doc = argument_doc.extended("""
+    Parameters
+    ----------
+    shape : int or tuple of int
+        The shape of the result.
+    dtype : dtype, optional
+        The dtype; by default ``get_default_dtype()``.
+    fill_value : array_like
+        The value; if it is a tensor, gradients flow to it.
+    x : array_like
+        The tensor with the shape and dtype.
+    start : array_like
+        The first number.
+    stop : array_like
+        The last number.
+    num : int, optional
+        How many numbers.
+    endpoint : bool, optional
+        Whether ``stop`` is the last number.
+
+    Returns
+    -------
+    Tensor
+        The tensor.
+    """)
+_numbers_doc = _creation_doc.extended("""
+    Parameters
+    ----------
+    dtype : dtype, optional
+        The dtype, as in ``linspace``.
+
+    Returns
+    -------
+    Tensor
+        The numbers.
+    """)
 
 
 def _made(op: str, array: Any, device: Any, requires_grad: bool) -> Tensor:
@@ -50,29 +77,12 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
     return get_default_dtype() if dtype is None else checked_dtype(dtype)
 
 
+@_creation_doc
 def zeros(
     shape: Lengths, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Create a tensor of zeros.
 
-    Parameters
-    ----------
-    shape : int or tuple of int
-        The shape of the result.
-    dtype : dtype, optional
-        The dtype; by default ``get_default_dtype()``.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-    requires_grad : bool, optional
-        Whether the tensor requires grad.
-
-    Returns
-    -------
-    Tensor
-        The tensor.
-
-    Examples
-    --------
     >>> zeros((2, 2))
     tensor([[0., 0.],
             [0., 0.]], dtype=float64)
@@ -80,64 +90,31 @@ def zeros(
     return _made("zeros", np.zeros(_shape("zeros", shape), _dtype(dtype)), device, requires_grad)
 
 
+@_creation_doc
 def ones(
     shape: Lengths, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Create a tensor of ones.
 
-    Parameters
-    ----------
-    shape : int or tuple of int
-        The shape of the result.
-    dtype : dtype, optional
-        The dtype; by default ``get_default_dtype()``.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-    requires_grad : bool, optional
-        Whether the tensor requires grad.
-
-    Returns
-    -------
-    Tensor
-        The tensor.
-
-    Examples
-    --------
     >>> ones(3)
     tensor([1., 1., 1.], dtype=float64)
     """
     return _made("ones", np.ones(_shape("ones", shape), _dtype(dtype)), device, requires_grad)
 
 
+@_creation_doc
 def empty(
     shape: Lengths, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Create a tensor whose elements are not initialised.
 
-    Parameters
-    ----------
-    shape : int or tuple of int
-        The shape of the result.
-    dtype : dtype, optional
-        The dtype; by default ``get_default_dtype()``.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-    requires_grad : bool, optional
-        Whether the tensor requires grad.
-
-    Returns
-    -------
-    Tensor
-        The tensor.
-
-    Examples
-    --------
     >>> empty((2, 3)).shape
     (2, 3)
     """
     return _made("empty", np.empty(_shape("empty", shape), _dtype(dtype)), device, requires_grad)
 
 
+@_creation_doc
 def full(
     shape: Lengths,
     fill_value: ArrayLike,
@@ -150,24 +127,9 @@ def full(
 
     Parameters
     ----------
-    shape : int or tuple of int
-        The shape of the result.
-    fill_value : array_like
-        The value; if it is a tensor, gradients flow to it.
     dtype : dtype, optional
         The dtype; by default that of the value.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-    requires_grad : bool, optional
-        Whether the tensor requires grad.
 
-    Returns
-    -------
-    Tensor
-        The tensor.
-
-    Examples
-    --------
     >>> full(2, 7.0)
     tensor([7., 7.], dtype=float64)
     """
@@ -184,6 +146,7 @@ def full(
     return _made("full", np.full(wanted, value), device, requires_grad)
 
 
+@_creation_doc
 def zeros_like(
     x: ArrayLike, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
@@ -191,22 +154,9 @@ def zeros_like(
 
     Parameters
     ----------
-    x : array_like
-        The tensor with the shape and dtype.
     dtype : dtype, optional
         The dtype of the result; by default that of ``x``.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-    requires_grad : bool, optional
-        Whether the tensor requires grad.
 
-    Returns
-    -------
-    Tensor
-        The tensor.
-
-    Examples
-    --------
     >>> zeros_like([1.0, 2.0])
     tensor([0., 0.], dtype=float64)
     """
@@ -214,6 +164,7 @@ def zeros_like(
     return zeros(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
+@_creation_doc
 def ones_like(
     x: ArrayLike, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
@@ -221,22 +172,9 @@ def ones_like(
 
     Parameters
     ----------
-    x : array_like
-        The tensor with the shape and dtype.
     dtype : dtype, optional
         The dtype of the result; by default that of ``x``.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-    requires_grad : bool, optional
-        Whether the tensor requires grad.
 
-    Returns
-    -------
-    Tensor
-        The tensor.
-
-    Examples
-    --------
     >>> ones_like([1.0, 2.0])
     tensor([1., 1.], dtype=float64)
     """
@@ -244,6 +182,7 @@ def ones_like(
     return ones(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
+@_creation_doc
 def empty_like(
     x: ArrayLike, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
@@ -251,22 +190,9 @@ def empty_like(
 
     Parameters
     ----------
-    x : array_like
-        The tensor with the shape and dtype.
     dtype : dtype, optional
         The dtype of the result; by default that of ``x``.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-    requires_grad : bool, optional
-        Whether the tensor requires grad.
 
-    Returns
-    -------
-    Tensor
-        The tensor.
-
-    Examples
-    --------
     >>> empty_like([1.0, 2.0]).shape
     (2,)
     """
@@ -274,6 +200,7 @@ def empty_like(
     return empty(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
+@_creation_doc
 def full_like(
     x: ArrayLike,
     fill_value: ArrayLike,
@@ -286,24 +213,9 @@ def full_like(
 
     Parameters
     ----------
-    x : array_like
-        The tensor with the shape and dtype.
-    fill_value : array_like
-        The value; if it is a tensor, gradients flow to it.
     dtype : dtype, optional
         The dtype of the result; by default that of ``x``.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-    requires_grad : bool, optional
-        Whether the tensor requires grad.
 
-    Returns
-    -------
-    Tensor
-        The tensor.
-
-    Examples
-    --------
     >>> full_like([1.0, 2.0], 7)
     tensor([7., 7.], dtype=float64)
     """
@@ -311,6 +223,7 @@ def full_like(
     return full(x.shape, fill_value, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
+@_numbers_doc
 def arange(
     start: ArrayLike,
     stop: ArrayLike | None = None,
@@ -332,15 +245,6 @@ def arange(
         The distance of neighbours.
     dtype : dtype, optional
         The dtype; by default int64 for integers, else ``get_default_dtype()``.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-    requires_grad : bool, optional
-        Whether the tensor requires grad.
-
-    Returns
-    -------
-    Tensor
-        The numbers.
 
     Raises
     ------
@@ -349,8 +253,6 @@ def arange(
     NoGradientError
         If an argument requires grad.
 
-    Examples
-    --------
     >>> arange(3)
     tensor([0, 1, 2], dtype=int64)
     """
@@ -380,6 +282,7 @@ def _number(value: Any) -> Any:
     return value.item()
 
 
+@_numbers_doc
 def linspace(
     start: ArrayLike,
     stop: ArrayLike,
@@ -394,34 +297,15 @@ def linspace(
 
     Parameters
     ----------
-    start : array_like
-        The first number.
-    stop : array_like
-        The last number.
-    num : int, optional
-        How many numbers.
-    endpoint : bool, optional
-        Whether ``stop`` is the last number.
     dtype : dtype, optional
         The dtype; by default that of float tensors and arrays among the ends, else
         ``get_default_dtype()``.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-    requires_grad : bool, optional
-        Whether the tensor requires grad.
-
-    Returns
-    -------
-    Tensor
-        The numbers.
 
     Raises
     ------
     ArgumentError
         If ``num`` is negative.
 
-    Examples
-    --------
     >>> linspace(0.0, 1.0, 3)
     tensor([0. , 0.5, 1. ], dtype=float64)
     """
@@ -439,6 +323,7 @@ def linspace(
     return _made("linspace", made, device, requires_grad)
 
 
+@_numbers_doc
 def logspace(
     start: ArrayLike,
     stop: ArrayLike,
@@ -455,22 +340,11 @@ def logspace(
         The first exponent.
     stop : array_like
         The last exponent.
-    num : int, optional
-        How many numbers.
     endpoint : bool, optional
         Whether ``stop`` is the last exponent.
     base : array_like, optional
         The base.
-    dtype : dtype, optional
-        The dtype, as in ``linspace``.
 
-    Returns
-    -------
-    Tensor
-        The numbers.
-
-    Examples
-    --------
     >>> logspace(0.0, 2.0, 3)
     tensor([  1.,  10., 100.], dtype=float64)
     """
@@ -478,35 +352,12 @@ def logspace(
     return y if dtype is None else rec.astype(y, dtype=checked_dtype(dtype))
 
 
+@_numbers_doc
 def geomspace(
-    start: ArrayLike,
-    stop: ArrayLike,
-    num: int = 50,
-    endpoint: bool = True,
-    dtype: DTypeLike | None = None,
+    start: ArrayLike, stop: ArrayLike, num: int = 50, endpoint: bool = True, dtype: DTypeLike | None = None
 ) -> Tensor:
     """Create a geometric progression between two ends of the same sign; gradients flow to both ends.
 
-    Parameters
-    ----------
-    start : array_like
-        The first number.
-    stop : array_like
-        The last number.
-    num : int, optional
-        How many numbers.
-    endpoint : bool, optional
-        Whether ``stop`` is the last number.
-    dtype : dtype, optional
-        The dtype, as in ``linspace``.
-
-    Returns
-    -------
-    Tensor
-        The numbers.
-
-    Examples
-    --------
     >>> geomspace(1.0, 4.0, 3)
     tensor([1., 2., 4.], dtype=float64)
     """
@@ -541,6 +392,7 @@ def _between(start: Any, stop: Any, num: int, endpoint: bool, dtype: np.dtype[An
     return rec.astype(first * (1 - ramp) + last * ramp, dtype=dtype)
 
 
+@_creation_doc
 def eye(
     n_rows: int,
     n_cols: int | None = None,
@@ -560,20 +412,7 @@ def eye(
         The number of columns; by default as many as rows.
     k : int, optional
         The diagonal: 0 for the main one, positive numbers above, negative ones below.
-    dtype : dtype, optional
-        The dtype; by default ``get_default_dtype()``.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-    requires_grad : bool, optional
-        Whether the tensor requires grad.
 
-    Returns
-    -------
-    Tensor
-        The matrix.
-
-    Examples
-    --------
     >>> eye(2)
     tensor([[1., 0.],
             [0., 1.]], dtype=float64)

@@ -25,9 +25,22 @@ from adjoint.ops.gauge import (
     without_null_space,
 )
 from adjoint.ops.matrices import adjoint_of, blame, matrices, matrix_shape, mirror, of_triangle, square
+from adjoint.ops.shared_docs import matrices_doc
 from adjoint.typing import Array, ArrayLike
 
 __all__ = ["cholesky", "eigh", "eigvalsh", "qr"]
+
+_symmetric_doc = matrices_doc.extended("""
+    Parameters
+    ----------
+    UPLO : {"L", "U"}, optional
+        Which triangle is read: the lower or the upper one.
+
+    Raises
+    ------
+    LinAlgError
+        If LAPACK does not converge.
+    """)
 
 # Hermitian eigenvalues --------------------------------------------------------------------------
 
@@ -193,8 +206,7 @@ def _qr_jvp(xp: Namespace, t: Value, out: Value, x: Value, mode: str) -> Any:
     corner = r[..., :k, :k]
     qh = adjoint_of(xp, first)
     moved = adjoint_of(
-        xp,
-        xp.solve_triangular(adjoint_of(xp, corner), adjoint_of(xp, t[..., :, :k]), lower=True, unit=False),
+        xp, xp.solve_triangular(adjoint_of(xp, corner), adjoint_of(xp, t[..., :, :k]), lower=True, unit=False)
     )
     c = xp.matmul(qh, moved)
     below = xp.where(np.tri(k, k=-1, dtype=bool), c, 0)
@@ -244,6 +256,7 @@ def _checked_uplo(op: str, uplo: Any) -> bool:
     return bool(uplo == "L")
 
 
+@matrices_doc
 def cholesky(x: ArrayLike, *, upper: bool = False) -> Tensor:
     """Return the Cholesky factor of Hermitian, positive definite matrices.
 
@@ -251,24 +264,14 @@ def cholesky(x: ArrayLike, *, upper: bool = False) -> Tensor:
 
     Parameters
     ----------
-    x : array_like
-        The matrices, in the last two axes.
     upper : bool, optional
         Whether to return the upper factor U.
-
-    Returns
-    -------
-    Tensor
-        The triangular factor.
 
     Raises
     ------
     LinAlgError
         If a matrix is not positive definite.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.cholesky([[4.0, 2.0], [2.0, 5.0]])
     tensor([[2., 0.],
             [1., 2.]], dtype=float64)
@@ -276,6 +279,7 @@ def cholesky(x: ArrayLike, *, upper: bool = False) -> Tensor:
     return rec.cholesky(square("cholesky", x), upper=bool(upper))
 
 
+@matrices_doc
 def qr(x: ArrayLike, mode: str = "reduced") -> QRResult | Tensor:
     """Return the QR decomposition of matrices: an orthogonal and an upper triangular factor.
 
@@ -284,8 +288,6 @@ def qr(x: ArrayLike, mode: str = "reduced") -> QRResult | Tensor:
 
     Parameters
     ----------
-    x : array_like
-        The matrices, in the last two axes.
     mode : {"reduced", "complete", "r"}, optional
         Which factors: the first columns of Q, all of Q, or R only.
 
@@ -299,9 +301,6 @@ def qr(x: ArrayLike, mode: str = "reduced") -> QRResult | Tensor:
     ArgumentError
         If ``mode`` is unknown.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> Q, R = ad.linalg.qr([[3.0, 1.0], [4.0, 2.0]])
     >>> ad.allclose(Q @ R, [[3.0, 1.0], [4.0, 2.0]])
     True
@@ -313,60 +312,27 @@ def qr(x: ArrayLike, mode: str = "reduced") -> QRResult | Tensor:
     return r if mode == "r" else QRResult(q, r)
 
 
+@_symmetric_doc
 def eigh(x: ArrayLike, UPLO: str = "L") -> EighResult:
     """Return the eigenvalues and eigenvectors of Hermitian matrices.
 
     The gradients of eigenvectors have the same limits as those of the vectors of ``svd``.
-
-    Parameters
-    ----------
-    x : array_like
-        The matrices, in the last two axes.
-    UPLO : {"L", "U"}, optional
-        Which triangle is read: the lower or the upper one.
 
     Returns
     -------
     EighResult
         A named tuple with ``eigenvalues`` in ascending order, and ``eigenvectors`` in columns.
 
-    Raises
-    ------
-    LinAlgError
-        If LAPACK does not converge.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.eigh([[2.0, 0.0], [0.0, 1.0]]).eigenvalues
     tensor([1., 2.], dtype=float64)
     """
     return EighResult(*rec.eigh(square("eigh", x), lower=_checked_uplo("eigh", UPLO)))
 
 
+@_symmetric_doc
 def eigvalsh(x: ArrayLike, UPLO: str = "L") -> Tensor:
-    """Return the eigenvalues of Hermitian matrices.
+    """Return the eigenvalues of Hermitian matrices, in ascending order.
 
-    Parameters
-    ----------
-    x : array_like
-        The matrices, in the last two axes.
-    UPLO : {"L", "U"}, optional
-        Which triangle is read: the lower or the upper one.
-
-    Returns
-    -------
-    Tensor
-        The eigenvalues, in ascending order.
-
-    Raises
-    ------
-    LinAlgError
-        If LAPACK does not converge.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.eigvalsh([[2.0, 0.0], [0.0, 1.0]])
     tensor([1., 2.], dtype=float64)
     """

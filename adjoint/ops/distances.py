@@ -16,6 +16,7 @@ from adjoint.ops.extremes import max
 from adjoint.ops.half import wide
 from adjoint.ops.matrices import flat_lead, float_dtype
 from adjoint.ops.reduce import floating, sum
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.typing import Array, ArrayLike
 
 __all__ = ["cdist", "pdist"]
@@ -103,6 +104,7 @@ def power_sum(away: Tensor, p: float) -> Tensor:
     return rec.where(none, 0.0, rec.where(none, 1.0, total) ** (1 / p))
 
 
+@argument_doc
 def cdist(x1: ArrayLike, x2: ArrayLike, p: float = 2.0) -> Tensor:
     """Return the distance between each row of one matrix and each row of another.
 
@@ -125,9 +127,6 @@ def cdist(x1: ArrayLike, x2: ArrayLike, p: float = 2.0) -> Tensor:
     ShapeError
         If the points have different numbers of coordinates.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.cdist([[0.0, 0.0]], [[3.0, 4.0], [1.0, 0.0]])
     tensor([[5., 1.]], dtype=float64)
     """
@@ -144,6 +143,7 @@ def cdist(x1: ArrayLike, x2: ArrayLike, p: float = 2.0) -> Tensor:
     return power_sum(x[..., :, None, :] - y[..., None, :, :], p)
 
 
+@argument_doc
 def pdist(x: ArrayLike, p: float = 2.0) -> Tensor:
     """Return the distance between each pair of rows of a matrix.
 
@@ -159,9 +159,6 @@ def pdist(x: ArrayLike, p: float = 2.0) -> Tensor:
     Tensor
         The distances of rows 0 and 1, 0 and 2, …, 1 and 2, …
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.pdist([[0.0, 0.0], [3.0, 4.0], [3.0, 0.0]])
     tensor([5., 3., 4.], dtype=float64)
     """

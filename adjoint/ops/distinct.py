@@ -10,8 +10,9 @@ from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
+from adjoint.ops.conditions import plain_values
 from adjoint.ops.half import wide
-from adjoint.ops.selection import _values
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.typing import ArrayLike
 
 __all__ = ["unique", "unique_all", "unique_counts", "unique_inverse", "unique_values"]
@@ -40,30 +41,23 @@ class UniqueInverse(NamedTuple):
     inverse_indices: Tensor
 
 
+@argument_doc
 def unique_all(x: ArrayLike) -> UniqueAll:
     """Return the unique values, their first indices, the inverse indices and the counts.
 
     Gradients of the values go to their first positions.  Every NaN is a value of its own.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
 
     Returns
     -------
     UniqueAll
         A named tuple with ``values``, ``indices``, ``inverse_indices`` and ``counts``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.unique_all([2, 1, 2]).indices
     tensor([1, 0], dtype=int64)
     """
     x = asarray(x)
     found = np.unique(
-        wide(_values("unique", x)),
+        wide(plain_values("unique", x)),
         return_index=True,
         return_inverse=True,
         return_counts=True,
@@ -73,22 +67,15 @@ def unique_all(x: ArrayLike) -> UniqueAll:
     return UniqueAll(values, asarray(found[1]), asarray(found[2].reshape(x.shape)), asarray(found[3]))
 
 
+@argument_doc
 def unique_counts(x: ArrayLike) -> UniqueCounts:
     """Return the unique values and how often each occurs.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
 
     Returns
     -------
     UniqueCounts
         A named tuple with ``values`` and ``counts``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.unique_counts([2, 1, 2]).counts
     tensor([1, 2], dtype=int64)
     """
@@ -96,22 +83,15 @@ def unique_counts(x: ArrayLike) -> UniqueCounts:
     return UniqueCounts(found.values, found.counts)
 
 
+@argument_doc
 def unique_inverse(x: ArrayLike) -> UniqueInverse:
     """Return the unique values and, for each element, the index of its value.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
 
     Returns
     -------
     UniqueInverse
         A named tuple with ``values`` and ``inverse_indices``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.unique_inverse([2, 1, 2]).inverse_indices
     tensor([1, 0, 1], dtype=int64)
     """
@@ -119,28 +99,17 @@ def unique_inverse(x: ArrayLike) -> UniqueInverse:
     return UniqueInverse(found.values, found.inverse_indices)
 
 
+@argument_doc
 def unique_values(x: ArrayLike) -> Tensor:
     """Return the unique values, sorted; every NaN is a value of its own.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The values.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.unique_values([2, 1, 2])
     tensor([1, 2], dtype=int64)
     """
     return unique_all(x).values
 
 
+@argument_doc
 def unique(
     x: ArrayLike,
     return_index: bool = False,
@@ -156,8 +125,6 @@ def unique(
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     return_index : bool, optional
         Whether to return the first index of each value, too.
     return_inverse : bool, optional
@@ -174,9 +141,6 @@ def unique(
     Tensor or tuple of Tensor
         The values, followed by the requested index tensors.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.unique(ad.tensor([2.0, 1.0, 2.0]))
     tensor([1., 2.], dtype=float64)
     """
@@ -184,7 +148,7 @@ def unique(
     if axis is not None:
         axis = canonical_axis("unique", axis, x.ndim)
     found = np.unique(
-        wide(_values("unique", x)),
+        wide(plain_values("unique", x)),
         return_index=True,
         return_inverse=True,
         return_counts=True,

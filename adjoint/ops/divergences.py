@@ -11,6 +11,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.ops.half import in_float32
 from adjoint.ops.reduce import floating
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.typing import ArrayLike
 
 __all__ = ["huber", "kl_div", "pseudo_huber", "rel_entr"]
@@ -45,6 +46,7 @@ kl_div = define("kl_div", in_float32(lambda x, y: _rel_entr(x, y) - x + y),
                 reference="scipy.special:kl_div", doc="Return x log(x / y) - x + y, and infinity outside of the domain.")  # fmt: skip
 
 
+@argument_doc
 def huber(delta: ArrayLike, r: ArrayLike) -> Tensor:
     """Return Huber's loss: r²/2 up to ``delta``, and linear beyond.
 
@@ -55,14 +57,6 @@ def huber(delta: ArrayLike, r: ArrayLike) -> Tensor:
     r : array_like
         The residual.
 
-    Returns
-    -------
-    Tensor
-        The loss.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.special.huber(1.0, [0.5, 3.0])
     tensor([0.125, 2.5  ], dtype=float64)
     """
@@ -72,6 +66,7 @@ def huber(delta: ArrayLike, r: ArrayLike) -> Tensor:
     return rec.where(d < 0, np.inf, loss)
 
 
+@argument_doc
 def pseudo_huber(delta: ArrayLike, r: ArrayLike) -> Tensor:
     """Return the smooth variant of Huber's loss, delta² (√(1 + (r/delta)²) - 1).
 
@@ -82,14 +77,6 @@ def pseudo_huber(delta: ArrayLike, r: ArrayLike) -> Tensor:
     r : array_like
         The residual.
 
-    Returns
-    -------
-    Tensor
-        The loss.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> round(ad.special.pseudo_huber(1.0, 2.0).item(), 12)
     1.2360679775
     """

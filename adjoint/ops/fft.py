@@ -16,6 +16,7 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.shapes import Shape, canonical_axis
 from adjoint.core.tensor import Tensor
@@ -25,29 +26,9 @@ from adjoint.ops.half import in_float32
 from adjoint.typing import ArrayLike, Axis
 
 __all__ = [
-    "fft",
-    "fft2",
-    "fftfreq",
-    "fftn",
-    "fftshift",
-    "hfft",
-    "hfft2",
-    "hfftn",
-    "ifft",
-    "ifft2",
-    "ifftn",
-    "ifftshift",
-    "ihfft",
-    "ihfft2",
-    "ihfftn",
-    "irfft",
-    "irfft2",
-    "irfftn",
-    "rfft",
-    "rfft2",
-    "rfftfreq",
-    "rfftn",
-]
+    "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "hfft2", "hfftn", "ifft", "ifft2", "ifftn", "ifftshift",
+    "ihfft", "ihfft2", "ihfftn", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:
@@ -210,84 +191,110 @@ def _one(n: Any) -> Any:
     return None if n is None else (n,)
 
 
-def fft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
-    """Return the discrete Fourier transform along an axis.
-
+_axis_doc = SharedDoc("""
     Parameters
     ----------
     x : array_like
         The argument.
-    n : int, optional
-        The length of the transform, to which the input is truncated or padded with zeros.
     axis : int, optional
         The axis.
-    norm : {"backward", "ortho", "forward"}, optional
-        Whether 1/n scales the inverse (the default), 1/√n both, or 1/n the forward transform.
+    axes : tuple of int, optional
+        The axes; by default the last ``len(s)``, or all.
+    norm : str, optional
+        The scaling, as in ``fft``.
+    """)
+_spectrum_doc = _axis_doc.extended("""
+    Parameters
+    ----------
+    n : int, optional
+        The length of the transform, to which the input is truncated or padded with zeros.
+    s : sequence of int, optional
+        The lengths of the transform, to which the input is truncated or padded with zeros.
 
     Returns
     -------
     Tensor
         The transform, complex.
+    """)
+_half_spectrum_doc = _spectrum_doc.extended("""
+    Parameters
+    ----------
+    x : array_like
+        The argument, real.
 
-    Examples
-    --------
-    >>> import adjoint as ad
+    Returns
+    -------
+    Tensor
+        The transform, complex: the first ``n // 2 + 1`` terms along the last of the axes.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is complex.
+    """)
+_real_doc = _axis_doc.extended("""
+    Parameters
+    ----------
+    n : int, optional
+        The length of the result; by default ``2 * (x.shape[axis] - 1)``.
+    s : sequence of int, optional
+        The lengths of the result.
+
+    Returns
+    -------
+    Tensor
+        The inverse transform, real.
+    """)
+_hermitian_doc = _real_doc.extended("""
+    Parameters
+    ----------
+    x : array_like
+        The first half of the signal, along the last of the axes.
+    axes : int or tuple of int, optional
+        The axes; by default all, or the last ones for ``s``.
+
+    Returns
+    -------
+    Tensor
+        The transform, real.
+    """)
+_two_axes_doc = SharedDoc("""
+    Parameters
+    ----------
+    axes : tuple of int, optional
+        The two axes.
+    """)
+
+
+@_spectrum_doc
+def fft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    """Return the discrete Fourier transform along an axis.
+
+    Parameters
+    ----------
+    norm : {"backward", "ortho", "forward"}, optional
+        Whether 1/n scales the inverse (the default), 1/√n both, or 1/n the forward transform.
+
     >>> ad.fft.fft(ad.tensor([1.0, 0.0, 0.0, 0.0])).real
     tensor([1., 1., 1., 1.], dtype=float64)
     """
     return _complex_transform("fft", x, _one(n), (axis,), norm, False)
 
 
+@_spectrum_doc
 def ifft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Return the inverse of ``fft``.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    n : int, optional
-        The length of the transform, to which the input is truncated or padded with zeros.
-    axis : int, optional
-        The axis.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The inverse transform, complex.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.ifft(ad.fft.fft([1.0, 2.0])).real
     tensor([1., 2.], dtype=float64)
     """
     return _complex_transform("ifft", x, _one(n), (axis,), norm, True)
 
 
+@_spectrum_doc
 def fftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: str | None = None) -> Tensor:
     """Return the discrete Fourier transform along several axes.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    s : sequence of int, optional
-        The lengths of the transform, to which the input is truncated or padded with zeros.
-    axes : tuple of int, optional
-        The axes; by default the last ``len(s)``, or all.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The transform, complex.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.fftn(ad.ones((2, 2))).real
     tensor([[4., 0.],
             [0., 0.]], dtype=float64)
@@ -295,28 +302,10 @@ def fftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: 
     return _complex_transform("fftn", x, s, axes, norm, False)
 
 
+@_spectrum_doc
 def ifftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: str | None = None) -> Tensor:
     """Return the inverse of ``fftn``.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    s : sequence of int, optional
-        The lengths of the transform, to which the input is truncated or padded with zeros.
-    axes : tuple of int, optional
-        The axes; by default the last ``len(s)``, or all.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The inverse transform, complex.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.ifftn([[4.0, 0.0], [0.0, 0.0]]).real
     tensor([[1., 1.],
             [1., 1.]], dtype=float64)
@@ -324,30 +313,13 @@ def ifftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm:
     return _complex_transform("ifftn", x, s, axes, norm, True)
 
 
+@_spectrum_doc
+@_two_axes_doc
 def fft2(
     x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = (-2, -1), norm: str | None = None
 ) -> Tensor:
     """Return the discrete Fourier transform along two axes.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    s : sequence of int, optional
-        The lengths of the transform, to which the input is truncated or padded with zeros.
-    axes : tuple of int, optional
-        The two axes.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The transform, complex.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.fft2(ad.ones((2, 2))).real
     tensor([[4., 0.],
             [0., 0.]], dtype=float64)
@@ -355,30 +327,13 @@ def fft2(
     return _complex_transform("fft2", x, s, axes, norm, False)
 
 
+@_spectrum_doc
+@_two_axes_doc
 def ifft2(
     x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = (-2, -1), norm: str | None = None
 ) -> Tensor:
     """Return the inverse of ``fft2``.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    s : sequence of int, optional
-        The lengths of the transform, to which the input is truncated or padded with zeros.
-    axes : tuple of int, optional
-        The two axes.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The inverse transform, complex.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.ifft2([[4.0, 0.0], [0.0, 0.0]]).real
     tensor([[1., 1.],
             [1., 1.]], dtype=float64)
@@ -386,195 +341,80 @@ def ifft2(
     return _complex_transform("ifft2", x, s, axes, norm, True)
 
 
+@_half_spectrum_doc
 def rfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Return the Fourier transform of real input along an axis.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument, real.
-    n : int, optional
-        The length of the transform, to which the input is truncated or padded with zeros.
-    axis : int, optional
-        The axis.
-    norm : str, optional
-        The scaling, as in ``fft``.
 
     Returns
     -------
     Tensor
         The first ``n // 2 + 1`` terms, complex; the others are their mirror images.
 
-    Raises
-    ------
-    DTypeError
-        If ``x`` is complex.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.rfft([1.0, 0.0, 0.0, 0.0]).real
     tensor([1., 1., 1.], dtype=float64)
     """
     return _to_half("rfft", x, _one(n), (axis,), norm)
 
 
+@_real_doc
 def irfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Return the inverse of ``rfft``.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    n : int, optional
-        The length of the result; by default ``2 * (x.shape[axis] - 1)``.
-    axis : int, optional
-        The axis.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The inverse transform, real.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.irfft([1.0, 1.0, 1.0])
     tensor([1., 0., 0., 0.], dtype=float64)
     """
     return _from_half("irfft", x, _one(n), (axis,), norm)
 
 
+@_half_spectrum_doc
 def rfftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: str | None = None) -> Tensor:
     """Return the Fourier transform of real input along several axes.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument, real.
-    s : sequence of int, optional
-        The lengths of the transform, to which the input is truncated or padded with zeros.
-    axes : tuple of int, optional
-        The axes; by default the last ``len(s)``, or all.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The transform, complex; the last axis has ``n // 2 + 1`` terms.
-
-    Raises
-    ------
-    DTypeError
-        If ``x`` is complex.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.rfftn(ad.ones((3, 4))).shape
     (3, 3)
     """
     return _to_half("rfftn", x, s, axes, norm)
 
 
+@_real_doc
 def irfftn(
     x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: str | None = None
 ) -> Tensor:
     """Return the inverse of ``rfftn``.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    s : sequence of int, optional
-        The lengths of the result.
-    axes : tuple of int, optional
-        The axes; by default the last ``len(s)``, or all.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The inverse transform, real.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.irfftn(ad.fft.rfftn(ad.ones((3, 4)))).shape
     (3, 4)
     """
     return _from_half("irfftn", x, s, axes, norm)
 
 
+@_half_spectrum_doc
+@_two_axes_doc
 def rfft2(
     x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = (-2, -1), norm: str | None = None
 ) -> Tensor:
     """Return the Fourier transform of real input along two axes.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument, real.
-    s : sequence of int, optional
-        The lengths of the transform, to which the input is truncated or padded with zeros.
-    axes : tuple of int, optional
-        The two axes.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The transform, complex; the last axis has ``n // 2 + 1`` terms.
-
-    Raises
-    ------
-    DTypeError
-        If ``x`` is complex.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.rfft2(ad.ones((3, 4))).shape
     (3, 3)
     """
     return _to_half("rfft2", x, s, axes, norm)
 
 
+@_real_doc
+@_two_axes_doc
 def irfft2(
     x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = (-2, -1), norm: str | None = None
 ) -> Tensor:
     """Return the inverse of ``rfft2``.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    s : sequence of int, optional
-        The lengths of the result.
-    axes : tuple of int, optional
-        The two axes.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The inverse transform, real.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.irfft2(ad.fft.rfft2(ad.ones((3, 4)))).shape
     (3, 4)
     """
     return _from_half("irfft2", x, s, axes, norm)
 
 
+@_hermitian_doc
 def hfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Return the Fourier transform of a signal with Hermitian symmetry.
 
@@ -582,82 +422,27 @@ def hfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = 
     ----------
     x : array_like
         The first half of the signal.
-    n : int, optional
-        The length of the result; by default ``2 * (x.shape[axis] - 1)``.
-    axis : int, optional
-        The axis.
-    norm : str, optional
-        The scaling, as in ``fft``.
 
-    Returns
-    -------
-    Tensor
-        The transform, real.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.hfft([1.0, 1.0, 1.0])
     tensor([4., 0., 0., 0.], dtype=float64)
     """
     return _hermitian("hfft", x, _one(n), (axis,), norm)
 
 
+@_half_spectrum_doc
 def ihfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Return the inverse of ``hfft``.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument, real.
-    n : int, optional
-        The length of the transform, to which the input is truncated or padded with zeros.
-    axis : int, optional
-        The axis.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The first half of the signal, complex.
-
-    Raises
-    ------
-    DTypeError
-        If ``x`` is complex.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.ihfft([4.0, 0.0, 0.0, 0.0]).real
     tensor([1., 1., 1.], dtype=float64)
     """
     return rec.conj(_to_half("ihfft", x, _one(n), (axis,), _DUAL[_checked_norm("ihfft", norm)]))
 
 
+@_hermitian_doc
 def hfftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: str | None = None) -> Tensor:
     """Return the Fourier transform over several axes of a signal with Hermitian symmetry.
 
-    Parameters
-    ----------
-    x : array_like
-        The first half of the signal, along the last of the axes.
-    s : sequence of int, optional
-        The lengths of the result.
-    axes : int or tuple of int, optional
-        The axes; by default all, or the last ones for ``s``.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The transform, real.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.hfftn(ad.ones((2, 3)))
     tensor([[8., 0., 0., 0.],
             [0., 0., 0., 0.]], dtype=float64)
@@ -665,36 +450,20 @@ def hfftn(x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm:
     return _hermitian("hfftn", x, s, axes, norm)
 
 
+@_hermitian_doc
+@_two_axes_doc
 def hfft2(
     x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = (-2, -1), norm: str | None = None
 ) -> Tensor:
     """Return the Fourier transform over two axes of a signal with Hermitian symmetry.
 
-    Parameters
-    ----------
-    x : array_like
-        The first half of the signal, along the last of the axes.
-    s : sequence of int, optional
-        The lengths of the result.
-    axes : tuple of int, optional
-        The two axes.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The transform, real.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.hfft2(ad.ones((2, 3))).shape
     (2, 4)
     """
     return _hermitian("hfft2", x, s, axes, norm)
 
 
+@_half_spectrum_doc
 def ihfftn(
     x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = None, norm: str | None = None
 ) -> Tensor:
@@ -702,28 +471,9 @@ def ihfftn(
 
     Parameters
     ----------
-    x : array_like
-        The argument, real.
-    s : sequence of int, optional
-        The lengths of the transform, to which the input is truncated or padded with zeros.
     axes : int or tuple of int, optional
         The axes; by default all, or the last ones for ``s``.
-    norm : str, optional
-        The scaling, as in ``fft``.
 
-    Returns
-    -------
-    Tensor
-        The first half of the signal, complex.
-
-    Raises
-    ------
-    DTypeError
-        If ``x`` is complex.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.ihfftn(ad.fft.hfftn(ad.ones((2, 3)))).real
     tensor([[1., 1., 1.],
             [1., 1., 1.]], dtype=float64)
@@ -731,35 +481,13 @@ def ihfftn(
     return rec.conj(_to_half("ihfftn", x, s, axes, _DUAL[_checked_norm("ihfftn", norm)]))
 
 
+@_half_spectrum_doc
+@_two_axes_doc
 def ihfft2(
     x: ArrayLike, s: Sequence[int] | None = None, axes: Axis = (-2, -1), norm: str | None = None
 ) -> Tensor:
     """Return the inverse of ``hfft2``.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument, real.
-    s : sequence of int, optional
-        The lengths of the transform, to which the input is truncated or padded with zeros.
-    axes : tuple of int, optional
-        The two axes.
-    norm : str, optional
-        The scaling, as in ``fft``.
-
-    Returns
-    -------
-    Tensor
-        The first half of the signal, complex.
-
-    Raises
-    ------
-    DTypeError
-        If ``x`` is complex.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.ihfft2(ad.ones((2, 4))).shape
     (2, 3)
     """

@@ -12,15 +12,25 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis, number
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError
-from adjoint.ops.shape import roll
+from adjoint.ops.arrange import roll
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.typing import ArrayLike, Axis, DTypeLike
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "rfftfreq"]
 
+_shifts_doc = argument_doc.extended("""
+    Parameters
+    ----------
+    axes : int or tuple of int, optional
+        The axes; all of them by default.
 
-def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: str | None = None) -> Tensor:
-    """Return the frequencies of the terms of ``fft``.
+    Returns
+    -------
+    Tensor
+        The shifted tensor.
+    """)
 
+_frequencies_doc = argument_doc.extended("""
     Parameters
     ----------
     n : int
@@ -29,55 +39,33 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: s
         The distance between neighbouring samples.
     dtype : dtype, optional
         A float dtype; by default float64.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
+    """)
 
-    Returns
-    -------
-    Tensor
-        The frequencies, negative ones last.
+
+@_frequencies_doc
+def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: str | None = None) -> Tensor:
+    """Return the frequencies of the terms of ``fft``, negative ones last.
 
     Raises
     ------
     ArgumentError
         If ``n`` is less than 1, or ``d`` is 0.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.fftfreq(4)
     tensor([ 0.  ,  0.25, -0.5 , -0.25], dtype=float64)
     """
     return _frequencies("fftfreq", np.fft.fftfreq, n, d, dtype, device)
 
 
+@_frequencies_doc
 def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: str | None = None) -> Tensor:
     """Return the frequencies of the terms of ``rfft``.
-
-    Parameters
-    ----------
-    n : int
-        The length of the transform.
-    d : float, optional
-        The distance between neighbouring samples.
-    dtype : dtype, optional
-        A float dtype; by default float64.
-    device : str, optional
-        Accepted for the Array API; only ``"cpu"`` exists.
-
-    Returns
-    -------
-    Tensor
-        The frequencies.
 
     Raises
     ------
     ArgumentError
         If ``n`` is less than 1, or ``d`` is 0.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.rfftfreq(4)
     tensor([0.  , 0.25, 0.5 ], dtype=float64)
     """
@@ -101,48 +89,20 @@ def _frequencies(op: str, function: Any, n: int, d: float, dtype: Any, device: A
     return rec.astype(found, dtype=np.dtype(dtype))
 
 
+@_shifts_doc
 def fftshift(x: ArrayLike, axes: Axis = None) -> Tensor:
     """Move the term of frequency zero to the middle.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axes : int or tuple of int, optional
-        The axes; all of them by default.
-
-    Returns
-    -------
-    Tensor
-        The shifted tensor.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.fftshift([0, 1, -2, -1])
     tensor([-2, -1,  0,  1], dtype=int64)
     """
     return _shifted("fftshift", x, axes, 1)
 
 
+@_shifts_doc
 def ifftshift(x: ArrayLike, axes: Axis = None) -> Tensor:
     """Return the inverse of ``fftshift``.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axes : int or tuple of int, optional
-        The axes; all of them by default.
-
-    Returns
-    -------
-    Tensor
-        The shifted tensor.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.fft.ifftshift([-2, -1, 0, 1])
     tensor([ 0,  1, -2, -1], dtype=int64)
     """

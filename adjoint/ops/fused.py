@@ -22,7 +22,8 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, ShapeError
 from adjoint.ops.activations import real_only
 from adjoint.ops.half import in_float32, rounded, widened
-from adjoint.ops.products import product
+from adjoint.ops.products import BLAS, product
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.typing import Array, ArrayLike
 
 __all__ = ["log_softmax", "softmax"]
@@ -143,13 +144,22 @@ def _linear_shape(x: Any, w: Any, b: Any) -> Result | None:
     return (((*x.shape[:-1], w.shape[0]), np.result_type(*(a.dtype for a in arrays))),)
 
 
+def _linear_phrase(i: Any, target: str, x: str, w: str, b: str) -> list[str] | None:
+    dtypes = {a.dtype for a in i.args}
+    if len(dtypes) != 1 or dtypes.pop() not in BLAS or i.args[0].ndim != 2 or i.args[1].ndim != 2:
+        return None
+    (out,) = i.outs
+    bias = f"{b}.reshape({out.shape!r})" if out.size == i.args[2].size else b
+    return [f"{x}.dot({w}.T)", f"add_into({target}, {bias}, {target})"]
+
+
 define("linear", _linear_arrays,
        lambda xp, g, y, x, w, b: _times(xp, g, w),
        _linear_dw,
        _linear_db,
        saves="xw", reads=("w", "x", ""), kind="general", fused=_linear, shape=_linear_shape,
        jvp=lambda xp, t, y, x, w, b: _linear_jvp(xp, t, x, w),
-       reference="formula", doc="x wᵀ + b, a linear layer of a network.")  # fmt: skip
+       reference="formula", phrase=_linear_phrase, memory="new", doc="x wᵀ + b, a linear layer of a network.")  # fmt: skip
 
 
 def _linear_jvp(xp: Namespace, t: Value, x: Value, w: Value) -> Any:
@@ -182,8 +192,15 @@ def _mse_dx(xp: Namespace, g: Value, y: Value, x: Value, t: Value) -> Any:
     return widened(xp, g) * (2 / x.size if x.size else math.nan) * (x - t)
 
 
+def _mse_phrase(i: Any, target: str, x: str, y: str) -> list[str] | None:
+    a, b = i.args
+    if a.dtype not in BLAS or a.dtype != b.dtype or a.shape != b.shape or not a.size:
+        return None
+    return [f"{x} - {y}", f"total({target} * {target}, None) / {a.size}"]
+
+
 define("mse", _mse_arrays, _mse_dx, lambda xp, g, y, x, t: -_mse_dx(xp, g, y, x, t),
-       saves="xt", kind="general", fused=_mse, reference="formula", doc="The mean of the squared differences.")  # fmt: skip
+       saves="xt", kind="general", fused=_mse, reference="formula", phrase=_mse_phrase, memory="new", doc="The mean of the squared differences.")  # fmt: skip
 
 
 # Norms without weight and bias, which are applied by * and + ----------------------------------
@@ -368,20 +385,9 @@ def _along(op: str, x: Any, axis: Any) -> tuple[Tensor, int]:
     return x, where
 
 
+@argument_doc
 def softmax(x: ArrayLike, axis: int = -1) -> Tensor:
     """Return ``exp(x) / Σ exp(x)`` along an axis, without overflow.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int, optional
-        The axis.
-
-    Returns
-    -------
-    Tensor
-        The softmax; its sums along the axis are 1.
 
     Raises
     ------
@@ -390,9 +396,6 @@ def softmax(x: ArrayLike, axis: int = -1) -> Tensor:
     ShapeError
         If the axis has no elements.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.softmax(ad.tensor([1000.0, 1000.0]))
     tensor([0.5, 0.5], dtype=float64)
     """
@@ -400,20 +403,9 @@ def softmax(x: ArrayLike, axis: int = -1) -> Tensor:
     return rec.softmax(x, axis=where)
 
 
+@argument_doc
 def log_softmax(x: ArrayLike, axis: int = -1) -> Tensor:
     """Return the logarithm of ``softmax``; it is finite also where the softmax underflows.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int, optional
-        The axis.
-
-    Returns
-    -------
-    Tensor
-        The log-softmax.
 
     Raises
     ------
@@ -422,9 +414,6 @@ def log_softmax(x: ArrayLike, axis: int = -1) -> Tensor:
     ShapeError
         If the axis has no elements.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.log_softmax(ad.tensor([0.0, -1000.0]))
     tensor([    0., -1000.], dtype=float64)
     """

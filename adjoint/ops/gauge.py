@@ -22,16 +22,9 @@ from adjoint.ops.matrices import adjoint_of
 from adjoint.typing import Array
 
 __all__ = [
-    "apart",
-    "largest",
-    "real_diagonal",
-    "refuse_mixed",
-    "skew",
-    "turned_vectors",
-    "turns",
-    "with_null_space",
+    "apart", "largest", "real_diagonal", "refuse_mixed", "skew", "turned_vectors", "turns", "with_null_space",
     "without_null_space",
-]
+]  # fmt: skip
 
 # Quotients at repeated values --------------------------------------------------------------------
 
@@ -104,33 +97,15 @@ def _gauge_quotient(x: Array, y: Array, size: Any, span: Array, op: str, why: st
 
 
 def _quotient_dx(
-    xp: Namespace,
-    g: Value,
-    z: Value,
-    x: Value,
-    y: Value,
-    size: Value,
-    span: Value,
-    op: str,
-    why: str,
-    order: int,
+    xp: Namespace, g: Value, z: Value, x: Value, y: Value, size: Value, span: Value, **how: Any
 ) -> Any:
-    return _next_quotient(xp, g, z, y, size, span, op, why, order)
+    return _next_quotient(xp, g, z, y, size, span, **how)
 
 
 def _quotient_dy(
-    xp: Namespace,
-    g: Value,
-    z: Value,
-    x: Value,
-    y: Value,
-    size: Value,
-    span: Value,
-    op: str,
-    why: str,
-    order: int,
+    xp: Namespace, g: Value, z: Value, x: Value, y: Value, size: Value, span: Value, **how: Any
 ) -> Any:
-    return -_next_quotient(xp, g * z, z, y, size, span, op, why, order)
+    return -_next_quotient(xp, g * z, z, y, size, span, **how)
 
 
 def _next_quotient(
@@ -147,20 +122,12 @@ def largest(xp: Namespace, x: Value) -> Any:
 
 
 def _quotient_jvp(
-    xp: Namespace,
-    t: Value,
-    z: Value,
-    x: Value,
-    y: Value,
-    size: Value,
-    span: Value,
-    op: str,
-    why: str,
-    order: int,
+    xp: Namespace, t: Value, z: Value, x: Value, y: Value, size: Value, span: Value, **how: Any
 ) -> Any:
     tx, ty, _, _ = t
     moved = tx if ty is None else -ty * z if tx is None else tx - ty * z
-    return _next_quotient(xp, moved, z, y, size, span, op, _FORWARD.get(why, why), order)
+    how["why"] = _FORWARD.get(how["why"], how["why"])
+    return _next_quotient(xp, moved, z, y, size, span, **how)
 
 
 def _gauge_quotient_batch(op: Op, size: int, /, x: Batched, *scales: Array, **params: Any) -> Any:

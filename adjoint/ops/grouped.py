@@ -18,6 +18,7 @@ from adjoint.errors import ArgumentError, DTypeError, IndexingError, InputError,
 from adjoint.ops.half import in_float32, widened
 from adjoint.ops.reduce import floating, narrowed
 from adjoint.ops.scatter import along_positions, as_index, check_range
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.typing import Array, ArrayLike
 
 __all__ = ["scatter_reduce", "segment_reduce", "soft_histogram"]
@@ -71,6 +72,7 @@ _NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -math.inf, "amin": mat
 _ALIASES = {"max": "amax", "min": "amin"}
 
 
+@argument_doc
 def scatter_reduce(
     x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike, reduce: str, *, include_self: bool = True
 ) -> Tensor:
@@ -80,8 +82,6 @@ def scatter_reduce(
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     axis : int
         The axis to which ``index`` refers.
     index : array_like of int
@@ -95,11 +95,6 @@ def scatter_reduce(
         Whether the elements of ``x`` are part of the reductions.  If not, an element of ``x`` is replaced if
         there are elements for its position, and unchanged otherwise.
 
-    Returns
-    -------
-    Tensor
-        The result, with the shape of ``x``.
-
     Raises
     ------
     ShapeError
@@ -107,9 +102,6 @@ def scatter_reduce(
     IndexingError
         If an index is out of range or not an integer.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scatter_reduce(ad.tensor([1.0, 2.0]), 0, [0, 0, 1], ad.tensor([5.0, 3.0, 1.0]), "amax")
     tensor([5., 2.], dtype=float64)
     """
@@ -218,6 +210,7 @@ def _product(x: Tensor, i: Tensor, v: Tensor, axis: int, include_self: bool) -> 
     return rec.where(touched, x * y if include_self else y, x)
 
 
+@argument_doc
 def segment_reduce(
     x: ArrayLike,
     reduce: str,
@@ -241,8 +234,6 @@ def segment_reduce(
         The lengths of the segments, which add up to the length of the axis.
     offsets : array_like of int, optional
         Where the segments begin, and the end of the last one.  Pass either ``lengths`` or ``offsets``.
-    axis : int, optional
-        The axis.
     initial : float, optional
         The initial value of each reduction; it does not count as an element of a mean.
 
@@ -256,9 +247,6 @@ def segment_reduce(
     ShapeError
         If the segments do not match the length of the axis.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.segment_reduce(ad.tensor([1.0, 2.0, 3.0, 4.0]), "mean", lengths=[3, 1])
     tensor([2., 4.], dtype=float64)
     """
@@ -299,6 +287,29 @@ def _segment_lengths(op: str, lengths: Any, offsets: Any, n: int) -> Any:
     return sizes
 
 
+def _in_bins(finite: Tensor, place: Tensor, share: Tensor, count: int) -> Tensor:
+    """Return the sums of ``share`` in ``count`` bins; each is split between the bins next to ``place``.
+
+    ``finite`` is ``place`` for the elements that count, and 0 for the others.
+    """
+    left = rec.minimum(rec.floor(finite), max(count - 2.0, 0.0))
+    part = (place - left) * share
+    i = rec.astype(left, dtype=np.dtype(np.intp))
+    found: Tensor = rec.untake_along_axis(share - part, i, axis=-1, length=count)
+    return found + rec.untake_along_axis(part, i + 1, axis=-1, length=count) if count > 1 else found
+
+
+def _element_weights(op: str, x: Tensor, weights: Any) -> Tensor:
+    w = floating(op, weights)
+    if w.size != x.size:
+        raise ShapeError(
+            f"{op}: there must be one weight per element, but there are {x.size} elements and weights of "
+            f"shape {w.shape}."
+        )
+    return rec.reshape(w, shape=x.shape)
+
+
+@argument_doc
 def soft_histogram(
     x: ArrayLike,
     bins: int = 10,
@@ -336,17 +347,12 @@ def soft_histogram(
     ArgumentError
         If there is no bin, or the range is empty.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.soft_histogram(ad.tensor([0.5, 1.0, 2.5]), 3, (0.0, 3.0))[0]
     tensor([1.5, 0.5, 1. ], dtype=float64)
     """
     op = "soft_histogram"
-    x = floating(op, x)
-    x = rec.reshape(x, shape=(x.size,))
-    count = whole_number(op, "bins", bins)
-    low, high = _ends(op, x, range)
+    x = floating(op, x).reshape(-1)
+    count, (low, high) = whole_number(op, "bins", bins), _ends(op, x, range)
     if count < 1 or not low < high:
         raise ArgumentError(
             f"{op}: bins must be at least 1 and the range must not be empty, but bins is {bins} and the "
@@ -355,21 +361,8 @@ def soft_histogram(
     width = (high - low) / count
     inside = rec.logical_and(x >= low, x <= high)
     place = rec.clip((x - low) / width - 0.5, 0.0, count - 1.0)
-    share = rec.where(inside, 1.0, 0.0)
-    if weights is not None:
-        w = floating(op, weights)
-        if w.size != x.size:
-            raise ShapeError(
-                f"{op}: there must be one weight per element, but there are {x.size} elements and weights of "
-                f"shape {w.shape}."
-            )
-        share = rec.where(inside, rec.reshape(w, shape=x.shape), 0.0)
-    left = rec.minimum(rec.floor(rec.where(inside, place, 0.0)), max(count - 2.0, 0.0))
-    part = (place - left) * share
-    i = rec.astype(left, dtype=np.dtype(np.intp))
-    found = rec.untake_along_axis(share - part, i, axis=-1, length=count)
-    if count > 1:
-        found = found + rec.untake_along_axis(part, i + 1, axis=-1, length=count)
+    share = rec.where(inside, 1.0 if weights is None else _element_weights(op, x, weights), 0.0)
+    found = _in_bins(rec.where(inside, place, 0.0), place, share, count)
     if density:
         found = found / (rec.sum(found, axis=(-1,), keepdims=False) * width)
     return narrowed(found, x.dtype), wrap(np.linspace(low, high, count + 1).astype(x.dtype))

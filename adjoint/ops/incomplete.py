@@ -13,17 +13,9 @@ from adjoint.ops.incomplete_values import bell, betainc_derivative, gammainc_der
 from adjoint.ops.scipy_forward import from_scipy, real_arrays, special_module
 
 __all__ = [
-    "betainc",
-    "betaincc",
-    "betainccinv",
-    "betaincinv",
-    "gammainc",
-    "gammaincc",
-    "gammainccinv",
-    "gammaincinv",
-    "stdtr",
-    "stdtrit",
-]
+    "betainc", "betaincc", "betainccinv", "betaincinv", "gammainc", "gammaincc", "gammainccinv",
+    "gammaincinv", "stdtr", "stdtrit",
+]  # fmt: skip
 
 
 def _gamma_density(xp: Any, a: Any, x: Any) -> Any:

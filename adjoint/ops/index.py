@@ -15,6 +15,7 @@ from adjoint.core.define import define
 from adjoint.core.inplace import refuse_view, refuse_write, writable
 from adjoint.core.lifted import Unknown, located, refusal, tracing
 from adjoint.core.namespace import raw, rec
+from adjoint.core.native import Primitives, View, full_key
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes
 from adjoint.core.tensor import Tensor, Traced, castable, note_reading, note_view, wrap
@@ -237,14 +238,58 @@ def _index_set_batch(op: Op, size: int, /, x: Array, v: Array, key: tuple[Any, .
     return held.index_set(base, v, key=(slice(None), *key))
 
 
+def _positions(shape: Shape, key: Any) -> Any:
+    """Return the positions, in the flattened array, of the elements that an index selects."""
+    return np.arange(math.prod(shape)).reshape(shape)[key]
+
+
+def _native_index(xp: Primitives, x: View, key: Any) -> View:
+    x = xp.view(x)
+    if is_basic(key):
+        return xp.graph.slice(x, full_key(key, x.ndim))
+    return xp.gather(x, xp.view(_positions(x.shape, key)))
+
+
+def _native_unindex(xp: Primitives, g: View, key: Any, shape: Shape) -> View:
+    if is_basic(key):
+        return xp.placed(shape, 0, g.dtype, [(g, key)])
+    at = _positions(shape, key)
+    zeros = xp.full((math.prod(shape),), 0, g.dtype)
+    return xp.graph.reshape(xp.scatter("add", zeros, xp.view(at.reshape(-1)), xp.flat(g)), shape)
+
+
+def _native_index_set(xp: Primitives, x: View, v: View, key: Any) -> View:
+    x, v = xp.alike(xp.view(x), v)
+    if is_basic(key):
+        return _native_set_basic(xp, x, v, key)
+    at = _positions(x.shape, key)
+    v = xp.graph.broadcast(v, at.shape)
+    return xp.graph.reshape(xp.scatter("set", xp.flat(x), xp.view(at.reshape(-1)), xp.flat(v)), x.shape)
+
+
+def _native_set_basic(xp: Primitives, x: View, v: View, key: Any) -> View:
+    """Return a copy of ``x`` with ``v`` assigned at the basic index ``key``.
+
+    If ``x`` is itself assembled from pieces (a "place" node), ``v`` becomes its last piece.
+    """
+    pieces: list[tuple[View, Any]] = [(x, xp.graph.target(x.shape).where)]
+    fill = None
+    if x.node.op == "place" and x.is_whole() and x.shape == x.node.shape:
+        fill, where = x.node.params
+        pieces = list(zip(x.node.args, where, strict=True))
+    spot = xp.graph.slice(xp.graph.target(x.shape), full_key(key, x.ndim))
+    pieces.append((xp.graph.broadcast(v, spot.shape), spot.where))
+    return xp.graph.place(x.shape, x.dtype, fill, pieces)
+
+
 define("index", lambda x, key: x[key], lambda xp, g, y, x, key: xp.unindex(g, key=key, shape=x.shape),
-       kind="linear", params=("key",), selects=True, places=True, batch=_index_batch, reference="numpy", doc="The elements at an index.")  # fmt: skip
+       kind="linear", params=("key",), selects=True, places=True, batch=_index_batch, reference="numpy", lower=_native_index, memory="view", doc="The elements at an index.")  # fmt: skip
 define("unindex", _unindex, lambda xp, g, y, x, key, shape: xp.index(g, key=key),
-       kind="linear", params=("key", "shape"), batch=_unindex_batch, reference="formula", doc="Zeros with elements added at an index.")  # fmt: skip
+       kind="linear", params=("key", "shape"), batch=_unindex_batch, reference="formula", lower=_native_unindex, doc="Zeros with elements added at an index.")  # fmt: skip
 define("index_set", _index_set,
        lambda xp, g, z, x, y, key: xp.index_set(g, 0, key=key),
        lambda xp, g, z, x, y, key: xp.index(g, key=key),
-       kind="linear", params=("key",), selects=True, batch=_index_set_batch, reference="formula", doc="A copy of x with values written at an index that selects no element twice.")  # fmt: skip
+       kind="linear", params=("key",), selects=True, batch=_index_set_batch, reference="formula", lower=_native_index_set, doc="A copy of x with values written at an index that selects no element twice.")  # fmt: skip
 
 
 def getitem(x: Tensor, key: Key) -> Tensor:

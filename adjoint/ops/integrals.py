@@ -14,22 +14,13 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
 from adjoint.ops.half import in_float32, wide
 from adjoint.ops.scipy_forward import from_scipy, of_order, real_arrays, special_module
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.ops.special_order import of_each_order, whole_order
 from adjoint.typing import ArrayLike
 
 __all__ = [
-    "dawsn",
-    "ellipe",
-    "ellipk",
-    "exp1",
-    "expi",
-    "expn",
-    "fresnel",
-    "hyp1f1",
-    "hyp2f1",
-    "lambertw",
-    "sici",
-]
+    "dawsn", "ellipe", "ellipk", "exp1", "expi", "expn", "fresnel", "hyp1f1", "hyp2f1", "lambertw", "sici",
+]  # fmt: skip
 
 exp1 = define("exp1", from_scipy("exp1"), lambda xp, g, y, x: -g * (xp.exp(-x) / x), saves="x", domain=(0.2, 3),
               reference="scipy.special:exp1", doc="Return the exponential integral ∫ₓ^∞ exp(-t)/t dt.")  # fmt: skip
@@ -112,6 +103,7 @@ define("lambertw", _lambertw, lambda xp, g, y, x, k: g * (xp.exp(-y) / (1 + y)),
 # Public functions ------------------------------------------------------------------------------
 
 
+@argument_doc
 def expn(n: int, x: ArrayLike) -> Tensor:
     """Return the generalized exponential integral ∫₁^∞ exp(-xt)/tⁿ dt.
 
@@ -119,44 +111,27 @@ def expn(n: int, x: ArrayLike) -> Tensor:
     ----------
     n : int
         The order, to which no gradient flows.
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The integral.
 
     Raises
     ------
     ArgumentError
         If ``n`` is negative.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> round(ad.special.expn(2, 1.0).item(), 12)
     0.148495506776
     """
     return of_each_order(rec.expn, n, x, lambda n: whole_order("expn", n, 0))
 
 
+@argument_doc
 def sici(x: ArrayLike) -> tuple[Tensor, Tensor]:
     """Return the sine and cosine integrals.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
 
     Returns
     -------
     tuple of Tensor
         ∫₀ˣ sin(t)/t dt and -∫ₓ^∞ cos(t)/t dt.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> [round(y.item(), 12) for y in ad.special.sici(1.0)]
     [0.946083070367, 0.337403922901]
     """
@@ -164,22 +139,15 @@ def sici(x: ArrayLike) -> tuple[Tensor, Tensor]:
     return rec.sine_integral(x), rec.cosine_integral(x)
 
 
+@argument_doc
 def fresnel(x: ArrayLike) -> tuple[Tensor, Tensor]:
     """Return the Fresnel integrals.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
 
     Returns
     -------
     tuple of Tensor
         The integrals from 0 to ``x`` of sin(πt²/2) and of cos(πt²/2).
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> [round(y.item(), 12) for y in ad.special.fresnel(1.0)]
     [0.43825914739, 0.779893400377]
     """
@@ -196,6 +164,7 @@ def _number(op: str, name: str, value: Any) -> float:
     return float(value)
 
 
+@argument_doc
 def hyp2f1(a: float, b: float, c: float, z: ArrayLike) -> Tensor:
     """Return Gauss' hypergeometric function ₂F₁(a, b; c; z).
 
@@ -210,19 +179,11 @@ def hyp2f1(a: float, b: float, c: float, z: ArrayLike) -> Tensor:
     z : array_like
         The argument.
 
-    Returns
-    -------
-    Tensor
-        The function at ``z``.
-
     Raises
     ------
     InputError
         If a parameter is not a number.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> round(ad.special.hyp2f1(1, 1, 2, 0.5).item(), 12)  # -log(1 - z) / z
     1.38629436112
     """
@@ -230,6 +191,7 @@ def hyp2f1(a: float, b: float, c: float, z: ArrayLike) -> Tensor:
     return rec.hyp2f1(asarray(z), a=a, b=b, c=c)
 
 
+@argument_doc
 def hyp1f1(a: float, b: float, x: ArrayLike) -> Tensor:
     """Return Kummer's hypergeometric function ₁F₁(a; b; x).
 
@@ -239,28 +201,19 @@ def hyp1f1(a: float, b: float, x: ArrayLike) -> Tensor:
         The first parameter, to which no gradient flows.
     b : float
         The second parameter, to which no gradient flows.
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The function at ``x``.
 
     Raises
     ------
     InputError
         If a parameter is not a number.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> round(ad.special.hyp1f1(2, 2, 1.0).item(), 12)  # exp(x)
     2.718281828459
     """
     return rec.hyp1f1(asarray(x), a=_number("hyp1f1", "a", a), b=_number("hyp1f1", "b", b))
 
 
+@argument_doc
 def lambertw(z: ArrayLike, k: int = 0) -> Tensor:
     """Return Lambert's W function: the solution w of w · exp(w) = z.
 
@@ -276,9 +229,6 @@ def lambertw(z: ArrayLike, k: int = 0) -> Tensor:
     Tensor
         The complex values.  They are real for real arguments of at least -1/e and the branches 0 and -1.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> round(ad.special.lambertw(1.0).real.item(), 12)
     0.56714329041
     """

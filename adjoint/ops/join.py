@@ -6,39 +6,64 @@ import builtins
 import dataclasses
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.eager import eager_of
 from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.native import Primitives, View, full_key
 from adjoint.core.op import OPS
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.typing import Array, ArrayLike
 
 __all__ = [
-    "array_split",
-    "atleast_1d",
-    "atleast_2d",
-    "atleast_3d",
-    "column_stack",
-    "concat",
-    "concatenate",
-    "dsplit",
-    "dstack",
-    "hsplit",
-    "hstack",
-    "split",
-    "stack",
-    "unstack",
-    "vsplit",
-    "vstack",
-]
+    "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "column_stack", "concat", "concatenate",
+    "dsplit", "dstack", "hsplit", "hstack", "split", "stack", "unstack", "vsplit", "vstack",
+]  # fmt: skip
+
+_atleast_doc = SharedDoc("""
+    Parameters
+    ----------
+    *xs : array_like
+        The tensors.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        One tensor, or a tuple of several.
+    """)
+
+_splitting_doc = argument_doc.extended("""
+    Parameters
+    ----------
+    indices_or_sections : int or sequence of int
+        The number of equal parts, or the indices at which to split.
+
+    Returns
+    -------
+    list of Tensor
+        The parts.
+    """)
+
+_joining_doc = argument_doc.extended("""
+    Parameters
+    ----------
+    xs : sequence of array_like
+        The tensors.
+
+    Returns
+    -------
+    Tensor
+        The joined tensor.
+    """)
 
 
 def _along(axis: int, at: Any) -> tuple[Any, ...]:
@@ -91,10 +116,30 @@ def _stack_rule(
     return [g[_along(axis, i)] if want else None for i, want in enumerate(wanted)]
 
 
+def _native_concat(xp: Primitives, *xs: View, axis: int) -> View:
+    views = [xp.view(x) for x in xs]
+    dtype = np.result_type(*[v.dtype for v in views])
+    shape = list(views[0].shape)
+    at = axis % len(shape)
+    shape[at] = sum(v.shape[at] for v in views)
+    pieces, start = [], 0
+    for v in views:
+        pieces.append((v, (*(slice(None),) * at, slice(start, start + v.shape[at]))))
+        start += v.shape[at]
+    return xp.placed(tuple(shape), None, dtype, pieces)
+
+
+def _native_stack(xp: Primitives, *xs: View, axis: int) -> View:
+    views = [xp.view(x) for x in xs]
+    at = axis % (views[0].ndim + 1)
+    wide = [xp.graph.reshape(v, (*v.shape[:at], 1, *v.shape[at:])) for v in views]
+    return _native_concat(xp, *wide, axis=at)
+
+
 define("concat", lambda *xs, axis: np.concatenate(xs, axis=axis), joint=_concat_rule, arity=None,
-       kind="linear", params=("axis",), batch="leading", reference="numpy", doc="Tensors joined along an axis.")  # fmt: skip
+       kind="linear", params=("axis",), batch="leading", reference="numpy", lower=_native_concat, doc="Tensors joined along an axis.")  # fmt: skip
 define("stack", _stack, joint=_stack_rule, arity=None, kind="linear", params=("axis",),
-       batch="leading", reference="numpy", doc="Tensors joined along a new axis.")  # fmt: skip
+       batch="leading", reference="numpy", lower=_native_stack, doc="Tensors joined along a new axis.")  # fmt: skip
 
 
 # All parts of a split are outputs of one node, so that backward joins their gradients once.  With one index
@@ -125,12 +170,18 @@ def _split_rule(
     return xp.concat(*joined, axis=axis)
 
 
+def _native_parts(xp: Primitives, x: View, parts: Iterable[Any], axis: int) -> tuple[View, ...]:
+    """Return the elements or slices ``parts`` of ``x`` along an axis."""
+    lead = (slice(None),) * (axis % x.ndim)
+    return tuple([xp.graph.slice(x, full_key((*lead, part), x.ndim)) for part in parts])
+
+
 define("unstack", _unstack_forward, _unstack_rule, kind="linear", params=("axis",), outputs=2, selects=True,
        jvp=lambda xp, t, parts, x, axis: tuple(t[_along(axis, i)] for i in range(x.shape[axis])),
-       batch="leading", method=True, doc="The slices along an axis, one output for each.")  # fmt: skip
+       batch="leading", method=True, lower=lambda xp, x, axis: _native_parts(xp, x, range(x.shape[axis]), axis), doc="The slices along an axis, one output for each.")  # fmt: skip
 define("split", _split_forward, _split_rule, kind="linear", params=("cuts", "axis"), outputs=2, selects=True,
        jvp=lambda xp, t, parts, x, cuts, axis: tuple(t[_along(axis, slice(*cut))] for cut in cuts),
-       batch="leading", method=True, reference="numpy", doc="The parts of a tensor along an axis, one output for each part.")  # fmt: skip
+       batch="leading", method=True, reference="numpy", lower=lambda xp, x, cuts, axis: _native_parts(xp, x, [slice(*cut) for cut in cuts], axis), doc="The parts of a tensor along an axis, one output for each part.")  # fmt: skip
 
 
 @functools.cache
@@ -157,6 +208,7 @@ def _several(op: str, xs: Any) -> list[Tensor]:
     return [x if type(x) is Tensor else asarray(x) for x in xs]
 
 
+@_joining_doc
 def concat(xs: ArrayLike, axis: int | None = 0) -> Tensor:
     """Join tensors along an existing axis.
 
@@ -167,19 +219,11 @@ def concat(xs: ArrayLike, axis: int | None = 0) -> Tensor:
     axis : int, optional
         The axis; with None the flattened tensors are joined.
 
-    Returns
-    -------
-    Tensor
-        The joined tensor.
-
     Raises
     ------
     ShapeError
         If the shapes do not match, or there are no tensors.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.concat([ad.zeros((1, 2)), ad.ones((2, 2))]).shape
     (3, 2)
     """
@@ -215,29 +259,20 @@ def _concat(op: str, tensors: list[Tensor], axis: int | None) -> Tensor:
     return rec.concat(*tensors, axis=where)
 
 
+@_joining_doc
 def stack(xs: ArrayLike, axis: int = 0) -> Tensor:
     """Join tensors of equal shape along a new axis.
 
     Parameters
     ----------
-    xs : sequence of array_like
-        The tensors.
     axis : int, optional
         The position of the new axis in the result.
-
-    Returns
-    -------
-    Tensor
-        The joined tensor.
 
     Raises
     ------
     ShapeError
         If the shapes differ, or there are no tensors.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.stack([ad.zeros(3), ad.ones(3)], axis=1).shape
     (3, 2)
     """
@@ -268,90 +303,42 @@ def _atleast(xs: tuple[Any, ...], ndim: int) -> Any:
     return raised[0] if len(raised) == 1 else raised
 
 
+@_atleast_doc
 def atleast_1d(*xs: ArrayLike) -> Any:
     """Return tensors with at least one axis.
 
-    Parameters
-    ----------
-    *xs : array_like
-        The tensors.
-
-    Returns
-    -------
-    Tensor or tuple of Tensor
-        One tensor, or a tuple of several.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.atleast_1d(3.0)
     tensor([3.], dtype=float64)
     """
     return _atleast(xs, 1)
 
 
+@_atleast_doc
 def atleast_2d(*xs: ArrayLike) -> Any:
     """Return tensors with at least two axes; a vector becomes a row.
 
-    Parameters
-    ----------
-    *xs : array_like
-        The tensors.
-
-    Returns
-    -------
-    Tensor or tuple of Tensor
-        One tensor, or a tuple of several.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.atleast_2d([1.0, 2.0]).shape
     (1, 2)
     """
     return _atleast(xs, 2)
 
 
+@_atleast_doc
 def atleast_3d(*xs: ArrayLike) -> Any:
     """Return tensors with at least three axes.
 
     Shape ``(n,)`` becomes ``(1, n, 1)``, and ``(m, n)`` becomes ``(m, n, 1)``.
 
-    Parameters
-    ----------
-    *xs : array_like
-        The tensors.
-
-    Returns
-    -------
-    Tensor or tuple of Tensor
-        One tensor, or a tuple of several.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.atleast_3d([1.0, 2.0]).shape
     (1, 2, 1)
     """
     return _atleast(xs, 3)
 
 
+@_joining_doc
 def hstack(xs: ArrayLike) -> Tensor:
     """Join along the second axis; vectors along their only axis.
 
-    Parameters
-    ----------
-    xs : sequence of array_like
-        The tensors.
-
-    Returns
-    -------
-    Tensor
-        The joined tensor.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.hstack([[1, 2], [3]])
     tensor([1, 2, 3], dtype=int64)
     """
@@ -359,22 +346,10 @@ def hstack(xs: ArrayLike) -> Tensor:
     return _concat("hstack", tensors, 0 if tensors[0].ndim == 1 else 1)
 
 
+@_joining_doc
 def vstack(xs: ArrayLike) -> Tensor:
     """Join along the first axis; vectors become rows.
 
-    Parameters
-    ----------
-    xs : sequence of array_like
-        The tensors.
-
-    Returns
-    -------
-    Tensor
-        The joined tensor.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.vstack([[1, 2], [3, 4]])
     tensor([[1, 2],
             [3, 4]], dtype=int64)
@@ -382,44 +357,20 @@ def vstack(xs: ArrayLike) -> Tensor:
     return _concat("vstack", [_raised(x, 2) for x in _several("vstack", xs)], 0)
 
 
+@_joining_doc
 def dstack(xs: ArrayLike) -> Tensor:
     """Join along the third axis, which is added if it is missing.
 
-    Parameters
-    ----------
-    xs : sequence of array_like
-        The tensors.
-
-    Returns
-    -------
-    Tensor
-        The joined tensor.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.dstack([[1, 2], [3, 4]]).shape
     (1, 2, 2)
     """
     return _concat("dstack", [_raised(x, 3) for x in _several("dstack", xs)], 2)
 
 
+@_joining_doc
 def column_stack(xs: ArrayLike) -> Tensor:
     """Join vectors as the columns of a matrix; matrices are joined side by side.
 
-    Parameters
-    ----------
-    xs : sequence of array_like
-        The tensors.
-
-    Returns
-    -------
-    Tensor
-        The joined tensor.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.column_stack([[1, 2], [3, 4]])
     tensor([[1, 3],
             [2, 4]], dtype=int64)
@@ -433,31 +384,15 @@ def column_stack(xs: ArrayLike) -> Tensor:
 # Cutting ---------------------------------------------------------------------------------------
 
 
+@_splitting_doc
 def split(x: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
     """Split along an axis.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    indices_or_sections : int or sequence of int
-        The number of equal parts, or the indices at which to split.
-    axis : int, optional
-        The axis.
-
-    Returns
-    -------
-    list of Tensor
-        The parts.
 
     Raises
     ------
     ShapeError
         If the axis does not divide into equal parts.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> [part.shape for part in ad.split(ad.arange(6.0), 3)]
     [(2,), (2,), (2,)]
     """
@@ -502,26 +437,15 @@ def _cut(x: Tensor, axis: int, cuts: list[int]) -> list[Tensor]:
     return list(_with_outputs("split", len(pairs))(x, cuts=pairs, axis=axis))
 
 
+@_splitting_doc
 def array_split(x: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
     """Split along an axis into parts that need not be equal; the first ones may be longer by one.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     indices_or_sections : int or sequence of int
         The number of parts, or the indices at which to split.
-    axis : int, optional
-        The axis.
 
-    Returns
-    -------
-    list of Tensor
-        The parts.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> [part.shape for part in ad.array_split(ad.arange(5), 2)]
     [(3,), (2,)]
     """
@@ -535,24 +459,10 @@ def _needs(op: str, x: Any, ndim: int) -> Tensor:
     return x
 
 
+@_splitting_doc
 def hsplit(x: ArrayLike, indices_or_sections: Any) -> list[Tensor]:
     """Split along the second axis; a vector along its only axis.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    indices_or_sections : int or sequence of int
-        The number of equal parts, or the indices at which to split.
-
-    Returns
-    -------
-    list of Tensor
-        The parts.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> [part.shape for part in ad.hsplit(ad.ones((2, 4)), 2)]
     [(2, 2), (2, 2)]
     """
@@ -560,6 +470,7 @@ def hsplit(x: ArrayLike, indices_or_sections: Any) -> list[Tensor]:
     return _split("hsplit", x, indices_or_sections, 0 if x.ndim == 1 else 1)
 
 
+@_splitting_doc
 def vsplit(x: ArrayLike, indices_or_sections: Any) -> list[Tensor]:
     """Split along the first axis.
 
@@ -567,23 +478,14 @@ def vsplit(x: ArrayLike, indices_or_sections: Any) -> list[Tensor]:
     ----------
     x : array_like
         The argument, with at least two axes.
-    indices_or_sections : int or sequence of int
-        The number of equal parts, or the indices at which to split.
 
-    Returns
-    -------
-    list of Tensor
-        The parts.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> [part.shape for part in ad.vsplit(ad.ones((4, 2)), 2)]
     [(2, 2), (2, 2)]
     """
     return _split("vsplit", _needs("vsplit", x, 2), indices_or_sections, 0)
 
 
+@_splitting_doc
 def dsplit(x: ArrayLike, indices_or_sections: Any) -> list[Tensor]:
     """Split along the third axis.
 
@@ -591,41 +493,22 @@ def dsplit(x: ArrayLike, indices_or_sections: Any) -> list[Tensor]:
     ----------
     x : array_like
         The argument, with at least three axes.
-    indices_or_sections : int or sequence of int
-        The number of equal parts, or the indices at which to split.
 
-    Returns
-    -------
-    list of Tensor
-        The parts.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> [part.shape for part in ad.dsplit(ad.ones((1, 2, 4)), 2)]
     [(1, 2, 2), (1, 2, 2)]
     """
     return _split("dsplit", _needs("dsplit", x, 3), indices_or_sections, 2)
 
 
+@argument_doc
 def unstack(x: ArrayLike, *, axis: int = 0) -> tuple[Tensor, ...]:
     """Return the slices along an axis, without that axis; ``stack`` joins them again.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int, optional
-        The axis.
 
     Returns
     -------
     tuple of Tensor
         The slices.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.unstack(ad.tensor([[1, 2], [3, 4]]))
     (tensor([1, 2], dtype=int64), tensor([3, 4], dtype=int64))
     """

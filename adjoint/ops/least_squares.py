@@ -25,6 +25,7 @@ from adjoint.ops.matrices import (
     square,
 )
 from adjoint.ops.products import matmul
+from adjoint.ops.shared_docs import matrices_doc, mismatch_doc
 from adjoint.typing import Array, ArrayLike
 
 __all__ = ["lstsq", "pinv", "rank_tolerance", "tolerance"]
@@ -194,6 +195,7 @@ def rank_tolerance(op: str, x: Tensor, rtol: Any) -> Any:
     return tolerance(op, "rtol", x, rtol)
 
 
+@matrices_doc
 def pinv(
     x: ArrayLike, rcond: ArrayLike | None = None, hermitian: bool = False, *, rtol: ArrayLike | None = None
 ) -> Tensor:
@@ -205,8 +207,6 @@ def pinv(
 
     Parameters
     ----------
-    x : array_like
-        The matrices, in the last two axes.
     rcond : array_like, optional
         NumPy's older name for ``rtol``.
     hermitian : bool, optional
@@ -214,19 +214,11 @@ def pinv(
     rtol : array_like, optional
         The tolerance relative to the largest singular value; one number or one for each matrix.
 
-    Returns
-    -------
-    Tensor
-        The pseudo-inverses.
-
     Raises
     ------
     ArgumentError
         If both ``rcond`` and ``rtol`` are given.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.pinv([[2.0, 0.0], [0.0, 0.0]])
     tensor([[0.5, 0. ],
             [0. , 0. ]], dtype=float64)
@@ -248,6 +240,8 @@ class LstsqResult(NamedTuple):
     singular_values: Tensor
 
 
+@mismatch_doc
+@matrices_doc
 def lstsq(x: ArrayLike, y: ArrayLike, rcond: ArrayLike | None = None) -> LstsqResult:
     """Return the least-squares solution of ``x @ z = y``; if there are several, the shortest.
 
@@ -257,8 +251,6 @@ def lstsq(x: ArrayLike, y: ArrayLike, rcond: ArrayLike | None = None) -> LstsqRe
 
     Parameters
     ----------
-    x : array_like
-        The matrices, in the last two axes.
     y : array_like
         The right-hand side: a vector if it has one axis, else a stack of matrices.
     rcond : float, optional
@@ -269,14 +261,6 @@ def lstsq(x: ArrayLike, y: ArrayLike, rcond: ArrayLike | None = None) -> LstsqRe
     LstsqResult
         A named tuple with ``solution``, ``residuals``, ``rank`` and ``singular_values``.
 
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.lstsq([[1.0], [1.0]], [1.0, 3.0]).solution
     tensor([2.], dtype=float64)
     """

@@ -17,18 +17,9 @@ from adjoint.errors import DTypeError, LinAlgError, ShapeError
 from adjoint.typing import Array
 
 __all__ = [
-    "adjoint_of",
-    "blame",
-    "flat_lead",
-    "float_dtype",
-    "lapack_floats",
-    "matrices",
-    "matrix_shape",
-    "mirror",
-    "of_triangle",
-    "solution_shape",
-    "square",
-]
+    "adjoint_of", "blame", "flat_lead", "float_dtype", "lapack_floats", "matrices", "matrix_shape", "mirror",
+    "of_triangle", "solution_shape", "square",
+]  # fmt: skip
 
 
 def flat_lead(*arrays: tuple[Array, int]) -> tuple[tuple[int, ...], list[Any]]:

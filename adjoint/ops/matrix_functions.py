@@ -16,6 +16,7 @@ from adjoint.errors import LinAlgError, MissingExtraError, ShapeError
 from adjoint.ops.gauge import apart, largest
 from adjoint.ops.matrices import adjoint_of, matrices, matrix_shape
 from adjoint.ops.reduce import floating
+from adjoint.ops.shared_docs import square_doc, two_axes_doc
 from adjoint.typing import Array, ArrayLike
 
 __all__ = ["eig", "eigvals", "matrix_exp"]
@@ -303,30 +304,18 @@ def _square_matrices(op: str, x: Any) -> Tensor:
     return t
 
 
+@square_doc
 def eig(x: ArrayLike) -> EigResult:
     """Return the eigenvalues and eigenvectors of square matrices, as complex tensors.
 
     The vectors have length 1, and their largest component is real.  At equal eigenvalues, single eigenvalues
     and eigenvectors have no derivatives: a function that needs them raises an error.
 
-    Parameters
-    ----------
-    x : array_like
-        The matrices, in the last two axes.
-
     Returns
     -------
     EigResult
         The eigenvalues, and the eigenvectors in columns.
 
-    Raises
-    ------
-    ShapeError
-        If the matrices are not square.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.eig([[0.0, 1.0], [-1.0, 0.0]]).eigenvalues
     tensor([0.+1.j, 0.-1.j], dtype=complex128)
     """
@@ -334,27 +323,10 @@ def eig(x: ArrayLike) -> EigResult:
     return EigResult(w, v)
 
 
+@square_doc
 def eigvals(x: ArrayLike) -> Tensor:
     """Return the eigenvalues of square matrices, as a complex tensor.
 
-    Parameters
-    ----------
-    x : array_like
-        The matrices, in the last two axes.
-
-    Returns
-    -------
-    Tensor
-        The eigenvalues.
-
-    Raises
-    ------
-    ShapeError
-        If the matrices are not square.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.eigvals([[2.0, 1.0], [0.0, 3.0]])
     tensor([2.+0.j, 3.+0.j], dtype=complex128)
     """
@@ -362,27 +334,10 @@ def eigvals(x: ArrayLike) -> Tensor:
     return w
 
 
+@square_doc
 def matrix_exp(x: ArrayLike) -> Tensor:
     """Return the exponential of square matrices.
 
-    Parameters
-    ----------
-    x : array_like
-        The matrices, in the last two axes.
-
-    Returns
-    -------
-    Tensor
-        The exponentials.
-
-    Raises
-    ------
-    ShapeError
-        If the matrices are not square.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.matrix_exp([[0.0, 1.0], [0.0, 0.0]])
     tensor([[1., 1.],
             [0., 1.]], dtype=float64)
@@ -398,6 +353,7 @@ class LUResult(NamedTuple):
     U: Tensor
 
 
+@two_axes_doc
 def lu(x: ArrayLike) -> LUResult:
     """Return the LU factors of matrices, with pivoting: ``x = P @ L @ U``.
 
@@ -412,14 +368,6 @@ def lu(x: ArrayLike) -> LUResult:
         A named tuple of the permutation matrix ``P``, the lower triangle ``L`` with ones on its diagonal, and
         the upper triangle ``U``.
 
-    Raises
-    ------
-    ShapeError
-        If ``x`` has fewer than two axes.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.lu([[1.0, 2.0], [4.0, 4.0]]).U
     tensor([[4., 4.],
             [0., 1.]], dtype=float64)

@@ -16,25 +16,18 @@ from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.values import decide
 from adjoint.errors import DTypeError, IndexingError, ShapeError
-from adjoint.ops.pool import adaptive_sizes, lowest, pool_geometry
+from adjoint.ops.pool import adaptive_sizes, lowest, maxima_doc, pool_geometry, to_size_doc, windows_doc
 from adjoint.ops.scatter import as_index
+from adjoint.ops.shared_docs import images_doc, signals_doc, volumes_doc
 from adjoint.ops.windows import counts, images, numbers
 from adjoint.typing import Array, ArrayLike, Lengths
 
 __all__ = [
-    "adaptive_max_pool1d",
-    "adaptive_max_pool1d_with_indices",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool2d_with_indices",
-    "adaptive_max_pool3d",
-    "adaptive_max_pool3d_with_indices",
-    "max_pool1d_with_indices",
-    "max_pool2d_with_indices",
-    "max_pool3d_with_indices",
-    "max_unpool1d",
-    "max_unpool2d",
-    "max_unpool3d",
-]
+    "adaptive_max_pool1d", "adaptive_max_pool1d_with_indices", "adaptive_max_pool2d",
+    "adaptive_max_pool2d_with_indices", "adaptive_max_pool3d", "adaptive_max_pool3d_with_indices",
+    "max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices", "max_unpool1d",
+    "max_unpool2d", "max_unpool3d",
+]  # fmt: skip
 
 
 class MaxPool(NamedTuple):
@@ -148,6 +141,42 @@ def _check_places(op: str, index: Array, length: int) -> None:
         )
 
 
+_maxima_to_size_doc = to_size_doc.extended("""
+    Returns
+    -------
+    Tensor
+        The maxima.
+    """)
+_POSITIONS = """
+    Returns
+    -------
+    MaxPool
+        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
+    """
+_maxima_and_positions_doc = maxima_doc.extended(_POSITIONS)
+_positions_to_size_doc = to_size_doc.extended(_POSITIONS)
+_unpooling_doc = windows_doc.extended("""
+    Parameters
+    ----------
+    padding : int or tuple of int, optional
+        The padding of the pooling.
+    output_size : tuple of int, optional
+        The size of the result; by default the smallest size for which pooling gives the size of ``x``.
+
+    Returns
+    -------
+    Tensor
+        {summary}
+
+    Raises
+    ------
+    IndexingError
+        If a position is outside of the result.
+    """)
+
+
+@signals_doc
+@_maxima_and_positions_doc
 def max_pool1d_with_indices(
     x: ArrayLike,
     kernel_size: Lengths,
@@ -158,90 +187,37 @@ def max_pool1d_with_indices(
 ) -> MaxPool:
     """Return the maximum of each window of signals and its position, for ``max_unpool1d``.
 
-    Parameters
-    ----------
-    x : array_like
-        The signals, ``(N, C, L)`` or ``(C, L)``.
-    kernel_size : int or tuple of int
-        The size of the windows.
-    stride : int or tuple of int, optional
-        The step of the windows; by default their size.
-    padding : int or tuple of int, optional
-        The number of elements to add on both sides, at most half of the window.
-    dilation : int or tuple of int, optional
-        The distance between the elements of a window.
-    ceil_mode : bool, optional
-        Whether to add a last window that reaches beyond the end.
-
-    Returns
-    -------
-    MaxPool
-        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
-
-    Raises
-    ------
-    ShapeError
-        If a window is larger than the padded input.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.max_pool1d_with_indices(ad.arange(4.0).reshape(1, 1, 4), 2).indices
     tensor([[[1, 3]]], dtype=int64)
     """
     return _with_indices("max_pool1d_with_indices", 1, x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
+@signals_doc
+@_positions_to_size_doc
 def adaptive_max_pool1d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxPool:
     """Return the maxima of windows of signals, for an output of a given size, and their positions.
 
-    Parameters
-    ----------
-    x : array_like
-        The signals, ``(N, C, L)`` or ``(C, L)``.
-    output_size : int or tuple of int
-        The size of the output; None for a length that does not change.
-
-    Returns
-    -------
-    MaxPool
-        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.adaptive_max_pool1d_with_indices(ad.arange(4.0).reshape(1, 1, 4), 1).indices.item()
     3
     """
     return _adaptive("adaptive_max_pool1d_with_indices", 1, x, output_size)
 
 
+@signals_doc
+@_maxima_to_size_doc
 def adaptive_max_pool1d(x: ArrayLike, output_size: Lengths) -> Tensor:
     """Return the maxima of windows of signals of nearly equal size, for an output of a given size.
 
     Equal maxima share the gradient equally, as in ``ad.max``.
 
-    Parameters
-    ----------
-    x : array_like
-        The signals, ``(N, C, L)`` or ``(C, L)``.
-    output_size : int or tuple of int
-        The size of the output; None for a length that does not change.
-
-    Returns
-    -------
-    Tensor
-        The maxima.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.adaptive_max_pool1d(ad.arange(4.0).reshape(1, 1, 4), 2).shape
     (1, 1, 2)
     """
     return _adaptive("adaptive_max_pool1d", 1, x, output_size).values
 
 
+@_unpooling_doc
 def max_unpool1d(
     x: ArrayLike,
     indices: ArrayLike,
@@ -258,28 +234,7 @@ def max_unpool1d(
         The maxima, ``(N, C, L)`` or ``(C, L)``.
     indices : array_like of int
         The positions of the maxima, from ``max_pool1d_with_indices``.
-    kernel_size : int or tuple of int
-        The size of the windows.
-    stride : int or tuple of int, optional
-        The step of the windows; by default their size.
-    padding : int or tuple of int, optional
-        The padding of the pooling.
-    output_size : tuple of int, optional
-        The size of the result; by default the smallest size for which pooling gives the size of ``x``.
 
-    Returns
-    -------
-    Tensor
-        The signals.
-
-    Raises
-    ------
-    IndexingError
-        If a position is outside of the result.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> pooled = ad.nn.functional.max_pool1d_with_indices(ad.arange(4.0).reshape(1, 1, 4), 2)
     >>> ad.nn.functional.max_unpool1d(*pooled, 2).sum().item() == pooled.values.sum().item()
     True
@@ -287,6 +242,8 @@ def max_unpool1d(
     return _unpool("max_unpool1d", 1, x, indices, kernel_size, stride, padding, output_size)
 
 
+@images_doc
+@_maxima_and_positions_doc
 def max_pool2d_with_indices(
     x: ArrayLike,
     kernel_size: Lengths,
@@ -297,34 +254,6 @@ def max_pool2d_with_indices(
 ) -> MaxPool:
     """Return the maximum of each window of images and its position, for ``max_unpool2d``.
 
-    Parameters
-    ----------
-    x : array_like
-        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
-    kernel_size : int or tuple of int
-        The size of the windows.
-    stride : int or tuple of int, optional
-        The step of the windows; by default their size.
-    padding : int or tuple of int, optional
-        The number of elements to add on both sides, at most half of the window.
-    dilation : int or tuple of int, optional
-        The distance between the elements of a window.
-    ceil_mode : bool, optional
-        Whether to add a last window that reaches beyond the end.
-
-    Returns
-    -------
-    MaxPool
-        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
-
-    Raises
-    ------
-    ShapeError
-        If a window is larger than the padded input.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.max_pool2d_with_indices(ad.arange(16.0).reshape(1, 1, 4, 4), 2).indices
     tensor([[[[ 5,  7],
               [13, 15]]]], dtype=int64)
@@ -332,56 +261,31 @@ def max_pool2d_with_indices(
     return _with_indices("max_pool2d_with_indices", 2, x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
+@images_doc
+@_positions_to_size_doc
 def adaptive_max_pool2d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxPool:
     """Return the maxima of windows of images, for an output of a given size, and their positions.
 
-    Parameters
-    ----------
-    x : array_like
-        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
-    output_size : int or tuple of int
-        The size of the output; None for a length that does not change.
-
-    Returns
-    -------
-    MaxPool
-        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.adaptive_max_pool2d_with_indices(ad.arange(16.0).reshape(1, 1, 4, 4), 1).indices.item()
     15
     """
     return _adaptive("adaptive_max_pool2d_with_indices", 2, x, output_size)
 
 
+@images_doc
+@_maxima_to_size_doc
 def adaptive_max_pool2d(x: ArrayLike, output_size: Lengths) -> Tensor:
     """Return the maxima of windows of images of nearly equal size, for an output of a given size.
 
     Equal maxima share the gradient equally, as in ``ad.max``.
 
-    Parameters
-    ----------
-    x : array_like
-        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
-    output_size : int or tuple of int
-        The size of the output; None for a length that does not change.
-
-    Returns
-    -------
-    Tensor
-        The maxima.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.adaptive_max_pool2d(ad.arange(16.0).reshape(1, 1, 4, 4), 2).shape
     (1, 1, 2, 2)
     """
     return _adaptive("adaptive_max_pool2d", 2, x, output_size).values
 
 
+@_unpooling_doc
 def max_unpool2d(
     x: ArrayLike,
     indices: ArrayLike,
@@ -398,28 +302,7 @@ def max_unpool2d(
         The maxima, ``(N, C, H, W)`` or ``(C, H, W)``.
     indices : array_like of int
         The positions of the maxima, from ``max_pool2d_with_indices``.
-    kernel_size : int or tuple of int
-        The size of the windows.
-    stride : int or tuple of int, optional
-        The step of the windows; by default their size.
-    padding : int or tuple of int, optional
-        The padding of the pooling.
-    output_size : tuple of int, optional
-        The size of the result; by default the smallest size for which pooling gives the size of ``x``.
 
-    Returns
-    -------
-    Tensor
-        The images.
-
-    Raises
-    ------
-    IndexingError
-        If a position is outside of the result.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> pooled = ad.nn.functional.max_pool2d_with_indices(ad.arange(16.0).reshape(1, 1, 4, 4), 2)
     >>> ad.nn.functional.max_unpool2d(*pooled, 2).sum().item() == pooled.values.sum().item()
     True
@@ -427,6 +310,8 @@ def max_unpool2d(
     return _unpool("max_unpool2d", 2, x, indices, kernel_size, stride, padding, output_size)
 
 
+@volumes_doc
+@_maxima_and_positions_doc
 def max_pool3d_with_indices(
     x: ArrayLike,
     kernel_size: Lengths,
@@ -437,58 +322,17 @@ def max_pool3d_with_indices(
 ) -> MaxPool:
     """Return the maximum of each window of volumes and its position, for ``max_unpool3d``.
 
-    Parameters
-    ----------
-    x : array_like
-        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
-    kernel_size : int or tuple of int
-        The size of the windows.
-    stride : int or tuple of int, optional
-        The step of the windows; by default their size.
-    padding : int or tuple of int, optional
-        The number of elements to add on both sides, at most half of the window.
-    dilation : int or tuple of int, optional
-        The distance between the elements of a window.
-    ceil_mode : bool, optional
-        Whether to add a last window that reaches beyond the end.
-
-    Returns
-    -------
-    MaxPool
-        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
-
-    Raises
-    ------
-    ShapeError
-        If a window is larger than the padded input.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.max_pool3d_with_indices(ad.arange(64.0).reshape(1, 1, 4, 4, 4), 2).indices.reshape(8)
     tensor([21, 23, 29, 31, 53, 55, 61, 63], dtype=int64)
     """
     return _with_indices("max_pool3d_with_indices", 3, x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
+@volumes_doc
+@_positions_to_size_doc
 def adaptive_max_pool3d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxPool:
     """Return the maxima of windows of volumes, for an output of a given size, and their positions.
 
-    Parameters
-    ----------
-    x : array_like
-        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
-    output_size : int or tuple of int
-        The size of the output; None for a length that does not change.
-
-    Returns
-    -------
-    MaxPool
-        A named tuple with ``values`` and ``indices``; for equal maxima, the index of the first one.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> x = ad.arange(64.0).reshape(1, 1, 4, 4, 4)
     >>> ad.nn.functional.adaptive_max_pool3d_with_indices(x, 1).indices.item()
     63
@@ -496,32 +340,20 @@ def adaptive_max_pool3d_with_indices(x: ArrayLike, output_size: Lengths) -> MaxP
     return _adaptive("adaptive_max_pool3d_with_indices", 3, x, output_size)
 
 
+@volumes_doc
+@_maxima_to_size_doc
 def adaptive_max_pool3d(x: ArrayLike, output_size: Lengths) -> Tensor:
     """Return the maxima of windows of volumes of nearly equal size, for an output of a given size.
 
     Equal maxima share the gradient equally, as in ``ad.max``.
 
-    Parameters
-    ----------
-    x : array_like
-        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
-    output_size : int or tuple of int
-        The size of the output; None for a length that does not change.
-
-    Returns
-    -------
-    Tensor
-        The maxima.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.adaptive_max_pool3d(ad.arange(64.0).reshape(1, 1, 4, 4, 4), 2).shape
     (1, 1, 2, 2, 2)
     """
     return _adaptive("adaptive_max_pool3d", 3, x, output_size).values
 
 
+@_unpooling_doc
 def max_unpool3d(
     x: ArrayLike,
     indices: ArrayLike,
@@ -538,28 +370,7 @@ def max_unpool3d(
         The maxima, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
     indices : array_like of int
         The positions of the maxima, from ``max_pool3d_with_indices``.
-    kernel_size : int or tuple of int
-        The size of the windows.
-    stride : int or tuple of int, optional
-        The step of the windows; by default their size.
-    padding : int or tuple of int, optional
-        The padding of the pooling.
-    output_size : tuple of int, optional
-        The size of the result; by default the smallest size for which pooling gives the size of ``x``.
 
-    Returns
-    -------
-    Tensor
-        The volumes.
-
-    Raises
-    ------
-    IndexingError
-        If a position is outside of the result.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> pooled = ad.nn.functional.max_pool3d_with_indices(ad.arange(64.0).reshape(1, 1, 4, 4, 4), 2)
     >>> ad.nn.functional.max_unpool3d(*pooled, 2).sum().item() == pooled.values.sum().item()
     True

@@ -12,8 +12,9 @@ from adjoint.core.shapes import without_gradient
 from adjoint.core.tensor import Tensor
 from adjoint.ops.extremes import extreme
 from adjoint.ops.half import widened
-from adjoint.ops.order import check_levels, quantile_places, sorted_last
+from adjoint.ops.order import check_levels, quantile_places, quantiles_doc, sorted_last
 from adjoint.ops.reduce import all, floating, mean, narrowed, prod, sum, typed
+from adjoint.ops.shared_docs import extreme_doc, reduction_doc
 from adjoint.typing import ArrayLike, Axis, DTypeLike
 
 __all__ = ["nanmax", "nanmean", "nanmedian", "nanmin", "nanpercentile", "nanprod", "nanquantile", "nansum"]
@@ -28,6 +29,7 @@ def _without_nan(op: str, x: Any, fill: float, dtype: Any = None) -> tuple[Tenso
     return rec.where(missing, fill, x), missing
 
 
+@reduction_doc
 def nansum(
     x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
 ) -> Tensor:
@@ -35,31 +37,13 @@ def nansum(
 
     The gradient of a NaN is 0.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    dtype : dtype, optional
-        The dtype of the result.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The sum.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nansum(ad.tensor([1.0, float("nan"), 2.0]))
     tensor(3., dtype=float64)
     """
     return sum(_without_nan("nansum", x, 0, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
+@reduction_doc
 def nanprod(
     x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
 ) -> Tensor:
@@ -67,57 +51,25 @@ def nanprod(
 
     The gradient of a NaN is 0.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    dtype : dtype, optional
-        The dtype of the result.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The product.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nanprod(ad.tensor([3.0, float("nan"), 2.0]))
     tensor(6., dtype=float64)
     """
     return prod(_without_nan("nanprod", x, 1, dtype)[0], axis, dtype, keepdims=keepdims)
 
 
+@reduction_doc
 def nanmean(
     x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
 ) -> Tensor:
-    """Return the mean over axes of the elements that are not NaN.
+    """Return the mean over axes of the elements that are not NaN; NaN where there are none.
 
     The gradient of a NaN is 0.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
     dtype : dtype, optional
         The dtype to compute in; integers become float64 by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
 
-    Returns
-    -------
-    Tensor
-        The mean, or NaN where all elements are NaN.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nanmean(ad.tensor([3.0, float("nan"), 1.0]))
     tensor(2., dtype=float64)
     """
@@ -137,68 +89,27 @@ def _nan_extreme(name: str, x: Any, axis: Any, keepdims: bool, fill: float) -> T
     return out if missing is None else rec.where(all(missing, axis, keepdims=keepdims), np.nan, out)
 
 
+@extreme_doc
 def nanmax(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the maximum over axes of the elements that are not NaN.
+    """Return the maximum over axes of the elements that are not NaN; NaN where there are none.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The maximum, or NaN where all elements are NaN.
-
-    Raises
-    ------
-    ShapeError
-        If there are no elements.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nanmax(ad.tensor([3.0, float("nan"), 1.0]))
     tensor(3., dtype=float64)
     """
     return _nan_extreme("max", x, axis, keepdims, -np.inf)
 
 
+@extreme_doc
 def nanmin(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the minimum over axes of the elements that are not NaN.
+    """Return the minimum over axes of the elements that are not NaN; NaN where there are none.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The minimum, or NaN where all elements are NaN.
-
-    Raises
-    ------
-    ShapeError
-        If there are no elements.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nanmin(ad.tensor([3.0, float("nan"), 1.0]))
     tensor(1., dtype=float64)
     """
     return _nan_extreme("min", x, axis, keepdims, np.inf)
 
 
+@quantiles_doc
 def nanquantile(
     x: ArrayLike, q: ArrayLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
@@ -206,36 +117,21 @@ def nanquantile(
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     q : array_like of float
         The levels of the quantiles, from 0 to 1.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    method : str, optional
-        How to interpolate, as in ``quantile``.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
 
     Returns
     -------
     Tensor
         The quantiles; the axes of ``q`` come first.  NaN where all elements are NaN.
 
-    Raises
-    ------
-    ArgumentError
-        If ``q`` is out of range, or ``method`` unknown.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nanquantile(ad.tensor([4.0, float("nan"), 2.0, 3.0]), [0.0, 0.5])
     tensor([2., 3.], dtype=float64)
     """
     return _nanquantile("nanquantile", x, q, axis, method, keepdims)
 
 
+@quantiles_doc
 def nanpercentile(
     x: ArrayLike, q: ArrayLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
@@ -243,30 +139,14 @@ def nanpercentile(
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     q : array_like of float
         The levels of the percentiles, from 0 to 100.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    method : str, optional
-        How to interpolate, as in ``quantile``.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
 
     Returns
     -------
     Tensor
         The percentiles; the axes of ``q`` come first.  NaN where all elements are NaN.
 
-    Raises
-    ------
-    ArgumentError
-        If ``q`` is out of range, or ``method`` unknown.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nanpercentile(ad.tensor([1.0, float("nan"), 3.0]), 50)
     tensor(2., dtype=float64)
     """
@@ -274,26 +154,10 @@ def nanpercentile(
     return _nanquantile("nanpercentile", x, levels, axis, method, keepdims)
 
 
+@reduction_doc
 def nanmedian(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the median over axes of the elements that are not NaN.
+    """Return the median over axes of the elements that are not NaN; NaN where there are none.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The median.  NaN where all elements are NaN.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nanmedian(ad.tensor([4.0, float("nan"), 2.0]))
     tensor(3., dtype=float64)
     """

@@ -10,14 +10,23 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.native import NotNative, Primitives, View, floats
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, LinAlgError, ShapeError
 from adjoint.ops.matrices import matrices, square
-from adjoint.ops.reduce import kept
+from adjoint.ops.reduce import kept, reduced_count
+from adjoint.ops.shared_docs import matrices_doc, reduction_doc
 from adjoint.typing import ArrayLike, Axis
 
 __all__ = ["cond", "matrix_norm", "norm", "vector_norm"]
+
+_norms_doc = reduction_doc.extended("""
+    Returns
+    -------
+    Tensor
+        The norm.
+    """)
 
 
 def _vector_norm(x: Any, ord: float, axis: Shape, keepdims: bool) -> Any:
@@ -79,10 +88,25 @@ def _vector_norm_rule(
     return g * xp.where(zero, 0, x / a * ratio)
 
 
+def _native_vector_norm(xp: Primitives, x: View, ord: float, axis: Shape, keepdims: bool) -> View:
+    """Return the 2-norm; elements are scaled by the largest one where squares overflow or underflow."""
+    if ord != 2 or floats(x).dtype.kind != "f" or not reduced_count(x.shape, axis):
+        raise NotNative(f"a norm of order {ord} has no native form")
+    found = xp.sqrt(xp.sum(x * x, axis=axis, keepdims=keepdims))
+    top = 1e15
+    extreme = xp.logical_not(xp.logical_and(found > 1 / top, found < top))
+    scale = xp.reduced("max", xp.abs(x), axis, True, x.dtype)
+    scale = xp.where(xp.logical_and(scale > 0, scale < math.inf), scale, 1)
+    scaled = x / scale
+    again = xp.sqrt(xp.sum(scaled * scaled, axis=axis, keepdims=True)) * scale
+    return xp.where(extreme, xp.graph.reshape(again, found.shape), found)
+
+
 define("vector_norm", _vector_norm, _vector_norm_rule, saves="yx", kind="general", holomorphic=False,
-       params=("ord", "axis", "keepdims"), batch="leading", reference="numpy.linalg:vector_norm", doc="The p-norm over axes.")  # fmt: skip
+       params=("ord", "axis", "keepdims"), batch="leading", reference="numpy.linalg:vector_norm", lower=_native_vector_norm, doc="The p-norm over axes.")  # fmt: skip
 
 
+@_norms_doc
 def vector_norm(x: ArrayLike, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
     """Return the norm of the vector that consists of the elements over axes.
 
@@ -90,28 +114,14 @@ def vector_norm(x: ArrayLike, *, axis: Axis = None, keepdims: bool = False, ord:
 
     Parameters
     ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
     ord : float, optional
         The order p of the norm; inf and -inf give the maximum and minimum, 0 counts elements.
-
-    Returns
-    -------
-    Tensor
-        The norm.
 
     Raises
     ------
     ArgumentError
         If ``ord`` is not a number.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> x = ad.tensor([3.0, 4.0], requires_grad=True)
     >>> ad.linalg.vector_norm(x).backward()
     >>> x.grad
@@ -158,6 +168,7 @@ def _numbers(x: Any) -> Tensor:
 _MATRIX_ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
+@_norms_doc
 def matrix_norm(x: ArrayLike, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
     """Return the norm of the matrices in the last two axes.
 
@@ -170,11 +181,6 @@ def matrix_norm(x: ArrayLike, *, keepdims: bool = False, ord: Any = "fro") -> Te
     ord : optional
         The order: "fro" (Frobenius), "nuc" (nuclear), 1, -1, 2, -2, inf or -inf.
 
-    Returns
-    -------
-    Tensor
-        The norm.
-
     Raises
     ------
     ShapeError
@@ -182,9 +188,6 @@ def matrix_norm(x: ArrayLike, *, keepdims: bool = False, ord: Any = "fro") -> Te
     ArgumentError
         If ``ord`` is unknown.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.matrix_norm([[3.0, 0.0], [0.0, 4.0]])
     tensor(5., dtype=float64)
     """
@@ -223,6 +226,7 @@ def _spectral_norm(op: str, x: Tensor, ord: Any) -> Tensor:
     return _extreme(op, s, ord, (-1,), False)
 
 
+@_norms_doc
 def norm(x: ArrayLike, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return a vector or matrix norm, with the rules of ``np.linalg.norm``.
 
@@ -230,29 +234,17 @@ def norm(x: ArrayLike, ord: Any = None, axis: Axis = None, keepdims: bool = Fals
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     ord : optional
         The order, as in ``vector_norm`` or ``matrix_norm``; by default the 2-norm or the Frobenius
         norm.
     axis : int or tuple of int, optional
         One axis for vector norms, two for matrix norms; by default all axes.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The norm.
 
     Raises
     ------
     ShapeError
         If ``ord`` is given without ``axis`` and ``x`` has more than two axes.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> x = ad.zeros(3, requires_grad=True)
     >>> ad.linalg.norm(x).backward()
     >>> x.grad
@@ -289,13 +281,12 @@ def norm(x: ArrayLike, ord: Any = None, axis: Axis = None, keepdims: bool = Fals
     return out
 
 
+@matrices_doc
 def cond(x: ArrayLike, p: float | str | None = None) -> Tensor:
     """Return the condition number of matrices: the norm of each times the norm of its inverse.
 
     Parameters
     ----------
-    x : array_like
-        The matrices, in the last two axes.
     p : optional
         The order of the norm, as in ``matrix_norm``; by default 2.
 
@@ -309,9 +300,6 @@ def cond(x: ArrayLike, p: float | str | None = None) -> Tensor:
     LinAlgError
         If the matrices are empty.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.cond([[2.0, 0.0], [0.0, 1.0]])
     tensor(2., dtype=float64)
     """

@@ -20,9 +20,26 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.half import in_float32
 from adjoint.ops.reduce import floating, reduced_count
+from adjoint.ops.shared_docs import argument_doc, reduction_doc
 from adjoint.typing import Array, ArrayLike, Axis
 
 __all__ = ["argsort", "median", "percentile", "quantile", "searchsorted", "sort", "topk"]
+
+_sorting_doc = reduction_doc.extended("""
+    Parameters
+    ----------
+    axis : int, optional
+        The axis; with None the flattened tensor is sorted.
+    kind : str, optional
+        NumPy's name of the algorithm; accepted for compatibility and not used.
+    descending : bool, optional
+        Whether to sort from the largest to the smallest.
+
+    Returns
+    -------
+    Tensor
+        The indices, which have no gradient.
+    """)
 
 _WHY = "it is piecewise constant"
 
@@ -110,6 +127,7 @@ def _sorting(op: str, x: Any, axis: Any, descending: bool, stable: bool | None, 
     return getattr(rec, op)(x, axis=where, descending=bool(descending), stable=stable)
 
 
+@_sorting_doc
 def sort(
     x: ArrayLike,
     axis: int | None = -1,
@@ -124,31 +142,16 @@ def sort(
 
     Parameters
     ----------
-    x : array_like
-        The argument.
-    axis : int, optional
-        The axis; with None the flattened tensor is sorted.
-    kind : str, optional
-        NumPy's name of the algorithm; accepted for compatibility and not used.
-    descending : bool, optional
-        Whether to sort from the largest to the smallest.
     stable : bool, optional
         Whether equal elements keep their order, which decides where gradients go.
 
-    Returns
-    -------
-    Tensor
-        The sorted elements.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.sort(ad.tensor([3.0, 1.0, 2.0]), descending=True)
     tensor([3., 2., 1.], dtype=float64)
     """
     return _sorting("sort", x, axis, descending, stable, kind)
 
 
+@_sorting_doc
 def argsort(
     x: ArrayLike,
     axis: int | None = -1,
@@ -161,25 +164,9 @@ def argsort(
 
     Parameters
     ----------
-    x : array_like
-        The argument.
-    axis : int, optional
-        The axis; with None the flattened tensor is sorted.
-    kind : str, optional
-        NumPy's name of the algorithm; accepted for compatibility and not used.
-    descending : bool, optional
-        Whether to sort from the largest to the smallest.
     stable : bool, optional
         Whether equal elements keep their order.
 
-    Returns
-    -------
-    Tensor
-        The indices, which have no gradient.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.argsort(ad.tensor([3.0, 1.0, 2.0]))
     tensor([1, 2, 0], dtype=int64)
     """
@@ -193,13 +180,12 @@ class TopK(NamedTuple):
     indices: Tensor
 
 
+@argument_doc
 def topk(x: ArrayLike, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     """Return the ``k`` largest or smallest elements along an axis, sorted, and their indices.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     k : int
         How many elements.
     axis : int, optional
@@ -217,9 +203,6 @@ def topk(x: ArrayLike, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     ShapeError
         If the axis has fewer than ``k`` elements.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.topk(ad.tensor([3.0, 9.0, 5.0]), 2).values
     tensor([9., 5.], dtype=float64)
     """
@@ -234,6 +217,7 @@ def topk(x: ArrayLike, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     return TopK(rec.take_along_axis(x, i, axis=where), i)
 
 
+@_sorting_doc
 def searchsorted(x1: ArrayLike, x2: ArrayLike, side: str = "left", sorter: Any = None) -> Tensor:
     """Return the indices at which to insert elements into a sorted vector so that it stays sorted.
 
@@ -248,19 +232,11 @@ def searchsorted(x1: ArrayLike, x2: ArrayLike, side: str = "left", sorter: Any =
     sorter : array_like of int, optional
         Indices that sort ``x1``, if it is not sorted.
 
-    Returns
-    -------
-    Tensor
-        The indices, which have no gradient.
-
     Raises
     ------
     ShapeError
         If ``x1`` is not a vector.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.searchsorted([1.0, 2.0, 3.0], [2.5, 0.0])
     tensor([2, 0], dtype=int64)
     """
@@ -330,78 +306,53 @@ def quantile_places(q: Any, n: Any, method: str) -> tuple[Any, Any, Any]:
     return low, np.where(weight == 0, low, low + 1), np.where(weight == 0, 0.5, weight)
 
 
+quantiles_doc = reduction_doc.extended("""
+    Parameters
+    ----------
+    method : str, optional
+        How to interpolate, as in ``quantile``.
+
+    Raises
+    ------
+    ArgumentError
+        If ``q`` is out of range, or ``method`` unknown.
+    """)
+
+
+@quantiles_doc
 def quantile(
     x: ArrayLike, q: ArrayLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
-    """Return quantiles over axes.
+    """Return quantiles over axes; the axes of ``q`` come first.
 
     The two elements around a quantile share its gradient with the weights of the interpolation.  The result is
     NaN where an element is NaN.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     q : array_like of float
         The levels of the quantiles, from 0 to 1.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
     method : str, optional
         How to interpolate: a method of ``np.quantile``, except the discontinuous methods that select by
         rank.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
 
-    Returns
-    -------
-    Tensor
-        The quantiles; the axes of ``q`` come first.
-
-    Raises
-    ------
-    ArgumentError
-        If ``q`` is out of range, or ``method`` unknown.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.quantile(ad.tensor([4.0, 1.0, 2.0, 3.0]), [0.0, 0.5])
     tensor([1. , 2.5], dtype=float64)
     """
     return _quantile("quantile", x, q, axis, method, keepdims)
 
 
+@quantiles_doc
 def percentile(
     x: ArrayLike, q: ArrayLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
-    """Return percentiles over axes.
+    """Return percentiles over axes; the axes of ``q`` come first.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     q : array_like of float
         The levels of the percentiles, from 0 to 100.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    method : str, optional
-        How to interpolate, as in ``quantile``.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
 
-    Returns
-    -------
-    Tensor
-        The percentiles; the axes of ``q`` come first.
-
-    Raises
-    ------
-    ArgumentError
-        If ``q`` is out of range, or ``method`` unknown.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.percentile(ad.tensor([1.0, 2.0, 3.0]), 50)
     tensor(2., dtype=float64)
     """
@@ -449,28 +400,12 @@ def _quantile(op: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool) -
     return out
 
 
+@reduction_doc
 def median(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the median over axes.
+    """Return the median over axes; NaN where an element is NaN.
 
     The median of an even number of elements is the mean of the middle two, which share the gradient.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The median, or NaN where an element is NaN.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> x = ad.tensor([4.0, 1.0, 3.0, 9.0], requires_grad=True)
     >>> ad.median(x).backward(); x.grad
     tensor([0.5, 0. , 0.5, 0. ], dtype=float64)

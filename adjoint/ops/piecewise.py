@@ -17,45 +17,20 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.complex_parts import imag, real
 from adjoint.ops.half import in_float32, keeping_half, wide
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.typing import Array, ArrayLike
 
 __all__ = [
-    "abs",
-    "absolute",
-    "around",
-    "ceil",
-    "clip",
-    "copysign",
-    "divmod",
-    "fabs",
-    "fix",
-    "floor",
-    "floor_divide",
-    "fmax",
-    "fmin",
-    "fmod",
-    "frexp",
-    "heaviside",
-    "maximum",
-    "minimum",
-    "mod",
-    "modf",
-    "nan_to_num",
-    "nextafter",
-    "relu",
-    "remainder",
-    "rint",
-    "round",
-    "sign",
-    "spacing",
-    "trunc",
-    "where",
-]
+    "abs", "absolute", "around", "ceil", "clip", "copysign", "divmod", "fabs", "fix", "floor", "floor_divide",
+    "fmax", "fmin", "fmod", "frexp", "heaviside", "maximum", "minimum", "mod", "modf", "nan_to_num",
+    "nextafter", "relu", "remainder", "rint", "round", "sign", "spacing", "trunc", "where",
+]  # fmt: skip
 
 
 def _nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None) -> Any:
@@ -64,6 +39,17 @@ def _nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None
     largest = np.nextafter(x.dtype.type(np.inf), x.dtype.type(0)).item()  # np.finfo does not know bfloat16
     high, low = largest if posinf is None else posinf, -largest if neginf is None else neginf
     return np.nan_to_num(wide(x), nan=nan, posinf=high, neginf=low).astype(x.dtype)
+
+
+def _native_nan_to_num(
+    xp: Primitives, x: View, nan: float, posinf: float | None, neginf: float | None
+) -> View:
+    if x.dtype.kind != "f":
+        return x
+    top = float(np.finfo(x.dtype).max)
+    high, low = top if posinf is None else posinf, -top if neginf is None else neginf
+    inner = xp.where(x == math.inf, high, xp.where(x == -math.inf, low, x))
+    return xp.where(x != x, nan, inner)
 
 
 def zero_rule(xp: Namespace, g: Value, *_: Value, **__: Value) -> Any:
@@ -92,13 +78,13 @@ def _real_sign(x: Array) -> Any:
 
 abs = define("abs", np.abs, lambda xp, g, y, x: g * _direction(xp, x), jvp=_abs_jvp, saves="x",
              ufunc=np.absolute, holomorphic=False, domain=(0.3, 2),
-             method=("abs", "__abs__"), doc="Return the absolute value; its gradient at 0 is 0.")  # fmt: skip
+             method=("abs", "__abs__"), lower=True, doc="Return the absolute value; its gradient at 0 is 0.")  # fmt: skip
 define("sign", _real_sign, zero_rule, selects=True, domain=(0.3, 2),
-       method=True, doc="The sign of real numbers: -1, 0 or 1.")  # fmt: skip
+       method=True, lower=lambda xp, x: xp.where(x > 0, 1, xp.where(x < 0, -1, xp.where(x == 0, 0, x))), doc="The sign of real numbers: -1, 0 or 1.")  # fmt: skip
 copysign = define("copysign", np.copysign,
                   lambda xp, g, z, x, y: g * xp.sign(x) * xp.copysign(1, y),
                   zero_rule, saves="xy", selects=True, domain=((0.3, 2), (0.3, 2)),
-                  doc="Return |x| with the sign of y; the gradient of y is 0.")  # fmt: skip
+                  lower=True, doc="Return |x| with the sign of y; the gradient of y is 0.")  # fmt: skip
 nextafter = define("nextafter", np.nextafter, lambda xp, g, z, x, y: g, zero_rule, domain=((0.3, 1), (1.5, 2)),
                    doc="Return the next floating-point number after x towards y; the gradient of y is 0.")  # fmt: skip
 spacing = define("spacing", np.spacing, None, reason="it is piecewise constant",
@@ -106,34 +92,46 @@ spacing = define("spacing", np.spacing, None, reason="it is piecewise constant",
 define("binary_exponent", lambda x: np.frexp(x)[1], None, reason="it is piecewise constant",
        reference="numpy", doc="The exponent n with |x| = m · 2**n and 0.5 ≤ m < 1.")  # fmt: skip
 define("fraction", lambda x: np.modf(x)[0], lambda xp, g, y, x: g, domain=(0.1, 0.9),
-       reference="numpy", doc="The fractional part, with the sign of x.")  # fmt: skip
+       reference="numpy", lower=lambda xp, x: xp.where(xp.isinf(x), xp.copysign(0.0, x), xp.copysign(x - xp.trunc(x), x)), doc="The fractional part, with the sign of x.")  # fmt: skip
 
 # Rounding and division with remainder ----------------------------------------------------------
 
+
+def _native_round(xp: Primitives, x: View, decimals: int) -> View:
+    if x.dtype.kind != "f":
+        if decimals >= 0 and x.dtype.kind in "iu":
+            return x
+        raise NotNative("round of integers has no native form")
+    if decimals == 0:
+        return xp.rint(x)
+    power = 10.0 ** max(decimals, -decimals)
+    return xp.rint(x * power) / power if decimals > 0 else xp.rint(x / power) * power
+
+
 floor = define("floor", np.floor, zero_rule, selects=True, domain=(0.1, 0.9),
-               method=True, doc="Round down; the gradient is 0.")  # fmt: skip
+               method=True, lower=True, doc="Round down; the gradient is 0.")  # fmt: skip
 ceil = define("ceil", np.ceil, zero_rule, selects=True, domain=(0.1, 0.9),
-              method=True, doc="Round up; the gradient is 0.")  # fmt: skip
+              method=True, lower=True, doc="Round up; the gradient is 0.")  # fmt: skip
 trunc = define("trunc", np.trunc, zero_rule, selects=True, domain=(0.1, 0.9),
-               method=True, doc="Round towards 0; the gradient is 0.")  # fmt: skip
+               method=True, lower=True, doc="Round towards 0; the gradient is 0.")  # fmt: skip
 rint = define("rint", np.rint, zero_rule, selects=True, domain=(0.1, 0.4),
-              doc="Round to the nearest integer, halves to even; the gradient is 0.")  # fmt: skip
+              lower=True, doc="Round to the nearest integer, halves to even; the gradient is 0.")  # fmt: skip
 define("round", lambda x, decimals: np.round(x, decimals), zero_rule, params=("decimals",), selects=True,
-       method=True, doc="The values rounded to a number of decimals.")  # fmt: skip
+       method=True, lower=_native_round, doc="The values rounded to a number of decimals.")  # fmt: skip
 floor_divide = define("floor_divide", operator.floordiv, zero_rule, zero_rule, ufunc=np.floor_divide, selects=True,
-                      domain=((0.6, 0.9), (1.1, 1.9)), method=("__floordiv__", "__rfloordiv__"), doc="Return x / y, rounded down; the gradient is 0.")  # fmt: skip
+                      domain=((0.6, 0.9), (1.1, 1.9)), method=("__floordiv__", "__rfloordiv__"), lower=True, doc="Return x / y, rounded down; the gradient is 0.")  # fmt: skip
 # x - floor(x/y) y
 remainder = define("remainder", operator.mod,
                    lambda xp, g, z, x, y: g,
                    lambda xp, g, z, x, y: -g * xp.floor_divide(x, y), saves="xy",
                    ufunc=np.remainder, domain=((2.1, 2.9), (1.1, 1.4)),
-                   method=("__mod__", "__rmod__"), doc="Return the remainder of x / y with the sign of y.")  # fmt: skip
+                   method=("__mod__", "__rmod__"), lower=True, doc="Return the remainder of x / y with the sign of y.")  # fmt: skip
 # z = x - trunc(x/y) y.  The rule computes the quotient as (x - z)/y, because x/y may be rounded up to an
 # integer
 fmod = define("fmod", np.fmod,
               lambda xp, g, z, x, y: g,
               lambda xp, g, z, x, y: -g * xp.rint((x - xp.fmod(x, y)) / y), saves="xy",
-              domain=((2.1, 2.9), (1.1, 1.4)), doc="Return the remainder of x / y with the sign of x.")  # fmt: skip
+              domain=((2.1, 2.9), (1.1, 1.4)), lower=True, doc="Return the remainder of x / y with the sign of x.")  # fmt: skip
 
 # Choice ----------------------------------------------------------------------------------------
 
@@ -188,67 +186,67 @@ define("where", _where,
        None,
        lambda xp, g, out, c, x, y: xp.where(c, g, 0),
        lambda xp, g, out, c, x, y: xp.where(c, 0, g), saves="c", selects=True, literals=True,
-       domain=("bool", (-2, 2), (-2, 2)), doc="x where a condition is true, otherwise y.")  # fmt: skip
+       domain=("bool", (-2, 2), (-2, 2)), lower=lambda xp, c, x, y: xp.select(c, x, y), doc="x where a condition is true, otherwise y.")  # fmt: skip
 maximum = define("maximum", np.maximum,
                  lambda xp, g, z, x, y: _winner(xp, g, x < y, x == y),
                  lambda xp, g, z, x, y: _winner(xp, g, y < x, x == y),
                  saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
-                 method=True, doc="Return the larger one of x and y, NaN if one is NaN; equal arguments share the gradient.")  # fmt: skip
+                 method=True, lower=True, doc="Return the larger one of x and y, NaN if one is NaN; equal arguments share the gradient.")  # fmt: skip
 minimum = define("minimum", np.minimum,
                  lambda xp, g, z, x, y: _winner(xp, g, x > y, x == y),
                  lambda xp, g, z, x, y: _winner(xp, g, y > x, x == y),
                  saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
-                 method=True, doc="Return the smaller one of x and y, NaN if one is NaN; equal arguments share the gradient.")  # fmt: skip
+                 method=True, lower=True, doc="Return the smaller one of x and y, NaN if one is NaN; equal arguments share the gradient.")  # fmt: skip
 # fmax and fmin return the other argument if one is NaN, so the gradient of the NaN is 0
 fmax = define("fmax", np.fmax,
               lambda xp, g, z, x, y: _winner(xp, g, (x < y) | (xp.isnan(x) & ~xp.isnan(y)), x == y),
               lambda xp, g, z, x, y: _winner(xp, g, (y < x) | (xp.isnan(y) & ~xp.isnan(x)), x == y),
               saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
-              doc="Return the larger one of x and y, ignoring NaN; equal arguments share the gradient.")  # fmt: skip
+              lower=True, doc="Return the larger one of x and y, ignoring NaN; equal arguments share the gradient.")  # fmt: skip
 fmin = define("fmin", np.fmin,
               lambda xp, g, z, x, y: _winner(xp, g, (x > y) | (xp.isnan(x) & ~xp.isnan(y)), x == y),
               lambda xp, g, z, x, y: _winner(xp, g, (y > x) | (xp.isnan(y) & ~xp.isnan(x)), x == y),
               saves="xy", selects=True, domain=((-2, -0.1), (0.1, 2)),
-              doc="Return the smaller one of x and y, ignoring NaN; equal arguments share the gradient.")  # fmt: skip
+              lower=True, doc="Return the smaller one of x and y, ignoring NaN; equal arguments share the gradient.")  # fmt: skip
 relu = define("relu", keeping_half(lambda x: np.maximum(x, 0)), lambda xp, g, y, x: xp.where(y > 0, g, 0),
-              saves="y", selects=True, method=True, reference="formula", doc="Return max(x, 0); its gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
+              saves="y", selects=True, method=True, reference="formula", lower=lambda xp, x: xp.maximum(x, 0), doc="Return max(x, 0); its gradient at 0 is 0.", domain=(0.1, 2))  # fmt: skip
 heaviside = define("heaviside", np.heaviside,
                    zero_rule,
                    lambda xp, g, z, x, y: xp.where(x == 0, g, 0), saves="x", selects=True, domain=((0.3, 2), (-2, 2)),
-                   doc="Return 0 where x < 0, y where x = 0, and 1 where x > 0.")  # fmt: skip
+                   lower=lambda xp, x, y: xp.where(x != x, x, xp.where(x == 0, y, xp.where(x < 0, 0.0, 1.0))), doc="Return 0 where x < 0, y where x = 0, and 1 where x > 0.")  # fmt: skip
+
+
+def _native_clip(xp: Primitives, x: View, lo: View, hi: View) -> View:
+    """Return x limited to the range lo … hi.
+
+    If both bounds are numbers, a zero that equals a bound keeps its sign.
+    """
+    if all(getattr(b, "size", 1) == 1 for b in (lo, hi)):
+        return xp.minimum(hi, xp.maximum(lo, x))  # if operands are equal, the result is the second
+    return xp.minimum(xp.maximum(x, lo), hi)
+
+
 # the gradient goes to x inside of the bounds and on them, and to the nearer bound outside
 define("clip", in_float32(np.clip),
        lambda xp, g, out, x, lo, hi: xp.where((x >= lo) & (x <= hi), g, 0),
        lambda xp, g, out, x, lo, hi: xp.where((x < lo) & (lo <= hi), g, 0),
        lambda xp, g, out, x, lo, hi: xp.where((x > hi) | (lo > hi), g, 0),
        saves=("x", "lo", "hi"), selects=True, domain=((-0.9, 0.9), (-2, -1), (1, 2)),
-       method=True, doc="x limited to the interval from lo to hi; on the bounds the gradient goes to x.")  # fmt: skip
+       method=True, lower=_native_clip, doc="x limited to the interval from lo to hi; on the bounds the gradient goes to x.")  # fmt: skip
 define("nan_to_num", _nan_to_num,
        lambda xp, g, y, x, nan, posinf, neginf: xp.where(xp.isfinite(x), g, 0),
-       saves="x", params=("nan", "posinf", "neginf"), selects=True, doc="x with NaN and infinities replaced by numbers.")  # fmt: skip
+       saves="x", params=("nan", "posinf", "neginf"), selects=True, lower=_native_nan_to_num, doc="x with NaN and infinities replaced by numbers.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------
 
 
+@argument_doc
 def sign(x: ArrayLike) -> Tensor:
     """Return the sign of each element: -1, 0 or 1, and ``x / |x|`` for complex numbers.
 
     The gradient is zero for real numbers.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The signs.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.sign(ad.tensor([-2.0, 0.0, 3.0]))
     tensor([-1.,  0.,  1.], dtype=float64)
     """
@@ -260,6 +258,7 @@ def sign(x: ArrayLike) -> Tensor:
 def where(condition: ArrayLike) -> tuple[Tensor, ...]: ...
 @overload
 def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> Tensor: ...
+@argument_doc
 def where(
     condition: ArrayLike, x: ArrayLike | None = None, y: ArrayLike | None = None
 ) -> Tensor | tuple[Tensor, ...]:
@@ -286,9 +285,6 @@ def where(
     InputError
         If only one of ``x`` and ``y`` is given.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> x = ad.tensor([0.0, 4.0], requires_grad=True)
     >>> ad.where(x > 0, ad.sqrt(x), 0.0).sum().backward()
     >>> x.grad
@@ -301,6 +297,7 @@ def where(
     return rec.where(condition, x, y)
 
 
+@argument_doc
 def clip(x: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Tensor:
     """Limit the elements to an interval.
 
@@ -308,26 +305,16 @@ def clip(x: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = Non
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     min : array_like, optional
         The lower bound; none by default.
     max : array_like, optional
         The upper bound; none by default.
-
-    Returns
-    -------
-    Tensor
-        The limited elements.
 
     Raises
     ------
     DTypeError
         If ``x`` is complex.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> x, top = (ad.tensor(v, requires_grad=True) for v in ([1.0, 5.0], 3.0))
     >>> ad.clip(x, 0, top).sum().backward()
     >>> x.grad, top.grad
@@ -347,6 +334,7 @@ def clip(x: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = Non
     return x if max is None else minimum(x, max)
 
 
+@argument_doc
 def round(x: ArrayLike, decimals: int = 0) -> Tensor:
     """Round to a number of decimals; halves are rounded to even.
 
@@ -354,19 +342,9 @@ def round(x: ArrayLike, decimals: int = 0) -> Tensor:
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     decimals : int, optional
         The number of decimals.
 
-    Returns
-    -------
-    Tensor
-        The rounded elements.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.round(ad.tensor([0.5, 1.5, 1.26]), 0)
     tensor([0., 2., 1.], dtype=float64)
     """
@@ -380,6 +358,7 @@ def round(x: ArrayLike, decimals: int = 0) -> Tensor:
     return rec.round(x, decimals=digits)
 
 
+@argument_doc
 def divmod(x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
     """Return the quotient, rounded down, and the remainder: ``x = quotient * y + remainder``.
 
@@ -395,9 +374,6 @@ def divmod(x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
     tuple of Tensor
         The quotient and the remainder.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.divmod(ad.tensor(7.0), 2)
     (tensor(3., dtype=float64), tensor(1., dtype=float64))
     """
@@ -426,22 +402,15 @@ def whole_part(name: str) -> Callable[[Tensor], int]:
     return convert
 
 
+@argument_doc
 def modf(x: ArrayLike) -> tuple[Tensor, Tensor]:
     """Return the fractional and the integral part of each element.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
 
     Returns
     -------
     tuple of Tensor
         The fraction, to which the gradient flows, and the integral part.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.modf(ad.tensor(2.5))
     (tensor(0.5, dtype=float64), tensor(2., dtype=float64))
     """
@@ -449,22 +418,15 @@ def modf(x: ArrayLike) -> tuple[Tensor, Tensor]:
     return rec.fraction(x), trunc(x)
 
 
+@argument_doc
 def frexp(x: ArrayLike) -> tuple[Tensor, Tensor]:
     """Return m and n with ``x = m * 2**n`` and ``0.5 <= |m| < 1``.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
 
     Returns
     -------
     tuple of Tensor
         The mantissa m, to which the gradient flows, and the exponent n.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.frexp(ad.tensor(6.0))
     (tensor(0.75, dtype=float64), tensor(3, dtype=int32))
     """
@@ -473,6 +435,7 @@ def frexp(x: ArrayLike) -> tuple[Tensor, Tensor]:
     return rec.ldexp(x, -n), n
 
 
+@argument_doc
 def nan_to_num(
     x: ArrayLike, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
@@ -482,8 +445,6 @@ def nan_to_num(
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     nan : float, optional
         The replacement of NaN.
     posinf : float, optional
@@ -491,14 +452,6 @@ def nan_to_num(
     neginf : float, optional
         The replacement of -infinity; by default the most negative finite number of the dtype.
 
-    Returns
-    -------
-    Tensor
-        The elements, all finite.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nan_to_num(ad.tensor([float("nan"), 1.0]))
     tensor([0., 1.], dtype=float64)
     """

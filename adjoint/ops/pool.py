@@ -6,32 +6,42 @@ process the elements at this position of all windows in one NumPy call.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from typing import Any
 
 import numpy as np
 
 from adjoint.core.define import define
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import raw, rec
+from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.half import in_float32, wide, widened
 from adjoint.ops.reduce import narrowed
-from adjoint.ops.windows import Pairs, blank, counts, images, inner_part, numbers, padded, spots, whole
+from adjoint.ops.shared_docs import images_doc, signals_doc, volumes_doc
+from adjoint.ops.windows import (
+    Pairs,
+    blank,
+    counts,
+    images,
+    inner_part,
+    native_image,
+    native_spread,
+    numbers,
+    padded,
+    spots,
+    whole,
+)
 from adjoint.typing import Array, ArrayLike, Lengths
 
 __all__ = [
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-]
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "avg_pool1d", "avg_pool2d",
+    "avg_pool3d", "max_pool1d", "max_pool2d", "max_pool3d",
+]  # fmt: skip
 
 
 def _window_sum(x: Array, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape) -> Any:
@@ -56,13 +66,37 @@ def _window_spread(
     return image[inner_part(size, padding)]
 
 
+_MANY = 64  # elements: pooling windows with more have no native form
+
+
+def _native_slices(
+    xp: Primitives, x: View, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape, value: Any
+) -> list[View]:
+    """Return, for each offset in the kernel, the view of the elements at this offset of all windows.
+
+    The image is padded with ``value``.
+    """
+    count = counts(x.shape[-len(kernel) :], kernel, stride, padding, dilation)
+    if 0 in count or math.prod(kernel) > _MANY:
+        raise NotNative("an empty or very large window has no native form")
+    image = native_image(xp, x, padding, value)
+    return [image[spot] for spot in spots(kernel, stride, dilation, count)]
+
+
+def _native_window_spread(xp: Primitives, g: View, size: Shape, kernel: Shape, **at: Any) -> View:
+    if not g.size:
+        raise NotNative("windows of an empty array have no native form")
+    full = xp.graph.broadcast(xp.graph.reshape(g, (*g.shape, *(1,) * len(kernel))), (*g.shape, *kernel))
+    return native_spread(xp, full, size, kernel, **at)
+
+
 _WINDOW = ("kernel", "stride", "padding", "dilation")
 define("window_sum", _window_sum,
        lambda xp, g, y, x, kernel, **at: xp.window_spread(g, size=x.shape[-len(kernel):], kernel=kernel, **at),
-       kind="linear", params=_WINDOW, batch="leading", reference="formula", doc="The sum of each window.")  # fmt: skip
+       kind="linear", params=_WINDOW, batch="leading", reference="formula", lower=lambda xp, x, **at: functools.reduce(operator.add, _native_slices(xp, x, value=0, **at)), doc="The sum of each window.")  # fmt: skip
 define("window_spread", in_float32(_window_spread),
        lambda xp, g, y, x, size, **at: xp.window_sum(g, **at),
-       kind="linear", params=("size", *_WINDOW), batch="leading", reference="formula", doc="Each element added to all positions of its window: the adjoint of the sum of each window.")  # fmt: skip
+       kind="linear", params=("size", *_WINDOW), batch="leading", reference="formula", lower=_native_window_spread, doc="Each element added to all positions of its window: the adjoint of the sum of each window.")  # fmt: skip
 
 
 def lowest(dtype: Any) -> Any:
@@ -131,35 +165,58 @@ def _max_gather(
     return total / np.maximum(shared, 1).astype(h.dtype)
 
 
+def _native_hits(xp: Primitives, x: View, y: View, at: dict[str, Any]) -> tuple[list[View], View]:
+    """Return masks of the maxima, and their number in each window, for the gradient of max pooling.
+
+    There is one mask for each offset in the window: it is true where the element of ``x`` at this offset
+    equals ``y``, the maximum of the window, or is NaN.  ``at`` has the parameters of the windows.
+    """
+    parts = _native_slices(xp, x, value=lowest(x.dtype), **at)
+    hits = [xp.logical_or(part == y, part != part) for part in parts]
+    shared = xp.astype(hits[0], dtype=y.dtype)
+    for hit in hits[1:]:
+        shared = shared + xp.astype(hit, dtype=y.dtype)
+    return hits, xp.maximum(shared, 1)
+
+
+def _native_max_spread(xp: Primitives, g: View, x: View, y: View, **at: Any) -> View:
+    kernel = at["kernel"]
+    hits, shared = _native_hits(xp, x, y, at)
+    share = xp.cast(g / shared, g.dtype)
+    parts = [xp.where(hit, share, np.zeros((), g.dtype)) for hit in hits]
+    windows = xp.graph.reshape(xp.stack(*parts, axis=-1), (*y.shape, *kernel))
+    return native_spread(xp, windows, x.shape[-len(kernel) :], **at)
+
+
+def _native_max_gather(xp: Primitives, h: View, x: View, y: View, **at: Any) -> View:
+    hits, shared = _native_hits(xp, x, y, at)
+    parts = zip(hits, _native_slices(xp, h, value=0, **at), strict=True)
+    found = (xp.where(hit, part, np.zeros((), h.dtype)) for hit, part in parts)
+    return functools.reduce(operator.add, found) / xp.cast(shared, h.dtype)
+
+
 # The positions of the maxima are piecewise constant.  So max_spread and max_gather are linear in their first
 # argument and have no derivative in the others.  Each is the adjoint of the other.
 define("max_pool", _max_pool,
        lambda xp, g, y, x, **at: xp.max_spread(g, x, y, **at),
        saves="xy", kind="general", params=_WINDOW, selects=True,
        jvp=lambda xp, t, y, x, **at: xp.max_gather(t, x, y, **at),
-       batch="leading", reference="formula", doc="The maximum of each window; elements that tie for it share the gradient equally.")  # fmt: skip
+       batch="leading", reference="formula", lower=lambda xp, x, **at: functools.reduce(xp.maximum, _native_slices(xp, x, value=lowest(x.dtype), **at)), doc="The maximum of each window; elements that tie for it share the gradient equally.")  # fmt: skip
 define("max_spread", in_float32(_max_spread),
        lambda xp, h, z, g, x, y, **at: xp.max_gather(h, x, y, **at), None, None,
        saves="xy", kind="linear", params=_WINDOW,
-       batch="leading", reference="formula", doc="Each element added to the positions of the maxima of its window, in equal shares.")  # fmt: skip
+       batch="leading", reference="formula", lower=_native_max_spread, doc="Each element added to the positions of the maxima of its window, in equal shares.")  # fmt: skip
 define("max_gather", in_float32(_max_gather),
        lambda xp, g, z, h, x, y, **at: xp.max_spread(g, x, y, **at), None, None,
        saves="xy", kind="linear", params=_WINDOW,
-       batch="leading", reference="formula", doc="The mean of the elements at the maxima of each window.")  # fmt: skip
+       batch="leading", reference="formula", lower=_native_max_gather, doc="The mean of the elements at the maxima of each window.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------
 
 
 def pool_geometry(
-    op: str,
-    nd: int,
-    x: Tensor,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: bool,
+    op: str, nd: int, x: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> dict[str, Any]:
     """Return a dictionary of the parameters of the pooling ops; raise if an argument is not valid.
 
@@ -191,14 +248,7 @@ def pool_geometry(
 
 
 def _maximum(
-    op: str,
-    nd: int,
-    x: Any,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: bool,
+    op: str, nd: int, x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> Tensor:
     x, alone = images(op, x, nd)
     if x.dtype.kind in "cb":
@@ -210,14 +260,7 @@ def _maximum(
 
 
 def _average(
-    op: str,
-    nd: int,
-    x: Any,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    ceil_mode: bool,
-    include_pad: bool,
+    op: str, nd: int, x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool, include_pad: bool
 ) -> Tensor:
     x, alone = images(op, x, nd)
     if x.dtype.kind in "iub":
@@ -245,24 +288,17 @@ def _divisors(
     return _window_sum(counted, kernel, stride, padding, dilation).astype(dtype)
 
 
-def max_pool1d(
-    x: ArrayLike,
-    kernel_size: Lengths,
-    stride: Lengths | None = None,
-    padding: Lengths | str = 0,
-    dilation: Lengths = 1,
-    ceil_mode: bool = False,
-) -> Tensor:
-    """Return the maximum of each window of signals; see ``max_pool2d``.
-
+windows_doc = SharedDoc("""
     Parameters
     ----------
-    x : array_like
-        The signals, ``(N, C, L)`` or ``(C, L)``.
     kernel_size : int or tuple of int
         The size of the windows.
     stride : int or tuple of int, optional
         The step of the windows; by default their size.
+    """)
+maxima_doc = windows_doc.extended("""
+    Parameters
+    ----------
     padding : int or tuple of int, optional
         The number of elements to add on both sides, at most half of the window.
     dilation : int or tuple of int, optional
@@ -279,16 +315,54 @@ def max_pool1d(
     ------
     ShapeError
         If a window is larger than the padded input.
+    """)
+_means_doc = maxima_doc.extended("""
+    Parameters
+    ----------
+    padding : int or tuple of int, optional
+        The number of zeros on both sides, at most half of the window.
+    count_include_pad : bool, optional
+        Whether zeros of the padding count in the mean.
 
-    Examples
-    --------
-    >>> import adjoint as ad
+    Returns
+    -------
+    Tensor
+        The means.
+    """)
+to_size_doc = SharedDoc("""
+    Parameters
+    ----------
+    output_size : int or tuple of int
+        The size of the output; None for a length that does not change.
+    """)
+_means_to_size_doc = to_size_doc.extended("""
+    Returns
+    -------
+    Tensor
+        The means.
+    """)
+
+
+@signals_doc
+@maxima_doc
+def max_pool1d(
+    x: ArrayLike,
+    kernel_size: Lengths,
+    stride: Lengths | None = None,
+    padding: Lengths | str = 0,
+    dilation: Lengths = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """Return the maximum of each window of signals; see ``max_pool2d``.
+
     >>> ad.nn.functional.max_pool1d(ad.arange(4.0).reshape(1, 1, 4), 2)
     tensor([[[1., 3.]]], dtype=float64)
     """
     return _maximum("max_pool1d", 1, x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
+@images_doc
+@maxima_doc
 def max_pool2d(
     x: ArrayLike,
     kernel_size: Lengths,
@@ -303,32 +377,9 @@ def max_pool2d(
 
     Parameters
     ----------
-    x : array_like
-        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
     kernel_size : int or tuple of int
         The size of the windows, for both axes or for each.
-    stride : int or tuple of int, optional
-        The step of the windows; by default their size.
-    padding : int or tuple of int, optional
-        The number of elements to add on both sides, at most half of the window.
-    dilation : int or tuple of int, optional
-        The distance between the elements of a window.
-    ceil_mode : bool, optional
-        Whether to add a last window that reaches beyond the end.
 
-    Returns
-    -------
-    Tensor
-        The maxima.
-
-    Raises
-    ------
-    ShapeError
-        If a window is larger than the padded input.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.max_pool2d(ad.arange(16.0).reshape(1, 1, 4, 4), 2)
     tensor([[[[ 5.,  7.],
               [13., 15.]]]], dtype=float64)
@@ -336,6 +387,8 @@ def max_pool2d(
     return _maximum("max_pool2d", 2, x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
+@volumes_doc
+@maxima_doc
 def max_pool3d(
     x: ArrayLike,
     kernel_size: Lengths,
@@ -346,40 +399,14 @@ def max_pool3d(
 ) -> Tensor:
     """Return the maximum of each window of volumes; see ``max_pool2d``.
 
-    Parameters
-    ----------
-    x : array_like
-        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
-    kernel_size : int or tuple of int
-        The size of the windows.
-    stride : int or tuple of int, optional
-        The step of the windows; by default their size.
-    padding : int or tuple of int, optional
-        The number of elements to add on both sides, at most half of the window.
-    dilation : int or tuple of int, optional
-        The distance between the elements of a window.
-    ceil_mode : bool, optional
-        Whether to add a last window that reaches beyond the end.
-
-    Returns
-    -------
-    Tensor
-        The maxima.
-
-    Raises
-    ------
-    ShapeError
-        If a window is larger than the padded input.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.max_pool3d(ad.ones((1, 3, 4, 4, 4)), 2).shape
     (1, 3, 2, 2, 2)
     """
     return _maximum("max_pool3d", 3, x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
+@signals_doc
+@_means_doc
 def avg_pool1d(
     x: ArrayLike,
     kernel_size: Lengths,
@@ -390,40 +417,14 @@ def avg_pool1d(
 ) -> Tensor:
     """Return the mean of each window of signals; see ``avg_pool2d``.
 
-    Parameters
-    ----------
-    x : array_like
-        The signals, ``(N, C, L)`` or ``(C, L)``.
-    kernel_size : int or tuple of int
-        The size of the windows.
-    stride : int or tuple of int, optional
-        The step of the windows; by default their size.
-    padding : int or tuple of int, optional
-        The number of zeros on both sides, at most half of the window.
-    ceil_mode : bool, optional
-        Whether to add a last window that reaches beyond the end.
-    count_include_pad : bool, optional
-        Whether zeros of the padding count in the mean.
-
-    Returns
-    -------
-    Tensor
-        The means.
-
-    Raises
-    ------
-    ShapeError
-        If a window is larger than the padded input.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.avg_pool1d(ad.arange(4.0).reshape(1, 1, 4), 2)
     tensor([[[0.5, 2.5]]], dtype=float64)
     """
     return _average("avg_pool1d", 1, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
+@images_doc
+@_means_doc
 def avg_pool2d(
     x: ArrayLike,
     kernel_size: Lengths,
@@ -436,38 +437,17 @@ def avg_pool2d(
 
     Parameters
     ----------
-    x : array_like
-        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
     kernel_size : int or tuple of int
         The size of the windows, for both axes or for each.
-    stride : int or tuple of int, optional
-        The step of the windows; by default their size.
-    padding : int or tuple of int, optional
-        The number of zeros on both sides, at most half of the window.
-    ceil_mode : bool, optional
-        Whether to add a last window that reaches beyond the end.
-    count_include_pad : bool, optional
-        Whether zeros of the padding count in the mean.
 
-    Returns
-    -------
-    Tensor
-        The means.
-
-    Raises
-    ------
-    ShapeError
-        If a window is larger than the padded input.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.avg_pool2d(ad.arange(4.0).reshape(1, 1, 2, 2), 2)
     tensor([[[[1.5]]]], dtype=float64)
     """
     return _average("avg_pool2d", 2, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
+@volumes_doc
+@_means_doc
 def avg_pool3d(
     x: ArrayLike,
     kernel_size: Lengths,
@@ -478,34 +458,6 @@ def avg_pool3d(
 ) -> Tensor:
     """Return the mean of each window of volumes; see ``avg_pool2d``.
 
-    Parameters
-    ----------
-    x : array_like
-        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
-    kernel_size : int or tuple of int
-        The size of the windows.
-    stride : int or tuple of int, optional
-        The step of the windows; by default their size.
-    padding : int or tuple of int, optional
-        The number of zeros on both sides, at most half of the window.
-    ceil_mode : bool, optional
-        Whether to add a last window that reaches beyond the end.
-    count_include_pad : bool, optional
-        Whether zeros of the padding count in the mean.
-
-    Returns
-    -------
-    Tensor
-        The means.
-
-    Raises
-    ------
-    ShapeError
-        If a window is larger than the padded input.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.avg_pool3d(ad.ones((1, 3, 4, 4, 4)), 2).shape
     (1, 3, 2, 2, 2)
     """
@@ -562,72 +514,43 @@ def _adaptive(op: str, nd: int, x: Any, output_size: Any) -> Tensor:
     return rec.reshape(x, shape=x.shape[1:]) if alone else x
 
 
+@signals_doc
+@_means_to_size_doc
 def adaptive_avg_pool1d(x: ArrayLike, output_size: Lengths) -> Tensor:
     """Average signals to a given length; see ``adaptive_avg_pool2d``.
 
     Parameters
     ----------
-    x : array_like
-        The signals, ``(N, C, L)`` or ``(C, L)``.
     output_size : int, optional
         The length of the output; None for the length of the input.
 
-    Returns
-    -------
-    Tensor
-        The means.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.adaptive_avg_pool1d(ad.arange(4.0).reshape(1, 1, 4), 2)
     tensor([[[0.5, 2.5]]], dtype=float64)
     """
     return _adaptive("adaptive_avg_pool1d", 1, x, output_size)
 
 
+@images_doc
+@_means_to_size_doc
 def adaptive_avg_pool2d(x: ArrayLike, output_size: Lengths) -> Tensor:
     """Average images to a given size, with windows of nearly equal size.
 
     Parameters
     ----------
-    x : array_like
-        The images, ``(N, C, H, W)`` or ``(C, H, W)``.
     output_size : int or tuple of int
         The size of the output, for both axes or for each; None for a length that does not change.
 
-    Returns
-    -------
-    Tensor
-        The means.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.adaptive_avg_pool2d(ad.ones((1, 3, 5, 7)), (2, None)).shape
     (1, 3, 2, 7)
     """
     return _adaptive("adaptive_avg_pool2d", 2, x, output_size)
 
 
+@volumes_doc
+@_means_to_size_doc
 def adaptive_avg_pool3d(x: ArrayLike, output_size: Lengths) -> Tensor:
     """Average volumes to a given size; see ``adaptive_avg_pool2d``.
 
-    Parameters
-    ----------
-    x : array_like
-        The volumes, ``(N, C, D, H, W)`` or ``(C, D, H, W)``.
-    output_size : int or tuple of int
-        The size of the output; None for a length that does not change.
-
-    Returns
-    -------
-    Tensor
-        The means.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.adaptive_avg_pool3d(ad.ones((1, 3, 5, 6, 7)), 2).shape
     (1, 3, 2, 2, 2)
     """

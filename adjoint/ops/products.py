@@ -1,4 +1,4 @@
-"""Products of tensors: matmul, tensordot, dot products, cross, trace, powers and chains of matrices."""
+"""Products of tensors: matmul, tensordot, dot products, cross."""
 
 from __future__ import annotations
 
@@ -12,31 +12,36 @@ import numpy as np
 from adjoint.core.batching import Batched, held, ranked
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.infer import Result, broadcast
 from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.op import Op
 from adjoint.core.shapes import broadcast_shapes, canonical_axis
 from adjoint.core.tensor import Tensor
-from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.errors import ArgumentError, ShapeError
 from adjoint.ops.half import rounded, wide
-from adjoint.typing import Array, ArrayLike, DTypeLike
+from adjoint.ops.shared_docs import argument_doc, mismatch_doc
+from adjoint.typing import Array, ArrayLike
 
-__all__ = [
-    "cross",
-    "dot",
-    "inner",
-    "matmul",
-    "matvec",
-    "outer",
-    "tensordot",
-    "trace",
-    "vdot",
-    "vecdot",
-    "vecmat",
-]
+__all__ = ["cross", "dot", "inner", "matmul", "matvec", "outer", "tensordot", "vdot", "vecdot", "vecmat"]
+
+_products_doc = SharedDoc("""
+    Parameters
+    ----------
+    x : array_like
+        The first factor.
+    y : array_like
+        The second factor.
+
+    Returns
+    -------
+    Tensor
+        The product.
+    """)
 
 
-_BLAS = frozenset(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
+BLAS = frozenset(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 
 
 def _matmul_dx(xp: Namespace, g: Value, z: Value, x: Value, y: Value) -> Any:
@@ -65,13 +70,13 @@ def product(x: Any, y: Any) -> Any:
 
     The product of half precision is float32; the caller rounds it.
     """
-    if x.dtype in _BLAS:
+    if x.dtype in BLAS:
         return x.dot(y) if x.ndim == 2 and y.ndim == 2 else np.matmul(x, y)
     return np.matmul(wide(x), wide(y))
 
 
 def _matmul_arrays(x: Array, y: Array) -> Any:
-    if x.dtype in _BLAS:  # the code of ``product``, inlined for speed
+    if x.dtype in BLAS:  # the code of ``product``, inlined for speed
         return x.dot(y) if x.ndim == 2 and y.ndim == 2 else np.matmul(x, y)
     return rounded(product(x, y), x, y)
 
@@ -118,17 +123,56 @@ def _as_matrix(a: Batched, shape: tuple[int, ...]) -> Batched:
     return Batched(a.level, a.size_, value, a.batched)
 
 
+def _matmul_phrase(i: Any, target: str, x: str, y: str) -> list[str] | None:
+    x_, y_ = i.args
+    return [f"{x}.dot({y})"] if x_.dtype in BLAS and x_.ndim == y_.ndim == 2 else None
+
+
+def _native_matmul(xp: Primitives, a: View, b: View) -> View:
+    """Return the matrix product of ``a`` and ``b``.
+
+    A product with one row or one column becomes a sum of elementwise products, which can be fused.
+    """
+    a, b = xp.view(a), xp.view(b)
+    dtype = np.result_type(a.dtype, b.dtype)
+    if dtype.kind != "f" or not a.ndim or not b.ndim:
+        raise NotNative(f"a matrix product of {dtype} has no native form")
+    a, b = xp.cast(a, dtype), xp.cast(b, dtype)
+    row, column = a.ndim == 1, b.ndim == 1
+    a = xp.graph.reshape(a, (1, *a.shape)) if row else a
+    b = xp.graph.reshape(b, (*b.shape, 1)) if column else b
+    if a.shape[-1] == 0:
+        raise NotNative("an empty product has no native form")
+    if a.shape[-1] == 1:
+        y = a * b
+    elif b.shape[-1] == 1:
+        y = xp.sum(a * xp.matrix_transpose(b), axis=(-1,), keepdims=True)
+    elif a.shape[-2] == 1 and a.shape[-1] <= 64:
+        y = xp.sum(xp.matrix_transpose(a) * b, axis=(-2,), keepdims=True)
+    else:
+        y = xp.graph.matmul(a, b)
+    return xp.graph.reshape(y, (*y.shape[:-2], *y.shape[-2:][row : 2 - column]))
+
+
+def _native_cross(xp: Primitives, x: View, y: View, axis: int) -> View:
+    rest = (slice(None),) * (-axis - 1)
+    (x0, x1, x2), (y0, y1, y2) = ([a[(..., slice(i, i + 1), *rest)] for i in range(3)] for a in (x, y))
+    return xp.concat(x1 * y2 - x2 * y1, x2 * y0 - x0 * y2, x0 * y1 - x1 * y0, axis=axis)
+
+
 define("matmul", _matmul_arrays, _matmul_dx, _matmul_dy, saves="xy", reads=("y", "x"), kind="bilinear",
-       shape=_matmul_shape, ufunc=np.matmul, batch=_matmul_batch, method=("matmul", "__matmul__", "__rmatmul__"), doc="The matrix product.")  # fmt: skip
+       shape=_matmul_shape, ufunc=np.matmul, batch=_matmul_batch, method=("matmul", "__matmul__", "__rmatmul__"), lower=_native_matmul, phrase=_matmul_phrase, memory="new", doc="The matrix product.")  # fmt: skip
 # a · (b × c) = b · (c × a) = c · (a × b), so each rule is a cross product, too
 define("cross", lambda x, y, axis: np.cross(x, y, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(y, g, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(g, x, axis=axis), saves="xy", kind="bilinear",
-       params=("axis",), batch="elementwise", doc="The cross product of vectors of length 3.")  # fmt: skip
+       params=("axis",), batch="elementwise", lower=_native_cross, doc="The cross product of vectors of length 3.")  # fmt: skip
 
 _matmul = rec.matmul
 
 
+@mismatch_doc
+@_products_doc
 def matmul(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Return the matrix product, with NumPy's rules for the shapes.
 
@@ -139,19 +183,6 @@ def matmul(x: ArrayLike, y: ArrayLike) -> Tensor:
     y : array_like
         The second factor; the sum is over its second-last axis, or over its only axis.
 
-    Returns
-    -------
-    Tensor
-        The product.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.matmul(ad.ones((2, 3)), ad.ones(3))
     tensor([3., 3.], dtype=float64)
     """
@@ -202,15 +233,12 @@ def contract(op: str, x: Tensor, y: Tensor, x_axes: Sequence[int], y_axes: Seque
     return rec.einsum(x, y, **dict(zip(("left", "right", "output"), labels, strict=True)), extra=())
 
 
+@_products_doc
 def tensordot(x: ArrayLike, y: ArrayLike, axes: Any = 2) -> Tensor:
     """Return the sums of the products of two tensors over pairs of axes.
 
     Parameters
     ----------
-    x : array_like
-        The first factor.
-    y : array_like
-        The second factor.
     axes : int or pair of sequences of int, optional
         How many of the last axes of ``x`` and the first axes of ``y`` to sum over, or the axes of
         each.
@@ -225,9 +253,6 @@ def tensordot(x: ArrayLike, y: ArrayLike, axes: Any = 2) -> Tensor:
     ShapeError
         If the lengths of the axes differ.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.tensordot(ad.ones((2, 3, 4)), ad.ones((4, 3, 5)), axes=((1, 2), (1, 0))).shape
     (2, 5)
     """
@@ -260,32 +285,18 @@ def tensordot(x: ArrayLike, y: ArrayLike, axes: Any = 2) -> Tensor:
     return contract("tensordot", x, y, x_axes, y_axes)
 
 
+@_products_doc
 def dot(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Return NumPy's dot product.
 
     It sums over the last axis of ``x`` and the second-last axis of ``y`` (the only axis, if ``y`` is a
     vector).
 
-    Parameters
-    ----------
-    x : array_like
-        The first factor.
-    y : array_like
-        The second factor.
-
-    Returns
-    -------
-    Tensor
-        The product.
-
     Raises
     ------
     ShapeError
         If the lengths of the axes differ.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.dot([1.0, 2.0], [3.0, 4.0])
     tensor(11., dtype=float64)
     """
@@ -297,15 +308,9 @@ def dot(x: ArrayLike, y: ArrayLike) -> Tensor:
     return contract("dot", x, y, (-1,), (-1 if y.ndim == 1 else -2,))
 
 
+@_products_doc
 def inner(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Sum products over the last axes.
-
-    Parameters
-    ----------
-    x : array_like
-        The first factor.
-    y : array_like
-        The second factor.
 
     Returns
     -------
@@ -317,9 +322,6 @@ def inner(x: ArrayLike, y: ArrayLike) -> Tensor:
     ShapeError
         If the lengths of the last axes differ.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.inner([[1.0, 2.0]], [[3.0, 4.0]])
     tensor([[11.]], dtype=float64)
     """
@@ -329,6 +331,7 @@ def inner(x: ArrayLike, y: ArrayLike) -> Tensor:
     return contract("inner", x, y, (-1,), (-1,))
 
 
+@argument_doc
 def outer(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Return the products of all pairs of elements of two flattened tensors.
 
@@ -339,14 +342,6 @@ def outer(x: ArrayLike, y: ArrayLike) -> Tensor:
     y : array_like
         The second factor; its elements are the columns.
 
-    Returns
-    -------
-    Tensor
-        The matrix of products.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.outer([1.0, 2.0], [3.0, 4.0])
     tensor([[3., 4.],
             [6., 8.]], dtype=float64)
@@ -359,6 +354,7 @@ def _conjugated(x: Tensor) -> Tensor:
     return rec.conj(x) if x.dtype.kind == "c" else x
 
 
+@argument_doc
 def vdot(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Return the sum of ``conj(x) * y`` over all elements.
 
@@ -369,19 +365,11 @@ def vdot(x: ArrayLike, y: ArrayLike) -> Tensor:
     y : array_like
         The second factor, with as many elements.
 
-    Returns
-    -------
-    Tensor
-        The sum, 0-d.
-
     Raises
     ------
     ShapeError
         If the numbers of elements differ.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.vdot([1.0, 2.0], [3.0, 4.0])
     tensor(11., dtype=float64)
     """
@@ -395,6 +383,8 @@ def vdot(x: ArrayLike, y: ArrayLike) -> Tensor:
     return _matmul(*flat)
 
 
+@argument_doc
+@mismatch_doc
 def vecdot(x: ArrayLike, y: ArrayLike, /, *, axis: int = -1) -> Tensor:
     """Return the sums of ``conj(x) * y`` along an axis.
 
@@ -407,19 +397,6 @@ def vecdot(x: ArrayLike, y: ArrayLike, /, *, axis: int = -1) -> Tensor:
     axis : int, optional
         The axis.
 
-    Returns
-    -------
-    Tensor
-        The sums.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.vecdot([[1.0, 2.0], [3.0, 4.0]], [1.0, 1.0])
     tensor([3., 7.], dtype=float64)
     """
@@ -446,8 +423,10 @@ def vecdot(x: ArrayLike, y: ArrayLike, /, *, axis: int = -1) -> Tensor:
     return rec.einsum(x, y, left=labels, right=labels, output=labels[:-1], extra=())
 
 
+@argument_doc
+@mismatch_doc
 def matvec(x: ArrayLike, y: ArrayLike, /) -> Tensor:
-    """Multiply matrices with vectors.
+    """Return the products ``x @ y`` of matrices with vectors.
 
     Parameters
     ----------
@@ -456,19 +435,6 @@ def matvec(x: ArrayLike, y: ArrayLike, /) -> Tensor:
     y : array_like
         The vectors, in the last axis; the other axes broadcast.
 
-    Returns
-    -------
-    Tensor
-        The vectors ``x @ y``.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.matvec(ad.ones((2, 3)), ad.ones((5, 3))).shape
     (5, 2)
     """
@@ -477,8 +443,10 @@ def matvec(x: ArrayLike, y: ArrayLike, /) -> Tensor:
     return matmul(x, y[..., None])[..., 0]
 
 
+@argument_doc
+@mismatch_doc
 def vecmat(x: ArrayLike, y: ArrayLike, /) -> Tensor:
-    """Multiply vectors, conjugated if complex, with matrices.
+    """Return the products ``conj(x) @ y`` of vectors with matrices.
 
     Parameters
     ----------
@@ -487,19 +455,6 @@ def vecmat(x: ArrayLike, y: ArrayLike, /) -> Tensor:
     y : array_like
         The matrices, in the last two axes; the other axes broadcast.
 
-    Returns
-    -------
-    Tensor
-        The vectors ``conj(x) @ y``.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.vecmat(ad.ones((5, 2)), ad.ones((2, 3))).shape
     (5, 3)
     """
@@ -521,6 +476,7 @@ if hasattr(np, "matvec"):  # from NumPy 2.2 on
     UFUNCS.update({np.matvec: matvec, np.vecmat: vecmat})
 
 
+@argument_doc
 def cross(x: ArrayLike, y: ArrayLike, axis: int = -1) -> Tensor:
     """Return the cross product of vectors of length 3.
 
@@ -533,19 +489,11 @@ def cross(x: ArrayLike, y: ArrayLike, axis: int = -1) -> Tensor:
     axis : int, optional
         The axis of the vectors.
 
-    Returns
-    -------
-    Tensor
-        The cross product.
-
     Raises
     ------
     ShapeError
         If the vectors do not have 3 elements.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.cross([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])
     tensor([0., 0., 1.], dtype=float64)
     """
@@ -565,143 +513,3 @@ def cross(x: ArrayLike, y: ArrayLike, axis: int = -1) -> Tensor:
             "after broadcasting.  Pass a negative axis, counted from the end."
         )
     return rec.cross(x, y, axis=places.pop())
-
-
-# Traces and diagonals ---------------------------------------------------------------------------
-
-
-def square_at(x: Tensor, offset: int) -> Tensor:
-    """Return the largest square submatrix whose main diagonal is the diagonal ``offset`` of ``x``."""
-    rows, columns = x.shape[-2:]
-    top, left = max(-offset, 0), max(offset, 0)
-    n = max(min(rows - top, columns - left), 0)
-    if (top, left, rows, columns) == (0, 0, n, n):
-        return x
-    return x[..., top : top + n, left : left + n]
-
-
-def last_diagonal(x: Tensor, offset: int, output: str) -> Tensor:
-    """Return a diagonal of the last two axes (``output="d"``), or its sum (``output=""``).
-
-    ``offset`` is the distance from the main diagonal, positive above it.
-    """
-    x = square_at(x, operator.index(offset))
-    lead = "".join(chr(0x100 + i) for i in range(x.ndim - 2))
-    return rec.relabel(x, labels=lead + "dd", output=lead + output, extra=())
-
-
-def trace(
-    x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DTypeLike | None = None
-) -> Tensor:
-    """Sum a diagonal of the matrices in two axes.
-
-    ``ad.linalg.trace`` uses the last two axes.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    offset : int, optional
-        The diagonal: 0 for the main one, positive numbers above, negative ones below.
-    axis1 : int, optional
-        The axis of the rows.
-    axis2 : int, optional
-        The axis of the columns.
-    dtype : dtype, optional
-        The dtype of the result.
-
-    Returns
-    -------
-    Tensor
-        The sum.
-
-    Raises
-    ------
-    ShapeError
-        If ``x`` has fewer than two axes, or the axes are the same.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.trace([[1.0, 2.0], [3.0, 4.0]])
-    tensor(5., dtype=float64)
-    """
-    x = asarray(x, dtype=dtype)
-    if x.ndim < 2:
-        raise ShapeError(f"trace: x must have at least two axes, but has shape {x.shape}.")
-    a, b = (canonical_axis("trace", i, x.ndim) for i in (axis1, axis2))
-    if a == b:
-        raise ShapeError(f"trace: axis1 and axis2 must be different, but are both axis {axis1}.")
-    if (a, b) != (-2, -1):
-        rest = tuple(i for i in range(-x.ndim, 0) if i not in (a, b))
-        x = rec.permute_dims(x, axes=(*rest, a, b))
-    if dtype is None and x.dtype.kind in "biu":
-        # small integers are added as int64
-        x = rec.astype(x, dtype=np.add.reduce(np.zeros(1, x.dtype)).dtype)
-    return last_diagonal(x, offset, "")
-
-
-# Chains and powers ------------------------------------------------------------------------------
-
-
-def multi_dot(arrays: Sequence[Any]) -> Tensor:
-    """Multiply a chain of matrices in the cheapest order.
-
-    Parameters
-    ----------
-    arrays : sequence of array_like
-        The matrices; the first and the last may be vectors.
-
-    Returns
-    -------
-    Tensor
-        The product.
-
-    Raises
-    ------
-    ShapeError
-        If an operand is not a matrix.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.linalg.multi_dot([ad.ones((2, 9)), ad.ones((9, 3)), ad.ones(3)]).shape
-    (2,)
-    """
-    tensors = [asarray(a) for a in arrays]
-    if len(tensors) < 2:
-        raise InputError(f"multi_dot: expected two or more matrices, but got {len(tensors)}.")
-    for i, t in enumerate(tensors):
-        if t.ndim != 2 and not (t.ndim == 1 and i in (0, len(tensors) - 1)):
-            raise ShapeError(
-                f"multi_dot: operand {i} has shape {t.shape}: operands must be matrices, except that the first and last may be vectors."
-            )
-    sizes = [tensors[0].shape[0] if tensors[0].ndim == 2 else 1]
-    sizes += [t.shape[0] for t in tensors[1:]]
-    sizes.append(tensors[-1].shape[1] if tensors[-1].ndim == 2 else 1)
-    return _multiplied(tensors, _best_splits(sizes), 0, len(tensors) - 1)
-
-
-def _best_splits(sizes: list[int]) -> dict[tuple[int, int], int]:
-    """Return the best order of the products of a chain of matrices, found by dynamic programming.
-
-    Entry (i, j) of the dictionary is the k for which (matrices i to k) times (matrices k + 1 to j) costs
-    least.  ``sizes`` has the number of rows of the first matrix, then the number of columns of each matrix.
-    """
-    n = len(sizes) - 1
-    cost = {(i, i): 0 for i in range(n)}
-    split = {}
-    for length in range(1, n):
-        for i in range(n - length):
-            j = i + length
-            cost[i, j], split[i, j] = min(
-                (cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j)
-            )
-    return split
-
-
-def _multiplied(tensors: list[Tensor], split: dict[tuple[int, int], int], i: int, j: int) -> Tensor:
-    if i == j:
-        return tensors[i]
-    k = split[i, j]
-    return matmul(_multiplied(tensors, split, i, k), _multiplied(tensors, split, k + 1, j))

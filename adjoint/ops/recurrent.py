@@ -1,4 +1,4 @@
-"""LSTM and GRU over whole sequences: one op for all steps.
+"""LSTM over whole sequences: one op for all steps.  ``gru.py`` has the GRU.
 
 Inputs and hidden states have the shape (…, steps, batch, features).  At each step, a cell computes several
 arrays (batch, n) that its derivative rule needs, such as its gates.  They are called the *parts* of the step,
@@ -27,6 +27,7 @@ from adjoint.core.batching import Batched, empty_batch, folded, full_batch, lead
 from adjoint.core.define import define
 from adjoint.core.infer import Result, like_first
 from adjoint.core.namespace import Namespace, Value
+from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.op import Op
 from adjoint.core.record import compute
 from adjoint.ops.activations import real_only
@@ -257,6 +258,56 @@ def _recurrent_batch(op: Op, size: int, /, *args: Any, **params: Any) -> Any:
             joined.append(folded(full_batch(a, size), a.ndim - 2))
     outs = compute(op, tuple(joined), params)
     return tuple(unfolded(out, len(out.shape) - 2, size) for out in outs)
+
+
+# Native code ------------------------------------------------------------------------------------
+
+
+def _native_sigmoid(xp: Primitives, x: View) -> View:
+    return 1 / (1 + xp.exp(-x))
+
+
+def _native_inputs(xp: Primitives, p: View, b: View = 0) -> View:
+    """Return ``p`` + ``b``, the inputs of the gates plus the bias, with the step axis first."""
+    if not p.size:
+        raise NotNative("a sequence of no steps has no native form")
+    if not isinstance(b, (int, float)):
+        p = p + xp.graph.reshape(b, (*b.shape[:-1], 1, 1, b.shape[-1]))
+    return xp.moveaxis(p, source=-3, destination=0)
+
+
+def _native_weights(xp: Primitives, w: View) -> View:
+    """Return a row-major copy of the transposed weights, so that products in the loop need no packing."""
+    return xp.graph.copied(xp.matrix_transpose(w))
+
+
+def _native_pull(
+    xp: Primitives, body: Callable[..., Any], gates: int, gradients: Sequence[View], k: View, w: View
+) -> tuple[View, View]:
+    """Add the loop of a pull over all steps, from the last to the first; return its two results.
+
+    ``body(xp, w, carry, gradients, k)`` returns the two results of a step, and the second carried value; the
+    first one is the first result.  ``gradients`` are the gradients of the op's results, for all steps or for
+    one; a gradient that is the Python number 0 has no steps.  ``k`` are the coefficients of the recurrence.
+    """
+    if not k.size:
+        raise NotNative("a sequence of no steps has no native form")
+    given = [g for g in gradients if not isinstance(g, (int, float))]
+
+    def step(xp: Primitives, carry: list[View], row: list[View], rest: list[View]) -> Any:
+        now = iter(row)
+        found = [g if isinstance(g, (int, float)) else next(now) for g in gradients]
+        d, e, carried = body(xp, rest[0], carry, found, row[-1])
+        return [d, carried], [d, e]
+
+    state = k.shape[:-4] + k.shape[-2:]
+    start = [xp.full((*state[:-1], gates * w.shape[-1]), 0, k.dtype), xp.full(state, 0, k.dtype)]
+    rows = [
+        *(xp.moveaxis(g, source=-3, destination=0) for g in given),
+        xp.moveaxis(k, source=-4, destination=0),
+    ]
+    _, _, d, e = xp.loop(step, start, rows, [xp.graph.copied(w)], backwards=True)
+    return xp.moveaxis(d, source=0, destination=-3), xp.moveaxis(e, source=0, destination=-3)
 
 
 # LSTM: the parts of a step are o, i, f, u = tanh(…), the cell c⁻ before the step, and t = tanh(c) --------
@@ -491,187 +542,49 @@ def _lstm_pull_rule(
     return _of_linear_recurrence(xp, wanted, (h, c, a), coefficients, d, h)
 
 
+def _native_lstm_sequence(xp: Primitives, p: View, w: View, b: View, h: View, c: View) -> tuple[View, ...]:
+    n = w.shape[-1]
+
+    def body(xp: Primitives, carry: list[View], row: list[View], rest: list[View]) -> Any:
+        (h, c), gates = carry, row[0] + xp.matmul(carry[0], rest[0])
+        i, f, o = (_native_sigmoid(xp, _columns(gates, j, n)) for j in (0, 1, 3))
+        u = xp.tanh(_columns(gates, 2, n))
+        new = i * u + f * c
+        t = xp.tanh(new)
+        h = o * t
+        return [h, new], [h, xp.stack(o, i, f, u, c, t, axis=-3)]
+
+    _, last, hs, parts = xp.loop(body, [h, c], [_native_inputs(xp, p, b)], [_native_weights(xp, w)])
+    hs = xp.moveaxis(hs, source=0, destination=-3)
+    return hs, last, xp.moveaxis(parts, source=0, destination=-4)
+
+
+def _native_lstm_slopes(xp: Primitives, parts: View) -> View:
+    o, i, f, u, c, t = (parts[..., j : j + 1, :, :] for j in range(6))
+    rest = (slice(None),) * 3
+    later, last = f[(..., slice(1, None), *rest)], xp.zeros_like(f[(..., slice(0, 1), *rest)])
+    moved = xp.concat(later, last, axis=-4)
+    slopes = o * (1 - o) * t, i * (1 - i) * u, f * (1 - f) * c, i * (1 - u * u), o * (1 - t * t)
+    return xp.concat(*slopes, moved, axis=-3)
+
+
+def _native_lstm_pull(xp: Primitives, gh: View, gc: View, ga: View, k: View, w: View) -> tuple[View, View]:
+    def body(xp: Primitives, w: View, carry: list[View], gradients: list[View], k: View) -> Any:
+        (d, b), (gh, gc, ga) = carry, gradients
+        e = gh + xp.matmul(d, w)
+        b = gc + _part(k, 4) * e + _part(k, 5) * b
+        parts = [_part(k, j) * b for j in (1, 2, 3)] + [_part(k, 0) * e]
+        return ga + xp.concat(*parts, axis=-1), b, b
+
+    return _native_pull(xp, body, 4, (gh, gc, ga), k, w)
+
+
 define("lstm_sequence", _lstm_sequence, joint=_lstm_sequence_rule, arity=5, outputs=3, saves=("w", "h", "out"),
        kind="general", batch=_recurrent_batch,
-       shape=_sequence_shape(4, 6), reference="formula", doc="An LSTM over a whole sequence: the hidden states of all steps, the last cell, and the values that the derivative needs.")  # fmt: skip
+       shape=_sequence_shape(4, 6), reference="formula", lower=_native_lstm_sequence, doc="An LSTM over a whole sequence: the hidden states of all steps, the last cell, and the values that the derivative needs.")  # fmt: skip
 define("lstm_slopes", _lstm_slopes, _lstm_slopes_rule, saves=("parts",), kind="general", batch="leading",
-       shape=like_first, reference="formula", doc="The derivatives of each step of an LSTM, from its saved values.")  # fmt: skip
+       shape=like_first, reference="formula", lower=_native_lstm_slopes, doc="The derivatives of each step of an LSTM, from its saved values.")  # fmt: skip
 define("lstm_push", _lstm_push, joint=_lstm_push_rule, arity=4, outputs=3, saves=("k", "w", "out"), kind="general",
        batch=_recurrent_batch, shape=_linear_shape(4, 6, (4, 1), (1, 1, 4)), reference="formula", doc="The tangents of an LSTM's states, propagated forwards in time.")  # fmt: skip
 define("lstm_pull", _lstm_pull, joint=_lstm_pull_rule, arity=5, outputs=2, saves=("gh", "k", "w", "out"),
-       kind="general", batch=_recurrent_batch, shape=_linear_shape(4, 6, (1, 1, 4), (4, 1)), reference="formula", doc="The gradients of an LSTM's gates and cells, propagated backwards in time.")  # fmt: skip
-
-
-# GRU: the parts of a step are the gates r and z, the new value n = tanh(… + r m), and m ----------------
-
-
-def _gru_sequence(p: Any, w: Any, b: Any, h: Any) -> Any:
-    (p, w, b, h), dtype, given = _widened(real_only(p), w, b, h)
-    lead, (length, batch), n = p.shape[:-3], p.shape[-3:-1], w.shape[-1]
-    gates = np.empty((*lead, length, 4, batch, n), dtype)
-    hs = np.empty((*lead, length, batch, n), dtype)
-    _sigmoid_inputs(p, b, 3, (0, 1), gates)
-    _part(gates, 2)[...] = p[..., 2 * n :]
-    bias = _bias(b, 2, n, dtype)
-    if type(b) is not int:
-        bias = bias[..., 0, :, :]
-    two = gates[..., :2, :, :]
-    blocks = _blocks(w, (0, 1, 2), 2)
-    product = np.empty((*lead, 3, batch, n), dtype)
-    product_two, product_m = product[..., :2, :, :], _part(product, 2)
-    new, one = np.empty((*lead, batch, n), dtype), np.ones((), dtype)
-    add, multiply, subtract = np.add, np.multiply, np.subtract
-    all_steps = zip(
-        _steps(two, -4), *(_steps(_part(gates, j)) for j in range(4)),
-        _steps(hs), _steps(hs[..., None, :, :], -4), strict=True,
-    )  # fmt: skip
-    h_wide = h[..., None, :, :]
-    with np.errstate(over="ignore"):
-        for rz, r, z, u, m, h_new, h_next in all_steps:
-            np.matmul(h_wide, blocks, product)
-            add(rz, product_two, rz)
-            np.exp(rz, rz)
-            add(rz, one, rz)
-            np.divide(one, rz, rz)
-            add(product_m, bias, m)
-            multiply(r, m, new)
-            add(u, new, u)
-            np.tanh(u, u)
-            subtract(h, u, new)
-            multiply(z, new, new)
-            add(u, new, h_new)
-            h, h_wide = h_new, h_next
-    return _narrowed(given, hs, gates)
-
-
-def _gru_sequence_rule(
-    xp: Namespace, g: Value, out: Value, p: Value, w: Value, b: Value, h: Value, wanted: Sequence[bool]
-) -> list[Any]:
-    gh, ga = _given((g[0], None))
-    hs, gates = out
-    before = _before(xp, h, hs)
-    r, z, u, m = (_part(gates, j) for j in range(4))
-    two = gates[..., :2, :, :]
-    bend = two * (1 - two)
-    flat = 1 - u * u
-    fresh = (1 - z) * flat  # the derivative of h in the argument of tanh
-    by_r = m * _part(bend, 0)
-    k = xp.stack(by_r * fresh, (before - u) * _part(bend, 1), r * fresh, z, axis=-3)
-    gu: Any = 0
-    if g[1] is not None:  # beyond first order: the parts themselves were used
-        gu = _part(g[1], 2) * flat
-        ga = xp.concat(
-            gu * by_r + _part(g[1], 0) * _part(bend, 0),
-            _part(g[1], 1) * _part(bend, 1),
-            gu * r + _part(g[1], 3),
-            axis=-1,
-        )
-    d, e = xp.gru_pull(gh, ga, k, w)
-    some = p.shape[-3] > 0
-    dp = xp.concat(d[..., : 2 * w.shape[-1]], _plus(fresh * e, gu), axis=-1) if wanted[0] else None
-    dh = None
-    if wanted[3]:
-        dh = xp.matmul(_part(d, 0), w) + _part(e, 0) * _part(z, 0) if some else xp.zeros_like(h)
-    return [
-        dp,
-        _over_steps(xp, d, before) if wanted[1] else None,
-        xp.sum(d, axis=(-3, -2), keepdims=False) if wanted[2] else None,
-        dh,
-    ]
-
-
-# The push of a GRU, with the coefficients k = (kᵣ, k_z, kₘ, z) of a step and the inputs x and y, is
-#     a = x + h⁻wᵀ,   h = y + z h⁻ + kᵣ aᵣ + k_z a_z + kₘ aₘ
-
-
-def _gru_push(x: Array, y: Array, k: Array, w: Array) -> Any:
-    (x, y, k, w), dtype, given = _widened(x, y, k, w)
-    lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
-    a = np.empty((*lead, length, batch, 3 * n), dtype)
-    h = np.empty((*lead, length, batch, n), dtype)
-    times, weight = _times(lead), w.swapaxes(-1, -2)
-    h_old: Any = None
-    for x_t, y_t, k_t, a_t, parts, h_t in zip(
-        _steps_or_none(x, length), _steps_or_none(y, length), _steps(k, -4), _steps(a),
-        _steps(_parts(a, 3), -4), _steps(h), strict=True,
-    ):  # fmt: skip
-        if h_old is None:
-            a_t[...] = 0
-            h_t[...] = 0
-        else:
-            times(h_old, weight, a_t)
-            np.multiply(_part(k_t, 3), h_old, h_t)
-        if x_t is not None:
-            a_t += x_t
-        if y_t is not None:
-            h_t += y_t
-        h_t += (k_t[..., :3, :, :] * parts).sum(-3)
-        h_old = h_t
-    return _narrowed(given, h, a)
-
-
-def _gru_pull(gh: Array, ga: Array, k: Array, w: Array) -> Any:
-    """Propagate gradients backwards in time through a GRU; return those of the gates (d) and states (e).
-
-    ``gh`` and ``ga`` are the gradients of the hidden states and the gates.  The formulas are
-    e = gh + z⁺e⁺ + d⁺w and d = ga + (kᵣ e, k_z e, kₘ e).
-    """
-    (gh, ga, k, w), dtype, given = _widened(gh, ga, k, w)
-    lead, (length, _, batch, n) = k.shape[:-4], k.shape[-4:]
-    d = np.empty((*lead, length, batch, 3 * n), dtype)
-    e = np.empty((*lead, length, batch, n), dtype)
-    e[...] = gh
-    product, carried = np.empty((*lead, batch, n), dtype), np.empty((*lead, batch, n), dtype)
-    all_steps = zip(
-        _steps_or_none(ga, length),
-        _steps(k[..., :3, :, :], -4), _steps(_part(k, 3)),
-        _steps(d), _steps(_parts(d, 3), -4), _steps(e), _steps(e[..., None, :, :], -4), strict=True,
-    )  # fmt: skip
-    add, multiply, times = np.add, np.multiply, _times(lead)
-    d_next: Any = None
-    for ga_t, k_three, z, d_t, three, e_t, e_wide in reversed(list(all_steps)):
-        if d_next is not None:
-            times(d_next, w, product)
-            add(e_t, product, e_t)
-            add(e_t, carried, e_t)
-        multiply(k_three, e_wide, three)
-        if ga_t is not None:
-            add(d_t, ga_t, d_t)
-        multiply(z, e_t, carried)
-        d_next = d_t
-    return _narrowed(given, d, e)
-
-
-def _gru_coefficients(xp: Namespace, e: Value, h: Value, a: Value) -> Any:
-    """Return the gradient of the coefficients k of ``gru_push`` or ``gru_pull``.
-
-    It consists of elementwise products of the values of the push (h, a) and of the pull (e).
-    """
-    n = e.shape[-1]
-    r, z, m = (_columns(a, j, n) for j in range(3))
-    return xp.stack(r * e, z * e, m * e, _earlier(xp, h) * e, axis=-3)
-
-
-def _gru_push_rule(
-    xp: Namespace, g: Value, out: Value, x: Value, y: Value, k: Value, w: Value, wanted: Sequence[bool]
-) -> list[Any]:
-    h, a = out
-    d, e = xp.gru_pull(*_given(g), k, w)
-    return _of_linear_recurrence(xp, wanted, (d, e), lambda: _gru_coefficients(xp, e, h, a), d, h)
-
-
-def _gru_pull_rule(
-    xp: Namespace, g: Value, out: Value, gh: Value, ga: Value, k: Value, w: Value, wanted: Sequence[bool]
-) -> list[Any]:
-    d, e = out
-    h, a = xp.gru_push(*_given(g), k, w)
-    return _of_linear_recurrence(xp, wanted, (h, a), lambda: _gru_coefficients(xp, e, h, a), d, h)
-
-
-define("gru_sequence", _gru_sequence, joint=_gru_sequence_rule, arity=4, outputs=2, saves=("w", "h", "out"),
-       kind="general", batch=_recurrent_batch,
-       shape=_sequence_shape(3, 4), reference="formula", doc="A GRU over a whole sequence: the hidden states of all steps, and the gates.")  # fmt: skip
-define("gru_push", _gru_push, joint=_gru_push_rule, arity=4, outputs=2, saves=("k", "w", "out"), kind="general",
-       batch=_recurrent_batch, shape=_linear_shape(3, 4, (3, 1), (1, 3)), reference="formula", doc="The tangents of a GRU's states, propagated forwards in time.")  # fmt: skip
-define("gru_pull", _gru_pull, joint=_gru_pull_rule, arity=4, outputs=2, saves=("k", "w", "out"), kind="general",
-       batch=_recurrent_batch, shape=_linear_shape(3, 4, (1, 3), (3, 1)), reference="formula", doc="The gradients of a GRU's gates and states, propagated backwards in time.")  # fmt: skip
+       kind="general", batch=_recurrent_batch, shape=_linear_shape(4, 6, (1, 1, 4), (4, 1)), reference="formula", lower=_native_lstm_pull, doc="The gradients of an LSTM's gates and cells, propagated backwards in time.")  # fmt: skip

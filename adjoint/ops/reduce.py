@@ -5,6 +5,7 @@ In the ops, ``axis`` is a tuple of negative numbers, which stay valid if a batch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,26 @@ from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import real_dtype, reduction
 from adjoint.core.namespace import Namespace, Value, raw, rec
+from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.shapes import Shape, canonical_axes
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.half import in_float32, is_half, wide, widened
+from adjoint.ops.shared_docs import reduction_doc, truth_doc
 from adjoint.typing import Array, ArrayLike, Axis, DTypeLike
 
 __all__ = ["all", "any", "average", "count_nonzero", "logsumexp", "mean", "prod", "std", "sum", "var"]
+
+_moments_doc = reduction_doc.extended("""
+    Parameters
+    ----------
+    dtype : dtype, optional
+        The dtype to compute in; integers become float64 by default.
+    correction : float, optional
+        The number subtracted from the count n in the divisor.
+    ddof : float, optional
+        NumPy's name for ``correction``; used instead of it if given.
+    """)
 
 _HALF = ("float16", "bfloat16")
 _add_reduce: Any = np.add.reduce  # faster than np.sum, which is a Python function that calls it
@@ -215,17 +229,62 @@ def _float_dtype(dtype: Any) -> Any:
 
 _WHETHER = reduction(lambda _: np.dtype(bool))
 
+
+def _sum_phrase(i: Any, target: str, x: str) -> list[str] | None:
+    if i.args[0].dtype.itemsize == 2:
+        return None
+    return [f"total({x}, {i.params['axis']!r}, None, None, {i.params['keepdims']!r})"]
+
+
+def _native_sum(xp: Primitives, x: View, axis: Shape, keepdims: bool) -> View:
+    x = xp.view(x)
+    total = _total_dtype(x.dtype)
+    return xp.reduced("sum", xp.cast(x, total), axis, keepdims, total)
+
+
+def _native_mean(xp: Primitives, x: View, axis: Shape, keepdims: bool) -> View:
+    n = reduced_count(x.shape, axis)
+    if not n:
+        raise NotNative("the mean over an empty axis has no native form")
+    return _native_sum(xp, x, axis, keepdims) / n
+
+
+def _native_prod(xp: Primitives, x: View, axis: Shape, keepdims: bool) -> View:
+    total = _total_dtype(x.dtype)
+    return xp.reduced("prod", xp.cast(x, total), axis, keepdims, total)
+
+
+def _native_var(xp: Primitives, x: View, axis: Shape, correction: float, keepdims: bool) -> View:
+    n = reduced_count(x.shape, axis)
+    if not n or n <= correction:
+        raise NotNative("the variance of too few numbers has no native form")
+    away = x - _native_mean(xp, x, axis, True)
+    return _native_sum(xp, away * away, axis, keepdims) / (n - correction)
+
+
+def _native_std(xp: Primitives, x: View, axis: Shape, correction: float, keepdims: bool) -> View:
+    return xp.sqrt(_native_var(xp, x, axis, correction, keepdims))
+
+
+def _native_whether(op: str) -> Callable[..., View]:
+    """Return the native form of ``any``, which is a maximum (``op`` "max"), or of ``all`` ("min")."""
+    bools = np.dtype(bool)
+    return lambda xp, x, axis, keepdims: xp.reduced(
+        op, x if x.dtype == bools else x != 0, axis, keepdims, bools
+    )
+
+
 define("sum", _sum_forward, _spread, kind="linear", shape=reduction(_total_dtype), params=("axis", "keepdims"),
-       domain={"axis": (-1,), "keepdims": False}, batch="leading", method=True, doc="The sum over axes.")  # fmt: skip
+       domain={"axis": (-1,), "keepdims": False}, batch="leading", method=True, lower=_native_sum, phrase=_sum_phrase, memory="new", doc="The sum over axes.")  # fmt: skip
 define("mean", _mean_forward, _mean_rule, kind="linear", shape=reduction(_mean_dtype), params=("axis", "keepdims"),
-       batch="leading", method=True, doc="The mean over axes.")  # fmt: skip
+       batch="leading", method=True, lower=_native_mean, memory="new", doc="The mean over axes.")  # fmt: skip
 define("prod", in_float32(lambda x, axis, keepdims: np.multiply.reduce(x, axis=axis, keepdims=keepdims)),
-       _prod_rule, saves="x", kind="general", shape=reduction(_total_dtype), params=("axis", "keepdims"), batch="leading", method=True, doc="The product over one axis.")  # fmt: skip
+       _prod_rule, saves="x", kind="general", shape=reduction(_total_dtype), params=("axis", "keepdims"), batch="leading", method=True, lower=_native_prod, doc="The product over one axis.")  # fmt: skip
 define("var", _var_forward, _var_rule, saves="x", kind="general", shape=reduction(_var_dtype), params=("axis", "correction", "keepdims"),
-       batch="leading", method=True, doc="The variance over axes.")  # fmt: skip
+       batch="leading", method=True, lower=_native_var, doc="The variance over axes.")  # fmt: skip
 define("std", in_float32(lambda x, axis, correction, keepdims: np.sqrt(_var_forward(x, axis, correction, keepdims))),
        _std_rule, saves="xy", kind="general", shape=reduction(_var_dtype), params=("axis", "correction", "keepdims"),
-       batch="leading", method=True, doc="The standard deviation over axes.")  # fmt: skip
+       batch="leading", method=True, lower=_native_std, doc="The standard deviation over axes.")  # fmt: skip
 define("logsumexp", in_float32(_logsumexp, raw), lambda xp, g, y, x, axis, keepdims: kept(xp, g, x, axis, keepdims) * xp.shares(x, axis=axis),
        saves="x", kind="general", fused=_logsumexp, shape=reduction(_float_dtype, empty=False), params=("axis", "keepdims"),
        jvp=lambda xp, t, y, x, axis, keepdims: xp.sum(t * xp.shares(x, axis=axis), axis=axis, keepdims=keepdims),
@@ -236,9 +295,9 @@ define("shares", in_float32(_shares_of_arrays), _shares_rule, jvp=_shares_rule, 
 
 _WHY = "it is piecewise constant"
 define("any", lambda x, axis, keepdims: np.any(x, axis=axis, keepdims=keepdims), None, kind="general",
-       shape=_WHETHER, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Whether any element is true.")  # fmt: skip
+       shape=_WHETHER, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, lower=_native_whether("max"), doc="Whether any element is true.")  # fmt: skip
 define("all", lambda x, axis, keepdims: np.all(x, axis=axis, keepdims=keepdims), None, kind="general",
-       shape=_WHETHER, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, doc="Whether all elements are true.")  # fmt: skip
+       shape=_WHETHER, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, lower=_native_whether("min"), doc="Whether all elements are true.")  # fmt: skip
 # Public functions ------------------------------------------------------------------------------
 
 
@@ -268,30 +327,12 @@ def floating(op: str, x: Any, dtype: Any = None) -> Tensor:
     return rec.astype(x, dtype=np.dtype(np.float64)) if x.dtype.kind in "iub" else x
 
 
+@reduction_doc
 def sum(x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Tensor:
     """Add the elements over axes.
 
     Sums of float16 and bfloat16 are computed in float32.  Small integers are added as int64.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    dtype : dtype, optional
-        The dtype of the result.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The sum.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.sum(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0)
     tensor([4., 6.], dtype=float64)
     """
@@ -301,30 +342,12 @@ def sum(x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keep
     return out if dtype is None else narrowed(out, dtype)
 
 
+@_moments_doc
 def mean(
     x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
 ) -> Tensor:
     """Return the mean over axes; the mean of no elements is NaN.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    dtype : dtype, optional
-        The dtype to compute in; integers become float64 by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The mean.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.mean(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=1)
     tensor([1.5, 3.5], dtype=float64)
     """
@@ -333,6 +356,7 @@ def mean(
     return rec.mean(x, axis=canonical_axes("mean", axis, len(x._data.shape)), keepdims=bool(keepdims))
 
 
+@_moments_doc
 def average(
     x: ArrayLike,
     axis: Axis = None,
@@ -347,16 +371,10 @@ def average(
 
     Parameters
     ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
     weights : array_like, optional
         The weights, with the shape of ``x`` or the lengths of ``axis``; all equal by default.
     returned : bool, optional
         Whether to return the sum of the weights, too.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
 
     Returns
     -------
@@ -368,9 +386,6 @@ def average(
     ShapeError
         If the weights have neither the shape of ``x`` nor that of ``axis``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.average(ad.tensor([1.0, 5.0]), weights=ad.tensor([3.0, 1.0]))
     tensor(2., dtype=float64)
     """
@@ -399,6 +414,7 @@ def average(
     return (out, total) if returned else out
 
 
+@reduction_doc
 def prod(
     x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
 ) -> Tensor:
@@ -406,25 +422,6 @@ def prod(
 
     Derivatives of every order are exact where elements are zero.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    dtype : dtype, optional
-        The dtype of the result.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The product.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> x = ad.tensor([0.0, 2.0, 3.0], requires_grad=True)
     >>> ad.prod(x).backward(); x.grad
     tensor([6., 0., 0.], dtype=float64)
@@ -454,43 +451,22 @@ def _moment(name: str, x: Any, axis: Any, dtype: Any, correction: Any, ddof: Any
     return getattr(rec, name)(x, axis=axes, correction=float(divisor), keepdims=bool(keepdims))
 
 
+@_moments_doc
 def var(
     x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *,
     correction: float = 0, ddof: float | None = None, keepdims: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return the variance over axes, ``Σ |x - mean|² / (n - correction)``.
 
-    It is NaN where ``n - correction`` is not positive.
+    It is real for complex numbers, and NaN where ``n - correction`` is not positive.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    dtype : dtype, optional
-        The dtype to compute in; integers become float64 by default.
-    correction : float, optional
-        The number subtracted from the count n in the divisor.
-    ddof : float, optional
-        NumPy's name for ``correction``; used instead of it if given.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The variance, which is real for complex numbers.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.var(ad.tensor([1.0, 2.0, 3.0]), correction=1)
     tensor(1., dtype=float64)
     """
     return _moment("var", x, axis, dtype, correction, ddof, keepdims)
 
 
+@_moments_doc
 def std(
     x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None, *,
     correction: float = 0, ddof: float | None = None, keepdims: bool = False,
@@ -499,63 +475,24 @@ def std(
 
     Where it is 0, its gradient is 0.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    dtype : dtype, optional
-        The dtype to compute in; integers become float64 by default.
-    correction : float, optional
-        The number subtracted from the count n in the divisor.
-    ddof : float, optional
-        NumPy's name for ``correction``; used instead of it if given.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The standard deviation.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.std(ad.tensor([1.0, 3.0]))
     tensor(1., dtype=float64)
     """
     return _moment("std", x, axis, dtype, correction, ddof, keepdims)
 
 
+@reduction_doc
 def logsumexp(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return ``log Σ exp(x)`` over axes, without overflow.
 
     If all elements are -inf, the result is -inf and the gradient 0.  If the result is +inf, the infinite
     elements share the gradient.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        The logarithm of the sum.
-
     Raises
     ------
     DTypeError
         If ``x`` is complex.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.logsumexp(ad.tensor([1000.0, 1000.0]))
     tensor(1000.69314718, dtype=float64)
     """
@@ -568,26 +505,10 @@ def logsumexp(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Ten
     return rec.logsumexp(x, axis=axes, keepdims=bool(keepdims))
 
 
+@truth_doc
 def any(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return whether any element over axes is true.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        A tensor of bool, which has no gradient.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.any(ad.tensor([[0, 0], [0, 2]]), axis=1)
     tensor([False,  True], dtype=bool)
     """
@@ -595,26 +516,10 @@ def any(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     return rec.any(x, axis=canonical_axes("any", axis, x.ndim), keepdims=bool(keepdims))
 
 
+@truth_doc
 def all(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return whether all elements over axes are true.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
-
-    Returns
-    -------
-    Tensor
-        A tensor of bool, which has no gradient.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.all(ad.tensor([[1, 1], [0, 2]]), axis=1)
     tensor([ True, False], dtype=bool)
     """
@@ -622,26 +527,15 @@ def all(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     return rec.all(x, axis=canonical_axes("all", axis, x.ndim), keepdims=bool(keepdims))
 
 
+@reduction_doc
 def count_nonzero(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Count the elements over axes that are not zero.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        Axes to reduce; all of them by default.
-    keepdims : bool, optional
-        Whether to keep the reduced axes with length 1.
 
     Returns
     -------
     Tensor
         The counts, which have no gradient.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.count_nonzero(ad.tensor([0.0, 1.5, 2.5]))
     tensor(2, dtype=int64)
     """

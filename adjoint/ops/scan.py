@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,23 +10,30 @@ import numpy as np
 from adjoint.core.convert import asarray, weak_tensor
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.shapes import canonical_axis, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.half import in_float32, widened
 from adjoint.ops.reduce import floating, narrowed, typed
+from adjoint.ops.shared_docs import argument_doc, flattened_doc
 from adjoint.typing import Array, ArrayLike, Axis, DTypeLike
 
 __all__ = [
-    "cummax",
-    "cummin",
-    "cumprod",
-    "cumsum",
-    "cumulative_prod",
-    "cumulative_sum",
-    "diff",
-    "logcumsumexp",
-]
+    "cummax", "cummin", "cumprod", "cumsum", "cumulative_prod", "cumulative_sum", "diff", "logcumsumexp",
+]  # fmt: skip
+
+_extremes_doc = argument_doc.extended("""
+    Parameters
+    ----------
+    x : array_like
+        The argument, real.
+
+    Returns
+    -------
+    CumulativeExtreme
+        A named tuple with ``values`` and ``indices``.
+    """)
 
 
 def _sums_ahead(xp: Namespace, g: Value, ahead: Value) -> Any:
@@ -78,11 +86,33 @@ def _logcumsumexp_rule(xp: Namespace, g: Value, y: Value, x: Value, axis: int) -
     return own * xp.moveaxis(_sums_ahead(xp, g, ahead), source=-1, destination=axis)
 
 
+_FEW = 64  # elements: in native code, steps with more elements must be contiguous in memory
+
+
+def _native_running(xp: Primitives, x: View, axis: int, op: str, start: float) -> View:
+    """Return the cumulative sum or product of ``x`` along ``axis``; ``op`` combines two elements.
+
+    ``start`` is the neutral element of ``op``: -0.0 for a sum changes no number, not even the sign of a zero.
+    """
+    x = xp.view(x)
+    dtype = (np.cumsum if op == "add" else np.cumprod)(np.zeros(1, x.dtype)).dtype
+    rows = xp.moveaxis(xp.cast(x, dtype), source=axis, destination=0)
+    if not rows.size or (math.prod(rows.shape[1:]) > _FEW and axis % x.ndim):
+        raise NotNative("a cumulative op of an empty array, or not along the first axis, has no native form")
+    first = xp.full(rows.shape[1:], start if dtype.kind == "f" else abs(start), dtype)
+
+    def body(xp: Primitives, carry: list[View], row: list[View], _: list[View]) -> Any:
+        new = getattr(xp, op)(carry[0], row[0])
+        return [new], [new]
+
+    return xp.moveaxis(xp.loop(body, [first], [rows])[1], source=0, destination=axis)
+
+
 define("cumsum", in_float32(lambda x, axis: np.cumsum(x, axis=axis)),
        lambda xp, g, y, x, axis: xp.flip(xp.cumsum(xp.flip(g, axis=(axis,)), axis=axis), axis=(axis,)),
-       kind="linear", params=("axis",), batch="leading", method=True, doc="Cumulative sums along an axis.")  # fmt: skip
+       kind="linear", params=("axis",), batch="leading", method=True, lower=lambda xp, x, axis: _native_running(xp, x, axis, "add", -0.0), doc="Cumulative sums along an axis.")  # fmt: skip
 define("cumprod", in_float32(lambda x, axis: np.cumprod(x, axis=axis)), _cumprod_rule, saves="x", kind="general",
-       params=("axis",), batch="leading", method=True, doc="Cumulative products along an axis.")  # fmt: skip
+       params=("axis",), batch="leading", method=True, lower=lambda xp, x, axis: _native_running(xp, x, axis, "multiply", 1.0), doc="Cumulative products along an axis.")  # fmt: skip
 define("logcumsumexp", in_float32(lambda x, axis: np.logaddexp.accumulate(x, axis=axis)), _logcumsumexp_rule, saves="yx",
        kind="general", params=("axis",), batch="leading", reference="formula", doc="The logarithms of the cumulative sums of exponentials along an axis.")  # fmt: skip
 define("argcummax", _argcummax, None, kind="general", params=("axis", "largest"), batch="leading",
@@ -95,54 +125,22 @@ def _scan(op: str, x: Tensor, axis: Any) -> Tensor:
     return getattr(rec, op)(x, axis=canonical_axis(op, axis, x.ndim))
 
 
+@flattened_doc
 def cumsum(x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None) -> Tensor:
     """Return the cumulative sums along an axis.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int, optional
-        The axis; by default the flattened tensor is used.
-    dtype : dtype, optional
-        The dtype of the result.
-
-    Returns
-    -------
-    Tensor
-        The sums, one for each element.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.cumsum(ad.tensor([1.0, 2.0, 3.0]))
     tensor([1., 3., 6.], dtype=float64)
     """
     return narrowed(_scan("cumsum", typed("cumsum", x, dtype), axis), dtype)
 
 
+@flattened_doc
 def cumprod(x: ArrayLike, axis: Axis = None, dtype: DTypeLike | None = None) -> Tensor:
     """Return the cumulative products along an axis.
 
     Derivatives of every order are exact where elements are zero.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int, optional
-        The axis; by default the flattened tensor is used.
-    dtype : dtype, optional
-        The dtype of the result.
-
-    Returns
-    -------
-    Tensor
-        The products, one for each element.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.cumprod(ad.tensor([1.0, 2.0, 3.0]))
     tensor([1., 2., 6.], dtype=float64)
     """
@@ -169,6 +167,7 @@ def _cumulative(op: str, x: Any, axis: Any, dtype: Any, initial: int | None) -> 
     return rec.concat(asarray(first), out, axis=where)
 
 
+@flattened_doc
 def cumulative_sum(
     x: ArrayLike, *, axis: Axis = None, dtype: DTypeLike | None = None, include_initial: bool = False
 ) -> Tensor:
@@ -176,34 +175,23 @@ def cumulative_sum(
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     axis : int, optional
         The axis; it may be omitted for vectors only.
-    dtype : dtype, optional
-        The dtype of the result.
     include_initial : bool, optional
         Whether the result begins with an additional 0.
-
-    Returns
-    -------
-    Tensor
-        The sums.
 
     Raises
     ------
     ShapeError
         If ``axis`` is missing and ``x`` is not a vector.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.cumulative_sum(ad.tensor([1.0, 2.0, 3.0]), include_initial=True)
     tensor([0., 1., 3., 6.], dtype=float64)
     """
     return _cumulative("cumsum", x, axis, dtype, 0 if include_initial else None)
 
 
+@flattened_doc
 def cumulative_prod(
     x: ArrayLike, *, axis: Axis = None, dtype: DTypeLike | None = None, include_initial: bool = False
 ) -> Tensor:
@@ -213,34 +201,23 @@ def cumulative_prod(
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     axis : int, optional
         The axis; it may be omitted for vectors only.
-    dtype : dtype, optional
-        The dtype of the result.
     include_initial : bool, optional
         Whether the result begins with an additional 1.
-
-    Returns
-    -------
-    Tensor
-        The products.
 
     Raises
     ------
     ShapeError
         If ``axis`` is missing and ``x`` is not a vector.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.cumulative_prod(ad.tensor([2.0, 3.0]), include_initial=True)
     tensor([1., 2., 6.], dtype=float64)
     """
     return _cumulative("cumprod", x, axis, dtype, 1 if include_initial else None)
 
 
+@flattened_doc
 def logcumsumexp(x: ArrayLike, axis: Axis = None) -> Tensor:
     """Return the logarithms of the cumulative sums of exponentials along an axis, without overflow.
 
@@ -248,22 +225,12 @@ def logcumsumexp(x: ArrayLike, axis: Axis = None) -> Tensor:
     ----------
     x : array_like
         The argument, real.
-    axis : int, optional
-        The axis; by default the flattened tensor is used.
-
-    Returns
-    -------
-    Tensor
-        The logarithms, one for each element.
 
     Raises
     ------
     DTypeError
         If ``x`` is complex.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.logcumsumexp(ad.tensor([1000.0, 1000.0])).tolist() == [1000.0, 1000.0 + ad.log(2.0).item()]
     True
     """
@@ -280,26 +247,12 @@ class CumulativeExtreme(NamedTuple):
     indices: Tensor
 
 
+@_extremes_doc
 def cummax(x: ArrayLike, axis: int = -1) -> CumulativeExtreme:
     """Return the cumulative maxima along an axis, and where they are.
 
     The gradient of a maximum flows to its index.  Of equal elements this is the last one, as in PyTorch.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument, real.
-    axis : int, optional
-        The axis.
-
-    Returns
-    -------
-    CumulativeExtreme
-        A named tuple with ``values`` and ``indices``.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> values, indices = ad.cummax(ad.tensor([1.0, 3.0, 2.0]))
     >>> values, indices
     (tensor([1., 3., 3.], dtype=float64), tensor([0, 1, 1], dtype=int64))
@@ -307,26 +260,12 @@ def cummax(x: ArrayLike, axis: int = -1) -> CumulativeExtreme:
     return _extremes("cummax", x, axis, True)
 
 
+@_extremes_doc
 def cummin(x: ArrayLike, axis: int = -1) -> CumulativeExtreme:
     """Return the cumulative minima along an axis, and where they are.
 
     The gradient of a minimum flows to its index.  Of equal elements this is the last one, as in PyTorch.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument, real.
-    axis : int, optional
-        The axis.
-
-    Returns
-    -------
-    CumulativeExtreme
-        A named tuple with ``values`` and ``indices``.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.cummin(ad.tensor([2.0, 3.0, 1.0])).values
     tensor([2., 2., 1.], dtype=float64)
     """
@@ -342,6 +281,7 @@ def _extremes(op: str, x: Any, axis: Any, largest: bool) -> CumulativeExtreme:
     return CumulativeExtreme(rec.take_along_axis(x, i, axis=where), i)
 
 
+@flattened_doc
 def diff(
     x: ArrayLike,
     n: int = 1,
@@ -353,8 +293,6 @@ def diff(
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     n : int, optional
         How many times to take differences; 0 returns ``x``.
     axis : int, optional
@@ -374,9 +312,6 @@ def diff(
     ShapeError
         If ``prepend`` or ``append`` does not match the shape of ``x``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.diff(ad.tensor([1.0, 4.0, 9.0, 16.0]), n=2)
     tensor([2., 2.], dtype=float64)
     """

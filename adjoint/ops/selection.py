@@ -1,4 +1,4 @@
-"""Selection by index arrays: take, take_along_axis, put_along_axis, select, nonzero.
+"""Selection by index arrays: take, take_along_axis, put_along_axis.
 
 The index arrays are operands of these ops, not parameters, so that transforms can batch them.
 """
@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import words
 from adjoint.config import grad_mode, special
 from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
-from adjoint.core.lifted import Unknown, located, refusal, refuse_tracing
+from adjoint.core.lifted import Unknown, refuse_tracing
 from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
+from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.node import Node
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor, Traced
 from adjoint.core.values import tracked
-from adjoint.errors import ArgumentError, IndexingError, InputError, ShapeError
+from adjoint.errors import ArgumentError, IndexingError, ShapeError
 from adjoint.ops.complex_parts import astype
 from adjoint.ops.scatter import (
     add_few,
@@ -35,19 +35,10 @@ from adjoint.ops.scatter import (
     from_start,
     row_positions,
 )
+from adjoint.ops.shared_docs import flattened_doc
 from adjoint.typing import Array, ArrayLike
 
-__all__ = [
-    "argwhere",
-    "compress",
-    "extract",
-    "flatnonzero",
-    "nonzero",
-    "put_along_axis",
-    "select",
-    "take",
-    "take_along_axis",
-]
+__all__ = ["put_along_axis", "take", "take_along_axis"]
 
 # The ops ---------------------------------------------------------------------------------------
 
@@ -164,11 +155,94 @@ def _untake_batch(op: Op, size: int, /, x: Any, i: Any, axis: int, length: int) 
     return held.untake(x.value, i.value if isinstance(i, Batched) else i, axis=axis, length=length)
 
 
+def _from_start(xp: Primitives, i: View, length: int) -> View:
+    """Return the indices ``i`` as int64, with negative indices replaced by positions from the start.
+
+    A check that all indices are in range is added to the graph.
+    """
+    if i.dtype.kind not in "iu":
+        raise NotNative(f"an index of {i.dtype} has no native form")
+    if i.dtype == np.dtype(np.uint64):
+        i = xp.minimum(i, np.uint64(2**63 - 1))
+    i = xp.cast(i, np.dtype(np.int64))
+    wrong = xp.logical_or(i < -length, i >= length)
+    xp.graph.checks.append(xp.any(xp.flat(xp.graph.copied(wrong)), axis=(0,), keepdims=False))
+    i = xp.where(i < 0, i + length, i)
+    return xp.where(wrong, 0, i)
+
+
+def _flat_positions(xp: Primitives, i: View, shape: Shape, before: int, length: int, after: int) -> View:
+    """Return the positions of ``x[:, i]`` in the flattened x, for an x of shape (before, length, after).
+
+    The indices ``i`` are first reshaped to ``shape``.
+    """
+    places = xp.graph.reshape(xp.graph.copied(_from_start(xp, i, length)), shape) * after
+    return places + (np.arange(before).reshape(-1, 1, 1) * (length * after) + np.arange(after))
+
+
+def _native_take(xp: Primitives, x: View, i: View, axis: int, sparse_grad: bool = False) -> View:
+    x, i = xp.view(x), xp.view(i)
+    at = axis % x.ndim
+    if not x.shape[at]:
+        raise NotNative("an index into an empty axis has no native form")
+    before, after = math.prod(x.shape[:at]), math.prod(x.shape[at + 1 :])
+    places = _flat_positions(xp, i, (1, i.size, 1), before, x.shape[at], after)
+    return xp.graph.reshape(xp.gather(x, places), (*x.shape[:at], *i.shape, *x.shape[at + 1 :]))
+
+
+def _native_untake(xp: Primitives, g: View, i: View, axis: int, length: int) -> View:
+    i = xp.view(i)
+    at = g.ndim - i.ndim + axis + 1
+    lead, tail = g.shape[:at], g.shape[at + i.ndim :]
+    before, width = math.prod(lead), math.prod(tail)
+    rows = _flat_positions(xp, i, (1, i.size, 1), before, length, 1) * width
+    zeros = xp.full((before * length * width,), 0, g.dtype)
+    flat = xp.scatter("add", zeros, xp.flat(xp.graph.copied(rows)), xp.flat(g), width)
+    return xp.graph.reshape(flat, (*lead, length, *tail))
+
+
+def _along(xp: Primitives, i: View, length: int, axis: int) -> View:
+    """Return the flat positions of the elements that ``take_along_axis`` selects with the indices ``i``.
+
+    ``length`` is the length of the array along ``axis``.
+    """
+    at = i.ndim + axis
+    before, after = math.prod(i.shape[:at]), math.prod(i.shape[at + 1 :])
+    places = _flat_positions(xp, i, (before, i.shape[at], after), before, length, after)
+    return xp.graph.reshape(xp.graph.copied(places), (i.size,))
+
+
+def _native_take_along_axis(xp: Primitives, x: View, i: View, axis: int) -> View:
+    x, i = xp.view(x), xp.view(i)
+    if not x.shape[axis] or any(
+        n != m for k, (n, m) in enumerate(zip(x.shape, i.shape, strict=True), -x.ndim) if k != axis
+    ):
+        raise NotNative("an index array into an empty axis, or one that is broadcast, has no native form")
+    return xp.graph.reshape(xp.gather(x, _along(xp, i, x.shape[axis], axis)), i.shape)
+
+
+def _native_untake_along_axis(xp: Primitives, g: View, i: View, axis: int, length: int) -> View:
+    i = xp.view(i)
+    shape = list(g.shape)
+    shape[axis] = length
+    zeros = xp.full((math.prod(shape),), 0, g.dtype)
+    return xp.graph.reshape(xp.scatter("add", zeros, _along(xp, i, length, axis), xp.flat(g)), tuple(shape))
+
+
+def _native_put_along_axis(xp: Primitives, x: View, i: View, v: View, axis: int) -> View:
+    i = xp.view(i)
+    x, v = xp.alike(xp.view(x), v)
+    flat = xp.scatter(
+        "set", xp.flat(x), _along(xp, i, x.shape[axis], axis), xp.flat(xp.graph.broadcast(v, i.shape))
+    )
+    return xp.graph.reshape(flat, x.shape)
+
+
 define("take", lambda x, i, axis, sparse_grad=False: x.take(i, axis), _take_dx, None,
-       saves="i", kind="linear", params=("axis", "sparse_grad"), selects=True, batch=_take_batch, method=True, reference="numpy", doc="Rows along an axis, selected by an index array.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "sparse_grad"), selects=True, batch=_take_batch, method=True, reference="numpy", lower=_native_take, doc="Rows along an axis, selected by an index array.")  # fmt: skip
 define("untake", _untake,
        lambda xp, g, out, x, i, axis, length: xp.take(g, i, axis=axis), None,
-       saves="i", kind="linear", params=("axis", "length"), batch=_untake_batch, reference="formula", doc="Zeros with rows added at indices along an axis.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "length"), batch=_untake_batch, reference="formula", lower=_native_untake, doc="Zeros with rows added at indices along an axis.")  # fmt: skip
 # ``untake_rows`` is not an op, but a function of each namespace: ``untake`` along the first axis.  For plain
 # arrays it returns sparse rows.  Where gradients are recorded or transformed, it returns a dense array.
 raw.untake_rows = _untake_rows
@@ -177,13 +251,13 @@ dyn.untake_rows = dyn.untake
 
 define("take_along_axis", _take_along_axis,
        lambda xp, g, out, x, i, axis: xp.untake_along_axis(g, i, axis=axis, length=x.shape[axis]), None,
-       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", method=True, doc="Elements along an axis, selected by an index for each position.")  # fmt: skip
+       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", method=True, lower=_native_take_along_axis, doc="Elements along an axis, selected by an index for each position.")  # fmt: skip
 define("untake_along_axis", _untake_along_axis,
        lambda xp, g, out, x, i, axis, length: xp.take_along_axis(g, i, axis=axis), None,
-       saves="i", kind="linear", params=("axis", "length"), batch="leading", reference="formula", doc="Zeros with elements added along an axis, with an index for each element.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "length"), batch="leading", reference="formula", lower=_native_untake_along_axis, doc="Zeros with elements added along an axis, with an index for each element.")  # fmt: skip
 define("put_along_axis", _put_along_axis,
        lambda xp, g, out, x, i, v, axis: xp.put_along_axis(g, i, 0, axis=axis), None, _put_dv,
-       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", reference="formula", doc="A copy of x with values written along an axis, with an index for each position.")  # fmt: skip
+       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", reference="formula", lower=_native_put_along_axis, doc="A copy of x with values written along an axis, with an index for each position.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------
@@ -205,6 +279,7 @@ def _whole(op: str, indices: Any) -> Tensor:
 _MODES = ("raise", "wrap", "clip")
 
 
+@flattened_doc
 def take(
     x: ArrayLike,
     indices: ArrayLike,
@@ -219,12 +294,8 @@ def take(
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     indices : array_like of int
         The indices.
-    axis : int, optional
-        The axis; by default the flattened tensor is used.
     mode : {"raise", "wrap", "clip"}, optional
         What to do with indices out of range: raise, wrap around, or clip to the ends.
     sparse_grad : bool, optional
@@ -243,7 +314,6 @@ def take(
 
     Examples
     --------
-    >>> import adjoint as ad
     >>> ad.take(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), [1, 1, 0], axis=0)
     tensor([[3., 4.],
             [3., 4.],
@@ -297,13 +367,12 @@ def _stretched(x: Tensor, shape: Shape, axis: int) -> Tensor:
     return x if wanted == x.shape else rec.broadcast_to(x, shape=wanted)
 
 
+@flattened_doc
 def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int | None = -1) -> Tensor:
     """Return elements along an axis, with an index for each position, such as those of ``argsort``.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     indices : array_like of int
         The indices, with as many axes as ``x``; the other axes broadcast.
     axis : int, optional
@@ -323,7 +392,6 @@ def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int | None = -1) -> 
 
     Examples
     --------
-    >>> import adjoint as ad
     >>> scores = ad.tensor([[1.0, 5.0, 2.0], [7.0, 0.0, 3.0]])
     >>> ad.take_along_axis(scores, ad.tensor([[1], [2]]), axis=1)
     tensor([[5.],
@@ -341,6 +409,7 @@ def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int | None = -1) -> 
     return rec.take_along_axis(_stretched(x, shape, where), _stretched(i, shape, where), axis=where)
 
 
+@flattened_doc
 def put_along_axis(x: ArrayLike, indices: ArrayLike, values: ArrayLike, axis: int | None = -1) -> Tensor:
     """Return a copy with values written along an axis, with an index for each position.
 
@@ -348,8 +417,6 @@ def put_along_axis(x: ArrayLike, indices: ArrayLike, values: ArrayLike, axis: in
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     indices : array_like of int
         The indices, with as many axes as ``x``.
     values : array_like
@@ -371,7 +438,6 @@ def put_along_axis(x: ArrayLike, indices: ArrayLike, values: ArrayLike, axis: in
 
     Examples
     --------
-    >>> import adjoint as ad
     >>> ad.put_along_axis(ad.zeros((2, 2)), [[1], [0]], 5.0, axis=1)
     tensor([[0., 5.],
             [5., 0.]], dtype=float64)
@@ -400,227 +466,3 @@ def put_along_axis(x: ArrayLike, indices: ArrayLike, values: ArrayLike, axis: in
     if v.dtype != x.dtype:
         v = astype(v, x.dtype)
     return rec.put_along_axis(x, i, rec.broadcast_to(v, shape=i.shape), axis=where)
-
-
-def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
-    """Return, for each element, the first choice whose condition is true.
-
-    Parameters
-    ----------
-    condlist : sequence of array_like of bool
-        The conditions.
-    choicelist : sequence of array_like
-        The choices, one for each condition.
-    default : array_like, optional
-        The value where no condition is true.
-
-    Returns
-    -------
-    Tensor
-        The selected elements.
-
-    Raises
-    ------
-    ArgumentError
-        If the numbers of conditions and choices differ.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> x = ad.tensor([-2.0, 0.5, 3.0])
-    >>> ad.select([x < 0, x < 1], [-x, x * 10], default=9.0)
-    tensor([2., 5., 9.], dtype=float64)
-    """
-    for given in (condlist, choicelist):
-        if not isinstance(given, (list, tuple, Tensor, np.ndarray)):
-            raise InputError(
-                f"select: conditions and choices must be lists of tensors, but got {type(given).__name__}."
-            )
-    conditions, choices = list(condlist), list(choicelist)
-    if len(conditions) != len(choices) or not choices:
-        raise ArgumentError(
-            "select: there must be one choice per condition, and at least one, but there are "
-            f"{words.count(len(conditions), 'condition')} and {len(choices)} choices."
-        )
-    out = default
-    for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
-        chosen = asarray(condition)
-        if chosen.dtype != bool:
-            raise InputError(
-                f"select: conditions must be boolean, but one has dtype {chosen.dtype}.  Pass x != 0 instead "
-                "of x."
-            )
-        out = rec.where(chosen, choice, out)
-    return out
-
-
-# Results whose shape depends on the values -----------------------------------------------------
-
-
-def _values(op: str, x: Any) -> Any:
-    x = asarray(x)
-    if type(x) is Traced:
-        traced = isinstance(x._data, Unknown)
-        text = (
-            f"{op}: the shape of the result depends on the values of x, which are unknown inside "
-            f"{x._data.transform}.\n"
-            "  Use ad.where(condition, x, y), or multiply by a mask."
-        )
-        raise refusal(InputError(located(text, traced)), traced)
-    return array_of(x)
-
-
-def nonzero(x: ArrayLike) -> tuple[Tensor, ...]:
-    """Return the indices of the elements that are not zero.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    tuple of Tensor
-        The indices along each axis, which have no gradient.
-
-    Raises
-    ------
-    ShapeError
-        If ``x`` is 0-d.
-    InputError
-        If ``x`` is inside a transform, where the shape of the result is unknown.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.nonzero([0.0, 2.0, 3.0])
-    (tensor([1, 2], dtype=int64),)
-    """
-    values = _values("nonzero", x)
-    if values.ndim == 0:
-        raise ShapeError("nonzero: a 0-d tensor has no positions.  Use ad.atleast_1d(x) first.")
-    return tuple(asarray(i) for i in values.nonzero())
-
-
-def argwhere(x: ArrayLike) -> Tensor:
-    """Return the positions of the elements that are not zero.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The positions, one in each row, which have no gradient.
-
-    Raises
-    ------
-    InputError
-        If ``x`` is inside a transform, where the shape of the result is unknown.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.argwhere([[0, 1], [2, 0]])
-    tensor([[0, 1],
-            [1, 0]], dtype=int64)
-    """
-    return asarray(np.argwhere(_values("argwhere", x)))
-
-
-def flatnonzero(x: ArrayLike) -> Tensor:
-    """Return the indices of the elements that are not zero in the flattened tensor.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The indices, which have no gradient.
-
-    Raises
-    ------
-    InputError
-        If ``x`` is inside a transform, where the shape of the result is unknown.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.flatnonzero([[0, 1], [2, 0]])
-    tensor([1, 2], dtype=int64)
-    """
-    return asarray(np.flatnonzero(_values("flatnonzero", x)))
-
-
-def compress(condition: ArrayLike, x: ArrayLike, axis: int | None = None) -> Tensor:
-    """Return the rows along an axis at which a condition is true.
-
-    Parameters
-    ----------
-    condition : array_like of bool
-        The condition, a vector.
-    x : array_like
-        The argument.
-    axis : int, optional
-        The axis; by default the flattened tensor is used.
-
-    Returns
-    -------
-    Tensor
-        The rows.
-
-    Raises
-    ------
-    ShapeError
-        If the condition is not a vector.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.compress([True, False], ad.tensor([[1, 2], [3, 4]]), axis=0)
-    tensor([[1, 2]], dtype=int64)
-    """
-    x, chosen = asarray(x), _values("compress", condition)
-    if chosen.ndim != 1:
-        raise ShapeError(f"compress: the condition must be a vector, but has shape {chosen.shape}.")
-    return take(x, np.flatnonzero(chosen), axis)
-
-
-def extract(condition: ArrayLike, x: ArrayLike) -> Tensor:
-    """Return the elements at which a condition is true, as a vector.
-
-    Parameters
-    ----------
-    condition : array_like of bool
-        The condition, with as many elements as ``x``.
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The elements.
-
-    Raises
-    ------
-    ShapeError
-        If the numbers of elements differ.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.extract([[True, False], [False, True]], ad.tensor([[1, 2], [3, 4]]))
-    tensor([1, 4], dtype=int64)
-    """
-    x, chosen = asarray(x), _values("extract", condition)
-    if chosen.size != x.size:
-        raise ShapeError(
-            f"extract: the condition must have as many elements as x, but the shapes are {chosen.shape} and "
-            f"{x.shape}."
-        )
-    return take(x, np.flatnonzero(chosen))

@@ -1,4 +1,4 @@
-"""Shapes: reshape, permute, broadcast, flip, roll, pad.
+"""Shapes: reshape, permute, broadcast.
 
 All ops are linear, and the derivative rule of each is the inverse operation.
 """
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from adjoint import words
 from adjoint.core.batching import Batched, held, ranked
-from adjoint.core.convert import array_of, asarray
+from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.native import Primitives, View
 from adjoint.core.op import Op
 from adjoint.core.shapes import (
     Shape,
@@ -26,31 +26,30 @@ from adjoint.core.shapes import (
     canonical_axis,
     canonical_shape,
     reduced_axes,
-    whole_number,
-    without_gradient,
 )
 from adjoint.core.tensor import Tensor
-from adjoint.core.values import varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.ops.shared_docs import argument_doc, two_axes_doc
 from adjoint.typing import Array, ArrayLike, Axis, Lengths
 
 __all__ = [
-    "broadcast_arrays",
-    "broadcast_to",
-    "expand_dims",
-    "flatten",
-    "flip",
-    "matrix_transpose",
-    "moveaxis",
-    "pad",
-    "permute_dims",
-    "ravel",
-    "reshape",
-    "roll",
-    "squeeze",
-    "swapaxes",
-    "transpose",
-]
+    "broadcast_arrays", "broadcast_to", "expand_dims", "flatten", "matrix_transpose", "moveaxis",
+    "permute_dims", "ravel", "reshape", "squeeze", "swapaxes", "transpose",
+]  # fmt: skip
+
+_reshaping_doc = argument_doc.extended("""
+    Parameters
+    ----------
+    order : {"C", "F"}, optional
+        Which axis changes fastest: the last one ("C") or the first one ("F").
+    copy : bool, optional
+        Whether to copy; by default only where needed.
+
+    Returns
+    -------
+    Tensor
+        The reshaped tensor.
+    """)
 
 # The ops ---------------------------------------------------------------------------------------
 
@@ -93,10 +92,6 @@ def unbroadcast(xp: Namespace, g: Value, shape: Shape) -> Any:
     return xp.reshape(xp.sum(g, axis=axes, keepdims=True), shape=shape)
 
 
-def _crop(widths: Sequence[tuple[int, int]], shape: Shape) -> tuple[slice, ...]:
-    return tuple(slice(a, a + n) for (a, _), n in zip(widths, shape, strict=True))
-
-
 def _reshape_batch(op: Op, size: int, /, x: Batched, shape: tuple[int, ...]) -> Any:
     if -1 in shape:
         known = -math.prod(shape)
@@ -112,67 +107,47 @@ def _broadcast_to_batch(op: Op, size: int, /, x: Batched, shape: tuple[int, ...]
     return held.broadcast_to(ranked(x, len(shape)), shape=(size, *shape))
 
 
-def _pad_batch(op: Op, size: int, /, x: Batched, widths: tuple[Any, ...], **params: Any) -> Any:
-    return held.pad(x.value, widths=((0, 0), *widths), **params)
+def _native_moveaxis(xp: Primitives, x: View, source: int, destination: int) -> View:
+    axes = list(range(x.ndim))
+    axes.insert(destination % x.ndim, axes.pop(source % x.ndim))
+    return xp.graph.permute(x, axes)
 
 
 define("reshape", lambda x, shape: x.reshape(shape),
        lambda xp, g, y, x, shape: xp.reshape(g, shape=x.shape),
-       kind="linear", params=("shape",), batch=_reshape_batch, method=True, doc="The same elements in another shape.")  # fmt: skip
+       kind="linear", params=("shape",), batch=_reshape_batch, method=True, lower=lambda xp, x, shape: xp.graph.reshape(xp.view(x), tuple(shape)), phrase=lambda i, target, x: [f"{x}.reshape({i.params['shape']!r})"], memory="view", doc="The same elements in another shape.")  # fmt: skip
 define("permute_dims", lambda x, axes: x.transpose(axes),
        lambda xp, g, y, x, axes: xp.permute_dims(g, axes=_inverse(axes)),
-       kind="linear", params=("axes",), batch=_permute_dims_batch, method=True, doc="x with its axes in another order.")  # fmt: skip
+       kind="linear", params=("axes",), batch=_permute_dims_batch, method=True, lower=lambda xp, x, axes: xp.graph.permute(x, [a % x.ndim for a in axes]), phrase=lambda i, target, x: [f"{x}.transpose({i.params['axes']!r})"], memory="view", doc="x with its axes in another order.")  # fmt: skip
 define("moveaxis", _moveaxis,
        lambda xp, g, y, x, source, destination: xp.moveaxis(g, source=destination, destination=source),
-       kind="linear", params=("source", "destination"), batch="leading", method=True, doc="x with one axis moved to another position.")  # fmt: skip
+       kind="linear", params=("source", "destination"), batch="leading", method=True, lower=_native_moveaxis, memory="view", doc="x with one axis moved to another position.")  # fmt: skip
 define("matrix_transpose", operator.attrgetter("mT"), lambda xp, g, y, x: xp.matrix_transpose(g),
-       kind="linear", batch="leading", doc="The last two axes exchanged.")  # fmt: skip
+       kind="linear", batch="leading", lower=lambda xp, x: xp.moveaxis(x, source=-1, destination=-2), phrase=lambda i, target, x: [f"{x}.T" if i.args[0].ndim == 2 else f"{x}.mT"], memory="view", doc="The last two axes exchanged.")  # fmt: skip
 define("broadcast_to", _broadcast_to,
        lambda xp, g, y, x, shape: unbroadcast(xp, g, x.shape),
-       kind="linear", params=("shape",), batch=_broadcast_to_batch, method=True, doc="The elements repeated to a larger shape, without a copy.")  # fmt: skip
-define("flip", lambda x, axis: np.flip(x, axis), lambda xp, g, y, x, axis: xp.flip(g, axis=axis),
-       kind="linear", params=("axis",), batch="leading", method=True, doc="x with the order of elements along axes reversed.")  # fmt: skip
-define("roll", lambda x, shift, axis: np.roll(x, shift, axis),
-       lambda xp, g, y, x, shift, axis: xp.roll(g, shift=tuple(-s for s in shift), axis=axis),
-       kind="linear", params=("shift", "axis"), batch="leading", method=True, doc="Elements shifted along axes; those shifted beyond the end return at the start.")  # fmt: skip
-define("pad", lambda x, widths, value: np.pad(x, widths, constant_values=value),
-       lambda xp, g, y, x, widths, value: g[_crop(widths, x.shape)],
-       kind="general", params=("widths", "value"), selects=True, jvp=lambda xp, t, y, x, widths, value: xp.pad(t, widths=widths, value=0),
-       batch=_pad_batch, reference="numpy", doc="x with a border of constant elements added.")  # fmt: skip
+       kind="linear", params=("shape",), batch=_broadcast_to_batch, method=True, lower=lambda xp, x, shape: xp.graph.broadcast(xp.view(x), tuple(shape)), memory="view", doc="The elements repeated to a larger shape, without a copy.")  # fmt: skip
 define("ones_like", np.ones_like, None, reason="it is constant",
-       doc="Return ones of the same shape and dtype.")  # fmt: skip
+       lower=lambda xp, x: xp.full(x.shape, 1, x.dtype), doc="Return ones of the same shape and dtype.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------
 
 
+@_reshaping_doc
 def reshape(x: ArrayLike, shape: Lengths, order: str = "C", *, copy: bool | None = None) -> Tensor:
     """Return the same elements in another shape.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     shape : int or tuple of int
         The new shape; one length may be -1 and is then computed.
-    order : {"C", "F"}, optional
-        Which axis changes fastest: the last one ("C") or the first one ("F").
-    copy : bool, optional
-        Whether to copy; by default only where needed.
-
-    Returns
-    -------
-    Tensor
-        The reshaped tensor.
 
     Raises
     ------
     ShapeError
         If the number of elements differs.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.reshape(ad.arange(6), (2, -1)).shape
     (2, 3)
     """
@@ -184,6 +159,7 @@ def reshape(x: ArrayLike, shape: Lengths, order: str = "C", *, copy: bool | None
     return rec.reshape(x, shape=wanted)
 
 
+@_reshaping_doc
 def reshape_method(
     x: Tensor, *lengths: Any, shape: Lengths | None = None, order: str = "C", copy: bool | None = None
 ) -> Tensor:
@@ -197,15 +173,6 @@ def reshape_method(
         The lengths, or one tuple.
     shape : int or tuple of int, optional
         The new shape, as a keyword; one length may be -1.
-    order : {"C", "F"}, optional
-        Which axis changes fastest: the last one ("C") or the first one ("F").
-    copy : bool, optional
-        Whether to copy; by default only where needed.
-
-    Returns
-    -------
-    Tensor
-        The reshaped tensor.
 
     Raises
     ------
@@ -249,24 +216,10 @@ def _by_columns(op: str, order: str) -> bool:
     return order == "F"
 
 
+@_reshaping_doc
 def ravel(x: ArrayLike, order: str = "C") -> Tensor:
     """Return all elements in one axis.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    order : {"C", "F"}, optional
-        Which axis changes fastest: the last one ("C") or the first one ("F").
-
-    Returns
-    -------
-    Tensor
-        A vector.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.ravel(ad.tensor([[1, 2], [3, 4]]))
     tensor([1, 2, 3, 4], dtype=int64)
     """
@@ -279,29 +232,20 @@ def ravel(x: ArrayLike, order: str = "C") -> Tensor:
 flatten = ravel
 
 
+@argument_doc
 def permute_dims(x: ArrayLike, axes: Axis) -> Tensor:
     """Reorder the axes.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     axes : tuple of int
         The axes of ``x`` in their new order, each once.
-
-    Returns
-    -------
-    Tensor
-        The tensor with its axes in the new order.
 
     Raises
     ------
     ShapeError
         If ``axes`` does not name each axis once.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.permute_dims(ad.ones((2, 3, 4)), (2, 0, 1)).shape
     (4, 2, 3)
     """
@@ -319,31 +263,22 @@ def _permuted(op: str, x: Tensor, axes: Any) -> Tensor:
     return rec.permute_dims(x, axes=order)
 
 
+@argument_doc
 def transpose(x: ArrayLike, *order: Any, axes: Axis = None) -> Tensor:
     """Reverse the axes, or put them into a given order.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     *order : int
         The axes in their new order, as in ``transpose(x, 1, 0)``, or one tuple.
     axes : tuple of int, optional
         The new order as one tuple.
-
-    Returns
-    -------
-    Tensor
-        The tensor with its axes in the new order.
 
     Raises
     ------
     ShapeError
         If the order does not name each axis once.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.transpose(ad.ones((2, 3, 4))).shape
     (4, 3, 2)
     """
@@ -355,27 +290,10 @@ def transpose(x: ArrayLike, *order: Any, axes: Axis = None) -> Tensor:
     return _permuted("transpose", x, axes)
 
 
+@two_axes_doc
 def matrix_transpose(x: ArrayLike) -> Tensor:
     """Exchange the last two axes.
 
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The transposed matrices.
-
-    Raises
-    ------
-    ShapeError
-        If ``x`` has fewer than two axes.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.matrix_transpose(ad.ones((5, 2, 3))).shape
     (5, 3, 2)
     """
@@ -385,26 +303,17 @@ def matrix_transpose(x: ArrayLike) -> Tensor:
     return rec.matrix_transpose(x)
 
 
+@argument_doc
 def swapaxes(x: ArrayLike, axis1: int, axis2: int) -> Tensor:
     """Exchange two axes.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     axis1 : int
         The first axis.
     axis2 : int
         The second axis.
 
-    Returns
-    -------
-    Tensor
-        The tensor with both axes exchanged.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.swapaxes(ad.ones((2, 3, 4)), 0, 2).shape
     (4, 3, 2)
     """
@@ -415,31 +324,22 @@ def swapaxes(x: ArrayLike, axis1: int, axis2: int) -> Tensor:
     return rec.permute_dims(x, axes=tuple(order))
 
 
+@argument_doc
 def moveaxis(x: ArrayLike, source: Axis, destination: Axis) -> Tensor:
     """Move axes to other positions; the others keep their order.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     source : int or tuple of int
         The axes to move.
     destination : int or tuple of int
         Their positions in the result.
-
-    Returns
-    -------
-    Tensor
-        The tensor with its axes moved.
 
     Raises
     ------
     ShapeError
         If the numbers of axes differ, or an axis is named twice.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.moveaxis(ad.ones((2, 3, 4)), 0, -1).shape
     (3, 4, 2)
     """
@@ -464,24 +364,15 @@ def any_twice(items: Sequence[int]) -> bool:
     return len(set(items)) != len(items)
 
 
+@argument_doc
 def expand_dims(x: ArrayLike, axis: Axis = 0) -> Tensor:
     """Insert axes of length 1.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     axis : int or tuple of int, optional
         The positions of the new axes in the result.
 
-    Returns
-    -------
-    Tensor
-        The tensor with more axes.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.expand_dims(ad.ones((2, 3)), 1).shape
     (2, 1, 3)
     """
@@ -493,29 +384,20 @@ def expand_dims(x: ArrayLike, axis: Axis = 0) -> Tensor:
     return rec.reshape(x, shape=tuple(1 if i in at else next(lengths) for i in range(ndim)))
 
 
+@argument_doc
 def squeeze(x: ArrayLike, axis: Axis = None) -> Tensor:
     """Remove axes of length 1.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     axis : int or tuple of int, optional
         The axes to remove; by default all of length 1.
-
-    Returns
-    -------
-    Tensor
-        The tensor with fewer axes.
 
     Raises
     ------
     ShapeError
         If a named axis does not have length 1.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.squeeze(ad.ones((1, 3, 1))).shape
     (3,)
     """
@@ -533,29 +415,20 @@ def squeeze(x: ArrayLike, axis: Axis = None) -> Tensor:
     return rec.reshape(x, shape=tuple(x.shape[a] for a in range(-x.ndim, 0) if a not in axes))
 
 
+@argument_doc
 def broadcast_to(x: ArrayLike, shape: Lengths) -> Tensor:
     """Broadcast to a larger shape, without a copy.
 
     Parameters
     ----------
-    x : array_like
-        The argument.
     shape : int or tuple of int
         The shape of the result.
-
-    Returns
-    -------
-    Tensor
-        The broadcast tensor.
 
     Raises
     ------
     ShapeError
         If ``x`` does not broadcast to ``shape``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.broadcast_to(ad.tensor([1, 2]), (2, 2))
     tensor([[1, 2],
             [1, 2]], dtype=int64)
@@ -567,6 +440,7 @@ def broadcast_to(x: ArrayLike, shape: Lengths) -> Tensor:
     return rec.broadcast_to(x, shape=wanted)
 
 
+@argument_doc
 def broadcast_arrays(*xs: Any) -> list[Tensor]:
     """Broadcast tensors to their common shape.
 
@@ -585,154 +459,9 @@ def broadcast_arrays(*xs: Any) -> list[Tensor]:
     ShapeError
         If the shapes do not broadcast.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> [t.shape for t in ad.broadcast_arrays(ad.ones((2, 1)), ad.ones(3))]
     [(2, 3), (2, 3)]
     """
     tensors = [asarray(x) for x in xs]
     shape = broadcast_shapes("broadcast_arrays", *(x.shape for x in tensors))
     return [rec.broadcast_to(x, shape=shape) for x in tensors]
-
-
-def flip(x: ArrayLike, axis: Axis = None) -> Tensor:
-    """Reverse the order along axes.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    axis : int or tuple of int, optional
-        The axes; all of them by default.
-
-    Returns
-    -------
-    Tensor
-        The reversed tensor.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.flip(ad.tensor([1, 2, 3]))
-    tensor([3, 2, 1], dtype=int64)
-    """
-    x = asarray(x)
-    return rec.flip(x, axis=canonical_axes("flip", axis, x.ndim))
-
-
-def roll(x: ArrayLike, shift: Any, axis: Axis = None) -> Tensor:
-    """Shift elements along axes; elements shifted beyond the end return at the start.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    shift : int or tuple of int
-        The number of positions to shift by, for each axis.
-    axis : int or tuple of int, optional
-        The axes; by default the flattened tensor is shifted.
-
-    Returns
-    -------
-    Tensor
-        The shifted tensor.
-
-    Raises
-    ------
-    ShapeError
-        If the numbers of shifts and axes differ.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.roll(ad.tensor([1, 2, 3]), 1)
-    tensor([3, 1, 2], dtype=int64)
-    """
-    x = asarray(x)
-    if axis is None:
-        return reshape(roll(ravel(x), shift, 0), x.shape)
-    axes = tuple(
-        canonical_axis("roll", a, x.ndim) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))
-    )
-    given = shift if isinstance(shift, (tuple, list)) else (shift,)
-    shifts = tuple(whole_number("roll", "shift", s) for s in given)
-    if len(shifts) == 1:
-        shifts *= len(axes)
-    elif len(axes) == 1:
-        axes *= len(shifts)
-    if len(shifts) != len(axes):
-        raise ShapeError(
-            f"roll: there must be one shift per axis, but there are {words.count(len(shifts), 'shift')} "
-            f"and {len(axes)} "
-            "axes."
-        )
-    return rec.roll(x, shift=shifts, axis=axes)
-
-
-_PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
-
-
-def pad(x: ArrayLike, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Tensor:
-    """Add a border around a tensor.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    pad_width : int or sequence
-        The widths: one for all, ``(before, after)``, or one such pair for each axis.
-    mode : str, optional
-        "constant", or NumPy's "edge", "reflect", "symmetric" or "wrap", which repeat elements.
-    constant_values : float or Tensor, optional
-        The value of a constant border; gradients flow to a 0-d tensor.
-
-    Returns
-    -------
-    Tensor
-        The padded tensor.
-
-    Raises
-    ------
-    ShapeError
-        If ``pad_width`` does not match the axes.
-    ArgumentError
-        If ``mode`` is unknown, or a width negative.
-
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> ad.pad(ad.tensor([1, 2]), 1)
-    tensor([0, 1, 2, 0], dtype=int64)
-    """
-    x = asarray(x)
-    try:
-        widths = np.broadcast_to(np.asarray(pad_width, dtype=int), (x.ndim, 2)).tolist()
-    except (ValueError, TypeError):
-        raise ShapeError(
-            "pad: pad_width must be a number, a pair (before, after), or one pair for each axis of shape "
-            f"{x.shape}, but is {pad_width!r}."
-        ) from None
-    pairs = tuple((a, b) for a, b in widths)
-    if builtins.any(n < 0 for pair in pairs for n in pair):
-        raise ArgumentError(f"pad: pad_width must not be negative, but is {pad_width!r}.")
-    if mode == "constant":
-        if isinstance(constant_values, Tensor) and varies(constant_values):
-            inside = np.pad(np.ones(x.shape, bool), pairs)
-            if constant_values.ndim:
-                raise ShapeError(
-                    "pad: if constant_values is a tensor, it must be 0-d, but it has shape "
-                    f"{constant_values.shape}."
-                )
-            value = rec.astype(constant_values, dtype=x.dtype)
-            return rec.where(inside, rec.pad(x, widths=pairs, value=0), value)
-        # copy the value, because the caller may change it before the op is called again
-        fill = array_of(without_gradient("pad", "constant_values", constant_values)).tolist()
-        return rec.pad(x, widths=pairs, value=fill)
-    if mode not in _PAD_MODES:
-        raise ArgumentError(f"pad: mode must be one of {', '.join(_PAD_MODES)}, not {mode!r}.")
-    how: Any = mode
-    for axis, (pair, n) in enumerate(zip(pairs, x.shape, strict=True)):
-        if pair != (0, 0):
-            x = rec.index(x, key=(slice(None),) * axis + (np.pad(np.arange(n), pair, how),))
-    return x

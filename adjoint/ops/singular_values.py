@@ -26,6 +26,7 @@ from adjoint.ops.gauge import (
 )
 from adjoint.ops.least_squares import rank_tolerance, tolerance
 from adjoint.ops.matrices import adjoint_of, blame, matrices, matrix_shape, square
+from adjoint.ops.shared_docs import matrices_doc
 from adjoint.typing import Array, ArrayLike
 
 __all__ = ["matrix_rank", "svd", "svdvals"]
@@ -183,6 +184,7 @@ class SVDResult(NamedTuple):
     Vh: Tensor
 
 
+@matrices_doc
 def svd(
     x: ArrayLike, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
 ) -> SVDResult | Tensor:
@@ -193,8 +195,6 @@ def svd(
 
     Parameters
     ----------
-    x : array_like
-        The matrices, in the last two axes.
     full_matrices : bool, optional
         Whether to return all columns of U and rows of Vh, instead of the first ones.
     compute_uv : bool, optional
@@ -213,9 +213,6 @@ def svd(
     LinAlgError
         If LAPACK does not converge.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.svd([[3.0, 0.0], [0.0, 4.0]]).S
     tensor([4., 3.], dtype=float64)
     """
@@ -245,33 +242,22 @@ def _svd_of_hermitian(x: Tensor, vectors: bool) -> SVDResult | Tensor:
     return SVDResult(u, rec.take_along_axis(s, order, axis=-1), adjoint_of(rec, u * sign[..., None, :]))
 
 
+@matrices_doc
 def svdvals(x: ArrayLike) -> Tensor:
-    """Return the singular values of matrices.
-
-    Parameters
-    ----------
-    x : array_like
-        The matrices, in the last two axes.
-
-    Returns
-    -------
-    Tensor
-        The singular values, in descending order.
+    """Return the singular values of matrices, in descending order.
 
     Raises
     ------
     LinAlgError
         If LAPACK does not converge.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.svdvals([[3.0, 0.0], [0.0, 4.0]])
     tensor([4., 3.], dtype=float64)
     """
     return rec.svdvals(matrices("svdvals", x))
 
 
+@matrices_doc
 def matrix_rank(
     x: ArrayLike, tol: ArrayLike | None = None, hermitian: bool = False, *, rtol: ArrayLike | None = None
 ) -> Tensor:
@@ -279,8 +265,6 @@ def matrix_rank(
 
     Parameters
     ----------
-    x : array_like
-        The matrices, in the last two axes.
     tol : array_like, optional
         The absolute tolerance; one number or one for each matrix.
     hermitian : bool, optional
@@ -299,9 +283,6 @@ def matrix_rank(
     ArgumentError
         If both ``tol`` and ``rtol`` are given.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.matrix_rank([[1.0, 2.0], [2.0, 4.0]])
     tensor(1, dtype=int64)
     """

@@ -17,11 +17,24 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, LinAlgError, ShapeError
 from adjoint.ops.matrices import adjoint_of, blame, lapack_floats, matrix_shape, solution_shape, square
 from adjoint.ops.reduce import exclusive_product
+from adjoint.ops.shared_docs import argument_doc, matrices_doc, mismatch_doc, square_doc
 from adjoint.typing import Array, ArrayLike
 
 __all__ = [
     "det", "inv", "matrix_power", "slogdet", "solve", "solve_triangular", "tensorinv", "tensorsolve",
 ]  # fmt: skip
+
+_solutions_doc = matrices_doc.extended("""
+    Parameters
+    ----------
+    y : array_like
+        The right-hand side: a vector if it has one axis, else a stack of matrices.
+
+    Returns
+    -------
+    Tensor
+        The solution z.
+    """)
 
 # Inverse and equations --------------------------------------------------------------------------
 
@@ -204,27 +217,15 @@ define("slogdet", lambda x: tuple(np.linalg.slogdet(x)), _slogdet_rule, saves=("
 # Public functions -------------------------------------------------------------------------------
 
 
+@matrices_doc
 def inv(x: ArrayLike) -> Tensor:
     """Return the inverse of square matrices.
-
-    Parameters
-    ----------
-    x : array_like
-        The matrices, in the last two axes.
-
-    Returns
-    -------
-    Tensor
-        The inverses.
 
     Raises
     ------
     LinAlgError
         If a matrix is singular.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.inv([[2.0, 0.0], [0.0, 4.0]])
     tensor([[0.5 , 0.  ],
             [0.  , 0.25]], dtype=float64)
@@ -269,6 +270,7 @@ def _solved(function: Any, x: Tensor, y: Tensor, vector: bool, **params: Any) ->
     return z[..., 0] if vector else z
 
 
+@_solutions_doc
 def solve(x: ArrayLike, y: ArrayLike) -> Tensor:
     """Solve ``x @ z = y`` for z.
 
@@ -276,13 +278,6 @@ def solve(x: ArrayLike, y: ArrayLike) -> Tensor:
     ----------
     x : array_like
         The square matrices, in the last two axes.
-    y : array_like
-        The right-hand side: a vector if it has one axis, else a stack of matrices.
-
-    Returns
-    -------
-    Tensor
-        The solution z.
 
     Raises
     ------
@@ -291,9 +286,6 @@ def solve(x: ArrayLike, y: ArrayLike) -> Tensor:
     ShapeError
         If the shapes do not match.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.solve([[2.0, 0.0], [0.0, 4.0]], [1.0, 1.0])
     tensor([0.5 , 0.25], dtype=float64)
     """
@@ -304,6 +296,7 @@ def solve(x: ArrayLike, y: ArrayLike) -> Tensor:
 _TRANSPOSES = {0: "N", 1: "T", 2: "C"}
 
 
+@_solutions_doc
 def solve_triangular(
     x: ArrayLike, y: ArrayLike, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False
 ) -> Tensor:
@@ -313,8 +306,6 @@ def solve_triangular(
     ----------
     x : array_like
         The triangular matrices, in the last two axes.
-    y : array_like
-        The right-hand side: a vector if it has one axis, else a stack of matrices.
     trans : optional
         The matrix to solve with: ``x`` (0 or "N"), its transpose (1 or "T") or conjugate transpose
         (2 or "C").
@@ -323,11 +314,6 @@ def solve_triangular(
     unit_diagonal : bool, optional
         Whether the diagonal is taken to be 1, and not read.
 
-    Returns
-    -------
-    Tensor
-        The solution z.
-
     Raises
     ------
     LinAlgError
@@ -335,9 +321,6 @@ def solve_triangular(
     ShapeError
         If the shapes do not match.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.solve_triangular([[2.0, 1.0], [0.0, 4.0]], [4.0, 8.0])
     tensor([1., 2.], dtype=float64)
     """
@@ -352,29 +335,12 @@ def solve_triangular(
     return _solved(rec.solve_triangular, x, y, vector, lower=lower, unit=bool(unit_diagonal))
 
 
+@square_doc
 def det(x: ArrayLike) -> Tensor:
     """Return the determinant of square matrices.
 
     Its gradient, the matrix of cofactors, is also exact at singular matrices.
 
-    Parameters
-    ----------
-    x : array_like
-        The matrices, in the last two axes.
-
-    Returns
-    -------
-    Tensor
-        The determinants.
-
-    Raises
-    ------
-    ShapeError
-        If the matrices are not square.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> x = ad.zeros((2, 2), requires_grad=True)
     >>> ad.linalg.det(x + ad.tensor([[1.0, 2.0], [2.0, 4.0]])).backward()
     >>> x.grad
@@ -391,56 +357,35 @@ class SlogdetResult(NamedTuple):
     logabsdet: Tensor
 
 
+@square_doc
 def slogdet(x: ArrayLike) -> SlogdetResult:
     """Return the sign and the logarithm of the absolute value of the determinant, without overflow.
-
-    Parameters
-    ----------
-    x : array_like
-        The matrices, in the last two axes.
 
     Returns
     -------
     SlogdetResult
         A named tuple with ``sign`` and ``logabsdet``.
 
-    Raises
-    ------
-    ShapeError
-        If the matrices are not square.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.slogdet([[2.0, 0.0], [0.0, -0.5]])
     SlogdetResult(sign=tensor(-1., dtype=float64), logabsdet=tensor(0., dtype=float64))
     """
     return SlogdetResult(*rec.slogdet(square("slogdet", x)))
 
 
+@square_doc
 def matrix_power(x: ArrayLike, n: int) -> Tensor:
     """Raise square matrices to an integer power, by repeated squaring.
 
     Parameters
     ----------
-    x : array_like
-        The matrices, in the last two axes.
     n : int
         The exponent; a negative one uses the inverse.
-
-    Returns
-    -------
-    Tensor
-        The powers.
 
     Raises
     ------
     LinAlgError
         If ``n`` is negative and a matrix singular.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.matrix_power([[1.0, 1.0], [0.0, 1.0]], 5)
     tensor([[1., 5.],
             [0., 1.]], dtype=float64)
@@ -467,6 +412,8 @@ def matrix_power(x: ArrayLike, n: int) -> Tensor:
     return out
 
 
+@mismatch_doc
+@_solutions_doc
 def tensorsolve(x: ArrayLike, y: ArrayLike, axes: Sequence[int] | None = None) -> Tensor:
     """Solve ``tensordot(x, z, z.ndim) = y`` for z.
 
@@ -479,19 +426,6 @@ def tensorsolve(x: ArrayLike, y: ArrayLike, axes: Sequence[int] | None = None) -
     axes : tuple of int, optional
         Axes of ``x`` to move to the end first.
 
-    Returns
-    -------
-    Tensor
-        The solution z.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not match.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.tensorsolve(2 * ad.eye(4).reshape(2, 2, 4), ad.ones((2, 2)))
     tensor([0.5, 0.5, 0.5, 0.5], dtype=float64)
     """
@@ -512,6 +446,7 @@ def tensorsolve(x: ArrayLike, y: ArrayLike, axes: Sequence[int] | None = None) -
     return rec.reshape(solve(*flat), shape=rest)
 
 
+@argument_doc
 def tensorinv(x: ArrayLike, ind: int = 2) -> Tensor:
     """Return the inverse with respect to ``tensordot(·, ·, ind)``.
 
@@ -532,9 +467,6 @@ def tensorinv(x: ArrayLike, ind: int = 2) -> Tensor:
     ShapeError
         If the numbers of elements differ.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.linalg.tensorinv(ad.eye(4).reshape(2, 2, 4)).shape
     (4, 2, 2)
     """

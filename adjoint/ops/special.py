@@ -16,6 +16,7 @@ import numpy as np
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.native import floats, primitive
 from adjoint.core.tensor import Tensor
 from adjoint.ops import bessel, combinatorial, divergences, incomplete, integrals
 from adjoint.ops.bessel import *
@@ -27,40 +28,16 @@ from adjoint.ops.half import in_float32, keeping_half
 from adjoint.ops.incomplete import *
 from adjoint.ops.integrals import *
 from adjoint.ops.scipy_forward import from_scipy, real_arrays, special_module
+from adjoint.ops.shared_docs import argument_doc
 from adjoint.ops.special_order import of_each_order, whole_order
 from adjoint.typing import Array, ArrayLike
 
 __all__ = [
-    "beta",
-    "betaln",
-    "digamma",
-    "entr",
-    "erf",
-    "erfc",
-    "erfcinv",
-    "erfcx",
-    "erfinv",
-    "expit",
-    "gamma",
-    "gammaln",
-    "log_expit",
-    "log_ndtr",
-    "logit",
-    "multigammaln",
-    "ndtr",
-    "ndtri",
-    "ndtri_exp",
-    "polygamma",
-    "psi",
-    "sinc",
-    "xlog1py",
-    "xlogy",
-    *bessel.__all__,
-    *combinatorial.__all__,
-    *divergences.__all__,
-    *incomplete.__all__,
-    *integrals.__all__,
-]
+    "beta", "betaln", "digamma", "entr", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "expit", "gamma",
+    "gammaln", "log_expit", "log_ndtr", "logit", "multigammaln", "ndtr", "ndtri", "ndtri_exp", "polygamma",
+    "psi", "sinc", "xlog1py", "xlogy", *bessel.__all__, *combinatorial.__all__, *divergences.__all__,
+    *incomplete.__all__, *integrals.__all__,
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:
@@ -81,15 +58,15 @@ def _erfc(x: Any) -> Any:
 
 
 erf = define("erf", in_float32(_erf_of_any), lambda xp, g, y, x: g * (xp.exp(-x * x) * (2 / ROOT_PI)), saves="x",
-             reference="scipy.special:erf", doc="Return the error function 2/√π ∫₀ˣ exp(-t²) dt, to about one unit in the last place.")  # fmt: skip
+             reference="scipy.special:erf", lower=primitive("erf", np.exp), doc="Return the error function 2/√π ∫₀ˣ exp(-t²) dt, to about one unit in the last place.")  # fmt: skip
 erfc = define("erfc", in_float32(_erfc), lambda xp, g, y, x: g * (xp.exp(-x * x) * (-2 / ROOT_PI)), saves="x",
-              reference="scipy.special:erfc", doc="Return 1 - erf(x), accurate where erf is near 1.")  # fmt: skip
+              reference="scipy.special:erfc", lower=primitive("erfc", np.exp), doc="Return 1 - erf(x), accurate where erf is near 1.")  # fmt: skip
 erfinv = define("erfinv", from_scipy("erfinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(y)) * (ROOT_PI / 2)), saves="y",
                 domain=(-0.8, 0.8), reference="scipy.special:erfinv", doc="Return the inverse of erf.")  # fmt: skip
 erfcinv = define("erfcinv", from_scipy("erfcinv"), lambda xp, g, y, x: g * (xp.exp(xp.square(y)) * (-ROOT_PI / 2)), saves="y",
                  domain=(0.3, 1.7), reference="scipy.special:erfcinv", doc="Return the inverse of erfc.")  # fmt: skip
 ndtr = define("ndtr", from_scipy("ndtr"), lambda xp, g, y, x: g * (xp.exp(-0.5 * x * x) / ROOT_2PI), saves="x",
-              reference="scipy.special:ndtr", doc="Return the normal distribution function.")  # fmt: skip
+              reference="scipy.special:ndtr", lower=primitive("ndtr", np.exp), doc="Return the normal distribution function.")  # fmt: skip
 ndtri = define("ndtri", from_scipy("ndtri"), lambda xp, g, y, x: g * (xp.exp(0.5 * xp.square(y)) * ROOT_2PI), saves="y",
                domain=(0.1, 0.9), reference="scipy.special:ndtri", doc="Return the inverse of the normal distribution function.")  # fmt: skip
 
@@ -309,22 +286,23 @@ def _log_unless(xp: Namespace, x: Value, y: Value) -> Any:
 xlogy = define("xlogy", _xlogy,
                lambda xp, g, z, x, y: g * _log_unless(xp, x, y),
                lambda xp, g, z, x, y: g * _share(xp, x, y), saves="xy", domain=((-2, 2), (0.5, 3)),
-               reference="scipy.special:xlogy", doc="Return x log(y), and 0 where x is 0.")  # fmt: skip
+               reference="scipy.special:xlogy", lower=lambda xp, x, y: xp.where(xp.logical_and(x == 0, y == y), 0.0, x * xp.log(y)), doc="Return x log(y), and 0 where x is 0.")  # fmt: skip
 xlog1py = define("xlog1py", _xlog1py,
                  lambda xp, g, z, x, y: g * xp.where(xp.logical_and(x == 0, y <= -1), 0, xp.log1p(y)),
                  lambda xp, g, z, x, y: g * _share(xp, x, y + 1), saves="xy", domain=((-2, 2), (-0.5, 3)),
-                 reference="scipy.special:xlog1py", doc="Return x log(1 + y), and 0 where x is 0.")  # fmt: skip
+                 reference="scipy.special:xlog1py", lower=lambda xp, x, y: xp.where(xp.logical_and(x == 0, y == y), 0.0, x * xp.log1p(y)), doc="Return x log(1 + y), and 0 where x is 0.")  # fmt: skip
 entr = define("entr", in_float32(_entr), lambda xp, g, y, x: -g * (xp.log(x) + 1), saves="x", domain=(0.5, 3),
-              reference="scipy.special:entr", doc="Return -x log(x), 0 at 0, and -inf for negative numbers.")  # fmt: skip
+              reference="scipy.special:entr", lower=lambda xp, x: xp.where(floats(x) == 0, x, xp.where(x < 0, -math.inf, -x * xp.log(xp.where(x < 0, 1, x)))), doc="Return -x log(x), 0 at 0, and -inf for negative numbers.")  # fmt: skip
 logit = define("logit", in_float32(_logit), lambda xp, g, y, x: g / xp.gap_product(x, low=0.0, high=1.0), saves="x", domain=(0.2, 0.8),
-               reference="scipy.special:logit", doc="Return log(x / (1 - x)), the inverse of expit.")  # fmt: skip
+               reference="scipy.special:logit", lower=lambda xp, x: xp.where(floats(x) < 0.25, xp.log(x / (1 - x)), xp.log1p((2 * x - 1) / (1 - x))), doc="Return log(x / (1 - x)), the inverse of expit.")  # fmt: skip
 log_expit = define("log_expit", keeping_half(lambda x: -np.logaddexp(0, -np.asarray(x))), lambda xp, g, y, x: g * xp.sigmoid(-x),
-                   saves="x", reference="scipy.special:log_expit", doc="Return the logarithm of expit, accurate in both tails.")  # fmt: skip
+                   saves="x", reference="scipy.special:log_expit", lower=lambda xp, x: -(xp.maximum(-floats(x), 0) + xp.log1p(xp.exp(-xp.abs(x)))), doc="Return the logarithm of expit, accurate in both tails.")  # fmt: skip
 expit = sigmoid
 
 # Public functions ------------------------------------------------------------------------------
 
 
+@argument_doc
 def polygamma(n: int, x: ArrayLike) -> Tensor:
     """Return the n-th derivative of the digamma function.
 
@@ -332,28 +310,19 @@ def polygamma(n: int, x: ArrayLike) -> Tensor:
     ----------
     n : int
         The order, to which no gradient flows.
-    x : array_like
-        The argument.
-
-    Returns
-    -------
-    Tensor
-        The derivative at ``x``.
 
     Raises
     ------
     ArgumentError
         If ``n`` is negative.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> round(ad.special.polygamma(1, 1.0).item(), 12)  # π²/6
     1.644934066848
     """
     return of_each_order(rec.polygamma, n, x, lambda n: whole_order("polygamma", n, 0))
 
 
+@argument_doc
 def multigammaln(a: ArrayLike, d: int) -> Tensor:
     """Return the logarithm of the multivariate gamma function.
 
@@ -364,19 +333,11 @@ def multigammaln(a: ArrayLike, d: int) -> Tensor:
     d : int
         The dimension.
 
-    Returns
-    -------
-    Tensor
-        The logarithm.
-
     Raises
     ------
     ArgumentError
         If ``d`` is less than 1.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> round(ad.special.multigammaln(3.0, 2).item(), 12)
     1.550194993958
     """

@@ -15,11 +15,15 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
+from adjoint.core.native import Primitives, View
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 
-__all__ = ["Pairs", "blank", "counts", "images", "inner_part", "numbers", "padded", "spots", "whole"]
+__all__ = [
+    "Pairs", "blank", "counts", "images", "inner_part", "native_image", "native_spread", "native_windows",
+    "numbers", "padded", "spots", "whole",
+]  # fmt: skip
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -118,3 +122,58 @@ def images(op: str, x: Any, nd: int, lead: int = 2) -> tuple[Tensor, bool]:
         )
     alone = x.ndim == nd + lead - 1
     return (rec.reshape(x, shape=(1, *x.shape)) if alone else x), alone
+
+
+# Native code: the windows of an image are a view with overlapping strides -----------------------
+
+
+def native_image(xp: Primitives, x: View, padding: Pairs, value: Any = 0) -> View:
+    """Return ``x`` with its last axes padded with ``value``; ``x`` itself if no padding is positive."""
+    if all(lo <= 0 and hi <= 0 for lo, hi in padding):
+        return x
+    lead, size = x.shape[: -len(padding)], x.shape[-len(padding) :]
+    return xp.placed((*lead, *whole(size, padding)), value, x.dtype, [(x, inner_part(size, padding))])
+
+
+def native_windows(image: View, kernel: Shape, stride: Shape, dilation: Shape, count: Shape) -> View:
+    """Return all windows of an image as one view of shape (…, *count, *kernel).
+
+    ``count`` is the number of windows along each axis.
+    """
+    nd = len(kernel)
+    steps = image.strides[-nd:]
+    outer = [s * step if n > 1 else 0 for s, step, n in zip(stride, steps, count, strict=True)]
+    within = [d * step if k > 1 else 0 for d, step, k in zip(dilation, steps, kernel, strict=True)]
+    return image.strided((*image.shape[:-nd], *count, *kernel), (*image.strides[:-nd], *outer, *within))
+
+
+def native_spread(
+    xp: Primitives, parts: View, size: Shape, kernel: Shape, stride: Shape, padding: Pairs, dilation: Shape
+) -> View:
+    """Add the windows ``parts`` where they overlap; return the resulting image of size ``size``.
+
+    The windows have the shape (…, *count, *kernel).  This is the adjoint of taking the windows of an image:
+    it writes the windows into an array of zeros and sums a skewed view of this array.
+    """
+    nd = len(kernel)
+    lead, count = parts.shape[: -2 * nd], parts.shape[-2 * nd : -nd]
+    full, inner = whole(size, padding), inner_part(size, padding)
+    g = xp.graph
+    if all(s > d * (k - 1) for k, s, d in zip(kernel, stride, dilation, strict=True)):
+        spot = native_windows(g.target((*lead, *full)), kernel, stride, dilation, count)
+        return g.place((*lead, *full), parts.dtype, 0, [(parts, spot.where)])[inner]
+    # zeros[k] has the elements at offset k of all windows, with a margin of zeros: element i of the image is
+    # the sum over k of zeros[k, i - dilation · k]
+    margin = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    long = [m + n for m, n in zip(margin, full, strict=True)]
+    order = [*range(len(lead)), *range(len(lead) + nd, len(lead) + 2 * nd), *range(len(lead), len(lead) + nd)]
+    key = [slice(m, m + (n - 1) * s + 1, s) for m, n, s in zip(margin, count, stride, strict=True)]
+    zeros = xp.placed((*lead, *kernel, *long), 0, parts.dtype, [(g.permute(parts, order), (..., *key))])
+    steps = zeros.strides[-nd:]
+    skewed = [z - d * s for z, d, s in zip(zeros.strides[-2 * nd : -nd], dilation, steps, strict=True)]
+    skewed = [s if k > 1 else 0 for s, k in zip(skewed, kernel, strict=True)]
+    offset = sum(m * s for m, s in zip(margin, steps, strict=True))
+    view = zeros.strided((*lead, *full, *kernel), (*zeros.strides[: len(lead)], *steps, *skewed), offset)
+    return g.reduce(
+        "sum", view[(*inner, *(slice(None),) * nd)], range(len(lead) + nd, len(lead) + 2 * nd), parts.dtype
+    )

@@ -9,23 +9,10 @@ from adjoint.optim.optimizer import Optimizer
 from adjoint.optim.pure import Pure
 
 __all__ = [
-    "EMA",
-    "LBFGS",
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Lion",
-    "NAdam",
-    "Optimizer",
-    "Pure",
-    "RMSprop",
+    "EMA", "LBFGS", "SGD", "Adagrad", "Adam", "AdamW", "Lion", "NAdam", "Optimizer", "Pure", "RMSprop",
     "schedules",
-]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+]  # fmt: skip
+__dir__ = sorted(__all__).copy
 
 
 _add_hints(__name__, schedules.__name__)

@@ -16,7 +16,7 @@ from adjoint.core.namespace import dyn
 from adjoint.core.shapes import number_between
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
-from adjoint.optim.optimizer import parameter_list
+from adjoint.optim.parameters import parameter_list
 from adjoint.storage.fitting import fitting
 
 __all__ = ["EMA"]
@@ -73,7 +73,7 @@ class EMA:
             average += (1 - self.decay) * (p._data - average)
 
     def _update_traced(self, trace: Any) -> None:
-        share = 1 - trace.number("number", lambda: self.decay)
+        share = 1 - trace.number(lambda: self.decay)
         trace.guard("the averages of an EMA", lambda: id(self.averages))
         for k, p in enumerate(self.params):
             average = trace.cell(self.averages, k)

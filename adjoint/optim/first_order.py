@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import Namespace
 from adjoint.errors import ArgumentError
 from adjoint.optim.formula import in_place
@@ -23,11 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion", "NAdam", "RMSprop"]
 
 
-class SGD(Optimizer):
-    """Stochastic gradient descent, with momentum and Nesterov momentum.
-
-    ``v = momentum * v + (1 - dampening) * g;  p = p - lr * v``.  The first step sets ``v = g``.
-
+_optimizer_doc = SharedDoc("""
     Parameters
     ----------
     params : iterable of Tensor or of dict
@@ -36,20 +33,34 @@ class SGD(Optimizer):
         The learning rate.
     momentum : float
         The factor of the velocity, from 0 to 1.
-    dampening : float
-        The fraction of the gradient that is not added to the velocity.
     weight_decay : float
         The factor of the parameter that is added to the gradient.
-    nesterov : bool
-        Whether Nesterov momentum is used.
     maximize : bool
         Whether the objective is maximised.
     shard : Group, optional
         Ranks that each keep a slice of the state, as in ``Optimizer``.
+    betas : tuple of float
+        The decay rates of both moments, from 0 to below 1.
+    eps : float
+        Added to the denominator.
+    amsgrad : bool
+        Whether the largest second moment so far is used.
+    """)
 
-    Examples
-    --------
-    >>> import adjoint as ad
+
+@_optimizer_doc
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum and Nesterov momentum.
+
+    ``v = momentum * v + (1 - dampening) * g;  p = p - lr * v``.  The first step sets ``v = g``.
+
+    Parameters
+    ----------
+    dampening : float
+        The fraction of the gradient that is not added to the velocity.
+    nesterov : bool
+        Whether Nesterov momentum is used.
+
     >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> opt = ad.optim.SGD([w], lr=0.1)
     >>> (w ** 2).sum().backward(); opt.step(); w.detach()
@@ -71,15 +82,9 @@ class SGD(Optimizer):
         shard: Group | None = None,
     ) -> None:
         super().__init__(
-            params,
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            maximize=maximize,
-            shard=shard,
-        )
+            params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
+            nesterov=nesterov, maximize=maximize, shard=shard,
+        )  # fmt: skip
 
     def check(self, hyper: Hyper) -> None:
         """Raise if a hyper-parameter is out of range, or Nesterov momentum is used without momentum."""
@@ -115,33 +120,12 @@ class SGD(Optimizer):
         return p - hyper["lr"] * step, {"velocity": v}
 
 
+@_optimizer_doc
 class Adam(Optimizer):
     """Adam, optionally with AMSGrad; weight decay is added to the gradient.
 
     ``m = β₁ m + (1 - β₁) g;  v = β₂ v + (1 - β₂) g²;  p = p - lr m̂ / (√v̂ + ε)``.
 
-    Parameters
-    ----------
-    params : iterable of Tensor or of dict
-        The parameters, or groups ``{"params": [...], "lr": ...}``.
-    lr : float
-        The learning rate.
-    betas : tuple of float
-        The decay rates of both moments, from 0 to below 1.
-    eps : float
-        Added to the denominator.
-    weight_decay : float
-        The factor of the parameter that is added to the gradient.
-    amsgrad : bool
-        Whether the largest second moment so far is used.
-    maximize : bool
-        Whether the objective is maximised.
-    shard : Group, optional
-        Ranks that each keep a slice of the state, as in ``Optimizer``.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> opt = ad.optim.Adam([w], lr=0.1)
     >>> (w ** 2).sum().backward(); opt.step()
@@ -165,15 +149,9 @@ class Adam(Optimizer):
         shard: Group | None = None,
     ) -> None:
         super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            maximize=maximize,
-            shard=shard,
-        )
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
+            maximize=maximize, shard=shard,
+        )  # fmt: skip
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
         """Return the initial state: both moments, with AMSGrad also the largest second moment, all zero."""
@@ -209,31 +187,15 @@ class Adam(Optimizer):
         return p - m / (xp.sqrt(v) + hyper["eps"]) * hyper["rate"], new
 
 
+@_optimizer_doc
 class AdamW(Adam):
     """Adam with decoupled weight decay: ``p = (1 - lr * weight_decay) * p`` before the step.
 
     Parameters
     ----------
-    params : iterable of Tensor or of dict
-        The parameters, or groups ``{"params": [...], "lr": ...}``.
-    lr : float
-        The learning rate.
-    betas : tuple of float
-        The decay rates of both moments, from 0 to below 1.
-    eps : float
-        Added to the denominator.
     weight_decay : float
         The decay of the parameters.
-    amsgrad : bool
-        Whether the largest second moment so far is used.
-    maximize : bool
-        Whether the objective is maximised.
-    shard : Group, optional
-        Ranks that each keep a slice of the state, as in ``Optimizer``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> opt = ad.optim.AdamW([w], lr=0.1, weight_decay=0.0)
     >>> (w ** 2).sum().backward(); opt.step()
@@ -277,6 +239,7 @@ def _mu_product(b1: float, decay: float, t: int) -> float:
     return product
 
 
+@_optimizer_doc
 class NAdam(Optimizer):
     """Adam with Nesterov momentum, whose decay follows a schedule (Dozat 2016).
 
@@ -285,26 +248,9 @@ class NAdam(Optimizer):
 
     Parameters
     ----------
-    params : iterable of Tensor or of dict
-        The parameters, or groups ``{"params": [...], "lr": ...}``.
-    lr : float
-        The learning rate.
-    betas : tuple of float
-        The decay rates of both moments, from 0 to below 1.
-    eps : float
-        Added to the denominator.
-    weight_decay : float
-        The factor of the parameter that is added to the gradient.
     momentum_decay : float
         The rate of the schedule of the momentum.
-    maximize : bool
-        Whether the objective is maximised.
-    shard : Group, optional
-        Ranks that each keep a slice of the state, as in ``Optimizer``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> opt = ad.optim.NAdam([w])
     >>> (w ** 2).sum().backward(); opt.step()
@@ -326,15 +272,9 @@ class NAdam(Optimizer):
         shard: Group | None = None,
     ) -> None:
         super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            momentum_decay=momentum_decay,
-            maximize=maximize,
-            shard=shard,
-        )
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay,
+            maximize=maximize, shard=shard,
+        )  # fmt: skip
 
     def numbers(self, hyper: Hyper) -> Hyper:
         """Return ``hyper`` with the factors ``"of_gradient"``, ``"of_moment"`` and ``"square"`` of step t.
@@ -367,6 +307,7 @@ class NAdam(Optimizer):
         return p - hyper["of_moment"] * m / scale, {"m": m, "v": v}
 
 
+@_optimizer_doc
 class RMSprop(Optimizer):
     """Divide the gradient by a running root mean square; optionally centred and with momentum.
 
@@ -374,28 +315,11 @@ class RMSprop(Optimizer):
 
     Parameters
     ----------
-    params : iterable of Tensor or of dict
-        The parameters, or groups ``{"params": [...], "lr": ...}``.
-    lr : float
-        The learning rate.
     alpha : float
         The decay rate of the mean square, from 0 to 1.
-    eps : float
-        Added to the denominator.
-    weight_decay : float
-        The factor of the parameter that is added to the gradient.
-    momentum : float
-        The factor of the velocity, from 0 to 1.
     centered : bool
         Whether the variance replaces the mean square.
-    maximize : bool
-        Whether the objective is maximised.
-    shard : Group, optional
-        Ranks that each keep a slice of the state, as in ``Optimizer``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> opt = ad.optim.RMSprop([w], lr=0.01)
     >>> (w ** 2).sum().backward(); opt.step()
@@ -419,16 +343,9 @@ class RMSprop(Optimizer):
         shard: Group | None = None,
     ) -> None:
         super().__init__(
-            params,
-            lr=lr,
-            alpha=alpha,
-            eps=eps,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            centered=centered,
-            maximize=maximize,
-            shard=shard,
-        )
+            params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum,
+            centered=centered, maximize=maximize, shard=shard,
+        )  # fmt: skip
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
         """Return the initial state, all zero: the mean square, with ``centered`` the mean, and the velocity.
@@ -455,31 +372,17 @@ class RMSprop(Optimizer):
         return p - lr * step, new
 
 
+@_optimizer_doc
 class Adagrad(Optimizer):
     """Divide the gradient by the root of the sum of all its squares so far.
 
     Parameters
     ----------
-    params : iterable of Tensor or of dict
-        The parameters, or groups ``{"params": [...], "lr": ...}``.
-    lr : float
-        The learning rate.
     lr_decay : float
         The decay of the learning rate: ``lr / (1 + (t - 1) * lr_decay)`` at step t.
-    weight_decay : float
-        The factor of the parameter that is added to the gradient.
     initial : float
         The initial value of the sums.
-    eps : float
-        Added to the denominator.
-    maximize : bool
-        Whether the objective is maximised.
-    shard : Group, optional
-        Ranks that each keep a slice of the state, as in ``Optimizer``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> opt = ad.optim.Adagrad([w], lr=0.1)
     >>> (w ** 2).sum().backward(); opt.step()
@@ -502,15 +405,9 @@ class Adagrad(Optimizer):
         shard: Group | None = None,
     ) -> None:
         super().__init__(
-            params,
-            lr=lr,
-            lr_decay=lr_decay,
-            weight_decay=weight_decay,
-            initial=initial,
-            eps=eps,
-            maximize=maximize,
-            shard=shard,
-        )
+            params, lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, initial=initial, eps=eps,
+            maximize=maximize, shard=shard,
+        )  # fmt: skip
 
     def init_one(self, p: Array, hyper: Hyper) -> State:
         """Return the initial state: the sum of squared gradients, filled with the value of ``initial``."""
@@ -529,6 +426,7 @@ class Adagrad(Optimizer):
         return p - hyper["rate"] * g / (xp.sqrt(total) + hyper["eps"]), {"total": total}
 
 
+@_optimizer_doc
 class Lion(Optimizer):
     """Step by the sign of an interpolated momentum (Chen et al. 2023); weight decay is decoupled.
 
@@ -536,22 +434,11 @@ class Lion(Optimizer):
 
     Parameters
     ----------
-    params : iterable of Tensor or of dict
-        The parameters, or groups ``{"params": [...], "lr": ...}``.
-    lr : float
-        The learning rate.
     betas : tuple of float
         The factors of the momentum in the step and in its update.
     weight_decay : float
         The decay of the parameters.
-    maximize : bool
-        Whether the objective is maximised.
-    shard : Group, optional
-        Ranks that each keep a slice of the state, as in ``Optimizer``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> opt = ad.optim.Lion([w], lr=0.1)
     >>> (w ** 2).sum().backward(); opt.step(); w.detach()

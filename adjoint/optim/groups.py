@@ -20,17 +20,9 @@ if TYPE_CHECKING:
     from adjoint.optim.optimizer import Optimizer
 
 __all__ = [
-    "Array",
-    "Block",
-    "Hyper",
-    "ParameterGroup",
-    "State",
-    "Unit",
-    "Update",
-    "fitted",
-    "in_parts",
+    "Array", "Block", "Hyper", "ParameterGroup", "State", "Unit", "Update", "fitted", "in_parts",
     "plain_value",
-]
+]  # fmt: skip
 
 Array = ndarray[Any, Any]
 State = dict[str, Any]

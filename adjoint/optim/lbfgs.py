@@ -16,7 +16,7 @@ from adjoint.core.shapes import number_between, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, NoGradientError, NonFiniteError, ShapeError
 from adjoint.grads.slots import drop
-from adjoint.optim.optimizer import parameter_list
+from adjoint.optim.parameters import parameter_list
 from adjoint.storage.fitting import fitting
 
 __all__ = ["LBFGS"]

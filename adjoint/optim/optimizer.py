@@ -17,6 +17,7 @@ import numpy as np
 
 from adjoint import words
 from adjoint.config import grad_mode, special
+from adjoint.context import user_code
 from adjoint.core.batched import Batched
 from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.namespace import Namespace, raw
@@ -27,6 +28,7 @@ from adjoint.grads.slots import drop
 from adjoint.interop.notebook import optimizer_html
 from adjoint.optim.formula import form_of
 from adjoint.optim.groups import Array, Hyper, ParameterGroup, State, Unit, Update, in_parts, plain_value
+from adjoint.optim.parameters import check_parameter, parameter_list
 from adjoint.optim.saved import read_state, saved_state
 from adjoint.optim.shard import ShardedUnit, check_ranks
 from adjoint.optim.traced import trace_update
@@ -249,19 +251,7 @@ class Optimizer:
                     f"in place.\n  Use optim.Pure(optim.{type(self).__name__}, lr=…), which returns new "
                     "parameters and a new state."
                 )
-            if not isinstance(p, Tensor):
-                pair = isinstance(p, tuple) and len(p) == 2 and isinstance(p[1], Tensor)
-                raise InputError(
-                    f"{type(self).__name__}: parameters must be tensors, but params[{i}] is a "
-                    f"{type(p).__name__}."
-                    + ("\n  Pass named parameters as a dictionary: dict(named_parameters())." if pair else "")
-                )
-            if not p.is_leaf:
-                raise InputError(
-                    f"{type(self).__name__}: parameters must be leaf tensors, but params[{i}] of shape "
-                    f"{p.shape} is the result of an operation.\n"
-                    f"  Pass leaf tensors; params[{i}].detach() is one."
-                )
+            check_parameter(type(self).__name__, i, p)
             if id(p) in taken:
                 raise ArgumentError(f"{type(self).__name__}: params[{i}] of shape {p.shape} is given twice.")
             taken.add(id(p))
@@ -505,7 +495,7 @@ class Optimizer:
         run_parts(_write_part, cut, threads)
 
     def _write_pure(self, p: Array, g: Array, state: State, hyper: Hyper) -> None:
-        new, new_state = self.apply_one(raw, p, -g if hyper["maximize"] else g, state, hyper)
+        new, new_state = user_code(self, "apply_one")(raw, p, -g if hyper["maximize"] else g, state, hyper)
         p[...] = new
         for name, value in new_state.items():
             state[name][...] = value
@@ -586,23 +576,3 @@ def _write_part(part: Part) -> None:
 def _found(grads: Mapping[Any, Any], p: Tensor) -> Any:
     g = grads.get(id(p)) if isinstance(grads, dict) else grads.get(p)
     return grads.get(p) if g is None and isinstance(grads, dict) else g
-
-
-def parameter_list(kind: str, params: Any) -> list[Any]:
-    """Return the parameters, or parameter groups, as a list; raise for a module or a single tensor.
-
-    ``kind`` is the name of the optimiser's class, for error messages.
-    """
-    if callable(getattr(params, "parameters", None)):
-        empty = (
-            ""
-            if list(params.parameters())
-            else "\n  The module has no parameters: use nn.ModuleList for lists of layers."
-        )
-        raise InputError(
-            f"{kind}: pass parameters, not {words.a(type(params).__name__)}: "
-            f"{kind}(model.parameters()).{empty}"
-        )
-    if isinstance(params, (Tensor, str)) or not isinstance(params, Iterable):
-        raise InputError(f"{kind}: pass a list of parameters or of groups, not one {type(params).__name__}.")
-    return list(params.values()) if isinstance(params, Mapping) else list(params)

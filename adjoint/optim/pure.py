@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.context import tracing, within
+from adjoint.context import tracing, user_code, within
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import run_at
 from adjoint.core.namespace import rec
@@ -50,8 +50,6 @@ class Pure:
     >>> p["w"][:, 0]
     tensor([0.9, 0.8, 0.7], dtype=float64)
     """
-
-    _guarded = ("_hyper", "_optimizer")  # attributes that ``update`` reads; see ``compiler.reads``
 
     def __init__(self, kind: type[Optimizer], **hyper: Any) -> None:
         if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
@@ -160,7 +158,7 @@ class Pure:
             for k, v in hyper.items()
         }
         kept = {name: asarray(value) for name, value in slots.items()}
-        return self._optimizer.apply_one(rec, p, -g if hyper["maximize"] else g, kept, fitting)
+        return user_code(self._optimizer, "apply_one")(rec, p, -g if hyper["maximize"] else g, kept, fitting)
 
 
 def _checked(p: Any) -> Tensor:

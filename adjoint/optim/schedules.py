@@ -17,30 +17,16 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adjoint.core.shapes import number, number_between, whole_number
+from adjoint.core.docstrings import SharedDoc
+from adjoint.core.shapes import number, whole_number
 from adjoint.errors import ArgumentError, InputError, MissingExtraError
+from adjoint.optim.plateau import Plateau
 
 __all__ = [
-    "Plateau",
-    "Schedule",
-    "constant",
-    "cosine",
-    "cosine_restarts",
-    "draw",
-    "exponential",
-    "inverse_sqrt",
-    "linear",
-    "one_cycle",
-    "polynomial",
-    "sequence",
-    "steps",
-    "warmup",
-]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
+    "Plateau", "Schedule", "constant", "cosine", "cosine_restarts", "draw", "exponential", "inverse_sqrt",
+    "linear", "one_cycle", "polynomial", "sequence", "steps", "warmup",
+]  # fmt: skip
+__dir__ = sorted(__all__).copy
 
 Schedule = Callable[[int], float]
 
@@ -70,6 +56,24 @@ def _callable(name: str, schedule: Any) -> None:
         )
 
 
+_schedule_doc = SharedDoc("""
+    Parameters
+    ----------
+    rate : float
+        The initial rate.
+    factor : float
+        The factor.
+    start : float
+        The initial factor.
+
+    Returns
+    -------
+    callable
+        The schedule.
+    """)
+
+
+@_schedule_doc
 def constant(rate: float) -> Schedule:
     """Return a constant schedule.
 
@@ -78,13 +82,6 @@ def constant(rate: float) -> Schedule:
     rate : float
         The learning rate.
 
-    Returns
-    -------
-    callable
-        The schedule.
-
-    Examples
-    --------
     >>> constant(0.1)(1000)
     0.1
     """
@@ -92,25 +89,15 @@ def constant(rate: float) -> Schedule:
     return lambda step: rate
 
 
+@_schedule_doc
 def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
     """Multiply the rate by a factor at regular intervals.
 
     Parameters
     ----------
-    rate : float
-        The initial rate.
     every : int
         The number of steps between changes.
-    factor : float
-        The factor.
 
-    Returns
-    -------
-    callable
-        The schedule.
-
-    Examples
-    --------
     >>> schedule = steps(1.0, every=10, factor=0.5)
     >>> schedule(9), schedule(10), schedule(20)
     (1.0, 0.5, 0.25)
@@ -120,23 +107,10 @@ def steps(rate: float, every: int, factor: float = 0.1) -> Schedule:
     return lambda step: rate * _power(factor, step // every)
 
 
+@_schedule_doc
 def exponential(rate: float, factor: float) -> Schedule:
     """Multiply the rate by a factor after each step.
 
-    Parameters
-    ----------
-    rate : float
-        The initial rate.
-    factor : float
-        The factor.
-
-    Returns
-    -------
-    callable
-        The schedule.
-
-    Examples
-    --------
     >>> exponential(1.0, 0.5)(3)
     0.125
     """
@@ -144,6 +118,7 @@ def exponential(rate: float, factor: float) -> Schedule:
     return lambda step: rate * _power(factor, step)
 
 
+@_schedule_doc
 def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Schedule:
     """Change the rate linearly from ``rate * start`` to ``rate * end``.
 
@@ -153,18 +128,9 @@ def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Sch
         The rate.
     total : int
         The number of steps until the end.  The rate is then constant.
-    start : float
-        The initial factor.
     end : float
         The final factor.
 
-    Returns
-    -------
-    callable
-        The schedule.
-
-    Examples
-    --------
     >>> linear(1.0, total=10)(5)
     0.5
     """
@@ -173,25 +139,17 @@ def linear(rate: float, total: int, start: float = 1.0, end: float = 0.0) -> Sch
     return lambda step: rate * (start + (end - start) * min(step / total, 1.0))
 
 
+@_schedule_doc
 def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
     """Reduce the rate to zero as ``(1 - step / total) ** power``.
 
     Parameters
     ----------
-    rate : float
-        The initial rate.
     total : int
         The number of steps until zero.
     power : float
         The exponent.
 
-    Returns
-    -------
-    callable
-        The schedule.
-
-    Examples
-    --------
     >>> polynomial(1.0, total=10, power=2.0)(5)
     0.25
     """
@@ -202,25 +160,17 @@ def polynomial(rate: float, total: int, power: float = 1.0) -> Schedule:
     return lambda step: rate * (1.0 - min(step / total, 1.0)) ** power
 
 
+@_schedule_doc
 def cosine(rate: float, total: int, minimum: float = 0.0) -> Schedule:
     """Reduce the rate along half a cosine, then keep it constant.
 
     Parameters
     ----------
-    rate : float
-        The initial rate.
     total : int
         The number of steps until the end.
     minimum : float
         The final rate.
 
-    Returns
-    -------
-    callable
-        The schedule.
-
-    Examples
-    --------
     >>> round(cosine(1.0, total=10)(5), 6)
     0.5
     """
@@ -229,6 +179,7 @@ def cosine(rate: float, total: int, minimum: float = 0.0) -> Schedule:
     return lambda step: minimum + (rate - minimum) * (1 + math.cos(math.pi * min(step / total, 1.0))) / 2
 
 
+@_schedule_doc
 def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float = 0.0) -> Schedule:
     """Repeat the cosine schedule, with cycles of equal or growing length.
 
@@ -243,13 +194,6 @@ def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float =
     minimum : float
         The rate at the end of each cycle.
 
-    Returns
-    -------
-    callable
-        The schedule.
-
-    Examples
-    --------
     >>> schedule = cosine_restarts(1.0, first=10, multiple=2)
     >>> schedule(0), schedule(10), round(schedule(20), 6)
     (1.0, 1.0, 0.5)
@@ -272,6 +216,7 @@ def cosine_restarts(rate: float, first: int, multiple: int = 1, minimum: float =
     return schedule
 
 
+@_schedule_doc
 def inverse_sqrt(rate: float, warm: int) -> Schedule:
     """Increase the rate linearly, then reduce it as one over the square root of the step.
 
@@ -282,13 +227,6 @@ def inverse_sqrt(rate: float, warm: int) -> Schedule:
     warm : int
         The number of steps during which the rate increases.
 
-    Returns
-    -------
-    callable
-        The schedule.
-
-    Examples
-    --------
     >>> schedule = inverse_sqrt(1.0, warm=4)
     >>> schedule(1), schedule(3), schedule(15)
     (0.5, 1.0, 0.5)
@@ -298,6 +236,7 @@ def inverse_sqrt(rate: float, warm: int) -> Schedule:
     return lambda step: rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
 
 
+@_schedule_doc
 def one_cycle(
     peak: float,
     total: int,
@@ -323,13 +262,6 @@ def one_cycle(
     shape : {"cos", "linear"}
         The shape of both parts.
 
-    Returns
-    -------
-    callable
-        The schedule.
-
-    Examples
-    --------
     >>> schedule = one_cycle(1.0, total=100)
     >>> round(schedule(0), 6), schedule(29)
     (0.04, 1.0)
@@ -361,6 +293,7 @@ def one_cycle(
     return schedule
 
 
+@_schedule_doc
 def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
     """Increase the rate linearly to the start of a schedule, then follow that schedule.
 
@@ -370,16 +303,7 @@ def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
         The schedule after the warm-up.
     steps : int
         The number of steps of the warm-up.
-    start : float
-        The initial factor.
 
-    Returns
-    -------
-    callable
-        The schedule.
-
-    Examples
-    --------
     >>> schedule = warmup(constant(1.0), steps=10)
     >>> schedule(0), schedule(5), schedule(50)
     (0.0, 0.5, 1.0)
@@ -392,6 +316,7 @@ def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
     )
 
 
+@_schedule_doc
 def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
     """Follow several schedules, one after the other.
 
@@ -400,18 +325,11 @@ def sequence(*parts: tuple[Schedule, int] | Schedule) -> Schedule:
     *parts : tuple of (callable, int) or callable
         Schedules with their numbers of steps.  The last one may have no number; it then continues.
 
-    Returns
-    -------
-    callable
-        The schedule.
-
     Raises
     ------
     ArgumentError
         If a part other than the last has no number of steps.
 
-    Examples
-    --------
     >>> schedule = sequence((constant(1.0), 10), constant(0.1))
     >>> schedule(9), schedule(10)
     (1.0, 0.1)
@@ -440,8 +358,6 @@ class _Chain:
     Each of them is called with the number of steps since its own start.  Metrics are passed to the current
     schedule.  The state is that of all schedules.
     """
-
-    _guarded = ("_parts",)  # attributes that a call reads; see ``compiler.reads``
 
     def __init__(self, parts: Sequence[tuple[Schedule, int | None]]) -> None:
         self._parts: list[Any] = [schedule for schedule, _ in parts]
@@ -488,163 +404,6 @@ class _Chain:
             )
         for i, part in ours.items():
             part.load_state_dict(state[i])
-
-
-class Plateau:
-    """Reduce the rate when a metric stops improving.
-
-    Call ``report(metric)`` once per epoch; a trainer does this automatically.  Calling the object with a step
-    returns the current rate.  If ``monitor`` is changed, also in a resumed run, the best value is reset and
-    the rate is kept.
-
-    Parameters
-    ----------
-    rate : float
-        The initial rate.
-    factor : float
-        The factor by which the rate is reduced, between 0 and 1.
-    patience : int
-        The number of reports without improvement before a reduction.
-    threshold : float
-        The relative change that counts as an improvement.
-    cooldown : int
-        The number of reports after a reduction that are ignored.
-    minimum : float
-        The lowest rate.
-    mode : {"min", "max"}
-        Whether lower or higher is better.
-    monitor : str, optional
-        The name of the metric that a trainer reports.  The default is "val_loss" if it is logged, or else
-        "loss".
-
-    Examples
-    --------
-    >>> plateau = Plateau(1.0, patience=1)
-    >>> [plateau.report(1.0) for _ in range(3)]
-    [1.0, 1.0, 0.1]
-    """
-
-    _guarded = ("rate",)  # attributes that a call reads; see ``compiler.reads``
-
-    def __init__(
-        self,
-        rate: float,
-        factor: float = 0.1,
-        patience: int = 10,
-        threshold: float = 1e-4,
-        cooldown: int = 0,
-        minimum: float = 0.0,
-        mode: str = "min",
-        monitor: str | None = None,
-    ) -> None:
-        if mode not in ("min", "max"):
-            raise ArgumentError(f"Plateau: mode must be 'min' or 'max', not {mode!r}.")
-        if not 0 < number("Plateau", "factor", factor) < 1:
-            raise ArgumentError(f"Plateau: factor must be between 0 and 1, but is {factor!r}.")
-        for name, given in (("rate", rate), ("threshold", threshold), ("minimum", minimum)):
-            number_between(f"Plateau: {name}", given, 0.0)
-        for name, given in (("patience", patience), ("cooldown", cooldown)):
-            if whole_number("Plateau", name, given) < 0:
-                raise ArgumentError(f"Plateau: {name} must be at least 0, but is {given!r}.")
-        self.rate, self.factor, self.patience, self.threshold = rate, factor, patience, threshold
-        self.cooldown, self.minimum, self.mode = cooldown, minimum, mode
-        self.monitor = monitor
-        self.resting = 0
-        self.followed: str | None = None  # the name of the metric that ``best`` belongs to
-        self._forget()
-
-    def __repr__(self) -> str:
-        return (
-            f"Plateau(rate={self.rate}, factor={self.factor}, patience={self.patience}, mode={self.mode!r})"
-        )
-
-    def _forget(self) -> None:
-        self.best = math.inf if self.mode == "min" else -math.inf
-        self.bad = 0
-
-    def report(self, metric: float, step: int | None = None) -> float:
-        """Report a metric.
-
-        Parameters
-        ----------
-        metric : float
-            The metric.
-        step : int, optional
-            Ignored.  Sequences of schedules need this parameter.
-
-        Returns
-        -------
-        float
-            The rate from now on.
-        """
-        metric = float(metric)
-        if self._better(metric):
-            self.best, self.bad = metric, 0
-        else:
-            self.bad += 1
-        if self.resting > 0:
-            self.resting -= 1
-            self.bad = 0
-        if self.bad > self.patience:
-            self.rate = max(self.rate * self.factor, self.minimum)
-            self.resting, self.bad = self.cooldown, 0
-        return self.rate
-
-    def report_from(self, logs: Mapping[str, float], step: int | None = None) -> float:
-        """Report the monitored metric, looked up among the metrics of an epoch.
-
-        Parameters
-        ----------
-        logs : mapping of str to float
-            The metrics by name.
-        step : int, optional
-            Ignored.
-
-        Returns
-        -------
-        float
-            The rate from now on.
-        """
-        name = self.monitor or ("val_loss" if "val_loss" in logs else "loss")
-        if name not in logs:
-            known = ", ".join(sorted(logs))
-            raise ArgumentError(f"Plateau: {name!r} is not logged.  Monitor one of {known}.")
-        if self.followed not in (None, name):
-            self._forget()
-        self.followed = name
-        return self.report(logs[name])
-
-    def _better(self, metric: float) -> bool:
-        # a negative best value must be multiplied by 1 + threshold where a positive one needs 1 - threshold
-        down = (self.mode == "min") == (self.best > 0)
-        bar = self.best * (1 - self.threshold if down else 1 + self.threshold)
-        return metric < bar if self.mode == "min" else metric > bar
-
-    def __call__(self, step: int) -> float:
-        """Return the current rate, for any step."""
-        return self.rate
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a dictionary of the rate, the best metric, the counters, the mode and the metric's name."""
-        numbers = {"rate": self.rate, "best": self.best, "bad": self.bad, "resting": self.resting}
-        return {**numbers, "mode": self.mode, "followed": self.followed}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state_dict``.
-
-        Parameters
-        ----------
-        state : mapping
-            The saved state.
-        """
-        missing = [name for name in self.state_dict() if name not in state]
-        if missing:
-            raise ArgumentError(f"Plateau: the state is missing keys: {', '.join(missing)}.")
-        self.rate, self.best = float(state["rate"]), float(state["best"])
-        self.bad, self.resting = int(state["bad"]), int(state["resting"])
-        self.followed = state["followed"]
-        if state["mode"] != self.mode:
-            self._forget()
 
 
 def draw(schedule: Schedule, total: int, path: str | None = None, width: int = 60) -> str:

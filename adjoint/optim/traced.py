@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint.config import grad_mode, no_grad
+from adjoint.context import user_code
 from adjoint.core.lifted import located, refusal
 from adjoint.core.namespace import dyn
 from adjoint.core.tensor import Tensor
@@ -338,7 +339,9 @@ class _Update:
         g = dyn.reshape(self.grads[id(p)], shape=(p.size,))
         g = g if g.dtype == p.dtype else dyn.astype(g, dtype=p.dtype)
         flat = dyn.reshape(trace.value(p), shape=(p.size,))
-        new, fresh = self.optimizer.apply_one(dyn, flat, -g if hyper["maximize"] else g, parts, hyper)
+        new, fresh = user_code(self.optimizer, "apply_one")(
+            dyn, flat, -g if hyper["maximize"] else g, parts, hyper
+        )
         trace.replace(p, dyn.reshape(new, shape=p.shape))
         return at, {
             k: v if v.dtype == state[k].dtype else dyn.astype(v, dtype=state[k].dtype)

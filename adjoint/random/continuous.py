@@ -12,12 +12,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.ops.extremes import argmax
 from adjoint.ops.half import widened
 from adjoint.ops.reduce import narrowed
-from adjoint.random.noise import (
-    Noise,
-    as_float,
-    below,
-    not_negative,
-)
+from adjoint.random.noise import Noise, as_float, below, draws_doc, not_negative, scaled_draws_doc
 from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = ["Continuous"]
@@ -28,6 +23,7 @@ class Continuous(Noise):
 
     __slots__ = ()
 
+    @draws_doc
     def random(self, size: Lengths | None = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw from the uniform distribution on [0, 1).
 
@@ -38,20 +34,13 @@ class Continuous(Noise):
         dtype : dtype, optional
             A float dtype; by default ``get_default_dtype()``.
 
-        Returns
-        -------
-        Tensor
-            The draws.
-
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> ad.random.default_rng(0).random(2).shape
         (2,)
         """
         target, u = self._noise("random", "random", size, dtype)
         return u if u.dtype == target else below(rec.astype(u, dtype=target), 0.0, 1.0)
 
+    @draws_doc
     def standard_normal(self, size: Lengths | None = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw from the normal distribution with mean 0 and standard deviation 1.
 
@@ -62,20 +51,13 @@ class Continuous(Noise):
         dtype : dtype, optional
             A float dtype; by default ``get_default_dtype()``.
 
-        Returns
-        -------
-        Tensor
-            The draws.
-
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> ad.random.default_rng(0).standard_normal((2, 3)).shape
         (2, 3)
         """
         target, z = self._noise("standard_normal", "standard_normal", size, dtype)
         return narrowed(z, target)
 
+    @scaled_draws_doc
     def normal(
         self,
         loc: ArrayLike = 0.0,
@@ -87,34 +69,16 @@ class Continuous(Noise):
 
         Parameters
         ----------
-        loc : array_like, optional
-            The mean.
         scale : array_like, optional
             The standard deviation, not negative.
-        size : int or tuple of int, optional
-            The shape of the result; by default the common shape of the parameters.
-        dtype : dtype, optional
-            A float dtype; by default that of the parameters.
 
-        Returns
-        -------
-        Tensor
-            The draws.
-
-        Raises
-        ------
-        ArgumentError
-            If ``scale`` is negative.
-
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> ad.random.default_rng(0).normal([0.0, 10.0], 0.1).shape
         (2,)
         """
         target, z, loc, scale = self._noise("normal", "standard_normal", size, dtype, loc, scale)
         return narrowed(loc + not_negative("normal", scale) * z, target)
 
+    @draws_doc
     def lognormal(
         self,
         mean: ArrayLike = 0.0,
@@ -130,30 +94,19 @@ class Continuous(Noise):
             The mean of the logarithm.
         sigma : array_like, optional
             The standard deviation of the logarithm, not negative.
-        size : int or tuple of int, optional
-            The shape of the result; by default the common shape of the parameters.
-        dtype : dtype, optional
-            A float dtype; by default that of the parameters.
-
-        Returns
-        -------
-        Tensor
-            The draws.
 
         Raises
         ------
         ArgumentError
             If ``sigma`` is negative.
 
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> bool((ad.random.default_rng(0).lognormal(size=3) > 0).all())
         True
         """
         target, z, mean, sigma = self._noise("lognormal", "standard_normal", size, dtype, mean, sigma)
         return narrowed(rec.exp(mean + not_negative("lognormal", sigma) * z), target)
 
+    @draws_doc
     def uniform(
         self,
         low: ArrayLike = 0.0,
@@ -169,19 +122,7 @@ class Continuous(Noise):
             The lower bound.
         high : array_like, optional
             The upper bound.
-        size : int or tuple of int, optional
-            The shape of the result; by default the common shape of the parameters.
-        dtype : dtype, optional
-            A float dtype; by default that of the parameters.
 
-        Returns
-        -------
-        Tensor
-            The draws.
-
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> x = ad.random.default_rng(0).uniform(-1.0, 1.0, size=3)
         >>> bool((abs(x) <= 1).all())
         True
@@ -190,6 +131,7 @@ class Continuous(Noise):
         y = least + (most - least) * u
         return y if y.dtype == target else below(rec.astype(y, dtype=target), least, most)
 
+    @scaled_draws_doc
     def exponential(
         self, scale: ArrayLike = 1.0, size: Lengths | None = None, dtype: DTypeLike | None = None
     ) -> Tensor:
@@ -199,30 +141,14 @@ class Continuous(Noise):
         ----------
         scale : array_like, optional
             The mean, not negative.
-        size : int or tuple of int, optional
-            The shape of the result; by default the common shape of the parameters.
-        dtype : dtype, optional
-            A float dtype; by default that of the parameters.
 
-        Returns
-        -------
-        Tensor
-            The draws.
-
-        Raises
-        ------
-        ArgumentError
-            If ``scale`` is negative.
-
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> bool((ad.random.default_rng(0).exponential(2.0, size=3) >= 0).all())
         True
         """
         target, e, scale = self._noise("exponential", "standard_exponential", size, dtype, scale)
         return narrowed(not_negative("exponential", scale) * e, target)
 
+    @scaled_draws_doc
     def laplace(
         self,
         loc: ArrayLike = 0.0,
@@ -232,30 +158,6 @@ class Continuous(Noise):
     ) -> Tensor:
         """Draw from the Laplace distribution; gradients flow to ``loc`` and ``scale``.
 
-        Parameters
-        ----------
-        loc : array_like, optional
-            The mean.
-        scale : array_like, optional
-            The scale, not negative.
-        size : int or tuple of int, optional
-            The shape of the result; by default the common shape of the parameters.
-        dtype : dtype, optional
-            A float dtype; by default that of the parameters.
-
-        Returns
-        -------
-        Tensor
-            The draws.
-
-        Raises
-        ------
-        ArgumentError
-            If ``scale`` is negative.
-
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> ad.random.default_rng(0).laplace([0.0, 1.0], 0.5).shape
         (2,)
         """
@@ -264,6 +166,7 @@ class Continuous(Noise):
         signs = made_by_host(lambda: self._numpy.integers(0, 2, shape, np.int8) * 2 - 1, shape, np.int8)
         return narrowed(loc + not_negative("laplace", scale) * (e * signs), target)
 
+    @scaled_draws_doc
     def logistic(
         self,
         loc: ArrayLike = 0.0,
@@ -273,36 +176,13 @@ class Continuous(Noise):
     ) -> Tensor:
         """Draw from the logistic distribution; gradients flow to ``loc`` and ``scale``.
 
-        Parameters
-        ----------
-        loc : array_like, optional
-            The mean.
-        scale : array_like, optional
-            The scale, not negative.
-        size : int or tuple of int, optional
-            The shape of the result; by default the common shape of the parameters.
-        dtype : dtype, optional
-            A float dtype; by default that of the parameters.
-
-        Returns
-        -------
-        Tensor
-            The draws.
-
-        Raises
-        ------
-        ArgumentError
-            If ``scale`` is negative.
-
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> ad.random.default_rng(0).logistic([0.0, 1.0], 0.5).shape
         (2,)
         """
         target, e, loc, scale = self._noise("logistic", "standard_exponential", size, dtype, loc, scale)
         return narrowed(loc + not_negative("logistic", scale) * rec.log(rec.expm1(e)), target)
 
+    @scaled_draws_doc
     def gumbel(
         self,
         loc: ArrayLike = 0.0,
@@ -316,26 +196,7 @@ class Continuous(Noise):
         ----------
         loc : array_like, optional
             The mode.
-        scale : array_like, optional
-            The scale, not negative.
-        size : int or tuple of int, optional
-            The shape of the result; by default the common shape of the parameters.
-        dtype : dtype, optional
-            A float dtype; by default that of the parameters.
 
-        Returns
-        -------
-        Tensor
-            The draws.
-
-        Raises
-        ------
-        ArgumentError
-            If ``scale`` is negative.
-
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> ad.random.default_rng(0).gumbel(size=(2, 3)).shape
         (2, 3)
         """

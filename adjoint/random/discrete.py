@@ -16,12 +16,7 @@ from adjoint.errors import ArgumentError, ShapeError
 from adjoint.ops.extremes import argmax
 from adjoint.ops.half import widened
 from adjoint.random.continuous import Continuous
-from adjoint.random.noise import (
-    broadcast_size,
-    check_values,
-    checked_size,
-    elements_at,
-)
+from adjoint.random.noise import broadcast_size, check_values, checked_size, draws_doc, elements_at
 from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = ["Discrete"]
@@ -87,6 +82,7 @@ class Discrete(Continuous):
             shape = np.broadcast_shapes(*(np.shape(b) for b in (lower, upper) if b is not None))
         return wrap(made_by_host(draw, shape, dtype))
 
+    @draws_doc
     def bernoulli(self, p: ArrayLike, size: Lengths | None = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw 1 with probability ``p``, and 0 otherwise.
 
@@ -97,24 +93,14 @@ class Discrete(Continuous):
         ----------
         p : array_like
             The probabilities.
-        size : int or tuple of int, optional
-            The shape of the result; by default the common shape of the parameters.
         dtype : dtype, optional
             The dtype of the result; by default that of ``p``.
-
-        Returns
-        -------
-        Tensor
-            The draws.
 
         Raises
         ------
         ArgumentError
             If a probability is not between 0 and 1.
 
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> ad.random.default_rng(0).bernoulli([0.0, 1.0])
         tensor([0., 1.], dtype=float64)
         """
@@ -202,22 +188,18 @@ class Discrete(Continuous):
         if weights.dtype.kind in "iub":
             weights = rec.astype(weights, dtype=get_default_dtype())
         weights = widened(rec, weights)
-        if not weights.ndim or not weights.shape[canonical_axis("categorical", axis, weights.ndim)]:
+        where = canonical_axis("categorical", axis, weights.ndim) if weights.ndim else 0
+        if not weights.ndim or not weights.shape[where]:
             raise ShapeError(
                 f"categorical: there must be at least one class, but the shape is {weights.shape}."
             )
         if probs is not None:
-            check_values("categorical", weights, lambda a: a >= 0, "weights must not be negative")
-            with np.errstate(divide="ignore"):
-                weights = rec.log(weights)
-        weights = rec.moveaxis(
-            weights, source=canonical_axis("categorical", axis, weights.ndim), destination=-1
-        )
+            weights = _logarithms(weights)
+        weights = rec.moveaxis(weights, source=where, destination=-1)
         shape = weights.shape[:-1]
         if size is not None:
             shape = broadcast_size("categorical", shape, checked_size("categorical", size))
-        noise = self.gumbel(size=(*shape, weights.shape[-1]), dtype=weights.dtype)
-        return argmax(weights + noise, axis=-1)
+        return argmax(weights + self.gumbel(size=(*shape, weights.shape[-1]), dtype=weights.dtype), axis=-1)
 
     def permutation(self, x: Any, axis: int = 0) -> Tensor:
         """Return a shuffled copy of a tensor, or the integers below a number in random order.
@@ -306,3 +288,9 @@ class Discrete(Continuous):
 
         drawn = made_by_host(draw, shape, np.int64)
         return wrap(drawn) if whole else elements_at(x, drawn, where)
+
+
+def _logarithms(weights: Tensor) -> Tensor:
+    check_values("categorical", weights, lambda a: a >= 0, "weights must not be negative")
+    with np.errstate(divide="ignore"):
+        return rec.log(weights)

@@ -18,7 +18,15 @@ from adjoint.errors import ShapeError
 from adjoint.ops.fused import softmax
 from adjoint.ops.reduce import narrowed
 from adjoint.ops.special import betaincinv, gammaincinv
-from adjoint.random.noise import Noise, as_float, broadcast_size, check_values, checked_size
+from adjoint.random.noise import (
+    Noise,
+    as_float,
+    broadcast_size,
+    check_values,
+    checked_size,
+    draws_doc,
+    positive_draws_doc,
+)
 from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = ["Gammas"]
@@ -29,6 +37,7 @@ class Gammas(Noise):
 
     __slots__ = ()
 
+    @positive_draws_doc
     def gamma(
         self,
         shape: ArrayLike,
@@ -44,24 +53,7 @@ class Gammas(Noise):
             The shape, positive.
         scale : array_like, optional
             The scale, positive.
-        size : int or tuple of int, optional
-            The shape of the result; by default the common shape of the parameters.
-        dtype : dtype, optional
-            A float dtype; by default that of the parameters.
 
-        Returns
-        -------
-        Tensor
-            The draws.
-
-        Raises
-        ------
-        ArgumentError
-            If a parameter is not positive.
-
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> shape = ad.tensor(2.0, requires_grad=True)
         >>> x = ad.random.default_rng(0).gamma(shape, 3.0, size=5000)
         >>> x.mean().backward()  # the mean is shape · scale
@@ -71,37 +63,29 @@ class Gammas(Noise):
         target, u, a, factor = self._quantiles("gamma", size, dtype, shape, scale)
         return _inside(factor * gammaincinv(a, u), target)
 
+    @draws_doc
     def chisquare(self, df: ArrayLike, size: Lengths | None = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw from the chi-square distribution; gradients flow to ``df``.
 
         Parameters
         ----------
-        df : array_like
-            The degrees of freedom, positive.
         size : int or tuple of int, optional
             The shape of the result; by default that of ``df``.
         dtype : dtype, optional
             A float dtype; by default that of ``df``.
-
-        Returns
-        -------
-        Tensor
-            The draws.
 
         Raises
         ------
         ArgumentError
             If ``df`` is not positive.
 
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> bool((ad.random.default_rng(0).chisquare(3.0, size=4) > 0).all())
         True
         """
         target, u, n = self._quantiles("chisquare", size, dtype, df)
         return _inside(2 * gammaincinv(n / 2, u), target)
 
+    @positive_draws_doc
     def beta(
         self, a: ArrayLike, b: ArrayLike, size: Lengths | None = None, dtype: DTypeLike | None = None
     ) -> Tensor:
@@ -113,24 +97,12 @@ class Gammas(Noise):
             The first parameter, positive.
         b : array_like
             The second parameter, positive.
-        size : int or tuple of int, optional
-            The shape of the result; by default the common shape of the parameters.
-        dtype : dtype, optional
-            A float dtype; by default that of the parameters.
 
         Returns
         -------
         Tensor
             The draws, between 0 and 1.  They are never rounded to 0 or 1.
 
-        Raises
-        ------
-        ArgumentError
-            If a parameter is not positive.
-
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> a = ad.tensor(2.0, requires_grad=True)
         >>> ad.random.default_rng(0).beta(a, 3.0, size=5000).mean().backward()
         >>> abs(a.grad.item() - 3 / 25) < 0.01  # the mean is a / (a + b)
@@ -139,6 +111,7 @@ class Gammas(Noise):
         target, u, p, q = self._quantiles("beta", size, dtype, a, b)
         return _inside(betaincinv(p, q, u), target, 1.0)
 
+    @positive_draws_doc
     def dirichlet(
         self, alpha: ArrayLike, size: Lengths | None = None, dtype: DTypeLike | None = None
     ) -> Tensor:
@@ -158,14 +131,6 @@ class Gammas(Noise):
         Tensor
             The draws; they are positive and add up to 1 along the last axis.
 
-        Raises
-        ------
-        ArgumentError
-            If a parameter is not positive.
-
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> ad.random.default_rng(0).dirichlet([1.0, 2.0, 3.0], size=4).sum(-1).numpy().round(6)
         array([1., 1., 1., 1.])
         """
@@ -183,6 +148,7 @@ class Gammas(Noise):
         _, v, _ = self._quantiles("dirichlet", shape, dtype, alpha)
         return _inside(softmax(rec.log(gammaincinv(a + 1, u)) + rec.log(v) / a, axis=-1), target, 1.0)
 
+    @draws_doc
     def standard_t(
         self, df: ArrayLike, size: Lengths | None = None, dtype: DTypeLike | None = None
     ) -> Tensor:
@@ -190,26 +156,16 @@ class Gammas(Noise):
 
         Parameters
         ----------
-        df : array_like
-            The degrees of freedom, positive.
         size : int or tuple of int, optional
             The shape of the result; by default that of ``df``.
         dtype : dtype, optional
             A float dtype; by default that of ``df``.
-
-        Returns
-        -------
-        Tensor
-            The draws.
 
         Raises
         ------
         ArgumentError
             If ``df`` is not positive.
 
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> ad.random.default_rng(0).standard_t(5.0, size=3).shape
         (3,)
         """

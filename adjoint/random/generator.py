@@ -124,9 +124,7 @@ class Generator(Gammas, Discrete):
             )
         try:
             seeds = np.random.SeedSequence(
-                state["entropy"],
-                spawn_key=tuple(state["spawn_key"]),
-                n_children_spawned=state["spawned"],
+                state["entropy"], spawn_key=tuple(state["spawn_key"]), n_children_spawned=state["spawned"]
             )
             bits = np.random.Philox(seeds)
             words = {name: np.array(state[name], np.uint64) for name in ("counter", "key", "buffer")}

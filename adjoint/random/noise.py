@@ -9,6 +9,7 @@ import numpy as np
 
 from adjoint.config import get_default_dtype
 from adjoint.core.convert import asarray, checked_dtype
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.lifted import Lifted, Unknown, made_by_host
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape, broadcast_shapes, canonical_shape, reduced_axes
@@ -18,15 +19,43 @@ from adjoint.errors import ArgumentError, DTypeError, ShapeError
 from adjoint.ops.selection import take
 
 __all__ = [
-    "Noise",
-    "as_float",
-    "below",
-    "broadcast_size",
-    "check_values",
-    "checked_size",
-    "elements_at",
-    "not_negative",
-]
+    "Noise", "as_float", "below", "broadcast_size", "check_values", "checked_size", "draws_doc",
+    "elements_at", "not_negative", "positive_draws_doc",
+    "scaled_draws_doc",
+]  # fmt: skip
+
+
+draws_doc = SharedDoc("""
+    Parameters
+    ----------
+    loc : array_like, optional
+        The mean.
+    scale : array_like, optional
+        The scale, not negative.
+    df : array_like
+        The degrees of freedom, positive.
+    size : int or tuple of int, optional
+        The shape of the result; by default the common shape of the parameters.
+    dtype : dtype, optional
+        A float dtype; by default that of the parameters.
+
+    Returns
+    -------
+    Tensor
+        The draws.
+    """)
+scaled_draws_doc = draws_doc.extended("""
+    Raises
+    ------
+    ArgumentError
+        If ``scale`` is negative.
+    """)
+positive_draws_doc = draws_doc.extended("""
+    Raises
+    ------
+    ArgumentError
+        If a parameter is not positive.
+    """)
 
 
 class Noise:

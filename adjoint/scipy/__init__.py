@@ -23,23 +23,12 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "integrate",
-    "interpolate",
-    "linalg",
-    "ndimage",
-    "optimize",
-    "signal",
-    "sparse",
-    "spatial",
-    "special",
+    "integrate", "interpolate", "linalg", "ndimage", "optimize", "signal", "sparse", "spatial", "special",
     "stats",
-]
+]  # fmt: skip
+__dir__ = sorted(__all__).copy
 
 _SCIPYS = frozenset("cluster constants datasets differentiate fft fftpack io misc odr".split())
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
 
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from adjoint.config import no_grad, special
 from adjoint.core.convert import array_of, asarray
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.lifted import Unknown, tracing
 from adjoint.core.tensor import Tensor, held
 from adjoint.core.user_code import warn
@@ -28,14 +29,12 @@ from adjoint.ops.shape import moveaxis, reshape
 from adjoint.scipy.batches import Batch, batch_of
 from adjoint.scipy.fallback import refuse_options, scipy_module, scipy_only
 from adjoint.scipy.ode import odeint, solve_ivp
+from adjoint.scipy.problems import as_args
 from adjoint.transforms.batch import vmap
 from adjoint.typing import ArrayLike
 
 __all__ = ["cumulative_trapezoid", "odeint", "quad", "quad_vec", "simpson", "solve_ivp", "trapezoid"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy
 
 
 # Samples ---------------------------------------------------------------------------------------------
@@ -58,9 +57,7 @@ def _steps(op: str, y: Tensor, x: Any, dx: Any, axis: int) -> Any:
     return x[..., 1:] - x[..., :-1]
 
 
-def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axis: int = -1) -> Tensor:
-    """Integrate samples by the trapezoidal rule.
-
+_integral_doc = SharedDoc("""
     Parameters
     ----------
     y : array_like
@@ -71,6 +68,30 @@ def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axi
         The distance between neighbouring samples.
     axis : int, optional
         The axis of the samples.
+    a : array_like
+        The lower limit.
+    b : array_like
+        The upper limit.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    epsabs : float, optional
+        The absolute tolerance.
+    epsrel : float, optional
+        The relative tolerance.
+    norm : {"2", "max"}, optional
+        The norm of the error.
+
+    Returns
+    -------
+    tuple
+        The integral, and SciPy's estimate of its error, a tensor inside ``ad.vmap`` and
+        ``ad.compile``.
+    """)
+
+
+@_integral_doc
+def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axis: int = -1) -> Tensor:
+    """Integrate samples by the trapezoidal rule.
 
     Returns
     -------
@@ -87,6 +108,7 @@ def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axi
     return sum((y[..., 1:] + y[..., :-1]) * _steps("trapezoid", y, x, dx, axis), axis=-1) / 2
 
 
+@_integral_doc
 def cumulative_trapezoid(
     y: ArrayLike,
     x: ArrayLike | None = None,
@@ -98,14 +120,6 @@ def cumulative_trapezoid(
 
     Parameters
     ----------
-    y : array_like
-        The samples.
-    x : array_like, optional
-        The positions of the samples; by default their distance is ``dx``.
-    dx : array_like, optional
-        The distance between neighbouring samples.
-    axis : int, optional
-        The axis of the samples.
     initial : float, optional
         Pass 0 to prepend a 0 to the result; by default nothing is prepended.
 
@@ -135,19 +149,9 @@ def cumulative_trapezoid(
     return moveaxis(total, -1, axis)
 
 
+@_integral_doc
 def simpson(y: ArrayLike, x: ArrayLike | None = None, *, dx: ArrayLike = 1.0, axis: int = -1) -> Tensor:
     """Integrate samples by Simpson's rule; the distances between samples may differ.
-
-    Parameters
-    ----------
-    y : array_like
-        The samples.
-    x : array_like, optional
-        The positions of the samples; by default their distance is ``dx``.
-    dx : array_like, optional
-        The distance between neighbouring samples.
-    axis : int, optional
-        The axis of the samples.
 
     Returns
     -------
@@ -183,6 +187,7 @@ def simpson(y: ArrayLike, x: ArrayLike | None = None, *, dx: ArrayLike = 1.0, ax
 # Functions ---------------------------------------------------------------------------------------------
 
 
+@_integral_doc
 def quad(
     func: Callable[..., Any], a: ArrayLike, b: ArrayLike, args: Any = (), **options: Any
 ) -> tuple[Tensor, float]:
@@ -195,20 +200,8 @@ def quad(
     ----------
     func : callable
         A function ``func(x, *args)`` that returns one number.
-    a : array_like
-        The lower limit.
-    b : array_like
-        The upper limit.
-    args : tuple, optional
-        Further arguments of the function; gradients flow to tensors among them.
     **options : optional
         Options of SciPy's ``quad`` about accuracy: ``epsabs``, ``epsrel``, ``limit``, ``points``.
-
-    Returns
-    -------
-    tuple
-        The integral, and SciPy's estimate of its error, a tensor inside ``ad.vmap`` and
-        ``ad.compile``.
 
     Raises
     ------
@@ -224,8 +217,7 @@ def quad(
     """
     unknown = set(options) - {"epsabs", "epsrel", "limit", "points"}
     refuse_options("quad", unknown, "Call scipy.integrate.quad if no gradient is needed.")
-    args = args if isinstance(args, tuple) else (args,)
-    low, high = floating("quad", a), floating("quad", b)
+    args = as_args(args)
 
     def solved(f: Any, ends: Any) -> Any:
         def plain(x: float) -> float:
@@ -240,18 +232,28 @@ def quad(
         pairs = zip(facts["alist"][:count].tolist(), facts["blist"][:count].tolist(), strict=True)
         return value, error, list(pairs)
 
-    whole = lambda x: asarray(func(x, *args))
+    f = lambda x: asarray(func(x, *args))
+    return _integrated("quad", f, a, b, solved, options.get("limit", _MOST))
+
+
+def _integrated(op: str, f: Any, a: Any, b: Any, solved: Any, limit: Any) -> tuple[Tensor, float]:
+    """Return the integral of ``f`` from ``a`` to ``b``, with derivatives, and SciPy's estimate of its error.
+
+    ``solved(f, ends)`` returns SciPy's value, the estimate and at most ``limit`` intervals, for ``ends`` in
+    ascending order.
+    """
+    low, high = floating(op, a), floating(op, b)
     if special.count and (trace := tracing.get()) is not None:
-        return _compiled("quad", trace, whole, (a, b), solved, options.get("limit", _MOST))
-    if (batch := batch_of("quad", whole, low, high)) is not None:
-        return _in_batch("quad", batch, whole, low, high, solved)
+        return _compiled(op, trace, f, (a, b), solved, limit)
+    if (batch := batch_of(op, f, low, high)) is not None:
+        return _in_batch(op, batch, f, low, high, solved)
     ends = float(array_of(low.detach())), float(array_of(high.detach()))
     if ends[1] < ends[0]:
-        backwards, error = quad(func, b, a, args, **options)
+        backwards, error = _integrated(op, f, b, a, solved, limit)
         return -backwards, error
-    value, error, intervals = solved(whole, ends)
-    again = _replayed(whole, low, high, ends, intervals)
-    return _confirmed("quad", again, value, error), error
+    value, error, intervals = solved(f, ends)
+    again = _replayed(f, low, high, ends, intervals)
+    return _confirmed(op, again, value, error), error
 
 
 def _confirmed(op: str, again: Tensor, value: Any, error: float) -> Tensor:
@@ -275,6 +277,7 @@ def _confirm(op: str, away: float, value: Any, error: float) -> None:
         )
 
 
+@_integral_doc
 def quad_vec(
     f: Callable[..., Any],
     a: ArrayLike,
@@ -296,30 +299,12 @@ def quad_vec(
     ----------
     f : callable
         A function ``f(x, *args)`` that returns a tensor.
-    a : array_like
-        The lower limit.
-    b : array_like
-        The upper limit.
-    epsabs : float, optional
-        The absolute tolerance.
-    epsrel : float, optional
-        The relative tolerance.
-    norm : {"2", "max"}, optional
-        The norm of the error.
     limit : float, optional
         The largest number of intervals.
     points : sequence of float, optional
         Points between the limits at which the function is not smooth.
-    args : tuple, optional
-        Further arguments of the function; gradients flow to tensors among them.
     **options : optional
         SciPy's options ``cache_size`` and ``quadrature``.
-
-    Returns
-    -------
-    tuple
-        The integral, and SciPy's estimate of its error, a tensor inside ``ad.vmap`` and
-        ``ad.compile``.
 
     Raises
     ------
@@ -335,11 +320,7 @@ def quad_vec(
     """
     unknown = set(options) - {"cache_size", "quadrature"}
     refuse_options("quad_vec", unknown, "Call scipy.integrate.quad_vec if no gradient is needed.")
-    args = args if isinstance(args, tuple) else (args,)
-    low, high = floating("quad_vec", a), floating("quad_vec", b)
-
-    def whole(x: Any) -> Tensor:
-        return asarray(f(x, *args))
+    args = as_args(args)
 
     def solved(g: Any, ends: Any) -> Any:
         far = math.isinf(ends[0]) or math.isinf(ends[1])
@@ -355,19 +336,7 @@ def quad_vec(
         )  # fmt: skip
         return value, error, facts.intervals.tolist()
 
-    if special.count and (trace := tracing.get()) is not None:
-        return _compiled("quad_vec", trace, whole, (a, b), solved, limit)
-    if (batch := batch_of("quad_vec", whole, low, high)) is not None:
-        return _in_batch("quad_vec", batch, whole, low, high, solved)
-    ends = float(array_of(low.detach())), float(array_of(high.detach()))
-    if ends[1] < ends[0]:
-        backwards, error = quad_vec(
-            f, b, a, epsabs, epsrel, norm, limit=limit, points=points, args=args, **options
-        )
-        return -backwards, error
-    value, error, intervals = solved(whole, ends)
-    again = _replayed(whole, low, high, ends, intervals)
-    return _confirmed("quad_vec", again, value, error), error
+    return _integrated("quad_vec", lambda x: asarray(f(x, *args)), a, b, solved, limit)
 
 
 _MOST = 50  # the largest number of intervals inside ``ad.compile``, as SciPy's default for quad
@@ -529,12 +498,6 @@ def _far(f: Callable[[Any], Tensor], t: Any, low: Tensor, high: Tensor, ends: An
     return f(low + away if math.isinf(last) else high - away) / t**2
 
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
-        return scipy_only("integrate", name)
+def __getattr__(name: str) -> Any:
+    """Return SciPy's own function, which raises an error for a tensor that requires grad."""
+    return scipy_only("integrate", name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, NoGradientError, ShapeError
 from adjoint.ops import diagonals
 from adjoint.ops import linalg as ours
-from adjoint.ops.arrange import kron
+from adjoint.ops.grids import kron
 from adjoint.ops.join import atleast_1d, concat, stack
 from adjoint.ops.matrices import adjoint_of
 from adjoint.ops.reduce import floating
@@ -27,51 +27,19 @@ from adjoint.scipy.fallback import scipy_only
 from adjoint.scipy.values import plain_values
 
 __all__ = [
-    "block_diag",
-    "cho_factor",
-    "cho_solve",
-    "cholesky",
-    "circulant",
-    "det",
-    "eig",
-    "eigh",
-    "eigvals",
-    "eigvalsh",
-    "expm",
-    "funm",
-    "hankel",
-    "inv",
-    "kron",
-    "logm",
-    "lstsq",
-    "lu",
-    "lu_factor",
-    "lu_solve",
-    "norm",
-    "null_space",
-    "pinv",
-    "polar",
-    "qr",
-    "schur",
-    "solve",
-    "solve_banded",
-    "solve_circulant",
-    "solve_continuous_lyapunov",
-    "solve_discrete_lyapunov",
-    "solve_sylvester",
-    "solve_toeplitz",
-    "solve_triangular",
-    "sqrtm",
-    "svd",
-    "svdvals",
-    "toeplitz",
-]
+    "block_diag", "cho_factor", "cho_solve", "cholesky", "circulant", "det", "eig", "eigh", "eigvals",
+    "eigvalsh", "expm", "funm", "hankel", "inv", "kron", "logm", "lstsq", "lu", "lu_factor", "lu_solve",
+    "norm", "null_space", "pinv", "polar", "qr", "schur", "solve", "solve_banded", "solve_circulant",
+    "solve_continuous_lyapunov", "solve_discrete_lyapunov", "solve_sylvester", "solve_toeplitz",
+    "solve_triangular", "sqrtm", "svd", "svdvals", "toeplitz",
+]  # fmt: skip
+__dir__ = sorted(__all__).copy
 
 _IGNORED = frozenset("overwrite_a overwrite_b overwrite_ab check_finite lapack_driver driver".split())
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
+# values of assume_a= whose solvers read only one triangle
+_ONE_TRIANGLE = ("sym", "her", "pos", "symmetric", "hermitian", "positive definite")
 
 
 _DOC = """{summary}
@@ -150,8 +118,7 @@ def eig(a: Any, b: Any = None, left: bool = False, right: bool = True) -> Any:
 
 
 @_like_scipy(
-    "ad.scipy.linalg.eigvals([[2.0, 0.0], [0.0, 3.0]])",
-    "tensor([2.+0.j, 3.+0.j], dtype=complex128)",
+    "ad.scipy.linalg.eigvals([[2.0, 0.0], [0.0, 3.0]])", "tensor([2.+0.j, 3.+0.j], dtype=complex128)"
 )
 def eigvals(a: Any, b: Any = None) -> Any:
     """Return the eigenvalues of a square matrix, as a complex tensor."""
@@ -180,10 +147,7 @@ def eigh(a: Any, b: Any = None, *, lower: bool = True, eigvals_only: bool = Fals
     return w, ours.solve_triangular(adjoint_of(rec, factor), v, lower=False)
 
 
-@_like_scipy(
-    "ad.scipy.linalg.eigvalsh([[2.0, 0.0], [0.0, 3.0]])",
-    "tensor([2., 3.], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.eigvalsh([[2.0, 0.0], [0.0, 3.0]])", "tensor([2., 3.], dtype=float64)")
 def eigvalsh(a: Any, b: Any = None, *, lower: bool = True) -> Any:
     """Return the eigenvalues of a Hermitian matrix."""
     return eigh(a, b, lower=lower, eigvals_only=True)
@@ -211,8 +175,7 @@ def cho_factor(a: Any, lower: bool = False) -> Any:
 
 
 @_like_scipy(
-    "ad.scipy.linalg.cho_solve(ad.scipy.linalg.cho_factor([[4.0]]), [8.0])",
-    "tensor([2.], dtype=float64)",
+    "ad.scipy.linalg.cho_solve(ad.scipy.linalg.cho_factor([[4.0]]), [8.0])", "tensor([2.], dtype=float64)"
 )
 def cho_solve(c_and_lower: Any, b: Any) -> Any:
     """Solve a x = b, given the result of ``cho_factor`` of a."""
@@ -266,8 +229,7 @@ def _exchanged(order: Any, i: int, k: Any) -> Any:
 
 
 @_like_scipy(
-    "ad.scipy.linalg.lu_solve(ad.scipy.linalg.lu_factor([[4.0]]), [8.0])",
-    "tensor([2.], dtype=float64)",
+    "ad.scipy.linalg.lu_solve(ad.scipy.linalg.lu_factor([[4.0]]), [8.0])", "tensor([2.], dtype=float64)"
 )
 def lu_solve(lu_and_piv: Any, b: Any, trans: int = 0) -> Any:
     """Solve a x = b, given the result of ``lu_factor`` of a."""
@@ -285,12 +247,7 @@ def lu_solve(lu_and_piv: Any, b: Any, trans: int = 0) -> Any:
     return ours.solve_triangular(turned, first, lower=False, unit_diagonal=True)[order.argsort()]
 
 
-@_like_scipy(
-    "ad.scipy.linalg.qr(np.eye(2), mode='r')[0].shape",
-    "(2, 2)",
-    "The factors.",
-    "tuple of Tensor",
-)
+@_like_scipy("ad.scipy.linalg.qr(np.eye(2), mode='r')[0].shape", "(2, 2)", "The factors.", "tuple of Tensor")
 def qr(a: Any, mode: str = "full", pivoting: bool = False) -> Any:
     """Return the QR factors of a matrix: an orthogonal matrix and an upper triangular one."""
     if pivoting:
@@ -320,10 +277,7 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     return tuple(ours.svd(a, full_matrices)) if compute_uv else ours.svdvals(a)
 
 
-@_like_scipy(
-    "ad.scipy.linalg.svdvals(np.eye(2))",
-    "tensor([1., 1.], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.svdvals(np.eye(2))", "tensor([1., 1.], dtype=float64)")
 def svdvals(a: Any) -> Any:
     """Return the singular values of a matrix."""
     return ours.svdvals(floating("svdvals", a))
@@ -386,23 +340,13 @@ schur = _without_derivative(
 # Solvers -------------------------------------------------------------------------------------------
 
 
-@_like_scipy(
-    "ad.scipy.linalg.solve(2 * np.eye(2), [2.0, 4.0])",
-    "tensor([1., 2.], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.solve(2 * np.eye(2), [2.0, 4.0])", "tensor([1., 2.], dtype=float64)")
 def solve(
     a: Any, b: Any, lower: bool = False, *, assume_a: str | None = None, transposed: bool = False
 ) -> Any:
     """Solve the linear equations a x = b."""
     a = _matrix("solve", a)
-    if assume_a in (
-        "sym",
-        "her",
-        "pos",
-        "symmetric",
-        "hermitian",
-        "positive definite",
-    ):  # these solvers read only one triangle
+    if assume_a in _ONE_TRIANGLE:
         kept = rec.tril(a, k=0) if lower else rec.triu(a, k=0)
         rest = rec.tril(a, k=-1) if lower else rec.triu(a, k=1)
         flip = (
@@ -414,10 +358,7 @@ def solve(
     return ours.solve(rec.matrix_transpose(a) if transposed else a, floating("solve", b))
 
 
-@_like_scipy(
-    "ad.scipy.linalg.solve_triangular(2 * np.eye(2), [2.0, 4.0])",
-    "tensor([1., 2.], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.solve_triangular(2 * np.eye(2), [2.0, 4.0])", "tensor([1., 2.], dtype=float64)")
 def solve_triangular(a: Any, b: Any, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False) -> Any:
     """Solve a x = b for a triangular matrix a, by default an upper triangular one."""
     return ours.solve_triangular(
@@ -440,10 +381,7 @@ def lstsq(a: Any, b: Any, cond: float | None = None) -> Any:
     return x, residues, rank, s
 
 
-@_like_scipy(
-    "ad.scipy.linalg.solve_sylvester([[1.0]], [[3.0]], [[8.0]])",
-    "tensor([[2.]], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.solve_sylvester([[1.0]], [[3.0]], [[8.0]])", "tensor([[2.]], dtype=float64)")
 def solve_sylvester(a: Any, b: Any, q: Any) -> Any:
     """Solve a x + x b = q."""
     return rec.solve_sylvester(
@@ -451,20 +389,14 @@ def solve_sylvester(a: Any, b: Any, q: Any) -> Any:
     )
 
 
-@_like_scipy(
-    "ad.scipy.linalg.solve_continuous_lyapunov([[1.0]], [[4.0]])",
-    "tensor([[2.]], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.solve_continuous_lyapunov([[1.0]], [[4.0]])", "tensor([[2.]], dtype=float64)")
 def solve_continuous_lyapunov(a: Any, q: Any) -> Any:
     """Solve a x + x aᴴ = q."""
     a = _matrix("solve_continuous_lyapunov", a)
     return rec.solve_sylvester(a, adjoint_of(rec, a), floating("solve_continuous_lyapunov", q))
 
 
-@_like_scipy(
-    "ad.scipy.linalg.solve_discrete_lyapunov([[0.5]], [[3.0]])",
-    "tensor([[4.]], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.solve_discrete_lyapunov([[0.5]], [[3.0]])", "tensor([[4.]], dtype=float64)")
 def solve_discrete_lyapunov(a: Any, q: Any, method: str | None = None) -> Any:
     """Solve a x aᴴ - x + q = 0."""
     a, q = _matrix("solve_discrete_lyapunov", a), _matrix("solve_discrete_lyapunov", q)
@@ -474,8 +406,7 @@ def solve_discrete_lyapunov(a: Any, q: Any, method: str | None = None) -> Any:
 
 
 @_like_scipy(
-    "ad.scipy.linalg.solve_banded((0, 0), [[2.0, 4.0]], [2.0, 2.0])",
-    "tensor([1. , 0.5], dtype=float64)",
+    "ad.scipy.linalg.solve_banded((0, 0), [[2.0, 4.0]], [2.0, 2.0])", "tensor([1. , 0.5], dtype=float64)"
 )
 def solve_banded(l_and_u: Any, ab: Any, b: Any) -> Any:
     """Solve a x = b for a banded matrix a in diagonal ordered form."""
@@ -496,20 +427,14 @@ def solve_banded(l_and_u: Any, ab: Any, b: Any) -> Any:
     return x[:, 0] if side.ndim == 1 else x
 
 
-@_like_scipy(
-    "ad.scipy.linalg.solve_toeplitz([2.0, 0.0], [2.0, 4.0])",
-    "tensor([1., 2.], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.solve_toeplitz([2.0, 0.0], [2.0, 4.0])", "tensor([1., 2.], dtype=float64)")
 def solve_toeplitz(c_or_cr: Any, b: Any) -> Any:
     """Solve T x = b for the Toeplitz matrix T with a given first column and first row."""
     c, r = c_or_cr if isinstance(c_or_cr, tuple) else (c_or_cr, None)
     return ours.solve(toeplitz(c, r), floating("solve_toeplitz", b))
 
 
-@_like_scipy(
-    "ad.scipy.linalg.solve_circulant([2.0, 0.0], [2.0, 4.0])",
-    "tensor([1., 2.], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.solve_circulant([2.0, 0.0], [2.0, 4.0])", "tensor([1., 2.], dtype=float64)")
 def solve_circulant(c: Any, b: Any) -> Any:
     """Solve C x = b for the circulant matrix C with a given first column."""
     return ours.solve(circulant(c), floating("solve_circulant", b))
@@ -518,28 +443,19 @@ def solve_circulant(c: Any, b: Any) -> Any:
 # Functions of matrices -----------------------------------------------------------------------------
 
 
-@_like_scipy(
-    "ad.scipy.linalg.expm(np.zeros((2, 2)))",
-    "tensor([[1., 0.],\n        [0., 1.]], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.expm(np.zeros((2, 2)))", "tensor([[1., 0.],\n        [0., 1.]], dtype=float64)")
 def expm(A: Any) -> Any:
     """Return the exponential of square matrices."""
     return rec.expm(_matrix("expm", A))
 
 
-@_like_scipy(
-    "ad.scipy.linalg.logm(np.eye(1))",
-    "tensor([[0.]], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.logm(np.eye(1))", "tensor([[0.]], dtype=float64)")
 def logm(A: Any) -> Any:
     """Return the principal logarithm of square matrices."""
     return rec.logm(_matrix("logm", A))
 
 
-@_like_scipy(
-    "ad.scipy.linalg.sqrtm(4 * np.eye(1))",
-    "tensor([[2.]], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.sqrtm(4 * np.eye(1))", "tensor([[2.]], dtype=float64)")
 def sqrtm(A: Any) -> Any:
     """Return the principal square root of square matrices."""
     return rec.sqrtm(_matrix("sqrtm", A))
@@ -574,10 +490,7 @@ def det(a: Any) -> Any:
     return ours.det(_matrix("det", a))
 
 
-@_like_scipy(
-    "ad.scipy.linalg.pinv(2 * np.eye(1))",
-    "tensor([[0.5]], dtype=float64)",
-)
+@_like_scipy("ad.scipy.linalg.pinv(2 * np.eye(1))", "tensor([[0.5]], dtype=float64)")
 def pinv(a: Any, *, rtol: float | None = None) -> Any:
     """Return the Moore-Penrose inverse of a matrix."""
     return ours.pinv(floating("pinv", a)) if rtol is None else ours.pinv(floating("pinv", a), rtol=rtol)
@@ -592,10 +505,7 @@ def norm(a: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
 # Special matrices ----------------------------------------------------------------------------------
 
 
-@_like_scipy(
-    "ad.scipy.linalg.toeplitz([1, 2], [1, 3])",
-    "tensor([[1, 3],\n        [2, 1]], dtype=int64)",
-)
+@_like_scipy("ad.scipy.linalg.toeplitz([1, 2], [1, 3])", "tensor([[1, 3],\n        [2, 1]], dtype=int64)")
 def toeplitz(c: Any, r: Any = None) -> Any:
     """Return the matrix with constant diagonals that has a given first column and first row."""
     column = atleast_1d(c)
@@ -607,10 +517,7 @@ def toeplitz(c: Any, r: Any = None) -> Any:
     return values[..., row.shape[-1] - 1 + i - j]
 
 
-@_like_scipy(
-    "ad.scipy.linalg.circulant([1, 2])",
-    "tensor([[1, 2],\n        [2, 1]], dtype=int64)",
-)
+@_like_scipy("ad.scipy.linalg.circulant([1, 2])", "tensor([[1, 2],\n        [2, 1]], dtype=int64)")
 def circulant(c: Any) -> Any:
     """Return the matrix whose columns are the cyclic shifts of a vector."""
     c = atleast_1d(c)
@@ -619,10 +526,7 @@ def circulant(c: Any) -> Any:
     return c[..., (i - j) % n]
 
 
-@_like_scipy(
-    "ad.scipy.linalg.hankel([1, 2])",
-    "tensor([[1, 2],\n        [2, 0]], dtype=int64)",
-)
+@_like_scipy("ad.scipy.linalg.hankel([1, 2])", "tensor([[1, 2],\n        [2, 0]], dtype=int64)")
 def hankel(c: Any, r: Any = None) -> Any:
     """Return the matrix with constant anti-diagonals that has a given first column and last row."""
     column = rec.reshape(asarray(c), shape=(-1,))
@@ -632,20 +536,13 @@ def hankel(c: Any, r: Any = None) -> Any:
 
 
 @_like_scipy(
-    "ad.scipy.linalg.block_diag(1, [[2, 3]])",
-    "tensor([[1, 0, 0],\n        [0, 2, 3]], dtype=int64)",
+    "ad.scipy.linalg.block_diag(1, [[2, 3]])", "tensor([[1, 0, 0],\n        [0, 2, 3]], dtype=int64)"
 )
 def block_diag(*arrs: Any) -> Any:
     """Return a matrix with the given matrices on its diagonal."""
     return diagonals.block_diag(*arrs)
 
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
-        return scipy_only("linalg", name)
+def __getattr__(name: str) -> Any:
+    """Return SciPy's own function, which raises an error for a tensor that requires grad."""
+    return scipy_only("linalg", name)

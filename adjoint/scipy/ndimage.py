@@ -8,36 +8,30 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from adjoint import words
 from adjoint.core.convert import asarray
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.lifted import Unknown, refusal
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+from adjoint.ops.arrange import pad
 from adjoint.ops.reduce import floating, sum
-from adjoint.ops.shape import moveaxis, pad
+from adjoint.ops.shape import moveaxis
 from adjoint.scipy.fallback import scipy_module, scipy_only
 from adjoint.scipy.values import plain_values
 from adjoint.typing import ArrayLike, Axis
 
 __all__ = [
-    "convolve1d",
-    "correlate1d",
-    "gaussian_filter",
-    "gaussian_filter1d",
-    "map_coordinates",
-    "spline_filter",
+    "convolve1d", "correlate1d", "gaussian_filter", "gaussian_filter1d", "map_coordinates", "spline_filter",
     "spline_filter1d",
-]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+]  # fmt: skip
+__dir__ = sorted(__all__).copy
 
 
 # Filters along an axis -----------------------------------------------------------------------------
@@ -74,6 +68,40 @@ def _bordered(op: str, x: Tensor, before: int, after: int, mode: str, cval: floa
     return x[..., index]
 
 
+_filter_doc = SharedDoc("""
+    Parameters
+    ----------
+    input : array_like
+        The image.
+    weights : array_like
+        The weights, a vector.
+    axis : int, optional
+        The axis.
+    output : dtype, optional
+        The dtype of the result.
+    cval : float, optional
+        The value outside of the image in mode "constant".
+    origin : int, optional
+        The number of elements by which the weights are shifted.
+    mode : str, optional
+        The border mode, as in ``correlate1d``.
+    truncate : float, optional
+        The number of standard deviations at which the Gaussian is truncated.
+    order : int, optional
+        The degree of the spline, up to 5.
+    coordinates : array_like
+        The coordinates; the first axis has one entry for each axis of the image.  Gradients flow to them.
+    prefilter : bool, optional
+        Whether the image has to be filtered by ``spline_filter`` first.
+
+    Returns
+    -------
+    Tensor
+        The filtered image.
+    """)
+
+
+@_filter_doc
 def correlate1d(
     input: ArrayLike,
     weights: ArrayLike,
@@ -87,34 +115,14 @@ def correlate1d(
 
     Parameters
     ----------
-    input : array_like
-        The image.
-    weights : array_like
-        The weights, a vector.
-    axis : int, optional
-        The axis.
-    output : dtype, optional
-        The dtype of the result.
     mode : str, optional
         SciPy's border mode: "reflect", "mirror", "nearest", "wrap" or "constant".
-    cval : float, optional
-        The value outside of the image in mode "constant".
-    origin : int, optional
-        The number of elements by which the weights are shifted.
-
-    Returns
-    -------
-    Tensor
-        The filtered image.
 
     Raises
     ------
     ArgumentError
         If the mode is unknown, or the origin is outside of the weights.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.ndimage.correlate1d([1.0, 2.0, 4.0], [-1.0, 0.0, 1.0])
     tensor([1., 3., 2.], dtype=float64)
     """
@@ -144,6 +152,7 @@ def _correlated(op: str, x: Tensor, weights: Any, axis: int, mode: str, cval: fl
     return moveaxis(rec.reshape(y, shape=x.shape), -1, where)
 
 
+@_filter_doc
 def convolve1d(
     input: ArrayLike,
     weights: ArrayLike,
@@ -155,31 +164,6 @@ def convolve1d(
 ) -> Tensor:
     """Convolve an image with weights along an axis.
 
-    Parameters
-    ----------
-    input : array_like
-        The image.
-    weights : array_like
-        The weights, a vector.
-    axis : int, optional
-        The axis.
-    output : dtype, optional
-        The dtype of the result.
-    mode : str, optional
-        The border mode, as in ``correlate1d``.
-    cval : float, optional
-        The value outside of the image in mode "constant".
-    origin : int, optional
-        The number of elements by which the weights are shifted.
-
-    Returns
-    -------
-    Tensor
-        The filtered image.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.ndimage.convolve1d([1.0, 2.0, 4.0], [-1.0, 0.0, 1.0])
     tensor([-1., -3., -2.], dtype=float64)
     """
@@ -231,6 +215,7 @@ def _radius(op: str, sigma: Any, truncate: float, radius: int | None) -> int:
     return int(truncate * value + 0.5)
 
 
+@_filter_doc
 def gaussian_filter1d(
     input: ArrayLike,
     sigma: ArrayLike,
@@ -247,38 +232,18 @@ def gaussian_filter1d(
 
     Parameters
     ----------
-    input : array_like
-        The image.
     sigma : array_like
         The standard deviation of the Gaussian; gradients flow to it.
-    axis : int, optional
-        The axis.
     order : int, optional
         The order of the derivative.
-    output : dtype, optional
-        The dtype of the result.
-    mode : str, optional
-        The border mode, as in ``correlate1d``.
-    cval : float, optional
-        The value outside of the image in mode "constant".
-    truncate : float, optional
-        The number of standard deviations at which the Gaussian is truncated.
     radius : int, optional
         The radius of the window in elements, instead of ``truncate``.
-
-    Returns
-    -------
-    Tensor
-        The filtered image.
 
     Raises
     ------
     InputError
         If ``sigma`` is batched or traced by a transform, and ``radius`` is not passed.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.ndimage.gaussian_filter1d([0.0, 0.0, 1.0, 0.0, 0.0], 1.0).numpy().round(3)
     array([0.058, 0.242, 0.399, 0.242, 0.058])
     """
@@ -290,6 +255,7 @@ def gaussian_filter1d(
     return _correlated("gaussian_filter1d", x, flipped, axis, mode, cval, 0)
 
 
+@_filter_doc
 def gaussian_filter(
     input: ArrayLike,
     sigma: Any,
@@ -306,37 +272,22 @@ def gaussian_filter(
 
     Parameters
     ----------
-    input : array_like
-        The image.
     sigma : array_like or sequence of array_like
         The standard deviation, for all axes or for each; gradients flow to it.
     order : int or sequence of int, optional
         The orders of the derivatives.
-    output : dtype, optional
-        The dtype of the result.
     mode : str or sequence of str, optional
         The border mode, as in ``correlate1d``.
-    cval : float, optional
-        The value outside of the image in mode "constant".
-    truncate : float, optional
-        The number of standard deviations at which the Gaussian is truncated.
     radius : int or sequence of int, optional
         The radius of the window in elements, instead of ``truncate``.
     axes : int or tuple of int, optional
         The axes to filter, by default all.
-
-    Returns
-    -------
-    Tensor
-        The filtered image.
 
     Raises
     ------
     ArgumentError
         If a parameter does not have one value for each axis.
 
-    Examples
-    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.scipy.ndimage.gaussian_filter(np.eye(3), 1.0).numpy().round(3)
     array([[0.502, 0.329, 0.168],
@@ -375,6 +326,7 @@ def _each(name: str, value: Any, count: int) -> list[Any]:
 # Splines ---------------------------------------------------------------------------------------------
 
 
+@_filter_doc
 def spline_filter1d(
     input: ArrayLike, order: int = 3, axis: int = -1, output: Any = None, mode: str = "mirror"
 ) -> Tensor:
@@ -384,12 +336,6 @@ def spline_filter1d(
     ----------
     input : array_like
         The values.
-    order : int, optional
-        The degree of the spline, up to 5.
-    axis : int, optional
-        The axis.
-    output : dtype, optional
-        The dtype of the result.
     mode : str, optional
         SciPy's border mode: "mirror", "reflect", "grid-wrap" or another one.
 
@@ -398,9 +344,6 @@ def spline_filter1d(
     Tensor
         The coefficients.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.ndimage.spline_filter1d([1.0, 1.0, 1.0]).numpy().round(12)
     array([1., 1., 1.])
     """
@@ -415,17 +358,12 @@ def spline_filter1d(
     return moveaxis(rows, -1, where)
 
 
+@_filter_doc
 def spline_filter(input: ArrayLike, order: int = 3, output: Any = None, mode: str = "mirror") -> Tensor:
     """Return the spline coefficients of an image, for ``map_coordinates(…, prefilter=False)``.
 
     Parameters
     ----------
-    input : array_like
-        The image.
-    order : int, optional
-        The degree of the spline, up to 5.
-    output : dtype, optional
-        The dtype of the result.
     mode : str, optional
         The border mode, as in ``spline_filter1d``.
 
@@ -434,8 +372,6 @@ def spline_filter(input: ArrayLike, order: int = 3, output: Any = None, mode: st
     Tensor
         The coefficients.
 
-    Examples
-    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.scipy.ndimage.spline_filter(np.ones((2, 2))).numpy().round(12)
     array([[1., 1.],
@@ -447,6 +383,7 @@ def spline_filter(input: ArrayLike, order: int = 3, output: Any = None, mode: st
     return x
 
 
+@_filter_doc
 def map_coordinates(
     input: ArrayLike,
     coordinates: ArrayLike,
@@ -460,20 +397,12 @@ def map_coordinates(
 
     Parameters
     ----------
-    input : array_like
-        The image.
-    coordinates : array_like
-        The coordinates; the first axis has one entry for each axis of the image.  Gradients flow to them.
-    output : dtype, optional
-        The dtype of the result.
     order : int, optional
         The degree of the splines: 0 takes the nearest element, 1 is linear, 3 cubic; up to 5.
     mode : str, optional
         SciPy's border mode: "constant", "nearest", "mirror", "reflect", "grid-wrap" or "grid-constant".
     cval : float, optional
         The value outside of the image in the constant modes.
-    prefilter : bool, optional
-        Whether the image has to be filtered by ``spline_filter`` first.
 
     Returns
     -------
@@ -487,9 +416,6 @@ def map_coordinates(
     ArgumentError
         If the order or the mode is not supported.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.ndimage.map_coordinates([[0.0, 1.0], [2.0, 3.0]], [[0.5], [0.5]], order=1)
     tensor([1.5], dtype=float64)
     """
@@ -597,12 +523,6 @@ def _basis(t: Tensor, order: int) -> Any:
     return total / math.factorial(order)
 
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
-        return scipy_only("ndimage", name)
+def __getattr__(name: str) -> Any:
+    """Return SciPy's own function, which raises an error for a tensor that requires grad."""
+    return scipy_only("ndimage", name)

@@ -16,6 +16,7 @@ import numpy as np
 from adjoint.config import special
 from adjoint.core.batched import Batched
 from adjoint.core.convert import array_of, asarray
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
@@ -36,24 +37,10 @@ from adjoint.typing import ArrayLike
 
 __all__ = ["odeint", "solve_ivp"]
 
+_Ends = tuple[Tensor, Tensor, Tensor]  # the start, the end and the initial values
 
-def solve_ivp(
-    fun: Callable[..., Any],
-    t_span: Sequence[Any],
-    y0: ArrayLike,
-    method: str = "RK45",
-    t_eval: ArrayLike | None = None,
-    dense_output: bool = False,
-    events: Any = None,
-    vectorized: bool = False,
-    args: Sequence[Any] | None = None,
-    **options: Any,
-) -> Any:
-    """Solve an initial value problem.
 
-    SciPy chooses the steps.  Gradients flow to the initial values, to both ends of the time span, to
-    ``t_eval`` and to all tensors that the function uses.
-
+_problem_doc = SharedDoc("""
     Parameters
     ----------
     fun : callable
@@ -82,12 +69,38 @@ def solve_ivp(
         used only by "BDF" and "LSODA", because the Jacobian is known.  Inside ``ad.compile`` also
         ``max_steps``, the largest number of attempted steps, 1,000 by default, and ``max_events``, how often
         an event that is not terminal may occur, 16 by default.
+    tfirst : bool, optional
+        Whether the function is ``func(t, y, *args)``.
+    rtol : float, optional
+        The relative tolerance.
+    atol : float, optional
+        The absolute tolerance.
 
     Returns
     -------
     OdeResult
         SciPy's result; ``y`` is a tensor with a column for each time, and ``t``, ``t_events`` and
         ``y_events`` are tensors.
+    """)
+
+
+@_problem_doc
+def solve_ivp(
+    fun: Callable[..., Any],
+    t_span: Sequence[Any],
+    y0: ArrayLike,
+    method: str = "RK45",
+    t_eval: ArrayLike | None = None,
+    dense_output: bool = False,
+    events: Any = None,
+    vectorized: bool = False,
+    args: Sequence[Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Solve an initial value problem.
+
+    SciPy chooses the steps.  Gradients flow to the initial values, to both ends of the time span, to
+    ``t_eval`` and to all tensors that the function uses.
 
     Notes
     -----
@@ -126,28 +139,50 @@ def solve_ivp(
     further = _further("solve_ivp", args)
     options = _options_of_solve_ivp(method, further, options)
     f = _right_hand_side(fun, further)
-    functions = [] if events is None else [events] if callable(events) else list(events)
-    watched = [_with_args(e, further, k) for k, e in enumerate(functions)]
+    watched = _watched(events, further)
     wanted = None if t_eval is None else floating("solve_ivp", t_eval)
     ends = _in_double(*t_span, y0)
     if method in PLAIN:
         return solve_plain(method, f, ends, wanted, dense_output, watched, options)
+    return _solved(method, f, ends, wanted, dense_output, watched, options, most)
+
+
+def _watched(events: Any, further: Any) -> list[Any]:
+    functions = [] if events is None else [events] if callable(events) else list(events)
+    return [_with_args(e, further, k) for k, e in enumerate(functions)]
+
+
+def _solved(
+    method: str,
+    f: Any,
+    ends: _Ends,
+    wanted: Any,
+    dense_output: bool,
+    watched: Any,
+    options: Any,
+    most: Any,
+) -> Any:
+    """Return the result of ``solve_ivp`` by a method with derivatives.
+
+    ``wanted`` are the times of ``t_eval``, ``watched`` the events, and ``most`` the limits inside
+    ``ad.compile``.
+    """
     if method_of(method).implicit and ends[-1].dtype.kind == "c":
         raise DTypeError(f"solve_ivp: {method} needs real initial values, but they are {ends[-1].dtype}.")
-    rows = None
     if special.count or enclosing.get() is not None:
         own = dense_output or wanted is not None
         rows = _in_rows(f, ends, method, watched, [] if wanted is None else [wanted], own, most, options)
-    if rows is None:
-        problem = Problem(f, *ends, method)
-        if wanted is not None:
-            problem.check_times(wanted)
-        dense = dense_output or bool(watched) or wanted is not None
-        result = problem.run(watched, options, dense)
-        if problem.batch is None or result.status != -1:
-            return _eager(problem, result, wanted, dense, dense_output, watched)
-        # an element of the batch failed, which ends the solution with common steps: solve each one separately
-        rows = ChosenRows(f, *ends, method, watched, options).in_batch(problem.batch, None)
+        if rows is not None:
+            return fixed_result(rows, wanted, dense_output, watched)
+    problem = Problem(f, *ends, method)
+    if wanted is not None:
+        problem.check_times(wanted)
+    dense = dense_output or bool(watched) or wanted is not None
+    result = problem.run(watched, options, dense)
+    if problem.batch is None or result.status != -1:
+        return _eager(problem, result, wanted, dense, dense_output, watched)
+    # an element of the batch failed, which ends the solution with common steps: solve each one separately
+    rows = ChosenRows(f, *ends, method, watched, options).in_batch(problem.batch, None)
     return fixed_result(rows, wanted, dense_output, watched)
 
 
@@ -223,7 +258,7 @@ def _right_hand_side(fun: Callable[..., Any], further: tuple[Any, ...]) -> Calla
     return f
 
 
-def _in_double(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _in_double(*values: Any) -> _Ends:
     """Return ``values``, the start, the end and the initial values, as tensors in double precision."""
     found = [floating("solve_ivp", v) for v in values]
     start, end, first = [t.astype(np.result_type(t.dtype, np.float64)) for t in found]
@@ -279,6 +314,7 @@ def _with_args(event: Callable[..., Any], further: tuple[Any, ...], number: int)
     return like_event(event, call)
 
 
+@_problem_doc
 def odeint(
     func: Callable[..., Any],
     y0: ArrayLike,
@@ -296,18 +332,8 @@ def odeint(
     ----------
     func : callable
         The right-hand side, ``func(y, t, *args)``.
-    y0 : array_like
-        The initial values, a vector.
     t : array_like
         The times, in order; the first one is that of the initial values.
-    args : tuple, optional
-        Further arguments of the function; gradients flow to tensors among them.
-    tfirst : bool, optional
-        Whether the function is ``func(t, y, *args)``.
-    rtol : float, optional
-        The relative tolerance.
-    atol : float, optional
-        The absolute tolerance.
     **options : optional
         ``hmax`` and ``h0``, the largest and the first step, and ``max_steps``, the largest number of
         attempted steps inside ``ad.compile``.  SciPy's options ``Dfun``, ``col_deriv``, ``ml``, ``mu``,

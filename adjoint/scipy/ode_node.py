@@ -27,6 +27,7 @@ from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.push import push_forward
 from adjoint.engine.run import key_of
+from adjoint.engine.zeros import unmasked
 from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
 from adjoint.grads.backward import gradients
 from adjoint.ops.join import stack
@@ -301,7 +302,8 @@ class _Solution:
         found = pull_record(raw, [out], [seed], keys, every, since) if moving else [None] * len(keys)
         if found is None:
             return None
-        of_t = np.zeros(shape[:2]) if found[-2] is None else np.asarray(found[-2]).reshape(shape[:2])
+        of_t = unmasked(found[-2])
+        of_t = np.zeros(shape[:2]) if of_t is None else np.asarray(of_t).reshape(shape[:2])
         of_h = of_h + of_t @ v.method.c
         of_length = float((of_t.sum(1) * v.shares[:-1]).sum() + (of_h * np.diff(v.shares)).sum())
         own = {id(y0): first, id(start): of_t.sum() - of_length, id(end): of_length}
@@ -310,7 +312,7 @@ class _Solution:
             i = self._index(given)
             if wanted[i]:
                 part = np.asarray(own[id(given)], given.dtype)
-                total[i] = part if total[i] is None else total[i] + part
+                total[i] = part if total[i] is None else unmasked(total[i]) + part
         return total
 
     def _index(self, given: Tensor) -> int:

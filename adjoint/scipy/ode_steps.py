@@ -18,15 +18,9 @@ from adjoint.transforms.matrix import jacfwd
 from adjoint.transforms.solution import joined_solution
 
 __all__ = [
-    "Run",
-    "combined",
-    "explicit_stages",
-    "implicit_stages",
-    "jacobian_of",
-    "like_event",
-    "run_scipy",
+    "Run", "combined", "explicit_stages", "implicit_stages", "jacobian_of", "like_event", "run_scipy",
     "too_many_steps",
-]
+]  # fmt: skip
 
 
 def too_many_steps(most: int) -> ConvergenceError:

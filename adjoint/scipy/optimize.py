@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from adjoint.config import grad_mode, special
 from adjoint.core.convert import asarray
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.lifted import refuse_tracing
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
@@ -47,26 +48,10 @@ from adjoint.transforms.solution import joined_solution
 from adjoint.typing import ArrayLike, Tree
 
 __all__ = [
-    "bisect",
-    "brenth",
-    "brentq",
-    "curve_fit",
-    "fixed_point",
-    "fsolve",
-    "least_squares",
-    "leastsq",
-    "minimize",
-    "minimize_scalar",
-    "newton",
-    "ridder",
-    "root",
-    "root_scalar",
-    "toms748",
-]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    "bisect", "brenth", "brentq", "curve_fit", "fixed_point", "fsolve", "least_squares", "leastsq",
+    "minimize", "minimize_scalar", "newton", "ridder", "root", "root_scalar", "toms748",
+]  # fmt: skip
+__dir__ = sorted(__all__).copy
 
 
 def _joined(
@@ -138,6 +123,18 @@ def _at_bounds(x: Any, bounds: Any) -> Any:
     return x - low <= near, high - x <= near
 
 
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _pairs(bounds: Any, shape: Any) -> Any:
+    """Return ``Bounds``, or lower and upper bounds as a list with a pair for each unknown."""
+    if hasattr(bounds, "lb"):
+        return bounds
+    low, high = (np.broadcast_to(np.asarray(b, float), shape) for b in bounds)
+    return list(zip(low.tolist(), high.tolist(), strict=True))
+
+
 def _start(x0: Any) -> Any:
     """Return ``x0`` unchanged, or as a vector if it is a list of numbers, as SciPy does."""
     if isinstance(x0, (list, tuple)) and all(isinstance(v, (int, float, np.number)) for v in x0):
@@ -145,6 +142,39 @@ def _start(x0: Any) -> Any:
     return x0
 
 
+_solver_doc = SharedDoc("""
+    Parameters
+    ----------
+    x0 : tree
+        The starting point: a tensor, an array, a number or a tree of them.
+    args : tuple, optional
+        Further arguments of the function; gradients flow to tensors among them.
+    method : str, optional
+        SciPy's name of the method.
+    tol : float, optional
+        The tolerance.
+    options : dict, optional
+        SciPy's options of the method.
+    jac : object, optional
+        Not used: adjoint computes the Jacobian.
+    hess : object, optional
+        Not used: adjoint computes the Hessian.
+    hessp : object, optional
+        Not used: adjoint computes products with the Hessian.
+    constraints : dict or sequence of dict, optional
+        SciPy's constraints, with functions of tensors.  Such a solution has no derivatives.
+    loss : str, optional
+        SciPy's name of the loss.
+    f_scale : float, optional
+        The scale of the loss.
+    kwargs : dict, optional
+        Further arguments of the function, passed by name.
+    bounds : pair of array_like or Bounds, optional
+        The lower and upper bounds of the unknowns, as vectors.
+    """)
+
+
+@_solver_doc
 def minimize(
     fun: Callable[..., Any],
     x0: Tree,
@@ -166,29 +196,13 @@ def minimize(
     fun : callable
         A function ``fun(x, *args)`` that returns one number, or a pair of it and the gradient if
         ``jac=True``.
-    x0 : tree
-        The starting point: a tensor, an array, a number or a tree of them.
-    args : tuple, optional
-        Further arguments of the function; gradients flow to tensors among them.
-    method : str, optional
-        SciPy's name of the method.
     jac : object, optional
         True if ``fun`` returns a pair, of which only the value is used: adjoint computes the gradient.
         Anything else is ignored.
-    hess : object, optional
-        Not used: adjoint computes the Hessian.
-    hessp : object, optional
-        Not used: adjoint computes products with the Hessian.
     bounds : sequence of pairs or Bounds, optional
         The bounds of the unknowns: one pair for each number in ``x0``.
-    constraints : dict or sequence of dict, optional
-        SciPy's constraints, with functions of tensors.  Such a solution has no derivatives.
-    tol : float, optional
-        The tolerance.
     callback : callable, optional
         Called after each step with the unknowns.
-    options : dict, optional
-        SciPy's options of the method.
 
     Returns
     -------
@@ -210,8 +224,7 @@ def minimize(
     2.0
     """
     f, x0 = first_of(fun) if jac is True else fun, _start(x0)
-    more: dict[str, Any] = {"bounds": bounds, "tol": tol, "callback": callback, "options": options}
-    more = {k: v for k, v in more.items() if v is not None}
+    more = _given(bounds=bounds, tol=tol, callback=callback, options=options)
     limited = not (isinstance(constraints, (tuple, list)) and not constraints)
     if limited:
         more["constraints"] = constraints
@@ -220,13 +233,11 @@ def minimize(
     solve = lambda g, x: solvers.minimize(g, x, (), method, **more)
     result = solve_each("minimize", solve, lambda x: f(x, *as_args(args)), x0, method)
     flat = FlatTree("minimize", x0, np.float64)
-
-    def value(x: Tensor) -> Any:
-        return f(flat.unflatten(x), *as_args(args))
-
+    value = lambda x: f(flat.unflatten(x), *as_args(args))
     return _joined("minimize", grad(value), x0, result, bounds, "constraints" if limited else "", fun=value)
 
 
+@_solver_doc
 def root(
     fun: Callable[..., Any],
     x0: Tree,
@@ -243,20 +254,8 @@ def root(
     ----------
     fun : callable
         A function ``fun(x, *args)`` that returns as many numbers as ``x`` has.
-    x0 : tree
-        The starting point: a tensor, an array, a number or a tree of them.
-    args : tuple, optional
-        Further arguments of the function; gradients flow to tensors among them.
-    method : str, optional
-        SciPy's name of the method.
-    jac : object, optional
-        Not used: adjoint computes the Jacobian.
-    tol : float, optional
-        The tolerance.
     callback : callable, optional
         Called after each step of some methods.
-    options : dict, optional
-        SciPy's options of the method.
 
     Returns
     -------
@@ -272,8 +271,7 @@ def root(
     0.083333333
     """
     f, x0 = first_of(fun) if jac is True else fun, _start(x0)
-    more: dict[str, Any] = {"tol": tol, "callback": callback, "options": options}
-    more = {k: v for k, v in more.items() if v is not None}
+    more = _given(tol=tol, callback=callback, options=options)
     solve = lambda g, x: solvers.root(g, x, (), method, **more)
     result = solve_each("root", solve, lambda x: f(x, *as_args(args)), x0, method)
     flat = FlatTree("root", x0, np.float64)
@@ -297,6 +295,7 @@ _LOSSES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@_solver_doc
 def least_squares(
     fun: Callable[..., Any],
     x0: Tree,
@@ -316,22 +315,8 @@ def least_squares(
     ----------
     fun : callable
         A function ``fun(x, *args, **kwargs)`` that returns the residuals.
-    x0 : tree
-        The starting point: a tensor, an array, a number or a tree of them.
-    jac : object, optional
-        Not used: adjoint computes the Jacobian.
-    bounds : pair of array_like or Bounds, optional
-        The lower and upper bounds of the unknowns, as vectors.
     method : {"trf", "dogbox", "lm"}, optional
         SciPy's name of the method.
-    loss : str, optional
-        SciPy's name of the loss.
-    f_scale : float, optional
-        The scale of the loss.
-    args : tuple, optional
-        Further arguments of the function; gradients flow to tensors among them.
-    kwargs : dict, optional
-        Further arguments of the function, passed by name.
     **options : optional
         Other parameters of SciPy's function: ``ftol``, ``xtol``, ``gtol``, ``x_scale``, ``max_nfev``, …
 
@@ -358,10 +343,7 @@ def least_squares(
     if loss not in _LOSSES:
         raise ArgumentError(f"least_squares: loss must be one of {', '.join(_LOSSES)}, not {loss!r}.")
     named, x0 = kwargs or {}, _start(x0)
-
-    def f(x: Any) -> Tensor:
-        return _vector(fun(x, *as_args(args, lists=True), **named))
-
+    f: Callable[[Any], Tensor] = lambda x: _vector(fun(x, *as_args(args, lists=True), **named))
     given = {"bounds": bounds, "method": method, "loss": loss, "f_scale": f_scale, **options}
     result = solve_each("least_squares", lambda g, x: solvers.least_squares(g, x, **given), f, x0)
     flat = FlatTree("least_squares", x0, np.float64)
@@ -370,9 +352,7 @@ def least_squares(
         r = f(flat.unflatten(x)) / f_scale
         return 0.5 * f_scale**2 * sum(_LOSSES[loss](r * r))
 
-    if not hasattr(bounds, "lb"):
-        low, high = (np.broadcast_to(np.asarray(b, float), result.x_flat.shape[-1:]) for b in bounds)
-        bounds = list(zip(low.tolist(), high.tolist(), strict=True))
+    bounds = _pairs(bounds, result.x_flat.shape[-1:])
     return _joined(
         "least_squares", grad(cost), x0, result, bounds, cost=cost, fun=lambda x: f(flat.unflatten(x))
     )
@@ -439,24 +419,7 @@ def leastsq(
     return found.x, spread, {"nfev": found.nfev, "fvec": residuals(found.x)}, found.message, flag
 
 
-def curve_fit(
-    f: Callable[..., Any],
-    xdata: Any,
-    ydata: ArrayLike,
-    p0: Any = None,
-    sigma: Any = None,
-    absolute_sigma: bool = False,
-    check_finite: bool | None = None,
-    bounds: Any = (-np.inf, np.inf),
-    method: str | None = None,
-    jac: Any = None,
-    *,
-    full_output: bool = False,
-    nan_policy: str | None = None,
-    **kwargs: Any,
-) -> Any:
-    """Fit the parameters of a function to data, with the exact Jacobian.
-
+_fit_doc = _solver_doc.extended("""
     Parameters
     ----------
     f : callable
@@ -477,8 +440,6 @@ def curve_fit(
         The lower and upper bounds of the parameters.
     method : {"lm", "trf", "dogbox"}, optional
         SciPy's name of the method.
-    jac : object, optional
-        Not used: adjoint computes the Jacobian.
     full_output : bool, optional
         Whether to return a dictionary with ``nfev`` and the residuals ``fvec``, the solver's message and its
         status, too.
@@ -486,6 +447,27 @@ def curve_fit(
         Not supported: remove NaNs from the data instead.
     **kwargs : optional
         Options of ``least_squares``.
+    """)
+
+
+@_fit_doc
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: ArrayLike,
+    p0: Any = None,
+    sigma: Any = None,
+    absolute_sigma: bool = False,
+    check_finite: bool | None = None,
+    bounds: Any = (-np.inf, np.inf),
+    method: str | None = None,
+    jac: Any = None,
+    *,
+    full_output: bool = False,
+    nan_policy: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Fit the parameters of a function to data, with the exact Jacobian.
 
     Returns
     -------
@@ -518,28 +500,38 @@ def curve_fit(
         model = floating("curve_fit", f(xdata, *(p[i] for i in range(n))))
         return whiten(rec.reshape(model - y, shape=(y.size,)))
 
-    edges = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else bounds
-    bounded = any(np.isfinite(np.asarray(b, float)).any() for b in edges)
     if "maxfev" in kwargs:
         kwargs["max_nfev"] = kwargs.pop("maxfev")
-    chosen = method or ("trf" if bounded else "lm")
+    chosen = method or ("trf" if _is_bounded(bounds) else "lm")
     result = least_squares(residuals, start, bounds=bounds, method=chosen, **kwargs)
+    _check_fitted(result)
+    r = residuals(result.x)
+    found = result.x, _covariance(residuals, result.x, r, absolute_sigma)
+    if full_output:
+        return *found, {"nfev": result.nfev, "fvec": r}, result.message, result.status
+    return found
+
+
+def _is_bounded(bounds: Any) -> bool:
+    edges = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else bounds
+    return any(np.isfinite(np.asarray(b, float)).any() for b in edges)
+
+
+def _check_fitted(result: Any) -> None:
     traced = unknown(result.success) if isinstance(result.success, Tensor) else None
     if traced is not None:
         traced.check(_check_fit)
     else:
         _check_fit(result.success, f": {result.message}")
-    best = result.x
-    slopes = jacrev(residuals)(best)
+
+
+def _covariance(f: Callable[[Tensor], Tensor], x: Tensor, r: Tensor, absolute: bool) -> Tensor:
+    """Return the covariance matrix of the parameters ``x`` with the residuals ``r``, the values of ``f``."""
+    slopes, n = jacrev(f)(x), x.shape[-1]
     covariance = inv(rec.matmul(rec.matrix_transpose(slopes), slopes))
-    r = residuals(best)
-    if not absolute_sigma and y.size <= n:
-        covariance = asarray(np.full((n, n), np.inf))
-    elif not absolute_sigma:
-        covariance = covariance * (sum(r * r) / (y.size - n))
-    if full_output:
-        return best, covariance, {"nfev": result.nfev, "fvec": r}, result.message, result.status
-    return best, covariance
+    if absolute:
+        return covariance
+    return covariance * (sum(r * r) / (r.size - n)) if r.size > n else asarray(np.full((n, n), np.inf))
 
 
 def _check_fit(success: Any, message: str = ".") -> None:
@@ -581,12 +573,6 @@ def _whitened(sigma: Any, y: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda r: solve_triangular(factor, r, lower=True)
 
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
-        return scipy_only("optimize", name)
+def __getattr__(name: str) -> Any:
+    """Return SciPy's own function, which raises an error for a tensor that requires grad."""
+    return scipy_only("optimize", name)

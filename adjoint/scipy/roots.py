@@ -14,6 +14,7 @@ import numpy as np
 
 from adjoint.config import no_grad, special
 from adjoint.core.convert import asarray
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.lifted import refuse_tracing
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
@@ -26,21 +27,10 @@ from adjoint.transforms.reverse import grad
 from adjoint.typing import ArrayLike
 
 __all__ = [
-    "bisect",
-    "brenth",
-    "brentq",
-    "fixed_point",
-    "fsolve",
-    "minimize_scalar",
-    "newton",
-    "ridder",
-    "root_scalar",
-    "toms748",
-]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    "bisect", "brenth", "brentq", "fixed_point", "fsolve", "minimize_scalar", "newton", "ridder",
+    "root_scalar", "toms748",
+]  # fmt: skip
+__dir__ = sorted(__all__).copy
 
 
 def _bracketed(name: str, f: Any, a: Any, b: Any, args: Any, full_output: bool, **options: Any) -> Any:
@@ -54,16 +44,9 @@ def _bracketed(name: str, f: Any, a: Any, b: Any, args: Any, full_output: bool, 
     return root, report
 
 
-_BRACKETED = """Find a root in an interval, by {how}.
-
+_solver_doc = SharedDoc("""
     Parameters
     ----------
-    f : callable
-        A function ``f(x, *args)`` of one number, which returns one number.
-    a : float
-        One end of the interval.
-    b : float
-        The other end; the function must have the opposite sign there.
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     xtol : float, optional
@@ -76,20 +59,51 @@ _BRACKETED = """Find a root in an interval, by {how}.
         Whether to return SciPy's report, too.
     disp : bool, optional
         Whether to raise an error if the method does not converge.
+    x0 : array_like
+        The starting point.
+    options : dict, optional
+        SciPy's options of the method.
+    tol : float, optional
+        The tolerance.
+    bracket : pair of float, optional
+        An interval with different signs at its ends.
+    fprime2 : callable or bool, optional
+        The second derivative.
+    x1 : float, optional
+        The second start.
+
+    Returns
+    -------
+    Tensor
+        The root.  Gradients flow to the tensors that the function uses, not to ``x0``.  With
+        ``full_output=True`` a tuple as in SciPy.
+    """)
+_bracket_doc = _solver_doc.extended("""
+    Parameters
+    ----------
+    f : callable
+        A function ``f(x, *args)`` of one number, which returns one number.
+    a : float
+        One end of the interval.
+    b : float
+        The other end; the function must have the opposite sign there.
 
     Returns
     -------
     Tensor
         The root.  Gradients flow to the tensors that the function uses, not to ``a`` and ``b``.  With
         ``full_output=True``, a pair of the root and SciPy's report.
+    """)
 
-    Examples
-    --------
-    >>> import adjoint as ad
-    >>> square_root = lambda a: ad.scipy.optimize.{name}(lambda x: x * x - a, 0.0, 4.0)
-    >>> round(float(ad.grad(square_root)(4.0)), 9)
-    0.25
-    """
+_BRACKETED = """Find a root in an interval, by {how}.
+
+Examples
+--------
+>>> import adjoint as ad
+>>> square_root = lambda a: ad.scipy.optimize.{name}(lambda x: x * x - a, 0.0, 4.0)
+>>> round(float(ad.grad(square_root)(4.0)), 9)
+0.25
+"""
 
 
 def _bracketing(name: str, how: str) -> Callable[..., Any]:
@@ -110,7 +124,7 @@ def _bracketing(name: str, how: str) -> Callable[..., Any]:
 
     find.__name__ = find.__qualname__ = name
     find.__doc__ = _BRACKETED.format(name=name, how=how)
-    return find
+    return _bracket_doc(find)
 
 
 brentq = _bracketing("brentq", "Brent's method with inverse quadratic extrapolation")
@@ -119,6 +133,7 @@ bisect = _bracketing("bisect", "bisection")
 ridder = _bracketing("ridder", "Ridder's method")
 
 
+@_bracket_doc
 def toms748(
     f: Callable[..., Any],
     a: float,
@@ -135,32 +150,8 @@ def toms748(
 
     Parameters
     ----------
-    f : callable
-        A function ``f(x, *args)`` of one number, which returns one number.
-    a : float
-        One end of the interval.
-    b : float
-        The other end; the function must have the opposite sign there.
-    args : tuple, optional
-        Further arguments of the function; gradients flow to tensors among them.
     k : int, optional
         The number of Newton steps per iteration.
-    xtol : float, optional
-        The absolute tolerance of the root.
-    rtol : float, optional
-        The relative tolerance.
-    maxiter : int, optional
-        The largest number of steps.
-    full_output : bool, optional
-        Whether to return SciPy's report, too.
-    disp : bool, optional
-        Whether to raise an error if the method does not converge.
-
-    Returns
-    -------
-    Tensor
-        The root.  Gradients flow to the tensors that the function uses, not to ``a`` and ``b``.  With
-        ``full_output=True``, a pair of the root and SciPy's report.
 
     Examples
     --------
@@ -173,6 +164,7 @@ def toms748(
     return _bracketed("toms748", f, a, b, args, full_output, **options)
 
 
+@_solver_doc
 def newton(
     func: Callable[..., Any],
     x0: ArrayLike,
@@ -192,32 +184,14 @@ def newton(
     ----------
     func : callable
         A function ``func(x, *args)`` whose result has the shape of ``x``; elements are independent.
-    x0 : array_like
-        The starting point.
     fprime : callable, optional
         The derivative; the secant method is used without it.
-    args : tuple, optional
-        Further arguments of the function; gradients flow to tensors among them.
     tol : float, optional
         The absolute tolerance of the root.
-    maxiter : int, optional
-        The largest number of steps.
     fprime2 : callable, optional
         The second derivative, for Halley's method.
     x1 : array_like, optional
         The second start of the secant method.
-    rtol : float, optional
-        The relative tolerance.
-    full_output : bool, optional
-        Whether to return SciPy's report, too.
-    disp : bool, optional
-        Whether to raise an error if the method does not converge.
-
-    Returns
-    -------
-    Tensor
-        The root.  Gradients flow to the tensors that the function uses, not to ``x0``.  With
-        ``full_output=True`` a tuple as in SciPy.
 
     Examples
     --------
@@ -246,6 +220,17 @@ def newton(
     return type(found)(joined, *rest) if hasattr(found, "_fields") else (joined, *rest)
 
 
+def _together(f: Callable[..., Any], args: Any) -> Callable[..., Any]:
+    """Return a function of numbers for SciPy that returns all results of ``f``: value and derivatives."""
+
+    def together(x: Any, *_: Any) -> Any:
+        with no_grad():
+            return tuple(asarray(v).numpy().item() for v in f(asarray(x), *args))
+
+    return together
+
+
+@_solver_doc
 def root_scalar(
     f: Callable[..., Any],
     args: Any = (),
@@ -267,28 +252,12 @@ def root_scalar(
     f : callable
         A function ``f(x, *args)`` of one number, which returns one number.  With ``fprime=True`` it returns
         the derivative, too, and with ``fprime2=True`` also the second one.
-    args : tuple, optional
-        Further arguments of the function; gradients flow to tensors among them.
     method : str, optional
         SciPy's name of the method.
-    bracket : pair of float, optional
-        An interval with different signs at its ends.
     fprime : callable or bool, optional
         The derivative.
-    fprime2 : callable or bool, optional
-        The second derivative.
     x0 : float, optional
         The starting point.
-    x1 : float, optional
-        The second start.
-    xtol : float, optional
-        The absolute tolerance of the root.
-    rtol : float, optional
-        The relative tolerance.
-    maxiter : int, optional
-        The largest number of steps.
-    options : dict, optional
-        SciPy's options of the method.
 
     Returns
     -------
@@ -302,19 +271,14 @@ def root_scalar(
     >>> round(float(ad.grad(find)(4.0)), 9)
     0.25
     """
-    several = (fprime is not None and not callable(fprime) and bool(fprime)) or (
-        fprime2 is not None and not callable(fprime2) and bool(fprime2)
-    )
+    several = any(s is not None and not callable(s) and bool(s) for s in (fprime, fprime2))
     function = Problem("root_scalar", first_of(f) if several else f, args)
     slopes = [Problem("root_scalar", s, args) if callable(s) else None for s in (fprime, fprime2)]
 
-    def together(x: Any, *_: Any) -> Any:
-        with no_grad():
-            return tuple(asarray(v).numpy().item() for v in f(asarray(x), *function.args))
-
     def run(fs: Any, a: Any, b: Any, x0: Any, x1: Any) -> Any:
         result = scipy_function("root_scalar")(
-            together if several else fs[0], method=method, bracket=None if bracket is None else [a, b],
+            _together(f, function.args) if several else fs[0],
+            method=method, bracket=None if bracket is None else [a, b],
             fprime=fs[1] or fprime, fprime2=fs[2] or fprime2, x0=x0, x1=x1,
             xtol=xtol, rtol=rtol, maxiter=maxiter, options=options,
         )  # fmt: skip
@@ -324,12 +288,12 @@ def root_scalar(
     if several and special.count:
         refuse_tracing("root_scalar with fprime=True", "Pass the derivative as a function.")
     found, report = solved("root_scalar", run, [function, *slopes], starts, "fprime=True" * several)
-    traced = isinstance(report, Tensor)
-    result = partial_result({"converged": report}) if traced else report
+    result = partial_result({"converged": report}) if isinstance(report, Tensor) else report
     result.root = function.solution(found, report)
     return result
 
 
+@_solver_doc
 def fsolve(
     func: Callable[..., Any],
     x0: ArrayLike,
@@ -344,22 +308,12 @@ def fsolve(
     ----------
     func : callable
         A function ``func(x, *args)`` of a vector, which returns as many numbers.
-    x0 : array_like
-        The starting point.
-    args : tuple, optional
-        Further arguments of the function; gradients flow to tensors among them.
     fprime : callable, optional
         The Jacobian of ``func``; by default SciPy estimates it.
     full_output : bool, optional
         Whether to return SciPy's report, its flag and its message, too.
     **options : optional
         Other parameters of SciPy's function: ``xtol``, ``maxfev``, ``band``, ``epsfcn``, ``factor``, …
-
-    Returns
-    -------
-    Tensor
-        The root.  Gradients flow to the tensors that the function uses, not to ``x0``.  With
-        ``full_output=True`` a tuple as in SciPy.
 
     Examples
     --------
@@ -386,6 +340,7 @@ def fsolve(
     return (root, *rest) if full_output else root
 
 
+@_solver_doc
 def fixed_point(
     func: Callable[..., Any],
     x0: ArrayLike,
@@ -400,14 +355,8 @@ def fixed_point(
     ----------
     func : callable
         A function whose result has the shape of ``x``.
-    x0 : array_like
-        The starting point.
-    args : tuple, optional
-        Further arguments of the function; gradients flow to tensors among them.
     xtol : float, optional
         The relative tolerance.
-    maxiter : int, optional
-        The largest number of steps.
     method : {"del2", "iteration"}, optional
         Whether to accelerate the iteration.
 
@@ -433,6 +382,7 @@ def fixed_point(
     return function.solution(found, None, lambda x: function(x) - x)
 
 
+@_solver_doc
 def minimize_scalar(
     fun: Callable[..., Any],
     bracket: Any = None,
@@ -452,14 +402,8 @@ def minimize_scalar(
         Two or three numbers around the minimum.
     bounds : pair of float, optional
         The bounds of the unknown.
-    args : tuple, optional
-        Further arguments of the function; gradients flow to tensors among them.
     method : {"brent", "bounded", "golden"}, optional
         SciPy's name of the method.
-    tol : float, optional
-        The tolerance.
-    options : dict, optional
-        SciPy's options of the method.
 
     Returns
     -------

@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from adjoint.core.convert import asarray
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.ops import fft
+from adjoint.ops.arrange import pad
 from adjoint.ops.join import concat
 from adjoint.ops.reduce import floating, sum
-from adjoint.ops.shape import moveaxis, pad
+from adjoint.ops.shape import moveaxis
 from adjoint.scipy.fallback import scipy_module, scipy_only
 from adjoint.scipy.values import plain_values
 from adjoint.typing import ArrayLike, Axis
 
 __all__ = ["convolve", "correlate", "fftconvolve", "istft", "lfilter", "stft"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy
 
 
 # Convolution ---------------------------------------------------------------------------------------
@@ -114,9 +113,7 @@ def _transformed(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
     return z[tuple(key)]
 
 
-def convolve(in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = "auto") -> Tensor:
-    """Convolve two arrays with the same number of axes.
-
+_signal_doc = SharedDoc("""
     Parameters
     ----------
     in1 : array_like
@@ -127,6 +124,38 @@ def convolve(in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = "
         The whole result, its central part with the shape of ``in1``, or only the part of complete overlaps.
     method : {"auto", "direct", "fft"}, optional
         Whether to add products or to multiply Fourier transforms; by default what is faster.
+    x : array_like
+        The signals.
+    axis : int, optional
+        The axis of time.
+    fs : float, optional
+        The sampling frequency.
+    noverlap : int, optional
+        The number of samples by which segments overlap; by default half of their length.
+    window : str, tuple or array_like, optional
+        SciPy's name of a window, or its values; gradients flow to a tensor.
+    nperseg : int, optional
+        The length of the segments, 256 by default.
+    nfft : int, optional
+        The length of the Fourier transforms; by default that of the segments.
+    detrend : bool, str or callable, optional
+        "constant" or "linear" to subtract the mean or a line from each segment.
+    return_onesided : bool, optional
+        Whether to return only half of the spectrum of real signals.
+    boundary : str, optional
+        How to extend the signals by half a segment: "zeros", "even", "odd", "constant"; None for none.
+    padded : bool, optional
+        Whether zeros are added at the end, so that segments cover the whole signal.
+    scaling : {"spectrum", "psd"}, optional
+        Whether magnitudes or power densities are preserved.
+    Zxx : array_like
+        The transforms.
+    input_onesided : bool, optional
+        Whether the spectra are those of real signals.
+    time_axis : int, optional
+        The axis of time.
+    freq_axis : int, optional
+        The axis of frequency.
 
     Returns
     -------
@@ -137,12 +166,20 @@ def convolve(in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = "
     ------
     ShapeError
         If the numbers of axes differ, or no array is the larger one in mode "valid".
+    """)
+
+
+@_signal_doc
+def convolve(in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = "auto") -> Tensor:
+    """Convolve two arrays with the same number of axes.
+
+    Raises
+    ------
+    ShapeError
+        If the numbers of axes differ, or no array is the larger one in mode "valid".
     ArgumentError
         If the mode or the method is unknown.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.signal.convolve([1.0, 2.0, 3.0], [1.0, 1.0])
     tensor([1., 3., 5., 3.], dtype=float64)
     """
@@ -163,33 +200,15 @@ def convolve(in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = "
     return _part(full, mode, x, y, axes)
 
 
+@_signal_doc
 def correlate(in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = "auto") -> Tensor:
     """Correlate two arrays with the same number of axes: the second one is conjugated but not reversed.
-
-    Parameters
-    ----------
-    in1 : array_like
-        The first array.
-    in2 : array_like
-        The second array.
-    mode : {"full", "same", "valid"}, optional
-        The whole result, its central part with the shape of ``in1``, or only the part of complete overlaps.
-    method : {"auto", "direct", "fft"}, optional
-        Whether to add products or to multiply Fourier transforms; by default what is faster.
 
     Returns
     -------
     Tensor
         The correlation.
 
-    Raises
-    ------
-    ShapeError
-        If the numbers of axes differ, or no array is the larger one in mode "valid".
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.signal.correlate([1.0, 2.0, 3.0], [0.0, 1.0], mode="valid")
     tensor([2., 3.], dtype=float64)
     """
@@ -198,33 +217,15 @@ def correlate(in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = 
     return convolve(x, rec.conj(reversed_) if y.dtype.kind == "c" else reversed_, mode, method)
 
 
+@_signal_doc
 def fftconvolve(in1: ArrayLike, in2: ArrayLike, mode: str = "full", axes: Axis = None) -> Tensor:
     """Convolve two arrays by Fourier transforms.
 
     Parameters
     ----------
-    in1 : array_like
-        The first array.
-    in2 : array_like
-        The second array.
-    mode : {"full", "same", "valid"}, optional
-        The whole result, its central part with the shape of ``in1``, or only the part of complete overlaps.
     axes : int or tuple of int, optional
         The axes to convolve; the others are broadcast.  All by default.
 
-    Returns
-    -------
-    Tensor
-        The convolution.
-
-    Raises
-    ------
-    ShapeError
-        If the numbers of axes differ, or no array is the larger one in mode "valid".
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.signal.fftconvolve([1.0, 2.0, 3.0], [1.0, 1.0]).numpy().round(12)
     array([1., 3., 5., 3.])
     """
@@ -245,6 +246,7 @@ def fftconvolve(in1: ArrayLike, in2: ArrayLike, mode: str = "full", axes: Axis =
 # Filters -------------------------------------------------------------------------------------------
 
 
+@_signal_doc
 def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayLike | None = None) -> Any:
     """Filter a signal with a rational transfer function.
 
@@ -254,10 +256,6 @@ def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayL
         The coefficients of the numerator, a vector.
     a : array_like
         The coefficients of the denominator, a vector.
-    x : array_like
-        The signals.
-    axis : int, optional
-        The axis of time.
     zi : array_like, optional
         The initial state of the filter, as in ``scipy.signal.lfilter``.
 
@@ -273,9 +271,6 @@ def lfilter(b: ArrayLike, a: ArrayLike, x: ArrayLike, axis: int = -1, zi: ArrayL
     ArgumentError
         If the first coefficient of ``a`` is 0.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.signal.lfilter([1.0], [1.0, -0.5], [1.0, 0.0, 0.0])
     tensor([1.  , 0.5 , 0.25], dtype=float64)
     """
@@ -325,21 +320,24 @@ def _moving(x: Tensor, factors: Tensor) -> Tensor:
 # Spectrograms ----------------------------------------------------------------------------------------
 
 
-def _window(op: str, window: Any, nperseg: int | None, length: int) -> tuple[Tensor, int]:
-    """Return the window as a tensor, and its length.
+def _window(op: str, window: Any, nperseg: int | None, length: int, like: Tensor) -> tuple[Tensor, int]:
+    """Return the window as a tensor in the precision of ``like``, and its length.
 
     ``window`` is an array, or a name (with parameters) as in ``scipy.signal.get_window``.  ``length``, the
     length of the signal, limits ``nperseg``.
     """
     if isinstance(window, (str, tuple)):
         size = min(256, length) if nperseg is None else nperseg
-        return asarray(scipy_module("signal").get_window(window, size)), size
-    values = floating(op, window)
-    if values.ndim != 1 or (nperseg is not None and values.shape[0] != nperseg):
-        raise ShapeError(
-            f"{op}: the window must be a vector of length nperseg (nperseg is {nperseg}), but has shape "
-            f"{values.shape}."
-        )
+        values = asarray(scipy_module("signal").get_window(window, size))
+    else:
+        values = floating(op, window)
+        if values.ndim != 1 or (nperseg is not None and values.shape[0] != nperseg):
+            raise ShapeError(
+                f"{op}: the window must be a vector of length nperseg (nperseg is {nperseg}), but has shape "
+                f"{values.shape}."
+            )
+    if values.dtype.kind == "f" and values.dtype != like.real.dtype:
+        values = rec.astype(values, dtype=like.real.dtype)
     return values, values.shape[0]
 
 
@@ -407,6 +405,25 @@ def _scale(op: str, window: Tensor, fs: float, scaling: str) -> Tensor:
     raise ArgumentError(f"{op}: scaling must be 'spectrum' or 'psd', not {scaling!r}.")
 
 
+def _taper(window: Any, nperseg: int | None, signal: Tensor) -> tuple[Tensor, int]:
+    """Return the window of ``stft`` in the precision of the signal, and its length."""
+    length = signal.shape[-1]
+    if not length:
+        raise ShapeError("stft: the signal must not be empty.")
+    if nperseg is not None and nperseg < 1:
+        raise ArgumentError(f"stft: nperseg must be positive, but is {nperseg}.")
+    if nperseg is not None and isinstance(window, (str, tuple)):
+        nperseg = min(int(nperseg), length)
+    taper, size = _window("stft", window, nperseg, length, signal)
+    if size > length:
+        raise ShapeError(
+            f"stft: the window must not be longer than the signal, but has {size} samples and the signal has "
+            f"{length}."
+        )
+    return taper, size
+
+
+@_signal_doc
 def stft(
     x: ArrayLike,
     fs: float = 1.0,
@@ -423,33 +440,6 @@ def stft(
 ) -> tuple[Any, Any, Tensor]:
     """Compute the short-time Fourier transform.
 
-    Parameters
-    ----------
-    x : array_like
-        The signals.
-    fs : float, optional
-        The sampling frequency.
-    window : str, tuple or array_like, optional
-        SciPy's name of a window, or its values; gradients flow to a tensor.
-    nperseg : int, optional
-        The length of the segments, 256 by default.
-    noverlap : int, optional
-        The number of samples by which segments overlap; by default half of their length.
-    nfft : int, optional
-        The length of the Fourier transforms; by default that of the segments.
-    detrend : bool, str or callable, optional
-        "constant" or "linear" to subtract the mean or a line from each segment.
-    return_onesided : bool, optional
-        Whether to return only half of the spectrum of real signals.
-    boundary : str, optional
-        How to extend the signals by half a segment: "zeros", "even", "odd", "constant"; None for none.
-    padded : bool, optional
-        Whether zeros are added at the end, so that segments cover the whole signal.
-    axis : int, optional
-        The axis of time.
-    scaling : {"spectrum", "psd"}, optional
-        Whether magnitudes or power densities are preserved.
-
     Returns
     -------
     tuple
@@ -461,34 +451,13 @@ def stft(
     ArgumentError, ShapeError
         If the lengths are not compatible.
 
-    Examples
-    --------
     >>> import adjoint as ad, numpy as np
     >>> f, t, z = ad.scipy.signal.stft(np.ones(8), nperseg=4)
     >>> z.shape
     (3, 5)
     """
     signal = moveaxis(floating("stft", x), axis, -1)
-    length = signal.shape[-1]
-    if not length:
-        raise ShapeError("stft: the signal must not be empty.")
-    if nperseg is not None and nperseg < 1:
-        raise ArgumentError(f"stft: nperseg must be positive, but is {nperseg}.")
-    size = (
-        None
-        if nperseg is None
-        else min(int(nperseg), length)
-        if isinstance(window, (str, tuple))
-        else nperseg
-    )
-    taper, size = _window("stft", window, size, length)
-    if size > length:
-        raise ShapeError(
-            f"stft: the window must not be longer than the signal, but has {size} samples and the signal has "
-            f"{length}."
-        )
-    if taper.dtype.kind == "f" and taper.dtype != signal.real.dtype:
-        taper = rec.astype(taper, dtype=signal.real.dtype)
+    taper, size = _taper(window, nperseg, signal)
     overlap, points = _sizes("stft", size, noverlap, nfft)
     step = size - overlap
     signal = _extended(signal, boundary, size // 2)
@@ -507,6 +476,35 @@ def stft(
     return frequencies, times, moveaxis(spectra, -1, axis - 1 if axis < 0 else axis)
 
 
+def _arranged(Zxx: ArrayLike, time_axis: int, freq_axis: int) -> tuple[Tensor, int]:
+    """Return transforms with time and frequency as their last axes, and the axis of time of the signals."""
+    z = floating("istft", Zxx)
+    if z.ndim < 2:
+        raise ShapeError(
+            f"istft: the input must have at least two axes, for frequency and time, but has shape {z.shape}."
+        )
+    time, frequency = time_axis % z.ndim, freq_axis % z.ndim
+    if time == frequency:
+        raise ArgumentError("istft: time_axis and freq_axis must be different axes.")
+    rest = [a for a in range(z.ndim) if a not in (time, frequency)]
+    z = rec.permute_dims(z, axes=tuple(a - z.ndim for a in (*rest, time, frequency)))
+    return z, time - (frequency < time)
+
+
+def _joined(frames: Tensor, taper: Tensor, step: int, boundary: bool) -> Tensor:
+    """Return signals from their overlapping segments; with ``boundary``, half a segment is cut off."""
+    count, size = frames.shape[-2:]
+    length = size + (count - 1) * step
+    index = np.arange(count)[:, None] * step + np.arange(size)
+    total = _overlapped(frames, index, length)
+    weight = _overlapped(rec.broadcast_to(taper * taper, shape=index.shape), index, length)
+    if boundary:
+        cut = slice(size // 2, length - size // 2)
+        total, weight = total[..., cut], weight[cut]
+    return total / rec.where(weight <= 1e-10, 1.0, weight)
+
+
+@_signal_doc
 def istft(
     Zxx: ArrayLike,
     fs: float = 1.0,
@@ -524,26 +522,14 @@ def istft(
 
     Parameters
     ----------
-    Zxx : array_like
-        The transforms.
-    fs : float, optional
-        The sampling frequency.
     window : str, tuple or array_like, optional
         The window of ``stft``.
     nperseg : int, optional
         The length of the segments; by default from the number of frequencies.
-    noverlap : int, optional
-        The number of samples by which segments overlap; by default half of their length.
     nfft : int, optional
         The length of the Fourier transforms.
-    input_onesided : bool, optional
-        Whether the spectra are those of real signals.
     boundary : bool, optional
         Whether the signal was extended by half a segment, which is cut off.
-    time_axis : int, optional
-        The axis of time.
-    freq_axis : int, optional
-        The axis of frequency.
     scaling : {"spectrum", "psd"}, optional
         The scaling of ``stft``.
 
@@ -557,46 +543,24 @@ def istft(
     ArgumentError, ShapeError
         If the lengths are not compatible.
 
-    Examples
-    --------
     >>> import adjoint as ad, numpy as np
     >>> _, _, z = ad.scipy.signal.stft(np.arange(8.0), nperseg=4)
     >>> ad.scipy.signal.istft(z)[1].numpy().round(12)
     array([0., 1., 2., 3., 4., 5., 6., 7.])
     """
-    z = floating("istft", Zxx)
-    if z.ndim < 2:
-        raise ShapeError(
-            f"istft: the input must have at least two axes, for frequency and time, but has shape {z.shape}."
-        )
-    time, frequency = time_axis % z.ndim, freq_axis % z.ndim
-    if time == frequency:
-        raise ArgumentError("istft: time_axis and freq_axis must be different axes.")
-    rest = [a for a in range(z.ndim) if a not in (time, frequency)]
-    z = rec.permute_dims(z, axes=tuple(a - z.ndim for a in (*rest, time, frequency)))
+    z, place = _arranged(Zxx, time_axis, freq_axis)
     usual = 2 * (z.shape[-1] - 1) if input_onesided else z.shape[-1]
     if nperseg is None and isinstance(window, (str, tuple)):
         nperseg = usual
-    taper, size = _window("istft", window, nperseg, usual)
+    taper, size = _window("istft", window, nperseg, usual, z)
     if nfft is None and input_onesided and size == usual + 1:
         usual = size  # for a window of odd length
-    if taper.dtype.kind == "f" and taper.dtype != z.real.dtype:
-        taper = rec.astype(taper, dtype=z.real.dtype)
     overlap, points = _sizes("istft", size, noverlap, usual if nfft is None else nfft)
-    step, count = size - overlap, z.shape[-2]
     frames = (fft.irfft(z, points) if input_onesided else fft.ifft(z, points))[..., :size]
     frames = frames * (taper / _scale("istft", taper, fs, scaling))
-    length = size + (count - 1) * step
-    index = np.arange(count)[:, None] * step + np.arange(size)
-    total = _overlapped(frames, index, length)
-    weight = _overlapped(rec.broadcast_to(taper * taper, shape=index.shape), index, length)
-    if boundary:
-        cut = slice(size // 2, length - size // 2)
-        total, weight = total[..., cut], weight[cut]
-    small = weight <= 1e-10
-    signal = total / rec.where(small, 1.0, weight)
+    signal = _joined(frames, taper, size - overlap, boundary)
     times = np.arange(signal.shape[-1]) / float(fs)
-    return times, moveaxis(signal, -1, time - (frequency < time))
+    return times, moveaxis(signal, -1, place)
 
 
 def _overlapped(frames: Tensor, index: Any, length: int) -> Tensor:
@@ -609,12 +573,6 @@ def _overlapped(frames: Tensor, index: Any, length: int) -> Tensor:
     return rec.untake(flat, asarray(index.reshape(-1)), axis=-1, length=length)
 
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
-        return scipy_only("signal", name)
+def __getattr__(name: str) -> Any:
+    """Return SciPy's own function, which raises an error for a tensor that requires grad."""
+    return scipy_only("signal", name)

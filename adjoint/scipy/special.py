@@ -4,7 +4,7 @@ The functions in ``__all__`` have derivatives of every order.  Other names are S
 raise ``LostHistoryError`` for a tensor that requires grad.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adjoint.core.convert import asarray as _asarray
 from adjoint.core.namespace import rec as _rec
@@ -23,10 +23,7 @@ from adjoint.typing import ArrayLike as _ArrayLike
 from adjoint.typing import Axis as _Axis
 
 __all__ = [*_special.__all__, "exp2", "expm1", "log1p", "log_softmax", "logsumexp", "softmax"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy
 
 
 for _name in (*_special.__all__, "exp2", "expm1", "log1p"):
@@ -145,12 +142,6 @@ def _over(function: Any, x: Any, axis: Any) -> Any:
     return _rec.reshape(function(_rec.reshape(t, shape=(-1,)), 0), shape=t.shape)
 
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
-        return _scipy_only("special", name)
+def __getattr__(name: str) -> Any:
+    """Return SciPy's own function, which raises an error for a tensor that requires grad."""
+    return _scipy_only("special", name)

@@ -3,7 +3,4 @@
 from adjoint.sklearn.estimators import Classifier, Regressor
 
 __all__ = ["Classifier", "Regressor"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy

@@ -13,6 +13,7 @@ import numpy as np
 
 from adjoint import nn, optim, train
 from adjoint.config import no_grad
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, MissingExtraError
 from adjoint.nn import functional
@@ -32,6 +33,45 @@ __all__ = ["Classifier", "Regressor"]
 
 _FLOATS = (np.float64, np.float32)
 _ROWS = 4096  # the number of rows per call of the network in a prediction
+
+
+_estimator_doc = SharedDoc("""
+    Parameters
+    ----------
+    X : array of shape (n_samples, n_features)
+        The inputs.
+    y : array of shape (n_samples,) or (n_samples, n_outputs)
+        The targets.
+    sample_weight : array of shape (n_samples,), optional
+        The weight of each sample in the mean of the losses.
+    hidden : tuple of int
+        The widths of the hidden layers of the default network.
+    optimizer : callable, optional
+        ``optimizer(parameters, lr=lr)``; by default ``optim.Adam``.
+    lr : float
+        The learning rate.
+    epochs : int
+        The number of passes over the data.
+    batch_size : int
+        The number of samples in each step.
+    early_stopping : bool
+        Whether to hold out samples, stop when the loss on them no longer falls, and keep the best weights.
+    validation_fraction : float
+        The fraction of the samples that early stopping holds out.
+    patience : int
+        The number of epochs without improvement after which training stops.
+    warm_start : bool
+        Whether ``fit`` continues from the weights of the previous call.
+    random_state : int, RandomState or None
+        The seed of the initial weights and of the order of samples.
+    verbose : bool
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    self
+        The fitted estimator.
+    """)
 
 
 class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
@@ -70,23 +110,9 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
 
     # Training ------------------------------------------------------------------------------------
 
+    @_estimator_doc
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train the network.
-
-        Parameters
-        ----------
-        X : array of shape (n_samples, n_features)
-            The inputs.
-        y : array of shape (n_samples,) or (n_samples, n_outputs)
-            The targets.
-        sample_weight : array of shape (n_samples,), optional
-            The weight of each sample in the mean of the losses.
-
-        Returns
-        -------
-        self
-            The fitted estimator.
-        """
+        """Train the network."""
         again = self.warm_start and hasattr(self, "module_")
         X, target, weight = self._validated(X, y, sample_weight, first=not again)
         rng = check_random_state(self.random_state)
@@ -250,6 +276,7 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         return prediction
 
 
+@_estimator_doc
 class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-learn has no types
     """Neural network that classifies, with the interface of scikit-learn.
 
@@ -258,30 +285,8 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-l
     module : Module or callable, optional
         The network, or a function that returns it, given the numbers of features and classes.  Its outputs
         are logits.  A module is copied before training.  The default has linear layers with ReLU in between.
-    hidden : tuple of int
-        The widths of the hidden layers of the default network.
     loss : callable, optional
         ``loss(logits, labels, reduction="none")``; by default ``nn.functional.cross_entropy``.
-    optimizer : callable, optional
-        ``optimizer(parameters, lr=lr)``; by default ``optim.Adam``.
-    lr : float
-        The learning rate.
-    epochs : int
-        The number of passes over the data.
-    batch_size : int
-        The number of samples in each step.
-    early_stopping : bool
-        Whether to hold out samples, stop when the loss on them no longer falls, and keep the best weights.
-    validation_fraction : float
-        The fraction of the samples that early stopping holds out.
-    patience : int
-        The number of epochs without improvement after which training stops.
-    warm_start : bool
-        Whether ``fit`` continues from the weights of the previous call.
-    random_state : int, RandomState or None
-        The seed of the initial weights and of the order of samples.
-    verbose : bool
-        Whether to show a progress bar.
 
     Attributes
     ----------
@@ -294,8 +299,6 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-l
     n_iter_ : int
         The number of epochs.
 
-    Examples
-    --------
     >>> from sklearn.datasets import load_iris
     >>> from adjoint.sklearn import Classifier
     >>> X, y = load_iris(return_X_y=True)
@@ -325,35 +328,23 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-l
     def _split(self, target: Any) -> dict[str, Any]:
         return {"stratify": target}
 
+    @_estimator_doc
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Train for one epoch on these samples, starting from the current weights.
 
         Parameters
         ----------
-        X : array of shape (n_samples, n_features)
-            The inputs.
         y : array of shape (n_samples,)
             The labels.
         classes : array, optional
             All labels.  Required at the first call if ``y`` does not contain all of them.
-        sample_weight : array of shape (n_samples,), optional
-            The weight of each sample in the mean of the losses.
-
-        Returns
-        -------
-        self
-            The fitted estimator.
         """
         self._train_once(X, y, sample_weight, classes)
         return self
 
+    @_estimator_doc
     def predict_proba(self, X: Any) -> Any:
         """Return the probability of each class.
-
-        Parameters
-        ----------
-        X : array of shape (n_samples, n_features)
-            The inputs.
 
         Returns
         -------
@@ -362,13 +353,9 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-l
         """
         return functional.softmax(self._raw(X), axis=-1).numpy()
 
+    @_estimator_doc
     def predict(self, X: Any) -> Any:
         """Return the most probable class.
-
-        Parameters
-        ----------
-        X : array of shape (n_samples, n_features)
-            The inputs.
 
         Returns
         -------
@@ -379,6 +366,7 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]  # scikit-l
         return self.classes_[raw.argmax(1)]
 
 
+@_estimator_doc
 class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-learn has no types
     """Neural network that predicts numbers, with the interface of scikit-learn.
 
@@ -387,30 +375,8 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-lea
     module : Module or callable, optional
         The network, or a function that returns it, given the numbers of features and outputs.  A module is
         copied before training.  The default has linear layers with ReLU in between.
-    hidden : tuple of int
-        The widths of the hidden layers of the default network.
     loss : callable, optional
         ``loss(prediction, target, reduction="none")``; by default ``nn.functional.mse_loss``.
-    optimizer : callable, optional
-        ``optimizer(parameters, lr=lr)``; by default ``optim.Adam``.
-    lr : float
-        The learning rate.
-    epochs : int
-        The number of passes over the data.
-    batch_size : int
-        The number of samples in each step.
-    early_stopping : bool
-        Whether to hold out samples, stop when the loss on them no longer falls, and keep the best weights.
-    validation_fraction : float
-        The fraction of the samples that early stopping holds out.
-    patience : int
-        The number of epochs without improvement after which training stops.
-    warm_start : bool
-        Whether ``fit`` continues from the weights of the previous call.
-    random_state : int, RandomState or None
-        The seed of the initial weights and of the order of samples.
-    verbose : bool
-        Whether to show a progress bar.
 
     Attributes
     ----------
@@ -421,8 +387,6 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-lea
     n_iter_ : int
         The number of epochs.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from adjoint.sklearn import Regressor
     >>> X = np.linspace(-2, 2, 100)[:, None]
@@ -454,33 +418,15 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]  # scikit-lea
     def _shaped(self, prediction: Tensor, target: Any) -> Tensor:
         return prediction.reshape(target.shape)
 
+    @_estimator_doc
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train for one epoch on these samples, starting from the current weights.
-
-        Parameters
-        ----------
-        X : array of shape (n_samples, n_features)
-            The inputs.
-        y : array of shape (n_samples,) or (n_samples, n_outputs)
-            The targets.
-        sample_weight : array of shape (n_samples,), optional
-            The weight of each sample in the mean of the losses.
-
-        Returns
-        -------
-        self
-            The fitted estimator.
-        """
+        """Train for one epoch on these samples, starting from the current weights."""
         self._train_once(X, y, sample_weight)
         return self
 
+    @_estimator_doc
     def predict(self, X: Any) -> Any:
         """Return the predictions.
-
-        Parameters
-        ----------
-        X : array of shape (n_samples, n_features)
-            The inputs.
 
         Returns
         -------

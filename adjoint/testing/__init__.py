@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from adjoint.testing import strategies
 
 __all__ = ["Case", "array", "cases", "gradcheck", "gradgradcheck", "strategies"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy
 
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names

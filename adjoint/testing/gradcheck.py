@@ -11,6 +11,7 @@ import numpy as np
 from adjoint import words
 from adjoint.config import enable_grad, is_grad_enabled, no_grad
 from adjoint.core.convert import tensor
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import ArgumentError, DTypeError, GradcheckError, InputError
 from adjoint.grads.backward import gradients
@@ -47,6 +48,35 @@ class _How:
         return ~close
 
 
+_check_doc = SharedDoc("""
+    Parameters
+    ----------
+    f : callable
+        A function that returns a tensor or several.
+    eps : float, optional
+        The step; by default 1e-6, and 1e-20 for the complex step.
+    atol : float, optional
+        The absolute tolerance.
+    rtol : float, optional
+        The relative tolerance.
+    seed : int, optional
+        The seed of the random numbers.
+    raise_exception : bool, optional
+        Whether to raise instead of returning False.
+
+    Returns
+    -------
+    bool
+        True if the derivatives agree.
+
+    Raises
+    ------
+    GradcheckError
+        If they differ; the message shows the worst element.
+    """)
+
+
+@_check_doc
 def gradcheck(
     f: Function,
     inputs: Any,
@@ -68,17 +98,9 @@ def gradcheck(
 
     Parameters
     ----------
-    f : callable
-        A function that returns a tensor or several.
     inputs : array_like or sequence
         One argument or several. Float64 and complex128 arrays and tensors that require grad are
         checked; other values are passed on.
-    eps : float, optional
-        The step; by default 1e-6, and 1e-20 for the complex step.
-    atol : float, optional
-        The absolute tolerance.
-    rtol : float, optional
-        The relative tolerance.
     method : {"central", "complex"}, optional
         Central differences, or the complex step, which is exact to the last digits, for real inputs
         and functions of analytic ops (no abs, no comparisons).
@@ -87,24 +109,7 @@ def gradcheck(
     directions : int, optional
         The number of random combinations to compare in place of the whole Jacobian, with two calls
         of ``f`` each.
-    seed : int, optional
-        The seed of the random numbers.
-    raise_exception : bool, optional
-        Whether to raise instead of returning False.
 
-    Returns
-    -------
-    bool
-        True if the derivatives agree.
-
-    Raises
-    ------
-    GradcheckError
-        If they differ; the message shows the worst element.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.testing.gradcheck(lambda x: (x * ad.sin(x)).sum(), [[0.5, 1.0]])
     True
     """
@@ -112,6 +117,7 @@ def gradcheck(
     return _run(f, _arguments(inputs), how, 0, order, raise_exception)
 
 
+@_check_doc
 def gradgradcheck(
     f: Function,
     inputs: Any,
@@ -132,40 +138,15 @@ def gradgradcheck(
 
     Parameters
     ----------
-    f : callable
-        A function that returns a tensor or several.
     inputs : array_like or sequence
         One argument or several, as in ``gradcheck``.
     grad_outputs : array_like or sequence, optional
         The gradients of the outputs; random numbers by default.
-    eps : float, optional
-        The step; by default 1e-6, and 1e-20 for the complex step.
-    atol : float, optional
-        The absolute tolerance.
-    rtol : float, optional
-        The relative tolerance.
     method : {"central", "complex"}, optional
         The approximation, as in ``gradcheck``.
     directions : int, optional
         The number of random combinations to compare, as in ``gradcheck``.
-    seed : int, optional
-        The seed of the random numbers.
-    raise_exception : bool, optional
-        Whether to raise instead of returning False.
 
-    Returns
-    -------
-    bool
-        True if the derivatives agree.
-
-    Raises
-    ------
-    GradcheckError
-        If they differ; the message shows the worst element.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.testing.gradgradcheck(ad.tanh, [[0.5, 1.0]])
     True
     """

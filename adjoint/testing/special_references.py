@@ -136,18 +136,13 @@ def _poisson_quantile(u: Any, lam: Any) -> Any:
 
 
 SPECIAL: dict[str, Callable[..., Any]] = {
-    "poisson_quantile": _poisson_quantile,
-    "sinc_derivative": _sinc_derivative,
-    "polygamma_gap": _polygamma_gap,
-    "ive_derivative": _ive_derivative,
-    "erfcx_derivative": _erfcx_derivative,
-    "dawsn_derivative": _dawsn_derivative,
-    "kve_derivative": _kve_derivative,
-    "zeta_derivative": _zeta_derivative,
-    "gammainc_derivative": _gammainc_derivative,
-    "betainc_derivative": _betainc_derivative,
-    "stdtr_derivative": _stdtr_derivative,
-}
+    f.__name__[1:]: f
+    for f in (
+        _poisson_quantile, _sinc_derivative, _polygamma_gap, _ive_derivative, _erfcx_derivative,
+        _dawsn_derivative, _kve_derivative, _zeta_derivative, _gammainc_derivative, _betainc_derivative,
+        _stdtr_derivative,
+    )
+}  # fmt: skip
 
 
 def _scipy() -> Any:

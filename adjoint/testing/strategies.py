@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.docstrings import SharedDoc
 from adjoint.errors import ArgumentError, MissingExtraError
 
 try:
@@ -22,16 +23,35 @@ except ImportError:
     raise MissingExtraError("adjoint.testing.strategies", "hypothesis", "testing") from None
 
 __all__ = ["Instruction", "Program", "arrays", "broadcastable_shapes", "programs", "shapes"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy
 
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 
+_strategy_doc = SharedDoc("""
+    Parameters
+    ----------
+    max_dims : int, optional
+        The largest number of axes.
+    min_side : int, optional
+        The least length.
+    max_side : int, optional
+        The largest length.
+    xp : module
+        NumPy or adjoint.
+    leaves : sequence
+        The inputs, as arrays or tensors.
+
+    Returns
+    -------
+    SearchStrategy
+        The strategy.
+    """)
+
+
+@_strategy_doc
 def shapes(
     *, min_dims: int = 0, max_dims: int = 3, min_side: int = 0, max_side: int = 4
 ) -> st.SearchStrategy[Shape]:
@@ -41,20 +61,7 @@ def shapes(
     ----------
     min_dims : int, optional
         The least number of axes.
-    max_dims : int, optional
-        The largest number of axes.
-    min_side : int, optional
-        The least length.
-    max_side : int, optional
-        The largest length.
 
-    Returns
-    -------
-    SearchStrategy
-        The strategy.
-
-    Examples
-    --------
     >>> from hypothesis import find
     >>> find(shapes(), lambda shape: len(shape) == 2)
     (0, 0)
@@ -62,6 +69,7 @@ def shapes(
     return hnp.array_shapes(min_dims=min_dims, max_dims=max_dims, min_side=min_side, max_side=max_side)
 
 
+@_strategy_doc
 def broadcastable_shapes(
     count: int = 2, *, max_dims: int = 3, min_side: int = 0, max_side: int = 4
 ) -> st.SearchStrategy[tuple[Shape, ...]]:
@@ -71,20 +79,7 @@ def broadcastable_shapes(
     ----------
     count : int, optional
         The number of shapes.
-    max_dims : int, optional
-        The largest number of axes.
-    min_side : int, optional
-        The least length.
-    max_side : int, optional
-        The largest length.
 
-    Returns
-    -------
-    SearchStrategy
-        The strategy.
-
-    Examples
-    --------
     >>> from hypothesis import find
     >>> len(find(broadcastable_shapes(3), lambda shapes: shapes[0] != shapes[1]))
     3
@@ -240,15 +235,9 @@ class Program:
     leaves: tuple[Array, ...]
     instructions: tuple[Instruction, ...]
 
+    @_strategy_doc
     def run(self, xp: Any, leaves: Sequence[Any]) -> list[Any]:
         """Compute all values: the leaves, then one for each instruction.
-
-        Parameters
-        ----------
-        xp : module
-            NumPy or adjoint.
-        leaves : sequence
-            The inputs, as arrays or tensors.
 
         Returns
         -------
@@ -260,15 +249,9 @@ class Program:
             values.append(_STEPS[step.name].run(xp, *(values[i] for i in step.operands)))
         return values
 
+    @_strategy_doc
     def loss(self, xp: Any, leaves: Sequence[Any]) -> Any:
         """Compute the sum of the last value.
-
-        Parameters
-        ----------
-        xp : module
-            NumPy or adjoint.
-        leaves : sequence
-            The inputs, as arrays or tensors.
 
         Returns
         -------

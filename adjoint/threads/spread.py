@@ -33,17 +33,9 @@ from adjoint.errors import WorkerError
 from adjoint.threads.helpers import LOOK_SECONDS
 
 __all__ = [
-    "ALONE",
-    "COSTLY_SIZE",
-    "SHARED",
-    "function_in_pieces",
-    "pairs_in_pieces",
-    "pieces",
-    "processors",
-    "run_parts",
-    "scratch",
-    "threads_for",
-]
+    "ALONE", "COSTLY_SIZE", "SHARED", "function_in_pieces", "pairs_in_pieces", "pieces", "processors",
+    "run_parts", "scratch", "threads_for",
+]  # fmt: skip
 
 T = TypeVar("T")
 

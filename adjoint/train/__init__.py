@@ -18,30 +18,11 @@ from adjoint.train.loggers import MLflowLog, TensorBoardLog, WandbLog
 from adjoint.train.trainer import Trainer
 
 __all__ = [
-    "BestCheckpoint",
-    "CSVLog",
-    "Callback",
-    "Checkpoints",
-    "ComposedLoss",
-    "DataLoader",
-    "EarlyStopping",
-    "GradientFlow",
-    "History",
-    "JSONLog",
-    "MLflowLog",
-    "NonFiniteGuard",
-    "Padded",
-    "TensorBoardLog",
-    "Trainer",
-    "WandbLog",
-    "compose",
-    "pad_collate",
-    "stack_collate",
-]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    "BestCheckpoint", "CSVLog", "Callback", "Checkpoints", "ComposedLoss", "DataLoader", "EarlyStopping",
+    "GradientFlow", "History", "JSONLog", "MLflowLog", "NonFiniteGuard", "Padded", "TensorBoardLog",
+    "Trainer", "WandbLog", "compose", "pad_collate", "stack_collate",
+]  # fmt: skip
+__dir__ = sorted(__all__).copy
 
 
 _add_hints(__name__)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.shapes import number, whole_number
 from adjoint.errors import ArgumentError, FileError, NonFiniteError
 from adjoint.grads.norm import global_norm
@@ -21,14 +22,26 @@ if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
 __all__ = [
-    "BestCheckpoint",
-    "CSVLog",
-    "Callback",
-    "EarlyStopping",
-    "GradientFlow",
-    "JSONLog",
-    "NonFiniteGuard",
-]
+    "BestCheckpoint", "CSVLog", "Callback", "EarlyStopping", "GradientFlow", "JSONLog", "NonFiniteGuard",
+]  # fmt: skip
+
+
+_callback_doc = SharedDoc("""
+    Parameters
+    ----------
+    trainer : Trainer
+        The trainer.
+    logs : mapping of str to float
+        The metrics of the step.
+    monitor : str
+        The name of the metric.
+    mode : {"min", "max"}
+        Whether lower or higher is better.
+    path : path
+        The file.  Lines are appended to an existing file.
+    every : {"epoch", "step"}
+        How often a line is written.
+    """)
 
 
 class Callback:
@@ -44,29 +57,16 @@ class Callback:
 
     writes = True  # whether this rank writes files; False on ranks other than the first
 
+    @_callback_doc
     def before_update(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
         """Run before each update, when ``p.grad`` of each parameter is the clipped gradient of the batch.
 
         An exception prevents the update.
-
-        Parameters
-        ----------
-        trainer : Trainer
-            The trainer.
-        logs : mapping of str to float
-            The metrics of the step.
         """
 
+    @_callback_doc
     def on_step(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
-        """Run after each update.
-
-        Parameters
-        ----------
-        trainer : Trainer
-            The trainer.
-        logs : mapping of str to float
-            The metrics of the step.
-        """
+        """Run after each update."""
 
     def on_epoch(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
         """Run after each epoch.
@@ -90,32 +90,17 @@ class Callback:
             The epoch's metrics.
         """
 
+    @_callback_doc
     def on_end(self, trainer: Trainer) -> None:
-        """Run when training ends, also after an error.
+        """Run when training ends, also after an error."""
 
-        Parameters
-        ----------
-        trainer : Trainer
-            The trainer.
-        """
-
+    @_callback_doc
     def on_restart(self, trainer: Trainer) -> None:
-        """Run when ``fit(resume=True)`` finds no checkpoint and starts from the beginning.
+        """Run when ``fit(resume=True)`` finds no checkpoint and starts from the beginning."""
 
-        Parameters
-        ----------
-        trainer : Trainer
-            The trainer.
-        """
-
+    @_callback_doc
     def on_resume(self, trainer: Trainer) -> None:
-        """Run when training resumes from a checkpoint that contains the state of this callback.
-
-        Parameters
-        ----------
-        trainer : Trainer
-            The trainer.
-        """
+        """Run when training resumes from a checkpoint that contains the state of this callback."""
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.identity().items())
@@ -179,22 +164,17 @@ class _Monitor(Callback):
         self.best = math.inf if state["best"] is None else float(state["best"])
 
 
+@_callback_doc
 class EarlyStopping(_Monitor):
     """Stop the training when a metric has not improved for several epochs.
 
     Parameters
     ----------
-    monitor : str
-        The name of the metric.
     patience : int
         The number of epochs without improvement after which training stops.
-    mode : {"min", "max"}
-        Whether lower or higher is better.
     delta : float
         The least change that counts as an improvement.
 
-    Examples
-    --------
     >>> from adjoint import train
     >>> stopping = train.EarlyStopping("val_loss", patience=3)
     """
@@ -233,6 +213,7 @@ class EarlyStopping(_Monitor):
         self.waited = int(state["waited"])
 
 
+@_callback_doc
 class BestCheckpoint(_Monitor):
     """Keep the checkpoint of the epoch in which a metric was best.
 
@@ -244,13 +225,7 @@ class BestCheckpoint(_Monitor):
     ----------
     directory : path
         The directory.  It must differ from the directory of the trainer.
-    monitor : str
-        The name of the metric.
-    mode : {"min", "max"}
-        Whether lower or higher is better.
 
-    Examples
-    --------
     >>> from adjoint import train
     >>> best = train.BestCheckpoint("runs/best", monitor="val_loss")
     >>> best.path is None
@@ -362,18 +337,10 @@ class Log(Callback, ABC):
     def _write(self, row: dict[str, float]) -> None: ...
 
 
+@_callback_doc
 class CSVLog(Log):
     """Write the metrics as CSV.  The first line of the file determines the columns.
 
-    Parameters
-    ----------
-    path : path
-        The file.  Lines are appended to an existing file.
-    every : {"epoch", "step"}
-        How often a line is written.
-
-    Examples
-    --------
     >>> from adjoint import train
     >>> log = train.CSVLog("runs/log.csv")
     """
@@ -411,18 +378,10 @@ class CSVLog(Log):
         return columns
 
 
+@_callback_doc
 class JSONLog(Log):
     """Write the metrics as one JSON object per line.
 
-    Parameters
-    ----------
-    path : path
-        The file.  Lines are appended to an existing file.
-    every : {"epoch", "step"}
-        How often a line is written.
-
-    Examples
-    --------
     >>> from adjoint import train
     >>> log = train.JSONLog("runs/log.jsonl", every="step")
     """

@@ -61,11 +61,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        keep: int = 3,
-        mode: str = "min",
-        monitor: str | None = None,
+        self, directory: str | os.PathLike[str], keep: int = 3, mode: str = "min", monitor: str | None = None
     ) -> None:
         if whole_number("Checkpoints", "keep", keep) < 1:
             raise ArgumentError(f"Checkpoints: keep must be at least 1, but is {keep!r}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,15 +23,9 @@ if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
 __all__ = [
-    "check_arguments",
-    "check_batches",
-    "check_monitors",
-    "check_names",
-    "check_parameters",
-    "input_array",
-    "output_array",
-    "warn_not_finite",
-]
+    "check_arguments", "check_batches", "check_monitors", "check_names", "check_parameters", "check_ranks",
+    "checked_metrics", "input_array", "output_array", "warn_not_finite",
+]  # fmt: skip
 
 # Names of hooks in other libraries, and the hooks of Callback with the same purpose
 _HOOKS = {
@@ -140,6 +134,25 @@ def check_parameters(trainer: Trainer) -> None:
         )
 
 
+def checked_metrics(metrics: Any) -> dict[str, Any]:
+    """Return metrics as a dictionary of functions by name."""
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise InputError(
+            f"Trainer: metrics must be a dictionary of functions by name, not "
+            f"{words.a(type(metrics).__name__)}."
+        )
+    return dict(metrics or {})
+
+
+def check_ranks(pieces: int, size: int) -> None:
+    """Raise if a batch has fewer pieces than there are ranks."""
+    if pieces < size:
+        raise ArgumentError(
+            "Trainer: accumulate= is the number of pieces of a batch on all ranks together, so it "
+            f"must be at least the number of ranks, {size}, but is {pieces}."
+        )
+
+
 def _refuse_class(name: str, value: Any, base: type, arguments: str = "…") -> None:
     """Raise if ``value`` is a subclass of ``base`` instead of an instance.
 
@@ -243,5 +256,5 @@ def warn_not_finite(loss: float, step: int, epoch: int) -> None:
     warn(
         f"the loss is {loss} at step {step}, epoch {epoch}, and the weights were updated from it.\n"
         "  Lower the learning rate, clip gradients with clip=1.0, or find the op with ad.detect_anomaly().\n"
-        "  Pass Trainer(…, callbacks=[train.NonFiniteGuard()]) to stop before such an update.",
+        "  Pass Trainer(…, callbacks=[train.NonFiniteGuard()]) to stop before such an update."
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adjoint.compiler.compile import compile
-from adjoint.compiler.machine import has_llvm
+from adjoint.compiler.api.compile import compile
+from adjoint.compiler.emit.machine import has_llvm
 from adjoint.config import special
 from adjoint.core.observer import observer, unobserved
 from adjoint.core.tensor import Tensor

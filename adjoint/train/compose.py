@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.config import special
 from adjoint.core.convert import asarray
-from adjoint.core.lifted import tracing
 from adjoint.core.tensor import Tensor, Traced
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.grads.backward import gradients
@@ -81,8 +79,6 @@ class ComposedLoss(Module):
     >>> loss(ad.ones(2), ad.zeros(2))
     tensor(1., dtype=float64)
     """
-
-    _guarded = ("terms",)  # attributes that ``terms_of`` reads; see ``compiler.reads``
 
     def __init__(self, terms: Mapping[str, Any]) -> None:
         if not isinstance(terms, Mapping) or not terms:
@@ -177,14 +173,6 @@ class ComposedLoss(Module):
         dict of str to float or str
             The weights by term.
         """
-        if special.count and (trace := tracing.get()) is not None:
-            scheduled = [w for w in self.weights.values() if callable(w)]
-            trace.guard_reads(scheduled)
-            own = vars(self)
-            watch = lambda: [("item", own, "weights"), ("whole", self.weights), ("item", own, "step")]
-            trace.guard(
-                "the weights of a composed loss", lambda: (self.weights, scheduled and self.step), watch
-            )
         return {name: float(w(self.step)) if callable(w) else w for name, w in self.weights.items()}
 
     def total(self, terms: Mapping[str, Tensor], weights: Mapping[str, Any]) -> Tensor:

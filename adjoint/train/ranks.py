@@ -26,6 +26,7 @@ from adjoint.random import Generator
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader, Share
 from adjoint.train.snapshot import modules_of
+from adjoint.train.steps import differentiated
 from adjoint.train.weighing import Averages, examples_in, loss_of
 
 if TYPE_CHECKING:
@@ -103,9 +104,6 @@ class RankLoop:
         part = batch if isinstance(batch, Share) else self._cut(batch)
         norms = _RankNorms(trainer, self.group) if trainer._term_norms() else None
         drop(trainer._left_alone)
-        if trainer.compiled is not None and trainer.compiled.rows is None:
-            # the size of the first piece of the batch: the choice must not depend on the number of ranks
-            trainer.compiled.rows = share(part.rows, trainer.pieces, 0)[1]
         facts = Facts(part.rows, [], None)
         self.sums.facts = facts
         found = {"grad_norm": math.nan, **dict.fromkeys(norms.names if norms is not None else (), math.nan)}
@@ -155,16 +153,8 @@ class RankLoop:
                     continue
                 key(number)
                 with acc.micro_batch() as block:
-                    if trainer.compiled is not None:
-                        loss, numbers, block.weight = trainer.compiled(piece, trainer.pieces, norms)
-                    else:
-                        loss, numbers, block.weight = loss_of(trainer, piece, trainer.pieces)
-                        if norms is not None:
-                            norms.add(block.weight)
-                        block.backward(loss)
-                weight = block.weight
-                trainer._release()
-                facts.numbers.append((weight, {"loss": loss.item(), **numbers}))
+                    numbers, weight = differentiated(trainer, piece, norms, block)
+                facts.numbers.append((weight, numbers))
 
     def _means(self) -> Numbers:
         """Return the mean of each metric over the pieces of all ranks, by name.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from adjoint.accumulate.blocks import MicroBatch
 from adjoint.core.tensor import Tensor
 from adjoint.grads.clip import clip_grad_norm
 from adjoint.grads.slots import drop
@@ -19,7 +20,7 @@ from adjoint.train.weighing import Averages, examples_in, loss_of
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
-__all__ = ["made_step"]
+__all__ = ["differentiated", "made_step"]
 
 Step = tuple[dict[str, float], dict[str, float], float]  # metrics, gradient norms, weight of the batch
 
@@ -48,16 +49,7 @@ def _whole_step(trainer: Trainer, batch: Any, params: list[Tensor]) -> Step:
     """Update the model from a whole batch; ``params`` are the parameters of the model and the loss."""
     norms = trainer._term_norms()
     drop(params)
-    if trainer.compiled is not None:
-        loss, numbers, weight = trainer.compiled(batch, 1, norms)
-    else:
-        loss, numbers, weight = loss_of(trainer, batch)
-        if norms is not None:
-            norms.add(weight)
-        if weight:
-            loss.backward()
-    trainer._release()
-    logs = {"loss": loss.item(), **numbers}
+    logs, weight = differentiated(trainer, batch, norms)
     logs = logs if weight else dict.fromkeys(logs, math.nan)
     found = {"grad_norm": math.nan, **_named_norms(norms)}
     if weight:  # a weight of 0, for example if all targets are ignored, means no update
@@ -78,16 +70,8 @@ def _step_in_pieces(trainer: Trainer, batch: Any) -> Step:
     try:
         for piece in _pieces(trainer, batch):
             with acc.micro_batch() as block:
-                if trainer.compiled is not None:
-                    loss, numbers, weight = trainer.compiled(piece, trainer.pieces, norms)
-                else:
-                    loss, numbers, weight = loss_of(trainer, piece, trainer.pieces)
-                    if norms is not None:
-                        norms.add(weight)
-                    loss.backward()
-                block.weight = weight
-            trainer._release()
-            averages.add({"loss": loss.item(), **numbers}, weight)
+                numbers, weight = differentiated(trainer, piece, norms, block)
+            averages.add(numbers, weight)
             total += weight
         acc.flush()
         logs = averages.means()
@@ -104,10 +88,29 @@ def _step_in_pieces(trainer: Trainer, batch: Any) -> Step:
     return logs, found, total
 
 
+def differentiated(
+    trainer: Trainer, piece: Any, norms: TermNorms | None, block: MicroBatch | None = None
+) -> tuple[dict[str, float], float]:
+    """Add the gradients of a batch, or of a piece of it in a ``block``; return its metrics and weight."""
+    if trainer.compiled is not None:
+        loss, numbers, weight = trainer.compiled(piece, trainer.pieces, norms)
+    else:
+        loss, numbers, weight = loss_of(trainer, piece, trainer.pieces)
+        if norms is not None:
+            norms.add(weight)
+    if block is not None:
+        block.weight = weight  # before the backward, in which ranks send the gradients of the last piece
+    if trainer.compiled is None and block is not None:
+        block.backward(loss)
+    elif trainer.compiled is None and weight:
+        loss.backward()
+    trainer._release()
+    return {"loss": loss.item(), **numbers}, weight
+
+
 def _pieces(trainer: Trainer, batch: Any) -> Iterable[Any]:
-    if trainer.pieces == 1 or not (rows := examples_in(batch)):
-        return [batch]
-    return trainer.accumulator.split(batch, -(-rows // trainer.pieces))
+    rows = examples_in(batch)
+    return trainer.accumulator.split(batch, -(-rows // trainer.pieces)) if rows else [batch]
 
 
 def _named_norms(norms: TermNorms | None) -> dict[str, float]:

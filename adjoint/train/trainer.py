@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adjoint import words
 from adjoint.accumulate.accumulator import GradientAccumulator
 from adjoint.config import grad_mode, no_grad
 from adjoint.context import within
@@ -34,6 +33,8 @@ from adjoint.train.checks import (
     check_monitors,
     check_names,
     check_parameters,
+    check_ranks,
+    checked_metrics,
     input_array,
     output_array,
     warn_not_finite,
@@ -130,9 +131,6 @@ class Trainer:
     True
     """
 
-    # attributes that the compiled loss reads; see ``compiler.reads``
-    _guarded = ("model", "loss", "compute", "metrics")
-
     def __init__(
         self,
         model: Module,
@@ -159,12 +157,7 @@ class Trainer:
         self.callbacks = (
             [] if callbacks is None else list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
         )
-        if metrics is not None and not isinstance(metrics, Mapping):
-            raise InputError(
-                f"Trainer: metrics must be a dictionary of functions by name, not "
-                f"{words.a(type(metrics).__name__)}."
-            )
-        self.metrics = dict(metrics or {})
+        self.metrics = checked_metrics(metrics)
         self.weight, self.unit, self.compute = weight, unit, compute
         self.checkpoints = None if directory is None else Checkpoints(directory, keep)
         self.checkpoint_every, self.term_norms = checkpoint_every, term_norms
@@ -172,11 +165,7 @@ class Trainer:
         self.progress = False if rank else progress
         self.pieces = size if accumulate is None else accumulate
         check_arguments(self)
-        if self.pieces < size:
-            raise ArgumentError(
-                "Trainer: accumulate= is the number of pieces of a batch on all ranks together, so it "
-                f"must be at least the number of ranks, {size}, but is {self.pieces}."
-            )
+        check_ranks(self.pieces, size)
         check_names(self)
         check_parameters(self)
         self.trained_first = sorted(self.named_parameters())  # not frozen at the start
@@ -187,20 +176,15 @@ class Trainer:
         self._left_alone = [p for p in named.values() if id(p) not in known]  # not updated by the optimiser
         self.accumulator = GradientAccumulator(
             {name: p for name, p in named.items() if id(p) in known},
-            accumulation_steps=self.pieces,
-            max_grad_norm=self.clip,
-            nonfinite="allow",
-            group=group,
-        )
+            accumulation_steps=self.pieces, max_grad_norm=self.clip, nonfinite="allow", group=group,
+        )  # fmt: skip
         self._ranks = None if group is None else RankLoop(self, group)
         self.compiled = CompiledLoss(self) if compile else None
-        self.step = 0
-        self.epoch = 0
+        self.step = self.epoch = 0
         self.history = History()
         self.stopped: str | None = None
         self.averages = Averages()  # of the current epoch
-        self.epoch_seconds = 0.0
-        self.epoch_steps = 0
+        self.epoch_seconds, self.epoch_steps = 0.0, 0
         self.trained = False  # whether all steps of the current epoch are done, but not its validation
         self._last_weight = 0.0
         self._warned = False
@@ -306,9 +290,8 @@ class Trainer:
             # set to itself: an interrupt at the end of a ``no_grad`` block inside would leave the mode off
             within(grad_mode, grad_mode.get(), self._epochs, loader, epochs, validate, bar, same, resume)
             if self.stopped is not None:
-                bar.stopped(
-                    self.step, self.stopped, self.stopped == INTERRUPTED and self.checkpoints is not None
-                )
+                saved = self.stopped == INTERRUPTED and self.checkpoints is not None
+                bar.stopped(self.step, self.stopped, saved)
         return self.history
 
     def _epochs(

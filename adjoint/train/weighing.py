@@ -21,18 +21,9 @@ if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
 
 __all__ = [
-    "RESERVED",
-    "Averages",
-    "check_pieces",
-    "computed",
-    "examples_in",
-    "finished",
-    "first_padded",
-    "loss_of",
-    "padded_targets",
-    "unit_of",
-    "weight_of",
-]
+    "RESERVED", "Averages", "check_pieces", "computed", "examples_in", "finished", "first_padded", "loss_of",
+    "padded_targets", "unit_of", "weight_of",
+]  # fmt: skip
 
 RESERVED = ("loss", "lr", "grad_norm", "seconds", "epoch", "step")  # names that the trainer logs itself
 

@@ -29,17 +29,9 @@ from adjoint.errors import RuleError, TransformError
 from adjoint.transforms.batch import vmap
 
 __all__ = [
-    "VALUES",
-    "Derivative",
-    "ForwardRule",
-    "Rule",
-    "SplitTree",
-    "apply",
-    "new_op",
-    "specs_of",
-    "wants_gradient",
-    "zeros_for",
-]
+    "VALUES", "Derivative", "ForwardRule", "Rule", "SplitTree", "apply", "new_op", "specs_of",
+    "wants_gradient", "zeros_for",
+]  # fmt: skip
 
 VALUES = (Tensor, np.ndarray, np.generic, int, float, complex)  # allowed types of results
 
@@ -164,22 +156,11 @@ def new_op(name: str, saves: Sequence[bool], saves_out: bool, outputs: int) -> O
     ``saves`` says for each argument whether the node saves it, ``saves_out`` whether it saves the output.
     """
     return Op(
-        name=name,
-        forward=lambda *_: None,
-        rules=(),
-        joint=None,
-        kind="general",
-        arity=len(saves),
-        arg_names=_positions(len(saves)),
-        out_name="out",
-        saves_args=tuple(saves),
-        saves_out=saves_out,
-        reads=(),
-        params=(),
-        outputs=outputs,
+        name=name, forward=lambda *_: None, rules=(), joint=None, kind="general", call=True,
+        arity=len(saves), arg_names=_positions(len(saves)), out_name="out", outputs=outputs,
+        saves_args=tuple(saves), saves_out=saves_out, reads=(), params=(),
         holomorphic=False,  # users' rules follow the convention of gradients themselves
-        call=True,
-    )
+    )  # fmt: skip
 
 
 # Saved values of a call -----------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy as np
 
 from adjoint import tree, words
 from adjoint.config import grad_mode
+from adjoint.context import user_code
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import enclosing
 from adjoint.core.node import next_seq
@@ -229,7 +230,7 @@ class _CustomRule(Rule):
         return repr(self.args.name(i))
 
     def plain(self, tensors: list[Tensor]) -> list[Tensor]:
-        outputs, self.structure = _outputs(self.name, self.custom.f(*self.args.all(tensors)))
+        outputs, self.structure = _outputs(self.name, user_code(self.custom, "f")(*self.args.all(tensors)))
         return outputs
 
 
@@ -285,7 +286,7 @@ class custom_vjp(_Custom):  # noqa: N801  a decorator that reads as a function
 
 class _VjpRule(_CustomRule):
     def forward(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Any]:
-        fwd: Any = self.custom.fwd
+        fwd = user_code(self.custom, "fwd")
         both = fwd(*self.args.all(tensors))
         if not isinstance(both, tuple) or len(both) != 2:
             got = words.count(len(both), "value") if isinstance(both, tuple) else words.a(type(both).__name__)
@@ -302,7 +303,7 @@ class _VjpRule(_CustomRule):
         self, residuals: list[Tensor], rest: Any, grads: list[Tensor | None], wanted: Sequence[bool]
     ) -> list[Any]:
         kept, specs, structure = rest
-        bwd: Any = self.custom.bwd
+        bwd = user_code(self.custom, "bwd")
         g = tree.unflatten(structure, zeros_for(grads, specs))
         found = bwd(*self.args.fixed.values(), kept.filled(residuals), g)
         moving = self.args.structure.children
@@ -383,7 +384,7 @@ class _JvpRule(_CustomRule, ForwardRule):
         return outputs, list(tensors), (self.structure, specs_of(outputs))
 
     def jvp(self, tensors: list[Tensor], tangents: list[Tensor]) -> list[Tensor]:
-        rule: Any = self.custom.rule
+        rule = user_code(self.custom, "rule")
         primals = self.args.filled(tensors)
         both = rule(*self.args.fixed.values(), primals, self._directions(tangents))
         if not isinstance(both, tuple) or len(both) != 2:

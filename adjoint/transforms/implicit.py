@@ -15,6 +15,7 @@ from adjoint import tree, words
 from adjoint.config import grad_mode, special
 from adjoint.context import within
 from adjoint.core.convert import tensor
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.lifted import tracing
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.values import unknown
@@ -42,6 +43,29 @@ from adjoint.typing import Tree
 __all__ = ["fixed_point", "root"]
 
 
+_solver_doc = SharedDoc("""
+    Parameters
+    ----------
+    f : callable
+        A function of x.  Its result must have the structure and the shapes of x.
+    x0 : tensor, array, number or pytree
+        The initial value.
+    *args : object
+        Further arguments of ``f``.
+    tol : float, optional
+        The iteration ends when a step changes x by at most ``tol * max(1, |x|)``, where |x| is the largest
+        absolute value.  The default is eps^¾ of the dtype.
+    max_steps : int
+        The largest number of steps.
+
+    Returns
+    -------
+    Tensor or pytree
+        The solution, with the structure of ``x0``.
+    """)
+
+
+@_solver_doc
 def fixed_point(
     f: Callable[..., Any],
     x0: Tree,
@@ -57,24 +81,8 @@ def fixed_point(
 
     Parameters
     ----------
-    f : callable
-        A function of x.  Its result must have the structure and the shapes of x.
-    x0 : tensor, array, number or pytree
-        The initial value.
-    *args : object
-        Further arguments of ``f``.
-    tol : float, optional
-        The iteration ends when a step changes x by at most ``tol * max(1, |x|)``, where |x| is the largest
-        absolute value.  The default is eps^¾ of the dtype.
-    max_steps : int
-        The largest number of steps.
     damping : float
         The factor by which steps are multiplied, above 0 and at most 1.
-
-    Returns
-    -------
-    Tensor or pytree
-        The solution, with the structure of ``x0``.
 
     Raises
     ------
@@ -110,29 +118,11 @@ def _iterate(problem: _Problem, limit: float, max_steps: int, damping: float) ->
     raise problem.failed(max_steps, f"the last step changed x by {size:g}")
 
 
+@_solver_doc
 def root(f: Callable[..., Any], x0: Tree, *args: Tree, tol: float | None = None, max_steps: int = 50) -> Any:
     """Return x with ``f(x, *args) == 0``, by Newton's method with exact derivatives.
 
     Steps that do not reduce the residual are shortened.  Gradients flow as in ``fixed_point``.
-
-    Parameters
-    ----------
-    f : callable
-        A function of x.  Its result must have the structure and the shapes of x.
-    x0 : tensor, array, number or pytree
-        The initial value.
-    *args : object
-        Further arguments of ``f``.
-    tol : float, optional
-        The iteration ends when a step changes x by at most ``tol * max(1, |x|)``, where |x| is the largest
-        absolute value.  The default is eps^¾ of the dtype.
-    max_steps : int
-        The largest number of steps.
-
-    Returns
-    -------
-    Tensor or pytree
-        The solution, with the structure of ``x0``.
 
     Raises
     ------

@@ -27,17 +27,9 @@ from adjoint.errors import ArgumentError, DTypeError, InputError, LostHistoryErr
 from adjoint.transforms.arrays import given_arrays
 
 __all__ = [
-    "Place",
-    "Recorded",
-    "as_function",
-    "as_input",
-    "check_argnums",
-    "direction",
-    "name_of",
-    "record_call",
-    "released_value",
-    "stand_in",
-]
+    "Place", "Recorded", "as_function", "as_input", "check_argnums", "direction", "name_of", "record_call",
+    "released_value", "stand_in",
+]  # fmt: skip
 
 _seq = operator.attrgetter("seq")
 _NUMBERS = (float, complex, int, np.ndarray, np.generic)
@@ -267,6 +259,17 @@ def released_value(run: Recorded, result: Any) -> Any:
     return tree.map(run.value, result)
 
 
+def _pair(transform: str, f: Callable[..., Any], result: Any) -> tuple[Any, Any]:
+    """Return the result of a function with auxiliary data; raise if it is not a pair."""
+    if isinstance(result, tuple) and len(result) == 2:
+        return result
+    pair = isinstance(result, tuple)
+    got = words.count(len(result), "value") if pair else words.a(type(result).__name__)
+    raise TransformError(
+        f"{transform}: with has_aux=True {name_of(f)} must return (result, aux), but returned {got}."
+    )
+
+
 def record_call(
     transform: str,
     f: Callable[..., Any],
@@ -319,18 +322,7 @@ def record_call(
     finally:
         transform_name.set(outer)
         grad_mode.set(run.mode)
-    run.aux = None
-    if has_aux:
-        if not isinstance(result, tuple) or len(result) != 2:
-            got = (
-                words.a(type(result).__name__)
-                if not isinstance(result, tuple)
-                else words.count(len(result), "value")
-            )
-            raise TransformError(
-                f"{transform}: with has_aux=True {name_of(f)} must return (result, aux), but returned {got}."
-            )
-        result, run.aux = result
+    result, run.aux = _pair(transform, f, result) if has_aux else (result, None)
     _take_outputs(transform, f, run, result)
     run.mixed = run.reaches_outside(run.outputs)
     run.outer = run.mode and run.mixed

@@ -15,12 +15,7 @@ from adjoint.config import get_default_dtype, no_grad, special
 from adjoint.core.convert import asarray
 from adjoint.core.lifted import Unknown, tracing
 from adjoint.core.tensor import Tensor, note_reading
-from adjoint.errors import (
-    ArgumentError,
-    DTypeError,
-    InputError,
-    ShapeError,
-)
+from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.complex_parts import astype
 from adjoint.ops.join import concat, stack, unstack
 from adjoint.transforms.inputs import name_of

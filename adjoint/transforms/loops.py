@@ -21,13 +21,7 @@ from adjoint.core.convert import asarray
 from adjoint.core.lifted import Lifted, Unknown, located, refusal, tracing
 from adjoint.core.tensor import Tensor, held, note_reading
 from adjoint.core.values import tracked, unknown
-from adjoint.errors import (
-    ArgumentError,
-    ConvergenceError,
-    NoGradientError,
-    ShapeError,
-    TransformError,
-)
+from adjoint.errors import ArgumentError, ConvergenceError, NoGradientError, ShapeError, TransformError
 from adjoint.ops.piecewise import where
 from adjoint.transforms.calls import ForwardRule, apply
 from adjoint.transforms.inputs import as_function, name_of
@@ -199,8 +193,7 @@ def while_loop(
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
         raise ArgumentError(f"while_loop: limit must be a non-negative integer, but got {limit!r}.")
     val = body.start(init_val)
-    going = _flag("while_loop", cond_fun(val))
-    steps = 0
+    going, steps = _flag("while_loop", cond_fun(val)), 0
     while _any(going, limit, steps):
         if steps == limit and unknown(going) is None:
             raise _unfinished(limit)
@@ -211,11 +204,9 @@ def while_loop(
         new = body.next(body_fun(val))
         if not isinstance(going, bool):
             new = tree.map(lambda a, b, going=going: where(going, a, b), new, val)
-            going = going & _flag("while_loop", cond_fun(new))
-        else:
-            going = _flag("while_loop", cond_fun(new))
-        val = new
-        steps += 1
+        flag = _flag("while_loop", cond_fun(new))
+        going = flag if isinstance(going, bool) else going & flag
+        val, steps = new, steps + 1
     return val if limit is not None else _forward_only(body, val)
 
 

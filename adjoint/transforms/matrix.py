@@ -15,6 +15,7 @@ import numpy as np
 from adjoint import tree
 from adjoint.config import grad_mode
 from adjoint.context import enclosing, within
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError
@@ -39,6 +40,30 @@ __all__ = ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"]
 Argnums = int | Sequence[int]
 
 
+_derivative_doc = SharedDoc("""
+    Parameters
+    ----------
+    f : callable
+        The function.
+    argnums : int or tuple of int
+        The positions of the arguments to differentiate with respect to.
+    has_aux : bool
+        Whether ``f`` returns ``(result, aux)``.
+    argnum : int or tuple of int, optional
+        Another name of ``argnums``.
+    holomorphic : bool
+        Must be True for complex arguments.
+    chunk_size : int, optional
+        The number of columns computed at once.  The default is all.
+
+    Returns
+    -------
+    callable
+        It returns the Jacobian.  See ``jacobian``.
+    """)
+
+
+@_derivative_doc
 def jacobian(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -55,18 +80,10 @@ def jacobian(
 
     Parameters
     ----------
-    f : callable
-        The function.
-    argnums : int or tuple of int
-        The positions of the arguments to differentiate with respect to.
-    has_aux : bool
-        Whether ``f`` returns ``(result, aux)``.
     chunk_size : int, optional
         The number of rows or columns computed at once, to limit memory.  The default is all.
     holomorphic : bool
         Must be True for complex arguments: it asserts that ``f`` is holomorphic.
-    argnum : int or tuple of int, optional
-        Another name of ``argnums``.
 
     Returns
     -------
@@ -79,8 +96,6 @@ def jacobian(
     DTypeError
         When called, if an argument is complex and ``holomorphic`` is False.
 
-    Examples
-    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.jacobian(lambda x: x ** 2)(np.array([1.0, 3.0]))
     array([[2., 0.],
@@ -90,6 +105,7 @@ def jacobian(
     return _matrix("jacobian", f, argnums, has_aux, chunk_size, holomorphic, None)
 
 
+@_derivative_doc
 def jacrev(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -105,26 +121,9 @@ def jacrev(
 
     Parameters
     ----------
-    f : callable
-        The function.
-    argnums : int or tuple of int
-        The positions of the arguments to differentiate with respect to.
-    has_aux : bool
-        Whether ``f`` returns ``(result, aux)``.
     chunk_size : int, optional
         The number of rows computed at once.  The default is all.
-    holomorphic : bool
-        Must be True for complex arguments.
-    argnum : int or tuple of int, optional
-        Another name of ``argnums``.
 
-    Returns
-    -------
-    callable
-        It returns the Jacobian.  See ``jacobian``.
-
-    Examples
-    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.jacrev(lambda x: (x ** 2).sum())(np.array([1.0, 3.0]))
     array([2., 6.])
@@ -133,6 +132,7 @@ def jacrev(
     return _matrix("jacrev", f, argnums, has_aux, chunk_size, holomorphic, True)
 
 
+@_derivative_doc
 def jacfwd(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -146,28 +146,6 @@ def jacfwd(
 
     Forward mode is cheaper if the result has more elements than the arguments.
 
-    Parameters
-    ----------
-    f : callable
-        The function.
-    argnums : int or tuple of int
-        The positions of the arguments to differentiate with respect to.
-    has_aux : bool
-        Whether ``f`` returns ``(result, aux)``.
-    chunk_size : int, optional
-        The number of columns computed at once.  The default is all.
-    holomorphic : bool
-        Must be True for complex arguments.
-    argnum : int or tuple of int, optional
-        Another name of ``argnums``.
-
-    Returns
-    -------
-    callable
-        It returns the Jacobian.  See ``jacobian``.
-
-    Examples
-    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.jacfwd(lambda t: ad.stack([t, t ** 2, t ** 3]))(2.0)
     array([ 1.,  4., 12.])
@@ -298,6 +276,7 @@ def _packed(row: list[Tensor], structures: Sequence[tree.Structure], several: bo
     return tuple(packed) if several else packed[0]
 
 
+@_derivative_doc
 def hessian(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -315,14 +294,6 @@ def hessian(
     ----------
     f : callable
         A function that returns one real number.
-    argnums : int or tuple of int
-        The positions of the arguments to differentiate with respect to.
-    has_aux : bool
-        Whether ``f`` returns ``(result, aux)``.
-    chunk_size : int, optional
-        The number of columns computed at once.  The default is all.
-    argnum : int or tuple of int, optional
-        Another name of ``argnums``.
 
     Returns
     -------
@@ -330,8 +301,6 @@ def hessian(
         It returns the Hessian: shape ``s + s`` for an argument of shape ``s``; a tree of trees for pytrees
         and for a tuple of ``argnums``.
 
-    Examples
-    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.hessian(lambda x: x[0] ** 2 * x[1])(np.array([1.0, 3.0]))
     array([[6., 2.],

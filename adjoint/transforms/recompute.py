@@ -107,6 +107,20 @@ def _checkpoint(
     return tree.unflatten(shape, outputs)
 
 
+def _chain(layers: Any) -> list[Callable[[Any], Any]]:
+    """Return the layers of ``checkpoint_sequential`` as a list; raise if they are not callables."""
+    try:
+        chain = list(layers)
+        what = "" if chain else "is empty"
+    except TypeError:
+        chain, what = [], f"is {words.a(type(layers).__name__)}"
+    if not all(map(callable, chain)):
+        what = "contains an object that is not callable"
+    if what:
+        raise InputError(f"checkpoint_sequential: layers {what}.  Pass a list of functions or modules.")
+    return chain
+
+
 def checkpoint_sequential(
     layers: Iterable[Callable[[Any], Any]],
     x: Any,
@@ -151,16 +165,7 @@ def checkpoint_sequential(
     >>> x = ad.tensor(0.5, requires_grad=True)
     >>> ad.checkpoint_sequential([ad.tanh] * 9, x).backward()
     """
-    try:
-        chain = list(layers)
-    except TypeError:
-        raise InputError(
-            f"checkpoint_sequential: layers is {words.a(type(layers).__name__)}.  "
-            "Pass a list of functions or modules."
-        ) from None
-    if not chain or not all(map(callable, chain)):
-        what = "is empty" if not chain else "contains an object that is not callable"
-        raise InputError(f"checkpoint_sequential: layers {what}.  Pass a list of functions or modules.")
+    chain = _chain(layers)
     count = round(math.sqrt(len(chain))) if segments is None else segments
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(chain):
         raise ArgumentError(
@@ -169,9 +174,8 @@ def checkpoint_sequential(
             "  Call it as checkpoint_sequential(layers, x, segments)."
         )
     generators: Generators | None = None
-    ends = [len(chain) * (i + 1) // count for i in range(count)]
     start = 0
-    for end in ends[:-1]:
+    for end in [len(chain) * (i + 1) // count for i in range(count - 1)]:
         segment = functools.partial(_in_turn, chain[start:end])
         generators = Generators.of(chain[start:end], [x], generators) if preserve_rng_state else None
         x = _checkpoint(segment, (x,), {}, debug, generators)

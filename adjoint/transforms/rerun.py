@@ -51,17 +51,8 @@ class Rerun:
     """The first run of a function, and the state needed to repeat it."""
 
     __slots__ = (
-        "clock",
-        "constants",
-        "drawn",
-        "dtype",
-        "generators",
-        "name",
-        "stand_ins",
-        "taped",
-        "top",
-        "written",
-    )
+        "clock", "constants", "drawn", "dtype", "generators", "name", "stand_ins", "taped", "top", "written",
+    )  # fmt: skip
 
     def __init__(self, name: str, generators: Generators | None) -> None:
         self.name = name

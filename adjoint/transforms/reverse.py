@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree, words
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import wrap
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
@@ -28,15 +29,25 @@ from adjoint.transforms.linear import pull_back
 from adjoint.typing import Tree
 
 __all__ = [
-    "check_one_number",
-    "elementwise_grad",
-    "grad",
-    "gradient_function",
-    "value_and_grad",
-    "vjp",
-]
+    "check_one_number", "elementwise_grad", "grad", "gradient_function", "value_and_grad", "vjp",
+]  # fmt: skip
 
 
+_gradient_doc = SharedDoc("""
+    Parameters
+    ----------
+    f : callable
+        A function that returns one real number.
+    argnums : int or tuple of int
+        The positions of the arguments to differentiate with respect to.
+    has_aux : bool
+        Whether ``f`` returns ``(result, aux)``.
+    argnum : int or tuple of int, optional
+        Another name of ``argnums``.
+    """)
+
+
+@_gradient_doc
 def grad(
     f: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -52,17 +63,6 @@ def grad(
     Gradients nest: ``grad(grad(f))``.  If an argument or a captured tensor requires grad, the result is
     recorded too; ``ad.no_grad()`` around the call prevents that.
 
-    Parameters
-    ----------
-    f : callable
-        A function that returns one real number.
-    argnums : int or tuple of int
-        The positions of the arguments to differentiate with respect to.
-    has_aux : bool
-        Whether ``f`` returns ``(result, aux)``.
-    argnum : int or tuple of int, optional
-        Another name of ``argnums``.
-
     Returns
     -------
     callable
@@ -77,9 +77,6 @@ def grad(
     DTypeError
         When called, if an argument is an integer or the result is complex.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.grad(lambda x: x ** 3)(2.0)
     np.float64(12.0)
     >>> ad.grad(lambda p, x: p["w"] * x + p["b"])({"w": 2.0, "b": 1.0}, 3.0)
@@ -88,6 +85,7 @@ def grad(
     return gradient_function("grad", f, one_of_argnums("grad", argnums, argnum), has_aux)
 
 
+@_gradient_doc
 def elementwise_grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, argnum: int | Sequence[int] | None = None
 ) -> Callable[..., Any]:
@@ -99,18 +97,12 @@ def elementwise_grad(
     ----------
     f : callable
         A function that returns a tensor of real numbers.
-    argnums : int or tuple of int
-        The positions of the arguments to differentiate with respect to.
-    argnum : int or tuple of int, optional
-        Another name of ``argnums``.
 
     Returns
     -------
     callable
         It takes the arguments of ``f`` and returns the gradient.  See ``grad``.
 
-    Examples
-    --------
     >>> import adjoint as ad, numpy as np
     >>> ad.elementwise_grad(ad.square)(np.array([1.0, 2.0, 3.0]))
     array([2., 4., 6.])
@@ -143,6 +135,7 @@ def gradient_function(
     return gradient
 
 
+@_gradient_doc
 def value_and_grad(
     f: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -150,17 +143,6 @@ def value_and_grad(
     argnum: int | Sequence[int] | None = None,
 ) -> Callable[..., Any]:
     """Return a function that computes the value and the gradient of ``f`` in one run.
-
-    Parameters
-    ----------
-    f : callable
-        A function that returns one real number.
-    argnums : int or tuple of int
-        The positions of the arguments to differentiate with respect to.
-    has_aux : bool
-        Whether ``f`` returns ``(result, aux)``.
-    argnum : int or tuple of int, optional
-        Another name of ``argnums``.
 
     Returns
     -------
@@ -172,9 +154,6 @@ def value_and_grad(
     ShapeError
         When called, if ``f`` does not return one number.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.value_and_grad(lambda x: x ** 3)(2.0)
     (np.float64(8.0), np.float64(12.0))
     """

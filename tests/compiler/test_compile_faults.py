@@ -21,9 +21,11 @@ from steps import state_of
 
 import adjoint as ad
 from adjoint import forks, nn, optim
-from adjoint.compiler import host, replay, tables
-from adjoint.compiler.pause import Pause
-from adjoint.compiler.trace import Trace, _tracing_lock
+from adjoint.compiler.capture.finalizers import Pause
+from adjoint.compiler.capture.trace import Trace, _tracing_lock
+from adjoint.compiler.host import call as host
+from adjoint.compiler.program import writes
+from adjoint.compiler.replay import replay, tables
 from adjoint.config import grad_mode, locked, special
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.forks import held_across_fork
@@ -222,7 +224,7 @@ def test_a_fault_at_every_instruction_and_host_step_of_a_program(
 ) -> None:
     """Nothing is changed, wherever a function that generated code calls fails; later calls are right."""
     compiled, _, owners, args = compiled_for_faults(name, monkeypatch)
-    with counted(compiled, [host, tables]) as calls:
+    with counted(compiled, [host, tables, writes]) as calls:
         places = places_of(calls, lambda: compiled(*args))
         before = state_of(*owners)
         for k, after, function in places:
@@ -612,7 +614,7 @@ def test_locks_of_deleted_programs_are_forgotten() -> None:
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if "entry" not in n])
 def test_a_failed_call_restores_generators(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, generators, _, args = compiled_for_faults(name, monkeypatch)
-    with counted(compiled, [host, tables]) as calls:
+    with counted(compiled, [host, tables, writes]) as calls:
         places = places_of(calls, lambda: compiled(*args))
         before = state_of(*generators)
         for k, after, function in places:

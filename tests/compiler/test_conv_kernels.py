@@ -12,8 +12,9 @@ pytest.importorskip("llvmlite")
 from native import loaded
 
 import adjoint as ad
-from adjoint.compiler import machine, native
 from adjoint.compiler.emit import conv as c
+from adjoint.compiler.emit import machine
+from adjoint.compiler.host import native
 from adjoint.ops import conv as ops
 
 

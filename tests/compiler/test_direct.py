@@ -15,8 +15,9 @@ import pytest
 
 import adjoint as ad
 from adjoint import nn
-from adjoint.compiler import direct, watch
-from adjoint.compiler.machine import has_llvm
+from adjoint.compiler.emit.machine import has_llvm
+from adjoint.compiler.host import check as watch
+from adjoint.compiler.host import direct
 
 RATE = 2.0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from program_texts import run_text
 from read_programs import HOLDERS, ROUTES, VALUES, Program, programs, sample
 
 import adjoint as ad
@@ -37,7 +38,7 @@ def difference(program: Program, backend: str = "replay", calls: int = 1) -> Any
     f = space["f"]
     compiled = ad.compile(f, backend=backend)
     for n, step in enumerate(program.steps()):
-        exec(step, space)
+        run_text(step, space)
         found, wanted = outcome(compiled, X, space), outcome(f, ad.tensor(X), space)
         if found != wanted and not (backend == "auto" and close(found, wanted)):
             return program, n, step, found, wanted

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from program_texts import run_text
 
 import adjoint as ad
 from adjoint import nn
@@ -423,11 +424,11 @@ def numbers(f: Any, space: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_a_changed_value_is_used(name: str, calls: int, space: dict[str, Any]) -> None:
     text, *changes = CASES[name]
-    exec(text, space)
+    run_text(text, space)
     f = space["f"]
     compiled = ad.compile(f, backend="replay")
     for change in ("", *changes):
-        exec(change, space)
+        run_text(change, space)
         assert numbers(compiled, space) == numbers(f, space), change
         for _ in range(calls - 1):
             compiled(*space["args"], **space["kwargs"])

@@ -13,10 +13,10 @@ pytest.importorskip("llvmlite")
 
 from native import run
 
-from adjoint.compiler import machine
+from adjoint.compiler.emit import machine
 from adjoint.compiler.emit import math as functions
-from adjoint.compiler.emit.text import Writer
 from adjoint.compiler.emit.values import element_of
+from adjoint.compiler.emit.writer import Writer
 
 NUMPY = {
     "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan,

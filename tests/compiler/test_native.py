@@ -11,9 +11,10 @@ import pytest
 
 import adjoint as ad
 from adjoint import nn, optim
-from adjoint.compiler import native, replay
-from adjoint.compiler.memory import _ORDERS, Memory, _Block, _spread
-from adjoint.compiler.simplify import Node
+from adjoint.compiler.host import native
+from adjoint.compiler.lower.graph import Primitive
+from adjoint.compiler.replay import replay
+from adjoint.compiler.schedule.memory import _ORDERS, Memory, _Block, _spread
 from adjoint.errors import ArgumentError, IndexingError
 
 pytest.importorskip("llvmlite")
@@ -30,7 +31,7 @@ def test_auto_is_native_from_the_second_call_on() -> None:
 
 
 def test_auto_is_replay_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
-    import adjoint.compiler.variant as module
+    import adjoint.compiler.api.variant as module
 
     monkeypatch.setattr(module, "has_llvm", lambda: False)
     f = ad.compile(lambda x: ad.tanh(x))
@@ -230,30 +231,20 @@ def test_explain_lists_the_kernels_of_a_step() -> None:
 def test_memory_of_the_arena_is_reused_in_parts_and_never_shared() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
-        arena = Memory([], set(), [], [])
-        free: dict[int, list[int]] = {}
-        used: list[tuple[int, int]] = []
-        most = 0
+        arena, blocks = Memory([], set(), [], []), []
         for _ in range(200):
-            if used and rng.random() < 0.5:
-                at, size = used.pop(int(rng.integers(len(used))))
-                free.setdefault(size, []).append(at)
-                continue
+            first = int(rng.integers(300))
             size = 64 * int(rng.choice([1, 8, 1024, 2048, 3072, 5000]))
-            at = arena._take(free, size)
-            assert at >= 0 and at + size <= arena.size and not at % 64
-            assert all(at + size <= a or a + n <= at for a, n in used)
-            used.append((at, size))
-            blocks = [*used, *((a, n) for n, offsets in free.items() for a in offsets)]
-            assert sum(n for _, n in blocks) == arena.size  # nothing is lost
-            most = max(most, sum(n for _, n in used))
-        assert most <= arena.size < 2 * most
-    arena, free = Memory([], set(), [], []), {}
-    first, second = arena._take(free, 1 << 17), arena._take(free, 1 << 17)
-    free[1 << 17] = [second, first]
-    assert arena._take(free, 1 << 18) == first and arena.size == 1 << 18  # two adjacent blocks
-    free[1 << 18] = [first]
-    assert arena._take(free, 1 << 16) == first and free == {(1 << 18) - (1 << 16): [1 << 16]}
+            blocks.append(_Block(size, first, first + int(rng.integers(20)), None))
+        total, places = arena._in_order(blocks)
+        for b, (at, _) in zip(blocks, places, strict=True):
+            assert at >= 0 and at + b.size <= total and not at % 64
+            for c, (other, _) in zip(blocks, places, strict=True):
+                apart = c.last < b.first or b.last < c.first or at + b.size <= other or other + c.size <= at
+                assert c is b or apart
+        most = max(sum(b.size for b in blocks if b.first <= k <= b.last) for k in range(320))
+        assert most <= total < 2 * most
+    arena = Memory([], set(), [], [])
     arena._find_regions({(0, 64), (64, 128), (128, 128), (256, 64), (256, 192)})
     assert arena.region == {
         0: 0,
@@ -267,12 +258,18 @@ def test_a_plan_of_all_blocks_shares_no_memory_at_a_time() -> None:
     rng, inside = np.random.default_rng(3), 0
     for _ in range(30):
         memory = Memory([], set(), [], [])
-        lent = [Node("copy", (), None, (int(n),), np.dtype(np.float32)) for n in rng.integers(0, 9000, 3)]
+        lent = [
+            Primitive("copy", (), None, (int(n),), np.dtype(np.float32)) for n in rng.integers(0, 9000, 3)
+        ]
         memory.made = {n.id: int(k) for n, k in zip(lent, rng.integers(0, 40, 3), strict=True)}
         blocks, after = [], int(rng.integers(0, 10))
         for _ in range(40):
             size, first = 64 * int(rng.choice([1, 8, 80, 128, 500])), int(rng.integers(0, 40))
-            node = Node("copy", (), None, (size // 4,), np.dtype(np.float32)) if rng.random() < 0.7 else None
+            node = (
+                Primitive("copy", (), None, (size // 4,), np.dtype(np.float32))
+                if rng.random() < 0.7
+                else None
+            )
             last = first + int(rng.integers(0, 9)) if node is not None else first
             blocks.append(_Block(size, first, last, node))
         sizes: list[int] = []

@@ -17,7 +17,7 @@ from test_compiled_ops import DIFFERENTIABLE, as_dtype, forward, scalar, waves
 
 import adjoint as ad
 from adjoint import tree
-from adjoint.compiler.lower import lower
+from adjoint.compiler.lower.lower import lower
 from adjoint.core.namespace import raw
 from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor, wrap

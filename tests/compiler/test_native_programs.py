@@ -12,7 +12,9 @@ from random_programs import REDUCED, arrays, number, program
 
 import adjoint as ad
 from adjoint import tree
-from adjoint.compiler import column_sums, machine, native, pool
+from adjoint.compiler.emit import machine
+from adjoint.compiler.host import native, pool
+from adjoint.compiler.schedule import columns as column_sums
 
 pytest.importorskip("llvmlite")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

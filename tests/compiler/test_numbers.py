@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import decimal
+import enum
+import fractions
 import json
 import math
 from collections.abc import Callable
@@ -10,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from program_texts import run_text
 
 import adjoint as ad
 from adjoint import nn
@@ -18,6 +22,15 @@ from adjoint.errors import TransformError
 F = nn.functional
 x64, x32, xh = (ad.tensor(np.array([1, 2, 3], d)) for d in ("d", "f", "e"))
 xi = ad.tensor([1, 2, 3])
+Decimal, Fraction = decimal.Decimal, fractions.Fraction
+
+
+class Level(enum.IntEnum):
+    """Integers of a subclass of int."""
+
+    LOW = 1
+    HIGH = 2
+
 
 # One program for all values of r.
 TRACED = """
@@ -217,6 +230,21 @@ ad.conj(r)
 ad.square(r)
 ad.reciprocal(r)
 ad.relu(r)
+[r == 'auto', r != 'auto', 'auto' == r]
+[r == other for other in (None, (), [], {}, set(), b'a', (0.5,), [0.5], {0.5: 1})]
+1 if r == 'auto' or r == None else 2
+r in ('auto', None, (), [0.5], {})
+(r, 'a') == ('a', r)
+x32 * (1 if r == 'auto' else r)
+ad.where(r < np.float32(0.6), x32, 0)
+1 if r > np.float64(0.2) else 2
+(r * np.array([1.0, 2.0])).sum()
+(r + np.array([1.0, 2.0]))[0]
+(r > np.array([0.6, 0.2])).any()
+[r * Level.HIGH, Level.HIGH + r, r // Level.HIGH]
+1 if r < Level.LOW else 2
+1 if r < Decimal('0.9') else 2
+1 if r == object() else 2
 """.strip().splitlines()
 
 # Python reads the value: one program for each result of that.
@@ -247,6 +275,12 @@ complex(r)
 ad.nan_to_num(x32/0, nan=r, posinf=r)
 ad.pad(x32, 1, constant_values=r)
 ad.logspace(0, r, 3)
+[r == Decimal('0.5'), Decimal('0.5') == r, r < Decimal('0.6')]
+[r == Fraction(1, 2), Fraction(1, 2) == r, r < Fraction(3, 5)]
+[r == pytest.approx(0.5), pytest.approx(0.5) == r]
+r in ('auto', None, 0.5, 3)
+r in {'auto': 1, 0.5: 2}
+[None, 'a', 0.5, Decimal('0.75')].index(r)
 """.strip().splitlines()
 
 
@@ -263,9 +297,16 @@ def described(value: Any) -> Any:
     return type(value), value
 
 
+def made(expression: str) -> Any:
+    """Return the function of ``r`` with this expression."""
+    space = {**globals()}
+    run_text(f"f = lambda r: {expression}", space)
+    return space["f"]
+
+
 @pytest.mark.parametrize("expression", TRACED + READ)
 def test_a_python_float_as_an_argument(expression: str) -> None:
-    f = eval(f"lambda r: {expression}", globals())
+    f = made(expression)
     compiled = ad.compile(f, backend="replay")
     with np.errstate(all="ignore"):
         for r in (0.5, 0.75, 0.5):
@@ -277,7 +318,7 @@ def test_a_python_float_as_an_argument(expression: str) -> None:
     "expression", ["ad.exp(r) * x32", "ad.stack([r, 2.0])", "ad.full((2,), r)", "ad.tensor(r)"]
 )
 def test_a_python_float_gets_the_default_dtype(expression: str) -> None:
-    f = eval(f"lambda r: {expression}", globals())
+    f = made(expression)
     ad.set_default_dtype("float32")
     try:
         assert described(ad.compile(f, backend="replay")(0.5)) == described(f(0.5))
@@ -304,6 +345,20 @@ def test_dtypes_of_numbers_in_native_code(backend: str) -> None:
     assert compiled.stats()["traces"] == 1
 
 
+@pytest.mark.parametrize(
+    "expression",
+    "ad.real(r) ad.positive(r)*x32 ad.conj(r)*x32 ad.copy(r)*x32 ad.where(True,r,r)*x32 ad.sort(ad.real(r)*x32) "
+    "ad.sort(ad.ravel(r)) ad.sort(ad.broadcast_to(r,(3,)))*x32 ad.cumsum(ad.broadcast_to(r,(2,2)),axis=0)".split(),
+)
+def test_arrays_made_of_a_number_in_native_code(expression: str) -> None:
+    """The native form of some ops is their operand, and NumPy computes others from a view of it."""
+    pytest.importorskip("llvmlite")
+    f = made(expression)
+    compiled = ad.compile(f, backend="native")
+    for r in (0.5, 0.75):
+        assert described(compiled(r)) == described(f(r))
+
+
 def test_isinstance_sees_the_type_of_a_number() -> None:
     kinds = {}
 
@@ -324,6 +379,25 @@ def test_errors_of_python_arithmetic_are_those_of_python() -> None:
     assert g(4.0) == 2.0
     with pytest.raises(TransformError, match=r"-4.0 \*\* 0.5 is complex, but it was real when"):
         g(-4.0)
+
+
+class Metres(float):
+    """A subclass of float with operators of its own, which are not dropped in silence."""
+
+    def __rmul__(self, other: Any) -> Any:
+        return "metres", float(other) * float(self)
+
+
+@pytest.mark.parametrize("f", [lambda r: r < "a", lambda r: r + "a", lambda r: [1] * r, lambda r: r - None])
+def test_operators_that_a_float_does_not_have_are_type_errors(f: Any) -> None:
+    for g in (f, ad.compile(f)):
+        with pytest.raises(TypeError, match=r"'(float|Number)'"):
+            g(0.5)
+
+
+def test_a_subclass_of_float_keeps_its_operators() -> None:
+    f = lambda r: r * Metres(2.0)
+    assert ad.compile(f)(0.5) == f(0.5) == ("metres", 1.0)
 
 
 def test_a_number_that_depends_on_a_tensor_cannot_be_read() -> None:

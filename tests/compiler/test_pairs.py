@@ -20,7 +20,7 @@ import random_events
 
 import adjoint as ad
 from adjoint import nn, optim
-from adjoint.compiler.machine import has_llvm
+from adjoint.compiler.emit.machine import has_llvm
 from adjoint.errors import AdjointError
 
 Wrap = Callable[[Any], Any]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import adjoint as ad
-from adjoint.compiler import native
+from adjoint.compiler.host import native
 from adjoint.threads import spread
 
 pytest.importorskip("llvmlite")

@@ -16,11 +16,13 @@ import pytest
 
 pytest.importorskip("llvmlite")
 
-from adjoint.compiler import llvm, machine, pool, units
-from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.build import llvm, units
+from adjoint.compiler.emit import machine
+from adjoint.compiler.emit.writer import Writer
+from adjoint.compiler.host import pool, pool_text
 
 RUN = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)
-threaded = pytest.mark.skipif(not pool._has_threads(), reason="this system has no helper threads")
+threaded = pytest.mark.skipif(not pool_text.has_threads(), reason="this system has no helper threads")
 
 
 def counting() -> int:
@@ -157,7 +159,7 @@ def test_helpers_take_chunks():
 
 @threaded
 def test_the_caller_is_alone_after_a_helper_was_late(monkeypatch):
-    monkeypatch.setattr(pool, "LONGEST", 1 << 60)  # nanoseconds: longer than this test
+    monkeypatch.setattr(pool_text, "LONGEST", 1 << 60)  # nanoseconds: longer than this test
     text = pool._text().replace("internal ", "")  # a pool without helpers, whose parts can be called
     found = llvm.link(llvm.compile_text(text, machine.machine()), ("run", "judge", "trust", "busy", "until"))
     busy, until = (ctypes.c_int64.from_address(found[name]) for name in ("busy", "until"))
@@ -240,8 +242,8 @@ def test_signals_reach_the_main_thread_and_the_process_ends():
 
 
 def test_systems_without_threads_run_all_chunks(monkeypatch):
-    monkeypatch.setattr(pool, "_has_threads", lambda: False)
-    monkeypatch.setattr(pool.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(pool_text, "has_threads", lambda: False)
+    monkeypatch.setattr(pool_text.platform, "machine", lambda: "riscv64")
     code = llvm.compile_text(pool._text(), machine.machine())
     tracker = llvm.link(code, ("run", "start"))
     work = Counting(40, some_cuts(40, 5))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from program_texts import run_text
 
 import adjoint as ad
 
@@ -113,9 +114,9 @@ def test_random_reads_of_arrays(block: int) -> None:
         text, changes = _program(random.Random(seed))
         space: dict[str, Any] = {"np": np, "ad": ad, "__name__": "program"}
         space |= {"types": types, "collections": collections, "functools": functools}
-        exec(text, space)
+        run_text(text, space)
         f = space["f"]
         compiled = ad.compile(f, backend="replay")
         for change in ("", *changes):
-            exec(change, space)
+            run_text(change, space)
             np.testing.assert_array_equal(compiled(x).numpy(), f(x).numpy(), f"{seed}: {change}\n{text}")

@@ -16,7 +16,11 @@ pytest.importorskip("llvmlite")
 import random_updates
 from chunk_order import reorder
 
-from adjoint.compiler import column_sums, machine, memory, native, tables
+from adjoint.compiler.emit import machine
+from adjoint.compiler.host import native
+from adjoint.compiler.replay import tables
+from adjoint.compiler.schedule import columns as column_sums
+from adjoint.compiler.schedule import memory
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 LEVELS = machine.levels()

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adjoint as ad
-from adjoint.compiler import phrases, replay, tables
+from adjoint.compiler.replay import phrases, replay, tables
+from adjoint.ops import elementwise
 from adjoint.threads import spread
 
 N = 4
@@ -47,7 +48,7 @@ entries = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 3), st.
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make programs look for memory to reuse for arrays of any size."""
-    for module in (replay, phrases, tables):
+    for module in (replay, elementwise, tables):
         monkeypatch.setattr(module, "LARGE", 1)
     monkeypatch.setattr(phrases, "_SPREAD", 1)
     monkeypatch.setattr(spread, "COSTLY_SIZE", 4)  # so that threads compute parts of these arrays

@@ -12,7 +12,7 @@ pytest.importorskip("llvmlite")
 
 import adjoint as ad
 from adjoint import optim
-from adjoint.compiler import entry
+from adjoint.compiler.host import entry
 
 # of eager code: the table has infinities
 pytestmark = pytest.mark.filterwarnings("ignore:.*(invalid|overflow) value encountered:RuntimeWarning")

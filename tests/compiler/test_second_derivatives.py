@@ -63,6 +63,46 @@ def test_a_captured_tensor_gets_batched_seeds() -> None:
     assert found[0] == found[1]
 
 
+SELECTIONS: dict[str, Callable[[Any], Any]] = {
+    "relu": lambda x: ad.relu(x) ** 2,
+    "where": lambda x: ad.where(x > 0, ad.sin(x), x * x * w[0]),
+    "index": lambda x: x[1:] * ad.sin(x[0]),
+    "maximum": lambda x: ad.maximum(ad.sin(x), x * x),
+    "clip": lambda x: ad.clip(x, -0.55, 0.4) ** 3,
+    "sort": lambda x: ad.sort(x * x) * ad.sin(x),
+    "max": lambda x: ad.max(ad.sin(x)) * x,
+    "two results": lambda x: (ad.relu(x) ** 2, ad.sin(x) * x[0]),
+}
+
+
+@pytest.mark.parametrize("backend", ["replay", "native"])
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_functions_that_select(name: str, backend: str) -> None:
+    x, t, found = np.array([0.5, -0.6, 0.3]), np.array([1.0, 0.7, -0.4]), []
+    for h in (SELECTIONS[name], ad.compile(SELECTIONS[name], backend=backend)):
+
+        def total(x: Any, h: Any = h) -> Any:
+            values = h(x)
+            return sum(ad.sin(v).sum() for v in (values if isinstance(values, tuple) else (values,)))
+
+        y, pull = ad.vjp(h, x)
+        seed = ad.tree.map(lambda v: np.linspace(-1.0, 1.0, v.size), y)
+        of_seed = lambda u, pull=pull: pull(u)[0]
+        first = lambda u: u[0] if isinstance(u, tuple) else u
+        found.append(
+            [
+                ad.jvp(ad.grad(total), (x,), (t,))[1],
+                ad.jacfwd(ad.grad(total))(x),
+                ad.linearize(ad.grad(total), x)[1](t),
+                *ad.tree.leaves(ad.vjp(of_seed, seed)[1](t)),
+                first(ad.jacrev(of_seed)(seed)),
+                *ad.tree.leaves(ad.grad(lambda u, of_seed=of_seed: ad.sin(of_seed(u)).sum())(seed)),
+            ]
+        )
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(ad.asarray(a).detach(), ad.asarray(b).detach(), rtol=1e-12, atol=1e-14)
+
+
 class Changes:
     """Changes between a call and its second derivative, for which the function is called again."""
 

@@ -20,8 +20,12 @@ from native import run
 from watchdog import watched
 
 import adjoint as ad
-from adjoint.compiler import alike, disk, entry, llvm, machine, native, units
-from adjoint.compiler.emit.text import Value, Writer
+from adjoint.compiler.build import cache as disk_cache
+from adjoint.compiler.build import llvm, units
+from adjoint.compiler.build import texts as kernel_texts
+from adjoint.compiler.emit import machine
+from adjoint.compiler.emit.writer import Value, Writer
+from adjoint.compiler.host import entry, native
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the disk cache needs user ids")
 
@@ -160,7 +164,7 @@ def test_one_setting_switches_the_disk_off(cache, monkeypatch, setting):
     monkeypatch.setenv("ADJOINT_KERNEL_CACHE", setting)
     text = kernel(2.0)
     assert source_of(text) == "compiled" and source_of(text) == "compiled"
-    assert disk.cache_directory() is None and not cache.exists()
+    assert disk_cache.cache_directory() is None and not cache.exists()
 
 
 def test_bit_flips_and_truncation_are_found(cache):
@@ -169,7 +173,7 @@ def test_bit_flips_and_truncation_are_found(cache):
     path = only_file(cache)
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
-    damaged = [whole[:n] for n in (0, 5, len(disk.MAGIC), len(disk.MAGIC) + 32, len(whole) - 1)]
+    damaged = [whole[:n] for n in (0, 5, len(disk_cache.MAGIC), len(disk_cache.MAGIC) + 32, len(whole) - 1)]
     damaged.append(whole + b"\0")
     for bit in rng.integers(0, len(whole) * 8, 60):
         flipped = bytearray(whole)
@@ -177,7 +181,7 @@ def test_bit_flips_and_truncation_are_found(cache):
         damaged.append(bytes(flipped))
     for each in damaged:
         path.write_bytes(each)
-        assert disk.read(cache, path.name.removesuffix(disk.SUFFIX)) == []
+        assert disk_cache.read(cache, path.name.removesuffix(disk_cache.SUFFIX)) == []
     assert source_of(text) == "compiled" and value_of(text) == 4.25
     assert path.read_bytes() == whole  # rebuilt
     assert source_of(text) == "disk"
@@ -196,10 +200,10 @@ def test_code_with_a_right_digest_that_is_no_object_is_compiled_anew(cache):
     text = kernel(6.0)
     value_of(text)
     path = only_file(cache)
-    (image,) = disk.read(cache, path.name.removesuffix(disk.SUFFIX))
-    other = disk._packed([image._replace(code=b"not an object")])
+    (image,) = disk_cache.read(cache, path.name.removesuffix(disk_cache.SUFFIX))
+    other = disk_cache._packed([image._replace(code=b"not an object")])
     for body in (other, b"", b"\3" + b"\0" * 7 + b"[5]", b"\5" + b"\0" * 7 + b"[[1, "):
-        path.write_bytes(disk.MAGIC + hashlib.sha256(body).digest() + body)
+        path.write_bytes(disk_cache.MAGIC + hashlib.sha256(body).digest() + body)
         assert source_of(text) == "compiled" and value_of(text) == 6.0
 
 
@@ -208,8 +212,8 @@ def test_another_owner_is_not_trusted(cache, monkeypatch):
     value_of(text)
     path, me = only_file(cache), os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    assert disk.cache_directory() is None  # the directory of another user
-    assert disk.read(cache, path.name.removesuffix(disk.SUFFIX)) == []  # and a file of theirs
+    assert disk_cache.cache_directory() is None  # the directory of another user
+    assert disk_cache.read(cache, path.name.removesuffix(disk_cache.SUFFIX)) == []  # and a file of theirs
     assert source_of(text) == "compiled" and value_of(text) == 7.0
 
 
@@ -218,7 +222,7 @@ def test_a_directory_that_others_may_use_is_not_trusted(cache, mode):
     text = kernel(8.0)
     value_of(text)
     cache.chmod(mode)
-    assert disk.cache_directory() is None and source_of(text) == "compiled"
+    assert disk_cache.cache_directory() is None and source_of(text) == "compiled"
 
 
 def test_a_file_that_others_may_write_and_a_link_are_not_used(cache, tmp_path):
@@ -237,7 +241,7 @@ def test_a_file_that_others_may_write_and_a_link_are_not_used(cache, tmp_path):
 def test_a_link_in_place_of_the_directory_is_not_trusted(cache, tmp_path):
     (tmp_path / "other").mkdir(mode=0o700)
     cache.symlink_to(tmp_path / "other")
-    assert disk.cache_directory() is None
+    assert disk_cache.cache_directory() is None
 
 
 def test_a_full_disk_is_no_error_and_leaves_no_file(cache, monkeypatch):
@@ -248,14 +252,14 @@ def test_a_full_disk_is_no_error_and_leaves_no_file(cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         assert source_of(text) == "compiled" and list(cache.iterdir()) == []
-        patch.setattr(disk.tempfile, "mkstemp", full)
+        patch.setattr(disk_cache.tempfile, "mkstemp", full)
         assert source_of(text) == "compiled" and list(cache.iterdir()) == []
     assert source_of(text) == "compiled" and source_of(text) == "disk" and value_of(text) == 10.0
 
 
 def test_an_unusable_path_is_no_error(cache, monkeypatch):
     cache.write_text("a file")
-    assert disk.cache_directory() is None and value_of(kernel(11.0)) == 11.0
+    assert disk_cache.cache_directory() is None and value_of(kernel(11.0)) == 11.0
 
 
 def make_huge(path: Path) -> None:
@@ -283,7 +287,7 @@ OBSTACLES = {
 @pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("what", OBSTACLES)
 def test_what_is_not_a_file_of_the_cache_is_no_error(cache, tmp_path, monkeypatch, what, linked):
-    monkeypatch.setattr(disk, "_pruned", False)
+    monkeypatch.setattr(disk_cache, "_pruned", False)
     texts = [kernel(60.0), kernel(61.0)]
     units.functions(texts)
     for path in cache.iterdir():  # in the place of every file, in turn
@@ -297,13 +301,13 @@ def test_what_is_not_a_file_of_the_cache_is_no_error(cache, tmp_path, monkeypatc
             assert [value_of(text) for text in texts] == [60.0, 61.0]
         units.clear_memory()
         units.functions(texts)
-        assert [x.name for x in cache.iterdir() if not x.name.endswith(disk.SUFFIX)] == []
+        assert [x.name for x in cache.iterdir() if not x.name.endswith(disk_cache.SUFFIX)] == []
         assert path.is_dir() or path.is_file()  # a directory is left alone, anything else is replaced
 
 
 def test_a_directory_in_the_place_of_one_file_does_not_keep_others_from_the_disk(cache):
     texts = [kernel(62.0), kernel(63.0), kernel(64.0)]
-    names = [units.key_of(text, machine.machine()) + disk.SUFFIX for text in texts]
+    names = [units.key_of(text, machine.machine()) + disk_cache.SUFFIX for text in texts]
     cache.mkdir(mode=0o700)
     (cache / names[1]).mkdir()
     units.functions(texts)
@@ -318,10 +322,10 @@ def test_a_cache_that_is_no_directory_is_no_error(cache, what):
 
 
 def test_the_oldest_files_are_removed_from_a_large_cache(cache, monkeypatch):
-    monkeypatch.setattr(disk, "LIMIT", 3)
+    monkeypatch.setattr(disk_cache, "LIMIT", 3)
     for k in range(5):
         value_of(kernel(20.0 + k))
-    monkeypatch.setattr(disk, "_pruned", False)
+    monkeypatch.setattr(disk_cache, "_pruned", False)
     value_of(kernel(30.0))
     assert len(list(cache.iterdir())) == 4
 
@@ -367,8 +371,8 @@ def test_each_module_has_its_own_pass_builder(monkeypatch: pytest.MonkeyPatch) -
 
 def test_texts_come_from_memory_then_disk(cache, monkeypatch):
     written = []
-    write = native.Plan._write
-    monkeypatch.setattr(native.Plan, "_write", lambda *args: written.append(args) or write(*args))
+    write = native.Schedule._write
+    monkeypatch.setattr(native.Schedule, "_write", lambda *args: written.append(args) or write(*args))
 
     def built(size: int = 37) -> tuple[int, bytes]:
         """Compile a step; return how many groups were written, and the bytes of its results."""
@@ -378,24 +382,24 @@ def test_texts_come_from_memory_then_disk(cache, monkeypatch):
         step()
         return len(written), step().numpy().tobytes()
 
-    alike._known.clear()
+    kernel_texts._known.clear()
     count, result = built()
     assert count > 1 and built() == (0, result)  # from memory
-    alike._known.clear()
+    kernel_texts._known.clear()
     assert built() == (0, result)  # from disk
-    alike._known.clear()
+    kernel_texts._known.clear()
     assert built(38)[0] > 1  # another shape
-    alike._known.clear()
-    monkeypatch.setattr(alike, "_stamp", lambda: "other code")
+    kernel_texts._known.clear()
+    monkeypatch.setattr(kernel_texts, "_stamp", lambda: "other code")
     assert built() == (count, result)
     for path in cache.iterdir():
-        body = path.read_bytes()[len(disk.MAGIC) + 32 :]
-        images = [image._replace(code=b"not a text") for image in disk._unpacked(body)]
-        body = disk._packed(images)
-        path.write_bytes(disk.MAGIC + hashlib.sha256(body).digest() + body)
-    alike._known.clear()
+        body = path.read_bytes()[len(disk_cache.MAGIC) + 32 :]
+        images = [image._replace(code=b"not a text") for image in disk_cache._unpacked(body)]
+        body = disk_cache._packed(images)
+        path.write_bytes(disk_cache.MAGIC + hashlib.sha256(body).digest() + body)
+    kernel_texts._known.clear()
     assert built() == (count, result)
-    alike._known.clear()
+    kernel_texts._known.clear()
     monkeypatch.setenv("ADJOINT_KERNEL_CACHE", "off")
     assert built() == (count, result)
 
@@ -460,10 +464,10 @@ def test_built_in_functions_follow_their_method(cache):
 
 
 def test_fork_and_exit_wait_for_better_code(cache):
-    """A child has the better code, and a process that ends at once leaves it on disk."""
+    """A child has the better code, and a process that ends at once leaves it on disk_cache."""
     program = f"""
 import os
-from adjoint.compiler import units
+from adjoint.compiler.build import units
 found = []
 units.library({answer(9)!r}, ("answer",), {{}}, found.append)
 child = os.fork()

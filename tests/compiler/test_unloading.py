@@ -11,8 +11,11 @@ import pytest
 from native import loaded
 
 import adjoint as ad
-from adjoint.compiler import alike, entry, llvm, machine, native, units
-from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.build import llvm, units
+from adjoint.compiler.build import texts as kernel_texts
+from adjoint.compiler.emit import machine
+from adjoint.compiler.emit.writer import Writer
+from adjoint.compiler.host import entry, native
 
 pytest.importorskip("llvmlite")
 X = np.linspace(0.1, 1, 50)
@@ -68,12 +71,12 @@ def test_evicted_programs_are_unloaded(backward: bool) -> None:
 
 
 def test_texts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alike, "_LIMIT", 3)
+    monkeypatch.setattr(kernel_texts, "_LIMIT", 3)
     for k in range(6):
         np.testing.assert_allclose(
             ad.compile(lambda x, k=k: x * (k + 0.25), backend="native")(X), X * (k + 0.25)
         )
-        assert len(alike._known) <= 3
+        assert len(kernel_texts._known) <= 3
 
 
 def test_code_is_loaded_as_long_as_a_program_uses_it() -> None:

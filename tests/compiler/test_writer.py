@@ -9,9 +9,9 @@ pytest.importorskip("llvmlite")
 
 from native import padded, run
 
-from adjoint.compiler import machine
-from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit import machine
 from adjoint.compiler.emit.values import Value, element_of
+from adjoint.compiler.emit.writer import Writer
 from adjoint.errors import ArgumentError
 
 

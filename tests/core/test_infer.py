@@ -138,3 +138,14 @@ def test_parameters_of_different_types_are_told_apart():
     assert infer(OPS["index"], (x,), {"key": (False,)}) == (((0, 2, 3), x.dtype),)
     assert infer(OPS["index"], (x,), {"key": (np.array([0, 1, 1]),)}) == (((3, 3), x.dtype),)
     assert infer(OPS["index"], (x,), {"key": (slice(0, 1),)}) == (((1, 3), x.dtype),)
+
+
+def test_cached_results_have_the_usual_dtype_objects():
+    """Compiled programs compare dtypes by identity, and a dtype of swapped bytes makes another object."""
+    usual = np.dtype(np.float32)
+    other = usual.newbyteorder("S").newbyteorder("S")
+    assert other is not usual and other == usual
+    for name, params in (("conj", {}), ("reshape", {"shape": (3, 1)})):
+        for dtype in (other, usual):
+            ((_, found),) = infer(OPS[name], (Spec("x", (3,), dtype),), params)
+            assert found is usual

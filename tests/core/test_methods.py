@@ -93,6 +93,11 @@ def test_a_method_that_tensors_have_is_not_replaced(name):
     )
 
 
+def test_a_primitive_of_native_code_needs_a_ufunc():
+    with pytest.raises(ArgumentError, match="define 'primitive_lambda': lower=True requires a NumPy ufunc"):
+        ad.define("primitive_lambda", lambda x: x, lambda xp, g, y, x: g, lower=True)
+
+
 def test_a_costly_op_needs_a_ufunc():
     with pytest.raises(ArgumentError, match="define 'costly_lambda': costly=True requires a NumPy ufunc"):
         ad.define("costly_lambda", lambda x: x, lambda xp, g, y, x: g, costly=True)

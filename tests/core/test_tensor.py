@@ -346,12 +346,12 @@ def resolves(path: str) -> bool:
 
 
 OWNERS = {
-    "METHODS": (ad.ones(2), hints.METHODS),
+    "METHODS": (ad.ones(2), hints.ATTRIBUTES["Tensor"]),
     "FUNCTIONS": (ad, hints.FUNCTIONS),
-    "MODULES": (ad.nn.Linear(2, 2), hints.MODULES),
-    "OPTIMIZERS": (ad.optim.SGD([ad.ones(2, requires_grad=True)]), hints.OPTIMIZERS),
-    "SCALERS": (ad.GradScaler(), hints.SCALERS),
-    "UPDATES": (ad.ones(2).at[0], hints.UPDATES),
+    "MODULES": (ad.nn.Linear(2, 2), hints.ATTRIBUTES["Module"]),
+    "OPTIMIZERS": (ad.optim.SGD([ad.ones(2, requires_grad=True)]), hints.ATTRIBUTES["Optimizer"]),
+    "SCALERS": (ad.GradScaler(), hints.ATTRIBUTES["GradScaler"]),
+    "UPDATES": (ad.ones(2).at[0], hints.ATTRIBUTES["At"]),
     **{name: (importlib.import_module(name), table) for name, table in hints.PARTS.items()},
 }
 
@@ -411,5 +411,5 @@ def test_names_from_elsewhere_are_explained():
     assert (info.value.name, info.value.obj) == ("concatt", ad)  # from which Python suggests
     with pytest.raises(AttributeError, match=r"no attribute '__numpy_submodules__'$"):
         _ = ad.__numpy_submodules__
-    assert not set(hints.METHODS) & set(dir(x)) and "reshape" in dir(x)
+    assert not set(hints.ATTRIBUTES["Tensor"]) & set(dir(x)) and "reshape" in dir(x)
     assert ad.concatenate([x, x]).shape == np.concatenate([x, x]).shape == (6,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 import adjoint as ad
+from adjoint.engine import zeros
 from adjoint.nn import functional
 
 Function = Callable[[Any], Any]
@@ -272,3 +275,56 @@ def test_a_random_identity_has_gradient_one_or_nan(seed: int) -> None:
         np.testing.assert_array_equal(chosen, np.where(mask, alone, 0), err_msg=mode)
         expected = np.where(mask, 2 * alone, 0) + 2 * (len(terms) - 2)
         np.testing.assert_allclose(gradient(several, x), expected, rtol=1e-9, err_msg=mode)
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 70])
+def test_slices_of_every_kind_select_their_positions(n: int) -> None:
+    ends = [None, *range(-n - 1, n + 2, max(1, n // 6))]
+    for start, stop, step in itertools.product(ends, ends, [None, -n, -3, -1, 1, 2, 5, n + 1]):
+        key = slice(start, stop, step)
+        if key == slice(None):
+            continue  # no axis is indexed
+        node = types.SimpleNamespace(params={"key": (key, Ellipsis)})
+        live = np.zeros(n, bool)
+        live[key] = True
+        found = zeros.picked(node, (n, 2)).live()
+        np.testing.assert_array_equal(found, np.repeat(live[:, None], 2, 1))
+
+
+SINGULAR: dict[str, Function] = {
+    "log of relu": lambda x: ad.log(ad.relu(x)),
+    "sqrt of where": lambda x: ad.sqrt(ad.where(x > 0, x, 0.0)),
+    "1 / clip": lambda x: 1 / ad.clip(x, 0, None),
+    "log2 of maximum": lambda x: ad.log2(ad.maximum(x, 0.0)),
+    "log of a slice": lambda x: ad.log(ad.concatenate([ad.zeros(2), ad.relu(x[2:])])),
+    "sum": lambda x: ad.sqrt(ad.relu(x)).sum(),
+    "cumsum": lambda x: ad.cumsum(ad.sqrt(ad.relu(x))),
+    "product": lambda x: ad.sqrt(ad.relu(x)) * ad.relu(x),
+    "checkpoint": lambda x: ad.checkpoint(lambda v: ad.log(ad.relu(v)), x),
+    "around a checkpoint": lambda x: ad.checkpoint(ad.log, ad.relu(x)),
+    "matmul": lambda x: ad.sqrt(ad.relu(x)) @ np.arange(9.0).reshape(3, 3),
+}
+
+
+@pytest.mark.parametrize("tangent", [[0.2, 0.3, 0.5], [0.2, 0.0, 0.5], [0.0, 0.3, 0.0]])
+@pytest.mark.parametrize("name", SINGULAR)
+def test_forward_mode_keeps_what_was_not_selected(name: str, tangent: list[float]) -> None:
+    f, x, t = SINGULAR[name], np.array([-1.0, -0.5, 4.0]), np.array(tangent)
+    wanted = np.asarray(ad.jacrev(f)(x)) @ t
+
+    def pushed(x: Any, t: Any) -> Any:
+        return ad.jvp(f, (x,), (t,))[1]
+
+    assert np.isfinite(wanted).all()
+    np.testing.assert_allclose(pushed(x, t), wanted, rtol=1e-14)
+    np.testing.assert_allclose(np.asarray(ad.jacfwd(f)(x)) @ t, wanted, rtol=1e-14)
+    np.testing.assert_allclose(ad.vmap(lambda u: pushed(x, u))(np.stack([t, 2 * t])), [wanted, 2 * wanted])
+    np.testing.assert_allclose(ad.compile(pushed, backend="replay")(x, t), wanted, rtol=1e-14)
+
+
+def test_a_tangent_without_elements_is_zero() -> None:
+    def pushed(x: Any) -> Any:
+        return ad.jvp(lambda v: ad.sqrt(v.sum()), (x,), (x,))[1]
+
+    x = np.zeros((0, 2))
+    assert pushed(x) == ad.compile(pushed, backend="replay")(x) == 0

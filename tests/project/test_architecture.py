@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import adjoint
+from adjoint.core.op import OPS
 
 ROOT = Path(adjoint.__file__).parent
 
@@ -151,3 +152,87 @@ def test_exports_exist_and_are_sorted_out() -> None:
     assert len(set(adjoint.__all__)) == len(adjoint.__all__)
     for name in adjoint.__all__:
         assert hasattr(adjoint, name), name
+
+
+COMPILER = [p for p in MODULES if room_of(p) == "compiler"]
+STAGES = "program replay guards loops capture lower schedule emit build host api".split()
+
+
+@pytest.mark.parametrize("path", COMPILER, ids=lambda p: str(p.relative_to(ROOT)))
+def test_stages_of_the_compiler_import_earlier_stages(path: Path) -> None:
+    """Except for type checkers: what a program holds is annotated with classes of later stages."""
+    stage, *rest = path.relative_to(ROOT / "compiler").parts
+    if not rest:
+        assert stage == "__init__.py"
+        return
+    for node in ast.parse(path.read_text()).body:
+        for name in imported(node):
+            if name.startswith("adjoint.compiler."):
+                target = name.split(".")[2]
+                assert STAGES.index(target) <= STAGES.index(stage), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_says_what_it_may_import(stage: str) -> None:
+    text = ast.get_docstring(ast.parse((ROOT / "compiler" / stage / "__init__.py").read_text())) or ""
+    used = {
+        name.split(".")[2]
+        for path in (ROOT / "compiler" / stage).rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        for name in imported(node)
+        if name.startswith("adjoint.compiler.")
+    } - {stage}
+    assert "imports all" in text.replace("\n", " ") or used == {
+        name for name in STAGES if f"``{name}``" in text.partition("imports")[2]
+    }
+
+
+# What the compiler asks an op by its name, each in one place: a branch that is not taken (``where``), and sums of
+# gradients that are written in place.
+ASKED = {"where", "untake", "unindex"}
+
+
+def _is_op_name(node: ast.expr) -> bool:
+    """Whether an expression is ``op.name`` or ends with ``.op.name``."""
+    if not isinstance(node, ast.Attribute) or node.attr != "name":
+        return False
+    owner = node.value
+    return (owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")) == "op"
+
+
+def _lookups(tree: ast.Module) -> list[str]:
+    """The places where the name of an op is looked up: in a container, or among other names."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and any(map(_is_op_name, (node.left, *node.comparators))):
+            named = {c.value for c in (node.left, *node.comparators) if isinstance(c, ast.Constant)}
+            found += [] if named and named <= ASKED else [ast.unparse(node)]
+        elif isinstance(node, ast.Subscript) and _is_op_name(node.slice):
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("get", "pop", "setdefault"):
+            found += [ast.unparse(node)] if any(map(_is_op_name, node.args)) else []
+        elif isinstance(node, ast.Assign) and _is_op_name(
+            node.value
+        ):  # under another name, it would not be seen
+            target = node.targets[0]
+            found += [] if getattr(target, "attr", "") == "current" else [ast.unparse(node)]
+    return found
+
+
+@pytest.mark.parametrize("path", COMPILER, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_compiler_has_no_table_by_the_names_of_ops(path: Path) -> None:
+    """All that the compiler knows about an op is in the op's record: ``lower``, ``phrase``, ``memory``."""
+    assert _lookups(ast.parse(path.read_text())) == []
+
+
+def test_lookups_by_the_names_of_ops_are_found() -> None:
+    text = "T[op.name]\nT.get(i.op.name)\ni.op.name in T\nname = i.op.name\ni.op.name == 'where'\nop.name == 'sin'"
+    assert len(_lookups(ast.parse(text))) == 5
+
+
+def test_every_native_form_is_declared_beside_its_op() -> None:
+    for op in OPS.values():
+        if op.lower is None or op.lower.__module__ == "adjoint.core.native":  # a primitive
+            continue
+        path = ROOT.parent.joinpath(*op.lower.__module__.split(".")).with_suffix(".py")
+        assert room_of(path) == "ops" and f'"{op.name}"' in path.read_text(), f"where is {op.name} lowered?"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from program_texts import run_text
 from test_docstrings import CALLABLES
 
 import adjoint.errors
@@ -27,7 +28,7 @@ def test_code_blocks_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
     for number, code in enumerate(plain_blocks(path), 1):
-        exec(compile(code, f"{path.name}, block {number}", "exec", dont_inherit=True), names)
+        run_text(code, names, f"{path.name}, block {number}")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

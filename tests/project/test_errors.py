@@ -362,6 +362,15 @@ def test_rules_that_break_their_contract(name: str) -> None:
         ad.OPS.pop(op_name, None)
 
 
+def test_a_rule_of_forward_mode_that_returns_a_number() -> None:
+    eager = ad.define("broken forward", np.sort, lambda xp, g, y, x: 1.0, kind="general")
+    try:
+        text = message(errors.RuleError, lambda: ad.jvp(eager, (np.ones(2),), (np.ones(2),)))
+        assert "'broken forward' for argument 'x' returned float, not an array" in text
+    finally:
+        ad.OPS.pop("broken forward", None)
+
+
 def test_a_joint_rule_with_the_wrong_number_of_gradients() -> None:
     eager = ad.define("broken joint", lambda x, y: x + y, joint=lambda xp, g, out, x, y, wanted: [g], arity=2)
     try:

@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 
 import adjoint as ad
-from adjoint import foreign_names, hints
+from adjoint import foreign_names
 
-TABLES = {name: getattr(foreign_names, name) for name in foreign_names.__all__ if name.isupper()}
-TABLES |= {
-    "functions": hints.FUNCTIONS,
-    **{f"class {k}": v for k, v in hints.ATTRIBUTES.items()},
-    **hints.PARTS,
-}
+TABLES = {"functions": foreign_names.FUNCTIONS, **foreign_names.PARTS, **foreign_names.ATTRIBUTES}
+TABLES["keywords"] = foreign_names.ABSENT_KEYWORDS
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -102,7 +98,7 @@ def test_methods_of_generators():
         "rng": rng, "ad": ad, "np": np, "n": 3, "m": 4, "p": 0.4, "a": 2.5, "shape": 2.0, "scale": 1.5, "x": ad.ones(4),
         "low": 0, "high": 5, "size": (20,), "mean": np.zeros(2), "cov": np.eye(2), "seed": 0, "length": 4,
     }  # fmt: skip
-    for name, instead in foreign_names.GENERATOR.items():
+    for name, instead in foreign_names.ATTRIBUTES["Generator"].items():
         if ":" not in instead and "," not in instead.split("(")[0] and " or " not in instead:
             expression = instead.removesuffix(", a new tensor")
             values = {**given, "p": np.array([0.2, 0.8])} if name == "multinomial" else given
@@ -137,7 +133,7 @@ def test_hints_mean_what_pytorch_computes(name):
     torch = pytest.importorskip("torch")
     x, y = np.random.default_rng(0).normal(size=(2, 2, 3, 6, 6))
     expected = MEANINGS[name](torch, torch.nn.functional, torch.tensor(x), torch.tensor(y))
-    instead = {**foreign_names.TORCH, **foreign_names.ACTIVATIONS}[name]
+    instead = {**foreign_names.FUNCTIONS, **foreign_names.PARTS["adjoint.nn.functional"]}[name]
     if "pool" in name:
         x = abs(x)
     if name == "lp_pool1d":

@@ -129,8 +129,9 @@ def test_solve_ivp_to_the_second_order_backwards_and_in_forward_mode():
     assert float(tangent) == pytest.approx(-s * y * size, rel=1e-6)
 
 
+@pytest.mark.parametrize("drive", [ad.sin, lambda t: ad.relu(ad.sin(3 * t))], ids=["smooth", "selects"])
 @pytest.mark.parametrize("method", ["RK45", "DOP853", "Radau"])
-def test_the_node_equals_steps_with_tensors(method):
+def test_the_node_equals_steps_with_tensors(method, drive):
     """The backward by Jacobians of all stages is that of the same steps repeated with tensors."""
     p = np.array([1.1, 0.7, 1.0, 0.5, 0.2, 2.0])
 
@@ -138,7 +139,7 @@ def test_the_node_equals_steps_with_tensors(method):
         def rhs(t, y):
             if lonely:
                 y.detach().numpy()  # not possible in a batch
-            return ad.stack([y[0] * (p[0] - y[1]) + 0.1 * ad.sin(t), y[1] * (y[0] - p[1] * t)])
+            return ad.stack([y[0] * (p[0] - y[1]) + 0.1 * drive(t), y[1] * (y[0] - p[1] * drive(t))])
 
         y = I.solve_ivp(rhs, (p[4], p[5]), p[2:4], method, [0.3, 1.0, 1.9], rtol=1e-7, atol=1e-9).y
         return (y**2).sum()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -317,3 +320,11 @@ def test_distributions_without_derivatives_are_scipys():
             lost()
     with pytest.raises(AttributeError, match=r"skewnorm_gen.*no attribute 'nothing'"):
         stats.skewnorm.nothing  # noqa: B018  # reads the attribute
+
+
+@pytest.mark.parametrize("name", ["gamma", "truncnorm", "binom", "betabinom"])
+def test_distributions_are_pickled_by_name(name):
+    distribution = getattr(ad.scipy.stats, name)
+    assert pickle.loads(pickle.dumps(distribution)) is copy.deepcopy(distribution) is distribution
+    frozen = pickle.loads(pickle.dumps(distribution(*[2.0] * len(distribution.shapes))))
+    assert frozen.dist is distribution

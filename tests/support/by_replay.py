@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def by_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("adjoint.compiler.variant")
+    module = importlib.import_module("adjoint.compiler.api.variant")
     monkeypatch.setattr(module, "has_llvm", lambda: False)

@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from adjoint.compiler import machine, native, pool
+from adjoint.compiler.emit import machine
+from adjoint.compiler.host import native, pool
 
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
 _kept: list[Any] = []  # programs refer to these functions by their addresses

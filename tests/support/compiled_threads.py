@@ -23,7 +23,7 @@ import adjoint as ad
 
 
 class Slow:
-    """Two properties that wait.  What they wait for is kept in objects of C, so that no guard sees it change."""
+    """Two hashes that wait.  What they wait for is kept in objects of C, so that no guard sees it change."""
 
     def __init__(self) -> None:
         self.entered: Any = queue.SimpleQueue()
@@ -39,33 +39,29 @@ slow = Slow()
 tokens: Any = queue.SimpleQueue()
 
 
-class Waits:
-    @property
-    def factor(self) -> float:
-        slow.wait(0)
-        return 2.0
+class Key:
+    """A key of a dictionary.  Its hash, which a check of guards computes, calls ``wait``."""
 
-    @property
-    def shift(self) -> float:
-        slow.wait(1)
-        return 3.0
+    def __init__(self, wait: Any) -> None:
+        self.wait = wait
 
+    def __hash__(self) -> int:
+        self.wait()
+        return 1
 
-class Takes:
-    """A property that waits until one of a few tokens is free."""
-
-    @property
-    def factor(self) -> float:
-        tokens.put(tokens.get())
-        return 2.0
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
 
-waits, takes = Waits(), Takes()
+FACTOR, SHIFT = Key(lambda: slow.wait(0)), Key(lambda: slow.wait(1))
+waits = {FACTOR: 2.0, SHIFT: 3.0}
+FREE = Key(lambda: tokens.empty() or tokens.put(tokens.get()))  # waits until one of a few tokens is free
+takes = {FREE: 2.0}
 
 
 def forced_turns(rounds: int) -> None:
     """A check of guards ends, and the guards are recorded again, while another check waits for a guard."""
-    f = ad.compile(lambda x: x * waits.factor + waits.shift, backend="native")
+    f = ad.compile(lambda x: x * waits[FACTOR] + waits[SHIFT], backend="native")
     arrays = np.arange(3.0), np.arange(4.0)
     found: list[Any] = []
 
@@ -75,7 +71,7 @@ def forced_turns(rounds: int) -> None:
                 assert np.array_equal(f(x), x * 2 + 3)
 
     def start(wanted: int) -> threading.Thread:
-        """Start a call in a thread; return when it is in the given property."""
+        """Start a call in a thread; return when it computes the given hash."""
         while not slow.entered.empty():
             slow.entered.get()
         thread = threading.Thread(target=lambda: found.append(f(arrays[0])))
@@ -130,7 +126,7 @@ def many_threads(threads: int, calls: int) -> None:
     """Threads call the same functions with several shapes; one of them steps an optimiser."""
     for _ in range(2):
         tokens.put(None)
-    guarded = ad.compile(lambda x: x * takes.factor, backend="native")
+    guarded = ad.compile(lambda x: x * takes[FREE], backend="native")
     plain = ad.compile(lambda x: ad.tanh(x).sum(axis=0) + 1, limit=3)
     large = ad.compile(lambda x: (x * 3).max(axis=1), backend="native")
     w = ad.tensor(np.zeros(5)).requires_grad_()

@@ -16,8 +16,18 @@ import adjoint as ad
 
 Wrap = Callable[[Any], Any]
 
-UNARY = [ad.sin, ad.tanh, lambda a: a * a, lambda a: ad.exp(-a * a), lambda a: a * 0.5, lambda a: a + a.sum()]
-BINARY = [lambda a, b: a * b, lambda a, b: a + b, lambda a, b: ad.sin(a) * b, lambda a, b: a - b * b * 0.5]
+UNARY = [
+    ad.sin, ad.tanh, lambda a: a * a, lambda a: ad.exp(-a * a), lambda a: a * 0.5, lambda a: a + a.sum(),
+    # these select elements, so their gradients have marked zeros
+    lambda a: ad.relu(a) * a, lambda a: ad.where(a > 0.1, ad.sin(a), a * a), lambda a: ad.clip(a, -0.3, 0.4) * a,
+    lambda a: ad.sort(ad.ravel(a)).reshape(a.shape) * a, lambda a: a * ad.ravel(a)[0],
+    lambda a: ad.max(ad.sin(a)) + a, lambda a: ad.sin(a).at[..., :1].mul(a.sum()) if a.ndim else ad.relu(a),
+]  # fmt: skip
+BINARY = [
+    lambda a, b: a * b, lambda a, b: a + b, lambda a, b: ad.sin(a) * b, lambda a, b: a - b * b * 0.5,
+    lambda a, b: ad.maximum(ad.sin(a), b * 0.7), lambda a, b: ad.where(a > 0, a * b, b),
+]  # fmt: skip
+OPS = len(UNARY) * len(BINARY)  # as many numbers of ops are drawn
 LEAVES = 3  # leaves that require grad; one tensor that does not, and one array, follow them
 SHAPES = [(), (1,), (2,), (3,)]
 
@@ -30,7 +40,7 @@ class Function:
         self.captured = [pick(count) for _ in range(pick(4))]
         self.arguments = 1 + pick(3)
         size = self.arguments + len(self.captured)
-        self.ops = [(pick(2), pick(12), pick(size + k), pick(size + k)) for k in range(1 + pick(4))]
+        self.ops = [(pick(2), pick(OPS), pick(size + k), pick(size + k)) for k in range(1 + pick(4))]
         self.returned = [size + pick(len(self.ops)) for _ in range(1 + pick(2))]
         self.same = pick(4) == 0  # whether it distinguishes one tensor passed twice from two
 
@@ -75,7 +85,7 @@ class Program:
             kind = int(rng.integers(5))
             if kind == 0:
                 self.plan.append(
-                    ("op", int(rng.integers(12)), int(rng.integers(count)), int(rng.integers(count)))
+                    ("op", int(rng.integers(OPS)), int(rng.integers(count)), int(rng.integers(count)))
                 )
                 count += 1
             else:
@@ -107,8 +117,11 @@ class Program:
             if body is not None:
                 functions.append((body.arguments, self.wrap(body.over(list(values)))))
             found = functions[k][1](*[0.7 if i < 0 else values[i] for i in given])
-            # compiled functions return arrays if they are given only arrays and numbers
-            values += map(_tensor, found if isinstance(found, tuple) else (found,))
+            found = found if isinstance(found, tuple) else (found,)
+            # compiled functions return arrays if they are given only arrays and numbers: from one array that
+            # they return twice, two tensors are made
+            alone = all(i < 0 or isinstance(values[i], np.ndarray) for i in given)
+            values += [_tensor(v) * 1.0 if alone else _tensor(v) for v in found]
             total = total + ad.sin(_tensor(values[-1])).sum()
         return total + sum((t * 0.0).sum() for t in self.leaves)
 
@@ -169,7 +182,40 @@ def of_seeds(p: Program, x: Any) -> list[Any]:
     ]
 
 
-MODES = [first, second, third, backward, grad_grad, jacrev_grad, of_seeds]
+def forward_grad(p: Program, x: Any) -> list[Any]:
+    """Forward mode over reverse mode: the rules of compiled functions are transposed."""
+    at, t = x.detach(), ad.cos(x.detach())
+    work = lambda: [ad.jvp(ad.grad(p), (at,), (t,))[1], ad.linearize(ad.grad(p), at)[1](t)]
+    return [*work(), *without_leaves(p, work)]
+
+
+def pull_of_pull(p: Program, x: Any) -> list[Any]:
+    """Derivatives of a pull with respect to its seed, also where the seed is zero."""
+    return [*_pull_of_pull(p, x), *without_leaves(p, lambda: _pull_of_pull(p, x))]
+
+
+def without_leaves(p: Program, work: Callable[[], list[Any]]) -> list[Any]:
+    """Return ``work()`` while the captured tensors do not require grad."""
+    try:
+        for t in p.leaves:
+            t.requires_grad_(False)
+        return work()
+    finally:
+        for t in p.leaves:
+            t.requires_grad_(True)
+
+
+def _pull_of_pull(p: Program, x: Any) -> list[Any]:
+    leaves = [x.detach(), *(t.detach() for t in p.leaves)]
+    body = lambda *given: ad.stack([p(*given), p(*given) * given[0].sum()])
+    _, pull = ad.vjp(body, *leaves)
+    total = lambda u: sum((ad.sin(g) * t).sum() for g, t in zip(pull(u), leaves, strict=True))
+    seeds = [ad.tensor([0.3, -0.7]), ad.tensor([0.0, 1.0])]
+    found = [ad.vjp(lambda u: pull(u), seeds[1])[1](pull(seeds[0]))[0], ad.grad(total)(seeds[0])]
+    return [*found, *ad.jacrev(lambda u: pull(u)[:1])(seeds[1]), ad.jacfwd(lambda u: pull(u)[0])(seeds[0])]
+
+
+MODES = [first, second, third, backward, grad_grad, jacrev_grad, of_seeds, forward_grad, pull_of_pull]
 
 
 def compare(seed: int, backend: str, modes: Any = None) -> None:
@@ -178,8 +224,8 @@ def compare(seed: int, backend: str, modes: Any = None) -> None:
     compiled = Program(seed, lambda f: ad.compile(f, backend=backend, limit=50))
     chosen = modes or [MODES[seed % len(MODES)]]
     for k, mode in enumerate([*chosen, chosen[0]]):  # twice, so that programs run without a trace
-        expected = [t.numpy() for t in mode(plain, _start(plain, k))]
-        found = [t.numpy() for t in mode(compiled, _start(compiled, k))]
+        expected = [t.detach().numpy() for t in mode(plain, _start(plain, k))]
+        found = [t.detach().numpy() for t in mode(compiled, _start(compiled, k))]
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(
                 a, b, rtol=1e-9, atol=1e-10, err_msg=f"seed {seed}, {backend}, {mode.__name__}"

@@ -194,6 +194,24 @@ def _numbers_reference(x: Any, w: Any) -> Any:
     return a * b + b * c * exp(a) + c
 
 
+def _selected(x: Any, w: Any) -> Any:
+    parts = ad.where(x > 0, ad.sin(x * w), x * x).sum() + ad.relu(x * w)[1] * x[0]
+    return (
+        parts
+        + ad.max(x) * ad.sort(x)[0] * w
+        + (ad.clip(x, -0.02, 0.02) * x).sum()
+        + ad.maximum(x[0], x[2]) ** 2
+    )
+
+
+def _selected_reference(x: Any, w: Any) -> Any:
+    low, high = min(x, key=number), max(x, key=number)
+    total = high * low * w + max(x[0], x[2], key=number) ** 2 + (x[1] * w * x[0] if number(x[1]) > 0 else 0.0)
+    for a in x:
+        total = total + (sin(a * w) if number(a) > 0 else a * a) + a * float(np.clip(number(a), -0.02, 0.02))
+    return total
+
+
 FORMULAS: dict[str, tuple[F2, F2]] = {
     "polynomial": (
         lambda x, w: (x**3).sum() * w + x[0] * x[1] * x[2],
@@ -235,6 +253,7 @@ FORMULAS: dict[str, tuple[F2, F2]] = {
     "softmax": (lambda x, w: ad.softmax(x * w) @ x, _softmax_reference),
     "solve": (_solved, _solved_reference),
     "cholesky": (_cholesky, _cholesky_reference),
+    "selected": (_selected, _selected_reference),  # their gradients have marked zeros
     "numbers": (_numbers, _numbers_reference),  # tensors without axes in ops for arrays
     "eigh": (_eigh, _eigh_reference),
     "qr": (_qr, _qr_reference),

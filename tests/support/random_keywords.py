@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import fractions
 import functools
 import types
 from collections import OrderedDict, defaultdict, namedtuple
@@ -108,8 +109,28 @@ def code(value: Any) -> Any:
     if isinstance(value, Key):
         return 7 * value.value
     if known is None and not isinstance(value, (*EXACT, frozenset, functools.partial, types.MethodType)):
-        return value * 2 + 1  # a float, or the symbol of one
+        return value * 2 + compared(value)  # a float, or the symbol of one
     return _number((type(value), repr(value))) + (0 if known is None else known / 128)
+
+
+OTHERS: list[Any] = [
+    "sum", "", None, (), [], {}, b"1", (0.0,), [0.0], {0.0: 1}, len, int, float, Colour.RED, Level.LOW, True, 0, 1j,
+    0.0, 0.5, decimal.Decimal("0.0"), decimal.Decimal("0.5"), fractions.Fraction(1, 2), frozenset((0.0,)), range(3),
+    slice(1), ..., datetime.timedelta(1), np.float32(0.5), np.float64(0.0), np.int64(0), Name("0.0"), *_keys, *_scales,
+]  # fmt: skip
+
+
+def compared(value: Any) -> Any:
+    """Return a number that depends on the outcomes of comparisons of a float with every kind of value."""
+    total: Any = value * Level.HIGH + (Level.LOW - value)
+    for k, other in enumerate(OTHERS):
+        if value == other:
+            total = total + 3 * k
+        if not isinstance(other, np.generic) and (other != value or (value, other) == (other, value)):
+            total = total - k
+        if isinstance(other, (int, float, decimal.Decimal, fractions.Fraction, np.generic)) and value < other:
+            total = total + 7 * k
+    return total + 5 * (value in ("auto", None, [], 0.0, Level.LOW)) + 11 * (value in {"a": 1, 0.0: 2})
 
 
 EXACT = (str, bytes, int, complex, type(None), type, types.FunctionType, enum.Enum, range, slice)

@@ -1,9 +1,9 @@
-"""Random nestings of tapes, transforms, checkpoints, custom rules and scopes, and what they must give.
+"""Random nestings of tapes, transforms, checkpoints, compiled functions, custom rules and scopes.
 
 A program is a function ``f(x, w)`` of a vector and a number.  It starts as a formula, and each step makes
 another function of it: a derivative along V, a sum over scaled copies of x, the same function behind a
-checkpoint or a custom rule, a product in which a factor is a constant.  Every step is written twice: with
-adjoint, and for the numbers of ``Dual`` (``random_formulas.py``).
+checkpoint, a custom rule or ``ad.compile``, a product in which a factor is a constant.  Every step is written
+twice: with adjoint, and for the numbers of ``Dual`` (``random_formulas.py``).
 """
 
 from __future__ import annotations
@@ -273,7 +273,13 @@ def _returning_arguments(f: F2, around: Around) -> F2:
     return g
 
 
+def _compiled(f: F2, around: Around) -> F2:
+    compiled = ad.compile(f, backend="replay", limit=100)
+    return lambda x, w: 0.5 * (compiled(x, w) + compiled(x, w))  # traced, and run without a trace
+
+
 SAME: dict[str, Step] = {
+    "compile": _compiled,
     "checkpoint": _simple(lambda f: lambda x, w: ad.checkpoint(f, x, w)),
     "checkpoint_capturing_w": _simple(lambda f: lambda x, w: ad.checkpoint(lambda y: f(y, w), x)),
     "checkpoint_capturing_x": _simple(lambda f: lambda x, w: ad.checkpoint(lambda u: f(x, u), w)),
@@ -347,6 +353,8 @@ TAPES = ("tape", "persistent_tape", "tape_of_leaf")
 CUSTOM = ("custom_vjp", "constant", "custom_jvp", "function")
 # These record whatever the scope around says, and give a result with a history.
 EXPLICIT = (*TAPES, "gradients", "gradients_of_seed", "backward", "enable_grad")
+# These read values, or which transform runs, so they cannot be compiled.
+READING = (*EXPLICIT, "pull_of_zero_with_history", "hooks_that_copy", "hooks_to_bytes")
 # These hand on x itself, and what they get with its history.
 PASSING = (
     *SUMS,
@@ -394,6 +402,8 @@ def reference(step: str, f: F2) -> F2:
 
 def _allowed(step: str, inner: list[str]) -> bool:
     """Tell whether a step can be put around others, the innermost first."""
+    if step == "compile":
+        return not any(s in READING for s in inner)
     if step == "inference_mode":  # nothing records inside
         return not any(s in EXPLICIT for s in inner)
     if step in ("no_grad", *CUSTOM):

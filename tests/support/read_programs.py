@@ -19,6 +19,7 @@ from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
+from program_texts import run_text
 
 import adjoint as ad
 from adjoint import nn
@@ -260,7 +261,7 @@ class Program(NamedTuple):
     def run(self) -> dict[str, Any]:
         """Run the source code, and return its variables."""
         space = {**SPACE, "args": (), "kwargs": {}}
-        exec(self.text(), space)
+        run_text(self.text(), space)
         return space
 
     def steps(self) -> list[str]:

@@ -11,9 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from table import CASES
 
+import adjoint as ad
 from adjoint.core.namespace import dyn, raw, rec
 from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor
@@ -96,3 +98,13 @@ def test_an_op_of_the_page_passes_the_tests_of_batches(added: str) -> None:
 
 def test_an_op_of_the_page_is_a_method(added: str) -> None:
     assert getattr(Tensor, added) is OPS[added].eager
+
+
+@pytest.mark.filterwarnings("ignore:ad.compile. the source of")  # ``exec`` defines the op
+def test_an_op_of_the_page_is_native(added: str) -> None:
+    pytest.importorskip("llvmlite")
+    f = lambda x: ad.grad(lambda x: OPS[added].eager(x).sum())(x)
+    compiled = ad.compile(f, backend="native")
+    x = np.linspace(-2, 2, 7)
+    np.testing.assert_allclose(compiled(x), f(x), rtol=1e-15)
+    assert " 0 calls of NumPy" in str(compiled.explain(x))

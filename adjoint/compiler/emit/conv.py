@@ -15,15 +15,22 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from adjoint.compiler.emit.gemm import Epilogue, Kernel, Kernels, tile_text
-from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.gemm import (
+    Epilogue,
+    Kernels,
+    LoopText,
+    finish,
+    integers,
+    most_rows,
+    pointers,
+    tile_text,
+)
+from adjoint.compiler.emit.machine import Machine
+from adjoint.compiler.emit.terms import Pointer
 from adjoint.compiler.emit.values import Index, Value, element_of, size_of
-from adjoint.compiler.machine import Machine
+from adjoint.compiler.emit.writer import Writer
 
 __all__ = ["Conv", "Weights", "conv", "conv_input", "conv_weight"]
 
@@ -59,17 +66,12 @@ class Conv(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The two kernels that compute the gradient with respect to the weights.
+    """The two kernels that compute the gradient with respect to the weights."""
 
-    ``main`` sums over parts of the images and writes ``partial`` bytes to slot RESULT.  ``last`` reads these
-    sums from slot 0, adds the parts, and writes the result to slot 1.  ``scratch`` is the number of bytes
-    that each thread needs.
-    """
-
-    main: Kernel
-    last: Kernel
-    partial: int
-    scratch: int
+    main: LoopText  # sums over parts of the images, into slot RESULT
+    last: LoopText  # adds the parts in slot 0, into slot 1
+    partial: int  # bytes of the sums of all parts
+    scratch: int  # bytes per thread
 
 
 class _Planes(NamedTuple):
@@ -110,49 +112,43 @@ class _Planes(NamedTuple):
             and (self.rows, self.width) == self.size
         )
 
-    def copy(self, w: Writer, lanes: int, source: Value, target: Value, around: Value) -> None:
+    def copy(self, lanes: int, source: Pointer, target: Pointer, around: Value) -> None:
         """Emit code that copies the image at ``source`` to planes at ``target``, with padding ``around``."""
-        element, (high, wide) = self.element, self.size
+        w, (high, wide) = source.w, self.size
         total = self.channels * self.plane
         fill = w.splat(around, lanes)
-        w.loop(0, -(-total // lanes) * lanes, lanes, lambda i, _: w.store(fill, w.at(target, element, i)))
-        rows = self._kept(self.first[0], self.spread[0], high, self.rows)
+        w.loop(0, -(-total // lanes) * lanes, lanes, lambda i, _: target[i].store(fill))
+        start, stop = self._kept(0, self.rows)
 
         def row(r: Value, _: list[Value]) -> None:
-            channel, y = w.divide(r, rows[1] - rows[0])
-            y = w.plus(y, rows[0])
-            at = w.at(source, element, w.plus(w.times(channel, high * wide), w.times(y, wide)))
+            channel, y = w.divide(r, stop - start)
+            y = w.plus(y, start)
+            at = source.at((channel, high * wide), (y, wide))
             line = w.plus(w.times(y, self.spread[0]), self.first[0])
-            to = w.at(target, element, w.plus(w.times(channel, self.plane), w.times(line, self.row)))
-            self._copy_row(w, lanes, at, to)
+            self._copy_row(lanes, at, target.at((channel, self.plane), (line, self.row)))
 
-        w.loop(0, self.channels * (rows[1] - rows[0]), 1, row)
+        w.loop(0, self.channels * (stop - start), 1, row)
 
-    @staticmethod
-    def _kept(first: int, spread: int, count: int, room: int) -> tuple[int, int]:
-        """Return (start, stop), the range of the indices i < ``count`` whose position is inside a row.
-
-        The position of index i is ``first`` + i · ``spread``; it is inside if it is from 0 to ``room`` - 1.
-        """
-        kept = [i for i in range(count) if 0 <= first + i * spread < room]
+    def _kept(self, axis: int, room: int) -> tuple[int, int]:
+        """Return (start, stop), the range of the indices of the image whose position is inside a row."""
+        first, spread = self.first[axis], self.spread[axis]
+        kept = [i for i in range(self.size[axis]) if 0 <= first + i * spread < room]
         return (kept[0], kept[-1] + 1) if kept else (0, 0)
 
-    def _copy_row(self, w: Writer, lanes: int, at: Value, to: Value) -> None:
-        element, first, spread = self.element, self.first[1], self.spread[1]
-        start, stop = self._kept(first, spread, self.size[1], self.width * self.phases)
+    def _copy_row(self, lanes: int, at: Pointer, to: Pointer) -> None:
+        w, first, spread = at.w, self.first[1], self.spread[1]
+        start, stop = self._kept(1, self.row)
         if self.phases == 1 and spread == 1:
             for offset, n, mask in w.pieces(stop - start, lanes):
-                x = w.load(w.at(at, element, start + offset), element, n, mask)
-                w.store(x, w.at(to, element, first + start + offset), mask)
+                x = at[start + offset].load(n, mask)
+                to[first + start + offset].store(x, mask)
             return
 
         def one(i: Value, _: list[Value]) -> None:
             place = w.plus(w.times(i, spread), first)
             x, phase = w.divide(place, self.phases)
-            w.store(
-                w.load(w.at(at, element, i), element),
-                w.at(to, element, w.plus(w.times(phase, self.width), x)),
-            )
+            number = at[i].load()
+            to.at((phase, self.width), (x, 1)).store(number)
 
         w.loop(start, stop, 1, one)
 
@@ -172,10 +168,7 @@ def _planes_of(spec: Conv, element: str) -> _Planes:
 
 
 class _Work(NamedTuple):
-    """The sizes of a convolution: each result is a sum over k, for one window and one output channel.
-
-    k counts the pairs of a channel and an offset in the convolution kernel.
-    """
+    """The sizes of a convolution: each result is a sum over k, for one window and one output channel."""
 
     machine: Machine
     planes: _Planes
@@ -190,7 +183,26 @@ class _Work(NamedTuple):
 
     @property
     def lanes(self) -> int:
-        return self.machine.lanes(np.float32 if self.element == "float" else np.float64)
+        return self.machine.width // size_of(self.element) or 1
+
+    @property
+    def scratch(self) -> int:
+        """The number of bytes that each thread needs."""
+        return 0 if self.planes.is_image else self.planes.bytes
+
+    def slot(self, w: Writer, k: int) -> Pointer:
+        """Emit the address in slot ``k``."""
+        return Pointer(w, w.slot(k), self.element)
+
+    def own_planes(self, w: Writer, image: Index, around: Value | None = None) -> Pointer:
+        """Emit the copy of an image to this thread's planes, with ``around`` (0) as padding; return them."""
+        planes = self.planes
+        source = self.slot(w, IMAGES)[w.times(image, planes.channels * math.prod(planes.size))]
+        if planes.is_image:
+            return source
+        target = Pointer(w, w.at(w.slot(SCRATCH), "i8", w.times(w.thread, planes.bytes)), self.element)
+        planes.copy(self.lanes, source, target, around or w.const(0.0, self.element))
+        return target
 
 
 def _work(machine: Machine, spec: Conv, planes: _Planes, outputs: int) -> _Work:
@@ -201,94 +213,107 @@ def _work(machine: Machine, spec: Conv, planes: _Planes, outputs: int) -> _Work:
     return _Work(machine, planes, outputs, spec.windows, offsets, spec.stride[0] * planes.row)
 
 
-def _own_planes(w: Writer, work: _Work, image: Index, around: Value | None = None) -> Value:
-    """Emit code that copies the image with index ``image`` into this thread's planes; return their address.
+# Correlations -------------------------------------------------------------------------------------
 
-    The padding gets the value ``around``, by default 0.  If the planes equal the image, nothing is copied.
+
+def conv(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kernels:
+    """Return the kernels of a convolution; ``epilogue`` gets the image, the channel and the position."""
+    work = _work(machine, spec, _planes_of(spec, element_of(spec.dtype)), spec.o)
+    return Kernels(None, _Correlation(work, epilogue).kernel(spec.n), 0, work.scratch)
+
+
+def conv_input(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kernels:
+    """Return the kernels that compute the gradient of the convolution ``spec`` with respect to the images.
+
+    Slot IMAGES has the gradient of the result.  This is a convolution with rotated kernels, of planes whose
+    numbers are ``stride`` apart.  ``epilogue`` emits nodes that are fused into it.
     """
-    planes = work.planes
-    source = w.at(w.slot(IMAGES), work.element, w.times(image, planes.channels * math.prod(planes.size)))
-    if planes.is_image:
-        return source
-    target = w.at(w.slot(SCRATCH), "i8", w.times(w.thread, planes.bytes))
-    planes.copy(w, work.lanes, source, target, around or w.const(0.0, work.element))
-    return target
+    element = element_of(spec.dtype)
+    reach = [d * (k - 1) for d, k in zip(spec.dilation, spec.kernel, strict=True)]
+    first = (reach[0] - spec.padding[0][0], reach[1] - spec.padding[1][0])
+    rows, width = (n + r for n, r in zip(spec.size, reach, strict=True))
+    planes = _Planes(element, spec.o, spec.windows, first, spec.stride, 1, rows, width)
+    back = spec._replace(stride=(1, 1), padding=((0, 0), (0, 0)))
+    work = _work(machine, back, planes, spec.c)._replace(windows=spec.size)
+    packed = spec.c * spec.o * math.prod(spec.kernel) * size_of(element)
+    main = _Correlation(work, epilogue, not planes.is_image).kernel(spec.n)
+    return Kernels(_turned_kernels(machine, spec, element), main, packed, work.scratch)
 
 
-def _correlation(work: _Work, epilogue: Epilogue | None, images: int, exact: bool = False) -> Kernel:
-    """Return the kernel that computes one matrix product per image; slot KERNELS has a matrix (outputs, k).
+class _Correlation:
+    """Generates a kernel with one matrix product per image; slot KERNELS has a matrix (outputs, k).
 
-    ``epilogue`` emits the nodes that are fused into the product, and ``images`` is the number of images.  If
-    ``exact`` is true, the padding is marked by a special NaN, and products with it are left out if the matrix
-    contains an infinity or NaN.  If the matrix is finite, padding with zeros is faster and gives the same
-    result.
+    If ``exact`` is true, the padding is marked by a special NaN, and products with it are left out if the
+    matrix contains an infinity or NaN.  If the matrix is finite, padding with zeros is faster and gives the
+    same result.
     """
-    w = Writer(work.machine)
-    element, lanes, depth = work.element, work.lanes, len(work.offsets)
-    high, wide = work.windows
-    table = w.table(work.offsets)
-    most = 8 if work.machine.registers == 32 else 6 if work.machine.width else 4
-    panels = -(-work.outputs // most)
-    cuts = [work.outputs * p // panels for p in range(panels + 1)]
-    finite = around = None
-    if exact:
-        finite = _all_finite(w, work, w.slot(KERNELS), work.outputs * depth)
-        around = w.select(finite, w.const(0.0, element), _missing(w, element))
 
-    def one(image: Value, _: list[Value]) -> None:
-        planes = _own_planes(w, work, image, around)
-        out = w.at(w.slot(RESULT), element, w.times(image, work.outputs * high * wide))
+    def __init__(self, work: _Work, epilogue: Epilogue | None, exact: bool = False) -> None:
+        self.work, self.epilogue = work, epilogue
+        self.w = w = Writer(work.machine)
+        self.depth = len(work.offsets)
+        self.table = w.table(work.offsets)
+        panels = -(-work.outputs // most_rows(work.machine))
+        self.cuts = [work.outputs * p // panels for p in range(panels + 1)]
+        self.finite = self.around = None
+        if exact:
+            matrix = work.slot(w, KERNELS)
+            self.finite = _all_finite(matrix, work.lanes, work.outputs * self.depth)
+            self.around = w.select(self.finite, w.const(0.0, work.element), _missing(w, work.element))
 
-        def line(y: Value, _: list[Value]) -> None:
-            base = w.at(planes, element, w.times(y, work.step))
-            for low, top in itertools.pairwise(cuts):
-                rows = top - low
-                kernels = w.at(w.slot(KERNELS), element, low * depth)
+    def kernel(self, images: int) -> LoopText:
+        """Generate and return the kernel for a number of images."""
+        w, work, (high, wide) = self.w, self.work, self.work.windows
 
-                def columns(
-                    first: Index, n: int, rows: int = rows, low: int = low, kernels: Value = kernels
-                ) -> None:
-                    place = w.plus(w.times(y, wide), first)
-                    to = w.at(out, element, w.plus(low * high * wide, place))
-                    text = tile_text(work.machine, element, rows, n, not work.planes.is_image, True)
-                    steps = [w.const(x, "i64") for x in (depth, 1)]
-                    ends = [w.const(x, "i64") for x in (high * wide, depth)]
-                    given = kernels, w.at(base, element, first), to, *steps, table, *ends
-                    if finite is None:
-                        w.use(text, *given)
-                    else:
-                        sizes = [w.const(x, "i64") for x in (rows, n)]
-                        with w.when(finite):
-                            w.use(text, *given)
-                        with w.when(w.invert(finite)):
-                            w.use(_exact_text(work.machine, element), *given, *sizes)
-                    if epilogue is not None:
-                        _finish(w, work, epilogue, image, low, rows, place, n, to)
+        def one(image: Value, _: list[Value]) -> None:
+            planes = work.own_planes(w, image, self.around)
+            out = work.slot(w, RESULT)[w.times(image, work.outputs * high * wide)]
 
-                full, rest = divmod(wide, 2 * lanes)
+            def line(y: Value, _: list[Value]) -> None:
+                base, first = planes[w.times(y, work.step)], w.times(y, wide)
+                for low, top in itertools.pairwise(self.cuts):
+                    self._panel(image, base, out, first, low, top - low)
 
-                def pair(j: Value, _: list[Value], columns: Callable[..., None] = columns) -> None:
-                    columns(w.times(j, 2 * lanes), 2 * lanes)
+            w.loop(0, high, 1, line)
 
-                w.loop(0, full, 1, pair)
-                if rest:
-                    columns(full * 2 * lanes, rest)
+        w.loop(w.low, w.high, 1, one)
+        return LoopText(w.kernel(), images)
 
-        w.loop(0, high, 1, line)
+    def _panel(self, image: Value, base: Pointer, out: Pointer, line: Index, low: int, rows: int) -> None:
+        """Emit a row of windows, from ``line`` on, of some output channels, into the result ``out``."""
+        w, work = self.w, self.work
+        size, wide = math.prod(work.windows), 2 * work.lanes
+        kernels = work.slot(w, KERNELS)[low * self.depth]
 
-    w.loop(w.low, w.high, 1, one)
-    return Kernel(w.kernel(), images)
+        def columns(j: Index, n: int) -> None:
+            first = w.times(j, wide)
+            place = w.plus(line, first)
+            to = out[w.plus(low * size, place)]
+            text = tile_text(work.machine, work.element, rows, n, not work.planes.is_image, True)
+            numbers = [w.const(x, "i64") for x in (self.depth, 1, size, self.depth, rows, n)]
+            given = kernels.value, base[first].value, to.value, *numbers[:2], self.table, *numbers[2:4]
+            if self.finite is None:
+                w.use(text, *given)
+            else:
+                with w.when(self.finite):
+                    w.use(text, *given)
+                with w.when(w.invert(self.finite)):
+                    w.use(_exact_text(work.machine, work.element), *given, *numbers[4:])
+            if self.epilogue is not None:
+                finish(to, self.epilogue, size, n, work.lanes, (image, low, rows, place))
+
+        w.parts(work.windows[1], wide, columns)
 
 
-def _all_finite(w: Writer, work: _Work, start: Value, count: int) -> Value:
+def _all_finite(start: Pointer, lanes: int, count: int) -> Value:
     """Emit a test whether all of the ``count`` numbers at the address ``start`` are finite."""
-    element, lanes = work.element, work.lanes
+    w = start.w
 
     def one(i: Value, sums: list[Value]) -> list[Value]:
-        return [w.fma(w.load(w.at(start, element, i), element, sums[0].lanes), 0.0, sums[0])]
+        return [w.fma(start[i].load(sums[0].lanes), 0.0, sums[0])]
 
     whole = count // lanes * lanes
-    (sums,) = w.loop(0, whole, lanes, one, [w.const(0.0, element, lanes)])
+    (sums,) = w.loop(0, whole, lanes, one, [w.const(0.0, start.element, lanes)])
     (total,) = w.loop(whole, count, 1, one, [w.fold(sums, w.add)])
     return w.compare("oeq", total, 0.0)
 
@@ -306,115 +331,53 @@ def _exact_text(machine: Machine, element: str) -> str:
     Its parameters are those of ``tile_text`` with ``by_table``, then the rows and columns of the tile.
     """
     w = Writer(machine)
-    a, b, c, table = (Value(f"%{n}", "ptr") for n in ("a", "b", "c", "bk"))
-    a_row, c_row, depth, rows, columns = (Value(f"%{n}", "i64") for n in ("ar", "cr", "k", "rows", "columns"))
+    a, b, c = pointers(w, element, "a b c")
+    (table,) = pointers(w, "i64", "bk")
+    a_row, a_deep, c_row, depth, rows, columns = integers("ar ak cr k rows columns")
     kind = "i32" if element == "float" else "i64"
     missing = w.bitcast(_missing(w, element), kind)
 
     def sum_of(i: Value, j: Value) -> Value:
         def step(k: Value, sums: list[Value]) -> list[Value]:
-            x = w.load(w.at(w.at(b, element, j), element, w.load(w.at(table, "i64", k), "i64")), element)
-            y = w.load(w.at(a, element, w.plus(w.times(i, a_row), k)), element)
+            x = b[j][table[k].load()].load()
+            y = a.at((i, a_row), (k, 1)).load()
             there = w.compare("ne", w.bitcast(x, kind), missing)
             return [w.select(there, w.fma(x, y, sums[0]), sums[0])]
 
         return w.loop(0, depth, 1, step, [w.const(0.0, element)])[0]
 
     def row(i: Value, _: list[Value]) -> None:
-        to = w.at(c, element, w.times(i, c_row))
-        w.loop(0, columns, 1, lambda j, _: w.store(sum_of(i, j), w.at(to, element, j)))
+        to = c[w.times(i, c_row)]
+
+        def one(j: Value, _: list[Value]) -> None:
+            total = sum_of(i, j)
+            to[j].store(total)
+
+        w.loop(0, columns, 1, one)
 
     w.loop(0, rows, 1, row)
-    names = [*(f"ptr %{n}" for n in "abc"), "i64 %ar", "i64 %ak", "ptr %bk", "i64 %cr", "i64 %k"]
-    return w.shared([*names, "i64 %rows", "i64 %columns"])
+    return w.shared([x.typed for x in (a, b, c, a_row, a_deep, table, c_row, depth, rows, columns)])
 
 
-def _finish(
-    w: Writer,
-    work: _Work,
-    epilogue: Epilogue,
-    image: Index,
-    low: int,
-    rows: int,
-    place: Index,
-    n: int,
-    to: Value,
-) -> None:
-    """Emit the epilogue of a tile: the fused nodes, applied to each number of the tile.
-
-    The tile belongs to the image with index ``image``.  It has ``rows`` output channels, from ``low``, and
-    ``n`` windows, from ``place``.  Its address is ``to``.
-    """
-    step = math.prod(work.windows)
-
-    def body(inner: Writer, given: list[Value]) -> None:
-        _, at, item, first, count, position = given
-
-        def one(i: Value, _: list[Value]) -> None:
-            for offset, lanes, mask in inner.pieces(n, work.lanes):
-                out = inner.at(at, work.element, inner.plus(inner.times(i, step), offset))
-                x = inner.load(out, work.element, lanes, mask)
-                value = epilogue(inner, item, inner.plus(first, i), inner.plus(position, offset), x, mask)
-                if value is not None:
-                    inner.store(value, out, mask)
-
-        inner.loop(0, count, 1, one)
-
-    names = [("ptr", "args"), ("ptr", "at"), *(("i64", n) for n in ("item", "first", "count", "position"))]
-    w.define(f"finish_{n}", names, body)
-    numbers = [w.index_value(x) for x in (image, low, rows, place)]
-    w.run(f"finish_{n}", Value("%args", "ptr"), to, *numbers)
-
-
-def conv(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kernels:
-    """Return the kernels of a convolution.
-
-    ``epilogue`` emits the nodes that are fused into the convolution, given the image, the channel and the
-    position.
-    """
-    planes = _planes_of(spec, element_of(spec.dtype))
-    work = _work(machine, spec, planes, spec.o)
-    return Kernels(None, _correlation(work, epilogue, spec.n), 0, 0 if planes.is_image else planes.bytes)
-
-
-def conv_input(machine: Machine, spec: Conv, epilogue: Epilogue | None = None) -> Kernels:
-    """Return the kernels that compute the gradient of the convolution ``spec`` with respect to the images.
-
-    Slot IMAGES has the gradient of the result.  This is a convolution with rotated kernels, of planes whose
-    numbers are ``stride`` apart.  ``epilogue`` emits nodes that are fused into it.
-    """
-    element = element_of(spec.dtype)
-    reach = [d * (k - 1) for d, k in zip(spec.dilation, spec.kernel, strict=True)]
-    first = (reach[0] - spec.padding[0][0], reach[1] - spec.padding[1][0])
-    rows, width = (n + r for n, r in zip(spec.size, reach, strict=True))
-    planes = _Planes(element, spec.o, spec.windows, first, spec.stride, 1, rows, width)
-    back = spec._replace(stride=(1, 1), padding=((0, 0), (0, 0)))
-    work = _work(machine, back, planes, spec.c)._replace(windows=spec.size)
-    packed = spec.c * spec.o * math.prod(spec.kernel) * size_of(element)
-    main = _correlation(work, epilogue, spec.n, not planes.is_image)
-    return Kernels(
-        _turned_kernels(machine, spec, element), main, packed, 0 if planes.is_image else planes.bytes
-    )
-
-
-def _turned_kernels(machine: Machine, spec: Conv, element: str) -> Kernel:
+def _turned_kernels(machine: Machine, spec: Conv, element: str) -> LoopText:
     """Return the kernel that copies weights (o, c, *kernel) to (c, o, *kernel), rotated by 180 degrees."""
     w, area = Writer(machine), math.prod(spec.kernel)
 
     def one(c: Value, _: list[Value]) -> None:
         def output(o: Value, _: list[Value]) -> None:
-            at = w.at(w.slot(0), element, w.times(w.plus(w.times(o, spec.c), c), area))
-            to = w.at(w.slot(1), element, w.times(w.plus(w.times(c, spec.o), o), area))
+            at = Pointer(w, w.slot(0), element)[w.times(w.plus(w.times(o, spec.c), c), area)]
+            to = Pointer(w, w.slot(1), element)[w.times(w.plus(w.times(c, spec.o), o), area)]
 
             def number(k: Value, _: list[Value]) -> None:
-                w.store(w.load(w.at(at, element, w.sub(area - 1, k)), element), w.at(to, element, k))
+                x = at[w.sub(area - 1, k)].load()
+                to[k].store(x)
 
             w.loop(0, area, 1, number)
 
         w.loop(0, spec.o, 1, output)
 
     w.loop(w.low, w.high, 1, one)
-    return Kernel(w.kernel(), spec.c)
+    return LoopText(w.kernel(), spec.c)
 
 
 # The gradient of kernels --------------------------------------------------------------------------
@@ -427,21 +390,15 @@ def conv_weight(machine: Machine, spec: Conv) -> Weights:
     times some k) are vectors along a row of windows; the lanes of each vector are added last.
     """
     element = element_of(spec.dtype)
-    planes = _planes_of(spec, element)
-    work = _work(machine, spec, planes, spec.o)
+    work = _work(machine, spec, _planes_of(spec, element), spec.o)
     sums = spec.o * len(work.offsets) * work.lanes * size_of(element)
     parts = max(1, min(PARTS, spec.n, PART_BYTES // max(1, sums)))
-    main, last = _weight_parts(work, spec.n, parts), _weight_sum(work, parts)
-    return Weights(main, last, parts * sums, 0 if planes.is_image else planes.bytes)
+    return Weights(_weight_parts(work, spec.n, parts), _weight_sum(work, parts), parts * sums, work.scratch)
 
 
-def _weight_parts(work: _Work, images: int, parts: int) -> Kernel:
-    """Return the kernel that computes, for each part of the images, the sums of the weight gradient.
-
-    An iteration computes one part for one panel, which is a range of output channels.
-    """
+def _weight_parts(work: _Work, images: int, parts: int) -> LoopText:
+    """Return the kernel that computes, for each part of the images, the sums of the weight gradient."""
     w = Writer(work.machine)
-    element, lanes, depth = work.element, work.lanes, len(work.offsets)
     most = 6 if work.machine.registers == 32 else 3
     panels = -(-work.outputs // most)
     rows, larger = divmod(work.outputs, panels)  # the first ``larger`` panels have one output more
@@ -450,46 +407,39 @@ def _weight_parts(work: _Work, images: int, parts: int) -> Kernel:
         part, panel = w.divide(q, panels)
         first = w.plus(w.times(panel, rows), w.least(panel, larger))
         place = w.plus(w.times(part, work.outputs), first)
-        sums = w.at(w.slot(RESULT), element, w.times(place, depth * lanes))
+        sums = work.slot(w, RESULT)[w.times(place, len(work.offsets) * work.lanes)]
         low = w.divide(w.times(part, images), parts)[0]
         high = w.divide(w.times(w.plus(part, 1), images), parts)[0]
         fewer = w.compare("sge", w.index_value(panel), larger)
         if larger:
             with w.when(w.invert(fewer)):
-                _weight_panel(w, work, rows + 1, first, sums, low, high)
+                _weight_panel(work, rows + 1, first, sums, low, high)
         with w.when(fewer):
-            _weight_panel(w, work, rows, first, sums, low, high)
+            _weight_panel(work, rows, first, sums, low, high)
 
     w.loop(w.low, w.high, 1, one)
-    return Kernel(w.kernel(), parts * panels)
+    return LoopText(w.kernel(), parts * panels)
 
 
-def _weight_panel(
-    w: Writer, work: _Work, rows: int, first: Index, sums: Value, low: Index, high: Index
-) -> None:
-    """Emit code that sums the weight gradient of some output channels over the images ``low`` to ``high``.
-
-    There are ``rows`` channels, from ``first``.  The sums are stored at the address ``sums``.
-    """
-    element, lanes, depth, size = work.element, work.lanes, len(work.offsets), math.prod(work.windows)
+def _weight_panel(work: _Work, rows: int, first: Index, sums: Pointer, low: Index, high: Index) -> None:
+    """Emit code that adds the images ``low`` to ``high`` to ``sums``, of ``rows`` channels from ``first``."""
+    w, lanes, depth, size = sums.w, work.lanes, len(work.offsets), math.prod(work.windows)
     columns = 4 if work.machine.registers == 32 else 3
-    table, zero = w.table(work.offsets), w.const(0.0, element, lanes)
-    w.loop(0, rows * depth * lanes, lanes, lambda i, _: w.store(zero, w.at(sums, element, i)))
+    table, zero = Pointer(w, w.table(work.offsets), "i64"), w.const(0.0, work.element, lanes)
+    w.loop(0, rows * depth * lanes, lanes, lambda i, _: sums[i].store(zero))
 
     def image(n: Value, _: list[Value]) -> None:
-        planes = _own_planes(w, work, n)
-        g = w.at(w.slot(KERNELS), element, w.times(w.plus(w.times(n, work.outputs), first), size))
+        planes = work.own_planes(w, n)
+        g = work.slot(w, KERNELS)[w.times(w.plus(w.times(n, work.outputs), first), size)]
 
-        def tile(k: Index, count: int) -> None:
-            text = _weight_tile(work.machine, element, rows, count, work.windows[1])
+        def tile(j: Index, count: int) -> None:
+            text = _weight_tile(work.machine, work.element, rows, count, work.windows[1])
             numbers = [w.const(x, "i64") for x in (size, work.step, depth * lanes, work.windows[0])]
-            to = w.at(sums, element, w.times(k, lanes))
-            w.use(text, g, planes, w.at(table, "i64", k), to, *numbers)
+            k = w.times(j, columns)
+            to, offsets = sums[w.times(k, lanes)], table[k]
+            w.use(text, g.value, planes.value, offsets.value, to.value, *numbers)
 
-        full, rest = divmod(depth, columns)
-        w.loop(0, full * columns, columns, lambda k, _: tile(k, columns))
-        if rest:
-            tile(full * columns, rest)
+        w.parts(depth, columns, tile)
 
     w.loop(low, high, 1, image)
 
@@ -502,72 +452,51 @@ def _weight_tile(machine: Machine, element: str, rows: int, columns: int, wide: 
     of the sums, number of rows).  ``wide`` is the number of windows in a row.
     """
     w = Writer(machine)
-    lanes = machine.lanes(np.float32 if element == "float" else np.float64)
-    g, planes, table, out = (Value(f"%{n}", "ptr") for n in ("g", "planes", "table", "out"))
-    g_step, line, out_step, high = (Value(f"%{n}", "i64") for n in ("gs", "line", "os", "high"))
-    at_g = [w.at(g, element, w.times(i, g_step)) for i in range(rows)]
-    at_x = [w.at(planes, element, w.load(w.at(table, "i64", j), "i64")) for j in range(columns)]
-    places = [
-        w.at(w.at(out, element, w.times(i, out_step)), element, j * lanes)
-        for i in range(rows)
-        for j in range(columns)
-    ]
+    lanes = machine.width // size_of(element) or 1
+    g, planes, out = pointers(w, element, "g planes out")
+    (table,) = pointers(w, "i64", "table")
+    g_step, line, out_step, high = integers("gs line os high")
+    at_g = [g[w.times(i, g_step)] for i in range(rows)]
+    at_x = [planes[table[j].load()] for j in range(columns)]
+    places = [out[w.times(i, out_step)][j * lanes] for i in range(rows) for j in range(columns)]
     full = wide // lanes
     rest = wide - full * lanes
 
     def step(g_at: Index, x_at: Index, n: int, mask: Value | None, sums: list[Value]) -> list[Value]:
-        left = [w.load(w.at(p, element, g_at), element, n, mask) for p in at_g]
-        right = [w.load(w.at(p, element, x_at), element, n, mask) for p in at_x]
+        left, right = [p[g_at].load(n, mask) for p in at_g], [p[x_at].load(n, mask) for p in at_x]
         return [w.fma(left[i], right[j], sums[i * columns + j]) for i in range(rows) for j in range(columns)]
 
-    def body(y: Value, carried: list[Value]) -> list[Value]:
-        g_row, x_row = w.times(y, wide), w.mul(y, line)
-        sums = list(carried)
+    def body(y: Value, sums: list[Value]) -> list[Value]:
+        g_row, x_row = w.times(y, wide), w.times(y, line)
         for k in range(full):
             sums = step(w.plus(g_row, k * lanes), w.plus(x_row, k * lanes), lanes, None, sums)
-        if rest:
-            sums = _with_rest(
-                w, step, w.plus(g_row, full * lanes), w.plus(x_row, full * lanes), rest, lanes, sums
-            )
-        return sums
+        g_row, x_row = w.plus(g_row, full * lanes), w.plus(x_row, full * lanes)
+        if rest and machine.masks:
+            return step(g_row, x_row, lanes, w.constants([int(k < rest) for k in range(lanes)], "i1"), sums)
+        firsts = (
+            [w.extract(s, 0) for s in sums] if rest else []
+        )  # without masks: add one by one to the first lane
+        for k in range(rest):
+            firsts = step(w.plus(g_row, k), w.plus(x_row, k), 1, None, firsts)
+        return [w.insert(s, x, 0) for s, x in zip(sums, firsts, strict=True)] if rest else sums
 
-    sums = w.loop(0, high, 1, body, [w.load(p, element, lanes) for p in places])
+    sums = w.loop(0, high, 1, body, [p.load(lanes) for p in places])
     for x, p in zip(sums, places, strict=True):
-        w.store(x, p)
-    names = [f"ptr %{n}" for n in ("g", "planes", "table", "out")]
-    return w.shared([*names, *(f"i64 %{n}" for n in ("gs", "line", "os", "high"))])
+        p.store(x)
+    return w.shared([x.typed for x in (g, planes, table, out, g_step, line, out_step, high)])
 
 
-def _with_rest(
-    w: Writer, step: Any, g_at: Index, x_at: Index, rest: int, lanes: int, sums: list[Value]
-) -> list[Value]:
-    """Emit the addition of the ``rest`` numbers after the last full vector of a row to ``sums``.
-
-    The numbers are added with a mask, or one by one into the first lane if the processor has no masks.
-    ``step`` emits one addition; ``g_at`` and ``x_at`` are the offsets of the two factors.  Return the new
-    sums.
-    """
-    if w.machine.masks:
-        mask = w.constants([int(k < rest) for k in range(lanes)], "i1")
-        found: list[Value] = step(g_at, x_at, lanes, mask, sums)
-        return found
-    firsts = [w.extract(s, 0) for s in sums]
-    for k in range(rest):
-        firsts = step(w.plus(g_at, k), w.plus(x_at, k), 1, None, firsts)
-    return [w.insert(s, x, 0) for s, x in zip(sums, firsts, strict=True)]
-
-
-def _weight_sum(work: _Work, parts: int) -> Kernel:
+def _weight_sum(work: _Work, parts: int) -> LoopText:
     """Return the kernel that adds the sums of all parts of the images, then the lanes of each vector."""
     w = Writer(work.machine)
-    element, lanes, count = work.element, work.lanes, work.outputs * len(work.offsets)
+    lanes, count = work.lanes, work.outputs * len(work.offsets)
 
     def one(i: Value, _: list[Value]) -> None:
-        at = w.at(w.slot(0), element, w.times(i, lanes))
-        total = w.load(at, element, lanes)
+        at = work.slot(w, 0)[w.times(i, lanes)]
+        total = at.load(lanes)
         for p in range(1, parts):
-            total = w.add(total, w.load(w.at(at, element, p * count * lanes), element, lanes))
-        w.store(w.fold(total, w.add), w.at(w.slot(1), element, i))
+            total = w.add(total, at[p * count * lanes].load(lanes))
+        work.slot(w, 1)[i].store(w.fold(total, w.add))
 
     w.loop(w.low, w.high, 1, one)
-    return Kernel(w.kernel(), count)
+    return LoopText(w.kernel(), count)

@@ -11,58 +11,55 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.emit.math import FUNCTIONS
 from adjoint.compiler.emit.math import emit as emit_math
-from adjoint.compiler.emit.text import Writer
 from adjoint.compiler.emit.values import Value, element_of
-from adjoint.compiler.simplify import Node
+from adjoint.compiler.emit.writer import Writer
+from adjoint.compiler.lower.graph import Primitive
 
 __all__ = ["apply", "combine", "neutral"]
 
-_ORDER = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"}
-_ROUND = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "rint": "rint"}
-_LOGIC = {
-    "logical_and": "and", "logical_or": "or", "logical_xor": "xor",
-    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+_PLAIN: dict[str, Callable[..., Value]] = {
+    "copy": lambda w, x: x, "where": Writer.select, "add": Writer.add, "subtract": Writer.sub,
+    "multiply": Writer.mul,
 }  # fmt: skip
-_ARITHMETIC = {"add": Writer.add, "subtract": Writer.sub, "multiply": Writer.mul}
+_ORDER = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"}
+_EXTREMES = ("maximum", "minimum", "fmax", "fmin")
+_FLOATS: dict[str, Callable[..., Value]] = {
+    "divide": Writer.div, "negative": Writer.neg, "abs": Writer.abs,
+    "copysign": lambda w, *x: w.intrinsic("copysign", *x), "fmod": lambda w, *x: w.op("frem", *x),
+    "isnan": lambda w, x: w.compare("uno", x, x), "logical_not": lambda w, x: w.compare("oeq", x, 0),
+    "signbit": lambda w, x: w.compare("slt", w.bitcast(x, _bits_of(x)), 0),
+    "remainder": lambda w, *x: _divided(w, "remainder", *x),
+    "floor_divide": lambda w, *x: _divided(w, "floor_divide", *x),
+    "power": lambda w, *x: emit_math(w, "pow", *x),
+}  # fmt: skip
 
 
 def apply(w: Writer, op: str, given: Any, made: Any, *x: Value) -> Value:
-    """Emit the primitive ``op`` of the operands ``x``; return its result.
-
-    The operands have the dtype ``given`` and the result has the dtype ``made``.
-    """
-    if op == "copy":
-        return x[0]
+    """Emit the primitive ``op`` of operands ``x`` of dtype ``given``; the result has the dtype ``made``."""
+    if op in _PLAIN:
+        return _PLAIN[op](w, *x)
     if op == "astype":
         return cast(w, x[0], given, made)
-    if op == "where":
-        return w.select(x[0], x[1], x[2])
-    if op in _ARITHMETIC:
-        return _ARITHMETIC[op](w, *x)
-    if op in _LOGIC:
-        if op.startswith("logical"):
-            x = tuple([w.convert(v, "i1") for v in x])
-        return w.bits(_LOGIC[op], *x)
+    kind, _, logic = op.partition("_")
+    if logic in ("and", "or", "xor"):
+        return w.bits(logic, *(w.convert(v, "i1") if kind == "logical" else v for v in x))
     if op in _ORDER:
-        kind = "o" if given.kind == "f" else "s" if given.kind == "i" else "u"
-        return w.compare(kind + _ORDER[op], *x)
+        return w.compare({"f": "o", "i": "s"}.get(given.kind, "u") + _ORDER[op], *x)
     if op in ("equal", "not_equal"):
         names = ("oeq", "une") if given.kind == "f" else ("eq", "ne")
         return w.compare(names[op == "not_equal"], *x)
-    if op in ("maximum", "minimum", "fmax", "fmin"):
+    if op in _EXTREMES:
         return extreme(w, op, given, *x)
-    if given.kind == "f":
-        return _of_floats(w, op, *x)
-    return _of_integers(w, op, given, *x)
+    if given.kind != "f":
+        return _of_integers(w, op, given, *x)
+    if op in ("floor", "ceil", "trunc", "rint"):
+        return w.intrinsic(op, x[0])
+    return _FLOATS[op](w, *x) if op in _FLOATS else emit_math(w, op, *x)
 
 
 def cast(w: Writer, x: Value, given: Any, made: Any) -> Value:
-    """Emit a conversion of ``x`` from the dtype ``given`` to the dtype ``made``.
-
-    For a float out of the range of the integer dtype, the result is the one that x86 processors give.
-    """
+    """Emit a conversion between dtypes; a float out of range gives what x86 processors give."""
     element = element_of(made)
     if given.kind == "f" and made.kind in "iu":
         wide = _to_int64(w, x)
@@ -95,35 +92,6 @@ def extreme(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
     first = w.compare("ogt" if more else "olt", a, b)
     odd = w.compare("uno", a, a) if op in ("maximum", "minimum") else w.compare("uno", b, b)
     return w.select(w.bits("or", first, odd), a, b)
-
-
-def _of_floats(w: Writer, op: str, *x: Value) -> Value:
-    """Emit the primitive ``op`` on floating-point operands."""
-    if op == "divide":
-        return w.div(*x)
-    if op == "negative":
-        return w.neg(x[0])
-    if op == "abs":
-        return w.abs(x[0])
-    if op == "sqrt":
-        return w.sqrt(x[0])
-    if op in _ROUND:
-        return w.intrinsic(_ROUND[op], x[0])
-    if op == "isnan":
-        return w.compare("uno", x[0], x[0])
-    if op == "copysign":
-        return w.intrinsic("copysign", *x)
-    if op == "signbit":
-        return w.compare("slt", w.bitcast(x[0], _bits_of(x[0])), 0)
-    if op == "logical_not":
-        return w.compare("oeq", x[0], 0)
-    if op == "fmod":
-        return w.op("frem", *x)
-    if op in ("remainder", "floor_divide"):
-        return _divided(w, op, *x)
-    name = "pow" if op == "power" else op
-    assert name in FUNCTIONS, op
-    return emit_math(w, name, *x)
 
 
 def _bits_of(x: Value) -> str:
@@ -177,10 +145,7 @@ def _of_integers(w: Writer, op: str, dtype: Any, *x: Value) -> Value:
 
 
 def _divided_integers(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
-    """Emit ``floor_divide``, ``remainder`` or ``fmod`` of integers; the result is 0 if the divisor is 0.
-
-    The smallest integer divided by -1 gives itself, because the exact quotient overflows.
-    """
+    """Emit ``floor_divide``, ``remainder`` or ``fmod`` of integers; the result is 0 if the divisor is 0."""
     none = w.compare("eq", b, 0)
     if dtype.kind == "u":
         quotient = w.op("udiv", a, w.select(none, 1, b))
@@ -206,12 +171,12 @@ _COMBINED: dict[str, Callable[[Writer, Any, Value, Value], Value]] = {
 }
 
 
-def combine(w: Writer, n: Node, a: Value, b: Value) -> Value:
+def combine(w: Writer, n: Primitive, a: Value, b: Value) -> Value:
     """Emit the combination of two values by the operation of the reduction ``n``: a + b for a sum."""
     return _COMBINED[n.params[0]](w, n.dtype, a, b)
 
 
-def neutral(n: Node) -> Any:
+def neutral(n: Primitive) -> Any:
     """Return the neutral element of a reduction, such as 1 for a product."""
     op, dtype = n.params[0], n.dtype
     if op == "sum":

@@ -19,17 +19,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adjoint.compiler.emit.pack import pack_panels, square_text
-from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.machine import Machine
+from adjoint.compiler.emit.pack import Panels, square_text
+from adjoint.compiler.emit.terms import Pointer
 from adjoint.compiler.emit.values import Index, Value, element_of, size_of
-from adjoint.compiler.machine import Machine
+from adjoint.compiler.emit.writer import Writer
 
-__all__ = ["Epilogue", "Kernel", "Kernels", "Product", "gemm", "tile_of"]
+__all__ = ["Epilogue", "Kernels", "LoopText", "Product", "finish", "gemm", "tile_of"]
 
-# epilogue(w, batch, row, column, sums, mask) returns the vector to store, or None if it has stored it itself.
-Epilogue = Callable[[Writer, Index, Index, Index, Value, "Value | None"], "Value | None"]
-# after(w, batch, row, count) is called when all columns of ``count`` rows from ``row`` are stored.
-After = Callable[[Writer, Index, Index, Index], None]
+# epilogue(w, batch, row, column, sums, mask) emits the fused nodes and returns the vector to store.
+Epilogue = Callable[[Writer, Index, Index, Index, Value, "Value | None"], Value]
 
 # The slot numbers of the main kernel; an epilogue uses FREE and the following.
 A, B, C, SCRATCH, FREE = range(5)
@@ -38,25 +37,24 @@ PLAIN_DEPTH = 64  # if k is at least this, the loops around a tile take little t
 PACK_BYTES = 256 * 1024  # a larger B is packed
 COLUMN_BYTES = 256 * 1024  # size of the columns of B that are processed before the next rows of A
 BLOCK_BYTES = 192 * 1024  # size of a block of A, which stays in the second-level cache for all columns of B
+DOTS = 4  # number of columns per call of the function of dot products
 
 
 class Product(NamedTuple):
-    """The sizes and strides of C[batch, m, n] = A[batch, m, k] · B[batch, k, n], in elements."""
+    """The sizes and strides of C[batch, m, n] = A[batch, m, k] · B[batch, k, n]; C is row-major."""
 
     dtype: Any
     m: int
     n: int
     k: int
-    a: tuple[int, int]  # strides along m and k
-    b: tuple[int, int]  # along k and n
-    c: tuple[int, int]  # along m and n
+    a: tuple[int, ...]  # strides along m and k
+    b: tuple[int, ...]  # along k and n
     batch: tuple[int, ...] = ()
     a_batch: tuple[int, ...] = ()
     b_batch: tuple[int, ...] = ()
-    c_batch: tuple[int, ...] = ()
 
 
-class Kernel(NamedTuple):
+class LoopText(NamedTuple):
     """The LLVM text of a kernel and the length of its outermost loop."""
 
     text: str
@@ -72,8 +70,8 @@ class Kernels(NamedTuple):
     slot ``A`` of ``main`` has the address of B.
     """
 
-    pack: Kernel | None
-    main: Kernel
+    pack: LoopText | None
+    main: LoopText
     packed: int
     scratch: int
     turned: bool = False
@@ -86,14 +84,14 @@ class Tile(NamedTuple):
     vectors: int
 
 
-def _most_rows(machine: Machine) -> int:
+def most_rows(machine: Machine) -> int:
     """Return the largest number of rows of a tile that fits in the registers; each row has two vectors."""
     return 8 if machine.registers == 32 else 6 if machine.width else 4
 
 
 def tile_of(machine: Machine, m: int, n: int, lanes: int) -> Tile:
     """Return a tile size for an (m, n) product that fits in the registers and is not larger than needed."""
-    most = _most_rows(machine)
+    most = most_rows(machine)
     m, wide = max(1, m), max(1, -(-n // lanes))
     if m <= 3:  # few rows: use more columns
         return Tile(m, min(wide, 8 // m))
@@ -102,35 +100,33 @@ def tile_of(machine: Machine, m: int, n: int, lanes: int) -> Tile:
     return Tile(rows, min(2, wide))
 
 
-def gemm(
-    machine: Machine, product: Product, epilogue: Epilogue | None = None, after: After | None = None
-) -> Kernels:
-    """Return the kernels of a matrix product.
-
-    ``epilogue`` emits the nodes that are fused into the product; ``after`` emits code that runs when some
-    rows of C are complete.
-    """
-    return _Gemm(machine, product, epilogue, after).kernels()
+def gemm(machine: Machine, product: Product, epilogue: Epilogue | None = None) -> Kernels:
+    """Return the kernels of a matrix product; ``epilogue`` emits the nodes that are fused into it."""
+    return _Gemm(machine, product, epilogue).kernels()
 
 
 class _Gemm:
-    """Generates the kernels of one product."""
+    """Generates the kernels of a product: of the matrices ``a``, ``b``, ``c`` of the batch item ``item``."""
 
-    def __init__(
-        self, machine: Machine, product: Product, epilogue: Epilogue | None, after: After | None
-    ) -> None:
-        self.machine, self.p = machine, product
-        self.epilogue, self.after = epilogue, after
+    item: Index
+    a: Pointer
+    b: Pointer
+    c: Pointer
+
+    def __init__(self, machine: Machine, product: Product, epilogue: Epilogue | None) -> None:
+        self.machine, self.p, self.epilogue = machine, product, epilogue
+        self.w = Writer(machine)
         self.element = element_of(product.dtype)
         self.size = size_of(self.element)
         self.lanes = machine.lanes(product.dtype)
+        self.c_row = product.n
         self.turned = self._turning_pays()
         if self.turned:
             self.p = product._replace(m=product.n, n=product.m, a=product.b[::-1], b=product.a[::-1])
         p = self.p
         self.tile = tile_of(machine, p.m, p.n, self.lanes)
         if self.turned:  # a panel has as many rows as a vector has lanes, in several tiles
-            rows = next(r for r in range(_most_rows(machine), 0, -1) if self.lanes % r == 0)
+            rows = next(r for r in range(most_rows(machine), 0, -1) if self.lanes % r == 0)
             self.tile = self.tile._replace(rows=rows)
         self.columns = self.tile.vectors * self.lanes
         self.batches = int(np.prod(product.batch))
@@ -140,391 +136,251 @@ class _Gemm:
         big = p.k * p.n * self.size > PACK_BYTES and p.m >= 2 * self.tile.rows
         self.packs_b = not self.by_dots and p.k > 0 and ((p.b[1] != 1 and p.n > 1) or big)
         self.packs_a = not self.by_dots and self._packing_a_pays()
-        self.block = self._block()
+        # the number of row panels that fit in the cache and are computed together for all columns
+        self.block = max(1, min(self.panels, BLOCK_BYTES // max(1, (self.rows + 1) * p.k * self.size)))
         self.a_width = -(-(self.rows + 1) // self.lanes) * self.lanes
         self.b_panels = -(-p.n // self.columns)
         self.wide = self._wide()
-        self.stack: Value | None = None
+        self.stack: Pointer | None = None  # for the tiles of a turned product
+
+    # Decisions ----------------------------------------------------------------------------------
 
     def _dots_pay(self) -> bool:
-        """Return whether dot products along k are faster than tiles.
-
-        They are for one column, or for few rows if B is contiguous along k.
-        """
+        """Return whether to use dot products: for one column, or few rows if B is contiguous along k."""
         p = self.p
         along_a, along_b = p.a[1] == 1 or p.k == 1, p.b[0] == 1 or p.k == 1
         return self.lanes > 1 and along_a and along_b and (p.n == 1 or (p.m <= 3 and p.b[1] != 1)) and p.k > 1
 
     def _turning_pays(self) -> bool:
-        """Return whether computing Cᵀ instead of C is faster.
-
-        It is if B is contiguous along k, A is smaller, and no vector is partial.
-        """
+        """Return whether to compute Cᵀ: B is contiguous along k, A is smaller, no vector is partial."""
         p, lanes = self.p, self.lanes
-        if p.batch or self.after is not None or lanes == 1 or p.k < 2 or p.c[1] != 1:
-            return False
         whole = p.m % lanes == 0 and p.n % lanes == 0 and p.m > 0
-        return whole and p.a[1] == 1 and p.b[0] == 1 and p.b[1] != 1 and 2 * p.m <= p.n
+        layout = p.a[1] == 1 and p.b[0] == 1 and p.b[1] != 1 and 2 * p.m <= p.n
+        return whole and layout and not p.batch and lanes > 1 and p.k > 1
 
     def _packing_a_pays(self) -> bool:
-        """Return whether packing A first is faster.
-
-        It is if the rows of A are far apart in memory and are used often.
-        """
+        """Return whether to pack A first: its rows are far apart in memory and are used often."""
         p = self.p
         if self.turned or p.n < 16 * self.columns or p.k * self.size < 512 or p.m < 2 * self.tile.rows:
             return False
         return p.a[1] != 1 or p.a[0] * self.size % 1024 == 0
 
-    def _block(self) -> int:
-        """Return the number of row panels that fit in the cache and are computed together for all columns."""
-        bytes_of_panel = max(1, (self.rows + 1) * self.p.k * self.size)
-        return max(1, min(self.panels, BLOCK_BYTES // bytes_of_panel))
-
     def _wide(self) -> int:
-        """Return the number of columns to process before the next rows.
-
-        With an epilogue it is large, so that the epilogue reads and writes long rows, which the processor can
-        prefetch.
-        """
-        p = self.p
-        if self.epilogue is None or self.turned or not (p.c[1] == 1 or p.n == 1):
+        """Return the number of columns before the next rows; an epilogue should write long rows."""
+        if self.epilogue is None or self.turned:
             return self.columns
-        fitting = COLUMN_BYTES // max(1, p.k * self.size * self.columns)
+        fitting = COLUMN_BYTES // max(1, self.p.k * self.size * self.columns)
         return min(max(fitting, 4), self.b_panels) * self.columns
 
+    # Kernels ------------------------------------------------------------------------------------
+
     def kernels(self) -> Kernels:
-        p = self.p
-        scratch, pack, packed = 0, None, 0
+        """Generate and return the kernels."""
+        p, w, pack, packed = self.p, self.w, None, 0
         b_bytes = self.b_panels * self.columns * p.k * self.size if self.packs_b else 0
         a_bytes = self.block * self.a_width * p.k * self.size if self.packs_a else 0
         if self.packs_b and self.batches == 1:
-            pack, packed = self._pack_kernel(), b_bytes
-            scratch = a_bytes
-        else:
-            scratch = a_bytes + b_bytes
-        scratch = -(-scratch // 64) * 64
-        self.scratch, self.a_offset = scratch, scratch - a_bytes
-        w = Writer(self.machine)
-        if p.m and p.n and self.batches:
-            (self._by_panel if self.batches == 1 else self._by_batch)(w)
+            pack, packed, b_bytes = self._pack_kernel(), b_bytes, 0
+        self.scratch = -(-(a_bytes + b_bytes) // 64) * 64
+        self.a_offset = self.scratch - a_bytes
+        if p.m and p.n and self.batches == 1:
+            self.item = 0
+            self.a, self.b, self.c = (Pointer(w, w.slot(k), self.element) for k in (A, B, C))
+            self._panels(w.low, w.high)
+        elif p.m and p.n:
+            w.loop(w.low, w.high, 1, self._batch_item)
         length = (self.panels if self.batches == 1 else self.batches) if p.m and p.n else 0
         # loops around long tiles are not optimised: that would double the time to compile them
         plain = self.batches == 1 and p.k >= PLAIN_DEPTH and not self.packs_a and not self.by_dots
-        return Kernels(pack, Kernel(w.kernel(plain), length), packed, scratch, self.turned)
+        return Kernels(pack, LoopText(w.kernel(plain), length), packed, self.scratch, self.turned)
 
-    def _pack_kernel(self) -> Kernel:
+    def _pack_kernel(self) -> LoopText:
         w = Writer(self.machine)
-        self._pack_b(w, w.slot(0), w.slot(1), w.low, w.high)
-        return Kernel(w.kernel(plain=w.calls_only()), self.b_panels)
+        source, target = (Pointer(w, w.slot(k), self.element) for k in (0, 1))
+        self._pack_b(source, target, w.low, w.high)
+        return LoopText(w.kernel(plain=w.calls_only()), self.b_panels)
 
-    def _pack_b(self, w: Writer, source: Value, target: Value, low: Index, high: Index) -> None:
+    def _pack_b(self, source: Pointer, target: Pointer, low: Index, high: Index) -> None:
         p = self.p
-        pack_panels(
-            w, self.element, self.lanes, source, target, low, high,
-            count=p.n, width=self.columns, stride=self.columns, depth=p.k, along=p.b[1], deep=p.b[0],
-        )  # fmt: skip
+        panels = Panels(self.lanes, p.n, self.columns, self.columns, p.k, p.b[1], p.b[0])
+        panels.copy(source, target, low, high)
+
+    def _batch_item(self, item: Value, _: list[Value]) -> None:
+        """Emit the computation of one item of a batch of products."""
+        p, w = self.p, self.w
+        places = w.unravel(item, p.batch)
+        self.item = item
+        self.a = Pointer(w, w.slot(A), self.element).at(*zip(places, p.a_batch, strict=True))
+        self.b = Pointer(w, w.slot(B), self.element).at(*zip(places, p.b_batch, strict=True))
+        self.c = Pointer(w, w.slot(C), self.element)[w.times(item, p.m * p.n)]
+        if self.packs_b:
+            target = self._own_scratch()
+            self._pack_b(self.b, target, 0, self.b_panels)
+            self.b = target
+        self._panels(0, self.panels)
+
+    def _own_scratch(self, offset: int = 0) -> Pointer:
+        w = self.w
+        at = w.at(w.slot(SCRATCH), "i8", w.plus(w.times(w.thread, self.scratch), offset))
+        return Pointer(w, at, self.element)
 
     # Loops --------------------------------------------------------------------------------------
 
-    def _by_panel(self, w: Writer) -> None:
-        self._panels(w, 0, w.slot(A), w.slot(B), w.slot(C), w.low, w.high)
-
-    def _by_batch(self, w: Writer) -> None:
-        p = self.p
-
-        def one(item: Value, _: list[Value]) -> None:
-            a = w.at(w.slot(A), self.element, self._offset(w, item, p.a_batch))
-            b = w.at(w.slot(B), self.element, self._offset(w, item, p.b_batch))
-            c = w.at(w.slot(C), self.element, self._offset(w, item, p.c_batch))
-            if self.packs_b:
-                target = self._own_scratch(w)
-                self._pack_b(w, b, target, 0, self.b_panels)
-                b = target
-            self._panels(w, item, a, b, c, 0, self.panels)
-
-        w.loop(w.low, w.high, 1, one)
-
-    def _offset(self, w: Writer, item: Value, strides: tuple[int, ...]) -> Index:
-        """Emit the offset at which the matrix of a batch item starts; ``strides`` are the batch strides."""
-        offset: Index = 0
-        rest: Index = item
-        for count, stride in zip(reversed(self.p.batch), reversed(strides), strict=True):
-            rest, place = w.divide(rest, count)
-            offset = w.plus(offset, w.times(place, stride))
-        return offset
-
-    def _own_scratch(self, w: Writer, offset: int = 0) -> Value:
-        return w.at(w.slot(SCRATCH), "i8", w.plus(w.times(w.thread, self.scratch), offset))
-
-    def _panels(self, w: Writer, item: Index, a: Value, b: Value, c: Value, low: Index, high: Index) -> None:
-        """Emit code that computes the row panels ``low`` to ``high`` of batch item ``item``, in blocks.
-
-        ``a``, ``b`` and ``c`` are the addresses of the matrices of this item.
-        """
+    def _panels(self, low: Index, high: Index) -> None:
+        """Emit code that computes the row panels ``low`` to ``high``, in blocks."""
+        w = self.w
         if self.by_dots:
-            self._dots(w, item, a, b, c, low, high)
+            self._by_rows(low, high, self._dots)
             return
-        packed_a = self._own_scratch(w, self.a_offset) if self.packs_a else None
+        packed_a = self._own_scratch(self.a_offset) if self.packs_a else None
+        if self.turned:
+            self.stack = Pointer(w, w.scratch(self.element, self.lanes * self.columns), self.element)
 
         def block(first: Value, _: list[Value]) -> None:
             end = w.least(w.plus(first, self.block), high)
             if packed_a is not None:
-                self._pack_block(w, a, packed_a, first, end)
-            full, rest = divmod(self.p.n, self.wide)
-
-            def columns(j: Index, count: int) -> None:
-                self._columns(w, item, a, packed_a, b, c, first, end, j, count)
-
-            if full:
-                w.loop(0, full, 1, lambda j, _: columns(j, self.wide))
-            if rest:
-                columns(full, rest)
-            if self.after is not None:
-                start = self._row_of(w, first)
-                self.after(w, item, start, self._index(w, "sub", self._row_of(w, end), start))
+                self._pack_block(packed_a, first, end)
+            w.parts(self.p.n, self.wide, lambda j, count: self._columns(packed_a, first, end, j, count))
 
         w.loop(low, high, self.block, block)
 
-    @staticmethod
-    def _index(w: Writer, name: str, a: Index, b: Index) -> Index:
-        return w.op(name, w.index_value(a), w.index_value(b))
-
-    def _row_of(self, w: Writer, panel: Index) -> Index:
+    def _row_of(self, panel: Index) -> Index:
         """Emit the index of the first row of a panel."""
+        w = self.w
         return w.plus(w.times(panel, self.rows), w.least(panel, self.larger) if self.larger else 0)
 
-    def _by_rows(self, w: Writer, low: Index, high: Index, body: Callable[[Value, int], None]) -> None:
-        """Emit a loop that runs ``body(panel, rows)`` for the panels ``low`` to ``high``.
+    def _by_rows(self, low: Index, high: Index, body: Callable[[Value, int], None]) -> None:
+        """Emit ``body(panel, number of rows)`` in a loop; the panels with one row more come first."""
+        w, larger = self.w, self.larger
+        if larger:
+            w.loop(low, w.least(high, larger), 1, lambda i, _: body(i, self.rows + 1))
+            low = w.index_value(low)
+            low = w.select(w.compare("sgt", low, larger), low, larger)
+        w.loop(low, high, 1, lambda i, _: body(i, self.rows))
 
-        ``rows`` is the number of rows of a panel.  The panels with one row more come first.
-        """
-        if self.larger:
-            w.loop(low, w.least(high, self.larger), 1, lambda i, _: body(i, self.rows + 1))
-            beyond = w.index_value(low)
-            beyond = w.select(w.compare("sgt", beyond, self.larger), beyond, w.like(beyond, self.larger))
-            w.loop(beyond, high, 1, lambda i, _: body(i, self.rows))
-        else:
-            w.loop(low, high, 1, lambda i, _: body(i, self.rows))
-
-    def _pack_block(self, w: Writer, a: Value, target: Value, first: Value, end: Index) -> None:
-        """Emit the packing of the row panels ``first`` to ``end`` of A into ``target``.
-
-        In ``target``, the numbers of all rows of a panel at one k are adjacent.
-        """
-        p = self.p
+    def _pack_block(self, target: Pointer, first: Value, end: Index) -> None:
+        """Emit the packing of the row panels ``first`` to ``end`` of A into ``target``."""
+        p, w = self.p, self.w
 
         def one(panel: Value, rows: int) -> None:
-            source = w.at(a, self.element, w.times(self._row_of(w, panel), p.a[0]))
+            source = self.a[w.times(self._row_of(panel), p.a[0])]
             place = w.times(w.sub(panel, first), self.a_width * p.k)
-            pack_panels(
-                w, self.element, self.lanes, source, w.at(target, self.element, place), 0, 1,
-                count=rows, width=rows, stride=self.a_width, depth=p.k, along=p.a[0], deep=p.a[1],
-            )  # fmt: skip
+            panels = Panels(self.lanes, rows, rows, self.a_width, p.k, p.a[0], p.a[1])
+            panels.copy(source, target[place], 0, 1)
 
-        self._by_rows(w, first, end, one)
+        self._by_rows(first, end, one)
 
-    def _columns(
-        self, w: Writer, item: Index, a: Value, packed_a: Value | None, b: Value, c: Value,
-        first: Value, end: Index, j: Index, count: int,
-    ) -> None:  # fmt: skip
-        """Emit code that computes ``count`` columns of the row panels ``first`` to ``end``, tile by tile.
-
-        ``a``, ``b`` and ``c`` are the addresses of the matrices, and ``packed_a`` is the address of the
-        packed panels.  ``j`` is the index of the range of columns, and ``item`` is the batch item.
-        """
-        p = self.p
+    def _columns(self, packed_a: Pointer | None, first: Value, end: Index, j: Index, count: int) -> None:
+        """Emit code that computes ``count`` columns of the row panels ``first`` to ``end``, tile by tile."""
+        p, w = self.p, self.w
         start = w.times(j, self.wide)
         a_strides = p.a if packed_a is None else (1, self.a_width)
-        b_deep = self.columns if self.packs_b else p.b[0]
+        b_deep, b_along = (self.columns, p.k) if self.packs_b else p.b
+        stack = self.stack
+        step = self.c_row if stack is None else self.columns
 
         def one(panel: Value, rows: int) -> None:
-            row = self._row_of(w, panel)
+            row = self._row_of(panel)
             if packed_a is None:
-                at_a = w.at(a, self.element, w.times(row, p.a[0]))
+                a = self.a[w.times(row, p.a[0])]
             else:
-                at_a = w.at(packed_a, self.element, w.times(w.sub(panel, first), self.a_width * p.k))
-            out, step = self._target(w, c, row, start)
+                a = packed_a[w.times(w.sub(panel, first), self.a_width * p.k)]
+            out = self.c.at((row, step), (start, 1)) if stack is None else stack
+            high = self.tile.rows if self.turned else rows
 
             def tile(t: Index, columns: int) -> None:
                 ahead = w.times(t, self.columns)
-                column = w.plus(start, ahead)
-                at_b = w.at(b, self.element, w.times(column, p.k if self.packs_b else p.b[1]))
-                high = self.tile.rows if self.turned else rows
+                b = self.b[w.times(w.plus(start, ahead), b_along)]
                 text = tile_text(self.machine, self.element, high, columns, self.packs_b)
                 numbers = [w.index_value(x) for x in (*a_strides, b_deep, step, p.k)]
                 for r in range(0, rows, high):
-                    from_a = w.at(at_a, self.element, r * a_strides[0])
-                    w.use(text, from_a, at_b, w.at(out, self.element, w.plus(ahead, r * step)), *numbers)
+                    from_a, to = a[r * a_strides[0]], out[w.plus(ahead, r * step)]
+                    w.use(text, from_a.value, b.value, to.value, *numbers)
 
-            full, rest = divmod(count, self.columns)
-            if full == 1:
-                tile(0, self.columns)
+            w.parts(count, self.columns, tile)
+            if stack is not None:
+                self._turn(stack, row, start, count)
             else:
-                w.loop(0, full, 1, lambda t, _: tile(t, self.columns))
-            if rest:
-                tile(full, rest)
-            if self.turned:
-                self._turn(w, item, row, start, count, out, step, c)
-            else:
-                self._finish(w, item, row, rows, start, count, out, step, c)
+                self._finish(out, row, rows, start, count)
 
-        self._by_rows(w, first, end, one)
+        self._by_rows(first, end, one)
 
-    def _turn(
-        self, w: Writer, item: Index, row: Index, start: Index, count: int, source: Value, step: int, c: Value
-    ) -> None:
-        """Emit the transposition of ``count`` columns of a panel into C, then the epilogue there.
-
-        The columns are at the address ``source``, with ``step`` elements between rows; their positions in C
-        begin at row ``start`` and column ``row`` of batch item ``item``.
-        """
-        lanes, stride = self.lanes, self.p.c[0]
-        to = w.at(c, self.element, w.plus(w.times(start, stride), row))
+    def _turn(self, stack: Pointer, row: Index, start: Index, count: int) -> None:
+        """Emit the transposition of a panel of ``count`` columns from the stack into C, then the epilogue."""
+        w, lanes = self.w, self.lanes
+        to = self.c.at((start, self.c_row), (row, 1))
         text = square_text(self.machine, self.element, lanes)
+        numbers = [w.index_value(x) for x in (self.columns, self.c_row, lanes, lanes)]
         for k in range(0, count, lanes):
-            numbers = [w.index_value(x) for x in (step, stride, lanes, lanes)]
-            w.use(text, w.at(source, self.element, k), w.at(to, self.element, k * stride), *numbers)
-        self._finish(w, item, start, count, row, lanes, to, stride, c)
+            w.use(text, stack[k].value, to[k * self.c_row].value, *numbers)
+        self._finish(to, start, count, row, lanes)
 
-    def _target(self, w: Writer, c: Value, row: Index, column: Index) -> tuple[Value, int]:
-        """Emit the address at which a tile is stored, in C or on the stack; return it and the row stride."""
-        p = self.p
-        if not self.turned and (p.c[1] == 1 or p.n == 1):
-            return w.at(c, self.element, w.plus(w.times(row, p.c[0]), column)), p.c[0]
-        if self.stack is None:
-            self.stack = w.scratch(self.element, (self.rows + 1) * self.columns)
-        return self.stack, self.columns
+    def _finish(self, at: Pointer, row: Index, rows: int, column: Index, columns: int) -> None:
+        """Emit the epilogue of a part of C, ``rows`` rows and ``columns`` columns at the address ``at``."""
+        if self.epilogue is not None:
+            finish(at, self.epilogue, self.c_row, columns, self.lanes, (self.item, row, rows, column))
 
-    def _finish(
-        self,
-        w: Writer,
-        item: Index,
-        row: Index,
-        rows: int,
-        column: Index,
-        columns: int,
-        source: Value,
-        step: int,
-        c: Value,
-    ) -> None:
-        """Emit the epilogue (the fused nodes) of a tile, and the copy to C if the tile is on the stack.
+    def _dots(self, panel: Value, rows: int) -> None:
+        """Emit code that computes a row panel by dot products along k."""
+        p, w = self.p, self.w
+        row = self._row_of(panel)
+        start, out = self.a[w.times(row, p.a[0])], self.c[w.times(row, p.n)]
 
-        The tile is at the address ``source``, with ``step`` elements between rows.  It has ``rows`` rows from
-        ``row`` and ``columns`` columns from ``column`` of batch item ``item``.
-        """
-        p = self.p
-        adjacent = p.c[1] == 1 or p.n == 1
-        if self.epilogue is None and adjacent:
-            return
-        parameters = [
-            ("ptr", "args"),
-            ("ptr", "from"),
-            ("ptr", "c"),
-            *(("i64", n) for n in ("item", "row", "count", "column")),
-        ]
-        name = f"finish_{columns}"
-        w.define(name, parameters, lambda inner, given: self._finish_body(inner, columns, step, *given[1:]))
-        numbers = [w.index_value(x) for x in (item, row, rows, column)]
-        w.run(name, Value("%args", "ptr"), source, c, *numbers)
+        def columns(j: Index, count: int) -> None:
+            b, to = self.b[w.times(j, DOTS * p.b[1])], out[w.times(j, DOTS)]
+            text = dots_text(self.machine, self.element, rows, count)
+            numbers = [w.index_value(x) for x in (p.a[0], p.b[1], p.n, p.k)]
+            w.use(text, start.value, b.value, to.value, *numbers)
 
-    def _finish_body(
-        self, w: Writer, columns: int, step: int,
-        source: Value, c: Value, item: Value, row: Value, count: Value, column: Value,
-    ) -> None:  # fmt: skip
-        p = self.p
-        adjacent = p.c[1] == 1 or p.n == 1
-        whole = columns // self.lanes * self.lanes if columns > 4 * self.lanes else 0
+        w.parts(p.n, DOTS, columns)
+        self._finish(out, row, rows, 0, p.n)
 
-        def one_row(i: Value, _: list[Value]) -> None:
-            at = w.at(source, self.element, w.times(i, step))
-            here = w.plus(row, i)
-            out = w.at(c, self.element, w.plus(w.times(here, p.c[0]), w.times(column, p.c[1])))
 
-            def piece(offset: Index, lanes: int, mask: Value | None) -> None:
-                found = w.load(w.at(at, self.element, offset), self.element, lanes, mask)
-                value: Value | None = found
-                if self.epilogue is not None:
-                    value = self.epilogue(w, item, here, w.plus(column, offset), found, mask)
-                if value is not None and (value is not found or not adjacent):
-                    self._store(w, value, w.at(out, self.element, w.times(offset, p.c[1])), mask)
+# Functions that products and convolutions share ----------------------------------------------------
 
-            w.loop(0, whole, self.lanes, lambda k, _: piece(k, self.lanes, None))
-            for offset, lanes, mask in w.pieces(columns - whole, self.lanes):
-                piece(whole + offset, lanes, mask)
 
-        w.loop(0, count, 1, one_row)
+def finish(
+    at: Pointer,
+    epilogue: Epilogue,
+    step: int,
+    columns: int,
+    lanes: int,
+    place: tuple[Index, Index, int, Index],
+) -> None:
+    """Emit the epilogue of ``columns`` columns of some rows at ``at``, ``step`` elements apart.
 
-    def _store(self, w: Writer, value: Value, place: Value, mask: Value | None) -> None:
-        """Emit a store of the vector ``value`` at ``place``, one element at a time if C is not contiguous."""
-        stride = self.p.c[1]
-        if stride == 1 or value.lanes == 1:
-            w.store(value, place, mask)
-            return
-        count = value.lanes if mask is None else mask.text.count("true")
-        for lane in range(count):
-            w.store(w.extract(value, lane), w.at(place, self.element, lane * stride))
+    ``place`` is the batch item, the first row, the number of rows and the first column.
+    """
+    element = at.element
 
-    def _dots(self, w: Writer, item: Index, a: Value, b: Value, c: Value, low: Index, high: Index) -> None:
-        """Emit code that computes the row panels ``low`` to ``high`` of a batch item by dot products along k.
-
-        ``a``, ``b`` and ``c`` are the addresses of the matrices of this item.
-        """
-        p = self.p
-
-        def one(panel: Value, rows: int) -> None:
-            row = self._row_of(w, panel)
-            start = w.at(a, self.element, w.times(row, p.a[0]))
-            adjacent = p.c[1] == 1 or p.n == 1
-            out = w.at(c, self.element, w.times(row, p.c[0]))
-            full, rest = divmod(p.n, DOTS)
-
-            def columns(j: Index, count: int) -> None:
-                at_b = w.at(b, self.element, w.times(j, DOTS * p.b[1]))
-                to = w.at(out, self.element, w.times(j, DOTS * p.c[1]))
-                text = dots_text(self.machine, self.element, rows, count)
-                numbers = [w.index_value(x) for x in (p.a[0], p.b[1], *p.c, p.k)]
-                w.use(text, start, at_b, to, *numbers)
-
-            w.loop(0, full, 1, lambda j, _: columns(j, DOTS))
-            if rest:
-                columns(full, rest)
-            if adjacent or self.epilogue is not None:
-                self._finish_dots(w, item, row, rows, out, c, adjacent)
-            if self.after is not None:
-                self.after(w, item, row, rows)
-
-        self._by_rows(w, low, high, one)
-
-    def _finish_dots(
-        self, w: Writer, item: Index, row: Index, rows: int, out: Value, c: Value, adjacent: bool
-    ) -> None:
-        """Emit the epilogue of ``rows`` whole rows of a batch item, which are at the address ``out``.
-
-        If the columns of C are not ``adjacent`` in memory, the code works element by element.
-        """
-        p = self.p
-        if adjacent:
-            self._finish(w, item, row, rows, 0, p.n, out, p.c[0], c)
-            return
-        epilogue = self.epilogue
-        assert epilogue is not None
+    def body(w: Writer, given: list[Value]) -> None:
+        _, start, item, row, count, column = given
 
         def one(i: Value, _: list[Value]) -> None:
-            def element(j: Value, _: list[Value]) -> None:
-                place = w.at(out, self.element, w.plus(w.times(i, p.c[0]), w.times(j, p.c[1])))
-                value = epilogue(w, item, w.plus(row, i), j, w.load(place, self.element), None)
-                if value is not None:
-                    w.store(value, place)
+            line, here = Pointer(w, start, element)[w.times(i, step)], w.plus(row, i)
 
-            w.loop(0, p.n, 1, element)
+            def piece(offset: Index, lanes: int, mask: Value | None) -> None:
+                sums = line[offset].load(lanes, mask)
+                value = epilogue(w, item, here, w.plus(column, offset), sums, mask)
+                line[offset].store(value, mask)
 
-        w.loop(0, rows, 1, one)
+            w.vectors(columns, lanes, 4, piece)
+
+        w.loop(0, count, 1, one)
+
+    names = [("ptr", "args"), ("ptr", "at"), *(("i64", n) for n in ("item", "row", "count", "column"))]
+    at.w.define(f"finish_{columns}", names, body)
+    at.w.run(f"finish_{columns}", Value("%args", "ptr"), at.value, *map(at.w.index_value, place))
 
 
-# Functions that all products share -----------------------------------------------------------------
+def pointers(w: Writer, element: str, names: str) -> list[Pointer]:
+    """Return the parameters with these names, which are addresses of elements."""
+    return [Pointer(w, Value(f"%{n}", "ptr"), element) for n in names.split()]
 
-DOTS = 4  # number of columns per call of the function of dot products
+
+def integers(names: str) -> list[Value]:
+    """Return the parameters with these names, which are 64-bit integers."""
+    return [Value(f"%{n}", "i64") for n in names.split()]
 
 
 @functools.cache
@@ -538,25 +394,22 @@ def tile_text(
     stride of b" is the address of a table of offsets, one for each k, and the k stride of a is 1.
     """
     w = Writer(machine)
-    lanes = machine.lanes(np.float32 if element == "float" else np.float64)
-    a, b, c, table = (Value(f"%{n}", "ptr") for n in ("a", "b", "c", "bk"))
-    a_row, a_deep, b_deep, c_row, depth = (Value(f"%{n}", "i64") for n in ("ar", "ak", "bk", "cr", "k"))
+    lanes = machine.width // size_of(element) or 1
+    a, b, c = pointers(w, element, "a b c")
+    (table,) = pointers(w, "i64", "bk")
+    a_row, a_deep, b_deep, c_row, depth = integers("ar ak bk cr k")
     pieces = w.pieces(columns, lanes)
-    starts = [w.at(a, element, w.times(i, a_row)) for i in range(rows)]
+    starts = [a[w.times(i, a_row)] for i in range(rows)]
     count = rows * len(pieces)
     # few sums: add several k separately, so that an addition need not wait for the previous one
     apart = 4 if count <= 2 else 2 if count <= 6 else 1
 
     def step(k_a: Value, at_b: Value, sums: list[Value]) -> list[Value]:
-        if by_table:
-            at_b = w.at(b, element, w.load(w.at(table, "i64", k_a), "i64"))
-        found = [
-            w.load(w.at(at_b, element, q.offset), element, q.lanes, None if padded else q.mask)
-            for q in pieces
-        ]
+        row = b[table[k_a].load()] if by_table else Pointer(w, at_b, element)
+        found = [row[q.offset].load(q.lanes, None if padded else q.mask) for q in pieces]
         after = []
         for i in range(rows):
-            x = w.load(w.at(starts[i], element, k_a), element)
+            x = starts[i][k_a].load()
             wide = {n: w.splat(x, n) for n in {piece.lanes for piece in pieces}}
             after += [w.fma(wide[q.lanes], found[j], sums[i * len(pieces) + j]) for j, q in enumerate(pieces)]
         return after
@@ -571,7 +424,7 @@ def tile_text(
 
     zeros = [w.const(0.0, element, piece.lanes) for _ in range(rows) for piece in pieces]
     whole = depth if apart == 1 else w.bits("and", depth, -apart)
-    k_a, at_b, *sums = w.loop(0, whole, apart, body, [w.const(0, "i64"), b, *zeros * apart])
+    k_a, at_b, *sums = w.loop(0, whole, apart, body, [w.const(0, "i64"), b.value, *zeros * apart])
     if apart > 1:
         _, _, *sums[:count] = w.loop(whole, depth, 1, body, [k_a, at_b, *sums[:count]])
     while apart > 1:
@@ -580,31 +433,24 @@ def tile_text(
         sums = [w.add(x, y) for x, y in zip(sums[:half], sums[half:], strict=True)]
     for i in range(rows):
         for j, q in enumerate(pieces):
-            out = w.at(w.at(c, element, w.times(i, c_row)), element, q.offset)
-            w.store(sums[i * len(pieces) + j], out, q.mask)
-    names = [f"ptr %{n}" for n in "abc"] + [f"i64 %{n}" for n in ("ar", "ak", "bk", "cr", "k")]
-    if by_table:
-        names[5] = "ptr %bk"
-    return w.shared(names)
+            c[w.times(i, c_row)][q.offset].store(sums[i * len(pieces) + j], q.mask)
+    given = a, b, c, a_row, a_deep, table if by_table else b_deep, c_row, depth
+    return w.shared([x.typed for x in given])
 
 
 @functools.cache
 def dots_text(machine: Machine, element: str, rows: int, columns: int) -> str:
-    """Return the text of a function that computes the dot products of some rows of A and columns of B.
-
-    Its parameters are (a, b, c, row stride of a, column stride of b, row stride of c, column stride of c, k).
-    """
+    """Return the text of dot products of (a, b, c, strides of rows of a, columns of b, rows of c, k)."""
     w = Writer(machine)
-    lanes = machine.lanes(np.float32 if element == "float" else np.float64)
-    a, b, c = (Value(f"%{n}", "ptr") for n in "abc")
-    a_row, b_column, c_row, c_column, depth = (Value(f"%{n}", "i64") for n in ("ar", "bc", "cr", "cc", "k"))
+    lanes = machine.width // size_of(element) or 1
+    a, b, c = pointers(w, element, "a b c")
+    a_row, b_column, c_row, depth = integers("ar bc cr k")
     pairs = [(i, j) for i in range(rows) for j in range(columns)]
-    at_a = [w.at(a, element, w.times(i, a_row)) for i in range(rows)]
-    at_b = [w.at(b, element, w.times(j, b_column)) for j in range(columns)]
+    at_a = [a[w.times(i, a_row)] for i in range(rows)]
+    at_b = [b[w.times(j, b_column)] for j in range(columns)]
 
     def step(k: Index, wide: int, mask: Value | None, sums: list[Value]) -> list[Value]:
-        x = [w.load(w.at(p, element, k), element, wide, mask) for p in at_a]
-        y = [w.load(w.at(p, element, k), element, wide, mask) for p in at_b]
+        x, y = ([p[k].load(wide, mask) for p in each] for each in (at_a, at_b))
         return [w.fma(x[i], y[j], s) for (i, j), s in zip(pairs, sums, strict=True)]
 
     whole = w.bits("and", depth, -lanes)
@@ -614,11 +460,9 @@ def dots_text(machine: Machine, element: str, rows: int, columns: int) -> str:
         places = w.constants(range(lanes), "i64")
         mask = w.compare("slt", places, w.splat(w.sub(depth, whole), lanes))
         sums = step(whole, lanes, mask, sums)
-        totals = [w.fold(s, w.add) for s in sums]
-    else:
-        totals = [w.fold(s, w.add) for s in sums]
+    totals = [w.fold(s, w.add) for s in sums]
+    if not machine.masks:
         totals = w.loop(whole, depth, 1, lambda k, carried: step(k, 1, None, carried), totals)
     for (i, j), total in zip(pairs, totals, strict=True):
-        w.store(total, w.at(w.at(c, element, w.times(i, c_row)), element, w.times(j, c_column)))
-    names = [f"ptr %{n}" for n in "abc"] + [f"i64 %{n}" for n in ("ar", "bc", "cr", "cc", "k")]
-    return w.shared(names)
+        c[w.times(i, c_row)][j].store(total)
+    return w.shared([x.typed for x in (a, b, c, a_row, b_column, c_row, depth)])

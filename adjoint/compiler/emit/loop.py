@@ -10,6 +10,7 @@ scratch memory, or read back if it is stored.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,67 +18,63 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.emit.elementwise import apply, combine, neutral
-from adjoint.compiler.emit.kernel import Kernel, Slot
+from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.nest import LIGHT, Nest, Place, weight
-from adjoint.compiler.emit.text import Writer
 from adjoint.compiler.emit.values import Index, Value, element_of
-from adjoint.compiler.fuse import FULL, KEPT, Group
-from adjoint.compiler.machine import Machine
-from adjoint.compiler.simplify import Node
+from adjoint.compiler.emit.writer import Piece, Writer
+from adjoint.compiler.lower.graph import Primitive
+from adjoint.compiler.schedule.fuse import FULL, KEPT, Fusion
+from adjoint.compiler.schedule.kernel import Address, Kernel
 
-__all__ = ["Lane", "Loop", "loop_kernel"]
+__all__ = ["Lane", "LoopNest", "loop_kernel"]
 
 _UNROLLED = 4  # vectors: shorter rows are unrolled
 
 
 def loop_kernel(
-    machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place] | None = None
+    machine: Machine, group: Fusion, stored: Sequence[Primitive], places: dict[int, Place] | None = None
 ) -> Kernel:
-    """Return the kernel of a group, a set of nodes that one kernel computes.
-
-    ``stored`` are the nodes whose values are written to memory.  ``places`` maps the ids of nodes to
-    positions in memory, for nodes that are written into the memory of another node.
-    """
-    return Loop(machine, group, stored, places or {}).kernel()
+    """Return the kernel of a group that writes ``stored`` nodes, some of them to the positions ``places``."""
+    return LoopNest(machine, group, stored, places or {}).kernel()
 
 
 class Lane:
     """One vector in the body of the loops: its position, and the values computed for it so far."""
 
-    __slots__ = ("at", "common", "count", "known", "lanes", "mask", "row", "spot")
+    __slots__ = ("at", "common", "known", "lanes", "mask", "row", "spot")
 
     def __init__(
-        self, at: Index, lanes: int, mask: Value | None, count: int, row: Index = 0, spot: int = 0
+        self, at: Index, lanes: int = 1, mask: Value | None = None, row: Index = 0, spot: int = 0
     ) -> None:
         self.at = at  # the position along the vector axis
         self.row = row  # the position along the reduced axis, if that is another axis
         self.spot = spot  # the number of the item, or of the block of columns, among those processed together
         self.lanes = lanes
         self.mask = mask
-        self.count = count  # the number of lanes inside the array
         self.known: dict[Any, Value] = {}
         self.common = self.known  # values that are the same for all items processed together
 
-    def moved(self, row: Index = 0, spot: int = 0) -> Lane:
-        """Return a ``Lane`` at the same position along the vector axis, without computed values.
+    @property
+    def count(self) -> int:
+        """The number of lanes inside the array."""
+        return self.lanes if self.mask is None else self.mask.text.count("true")
 
-        ``row`` is its position along the reduced axis.  ``spot`` is the index of its item (or block of
-        columns) among those that are processed together.
-        """
-        found = Lane(self.at, self.lanes, self.mask, self.count, row, spot)
+    def moved(self, row: Index = 0, spot: int = 0) -> Lane:
+        """Return a ``Lane`` at the same position along the vector axis, without computed values."""
+        found = Lane(self.at, self.lanes, self.mask, row, spot)
         found.common = self.common
         return found
 
 
-class Loop(Nest):
+class LoopNest(Nest):
     """Generates the kernel of a group of elementwise nodes and reductions."""
 
     def __init__(
-        self, machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place]
+        self, machine: Machine, group: Fusion, stored: Sequence[Primitive], places: dict[int, Place]
     ) -> None:
         super().__init__(machine, group, stored, places)
         self.w = Writer(machine)
-        self.slots_used: list[Slot] = []
+        self.slots_used: list[Address] = []
         self.slots: dict[tuple[int, int], int] = {}
         self.offsets: dict[Any, Index] = {}
         self.hoisted: dict[Any, Value] = {}
@@ -111,11 +108,9 @@ class Loop(Nest):
             unit = self.together = self._rows_together(items, heavy)
             self._clear_partial_sums()
             w.loop(w.low, w.high, unit, lambda i, _: self._rows(i))
-        work = sum(
-            weight(n) * (math.prod(self.group.domain) if self._is_full(n) else n.size)
-            for n in self.group.nodes
-        )
-        work += 2.0 * math.prod(self.group.domain) * (len(self.access) + len(self.target))
+        size = math.prod(self.group.domain)
+        work = sum(weight(n) * (size if self._is_full(n) else n.size) for n in self.group.nodes)
+        work += 2.0 * size * (len(self.access) + len(self.target))
         wide = self.machine.lanes(np.float32) / self.machine.lanes(self.widest)
         return Kernel(w.kernel(), self.slots_used, items, unit, work * wide, self.group.chunks)
 
@@ -130,7 +125,7 @@ class Loop(Nest):
                     if not any(place.strides) and place.key not in self.once:
                         self.once[place.key] = self.w.load(self.slot(place.base, place.offset), place.element)
 
-    def _number(self, node: Node) -> Value:
+    def _number(self, node: Primitive) -> Value:
         """Emit the value of a one-element node, computed once, at the start of the kernel."""
         found = self.numbers.get(node.id)
         if found is None:
@@ -147,7 +142,7 @@ class Loop(Nest):
             found = self.numbers[node.id] = apply(self.w, node.op, given, node.dtype, *values)
         return found
 
-    def _fixed(self, n: Node, k: int, lanes: int) -> Value | None:
+    def _fixed(self, n: Primitive, k: int, lanes: int) -> Value | None:
         """Return operand ``k`` of ``n`` as a vector if it is one number for the whole kernel, else None."""
         a = n.args[k]
         number = a.scalar()
@@ -166,22 +161,10 @@ class Loop(Nest):
 
     def _decode(self, item: Index) -> list[Index]:
         """Emit the index along each outer axis of ``item``, the number of an iteration over all of them."""
-        found: list[Index] = []
-        rest = item
-        for k, i in enumerate(reversed(self.outer)):
-            if k == len(self.outer) - 1:
-                found.append(rest)
-            else:
-                rest, index = self.w.divide(rest, self.lengths[i])
-                found.append(index)
-        return found[::-1]
+        return self.w.unravel(item, [self.lengths[i] for i in self.outer])
 
     def _offset(self, place: Place, spot: int) -> Index:
-        """Emit the offset in elements, along the outer axes, of an operand or result in an item.
-
-        ``place`` is its position in memory, and ``spot`` is the index of the item among those processed
-        together.
-        """
+        """Emit the offset of a position along the outer axes, in the item with index ``spot``."""
         key = place.key, spot
         found = self.offsets.get(key)
         if found is None:
@@ -191,63 +174,49 @@ class Loop(Nest):
             self.offsets[key] = found
         return found
 
-    def slot(self, node: Node, offset: int = 0) -> Value:
-        """Emit the address of an element of a node, ``offset`` bytes after its start.
-
-        The kernel reads the address from its table, so that the layers of a net can share one text.
-        """
+    def slot(self, node: Primitive, offset: int = 0) -> Value:
+        """Emit the address of an element of a node, ``offset`` bytes after its start."""
         return self.w.slot(self._slot_of(node, offset))
 
-    def _slot_of(self, node: Node, offset: int) -> int:
+    def _slot_of(self, node: Primitive, offset: int) -> int:
         key = node.id, offset
         if key not in self.slots:
             self.slots[key] = len(self.slots_used)
-            self.slots_used.append(Slot(node, offset * node.dtype.itemsize))
+            self.slots_used.append(Address(node, offset * node.dtype.itemsize))
         return self.slots[key]
 
     # The forms of loops ------------------------------------------------------------------------------
 
     def _run_flat(self) -> None:
-        """Emit the loop over the elements of a single axis, from ``w.low`` to ``w.high``.
-
-        The last chunk also processes the elements after the last full vector.
-        """
+        """Emit the loop over the elements of a single axis, from ``w.low`` to ``w.high``."""
         w, n, v = self.w, self.lengths[self.across], self.vector
         step = v * self.unroll
-        self._hoist([Lane(0, 1, None, 1)])
+        self._hoist([Lane(0)])
         whole = n // step * step
+
+        def body(j: Value, _: list[Value]) -> None:
+            self._stage(0, [Lane(w.plus(j, k * v), v) for k in range(self.unroll)], {})
+
         if whole:
-            end = w.least(w.high, whole)
-            w.loop(w.low, end, step, self._flat_body)
+            w.loop(w.low, w.least(w.high, whole), step, body)
         if whole < n:
             with w.when(w.compare("sge", w.high, n)):
                 self._stage(0, self._rest(whole, n), {})
 
-    def _flat_body(self, j: Value, _: list[Value]) -> None:
-        w, v = self.w, self.vector
-        self._stage(0, [Lane(w.plus(j, k * v), v, None, v) for k in range(self.unroll)], {})
-
     def _rest(self, low: int, high: int) -> list[Lane]:
         """Return vectors that cover positions ``low`` to ``high``; the last ones are masked or narrower."""
-        pieces = self.w.pieces(high - low, self.vector)
-        return [Lane(low + p.offset, p.lanes, p.mask, min(p.lanes, high - low - p.offset)) for p in pieces]
+        return [Lane(low + p.offset, p.lanes, p.mask) for p in self.w.pieces(high - low, self.vector)]
 
     def _rows_together(self, items: int, heavy: bool) -> int:
-        """Return how many rows are processed together, if the vector axis is the reduced axis.
-
-        If a later loop needs the sum of a row, the processor works on another row in the meantime.
-        """
+        """Return how many rows are processed together, if the vector axis is the reduced axis."""
         waits = sum(map(self._busy, range(self.stages))) > 1
         return 2 if waits and items % 2 == 0 and (self.machine.registers >= 32 or not heavy) else 1
 
     def _rows(self, item: Index) -> None:
-        """Emit the loops of some items, if the vector axis is the reduced axis or nothing is reduced.
-
-        An item is an iteration of the outermost loop; ``item`` is the first of those processed together.
-        """
+        """Emit the loops of some items, if the vector axis is the reduced axis or nothing is reduced."""
         w, n, v = self.w, self.lengths[self.across], self.vector
         self._start(*[self._decode(w.plus(item, k)) for k in range(self.together)])
-        items = [Lane(0, 1, None, 1, 0, k) for k in range(self.together)]
+        items = [Lane(0, spot=k) for k in range(self.together)]
         self._hoist(items)
         looped = n > _UNROLLED * v
         if looped:
@@ -258,9 +227,8 @@ class Loop(Nest):
                 self._kept_nodes(t, lane)
             if not self._busy(t):
                 continue
-            totals: dict[Any, list[Value]] = {
-                (k, i): [] for k in self._accumulators(t) for i in range(len(items))
-            }
+            keys = itertools.product(self._accumulators(t), range(len(items)))
+            totals: dict[Any, list[Value]] = {key: [] for key in keys}
             if looped:
                 rest = self._row_loop(t, totals)
             for lanes in rest:
@@ -273,17 +241,11 @@ class Loop(Nest):
             self._kept_nodes(self.stages, lane)
 
     def _beside(self, lanes: Sequence[Lane]) -> list[list[Lane]]:
-        """Return, for each of the vectors ``lanes``, the vectors at this position of all current items.
-
-        The current items are the iterations of the outermost loop that are processed together.
-        """
+        """Return, for each of the vectors ``lanes``, the vectors at this position of all current items."""
         return [[lane.moved(spot=k) for k in range(self.together)] for lane in lanes]
 
     def _row_loop(self, t: int, totals: dict[Any, list[Value]]) -> list[list[Lane]]:
-        """Emit the loop of stage ``t`` over the full vectors of rows; add its results to ``totals``.
-
-        Return the vectors at the end of the rows, which the loop does not process.
-        """
+        """Emit the loop of stage ``t`` over full vectors, into ``totals``; return the other vectors."""
         w, n, v = self.w, self.lengths[self.across], self.vector
         count = self._vectors_at_once(t)
         keys = self._accumulators(t)
@@ -291,10 +253,8 @@ class Loop(Nest):
         start = [self._neutral(self.inside[k], v) for k in keys for _ in range(size)]
 
         def body(j: Value, carried: list[Value]) -> Sequence[Value]:
-            lanes = self._beside([Lane(w.plus(j, u * v), v, None, v) for u in range(count)])
-            given = {k: carried[i * size : (i + 1) * size] for i, k in enumerate(keys)}
-            made = self._stage(t, [lane for each in lanes for lane in each], given)
-            return [x for k in keys for x in made[k]]
+            lanes = self._beside([Lane(w.plus(j, u * v), v) for u in range(count)])
+            return self._accumulate(t, [lane for each in lanes for lane in each], carried)
 
         whole = n // (v * count) * (v * count)
         found = w.loop(0, whole, v * count, body, start)
@@ -304,25 +264,20 @@ class Loop(Nest):
         return self._beside(self._rest(whole, n))
 
     def _vectors_at_once(self, t: int) -> int:
-        """Return how many vectors of a row one iteration of the loop of stage ``t`` processes.
-
-        With several vectors, the processor need not wait for the previous addition to a sum.
-        """
+        """Return how many vectors of a row one iteration of the loop of stage ``t`` processes."""
         if self.together > 1 or self.reduced is None:
             return 1
         now = [n for n in self.group.nodes if self._is_full(n) and self.stage[n.id] - (n.op == "reduce") == t]
-        if all(n.op in LIGHT for n in now):
-            return 4
-        return 2 if self.machine.registers >= 32 else 1
+        light = all(n.op in LIGHT for n in now)
+        return 4 if light else 2 if self.machine.registers >= 32 else 1
 
     def _columns(self, item: Value, blocks: int) -> None:
         """Emit the loop along the reduced axis for some blocks of columns; each column is a lane."""
         w, n, v = self.w, self.lengths[self.across], self.vector
         wide = v * self.unroll
         outer, block = w.divide(item, blocks)
-        full = [(k * v, v, None, v) for k in range(self.unroll)]
         rest = n - (blocks - 1) * wide
-        tail = [(p.offset, p.lanes, p.mask, min(p.lanes, rest - p.offset)) for p in w.pieces(rest, v)]
+        full, tail = w.pieces(wide, v), w.pieces(rest, v)
         if rest == wide or blocks == 1:
             self._block(outer, w.times(block, wide), full if rest == wide else tail)
             return
@@ -332,16 +287,13 @@ class Loop(Nest):
         with w.when(last):
             self._block(outer, (blocks - 1) * wide, tail)
 
-    def _block(self, outer: Index, start: Index, pieces: Sequence[Any]) -> None:
+    def _block(self, outer: Index, start: Index, pieces: Sequence[Piece]) -> None:
         w = self.w
         assert self.reduced is not None
         length = self.lengths[self.reduced]
         self._start(self._decode(outer))
-        spots = [
-            Lane(w.plus(start, at), lanes, mask, count, 0, k)
-            for k, (at, lanes, mask, count) in enumerate(pieces)
-        ]
-        self.starts = [at for at, *_ in pieces]  # of the vectors in a row of the block
+        spots = [Lane(w.plus(start, p.offset), p.lanes, p.mask, 0, k) for k, p in enumerate(pieces)]
+        self.starts = [p.offset for p in pieces]  # of the vectors in a row of the block
         self._hoist(spots)
         unrolled = length <= _UNROLLED
         if not unrolled:
@@ -352,23 +304,17 @@ class Loop(Nest):
                 self._kept_nodes(t, s)
             if not self._busy(t):
                 continue
-            keys = list(self._accumulators(t))
+            keys = self._accumulators(t)
             totals = [self._neutral(self.inside[k], s.lanes, length) for k in keys for s in spots]
 
-            def body(r: Index, carried: list[Value], t: int = t, keys: list[int] = keys) -> Sequence[Value]:
-                lanes = grid[r] if isinstance(r, int) else [s.moved(r, s.spot) for s in spots]
-                given = {k: carried[i * len(spots) : (i + 1) * len(spots)] for i, k in enumerate(keys)}
-                made = self._stage(t, lanes, given)
-                return [x for k in keys for x in made[k]]
+            def body(r: Value, carried: list[Value], t: int = t) -> Sequence[Value]:
+                return self._accumulate(t, [s.moved(r, s.spot) for s in spots], carried)
 
-            if unrolled:
-                for r in range(length):
-                    totals = list(body(r, totals))
-            else:
+            for lanes in grid:
+                totals = self._accumulate(t, lanes, totals)
+            if not unrolled:
                 totals = w.loop(0, length, 1, body, totals)
-            for i, k in enumerate(keys):
-                for j in range(len(spots)):
-                    self.kept[k, j] = totals[i * len(spots) + j]
+            self.kept.update(zip(itertools.product(keys, range(len(spots))), totals, strict=True))
         for s in spots:
             self._kept_nodes(self.stages, s)
 
@@ -379,31 +325,25 @@ class Loop(Nest):
         w, n, v = self.w, self.lengths[self.across], self.vector
         sums = [n for n in self.group.nodes if n.op == "partial"]
 
-        def clear(lane: Lane) -> None:
+        def clear(at: Index, lanes: int, mask: Value | None) -> None:
             for p in sums:
-                w.store(self._neutral(p, lane.lanes), self._partial_sum_at(p, lane), lane.mask)
+                w.store(self._neutral(p, lanes), self._partial_sum_at(p, at), mask)
 
         if sums:
-            whole = n // v * v
-            w.loop(0, whole, v, lambda j, _: clear(Lane(j, v, None, v)))
-            for lane in self._rest(whole, n):
-                clear(lane)
+            w.vectors(n, v, 0, clear)
 
-    def _add_to_partial_sum(self, n: Node, t: int, lanes: Sequence[Lane]) -> None:
-        """Emit the addition of vectors, all at the same position, to the partial sum ``n`` of the chunk.
-
-        ``t`` is the stage whose loop computes the vectors.
-        """
+    def _add_to_partial_sum(self, n: Primitive, t: int, lanes: Sequence[Lane]) -> None:
+        """Emit the addition of vectors, all at the same position, to the partial sum ``n`` of the chunk."""
         w, first = self.w, lanes[0]
-        at = self._partial_sum_at(n, first)
+        at = self._partial_sum_at(n, first.at)
         found = w.load(at, element_of(n.dtype), first.lanes, first.mask)
         for lane in lanes:
             found = combine(w, n, found, self._operand(n, 0, lane, t))
         w.store(found, at, first.mask)
 
-    def _partial_sum_at(self, n: Node, lane: Lane) -> Value:
+    def _partial_sum_at(self, n: Primitive, at: Index) -> Value:
         w = self.w
-        return w.at(self.slot(n), element_of(n.dtype), w.plus(w.times(w.chunk, n.shape[1]), lane.at))
+        return w.at(self.slot(n), element_of(n.dtype), w.plus(w.times(w.chunk, n.shape[1]), at))
 
     # The body of a loop ------------------------------------------------------------------------------
 
@@ -413,20 +353,23 @@ class Loop(Nest):
             (n.op == "reduce" and self.stage[n.id] == t + 1) or self._is_made(n, t) for n in self.group.nodes
         )
 
-    def _is_made(self, n: Node, t: int) -> bool:
+    def _is_made(self, n: Primitive, t: int) -> bool:
         """Return whether stage ``t`` computes ``n`` for each element and must write it to memory."""
         full = n.op != "reduce" and self.group.level[n.id] == FULL
         return full and self.stage[n.id] == t and (n.id in self.stored or n.id in self.saved)
 
-    def _accumulators(self, t: int) -> dict[int, Any]:
-        """Return a dictionary whose keys are the ids of the reductions that stage ``t`` computes."""
-        return {n.id: None for n in self.group.nodes if n.op == "reduce" and self.stage[n.id] == t + 1}
+    def _accumulators(self, t: int) -> list[int]:
+        """Return the ids of the reductions that stage ``t`` computes."""
+        return [n.id for n in self.group.nodes if n.op == "reduce" and self.stage[n.id] == t + 1]
+
+    def _accumulate(self, t: int, lanes: Sequence[Lane], carried: list[Value]) -> list[Value]:
+        """Emit the body of the loop of stage ``t``; return the new accumulators, by reduction."""
+        keys, size = self._accumulators(t), len(lanes)
+        made = self._stage(t, lanes, {k: carried[i * size : (i + 1) * size] for i, k in enumerate(keys)})
+        return [x for k in keys for x in made[k]]
 
     def _stage(self, t: int, lanes: Sequence[Lane], sums: dict[int, Any]) -> dict[int, list[Value]]:
-        """Emit the body of the loop of stage ``t`` for the vectors ``lanes``.
-
-        ``sums`` maps the ids of reductions to their accumulators; the new accumulators are returned.
-        """
+        """Emit the body of the loop of stage ``t`` for the vectors ``lanes``."""
         made: dict[int, list[Value]] = {}
         keys = self._accumulators(t)
         for n in self.group.nodes:
@@ -445,23 +388,17 @@ class Loop(Nest):
                         self.w.store(value, self._scratch_at(n, lane), lane.mask)
         return made
 
-    def _added(self, n: Node, before: Any, i: int, x: Value, lane: Lane) -> Value:
-        """Emit the update of accumulator ``i`` of the reduction ``n`` by the vector ``x``; return the result.
-
-        ``before`` has the old values of all accumulators; ``lane`` is the position of the vector.
-        """
+    def _added(self, n: Primitive, before: Any, i: int, x: Value, lane: Lane) -> Value:
+        """Emit the update of accumulator ``i`` of the reduction ``n`` by the vector ``x``."""
         if lane.mask is not None and not self.columns:
             x = self.w.select(lane.mask, x, self._neutral(n, lane.lanes))
         return x if before is None else combine(self.w, n, before[i], x)
 
-    def _neutral(self, n: Node, lanes: int, length: int = 1) -> Value:
+    def _neutral(self, n: Primitive, lanes: int, length: int = 1) -> Value:
         return self.w.const(neutral(n) if length else neutral(n) or 0, element_of(n.dtype), lanes)
 
-    def _fold(self, n: Node, parts: list[Value]) -> Value:
-        """Emit the combination of the vectors ``parts``, and of their lanes, to one number.
-
-        ``n`` is the reduction.
-        """
+    def _fold(self, n: Primitive, parts: list[Value]) -> Value:
+        """Emit the combination of the vectors ``parts``, and of their lanes, to one number."""
         if not parts:
             return self.w.const(neutral(n) or 0, element_of(n.dtype))
         by_lanes: dict[int, Value] = {}
@@ -474,25 +411,28 @@ class Loop(Nest):
         assert found is not None
         return found
 
-    def _value(self, n: Node, lane: Lane, t: int) -> Value:
+    def _value(self, n: Primitive, lane: Lane, t: int) -> Value:
         """Return the value of ``n`` for one vector in stage ``t``; emit its code if it is not known yet."""
         found = lane.known.get(n.id)
         if found is None:
-            if self.stage[n.id] < t and (n.id in self.saved or n.id in self.stored):
-                found = self._load_saved(n, lane)
+            if self.stage[n.id] < t and n.id in self.stored:
+                found = self._load(self.target[n.id], lane)
+            elif self.stage[n.id] < t and n.id in self.saved:
+                at = self._scratch_at(n, lane)
+                found = self.w.load(at, element_of(n.dtype), lane.lanes, lane.mask)
             else:
                 found = self._compute(n, lane, [self._operand(n, k, lane, t) for k in range(_count(n))])
             lane.known[n.id] = found
         return found
 
-    def _compute(self, n: Node, lane: Lane, values: Sequence[Value]) -> Value:
+    def _compute(self, n: Primitive, lane: Lane, values: Sequence[Value]) -> Value:
         """Emit the primitive of ``n``, given the values of its operands; return its value."""
         if n.op == "gather":
             return self._gather(n, values[0], lane)
         given = n.args[1 if n.op == "where" else 0].dtype if n.args else n.dtype
         return apply(self.w, n.op, given, n.dtype, *values)
 
-    def _gather(self, n: Node, index: Value, lane: Lane) -> Value:
+    def _gather(self, n: Primitive, index: Value, lane: Lane) -> Value:
         """Emit a load for each lane, of the element at ``index`` of the array that ``n`` reads."""
         w, element = self.w, element_of(n.dtype)
         base = self.slot(n.args[1].node)
@@ -509,14 +449,15 @@ class Loop(Nest):
             found = self.w.insert(found, p, i)
         return found
 
-    def _operand(self, n: Node, k: int, lane: Lane, t: int) -> Value:
+    def _operand(self, n: Primitive, k: int, lane: Lane, t: int) -> Value:
         """Return operand ``k`` of ``n`` for one vector in stage ``t``; load it if it is not known yet."""
         a = n.args[k]
         inner = self.inside.get(a.node.id)
         if inner is not None:
             if self.group.level[inner.id] == FULL:
                 return self._value(inner, lane, t)
-            return self._kept_value(inner, lane)
+            kept = self.kept[inner.id, lane.spot]
+            return kept if self.columns else self.w.splat(kept, lane.lanes)
         fixed = self._fixed(n, k, lane.lanes)
         if fixed is not None:
             return fixed
@@ -530,17 +471,10 @@ class Loop(Nest):
             known[memo] = self._load(place, lane)
         return known[memo]
 
-    def _kept_value(self, inner: Node, lane: Lane) -> Value:
-        found = self.kept[inner.id, lane.spot]
-        return found if self.columns else self.w.splat(found, lane.lanes)
-
     # Values per item ---------------------------------------------------------------------------------
 
     def _hoist(self, spots: Sequence[Lane]) -> None:
-        """Emit loads, before the inner loops of an item, of operands that do not change in these loops.
-
-        ``spots`` has one vector per item or block of columns.
-        """
+        """Emit loads, before the inner loops of an item, of operands that do not change in these loops."""
         fixed = self.reduced if self.columns else self.across
         assert fixed is not None  # a loop over columns reduces an axis
         for (n, k), place in self.access.items():
@@ -555,10 +489,7 @@ class Loop(Nest):
                     self.hoisted[key] = self._load(place, s)
 
     def _kept_nodes(self, t: int, lane: Lane) -> None:
-        """Emit the nodes of stage ``t`` that have one value per reduced row, before the loop of the stage.
-
-        ``lane`` is a block of columns, or one element of a row.
-        """
+        """Emit the nodes of stage ``t`` that have one value per reduced row, before the loop of the stage."""
         for n in self.group.nodes:
             if self.group.level[n.id] != KEPT or self.stage[n.id] != t:
                 continue
@@ -568,7 +499,7 @@ class Loop(Nest):
             if n.id in self.stored:
                 self._store(self.target[n.id], self.kept[n.id, lane.spot], lane)
 
-    def _kept_operand(self, n: Node, k: int, lane: Lane) -> Value:
+    def _kept_operand(self, n: Primitive, k: int, lane: Lane) -> Value:
         a = n.args[k]
         if a.node.id in self.inside:
             return self.kept[a.node.id, lane.spot]
@@ -579,10 +510,8 @@ class Loop(Nest):
 
     def _address(self, place: Place, lane: Lane) -> Value:
         w = self.w
-        at = w.plus(
-            self._offset(place, 0 if self.columns else lane.spot),
-            w.times(lane.at, place.strides[self.across]),
-        )
+        start = self._offset(place, 0 if self.columns else lane.spot)
+        at = w.plus(start, w.times(lane.at, place.strides[self.across]))
         if self.columns:
             assert self.reduced is not None  # a loop over columns reduces an axis
             at = w.plus(at, w.times(lane.row, place.strides[self.reduced]))
@@ -616,7 +545,7 @@ class Loop(Nest):
             if k not in self.stored and k not in self.scratch:
                 self.scratch[k] = self.w.scratch(element_of(self.inside[k].dtype), count)
 
-    def _scratch_at(self, n: Node, lane: Lane) -> Value:
+    def _scratch_at(self, n: Primitive, lane: Lane) -> Value:
         w, element = self.w, element_of(n.dtype)
         if not self.columns:
             first = lane.spot * self.lengths[self.across]
@@ -625,12 +554,7 @@ class Loop(Nest):
         row = w.times(lane.row, self.vector * self.unroll)
         return w.at(self.scratch[n.id], element, w.plus(row, self.starts[lane.spot]))
 
-    def _load_saved(self, n: Node, lane: Lane) -> Value:
-        if n.id in self.stored:
-            return self._load(self.target[n.id], lane)
-        return self.w.load(self._scratch_at(n, lane), element_of(n.dtype), lane.lanes, lane.mask)
 
-
-def _count(n: Node) -> int:
+def _count(n: Primitive) -> int:
     """Return the number of operands of ``n`` that are read element by element: not the table of a gather."""
     return 1 if n.op == "gather" else len(n.args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adjoint.compiler.machine import architecture
+from adjoint.compiler.emit.machine import architecture
 
 __all__ = ["flushing"]
 
@@ -38,9 +38,6 @@ define void @kernel(GIVEN) {
 
 
 def flushing(parameters: Sequence[tuple[str, str]]) -> str | None:
-    """Return the text of a function ``@kernel`` that calls ``@body`` with subnormal numbers treated as 0.
-
-    None if the processor has no such mode.  ``parameters`` has the type and name of each parameter.
-    """
+    """Return a function ``@kernel`` that calls ``@body`` in this mode; None if there is no such mode."""
     mode = _MODES.get(architecture())
     return None if mode is None else mode.replace("GIVEN", ", ".join(f"{t} %{n}" for t, n in parameters))

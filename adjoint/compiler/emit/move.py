@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from adjoint.compiler.emit.kernel import Kernel, Slot
 from adjoint.compiler.emit.loop import loop_kernel
+from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.nest import Place
-from adjoint.compiler.emit.text import Writer
 from adjoint.compiler.emit.values import Index, Value, element_of
-from adjoint.compiler.fuse import FULL, Group
-from adjoint.compiler.machine import Machine
-from adjoint.compiler.simplify import Graph, Node, View, row_major
+from adjoint.compiler.emit.writer import Writer
+from adjoint.compiler.lower.graph import Dataflow, Primitive, View, row_major
+from adjoint.compiler.schedule.fuse import FULL, Fusion
+from adjoint.compiler.schedule.kernel import Address, Kernel
 from adjoint.core.shapes import Shape
 
 __all__ = ["place_kernels", "scatter_kernels"]
@@ -21,7 +21,7 @@ _UNROLLED = 8  # vectors: shorter rows are unrolled
 
 
 def place_kernels(
-    machine: Machine, graph: Graph, node: Node, skip: frozenset[int] = frozenset()
+    machine: Machine, graph: Dataflow, node: Primitive, skip: frozenset[int] = frozenset()
 ) -> list[Kernel]:
     """Return the kernels of a "place" node, an array that is filled and then overwritten by pieces.
 
@@ -42,10 +42,7 @@ def place_kernels(
 
 
 def _tiled(where: Sequence[tuple[Shape, tuple[int, ...], int]], size: int) -> bool:
-    """Return whether pieces cover an array of ``size`` elements; only contiguous pieces are counted.
-
-    ``where`` has the shape, the strides and the offset of each piece in the array.
-    """
+    """Return whether pieces cover an array of ``size`` elements; only contiguous pieces are counted."""
     spans = [(o, o + math.prod(s)) for s, t, o in where if t == row_major(s)]
     end = 0
     for low, high in sorted(spans):
@@ -56,29 +53,22 @@ def _tiled(where: Sequence[tuple[Shape, tuple[int, ...], int]], size: int) -> bo
 
 
 def _copy(
-    machine: Machine, graph: Graph, node: Node, view: View, strides: tuple[int, ...], offset: int
+    machine: Machine, graph: Dataflow, node: Primitive, view: View, strides: tuple[int, ...], offset: int
 ) -> Kernel:
     """Return a kernel that copies a view into the memory of a node, at the given strides and offset."""
-    copy = graph.add(Node("copy", (view,), None, view.shape, view.dtype))
-    group = Group(0, "loop", view.shape)
+    copy = graph.add(Primitive("copy", (view,), None, view.shape, view.dtype))
+    group = Fusion(0, "loop", view.shape)
     group.add(copy, FULL)
     return loop_kernel(machine, group, [copy], {copy.id: Place(node, strides, offset)})
 
 
-def scatter_kernels(machine: Machine, node: Node) -> list[Kernel]:
-    """Return the kernels of a "scatter" node: one copies the array, the other adds or assigns rows.
-
-    The first kernel does nothing if the array is already in the memory of the result, as for a parameter that
-    is updated in place.
-    """
+def scatter_kernels(machine: Machine, node: Primitive) -> list[Kernel]:
+    """Return the kernels of a "scatter" node: copy the array unless it is there, then put the rows."""
     return [_copy_unless_same(machine, node), _put_rows(machine, node)]
 
 
-def _copy_unless_same(machine: Machine, node: Node) -> Kernel:
-    """Return the kernel that copies the first operand of a "scatter" node to the result.
-
-    It does nothing if both have the same address.  Its loop can be divided among threads.
-    """
+def _copy_unless_same(machine: Machine, node: Primitive) -> Kernel:
+    """Return the kernel that copies the first operand of a "scatter" node to the result."""
     base = node.args[0]
     w = Writer(machine)
     element, lanes = element_of(node.dtype), machine.lanes(node.dtype)
@@ -103,16 +93,16 @@ def _copy_unless_same(machine: Machine, node: Node) -> Kernel:
         with w.when(w.compare("sge", w.high, node.size)):
             for p in w.pieces(node.size - whole, lanes):
                 move(whole + p.offset, p.lanes, p.mask)
-    return Kernel(w.kernel(), [Slot(base.node, 0), Slot(node, 0)], node.size, unit, 4.0 * node.size)
+    return Kernel(w.kernel(), [Address(base.node, 0), Address(node, 0)], node.size, unit, 4.0 * node.size)
 
 
-def _put_rows(machine: Machine, node: Node) -> Kernel:
+def _put_rows(machine: Machine, node: Primitive) -> Kernel:
     """Return the kernel of a "scatter" node that adds or assigns the rows one after the other."""
     _, positions, values = node.args
     mode, width = node.params
     w = Writer(machine)
     element = element_of(node.dtype)
-    slots = [Slot(x, 0) for x in (positions.node, values.node, node)]
+    slots = [Address(x, 0) for x in (positions.node, values.node, node)]
     index, given, out = (w.slot(k) for k in range(3))
     lanes = min(machine.lanes(node.dtype), 1 << (width - 1).bit_length())
 
@@ -120,7 +110,7 @@ def _put_rows(machine: Machine, node: Node) -> Kernel:
         row = w.at(out, element, w.load(w.at(index, "i64", i), "i64"))
         first = w.times(i, width)
 
-        def move(at: Index, lanes: int, mask: Value | None = None) -> None:
+        def move(at: Index, lanes: int, mask: Value | None) -> None:
             spot = w.at(row, element, at)
             x = w.load(w.at(given, element, w.plus(first, at)), element, lanes, mask)
             if mode == "add":
@@ -128,10 +118,7 @@ def _put_rows(machine: Machine, node: Node) -> Kernel:
                 x = w.bits("or", before, x) if element == "i1" else w.add(before, x)
             w.store(x, spot, mask)
 
-        whole = width // lanes * lanes if width > _UNROLLED * lanes else 0
-        w.loop(0, whole, lanes, lambda k, _: move(k, lanes))
-        for p in w.pieces(width - whole, lanes):
-            move(whole + p.offset, p.lanes, p.mask)
+        w.vectors(width, lanes, _UNROLLED, move)
 
     w.loop(0, positions.size, 1, put)
     cost = positions.size * (50.0 + 4.0 * width)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.values import element_of
-from adjoint.compiler.fuse import FULL, PRODUCTS, Group, over, stages
-from adjoint.compiler.machine import Machine
-from adjoint.compiler.simplify import Node, View, row_major
+from adjoint.compiler.lower.graph import Primitive, row_major
+from adjoint.compiler.schedule.fuse import FULL, PRODUCTS, Fusion, in_loop_order, over, stages
 
 __all__ = ["LIGHT", "Nest", "Place", "weight"]
 
@@ -26,21 +27,23 @@ LIGHT = frozenset(
 _COSTLY = {"divide": 8, "sqrt": 10, "tanh_gap": 12, "tanh_from_gap": 4}  # simple operations; others: 16
 
 
-def weight(n: Node) -> float:
+def weight(n: Primitive) -> float:
     """Return the cost of a node per element, in simple operations."""
     return 1.0 if n.op in LIGHT else _COSTLY.get(n.op, 16)
 
 
+@dataclass(slots=True, eq=False)
 class Place:
     """The position of a node's elements in memory: a base node, strides along the loop axes, an offset."""
 
-    __slots__ = ("base", "element", "offset", "strides")
+    base: Primitive
+    strides: tuple[int, ...]
+    offset: int
 
-    def __init__(self, base: Node, strides: tuple[int, ...], offset: int) -> None:
-        self.base = base
-        self.strides = strides
-        self.offset = offset
-        self.element = element_of(base.dtype)
+    @property
+    def element(self) -> str:
+        """The LLVM type of the elements."""
+        return element_of(self.base.dtype)
 
     @property
     def key(self) -> Any:
@@ -52,7 +55,7 @@ class Nest:
     """The plan of the nested loops of a group, the nodes that one kernel computes."""
 
     def __init__(
-        self, machine: Machine, group: Group, stored: Sequence[Node], places: dict[int, Place]
+        self, machine: Machine, group: Fusion, stored: Sequence[Primitive], places: dict[int, Place]
     ) -> None:
         self.machine = machine
         self.group = group
@@ -61,26 +64,24 @@ class Nest:
         self.access: dict[tuple[int, int], Place] = {}  # by the id of a node and the index of its operand
         self.target: dict[int, Place] = {}
         self._find_places(places)
-        self._find_stages()
+        self.stage, self.saved = stages(group)
+        self.stages = max(self.stage.values(), default=0) + 1
         self._find_axes()
         self.vector = self._lanes()
 
-    def _is_full(self, n: Node) -> bool:
+    def _is_full(self, n: Primitive) -> bool:
         """Return whether a node is computed for every element of the loops, not once per reduced row."""
         return n.op == "reduce" or self.group.level[n.id] == FULL
 
     def _find_places(self, places: dict[int, Place]) -> None:
-        """Set ``access`` and ``target``: the positions in memory of operands and of stored nodes.
-
-        ``places`` has the positions of nodes that are not written to their own memory, by node id.
-        """
+        """Set ``access`` and ``target``: the positions in memory of operands and of stored nodes."""
         g = self.group
         for n in g.nodes:
-            full = n.op == "reduce" or g.level[n.id] == FULL
+            full = self._is_full(n)
             for k, a in enumerate(n.args if n.op not in PRODUCTS else ()):
                 if a.node.id in self.inside or a.node.id in g.numbers or (n.op == "gather" and k == 1):
                     continue
-                view = self._plain(n, a)
+                view = in_loop_order(n) if n.op == "reduce" else a
                 strides = over(view, g.domain if full else g.kept)
                 assert strides is not None
                 self.access[n.id, k] = Place(a.node, strides if full else self._spread(strides), a.offset)
@@ -93,13 +94,6 @@ class Nest:
                     self.target[n.id] = Place(n, row_major(g.domain), 0)
                 else:
                     self.target[n.id] = Place(n, self._spread(row_major(g.kept)), 0)
-
-    def _plain(self, n: Node, a: View) -> View:
-        """Return operand ``a`` of ``n``; for a reduction, with the axes in the order of the loops."""
-        if n.op != "reduce":
-            return a
-        axis, last = n.params[1], len(a.shape) - 1
-        return a.graph.permute(a, [*range(axis), last, *range(axis, last)])
 
     def _spread(self, strides: tuple[int, ...]) -> tuple[int, ...]:
         """Return ``strides`` with a stride of 0 inserted for the reduced axis."""
@@ -131,10 +125,7 @@ class Nest:
         self.columns = self.reduced is not None and self.reduced != self.across
 
     def _vector_axis(self, places: Sequence[Place]) -> int:
-        """Return the axis along which most of ``places`` are contiguous; of several such axes, the last.
-
-        ``places`` are the positions in memory of the operands and results.
-        """
+        """Return the axis along which most of ``places`` are contiguous; of several such axes, the last."""
         if (self.saved and self.group.axis == len(self.group.domain) - 1) or self.group.chunks:
             return len(self.lengths) - 1  # the saved values of one row fit on the stack
         best, score = len(self.lengths) - 1, -1
@@ -143,10 +134,6 @@ class Nest:
             if found > score:
                 best, score = i, found
         return best
-
-    def _find_stages(self) -> None:
-        self.stage, self.saved = stages(self.group)
-        self.stages = max(self.stage.values(), default=0) + 1
 
     def _lanes(self) -> int:
         """Return the number of lanes of a vector, from the widest floating-point dtype of the group."""

@@ -9,28 +9,24 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from adjoint.compiler.emit import conv, gemm
-from adjoint.compiler.emit.kernel import Kernel, Slot
-from adjoint.compiler.emit.loop import Lane, Loop
+from adjoint.compiler.emit.loop import Lane, LoopNest
+from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.math import FUNCTIONS
-from adjoint.compiler.emit.text import Writer
 from adjoint.compiler.emit.values import Index, Value
-from adjoint.compiler.fuse import Group
-from adjoint.compiler.machine import Machine
-from adjoint.compiler.simplify import Node, View
+from adjoint.compiler.emit.writer import Writer
+from adjoint.compiler.lower.graph import Primitive, View
+from adjoint.compiler.schedule.fuse import Fusion
+from adjoint.compiler.schedule.kernel import Address, Kernel
 
 __all__ = ["conv_weight_kernels", "product_kernels"]
 
 
 def product_kernels(
-    machine: Machine, group: Group, stored: Sequence[Node], threads: int
+    machine: Machine, group: Fusion, stored: Sequence[Primitive], threads: int
 ) -> tuple[list[Kernel], int]:
-    """Return the kernels of a group that starts with a product, and the bytes of workspace they need.
-
-    ``stored`` are the nodes of the group whose values are written to memory.
-    """
+    """Return the kernels of a group that starts with a product, and the bytes of workspace they need."""
     node = group.nodes[0]
     a, b = node.args
     # a product that is not itself stored is computed in the memory of a stored node
@@ -46,17 +42,19 @@ def product_kernels(
     kernels = []
     at_b = _slot(b)
     if made.pack is not None:
-        packed = Slot(None, 0)
+        packed = Address(None, 0)
         kernels.append(Kernel(made.pack.text, [at_b, packed], made.pack.length, 1, 5.0 * b.size * wide))
         at_b = packed
     space = -(-made.packed // 64) * 64
-    scratch = Slot(None, space) if made.packed or made.scratch else Slot(home, 0)  # if not used: any address
-    slots = [_slot(a), at_b, Slot(home, 0), scratch, *epilogue.slots_used]
+    scratch = (
+        Address(None, space) if made.packed or made.scratch else Address(home, 0)
+    )  # if not used: any address
+    slots = [_slot(a), at_b, Address(home, 0), scratch, *epilogue.slots_used]
     kernels.append(Kernel(made.main.text, slots, made.main.length, 1, work * wide))
     return kernels, space + made.scratch * threads
 
 
-def _product(machine: Machine, node: Node, epilogue: gemm.Epilogue | None) -> tuple[gemm.Kernels, int]:
+def _product(machine: Machine, node: Primitive, epilogue: gemm.Epilogue | None) -> tuple[gemm.Kernels, int]:
     """Return the kernels of a product or convolution, and the number of terms of each element's sum."""
     a, b = node.args
     if node.op != "matmul":
@@ -64,39 +62,36 @@ def _product(machine: Machine, node: Node, epilogue: gemm.Epilogue | None) -> tu
         make, channels = (conv.conv, spec.c) if node.op == "conv" else (conv.conv_input, spec.o)
         return make(machine, spec, epilogue), channels * math.prod(spec.kernel)
     m, n, k = node.shape[-2], node.shape[-1], a.shape[-1]
-    batch = node.shape[:-2]
-    steps = [math.prod(node.shape[i + 1 :]) for i in range(len(batch))]
     product = gemm.Product(
-        node.dtype, m, n, k, (a.strides[-2], a.strides[-1]), (b.strides[-2], b.strides[-1]), (n, 1), batch,
-        a.strides[:-2], b.strides[:-2], tuple(steps),
-    )  # fmt: skip
+        node.dtype, m, n, k, a.strides[-2:], b.strides[-2:], node.shape[:-2], a.strides[:-2], b.strides[:-2]
+    )
     return gemm.gemm(machine, product, epilogue), k
 
 
-def conv_weight_kernels(machine: Machine, node: Node, threads: int) -> tuple[list[Kernel], int]:
+def conv_weight_kernels(machine: Machine, node: Primitive, threads: int) -> tuple[list[Kernel], int]:
     """Return the kernels of the gradient of a convolution kernel, and the bytes of workspace they need."""
     images, g = node.args
     made = conv.conv_weight(machine, conv.Conv(node.dtype, *node.params))
     space = -(-made.partial // 64) * 64
-    partial = Slot(None, 0)
+    partial = Address(None, 0)
     wide = node.dtype.itemsize / 4
     work = 0.9 * node.size * math.prod(g.shape) / node.shape[0]
-    slots = [_slot(images), _slot(g), partial, Slot(None, space)]
+    slots = [_slot(images), _slot(g), partial, Address(None, space)]
     return [
         Kernel(made.main.text, slots, made.main.length, 1, work * wide),
-        Kernel(made.last.text, [partial, Slot(node, 0)], made.last.length, 1, made.partial / 4),
+        Kernel(made.last.text, [partial, Address(node, 0)], made.last.length, 1, made.partial / 4),
     ], space + made.scratch * threads
 
 
-def _slot(view: View) -> Slot:
+def _slot(view: View) -> Address:
     """Return the entry of the kernel's table of addresses that points to the first element of a view."""
-    return Slot(view.node, view.offset * view.dtype.itemsize)
+    return Address(view.node, view.offset * view.dtype.itemsize)
 
 
-class _Epilogue(Loop):
+class _Epilogue(LoopNest):
     """Emits the fused elementwise nodes of a product for one vector of a tile."""
 
-    def __init__(self, machine: Machine, group: Group, stored: Sequence[Node], home: Node) -> None:
+    def __init__(self, machine: Machine, group: Fusion, stored: Sequence[Primitive], home: Primitive) -> None:
         self.home = home
         self.others = stored
         super().__init__(machine, group, stored, {})
@@ -109,22 +104,17 @@ class _Epilogue(Loop):
         self.reduced, self.columns = None, False
         self.outer = list(range(self.across))
 
-    def slot(self, node: Node, offset: int = 0) -> Value:
+    def slot(self, node: Primitive, offset: int = 0) -> Value:
         """Emit the address of an element of a node; the slots before ``FREE`` belong to the product."""
         return self.w.slot(self._slot_of(node, offset) + gemm.FREE)
 
     def __call__(
         self, w: Writer, item: Index, row: Index, column: Index, sums: Value, mask: Value | None
     ) -> Value:
-        """Emit the nodes of the group for ``sums``, a vector of results of the product.
-
-        The vector starts at (batch item, row, column).  All stored nodes are written, except one, whose
-        value is returned.
-        """
+        """Emit the fused nodes for a vector at (item, row, column); store all but one, which is returned."""
         self._use(w)
-        self._start([*self._batch(item), row])
-        count = sums.lanes if mask is None else mask.text.count("true")
-        lane = Lane(column, sums.lanes, mask, count)
+        self._start([*w.unravel(item, self.lengths[:-2]), row])
+        lane = Lane(column, sums.lanes, mask)
         lane.known[self.group.nodes[0].id] = sums
         for n in self.others:
             self._store(self.target[n.id], self._value(n, lane, 0), lane)
@@ -147,12 +137,3 @@ class _Epilogue(Loop):
                 return False
             todo += [a.node for a in n.args if a.node.id in self.group.numbers]
         return True
-
-    def _batch(self, item: Index) -> list[Any]:
-        """Emit the indices along the batch axes of the batch item with index ``item``."""
-        found: list[Index] = []
-        rest = item
-        for n in reversed(self.lengths[:-2]):
-            rest, index = self.w.divide(rest, n)
-            found.append(index)
-        return found[::-1]

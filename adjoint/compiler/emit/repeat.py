@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adjoint.compiler import pool
-from adjoint.compiler.emit.kernel import Kernel, Slot
-from adjoint.compiler.emit.text import Writer
+from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.values import Value
-from adjoint.compiler.machine import Machine
-from adjoint.compiler.simplify import Node
-from adjoint.compiler.steps import Steps
+from adjoint.compiler.emit.writer import Writer
+from adjoint.compiler.lower.graph import Primitive
+from adjoint.compiler.lower.steps import Steps
+from adjoint.compiler.schedule.kernel import Address, Kernel
 
 if TYPE_CHECKING:
-    from adjoint.compiler.native import Plan
+    from adjoint.compiler.host.native import Schedule
 
 __all__ = ["copy_bytes", "driver_kernel", "operand_slots", "same_bytes"]
 
-_LONG = 250_000  # nanoseconds: shorter iterations use no helper threads
 _LINE = 64  # bytes
 
 
@@ -36,14 +34,11 @@ class _Words(np.ndarray[Any, np.dtype[np.int64]]):
     held: Any
 
 
-def operand_slots(node: Node, outs: list[Node]) -> tuple[list[Slot], dict[int, int]]:
-    """Return the slots (addresses) of the operands of a loop and of its results ``outs``.
-
-    Also return a dictionary from the index of an output to the index of its slot.
-    """
-    slots = [Slot(a.node, a.offset * a.dtype.itemsize) for a in node.args]
+def operand_slots(node: Primitive, outs: list[Primitive]) -> tuple[list[Address], dict[int, int]]:
+    """Return the slots of a loop's operands and results, and the index of the slot of each output."""
+    slots = [Address(a.node, a.offset * a.dtype.itemsize) for a in node.args]
     where = {n.params: len(slots) + k for k, n in enumerate(outs)}
-    return [*slots, *(Slot(n, 0) for n in outs)], where
+    return [*slots, *(Address(n, 0) for n in outs)], where
 
 
 def copy_bytes(w: Writer, to: Value, source: Value, size: Any) -> None:
@@ -60,32 +55,32 @@ def same_bytes(w: Writer, a: Value, b: Value, size: Any) -> Value:
     return w.compare("eq", found, 0)
 
 
-def driver_kernel(body: Plan, node: Node, outs: list[Node], kept: list[int]) -> Kernel:
-    """Return the kernel of a loop that runs the kernels of ``body`` once per iteration.
+def driver_kernel(
+    body: Schedule, node: Primitive, outs: list[Primitive], kept: list[int], runner: tuple[int, int]
+) -> Kernel:
+    """Return the kernel of a loop.
 
-    ``outs`` are the nodes of the loop's results.  ``kept`` has, for each result of ``body``, its index among
-    the outputs of the loop.
+    ``kept`` has the index of each result of ``body`` in the loop's, ``runner`` the address of the function
+    that runs kernels and the number of helper threads.
     """
     steps: Steps = node.value
     slots, where = operand_slots(node, outs)
     tables = _Tables(body, node, steps, kept, {k: i + 2 for k, i in where.items()})
-    words = Node("constant", (), None, (1,), np.dtype(np.int64))
-    words.value = tables.words()
+    words = Primitive("constant", (), None, (1,), np.dtype(np.int64))
+    words.value = tables.words(*runner)
     text = _text(body.machine)
     cost = steps.count * sum(k.cost for _, k in body.kernels)
-    found = Kernel(text, [Slot(words, 0), Slot(node, 0), *slots], steps.count, steps.count, cost)
+    found = Kernel(text, [Address(words, 0), Address(node, 0), *slots], steps.count, steps.count, cost)
     found.tables = tables
     return found
 
 
 class _Tables:
-    """The tables that the kernel of a loop reads, and which ``words`` encodes.
+    """The tables that the kernel of a loop reads: addresses that advance or are swapped, and copies."""
 
-    They list the addresses that advance by a stride, the addresses that are swapped, and the copies that
-    initialise the carried values before the loop and store them after it.
-    """
-
-    def __init__(self, body: Plan, node: Node, steps: Steps, kept: list[int], where: dict[int, int]) -> None:
+    def __init__(
+        self, body: Schedule, node: Primitive, steps: Steps, kept: list[int], where: dict[int, int]
+    ) -> None:
         self.body = body
         self.steps = steps
         self.where = where
@@ -107,10 +102,10 @@ class _Tables:
         if steps.settles:
             self._add_rows(node)
 
-    def _make_buffers(self, node: Node) -> None:
+    def _make_buffers(self, node: Primitive) -> None:
         """Allocate two buffers for each carried value: an iteration reads one and writes the other."""
         steps = self.steps
-        sizes = [a.size * a.dtype.itemsize for a in node.args[: steps.carries]]
+        sizes = [a.nbytes for a in node.args[: steps.carries]]
         lines = [-(-s // _LINE) * _LINE for s in sizes]
         self.memory = np.zeros(2 * sum(lines) + _LINE, np.uint8)
         at = self.memory.ctypes.data + -self.memory.ctypes.data % _LINE
@@ -124,36 +119,26 @@ class _Tables:
             if steps.settles:
                 self.pairs.append((size, *pair))
 
-    def _operand(self, address: int, k: int, node: Node, offset: int) -> None:
-        """Record how the address of the loop's operand ``k`` changes from one iteration to the next.
-
-        ``address`` is the address of the table entry that the body's kernels read, and ``offset`` is added to
-        the operand's address.
-        """
-        steps = self.steps
+    def _operand(self, address: int, k: int, node: Primitive, offset: int) -> None:
+        """Record how the entry at ``address``, operand ``k`` plus ``offset``, changes between iterations."""
+        steps, a = self.steps, node.args[k]
         if k < steps.carries:
             even, odd = self.buffers[k]
             self.swaps.append((address, even + offset, odd + offset))
-            return
-        stride = 0
-        if k < steps.carries + steps.rows:
-            a = node.args[k]
-            stride = a.strides[0] * a.dtype.itemsize
-        self._move(address, k + 2, offset, stride)
+        else:
+            stride = a.strides[0] * a.dtype.itemsize if k < steps.carries + steps.rows else 0
+            self.moves.append((address, k + 2, *self._way(offset, stride)))
 
     def _result(self, address: int, k: int, offset: int) -> None:
-        """Record how the address of the loop's result ``k`` changes from one iteration to the next.
-
-        The arguments are as for ``_operand``.
-        """
+        """Record how the entry at ``address``, result ``k`` plus ``offset``, changes between iterations."""
         if k < self.steps.carries:
             even, odd = self.buffers[k]
             self.swaps.append((address, odd + offset, even + offset))
-            return
-        v = self.steps.outputs[k]
-        self._move(address, self.where[k], offset, v.size * v.dtype.itemsize)
+        else:
+            way = self._way(offset, self.steps.outputs[k].nbytes)
+            self.moves.append((address, self.where[k], *way))
 
-    def _add_rows(self, node: Node) -> None:
+    def _add_rows(self, node: Primitive) -> None:
         """Record the rows that an iteration reads and stores, to compare them with the rows before."""
         steps = self.steps
         for k in range(steps.carries, steps.carries + steps.rows):
@@ -162,57 +147,39 @@ class _Tables:
                 size = a.size // steps.count * a.dtype.itemsize
                 self.read.append((size, k + 2, *self._way(0, a.strides[0] * a.dtype.itemsize)))
         for k, argument in self.where.items():
-            v = steps.outputs[k]
-            if k >= steps.carries and v.size:
-                size = v.size * v.dtype.itemsize
+            size = steps.outputs[k].nbytes
+            if k >= steps.carries and size:
                 self.stored.append((size, argument, *self._way(0, size)))
 
     def _way(self, offset: int, stride: int) -> tuple[int, int]:
-        """Return the offset of the row of the first iteration, and the stride to the next iteration's row.
-
-        Both are in bytes.  If the loop runs backwards, it starts at the last row.
-        """
-        if self.steps.backwards:
-            return offset + (self.steps.count - 1) * stride, -stride
-        return offset, stride
-
-    def _move(self, address: int, argument: int, offset: int, stride: int) -> None:
-        self.moves.append((address, argument, *self._way(offset, stride)))
+        """Return the offset of the first iteration's row and the stride to the next, maybe backwards."""
+        last = offset + (self.steps.count - 1) * stride
+        return (last, -stride) if self.steps.backwards else (offset, stride)
 
     def rewind(self) -> None:
         """Set the addresses of the rows back by one iteration, so that the body can run it again."""
         for entry, _, _, stride in self.moves:
             ctypes.c_int64.from_address(entry).value -= stride
 
-    def words(self) -> _Words:
+    def words(self, run: int, helpers: int) -> _Words:
         """Return the array of words that the kernel reads: the number of iterations, and all tables."""
-        body, long = self.body, self.body.estimate > _LONG
+        body = self.body
         checks = [(c.ctypes.data,) for c in body.checks]
-        lists: list[Any] = [
-            self.copies, self.moves, self.swaps, checks, self.pairs, self.read, self.stored
-        ]  # fmt: skip
+        lists: list[Any] = [self.copies, self.moves, self.swaps, checks, self.pairs, self.read, self.stored]
         listed = [np.array([*(x for row in rows for x in row), 0], np.int64) for rows in lists]
-        places = [(len(rows), array.ctypes.data) for rows, array in zip(lists, listed, strict=True)]
-        words = np.array(
-            [
-                pool.addresses()["run"], body.records.ctypes.data, len(body.kernels),
-                pool.start(body.threads) if long and body.threads > 1 else 0,
-                *(x for place in places for x in place),
-            ],
-            np.int64,
-        ).view(_Words)  # fmt: skip
+        found = [run, body.records.ctypes.data, len(body.kernels), helpers]
+        for rows, array in zip(lists, listed, strict=True):
+            found += [len(rows), array.ctypes.data]
+        words = np.array(found, np.int64).view(_Words)
         words.held = body, listed, self.memory
         return words
 
 
 @functools.cache
 def _text(machine: Machine) -> str:
-    """Return the LLVM text of the kernel.
-
-    Slot 0 has the address of the words (see ``_Tables.words``), slot 1 the address of the check flag.
-    """
+    """Return the text of the kernel: slot 0 has the words of ``_Tables.words``, slot 1 the check flag."""
     w = Writer(machine)
-    kernel = _Kernel(w)
+    kernel = _Driver(w)
     w.loop(0, kernel.copies[0], 1, kernel.begin)
     w.loop(0, kernel.moves[0], 1, kernel.start)
     wrong, _ = w.loop(w.low, w.high, 1, kernel.step, [w.const(0, "i1")] * 2)
@@ -221,11 +188,8 @@ def _text(machine: Machine) -> str:
     return w.kernel()
 
 
-class _Kernel:
-    """Emits the kernel of a loop; each method emits the code for one row of a table, or for one iteration.
-
-    A table is a pair: the number of its rows, and the address of the first row.
-    """
+class _Driver:
+    """Emits the kernel of a loop; a table is a pair of the number of its rows and their address."""
 
     def __init__(self, w: Writer) -> None:
         self.w, first = w, w.slot(0)
@@ -250,10 +214,7 @@ class _Kernel:
         copy_bytes(self.w, self.word(one, 2, "ptr"), given, self.word(one, 0))
 
     def end(self, i: Value, _: list[Value]) -> None:
-        """Emit, for row ``i`` of ``copies``, the copy of a final carried value to the program's memory.
-
-        Nothing is copied if the program does not use the value.
-        """
+        """Emit, for row ``i`` of ``copies``, the copy of a final carried value that the program uses."""
         one = self.row(self.copies, i, 5)
         to = self.word(one, 4)
         with self.w.when(self.w.compare("ne", to, 0)):
@@ -276,30 +237,20 @@ class _Kernel:
         return [self.w.bits("or", flags[0], self.w.load(self.word(self.checks[1], i, "ptr"), "i1"))]
 
     def unchanged(self, i: Value, same: list[Value]) -> list[Value]:
-        """Emit, for row ``i`` of ``pairs``, whether a carried value equals its value before the iteration.
-
-        ``same`` has the result for the earlier rows; both must be true.
-        """
+        """Emit whether a carried value, row ``i`` of ``pairs``, and those before are the same as before."""
         one = self.row(self.pairs, i, 3)
         equal = same_bytes(self.w, self.word(one, 1, "ptr"), self.word(one, 2, "ptr"), self.word(one, 0))
         return [self.w.bits("and", same[0], equal)]
 
     def both(self, at: Value, j: Value) -> tuple[Value, Value, Value]:
-        """Emit the size of a row in bytes, its address in iteration ``j``, and the previous row's address.
-
-        ``at`` is the address of the table row that describes it.
-        """
+        """Emit the bytes of a row, its address in iteration ``j``, and the previous row's address."""
         base = self.w.at(self.word(self.args, self.word(at, 1), "ptr"), "i8", self.word(at, 2))
         stride = self.word(at, 3)
         here = self.w.at(base, "i8", self.w.mul(j, stride))
         return self.word(at, 0), here, self.w.at(here, "i8", self.w.sub(0, stride))
 
     def again(self, j: Value, settled: Value) -> Value:
-        """Emit whether iteration ``j`` has the same results as iteration ``j`` - 1.
-
-        It has if it reads the same rows and ``settled`` is true: the iteration before changed no carried
-        value.
-        """
+        """Emit whether iteration ``j`` repeats the one before; ``settled``: that changed no carried value."""
 
         def compare(i: Value, same: list[Value]) -> list[Value]:
             size, here, before = self.both(self.row(self.read, i, 4), j)
@@ -311,10 +262,7 @@ class _Kernel:
         )[0]
 
     def step(self, j: Value, given: list[Value]) -> list[Value]:
-        """Emit iteration ``j``: run the body, or copy the previous results if they would be the same.
-
-        ``given`` are two flags: whether a check has failed, and "settled" as in ``again``.
-        """
+        """Emit iteration ``j``; ``given`` are the flags "a check has failed" and "settled"."""
         found = self.w.choose(
             self.again(j, given[1]), lambda: self._copy(j, given), lambda: self._compute(j, given)
         )

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.emit.elementwise import apply, combine, neutral
-from adjoint.compiler.emit.kernel import Kernel, Slot
+from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.nest import weight
 from adjoint.compiler.emit.repeat import copy_bytes, operand_slots, same_bytes
-from adjoint.compiler.emit.text import Writer
 from adjoint.compiler.emit.values import Value, element_of
-from adjoint.compiler.fuse import needed
-from adjoint.compiler.machine import Machine
-from adjoint.compiler.simplify import Node, View
-from adjoint.compiler.steps import Steps
+from adjoint.compiler.emit.writer import Writer
+from adjoint.compiler.lower.graph import Primitive, View
+from adjoint.compiler.lower.steps import Steps
+from adjoint.compiler.schedule.fuse import GIVEN, needed
+from adjoint.compiler.schedule.kernel import Address, Kernel
 
 __all__ = ["small_kernel"]
 
@@ -30,38 +30,28 @@ _MOST = 2500  # simple operations per iteration: longer bodies are not small
 _LARGEST = 64  # elements: bodies with a larger array are not small
 
 
-def small_kernel(machine: Machine, node: Node, outs: list[Node]) -> Kernel | None:
-    """Return the kernel of a loop whose results are ``outs``; None if it is not possible.
-
-    The body must be small and have only supported ops.
-    """
+def small_kernel(machine: Machine, node: Primitive, outs: list[Primitive]) -> Kernel | None:
+    """Return the kernel of a loop whose results are ``outs``; None if its body is not small."""
     steps: Steps = node.value
     kept = [*range(steps.carries), *(n.params for n in outs if n.params >= steps.carries)]
     roots = [v.node for v in (*(steps.outputs[k] for k in kept), *steps.graph.checks)]
     wanted = [n for n, yes in zip(steps.graph.nodes, needed(steps.graph, roots), strict=True) if yes]
-    cost = 0.0
-    for n in wanted:
-        found = _cost(n, steps)
-        if found is None:
-            return None
-        cost += found
+    cost = sum(_cost(n, steps) for n in wanted)
     return _Small(machine, node, outs, wanted).kernel(cost * steps.count) if cost <= _MOST else None
 
 
-def _cost(n: Node, steps: Steps) -> float | None:
-    """Return the number of simple operations of a node; None if small loops do not support the node."""
+def _cost(n: Primitive, steps: Steps) -> float:
+    """Return the number of simple operations of a node; infinite if small loops do not support the node."""
     if n.op in ("call", "part", "repeat", "out", "scatter", "conv", "conv_input", "conv_weight"):
-        return None
+        return math.inf
     if n.op == "gather":
-        table = n.args[1].node
-        fixed = table.op == "constant" or (
-            table.op == "source" and table.params >= steps.carries + steps.rows
-        )
-        return float(n.size) if fixed else None
-    if n.op in ("constant", "number", "source"):
+        table, first = n.args[1].node, steps.carries + steps.rows
+        fixed = table.op == "constant" or (table.op == "source" and table.params >= first)
+        return float(n.size) if fixed else math.inf
+    if n.op in GIVEN:
         return 0.0  # loads are counted where the elements are used
     if n.size > _LARGEST:
-        return None
+        return math.inf
     if n.op == "matmul":
         return float(n.size * n.args[0].shape[-1])
     if n.op == "reduce":
@@ -72,7 +62,9 @@ def _cost(n: Node, steps: Steps) -> float | None:
 class _Small:
     """Generates the kernel of one loop with a small body."""
 
-    def __init__(self, machine: Machine, node: Node, outs: list[Node], wanted: list[Node]) -> None:
+    def __init__(
+        self, machine: Machine, node: Primitive, outs: list[Primitive], wanted: list[Primitive]
+    ) -> None:
         self.w = Writer(machine)
         self.node = node
         self.steps: Steps = node.value
@@ -80,18 +72,11 @@ class _Small:
         self.slots, self.where = operand_slots(node, outs)
         self.values: dict[int, list[Value] | _Lazy] = {}
         self.elements: dict[tuple[int, int], Value] = {}  # operands that all iterations read
-        self.bases: dict[int, Value] = {}  # addresses of the rows of this iteration
-        self.moving = self._find_moving()
-
-    def _find_moving(self) -> set[int]:
-        """Return the ids of the nodes whose values may differ between iterations."""
-        steps = self.steps
-        found = set()
-        for n in self.wanted:
-            given = n.op == "source" and n.params < steps.carries + steps.rows
-            if given or any(a.node.id in found for a in n.args):
-                found.add(n.id)
-        return found
+        self.moving: set[int] = set()  # ids of the nodes whose values may differ between iterations
+        for n in wanted:
+            given = n.op == "source" and n.params < self.steps.carries + self.steps.rows
+            if given or any(a.node.id in self.moving for a in n.args):
+                self.moving.add(n.id)
 
     def kernel(self, cost: float) -> Kernel:
         """Generate the kernel; ``cost`` is the number of simple operations of all iterations."""
@@ -108,11 +93,9 @@ class _Small:
             made = w.loop(w.low, w.high, 1, self._settling, [*start, *flag, w.const(0, "i1")])[:-1]
         else:
             made = w.loop(w.low, w.high, 1, self._step, [*start, *flag])
-        at = 0
-        for k, v in enumerate(steps.outputs[: steps.carries]):
+        for k, values in enumerate(self._divided(made)):
             if k in self.where:
-                self._store(w.slot(self.where[k]), made[at : at + v.size])
-            at += v.size
+                self._store(w.slot(self.where[k]), values)
         slots = self.slots
         if flag:
             w.store(made[-1], w.slot(len(slots)))
@@ -120,10 +103,7 @@ class _Small:
         return Kernel(w.kernel(), slots, steps.count, steps.count, cost)
 
     def _settling(self, j: Value, given: list[Value]) -> list[Value]:
-        """Emit an iteration that copies the previous results if they would be the same; return its state.
-
-        The last value of ``given`` says whether the iteration before changed no carried value.
-        """
+        """Emit an iteration, or a copy of the previous results if it changed no carried value."""
         w, *carried = self.w, *given
         settled = carried.pop()
         count = sum(self.node.args[k].size for k in range(self.steps.carries))
@@ -140,7 +120,7 @@ class _Small:
                 v = self.steps.outputs[k]
                 if k >= self.steps.carries:
                     here, before = self._rows(slot, element_of(v.dtype), v.size, j)
-                    copy_bytes(w, here, before, v.size * v.dtype.itemsize)
+                    copy_bytes(w, here, before, v.nbytes)
             return given
 
         (again,) = w.choose(settled, lambda: [self._reads_the_same(j)], lambda: [settled])
@@ -158,10 +138,7 @@ class _Small:
         return found
 
     def _rows(self, slot: int, element: str, stride: int, j: Value) -> tuple[Value, Value]:
-        """Emit the addresses of the rows of iteration ``j`` and of the iteration before, in an array.
-
-        ``slot`` is the slot of the array, and ``stride`` is the distance between rows in elements.
-        """
+        """Emit the addresses of the rows of iteration ``j`` and of the one before, in the array of a slot."""
         w, way = self.w, -1 if self.steps.backwards else 1
         here = w.at(w.slot(slot), element, w.times(self._row(j), stride))
         return here, w.at(here, element, -way * stride)
@@ -173,12 +150,7 @@ class _Small:
         """Emit the iteration with index ``j``; return the new carried values."""
         w, steps = self.w, self.steps
         row = self._row(j)
-        at = 0
-        sizes = [self.node.args[k].size for k in range(steps.carries)]
-        carry = []
-        for size in sizes:
-            carry.append(carried[at : at + size])
-            at += size
+        carry = self._divided(carried)
         for n in self.wanted:
             if n.op == "source":
                 if n.params < steps.carries:
@@ -198,6 +170,11 @@ class _Small:
         for check in steps.graph.checks:
             flags = [w.bits("or", flags[0], self._all(check)[0])]
         return [*new, *flags]
+
+    def _divided(self, values: Sequence[Value]) -> list[list[Value]]:
+        """Return the elements of each carried value."""
+        rest = iter(values)
+        return [list(itertools.islice(rest, a.size)) for a in self.node.args[: self.steps.carries]]
 
     def _store(self, base: Value, values: Sequence[Value]) -> None:
         for i, x in enumerate(values):
@@ -223,32 +200,32 @@ class _Small:
         values = self.values[n.id]
         return [values[i] for i in places]
 
-    def _enter(self, n: Node) -> None:
+    def _enter(self, n: Primitive) -> None:
         """Emit code for all elements of the node ``n``; keep the values for the nodes that read them."""
         if n.op not in ("constant", "number", "source"):
             make = getattr(self, f"_{n.op}", None)
             self.values[n.id] = self._elementwise(n) if make is None else make(n)
 
-    def _elementwise(self, n: Node) -> list[Value]:
+    def _elementwise(self, n: Primitive) -> list[Value]:
         given = n.args[1 if n.op == "where" else 0].dtype if n.args else n.dtype
         columns = zip(*map(self._all, n.args), strict=True)
         return [apply(self.w, n.op, given, n.dtype, *column) for column in columns]
 
-    def _reduce(self, n: Node) -> list[Value]:
+    def _reduce(self, n: Primitive) -> list[Value]:
         values = self._all(n.args[0])
         length = n.args[0].shape[-1]
         if not length:
             return [self.w.const(neutral(n) or 0, element_of(n.dtype))] * n.size
         return [self._tree(n, values[i * length : (i + 1) * length]) for i in range(n.size)]
 
-    def _tree(self, n: Node, values: list[Value]) -> Value:
+    def _tree(self, n: Primitive, values: list[Value]) -> Value:
         """Emit the combination of ``values`` by the reduction ``n``: in pairs, then pairs of pairs."""
         while len(values) > 1:
             pairs = [combine(self.w, n, a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
             values = pairs + values[len(pairs) * 2 :]
         return values[0]
 
-    def _matmul(self, n: Node) -> list[Value]:
+    def _matmul(self, n: Primitive) -> list[Value]:
         a, b = n.args
         rows, columns = self._all(a), self._all(b)
         m, count, width = n.shape[-2], a.shape[-1], n.shape[-1]
@@ -263,7 +240,7 @@ class _Small:
                 found.append(total)
         return found
 
-    def _place(self, n: Node) -> list[Value]:
+    def _place(self, n: Primitive) -> list[Value]:
         fill, where = n.params
         found = [self.w.const(0 if fill is None else fill, element_of(n.dtype))] * n.size
         for a, (shape, strides, offset) in zip(n.args, where, strict=True):
@@ -271,17 +248,14 @@ class _Small:
                 found[i] = x
         return found
 
-    def _gather(self, n: Node) -> list[Value]:
+    def _gather(self, n: Primitive) -> list[Value]:
         element, table = element_of(n.dtype), n.args[1].node
-        if table.op == "constant":
-            base = self._constant(table)
-        else:
-            base = self.w.slot(table.params)
+        base = self._constant(table) if table.op == "constant" else self.w.slot(table.params)
         return [self.w.load(self.w.at(base, element, i), element) for i in self._all(n.args[0])]
 
-    def _constant(self, table: Node) -> Value:
+    def _constant(self, table: Primitive) -> Value:
         """Make a constant array an operand of the kernel, unless it is one; return its address."""
-        slot = Slot(table, 0)
+        slot = Address(table, 0)
         if slot not in self.slots:
             self.slots.append(slot)
         return self.w.slot(self.slots.index(slot))
@@ -290,7 +264,7 @@ class _Small:
 class _Lazy:
     """The elements of one row of an operand; each is loaded when it is first used."""
 
-    def __init__(self, w: Writer, base: Value, n: Node) -> None:
+    def __init__(self, w: Writer, base: Value, n: Primitive) -> None:
         self.w, self.base, self.element = w, base, element_of(n.dtype)
         self.known: dict[int, Value] = {}
 
@@ -302,8 +276,7 @@ class _Lazy:
 
 def _as_bits(w: Writer, x: Value) -> Value:
     """Emit the bits of a number as an integer, so that NaN equals itself and 0 differs from -0."""
-    sizes = {"float": "i32", "double": "i64", "half": "i16", "bfloat": "i16"}
-    return w.bitcast(x, sizes[x.element]) if x.element in sizes else x
+    return w.bitcast(x, "i32" if x.element == "float" else "i64") if x.floating else x
 
 
 def _offsets(shape: Sequence[int], strides: Sequence[int], offset: int) -> Iterable[int]:

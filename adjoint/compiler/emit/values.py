@@ -10,12 +10,9 @@ import numpy as np
 
 __all__ = ["FLOATING", "Index", "Value", "element_of", "literal", "parameter", "size_of", "stored_as"]
 
-_ELEMENTS = {
-    "float32": "float", "float64": "double", "bool": "i1",
-    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
-    "uint8": "i8", "uint16": "i16", "uint32": "i32", "uint64": "i64",
-}  # fmt: skip
-_BY_DTYPE = {np.dtype(name): element for name, element in _ELEMENTS.items()}
+_NAMED = {"float32": "float", "float64": "double", "bool": "i1"}
+_NAMED |= {f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_BY_DTYPE = {np.dtype(name): element for name, element in _NAMED.items()}
 _SIZES = {"float": 4, "double": 8, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "ptr": 8}
 _SUFFIX = {"float": "f32", "double": "f64"}
 FLOATING = ("float", "double")

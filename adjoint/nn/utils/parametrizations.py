@@ -244,10 +244,7 @@ def spectral_norm(
         )
     if axis is None:
         axis = 1 if isinstance(module, (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)) else 0
-    axis = (
-        canonical_axis("spectral_norm", whole_number("spectral_norm", "axis", axis), weight.ndim)
-        + weight.ndim
-    )
+    axis = canonical_axis("spectral_norm", whole_number("spectral_norm", "axis", axis), weight.ndim)
     small = number_between("spectral_norm: eps", eps, 0.0)
-    _parametrize(module, name, _SpectralNorm(weight, axis, n_power_iterations, small, rng))
+    _parametrize(module, name, _SpectralNorm(weight, axis + weight.ndim, n_power_iterations, small, rng))
     return module

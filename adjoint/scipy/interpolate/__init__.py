@@ -4,7 +4,7 @@ Gradients flow to the data points, to their values, and to the points of evaluat
 ``__all__`` are SciPy's own functions, which raise ``LostHistoryError`` for a tensor that requires grad.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adjoint.scipy.fallback import scipy_only
 from adjoint.scipy.interpolate.grids import RegularGridInterpolator, interp1d, interpn
@@ -17,27 +17,12 @@ from adjoint.scipy.interpolate.polynomials import (
 )
 
 __all__ = [
-    "CubicHermiteSpline",
-    "CubicSpline",
-    "PPoly",
-    "PchipInterpolator",
-    "RegularGridInterpolator",
-    "interp1d",
-    "interpn",
-    "make_interp_spline",
-]
+    "CubicHermiteSpline", "CubicSpline", "PPoly", "PchipInterpolator", "RegularGridInterpolator", "interp1d",
+    "interpn", "make_interp_spline",
+]  # fmt: skip
+__dir__ = sorted(__all__).copy
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
-        return scipy_only("interpolate", name)
+def __getattr__(name: str) -> Any:
+    """Return SciPy's own function, which raises an error for a tensor that requires grad."""
+    return scipy_only("interpolate", name)

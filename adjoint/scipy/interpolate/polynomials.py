@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
@@ -188,25 +189,29 @@ def _hermite(x: Tensor, y: Tensor, s: Tensor) -> Tensor:
     return stack([t / dx, (slope - s[:-1]) / dx - t, s[:-1], y[:-1]])
 
 
-class CubicHermiteSpline(PPoly):
-    """Piecewise cubic polynomials with given values and slopes.
-
+_spline_doc = SharedDoc("""
     Parameters
     ----------
     x : array_like
         The points, in increasing order.
     y : array_like
         The values.
-    dydx : array_like
-        The slopes.
     axis : int, optional
         The axis of the values that corresponds to the points.
+    """)
+
+
+@_spline_doc
+class CubicHermiteSpline(PPoly):
+    """Piecewise cubic polynomials with given values and slopes.
+
+    Parameters
+    ----------
+    dydx : array_like
+        The slopes.
     extrapolate : bool or "periodic", optional
         Whether the first and the last polynomial are used outside of the interval.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.interpolate.CubicHermiteSpline([0.0, 1.0], [0.0, 1.0], [0.0, 0.0])(0.5).item()
     0.5
     """
@@ -219,17 +224,12 @@ class CubicHermiteSpline(PPoly):
         super().__init__(_hermite(places, values, slopes), places, extrapolate, where)
 
 
+@_spline_doc
 class CubicSpline(PPoly):
     """A cubic spline through given values: its first and second derivatives are continuous.
 
     Parameters
     ----------
-    x : array_like
-        The points, in increasing order.
-    y : array_like
-        The values.
-    axis : int, optional
-        The axis of the values that corresponds to the points.
     bc_type : str or pair, optional
         The condition at both ends: "not-a-knot", "natural" (second derivative 0), "clamped" (first
         derivative 0) or "periodic".  A pair has the conditions of the start and of the end; each is one of
@@ -237,8 +237,6 @@ class CubicSpline(PPoly):
     extrapolate : bool or "periodic", optional
         Whether to extrapolate, or "periodic".  The default is "periodic" if ``bc_type`` is, else True.
 
-    Examples
-    --------
     >>> import adjoint as ad, numpy as np
     >>> x = np.linspace(0, 3, 4)
     >>> spline = ad.scipy.interpolate.CubicSpline(x, x ** 3)
@@ -247,12 +245,7 @@ class CubicSpline(PPoly):
     """
 
     def __init__(
-        self,
-        x: ArrayLike,
-        y: ArrayLike,
-        axis: int = 0,
-        bc_type: Any = "not-a-knot",
-        extrapolate: Any = None,
+        self, x: ArrayLike, y: ArrayLike, axis: int = 0, bc_type: Any = "not-a-knot", extrapolate: Any = None
     ) -> None:
         places, values, where = _data("CubicSpline", x, y, axis)
         slopes = _slopes(places, values, bc_type)
@@ -350,23 +343,15 @@ def _periodic(dx: Tensor, y: Tensor, slope: Tensor) -> Tensor:
     return concat([found, found[:1]])
 
 
+@_spline_doc
 class PchipInterpolator(PPoly):
     """Piecewise cubic polynomials that are monotone where the values are.
 
     Parameters
     ----------
-    x : array_like
-        The points, in increasing order.
-    y : array_like
-        The values.
-    axis : int, optional
-        The axis of the values that corresponds to the points.
     extrapolate : bool, optional
         Whether the first and the last polynomial are used outside of the interval.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> p = ad.scipy.interpolate.PchipInterpolator([0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 1.0, 1.0])
     >>> p(1.5).item(), p(0.5).item()
     (0.5, 0.0)
@@ -408,6 +393,7 @@ def _edge(h0: Tensor, h1: Tensor, m0: Tensor, m1: Tensor) -> Tensor:
     return rec.where(other, 0.0, rec.where(steep, 3 * m0, d))
 
 
+@_spline_doc
 def make_interp_spline(
     x: ArrayLike, y: ArrayLike, k: int = 3, t: Any = None, bc_type: Any = None, axis: int = 0
 ) -> PPoly:
@@ -415,18 +401,12 @@ def make_interp_spline(
 
     Parameters
     ----------
-    x : array_like
-        The points, in increasing order.
-    y : array_like
-        The values.
     k : {1, 3}, optional
         The degree.
     t : None
         Must be None: knots that the user chooses have no derivatives in adjoint.
     bc_type : str or pair, optional
         The boundary conditions of a cubic spline, as in ``CubicSpline``.
-    axis : int, optional
-        The axis of the values that corresponds to the points.
 
     Returns
     -------
@@ -438,9 +418,6 @@ def make_interp_spline(
     InputError
         If knots or another degree are given.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.interpolate.make_interp_spline([0.0, 1.0], [0.0, 2.0], k=1)(0.25).item()
     0.5
     """

@@ -4,7 +4,7 @@ The constructors return a ``SparseArray``, which has a single format.  Other nam
 those that create matrices return constant SciPy matrices, which the constructors accept.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adjoint.scipy.fallback import scipy_only
 from adjoint.scipy.sparse import linalg
@@ -24,32 +24,12 @@ from adjoint.scipy.sparse.arrays import (
 )
 
 __all__ = [
-    "SparseArray",
-    "coo_array",
-    "coo_matrix",
-    "csc_array",
-    "csc_matrix",
-    "csr_array",
-    "csr_matrix",
-    "diags",
-    "diags_array",
-    "eye",
-    "eye_array",
-    "identity",
-    "linalg",
-]
+    "SparseArray", "coo_array", "coo_matrix", "csc_array", "csc_matrix", "csr_array", "csr_matrix", "diags",
+    "diags_array", "eye", "eye_array", "identity", "linalg",
+]  # fmt: skip
+__dir__ = sorted(__all__).copy
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
-        return scipy_only("sparse", name)
+def __getattr__(name: str) -> Any:
+    """Return SciPy's own function, which raises an error for a tensor that requires grad."""
+    return scipy_only("sparse", name)

@@ -9,6 +9,7 @@ import numpy as np
 
 from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import asarray
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.core.values import varies
@@ -325,16 +326,7 @@ def _made(name: str, arg1: Any, shape: Any) -> SparseArray:
     return SparseArray(data, i, j, shape)
 
 
-def diags_array(
-    diagonals: Any,
-    *,
-    offsets: Any = 0,
-    shape: Sequence[int] | None = None,
-    format: str | None = None,
-    dtype: Any = None,
-) -> SparseArray:
-    """Return a sparse matrix from its diagonals; gradients flow to them.
-
+_matrix_doc = SharedDoc("""
     Parameters
     ----------
     diagonals : sequence of array_like
@@ -347,20 +339,36 @@ def diags_array(
         Ignored, because a ``SparseArray`` has only one format.
     dtype : dtype, optional
         The dtype of the elements.
+    m : int
+        The number of rows.
+    n : int, optional
+        The number of columns; by default as many as rows.
+    k : int, optional
+        The diagonal: 0 for the main one, positive numbers above, negative ones below.
 
     Returns
     -------
     SparseArray
         The matrix.
+    """)
+
+
+@_matrix_doc
+def diags_array(
+    diagonals: Any,
+    *,
+    offsets: Any = 0,
+    shape: Sequence[int] | None = None,
+    format: str | None = None,
+    dtype: Any = None,
+) -> SparseArray:
+    """Return a sparse matrix from its diagonals; gradients flow to them.
 
     Raises
     ------
     ShapeError
         If the length of a diagonal does not match the shape of the matrix.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.sparse.diags_array([[-1.0], [2.0], [-1.0]], offsets=[-1, 0, 1], shape=(3, 3)).toarray()
     tensor([[ 2., -1.,  0.],
             [-1.,  2., -1.],
@@ -393,6 +401,7 @@ def diags_array(
     return found if dtype is None else found.astype(dtype)
 
 
+@_matrix_doc
 def diags(
     diagonals: Any,
     offsets: Any = 0,
@@ -402,27 +411,6 @@ def diags(
 ) -> SparseArray:
     """Return a sparse matrix from its diagonals, as ``diags_array``.
 
-    Parameters
-    ----------
-    diagonals : sequence of array_like
-        The diagonals; one with a single element is repeated.
-    offsets : int or sequence of int, optional
-        The offsets of the diagonals: positive above the main diagonal, negative below.
-    shape : pair of int, optional
-        The shape of the matrix; by default it is square.
-    format : str, optional
-        Ignored, because a ``SparseArray`` has only one format.
-    dtype : dtype, optional
-        The dtype of the elements.
-
-    Returns
-    -------
-    SparseArray
-        The matrix.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.sparse.diags([[1.0, 2.0]], [0]).toarray()
     tensor([[1., 0.],
             [0., 2.]], dtype=float64)
@@ -430,70 +418,31 @@ def diags(
     return diags_array(diagonals, offsets=offsets, shape=shape, dtype=dtype)
 
 
+@_matrix_doc
 def eye_array(
     m: int, n: int | None = None, *, k: int = 0, dtype: Any = float, format: str | None = None
 ) -> SparseArray:
     """Return a sparse matrix with ones on a diagonal.
 
-    Parameters
-    ----------
-    m : int
-        The number of rows.
-    n : int, optional
-        The number of columns; by default as many as rows.
-    k : int, optional
-        The diagonal: 0 for the main one, positive numbers above, negative ones below.
-    dtype : dtype, optional
-        The dtype of the elements.
-    format : str, optional
-        Ignored, because a ``SparseArray`` has only one format.
-
-    Returns
-    -------
-    SparseArray
-        The matrix.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.sparse.eye_array(2) @ [3.0, 4.0]
     tensor([3., 4.], dtype=float64)
     """
     return as_sparse(scipy_module("sparse").eye_array(m, n, k=k, dtype=dtype))
 
 
+@_matrix_doc
 def eye(
     m: int, n: int | None = None, k: int = 0, dtype: Any = float, format: str | None = None
 ) -> SparseArray:
     """Return a sparse matrix with ones on a diagonal, as ``eye_array``.
 
-    Parameters
-    ----------
-    m : int
-        The number of rows.
-    n : int, optional
-        The number of columns; by default as many as rows.
-    k : int, optional
-        The diagonal: 0 for the main one, positive numbers above, negative ones below.
-    dtype : dtype, optional
-        The dtype of the elements.
-    format : str, optional
-        Ignored, because a ``SparseArray`` has only one format.
-
-    Returns
-    -------
-    SparseArray
-        The matrix.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.sparse.eye(2) @ [3.0, 4.0]
     tensor([3., 4.], dtype=float64)
     """
     return eye_array(m, n, k=k, dtype=dtype)
 
 
+@_matrix_doc
 def identity(n: int, dtype: Any = float, format: str | None = None) -> SparseArray:
     """Return the sparse identity matrix.
 
@@ -501,19 +450,7 @@ def identity(n: int, dtype: Any = float, format: str | None = None) -> SparseArr
     ----------
     n : int
         The number of rows and columns.
-    dtype : dtype, optional
-        The dtype of the elements.
-    format : str, optional
-        Ignored, because a ``SparseArray`` has only one format.
 
-    Returns
-    -------
-    SparseArray
-        The matrix.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.sparse.identity(2) @ [3.0, 4.0]
     tensor([3., 4.], dtype=float64)
     """

@@ -6,11 +6,12 @@ is a constant; or a dense tensor.  Other names are SciPy's own functions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from adjoint.core.convert import asarray
+from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, ShapeError
@@ -22,10 +23,7 @@ from adjoint.scipy.values import plain_values
 from adjoint.typing import ArrayLike
 
 __all__ = ["cg", "gmres", "spsolve"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy
 
 
 def _split(op: str, a: Any) -> tuple[Any, Any]:
@@ -100,6 +98,33 @@ def spsolve(A: Any, b: ArrayLike, permc_spec: Any = None, use_umfpack: bool = Tr
     return _solve("spsolve", "direct", A, b, {})
 
 
+_solver_doc = SharedDoc("""
+    Parameters
+    ----------
+    b : array_like
+        The right-hand side.
+    x0 : array_like, optional
+        The start of the iteration.
+    rtol : float, optional
+        The relative tolerance of the residual, also for the gradients.
+    atol : float, optional
+        The absolute tolerance.
+    M : sparse matrix or LinearOperator of SciPy, optional
+        A preconditioner, an approximation of the inverse.
+
+    Returns
+    -------
+    tuple
+        The solution, and 0.
+
+    Raises
+    ------
+    ConvergenceError
+        If the iteration does not converge.
+    """)
+
+
+@_solver_doc
 def cg(
     A: Any,
     b: ArrayLike,
@@ -117,34 +142,11 @@ def cg(
     ----------
     A : SparseArray, sparse matrix or LinearOperator of SciPy, or array_like
         The matrix.
-    b : array_like
-        The right-hand side.
-    x0 : array_like, optional
-        The start of the iteration.
-    rtol : float, optional
-        The relative tolerance of the residual, also for the gradients.
-    atol : float, optional
-        The absolute tolerance.
     maxiter : int, optional
         The largest number of iterations.
-    M : sparse matrix or LinearOperator of SciPy, optional
-        A preconditioner, an approximation of the inverse.
     callback : callable, optional
         Called after each iteration with the current solution, an array.
 
-    Returns
-    -------
-    tuple
-        The solution, and 0.
-
-    Raises
-    ------
-    ConvergenceError
-        If the iteration does not converge.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.sparse.linalg.cg([[2.0, 0.0], [0.0, 4.0]], [2.0, 2.0])[0].numpy().round(6)
     array([1. , 0.5])
     """
@@ -152,6 +154,7 @@ def cg(
     return _solve("cg", "cg", A, b, options), 0
 
 
+@_solver_doc
 def gmres(
     A: Any,
     b: ArrayLike,
@@ -171,38 +174,15 @@ def gmres(
     ----------
     A : SparseArray, sparse matrix or LinearOperator of SciPy, or array_like
         The matrix; an operator needs ``rmatvec`` for gradients.
-    b : array_like
-        The right-hand side.
-    x0 : array_like, optional
-        The start of the iteration.
-    rtol : float, optional
-        The relative tolerance of the residual, also for the gradients.
-    atol : float, optional
-        The absolute tolerance.
     restart : int, optional
         The number of iterations after which the method is restarted.
     maxiter : int, optional
         The largest number of restarts.
-    M : sparse matrix or LinearOperator of SciPy, optional
-        A preconditioner, an approximation of the inverse.
     callback : callable, optional
         Called after each iteration, as in SciPy.
     callback_type : str, optional
         What is passed to the callback, as in SciPy.
 
-    Returns
-    -------
-    tuple
-        The solution, and 0.
-
-    Raises
-    ------
-    ConvergenceError
-        If the iteration does not converge.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.scipy.sparse.linalg.gmres([[2.0, 1.0], [0.0, 4.0]], [2.0, 2.0])[0].numpy().round(6)
     array([0.75, 0.5 ])
     """
@@ -218,12 +198,6 @@ def _plain(x0: Any) -> Any:
     return plain_values(asarray(x0)) if x0 is not None else None
 
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
-        return scipy_only("sparse.linalg", name)
+def __getattr__(name: str) -> Any:
+    """Return SciPy's own function, which raises an error for a tensor that requires grad."""
+    return scipy_only("sparse.linalg", name)

@@ -7,7 +7,7 @@ that requires grad.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +22,7 @@ from adjoint.scipy.fallback import scipy_only
 from adjoint.typing import ArrayLike
 
 __all__ = ["cdist", "pdist", "squareform"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = sorted(__all__).copy
 
 
 def _euclidean(x: Tensor, y: Tensor, w: Any = None) -> Tensor:
@@ -229,12 +226,6 @@ def squareform(X: ArrayLike, force: str = "no", checks: bool = True) -> Tensor:
     )
 
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
-        return scipy_only("spatial.distance", name)
+def __getattr__(name: str) -> Any:
+    """Return SciPy's own function, which raises an error for a tensor that requires grad."""
+    return scipy_only("spatial.distance", name)

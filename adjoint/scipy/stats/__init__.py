@@ -10,7 +10,7 @@ argument and to all parameters.  Other methods, and other names of ``scipy.stats
 0.5
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adjoint.scipy.fallback import scipy_only as _scipy_only
 from adjoint.scipy.stats import continuous as _continuous
@@ -21,18 +21,9 @@ from adjoint.scipy.stats.discrete import *
 from adjoint.scipy.stats.multivariate import *
 
 __all__ = [*_continuous.__all__, *_discrete.__all__, *_multivariate.__all__]
+__dir__ = sorted(__all__).copy
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return SciPy's own function, which raises an error for a tensor that requires grad."""
-        return _scipy_only("stats", name)
+def __getattr__(name: str) -> Any:
+    """Return SciPy's own function, which raises an error for a tensor that requires grad."""
+    return _scipy_only("stats", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,10 +65,13 @@ class Distribution:
         The names of the shape parameters.
     last : sequence of str
         The names of the other parameters, which have defaults: "loc", and "scale" of continuous ones.
+    **rules : callable
+        Functions of the standard form that replace methods: ``cdf=`` replaces ``_cdf``.
     """
 
-    def __init__(self, name: str, shapes: Sequence[str], last: Sequence[str]) -> None:
+    def __init__(self, name: str, shapes: Sequence[str], last: Sequence[str], **rules: Any) -> None:
         self.name, self.shapes, self.last = name, tuple(shapes), tuple(last)
+        vars(self).update({f"_{method}": rule for method, rule in rules.items()})
         self.__name__, self.__module__ = name, "scipy.stats"
         self.__doc__ = f"The distribution ``scipy.stats.{name}`` on tensors."
 
@@ -123,8 +127,16 @@ class Distribution:
             raise AttributeError(name)
         return scipy_method(self.name, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _distribution, (self.name,)
+
     def __repr__(self) -> str:
         return f"<distribution {self.name!r}>"
+
+
+def _distribution(name: str) -> Any:
+    """Return the distribution ``name``, for pickle and copy."""
+    return getattr(importlib.import_module("adjoint.scipy.stats"), name)
 
 
 class Frozen:
@@ -156,7 +168,7 @@ _WITHOUT_ARGUMENT = frozenset("rvs mean var std median entropy stats support".sp
 
 
 class Continuous(Distribution):
-    """A continuous distribution with location and scale; subclasses define the standard form.
+    """A continuous distribution with location and scale; rules define the standard form.
 
     Parameters
     ----------
@@ -170,15 +182,23 @@ class Continuous(Distribution):
         The upper end of the support.
     inside : float
         A point of the support.
+    **rules : callable
+        The rules, as in ``Distribution``.
     """
 
     def __init__(
-        self, name: str, shapes: Sequence[str] = (), low: float = -INF, high: float = INF, inside: float = 0.0
+        self,
+        name: str,
+        shapes: Sequence[str] = (),
+        low: float = -INF,
+        high: float = INF,
+        inside: float = 0.0,
+        **rules: Any,
     ) -> None:
-        super().__init__(name, shapes, ("loc", "scale"))
+        super().__init__(name, shapes, ("loc", "scale"), **rules)
         self.low, self.high, self.inside = low, high, inside
 
-    # methods of the standard form (location 0 and scale 1), which subclasses define
+    # methods of the standard form (location 0 and scale 1), which rules replace
 
     def _valid(self, *shapes: Any) -> list[Any]:
         """Return the shape parameters, with NaN in place of values that are not positive."""

@@ -11,392 +11,229 @@ from adjoint.core.namespace import rec
 from adjoint.scipy.stats.base import INF, NAN, Continuous, log1mexp
 
 __all__ = [
-    "beta",
-    "cauchy",
-    "chi2",
-    "expon",
-    "f",
-    "gamma",
-    "gumbel_r",
-    "halfcauchy",
-    "halfnorm",
-    "invgamma",
-    "laplace",
-    "logistic",
-    "lognorm",
-    "norm",
-    "pareto",
-    "t",
-    "truncnorm",
-    "uniform",
-    "vonmises",
+    "beta", "cauchy", "chi2", "expon", "f", "gamma", "gumbel_r", "halfcauchy", "halfnorm", "invgamma",
+    "laplace", "logistic", "lognorm", "norm", "pareto", "t", "truncnorm", "uniform", "vonmises",
     "weibull_min",
-]
+]  # fmt: skip
 
 LOG_2, LOG_PI, LOG_2PI = math.log(2), math.log(math.pi), math.log(2 * math.pi)
 
 
-class _Norm(Continuous):
-    def _logpdf(self, y: Any) -> Any:
-        return -0.5 * y * y - 0.5 * LOG_2PI
-
-    def _cdf(self, y: Any) -> Any:
-        return rec.ndtr(y)
-
-    def _sf(self, y: Any) -> Any:
-        return rec.ndtr(-y)
-
-    def _logcdf(self, y: Any) -> Any:
-        return rec.log_ndtr(y)
-
-    def _logsf(self, y: Any) -> Any:
-        return rec.log_ndtr(-y)
-
-    def _ppf(self, q: Any) -> Any:
-        return rec.ndtri(q)
-
-    def _isf(self, q: Any) -> Any:
-        return -rec.ndtri(q)
-
-
-class _Expon(Continuous):
-    def _logpdf(self, y: Any) -> Any:
-        return -y
-
-    def _cdf(self, y: Any) -> Any:
-        return -rec.expm1(-y)
-
-    def _sf(self, y: Any) -> Any:
-        return rec.exp(-y)
-
-    def _logcdf(self, y: Any) -> Any:
-        return log1mexp(y)
-
-    def _logsf(self, y: Any) -> Any:
-        return -y
-
-    def _ppf(self, q: Any) -> Any:
-        return -rec.log1p(-q)
-
-    def _isf(self, q: Any) -> Any:
-        return -rec.log(q)
-
-
-class _Gamma(Continuous):
-    def _logpdf(self, y: Any, a: Any) -> Any:
-        return rec.xlogy(a - 1, y) - y - rec.gammaln(a)
-
-    def _cdf(self, y: Any, a: Any) -> Any:
-        return rec.gammainc(a, y)
-
-    def _sf(self, y: Any, a: Any) -> Any:
-        return rec.gammaincc(a, y)
-
-    def _ppf(self, q: Any, a: Any) -> Any:
-        return rec.gammaincinv(a, q)
-
-    def _isf(self, q: Any, a: Any) -> Any:
-        return rec.gammainccinv(a, q)
-
-
-class _Chi2(_Gamma):
-    def _logpdf(self, y: Any, df: Any) -> Any:
-        return super()._logpdf(0.5 * y, 0.5 * df) - LOG_2
-
-    def _cdf(self, y: Any, df: Any) -> Any:
-        return super()._cdf(0.5 * y, 0.5 * df)
-
-    def _sf(self, y: Any, df: Any) -> Any:
-        return super()._sf(0.5 * y, 0.5 * df)
-
-    def _ppf(self, q: Any, df: Any) -> Any:
-        return 2 * super()._ppf(q, 0.5 * df)
-
-    def _isf(self, q: Any, df: Any) -> Any:
-        return 2 * super()._isf(q, 0.5 * df)
-
-
-class _InvGamma(Continuous):
-    def _logpdf(self, y: Any, a: Any) -> Any:
-        return -(a + 1) * rec.log(y) - rec.gammaln(a) - 1 / y
-
-    def _cdf(self, y: Any, a: Any) -> Any:
-        return rec.gammaincc(a, 1 / y)
-
-    def _sf(self, y: Any, a: Any) -> Any:
-        return rec.gammainc(a, 1 / y)
-
-    def _ppf(self, q: Any, a: Any) -> Any:
-        return 1 / rec.gammainccinv(a, q)
-
-    def _isf(self, q: Any, a: Any) -> Any:
-        return 1 / rec.gammaincinv(a, q)
-
-
-class _Beta(Continuous):
-    def _logpdf(self, y: Any, a: Any, b: Any) -> Any:
-        return rec.xlogy(a - 1, y) + rec.xlog1py(b - 1, -y) - rec.betaln(a, b)
-
-    def _cdf(self, y: Any, a: Any, b: Any) -> Any:
-        return rec.betainc(a, b, y)
-
-    def _sf(self, y: Any, a: Any, b: Any) -> Any:
-        return rec.betaincc(a, b, y)
-
-    def _ppf(self, q: Any, a: Any, b: Any) -> Any:
-        return rec.betaincinv(a, b, q)
-
-    def _isf(self, q: Any, a: Any, b: Any) -> Any:
-        return rec.betainccinv(a, b, q)
-
-
-class _F(Continuous):
-    def _logpdf(self, y: Any, n: Any, m: Any) -> Any:
-        size = rec.xlogy(0.5 * n - 1, y) + 0.5 * n * rec.log(n / m) - rec.betaln(0.5 * n, 0.5 * m)
-        return size - 0.5 * (n + m) * rec.log1p(n * y / m)
-
-    def _cdf(self, y: Any, n: Any, m: Any) -> Any:
-        return rec.betainc(0.5 * n, 0.5 * m, n * y / (m + n * y))
-
-    def _sf(self, y: Any, n: Any, m: Any) -> Any:
-        return rec.betainc(0.5 * m, 0.5 * n, m / (m + n * y))
-
-    def _ppf(self, q: Any, n: Any, m: Any) -> Any:
-        # compute the smaller one of x and 1 - x, each by an inverse function of its own
-        x, rest = rec.betaincinv(0.5 * n, 0.5 * m, q), rec.betainccinv(0.5 * m, 0.5 * n, q)
-        return rec.where(x < 0.5, x / (1 - x), (1 - rest) / rest) * (m / n)
-
-
-class _Student(Continuous):
-    def _logpdf(self, y: Any, df: Any) -> Any:
-        return -rec.betaln(0.5 * df, 0.5) - 0.5 * rec.log(df) - 0.5 * (df + 1) * rec.log1p(y * y / df)
-
-    def _cdf(self, y: Any, df: Any) -> Any:
-        return rec.stdtr(df, y)
-
-    def _sf(self, y: Any, df: Any) -> Any:
-        return rec.stdtr(df, -y)
-
-    def _ppf(self, q: Any, df: Any) -> Any:
-        return rec.stdtrit(df, q)
-
-    def _isf(self, q: Any, df: Any) -> Any:
-        return -rec.stdtrit(df, q)
-
-
-class _Laplace(Continuous):
-    def _logpdf(self, y: Any) -> Any:
-        return -rec.abs(y) - LOG_2
-
-    def _cdf(self, y: Any) -> Any:
-        tail = 0.5 * rec.exp(-rec.abs(y))
-        return rec.where(y < 0, tail, 1 - tail)
-
-    def _sf(self, y: Any) -> Any:
-        return self._cdf(-y)
-
-    def _logcdf(self, y: Any) -> Any:
-        return rec.where(y < 0, y - LOG_2, rec.log1p(-0.5 * rec.exp(-rec.abs(y))))
-
-    def _logsf(self, y: Any) -> Any:
-        return self._logcdf(-y)
-
-    def _ppf(self, q: Any) -> Any:
-        left = q < 0.5
-        return rec.where(
-            left, rec.log(2 * rec.where(left, q, 0.5)), -rec.log(2 - 2 * rec.where(left, 0.5, q))
-        )
-
-    def _isf(self, q: Any) -> Any:
-        return -self._ppf(q)
-
-
-class _Logistic(Continuous):
-    def _logpdf(self, y: Any) -> Any:
-        return rec.log_expit(y) + rec.log_expit(-y)
-
-    def _cdf(self, y: Any) -> Any:
-        return rec.sigmoid(y)
-
-    def _sf(self, y: Any) -> Any:
-        return rec.sigmoid(-y)
-
-    def _logcdf(self, y: Any) -> Any:
-        return rec.log_expit(y)
-
-    def _logsf(self, y: Any) -> Any:
-        return rec.log_expit(-y)
-
-    def _ppf(self, q: Any) -> Any:
-        return rec.logit(q)
-
-    def _isf(self, q: Any) -> Any:
-        return -rec.logit(q)
-
-
-class _LogNorm(Continuous):
-    def _logpdf(self, y: Any, s: Any) -> Any:
-        u = rec.log(y) / s
-        return rec.where(y == 0, -INF, -0.5 * u * u - rec.log(s * y) - 0.5 * LOG_2PI)
-
-    def _cdf(self, y: Any, s: Any) -> Any:
-        return rec.ndtr(rec.log(y) / s)
-
-    def _sf(self, y: Any, s: Any) -> Any:
-        return rec.ndtr(-rec.log(y) / s)
-
-    def _logcdf(self, y: Any, s: Any) -> Any:
-        return rec.log_ndtr(rec.log(y) / s)
-
-    def _logsf(self, y: Any, s: Any) -> Any:
-        return rec.log_ndtr(-rec.log(y) / s)
-
-    def _ppf(self, q: Any, s: Any) -> Any:
-        return rec.exp(s * rec.ndtri(q))
-
-    def _isf(self, q: Any, s: Any) -> Any:
-        return rec.exp(-s * rec.ndtri(q))
-
-
-class _Uniform(Continuous):
-    def _logpdf(self, y: Any) -> Any:
-        return 0 * y
-
-    def _cdf(self, y: Any) -> Any:
-        return y
-
-    def _ppf(self, q: Any) -> Any:
-        return q
-
-
-class _Cauchy(Continuous):
-    def _logpdf(self, y: Any) -> Any:
-        return -LOG_PI - 2 * rec.log(rec.hypot(y, 1.0))
-
-    def _cdf(self, y: Any) -> Any:
-        return rec.atan2(1.0, -y) * (1 / math.pi)
-
-    def _sf(self, y: Any) -> Any:
-        return rec.atan2(1.0, y) * (1 / math.pi)
-
-    def _ppf(self, q: Any) -> Any:
-        # near 0 and 1, use the cotangent of the distance from there; in the middle, tan(π (q - 1/2))
-        left, right = q < 0.25, q > 0.75
-        tail = rec.where(left, q, rec.where(right, 1 - q, 0.25))
-        middle = rec.where(rec.logical_or(left, right), 0.5, q)
-        far = rec.where(left, -1.0, 1.0) / rec.tan(math.pi * tail)
-        return rec.where(rec.logical_or(left, right), far, rec.tan(math.pi * (middle - 0.5)))
-
-    def _isf(self, q: Any) -> Any:
-        return -self._ppf(q)
-
-
-class _HalfNorm(Continuous):
-    def _logpdf(self, y: Any) -> Any:
-        return 0.5 * (LOG_2 - LOG_PI) - 0.5 * y * y
-
-    def _cdf(self, y: Any) -> Any:
-        return rec.erf(y * math.sqrt(0.5))
-
-    def _sf(self, y: Any) -> Any:
-        return 2 * rec.ndtr(-y)
-
-    def _logsf(self, y: Any) -> Any:
-        return LOG_2 + rec.log_ndtr(-y)
-
-    def _ppf(self, q: Any) -> Any:
-        return rec.erfinv(q) * math.sqrt(2)
-
-    def _isf(self, q: Any) -> Any:
-        return -rec.ndtri(0.5 * q)
-
-
-class _HalfCauchy(Continuous):
-    def _logpdf(self, y: Any) -> Any:
-        return LOG_2 - LOG_PI - 2 * rec.log(rec.hypot(y, 1.0))
-
-    def _cdf(self, y: Any) -> Any:
-        return rec.atan(y) * (2 / math.pi)
-
-    def _sf(self, y: Any) -> Any:
-        return rec.atan2(1.0, y) * (2 / math.pi)
-
-    def _ppf(self, q: Any) -> Any:
-        return rec.tan(q * (math.pi / 2))
-
-    def _isf(self, q: Any) -> Any:
-        return 1 / rec.tan(q * (math.pi / 2))
-
-
-class _Pareto(Continuous):
-    def _logpdf(self, y: Any, b: Any) -> Any:
-        return rec.log(b) - (b + 1) * rec.log(y)
-
-    def _cdf(self, y: Any, b: Any) -> Any:
-        return -rec.expm1(-b * rec.log(y))
-
-    def _sf(self, y: Any, b: Any) -> Any:
-        return rec.exp(-b * rec.log(y))
-
-    def _logcdf(self, y: Any, b: Any) -> Any:
-        return log1mexp(b * rec.log(y))
-
-    def _logsf(self, y: Any, b: Any) -> Any:
-        return -b * rec.log(y)
-
-    def _ppf(self, q: Any, b: Any) -> Any:
-        return rec.exp(-rec.log1p(-q) / b)
-
-    def _isf(self, q: Any, b: Any) -> Any:
-        return rec.exp(-rec.log(q) / b)
-
-
-class _Weibull(Continuous):
-    def _logpdf(self, y: Any, c: Any) -> Any:
-        return rec.log(c) + rec.xlogy(c - 1, y) - rec.pow(y, c)
-
-    def _cdf(self, y: Any, c: Any) -> Any:
-        return -rec.expm1(-rec.pow(y, c))
-
-    def _sf(self, y: Any, c: Any) -> Any:
-        return rec.exp(-rec.pow(y, c))
-
-    def _logcdf(self, y: Any, c: Any) -> Any:
-        return log1mexp(rec.pow(y, c))
-
-    def _logsf(self, y: Any, c: Any) -> Any:
-        return -rec.pow(y, c)
-
-    def _ppf(self, q: Any, c: Any) -> Any:
-        return rec.pow(-rec.log1p(-q), 1 / c)
-
-    def _isf(self, q: Any, c: Any) -> Any:
-        return rec.pow(-rec.log(q), 1 / c)
-
-
-class _Gumbel(Continuous):
-    def _logpdf(self, y: Any) -> Any:
-        return -y - rec.exp(-y)
-
-    def _cdf(self, y: Any) -> Any:
-        return rec.exp(-rec.exp(-y))
-
-    def _sf(self, y: Any) -> Any:
-        return -rec.expm1(-rec.exp(-y))
-
-    def _logcdf(self, y: Any) -> Any:
-        return -rec.exp(-y)
-
-    def _logsf(self, y: Any) -> Any:
-        # for y > 37, 1 - exp(-exp(-y)) equals exp(-y) to all digits
-        far = y > 37
-        return rec.where(far, -y, log1mexp(rec.exp(-rec.where(far, 0.0, y))))
-
-    def _ppf(self, q: Any) -> Any:
-        return -rec.log(-rec.log(q))
-
-    def _isf(self, q: Any) -> Any:
-        return -rec.log(-rec.log1p(-q))
+norm = Continuous(
+    "norm",
+    logpdf=lambda y: -0.5 * y * y - 0.5 * LOG_2PI,
+    cdf=lambda y: rec.ndtr(y),
+    sf=lambda y: rec.ndtr(-y),
+    logcdf=lambda y: rec.log_ndtr(y),
+    logsf=lambda y: rec.log_ndtr(-y),
+    ppf=lambda q: rec.ndtri(q),
+    isf=lambda q: -rec.ndtri(q),
+)  # fmt: skip
+expon = Continuous(
+    "expon", (), 0.0, inside=1.0,
+    logpdf=lambda y: -y,
+    cdf=lambda y: -rec.expm1(-y),
+    sf=lambda y: rec.exp(-y),
+    logcdf=lambda y: log1mexp(y),
+    logsf=lambda y: -y,
+    ppf=lambda q: -rec.log1p(-q),
+    isf=lambda q: -rec.log(q),
+)  # fmt: skip
+gamma = Continuous(
+    "gamma", ("a",), 0.0, inside=1.0,
+    logpdf=lambda y, a: rec.xlogy(a - 1, y) - y - rec.gammaln(a),
+    cdf=lambda y, a: rec.gammainc(a, y),
+    sf=lambda y, a: rec.gammaincc(a, y),
+    ppf=lambda q, a: rec.gammaincinv(a, q),
+    isf=lambda q, a: rec.gammainccinv(a, q),
+)  # fmt: skip
+chi2 = Continuous(
+    "chi2", ("df",), 0.0, inside=1.0,
+    logpdf=lambda y, df: gamma._logpdf(0.5 * y, 0.5 * df) - LOG_2,
+    cdf=lambda y, df: gamma._cdf(0.5 * y, 0.5 * df),
+    sf=lambda y, df: gamma._sf(0.5 * y, 0.5 * df),
+    ppf=lambda q, df: 2 * gamma._ppf(q, 0.5 * df),
+    isf=lambda q, df: 2 * gamma._isf(q, 0.5 * df),
+)  # fmt: skip
+invgamma = Continuous(
+    "invgamma", ("a",), 0.0, inside=1.0,
+    logpdf=lambda y, a: -(a + 1) * rec.log(y) - rec.gammaln(a) - 1 / y,
+    cdf=lambda y, a: rec.gammaincc(a, 1 / y),
+    sf=lambda y, a: rec.gammainc(a, 1 / y),
+    ppf=lambda q, a: 1 / rec.gammainccinv(a, q),
+    isf=lambda q, a: 1 / rec.gammaincinv(a, q),
+)  # fmt: skip
+beta = Continuous(
+    "beta", ("a", "b"), 0.0, 1.0, inside=0.5,
+    logpdf=lambda y, a, b: rec.xlogy(a - 1, y) + rec.xlog1py(b - 1, -y) - rec.betaln(a, b),
+    cdf=lambda y, a, b: rec.betainc(a, b, y),
+    sf=lambda y, a, b: rec.betaincc(a, b, y),
+    ppf=lambda q, a, b: rec.betaincinv(a, b, q),
+    isf=lambda q, a, b: rec.betainccinv(a, b, q),
+)  # fmt: skip
+
+
+def _f_logpdf(y: Any, n: Any, m: Any) -> Any:
+    size = rec.xlogy(0.5 * n - 1, y) + 0.5 * n * rec.log(n / m) - rec.betaln(0.5 * n, 0.5 * m)
+    return size - 0.5 * (n + m) * rec.log1p(n * y / m)
+
+
+def _f_ppf(q: Any, n: Any, m: Any) -> Any:
+    # compute the smaller one of x and 1 - x, each by an inverse function of its own
+    x, rest = rec.betaincinv(0.5 * n, 0.5 * m, q), rec.betainccinv(0.5 * m, 0.5 * n, q)
+    return rec.where(x < 0.5, x / (1 - x), (1 - rest) / rest) * (m / n)
+
+
+f = Continuous(
+    "f", ("dfn", "dfd"), 0.0, inside=1.0,
+    logpdf=_f_logpdf,
+    cdf=lambda y, n, m: rec.betainc(0.5 * n, 0.5 * m, n * y / (m + n * y)),
+    sf=lambda y, n, m: rec.betainc(0.5 * m, 0.5 * n, m / (m + n * y)),
+    ppf=_f_ppf,
+)  # fmt: skip
+
+
+def _t_logpdf(y: Any, df: Any) -> Any:
+    return -rec.betaln(0.5 * df, 0.5) - 0.5 * rec.log(df) - 0.5 * (df + 1) * rec.log1p(y * y / df)
+
+
+t = Continuous(
+    "t", ("df",),
+    logpdf=_t_logpdf,
+    cdf=lambda y, df: rec.stdtr(df, y),
+    sf=lambda y, df: rec.stdtr(df, -y),
+    ppf=lambda q, df: rec.stdtrit(df, q),
+    isf=lambda q, df: -rec.stdtrit(df, q),
+)  # fmt: skip
+
+
+def _laplace_cdf(y: Any) -> Any:
+    tail = 0.5 * rec.exp(-rec.abs(y))
+    return rec.where(y < 0, tail, 1 - tail)
+
+
+def _laplace_ppf(q: Any) -> Any:
+    left = q < 0.5
+    return rec.where(left, rec.log(2 * rec.where(left, q, 0.5)), -rec.log(2 - 2 * rec.where(left, 0.5, q)))
+
+
+laplace: Continuous = Continuous(
+    "laplace",
+    logpdf=lambda y: -rec.abs(y) - LOG_2,
+    cdf=_laplace_cdf,
+    sf=lambda y: laplace._cdf(-y),
+    logcdf=lambda y: rec.where(y < 0, y - LOG_2, rec.log1p(-0.5 * rec.exp(-rec.abs(y)))),
+    logsf=lambda y: laplace._logcdf(-y),
+    ppf=_laplace_ppf,
+    isf=lambda q: -laplace._ppf(q),
+)  # fmt: skip
+logistic = Continuous(
+    "logistic",
+    logpdf=lambda y: rec.log_expit(y) + rec.log_expit(-y),
+    cdf=lambda y: rec.sigmoid(y),
+    sf=lambda y: rec.sigmoid(-y),
+    logcdf=lambda y: rec.log_expit(y),
+    logsf=lambda y: rec.log_expit(-y),
+    ppf=lambda q: rec.logit(q),
+    isf=lambda q: -rec.logit(q),
+)  # fmt: skip
+
+
+def _lognorm_logpdf(y: Any, s: Any) -> Any:
+    u = rec.log(y) / s
+    return rec.where(y == 0, -INF, -0.5 * u * u - rec.log(s * y) - 0.5 * LOG_2PI)
+
+
+lognorm = Continuous(
+    "lognorm", ("s",), 0.0, inside=1.0,
+    logpdf=_lognorm_logpdf,
+    cdf=lambda y, s: rec.ndtr(rec.log(y) / s),
+    sf=lambda y, s: rec.ndtr(-rec.log(y) / s),
+    logcdf=lambda y, s: rec.log_ndtr(rec.log(y) / s),
+    logsf=lambda y, s: rec.log_ndtr(-rec.log(y) / s),
+    ppf=lambda q, s: rec.exp(s * rec.ndtri(q)),
+    isf=lambda q, s: rec.exp(-s * rec.ndtri(q)),
+)  # fmt: skip
+uniform = Continuous(
+    "uniform", (), 0.0, 1.0, inside=0.5,
+    logpdf=lambda y: 0 * y,
+    cdf=lambda y: y,
+    ppf=lambda q: q,
+)  # fmt: skip
+
+
+def _cauchy_ppf(q: Any) -> Any:
+    # near 0 and 1, use the cotangent of the distance from there; in the middle, tan(π (q - 1/2))
+    left, right = q < 0.25, q > 0.75
+    tail = rec.where(left, q, rec.where(right, 1 - q, 0.25))
+    middle = rec.where(rec.logical_or(left, right), 0.5, q)
+    far = rec.where(left, -1.0, 1.0) / rec.tan(math.pi * tail)
+    return rec.where(rec.logical_or(left, right), far, rec.tan(math.pi * (middle - 0.5)))
+
+
+cauchy: Continuous = Continuous(
+    "cauchy",
+    logpdf=lambda y: -LOG_PI - 2 * rec.log(rec.hypot(y, 1.0)),
+    cdf=lambda y: rec.atan2(1.0, -y) * (1 / math.pi),
+    sf=lambda y: rec.atan2(1.0, y) * (1 / math.pi),
+    ppf=_cauchy_ppf,
+    isf=lambda q: -cauchy._ppf(q),
+)  # fmt: skip
+halfnorm = Continuous(
+    "halfnorm", (), 0.0, inside=1.0,
+    logpdf=lambda y: 0.5 * (LOG_2 - LOG_PI) - 0.5 * y * y,
+    cdf=lambda y: rec.erf(y * math.sqrt(0.5)),
+    sf=lambda y: 2 * rec.ndtr(-y),
+    logsf=lambda y: LOG_2 + rec.log_ndtr(-y),
+    ppf=lambda q: rec.erfinv(q) * math.sqrt(2),
+    isf=lambda q: -rec.ndtri(0.5 * q),
+)  # fmt: skip
+halfcauchy = Continuous(
+    "halfcauchy", (), 0.0, inside=1.0,
+    logpdf=lambda y: LOG_2 - LOG_PI - 2 * rec.log(rec.hypot(y, 1.0)),
+    cdf=lambda y: rec.atan(y) * (2 / math.pi),
+    sf=lambda y: rec.atan2(1.0, y) * (2 / math.pi),
+    ppf=lambda q: rec.tan(q * (math.pi / 2)),
+    isf=lambda q: 1 / rec.tan(q * (math.pi / 2)),
+)  # fmt: skip
+pareto = Continuous(
+    "pareto", ("b",), 1.0, inside=2.0,
+    logpdf=lambda y, b: rec.log(b) - (b + 1) * rec.log(y),
+    cdf=lambda y, b: -rec.expm1(-b * rec.log(y)),
+    sf=lambda y, b: rec.exp(-b * rec.log(y)),
+    logcdf=lambda y, b: log1mexp(b * rec.log(y)),
+    logsf=lambda y, b: -b * rec.log(y),
+    ppf=lambda q, b: rec.exp(-rec.log1p(-q) / b),
+    isf=lambda q, b: rec.exp(-rec.log(q) / b),
+)  # fmt: skip
+weibull_min = Continuous(
+    "weibull_min", ("c",), 0.0, inside=1.0,
+    logpdf=lambda y, c: rec.log(c) + rec.xlogy(c - 1, y) - rec.pow(y, c),
+    cdf=lambda y, c: -rec.expm1(-rec.pow(y, c)),
+    sf=lambda y, c: rec.exp(-rec.pow(y, c)),
+    logcdf=lambda y, c: log1mexp(rec.pow(y, c)),
+    logsf=lambda y, c: -rec.pow(y, c),
+    ppf=lambda q, c: rec.pow(-rec.log1p(-q), 1 / c),
+    isf=lambda q, c: rec.pow(-rec.log(q), 1 / c),
+)  # fmt: skip
+
+
+def _gumbel_r_logsf(y: Any) -> Any:
+    # for y > 37, 1 - exp(-exp(-y)) equals exp(-y) to all digits
+    far = y > 37
+    return rec.where(far, -y, log1mexp(rec.exp(-rec.where(far, 0.0, y))))
+
+
+gumbel_r = Continuous(
+    "gumbel_r",
+    logpdf=lambda y: -y - rec.exp(-y),
+    cdf=lambda y: rec.exp(-rec.exp(-y)),
+    sf=lambda y: -rec.expm1(-rec.exp(-y)),
+    logcdf=lambda y: -rec.exp(-y),
+    logsf=_gumbel_r_logsf,
+    ppf=lambda q: -rec.log(-rec.log(q)),
+    isf=lambda q: -rec.log(-rec.log1p(-q)),
+)  # fmt: skip
 
 
 class _TruncNorm(Continuous):
@@ -493,23 +330,5 @@ class _VonMises(Continuous):
         return rec.where(below, -size, size)
 
 
-norm = _Norm("norm")
-expon = _Expon("expon", (), 0.0, inside=1.0)
-gamma = _Gamma("gamma", ("a",), 0.0, inside=1.0)
-chi2 = _Chi2("chi2", ("df",), 0.0, inside=1.0)
-invgamma = _InvGamma("invgamma", ("a",), 0.0, inside=1.0)
-beta = _Beta("beta", ("a", "b"), 0.0, 1.0, inside=0.5)
-f = _F("f", ("dfn", "dfd"), 0.0, inside=1.0)
-t = _Student("t", ("df",))
-laplace = _Laplace("laplace")
-logistic = _Logistic("logistic")
-lognorm = _LogNorm("lognorm", ("s",), 0.0, inside=1.0)
-uniform = _Uniform("uniform", (), 0.0, 1.0, inside=0.5)
-cauchy = _Cauchy("cauchy")
-halfnorm = _HalfNorm("halfnorm", (), 0.0, inside=1.0)
-halfcauchy = _HalfCauchy("halfcauchy", (), 0.0, inside=1.0)
-pareto = _Pareto("pareto", ("b",), 1.0, inside=2.0)
-weibull_min = _Weibull("weibull_min", ("c",), 0.0, inside=1.0)
-gumbel_r = _Gumbel("gumbel_r")
 truncnorm = _TruncNorm("truncnorm", ("a", "b"))
 vonmises = _VonMises("vonmises", ("kappa",))

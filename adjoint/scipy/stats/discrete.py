@@ -18,7 +18,7 @@ __all__ = ["bernoulli", "betabinom", "binom", "geom", "nbinom", "poisson"]
 
 
 class Discrete(Distribution):
-    """A distribution of integers; subclasses define the form with location 0.
+    """A distribution of integers; rules define the form with location 0.
 
     Parameters
     ----------
@@ -28,10 +28,12 @@ class Discrete(Distribution):
         The names of the parameters.
     low : float
         The smallest integer of the support.
+    **rules : callable
+        The rules, as in ``Distribution``.
     """
 
-    def __init__(self, name: str, shapes: Any, low: float = 0.0) -> None:
-        super().__init__(name, shapes, ("loc",))
+    def __init__(self, name: str, shapes: Any, low: float = 0.0, **rules: Any) -> None:
+        super().__init__(name, shapes, ("loc",), **rules)
         self.low = low
 
     def _valid(self, *shapes: Any) -> list[Any]:
@@ -108,80 +110,43 @@ def _log_choose(n: Any, k: Any) -> Any:
     return -rec.log(n + 1) - rec.betaln(n - k + 1, k + 1)
 
 
-class _Poisson(Discrete):
-    def _valid(self, mu: Any) -> list[Any]:
-        return [rec.where(mu >= 0, mu, NAN)]
-
-    def _logpmf(self, k: Any, mu: Any) -> Any:
-        return rec.xlogy(k, mu) - rec.gammaln(k + 1) - mu
-
-    def _cdf(self, k: Any, mu: Any) -> Any:
-        return rec.gammaincc(k + 1, mu)
-
-    def _sf(self, k: Any, mu: Any) -> Any:
-        return rec.gammainc(k + 1, mu)
-
-
-class _Binom(Discrete):
-    def _valid(self, n: Any, p: Any) -> list[Any]:
-        return [_count(n), _probability(p)]
-
-    def _high(self, n: Any, p: Any) -> Any:
-        return n
-
-    def _logpmf(self, k: Any, n: Any, p: Any) -> Any:
-        return _log_choose(n, k) + rec.xlogy(k, p) + rec.xlog1py(n - k, -p)
-
-    def _cdf(self, k: Any, n: Any, p: Any) -> Any:
-        return rec.betaincc(k + 1, rec.maximum(n - k, 1.0), p)
-
-    def _sf(self, k: Any, n: Any, p: Any) -> Any:
-        return rec.betainc(k + 1, rec.maximum(n - k, 1.0), p)
-
-
-class _Bernoulli(Discrete):
-    def _valid(self, p: Any) -> list[Any]:
-        return [_probability(p)]
-
-    def _high(self, p: Any) -> Any:
-        return 1.0
-
-    def _logpmf(self, k: Any, p: Any) -> Any:
-        return rec.xlogy(k, p) + rec.xlog1py(1 - k, -p)
-
-    def _cdf(self, k: Any, p: Any) -> Any:
-        return 1 - p + 0 * k
-
-    def _sf(self, k: Any, p: Any) -> Any:
-        return p + 0 * k
-
-
-class _NegativeBinom(Discrete):
-    def _valid(self, n: Any, p: Any) -> list[Any]:
-        return [rec.where(n > 0, n, NAN), rec.where(rec.logical_and(p > 0, p <= 1), p, NAN)]
-
-    def _logpmf(self, k: Any, n: Any, p: Any) -> Any:
-        return -rec.betaln(n, k + 1) - rec.log(n + k) + n * rec.log(p) + rec.xlog1py(k, -p)
-
-    def _cdf(self, k: Any, n: Any, p: Any) -> Any:
-        return rec.betainc(n, k + 1, p)
-
-    def _sf(self, k: Any, n: Any, p: Any) -> Any:
-        return rec.betaincc(n, k + 1, p)
-
-
-class _Geom(Discrete):
-    def _valid(self, p: Any) -> list[Any]:
-        return [rec.where(rec.logical_and(p > 0, p <= 1), p, NAN)]
-
-    def _logpmf(self, k: Any, p: Any) -> Any:
-        return rec.xlog1py(k - 1, -p) + rec.log(p)
-
-    def _cdf(self, k: Any, p: Any) -> Any:
-        return -rec.expm1(k * rec.log1p(-p))
-
-    def _sf(self, k: Any, p: Any) -> Any:
-        return rec.exp(k * rec.log1p(-p))
+poisson = Discrete(
+    "poisson", ("mu",),
+    valid=lambda mu: [rec.where(mu >= 0, mu, NAN)],
+    logpmf=lambda k, mu: rec.xlogy(k, mu) - rec.gammaln(k + 1) - mu,
+    cdf=lambda k, mu: rec.gammaincc(k + 1, mu),
+    sf=lambda k, mu: rec.gammainc(k + 1, mu),
+)  # fmt: skip
+binom = Discrete(
+    "binom", ("n", "p"),
+    valid=lambda n, p: [_count(n), _probability(p)],
+    high=lambda n, p: n,
+    logpmf=lambda k, n, p: _log_choose(n, k) + rec.xlogy(k, p) + rec.xlog1py(n - k, -p),
+    cdf=lambda k, n, p: rec.betaincc(k + 1, rec.maximum(n - k, 1.0), p),
+    sf=lambda k, n, p: rec.betainc(k + 1, rec.maximum(n - k, 1.0), p),
+)  # fmt: skip
+bernoulli = Discrete(
+    "bernoulli", ("p",),
+    valid=lambda p: [_probability(p)],
+    high=lambda p: 1.0,
+    logpmf=lambda k, p: rec.xlogy(k, p) + rec.xlog1py(1 - k, -p),
+    cdf=lambda k, p: 1 - p + 0 * k,
+    sf=lambda k, p: p + 0 * k,
+)  # fmt: skip
+nbinom = Discrete(
+    "nbinom", ("n", "p"),
+    valid=lambda n, p: [rec.where(n > 0, n, NAN), rec.where(rec.logical_and(p > 0, p <= 1), p, NAN)],
+    logpmf=lambda k, n, p: -rec.betaln(n, k + 1) - rec.log(n + k) + n * rec.log(p) + rec.xlog1py(k, -p),
+    cdf=lambda k, n, p: rec.betainc(n, k + 1, p),
+    sf=lambda k, n, p: rec.betaincc(n, k + 1, p),
+)  # fmt: skip
+geom = Discrete(
+    "geom", ("p",), low=1.0,
+    valid=lambda p: [rec.where(rec.logical_and(p > 0, p <= 1), p, NAN)],
+    logpmf=lambda k, p: rec.xlog1py(k - 1, -p) + rec.log(p),
+    cdf=lambda k, p: -rec.expm1(k * rec.log1p(-p)),
+    sf=lambda k, p: rec.exp(k * rec.log1p(-p)),
+)  # fmt: skip
 
 
 class _BetaBinom(Discrete):
@@ -238,9 +203,4 @@ def _largest(n: Any) -> int | None:
     return int(np.nan_to_num(values).max(initial=0))
 
 
-poisson = _Poisson("poisson", ("mu",))
-binom = _Binom("binom", ("n", "p"))
-bernoulli = _Bernoulli("bernoulli", ("p",))
-nbinom = _NegativeBinom("nbinom", ("n", "p"))
-geom = _Geom("geom", ("p",), low=1.0)
 betabinom = _BetaBinom("betabinom", ("n", "a", "b"))

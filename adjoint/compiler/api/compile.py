@@ -1,0 +1,470 @@
+"""``compile``: run a function of tensors, or a whole training step, as one program."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.compiler.api.check import run_both
+from adjoint.compiler.api.variant import Variant
+from adjoint.compiler.build import units
+from adjoint.compiler.capture.arguments import Call, Parameters, check_unchanged, containers_in
+from adjoint.compiler.emit.machine import binding
+from adjoint.compiler.host.direct import Owner
+from adjoint.config import compile_mode, held_across_fork, locked, special, tapes, transform
+from adjoint.context import observer, user_code
+from adjoint.core.convert import array_of
+from adjoint.core.lifted import enclosing, tracing
+from adjoint.core.record import anomaly, saved_hooks
+from adjoint.core.tensor import wrap
+from adjoint.core.user_code import warn
+from adjoint.errors import AdjointError, ArgumentError, InputError
+from adjoint.transforms.arrays import given_arrays, outermost, returned
+from adjoint.transforms.inputs import as_function, name_of
+from adjoint.words import count
+
+__all__ = ["Compiled", "compile"]
+
+
+BACKENDS = ("auto", "native", "replay")
+_PAUSED = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
+
+
+def compile(
+    f: Any = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False
+) -> Any:
+    """Return a compiled version of ``f``: the first call traces it into a program that later calls run.
+
+    Tensors, modules and optimisers that ``f`` uses need not be listed.  They are found by the trace, and read
+    and updated at each call.  The "replay" backend returns exactly the values of ``f``; native code may
+    differ from them by rounding.
+
+    Parameters
+    ----------
+    f : callable
+        A function of arrays, tensors, numbers and trees of them, such as a model, a loss or a whole training
+        step.
+    static : str, int, or tuple of them
+        Names or positions of arguments.  Python floats in these arguments become constants of the program, so
+        a new value traces ``f`` again.  Integers, strings, None and other objects are always constants.
+    backend : {"auto", "native", "replay"}
+        How programs run.  "replay" calls NumPy for each instruction.  "native" compiles programs to machine
+        code with llvmlite.  "auto" uses replay for the first call of a program and native code after that;
+        without llvmlite it always uses replay.
+    limit : int
+        The largest number of programs to keep.  A new one replaces the least recently used.
+    flush : bool
+        Whether native kernels replace subnormal numbers (below 1.2e-38 in float32) by 0.  Arithmetic on
+        subnormal numbers can be 100 times slower.  Calls of NumPy never replace them.
+
+    Returns
+    -------
+    Compiled
+        The compiled function.
+
+    Raises
+    ------
+    ArgumentError
+        If ``limit`` or ``backend`` is not valid, or if ``static`` lists something that is not a parameter.
+    InputError
+        If ``f`` is a generator function or an async function.
+    MissingExtraError
+        If ``backend`` is "native" and llvmlite is not installed.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> w = ad.tensor([1.0, 2.0], requires_grad=True)
+    >>> @ad.compile
+    ... def step(x):
+    ...     w.grad = None
+    ...     loss = ((w * x) ** 2).sum()
+    ...     loss.backward()
+    ...     return loss
+    >>> step(ad.tensor([3.0, 4.0])).item(), w.grad.tolist()
+    (73.0, [18.0, 64.0])
+    """
+    if f is None:
+        return functools.partial(compile, static=static, backend=backend, limit=limit, flush=flush)
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise ArgumentError(f"compile: limit must be an integer of at least 1, but got {limit!r}.")
+    if backend not in BACKENDS:
+        raise ArgumentError(f"compile: backend must be one of {', '.join(BACKENDS)}, but got {backend!r}.")
+    if backend == "native":
+        binding()
+    for each in (as_function("compile", f), getattr(f, "forward", None), f.__call__):
+        if any(is_kind(each) for is_kind in _PAUSED):
+            raise InputError(
+                f"compile: {name_of(f)} is a generator function or an async function, which cannot be "
+                "compiled.\n  Compile the functions that it calls on tensors instead."
+            )
+    return Compiled(f, static, backend, limit, flush)
+
+
+class _Callable:
+    """Base class with ``__call__`` as a slot: calling an instance calls the function that is stored there.
+
+    This is faster than a ``__call__`` method that calls the stored function.
+    """
+
+    __slots__ = ("__call__",)
+
+    __call__: Callable[..., Any]
+
+
+class _Reference:
+    """A weak reference to a compiled function, which makes no cycle: it is deleted with its last reference.
+
+    If only its ``__call__`` was kept, the next call makes the function again.
+    """
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.find = weakref.ref(compiled)
+        self.make = functools.partial(Compiled, compiled._f, *compiled._options)
+        self.made: Compiled | None = None
+
+    def __call__(self) -> Compiled:
+        """Return the compiled function."""
+        found = self.find() or self.made
+        if found is None:
+            found = self.made = self.make()
+        return found
+
+
+class Compiled(_Callable):
+    """A compiled function, as returned by ``ad.compile``."""
+
+    def __init__(
+        self, f: Callable[..., Any], static: Any, backend: str, limit: int, flush: bool = False
+    ) -> None:
+        functools.update_wrapper(
+            self, f, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=()
+        )
+        self._f = f
+        self._options = static, backend, limit, flush
+        self._parameters = Parameters(f, static)
+        self._backend = backend
+        self._flush = bool(flush)
+        self._limit = limit
+        self._variants: list[Variant] = []  # the most recently used is first
+        self._reasons: list[str] = []
+        self._lock = held_across_fork(threading.RLock())
+        self._warned = False
+        self._unkept = 0  # the number of traces whose program can run one call only
+        me = _Reference(self)
+        self._owner = Owner(
+            lambda args, kwargs: me()._general(args, kwargs),
+            lambda error, args, kwargs: me()._explained(error, args, kwargs),
+            lambda _: me()._enter(None),
+            self._lock,
+        )
+        self._enter(None)
+
+    def _enter(self, direct: Callable[..., Any] | None) -> None:
+        """Set the function that the next calls run.
+
+        It is ``direct``, the direct function of a program; or, if ``direct`` is None, the general path, which
+        finds the program that matches the arguments.
+        """
+        general = self._owner.general
+        self._direct = direct
+        self.__call__ = direct or (lambda *args, **kwargs: general(args, kwargs))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Return this function bound to ``instance``, as for a method."""
+        return self if instance is None else _Method(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise the AttributeError of a missing attribute; for a compiled object, say where to look."""
+        text = f"'Compiled' object has no attribute {name!r}"
+        f = self.__dict__.get("_f")  # None in a copy that is not complete yet
+        if not name.startswith("__") and f is not None and not inspect.isroutine(f):
+            kind = type(f).__name__
+            text += f".  A compiled {kind} is only a function: use the {kind} itself, which shares its state."
+        raise AttributeError(text, name=name, obj=self)
+
+    # Copies have no programs.  A copied method belongs to the copied instance.
+
+    def __copy__(self) -> Compiled:
+        return Compiled(self._f, *self._options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        f = copy.deepcopy(self._f, memo)
+        made: Compiled | None = memo.get(id(self))  # set if copying ``_f`` has copied this function too
+        return Compiled(f, *self._options) if made is None else made
+
+    def __reduce__(self) -> Any:
+        """Return the global name of this object for pickling; if it has none, its function and options."""
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (Compiled, (self._f, *self._options))
+
+    def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program that matches the arguments, after tracing one if none does; return the result."""
+        try:
+            return self._call(args, kwargs)
+        except IndexError as error:
+            better = self._explained(error, args, kwargs)
+            if better is None:
+                raise
+            raise better from None
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        mode = compile_mode.get()
+        if mode is False or self._inline():
+            if mode is not False and special.count and (watcher := observer.get()) is not None:
+                return watcher.compiled(self, self._itself, args, kwargs)
+            return self._itself(*args, **kwargs)
+        found, plain = locked(self._lock, self._run, args, kwargs, mode)
+        return returned(found) if plain and transform.get() is None else found
+
+    def _explained(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+        """Return the error that eager code would raise for an index that is out of range.
+
+        None if no index is out of range, or if ``error`` already has the message of eager code.
+        """
+        if isinstance(error, AdjointError) or self._inline():
+            return None
+        with self._lock:
+            call = Call(args, kwargs, self._parameters)
+            last = self._variants[0] if self._variants else None
+            return last.explained(call) if last is not None and last.key == call.key else None
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> tuple[Any, bool]:
+        """Return the result of a call, and whether tensors in it must be converted to NumPy arrays.
+
+        If ``mode`` is "check", the original function runs too, and its results are compared with the
+        program's.
+        """
+        if not kwargs and mode is True:
+            for n, v in enumerate(self._variants):
+                if len(args) == v.direct and v.fits(*args) and v.holds(*args):
+                    self._enter(None if n else v.make_direct(self._owner))
+                    self._variants.insert(0, self._variants.pop(n))
+                    return v.run_direct(args), v.plain
+        call = Call(args, kwargs, self._parameters)
+        if mode == "check":
+            variant = self._variant(call)
+            both = run_both(variant, call, lambda: self._on_tensors(*args, **kwargs))
+            return both, variant.plain
+        variant = self._variant(call)
+        return variant.run(call), variant.plain
+
+    def _itself(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the original function, not a program; return arrays if the arguments were arrays."""
+        plain = outermost() and given_arrays(args, kwargs) and Call(args, kwargs, self._parameters).moving
+        found = self._on_tensors(*args, **kwargs)
+        return returned(found) if plain else found
+
+    def _on_tensors(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the original function, with arrays among the arguments converted to tensors, as in a trace."""
+        leaves, structure = tree.flatten((args, kwargs))
+        given = args, kwargs
+        made: dict[int, Any] = {}
+        if any(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves):
+            static = self._parameters.static_leaves(structure)
+            for k, leaf in enumerate(leaves):
+                if isinstance(leaf, (np.ndarray, np.generic)) and k not in static:
+                    leaves[k] = made[k] = wrap(array_of(leaf))
+            given = tree.unflatten(structure, leaves)
+        containers = list(containers_in(given)) if made else []
+        found = user_code(self, "_f")(*given[0], **given[1])
+        check_unchanged(self._parameters, structure, containers, made)
+        return found
+
+    def _inline(self) -> bool:
+        """Return whether a call must run the original function instead of a program.
+
+        True inside a trace or a transform, and while something observes ops, such as a saved-tensor hook.
+        """
+        if tracing.get() is not None or enclosing.get() is not None:
+            return True
+        if transform.get() not in _DIFFERENTIATED:
+            return True
+        if not special.count:
+            return False
+        watched = saved_hooks.get() is not None or observer.get() is not None
+        return bool(watched or tapes.get() or anomaly.get())
+
+    def _known(self, call: Call) -> Variant | None:
+        """Return the kept program that matches a call, and make it the first; None if no program matches."""
+        variants = self._variants
+        self._enter(None)
+        for n, v in enumerate(variants):
+            if v.key == call.key and v.holds(*call.moving):
+                if n:
+                    variants.insert(0, variants.pop(n))
+                return v
+        return None
+
+    def _traced(self, call: Call) -> Variant:
+        """Trace the function for a call, and return the new program."""
+        return Variant(self._f, call, self._backend, self._parameters, self._flush)
+
+    def _shown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        """Return the program for arguments; one that is traced for this purpose is not kept.
+
+        Plain variables that the trace changes are restored.
+        """
+        call = Call(args, kwargs, self._parameters)
+        found = self._known(call)
+        if found is None:
+            found = self._traced(call)
+            found.reads.set_back()
+        return found
+
+    def _variant(self, call: Call) -> Variant:
+        """Return the program for a call; if none matches, trace the function and return the new program."""
+        variants = self._variants
+        found = self._known(call)
+        if found is not None:
+            return found
+        reason = self._reason(call)
+        fresh = self._traced(call)
+        self._reasons.append(reason)
+        variants[:] = [fresh, *(v for v in variants if not v.changed)]
+        self._unkept += bool(fresh.changed)
+        times, kept = count(len(self._reasons), "time"), count(self._limit, "program")
+        if len(variants) > self._limit:
+            variants.pop()
+            self._warn_once(
+                f"was traced {times}, but at most {kept} can be kept.\n"
+                f"  Reason for the last trace: {reason}.  stats() lists all reasons.  Keep these "
+                "arguments and settings the same, or pass a larger limit=."
+            )
+        elif fresh.changed and self._unkept > self._limit:
+            self._warn_once(
+                f"was traced {times}, because it changes {fresh.changed[0]}, which it also reads.\n"
+                "  A program changes only tensors, so the function is traced at each call.  Change the "
+                "variable outside of the function, or make it a tensor."
+            )
+        return fresh
+
+    def _warn_once(self, text: str) -> None:
+        """Issue a warning about the number of traces, unless there was one before."""
+        if not self._warned:
+            self._warned = True
+            warn(f"ad.compile: {name_of(self._f)} {text}")
+
+    def _reason(self, call: Call) -> str:
+        """Return a sentence that says why no program matches a call."""
+        if not self._variants:
+            return "it was the first call"
+        for v in self._variants:
+            if v.key == call.key:
+                return v.reason(call)
+        return call.difference(self._variants[0].key, self._parameters)
+
+    # Inspection ------------------------------------------------------------------------------------
+
+    def program(self, *args: Any, **kwargs: Any) -> str:
+        """Return the program for these arguments as text.
+
+        If no program matches them, the function is traced, but this program is not kept or counted.
+
+        Returns
+        -------
+        str
+            One line for each value that is read, each instruction and each write.
+        """
+        with self._lock:
+            return self._shown(args, kwargs).text()
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Return the kernels of the program for these arguments, and the time of each kernel.
+
+        Without arguments, the last program that ran is described.  Times are measured on random numbers for
+        about 50 ms; tensors and optimisers are not changed.  If no program matches the arguments, the
+        function is traced, but this program is not kept or counted.
+
+        Returns
+        -------
+        str
+            One line for each kernel, with its shortest time, the bytes it reads and writes and its ops, and
+            one line for each call of NumPy, with its time and the reason why it is not native code.
+
+        Examples
+        --------
+        >>> import numpy as np, adjoint as ad
+        >>> f = ad.compile(lambda x: ad.tanh(x * x + x).sum(), backend="replay")
+        >>> f.explain(np.ones(8))
+        '4 instructions, each of them a call of NumPy'
+        """
+        with self._lock:
+            last = self._variants[0] if self._variants and not args and not kwargs else None
+            return (last or self._shown(args, kwargs)).explain()
+
+    def stats(self) -> dict[str, Any]:
+        """Return how often and why the function was traced, and what is checked before each call.
+
+        Returns
+        -------
+        dict
+            "traces" (the number of traces), "reasons" (one string per trace), "optimised" (False while a
+            thread still optimises the native code that calls the kernels, as after a first build) and
+            "programs": a list with a dict for each program that is kept, with the keys "instructions" (their
+            number), "guards" (names of the values that are checked before each call), "trace_seconds",
+            "build_seconds" and "calls" (how often it ran).
+        """
+        with self._lock:
+            return {
+                "traces": len(self._reasons),
+                "reasons": list(self._reasons),
+                "optimised": units.optimised(),
+                "programs": list(map(Variant.stats, self._variants)),  # no loop here, see ADR 18
+            }
+
+    def clear(self) -> None:
+        """Delete all programs and the statistics."""
+        with self._lock:
+            self._variants.clear()
+            self._enter(None)
+            self._reasons.clear()
+            self._warned = False
+            self._unkept = 0
+
+    def __repr__(self) -> str:
+        return f"<compiled {name_of(self._f)}, {count(len(self._variants), 'program')}>"
+
+
+class _Method(functools.partial[Any]):
+    """A compiled function that is bound to an instance, which is passed as its first argument."""
+
+    func: Compiled
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Method:
+        return _Method(self.func, *copy.deepcopy(self.args, memo))
+
+    def program(self, *args: Any, **kwargs: Any) -> str:
+        """Return the program for these arguments as text, as ``Compiled.program`` does."""
+        return self.func.program(*self.args, *args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Return a text about the kernels of the program for these arguments; see ``Compiled.explain``."""
+        last = self.func._variants and not args and not kwargs
+        return self.func.explain() if last else self.func.explain(*self.args, *args, **kwargs)
+
+    def stats(self) -> dict[str, Any]:
+        """Return statistics: how often and why the method was traced, for all instances."""
+        return self.func.stats()
+
+    def clear(self) -> None:
+        """Delete all programs and the statistics of the method, for all instances."""
+        self.func.clear()
+
+    def __repr__(self) -> str:
+        return f"{self.func!r} of {type(self.args[0]).__name__}"
+
+
+_DIFFERENTIATED = (None, "ad.grad", "ad.value_and_grad", "ad.vjp")

@@ -1,0 +1,563 @@
+"""One program of a compiled function: traced, built, and run for all calls with the same key.
+
+The key has the structure, shapes and dtypes of the arguments, and settings such as the grad mode.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
+from contextlib import suppress
+from operator import is_
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from adjoint import tree, words
+from adjoint.compiler.api.explain import explain
+from adjoint.compiler.capture.arguments import Call, Parameters, Wanted, check_unchanged, containers_in
+from adjoint.compiler.capture.spent import Spent
+from adjoint.compiler.capture.trace import Trace
+from adjoint.compiler.emit.machine import has_llvm
+from adjoint.compiler.guards.effects import Advances
+from adjoint.compiler.guards.observe import Observer
+from adjoint.compiler.guards.places import is_own_class
+from adjoint.compiler.guards.values import CACHES, ObjectGuard, exact, is_module
+from adjoint.compiler.host import native
+from adjoint.compiler.host.call import make_call
+from adjoint.compiler.host.check import Watch, possible
+from adjoint.compiler.host.direct import COPIED, Owner, make_check, make_direct, make_fits, new_copy
+from adjoint.compiler.loops.repeat import UnrollError
+from adjoint.compiler.program.call_node import Backward, Recorder
+from adjoint.compiler.program.symbols import Number, Symbolic
+from adjoint.compiler.replay import replay
+from adjoint.config import special, transform
+from adjoint.core.node import LEAF, Node
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.user_code import warn
+from adjoint.errors import TransformError
+from adjoint.transforms.inputs import name_of
+from adjoint.words import count
+
+__all__ = ["Variant"]
+
+
+_BAGS = (set, frozenset, deque, ValuesView, ItemsView)  # collections that ``tree.flatten`` does not open
+# results whose elements are computed later, after the trace
+_LAZY = (map, zip, filter, GeneratorType, CoroutineType, AsyncGeneratorType)
+_LONG = 64  # iterations: programs with a longer loop are compiled to native code at the first call
+
+
+class Variant:
+    """One traced program of a compiled function, which runs all calls with the same key."""
+
+    def __init__(
+        self, f: Callable[..., Any], call: Call, backend: str, parameters: Parameters, flush: bool = False
+    ) -> None:
+        start = time.perf_counter()
+        self.f = f
+        self.name = name_of(f)
+        self.backend = backend if backend != "auto" or has_llvm() else "replay"
+        self.native: native.Native | None = None
+        self.directs: dict[Any, Callable[..., Any]] = {}  # see ``make_direct``
+        self.build = functools.partial(native.build, flush=flush)
+        self.key = call.key
+        self.parameters = parameters
+        self.structure = call.structure
+        self.moves = call.moves
+        self.calls = 0
+        self.copies: list[Any] = []
+        self.backward: Backward | None = None
+        self.residuals: list[int | Tensor | None] = []  # see ``Backward.owners``
+        self.spent = Spent()
+        self._trace_call(call, parameters)
+        self.trace_seconds = time.perf_counter() - start
+        trace = self.trace
+        self.impure = bool(self.program.writes) or any(s.kind == "draw" for s in self.program.sources)
+        # whether the original function can be called again, for a second derivative
+        self.repeats = (
+            not self.program.writes
+            and not trace.grad_guards()
+            and all(s.kind in ("argument", "tensor", "array") for s in self.program.sources)
+        )
+        check = make_check(trace, self.guards, len(self.moves))
+        self.holds: Callable[..., Any] = _never if self.changed else check
+        self.fixed = call.fixed()
+        leaves = [k for k, m in enumerate(call.moving) if getattr(m, "_node", None) is LEAF]
+        back = self.backward
+        self.recorder = None if back is None else Recorder(self, back, self.residuals, leaves)
+        self.waits = self.backend == "auto"  # whether native code is to be built in a later call
+        # how many calls come before native code is built: none if there is a long loop
+        self.patience = 0 if any(loop.count >= _LONG for loop in trace.loops) else 1
+        if self.backend == "native":
+            self._go_native()
+        else:
+            self._use(replay.build(self.program, tables=True))
+        self.direct = self._count_direct(call)
+        # whether no argument is a tensor and no tensor that requires grad is used
+        self.plain = (
+            bool(call.moving)
+            and not any(isinstance(leaf, Tensor) for leaf in call.leaves)
+            and not any(h.tensor.requires_grad for h in trace.held.values())
+        )
+        self.specs = [Wanted.of(m) for m in call.moving] if self.direct >= 0 else []
+        self.fits = make_fits(self.specs, call.key[2])
+        # whether the result is one tensor
+        self.single = self.outs == [("value", 0)] and self.result.kind is tree.Structure.LEAF
+        self.watch: Watch | None = None if self.native is None else self._watch()
+        self.build_seconds = time.perf_counter() - start - self.trace_seconds
+
+    def _trace_call(self, call: Call, parameters: Parameters) -> None:
+        """Trace the function; set ``trace``, ``program``, ``guards`` and ``changed``."""
+        self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
+        objects = call.objects(parameters)
+        advances, layers = Advances([self.f, *objects.values(), *call.leaves]), Layers()
+
+        def first(value: Any) -> None:
+            advances.add(value)
+            layers.add(value)
+
+        observer = trace.observer = Observer(first)
+        for name, value in objects.items():
+            observer.root(value, name)
+        try:
+            self._run_trace(trace, call)
+        except UnrollError:
+            self.trace = trace = Trace(call.moving, trace.updates)
+            trace.unroll, trace.observer = True, observer
+            self._run_trace(trace, call)
+        finally:
+            self.reads = observer.finish(trace.outside)
+            changed = layers.restore()
+        if changed:
+            raise TransformError(
+                f"ad.compile: {parameters.place} adds, removes or replaces {changed}.\n"
+                "  Do this outside of the compiled function.  To set a buffer or a parameter, write into it: "
+                "buffer.copy_(value)."
+            )
+        advances.check(parameters.place)
+        trace.arguments = ()
+        self.program = trace.program
+        # the variables that the function both reads and changes; the program would not change them
+        self.changed = [*self.reads.all_changed(), *(g.what for g in trace.guards if not g.holds())]
+        modules = self._module_guards(call, [m for m, *_ in layers.saved.values()])
+        self.guards: list[Any] = [self.reads, *modules, *trace.guards]
+
+    def _module_guards(self, call: Call, values: list[Any]) -> list[ObjectGuard]:
+        """Return a guard for each module that was called, passed or read, except copies made by the trace.
+
+        ``values`` has the values that were read.  The user's modules that were only read may change their
+        own attributes: those that the code reads have other guards.
+        """
+        copies = {id(m) for m in self.copies}
+        called = [m for m in self.trace.modules.values() if id(m) not in copies]
+        self.copies = []
+        modules = {id(m): m for m in (*called, *_modules(call.structure))}
+        read = {id(m): m for m in values if is_module(m) and id(m) not in modules}
+        return [
+            ObjectGuard(type(m).__name__, m, not _is_layer(type(m))) for m in {**modules, **read}.values()
+        ]
+
+    def _use(self, built: Callable[..., Any]) -> None:
+        """Run the program by ``built`` in later calls; it is a function from the inputs to the outputs."""
+        self.built = built
+        self.execute = make_call(self.program, self.trace, built, len(self.moves))
+
+    def _go_native(self) -> None:
+        """Build native code for later calls.
+
+        NumPy still runs the program if native code would not be faster, or, with a warning, if the build
+        fails.
+        """
+        self.waits = False
+        start = time.perf_counter()
+        try:
+            for loop in self.trace.loops:
+                loop.build_with(self.build)
+            built = self.build(self.program)
+            if self.backend == "auto" and not built.is_worthwhile():
+                return
+            if self.backward is not None:
+                self.backward.build_with(self.build)
+        except Exception as error:
+            if self.backend == "native":
+                raise
+            warn(
+                f"ad.compile: {self.name} could not be compiled to native code, so NumPy runs it:\n"
+                f'  {type(error).__name__}: {error}.  Pass backend="replay" to avoid this warning.'
+            )
+            return
+        self.native = built
+        self._use(built)
+        self.directs.clear()
+        if self.backend == "auto":
+            self.watch = self._watch()
+            self.build_seconds += time.perf_counter() - start
+
+    def run_by_replay(self, call: Call) -> Any:
+        """Run the program with NumPy, whose results equal those of the function bit for bit."""
+        built, execute, waits = self.built, self.execute, self.waits
+        try:
+            self.waits = False
+            for loop in self.trace.loops:
+                loop.build_with(replay.build)
+            if self.native is not None:
+                self._use(self.native.replayed)
+            return self.run(call)
+        finally:
+            self.built, self.execute, self.waits = built, execute, waits
+            if self.native is not None:
+                for loop in self.trace.loops:
+                    loop.build_with(self.build)
+
+    def explain(self) -> str:
+        """Return the text of ``Compiled.explain``."""
+        if self.native is None and self.backend != "replay":
+            self._go_native()
+        if self.native is None:
+            why = "" if has_llvm() else "; native code needs llvmlite: pip install 'adjoint-ad[compile]'"
+            n = len(self.program.live())
+            return f"{count(n, 'instruction')}, {'each of them ' if n > 1 else ''}a call of NumPy{why}"
+        return explain(self.native)
+
+    def _count_direct(self, call: Call) -> int:
+        """Return the number of arguments if calls can skip the general path; otherwise -1.
+
+        They can if all arguments are positional, and are distinct arrays or tensors, not containers.
+        """
+        args, named = (c.children for c in call.structure.children)
+        flat = (
+            not named
+            and len(call.moves) == len(call.leaves) == len(args)
+            and all(c.kind is tree.Structure.LEAF for c in args)
+        )
+        known = all(type(m) in (ndarray, Tensor) for m in call.moving)
+        if self.backward is None:  # then a tensor with a graph is an error, or the program writes into it
+            known = known and all(getattr(m, "_node", None) is None for m in call.moving)
+        distinct = len({id(m) for m in call.moving}) == len(call.moving)
+        return len(args) if flat and known and distinct and not self.spent.joined else -1
+
+    # The trace -------------------------------------------------------------------------------------
+
+    def _run_trace(self, trace: Trace, call: Call) -> None:
+        trace.run(lambda: self._call(trace, call), lambda result: self._finish(trace, result))
+
+    def _call(self, trace: Trace, call: Call) -> Any:
+        """Call the function with symbols in place of the traced arguments; return its result."""
+        leaves = list(call.leaves)
+        made: dict[int, Any] = {}  # a tensor that is passed twice gets one symbol
+        self.inputs = []
+        for position, k in enumerate(call.moves):
+            leaf = leaves[k]
+            if id(leaf) not in made or not isinstance(leaf, Tensor):
+                made[id(leaf)] = trace.stand_in(leaf, position)
+            leaves[k] = made[id(leaf)]
+            self.inputs.append(leaves[k])
+        args, kwargs = tree.unflatten(call.structure, leaves)
+        self.copies = list(_modules(tree.structure((args, kwargs))))  # modules with symbols as parameters
+        containers = list(containers_in((args, kwargs)))
+        assert trace.observer is not None
+        for copy, module in zip(self.copies, _modules(call.structure), strict=True):
+            trace.observer.stand_in(copy, module)
+        for each, *_ in containers:
+            trace.observer.made(each)
+        result = trace.observer.run(self.f, args, kwargs)
+        for each in result if isinstance(result, tuple) else (result,):
+            trace.observer.returned(each)
+        inputs = zip(call.moves, self.inputs, strict=True)
+        arrays = {k: t for k, t in inputs if type(call.leaves[k]) is ndarray}
+        check_unchanged(self.parameters, call.structure, containers, arrays)
+        return result
+
+    def _finish(self, trace: Trace, result: Any) -> None:
+        """Record how each result of the function is made, and trace the backward pass if one needs it."""
+        outs, self.result = tree.flatten(result)
+        tensors: list[Tensor] = []
+        self.outs: list[tuple[str, Any]] = []
+        places: dict[int, int] = {}  # the index in ``tensors``, by the id of the tensor
+        for o in outs:
+            if isinstance(o, Symbolic):
+                o = wrap(o)
+            if not isinstance(o, Tensor):
+                self._check_result(trace, o)
+                self.outs.append(("copy" if isinstance(o, COPIED) else "same", o))
+                continue
+            held = trace.held.get(id(o))
+            if type(o) is Tensor:  # created outside, and not used by any op
+                self.outs.append(("same", o))
+                continue
+            if held is not None:
+                kind = "same" if held.argument is None else "argument"
+                self.outs.append((kind, o if held.argument is None else self.moves[held.argument]))
+                continue
+            place = places.setdefault(id(o), len(tensors))
+            self.outs.append(("number" if isinstance(trace.value(o), Number) else "value", place))
+            if place == len(tensors):
+                tensors.append(o)
+        trace.program.results = [trace.value(o) for o in tensors]
+        self.count = len(tensors)
+        if any(type(o._node) is Node for o in tensors):
+            self.spent.take(self.name, trace, self.inputs, tensors)
+        if any(type(o._node) is Node for o in tensors):
+            self.backward = Backward(trace, self.inputs, tensors, replay.build)
+            self.residuals = self.backward.owners(trace)
+            pairs = zip(self.backward.residuals, self.residuals, strict=True)
+            trace.program.results += [v for v, owner in pairs if owner is None]
+
+    def _check_result(self, trace: Trace, o: Any) -> None:
+        """Raise if ``o``, a result that is not a tree, may contain tensors that exist only in the trace.
+
+        Such results are iterators, and containers such as sets that contain tensors of the trace.
+        """
+        if isinstance(o, _LAZY):
+            what = words.a(type(o).__name__)
+        elif isinstance(o, _BAGS) and any(trace.owns(each) for each in tree.flatten(list(o))[0]):
+            what = f"{words.a(type(o).__name__)} with tensors in it"
+        else:
+            return
+        raise TransformError(
+            f"ad.compile: {self.parameters.place} returns {what}, which compiled functions do not support.\n"
+            "  Return a list, a tuple or a dictionary."
+        )
+
+    # A call ----------------------------------------------------------------------------------------
+
+    def run_direct(self, args: tuple[Any, ...]) -> Any:
+        """Run the program on arguments that are arrays or tensors, not containers."""
+        self.calls += 1
+        if self.waits and self.calls > self.patience:
+            self._go_native()
+        if self.recorder is not None:
+            found = self.recorder.record(args, self.execute(*args), self.fixed)
+            return found[0] if self.single else self._built(found, args)
+        if not self.single:
+            return self.results(self.execute(*args), args)
+        t = wrap(self.execute(*args)[0])
+        if self.spent.nodes:
+            t._node = self.spent.nodes[0]
+        return t
+
+    def make_direct(self, owner: Owner) -> Callable[..., Any] | None:
+        """Return a fast function that runs the program on arguments; call this after a check of all guards.
+
+        The returned function passes the call to ``owner`` if something has changed.  Returns None if every
+        call must take the general path.
+        """
+        if self.waits or special.count:
+            return None
+        watch = self.watch
+        if watch is not None:
+            watch.renew()
+            watch = watch if watch.is_on() else None
+        key = transform.get(), None if watch is None else watch.asks
+        if key not in self.directs:
+            self.directs[key] = make_direct(self, watch, owner)
+        return self.directs[key]
+
+    def can_watch(self) -> bool:
+        """Return whether native code can check that the guards hold."""
+        trace = self.trace
+        given = any(h.argument is not None for h in trace.grad_guards()) or self.program.written_arguments()
+        return self.direct >= 0 and not (trace.decisions or given) and possible()
+
+    def start_watch(self) -> None:
+        """Check the guards natively in all later calls; this is called when the program has run often."""
+        self.directs.clear()
+        with suppress(Exception):  # llvmlite cannot be imported
+            self.watch = self._watch()
+
+    def _watch(self) -> Watch | None:
+        """Return a new native check of the guards; None if they cannot be checked natively."""
+        trace = self.trace
+        if not self.can_watch():
+            return None
+        outside = [h for h in trace.held.values() if h.argument is None]
+        held = [(h.tensor, h.symbol.shape, h.symbol.dtype) for h in outside]
+        return Watch(self.specs, held, [(h.tensor, h.grad is None) for h in trace.grad_guards()], self.guards)
+
+    def run(self, call: Call) -> Any:
+        """Run the program on the arguments of a call; return the results that the function would return."""
+        self.calls += 1
+        if self.waits and self.calls > self.patience:
+            self._go_native()
+        if self.recorder is None:
+            return self.results(self.execute(*call.moving), call.leaves)
+        found = self.recorder.record(call.moving, self.execute(*call.moving), call.fixed())
+        return self._built(found, call.leaves)
+
+    def results(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """Return the results of the function, made from the arrays that the program returned.
+
+        ``leaves`` are the leaves of the arguments.
+        """
+        found = [wrap(r) for r in arrays[: self.count]]
+        for t, node in zip(found, self.spent.of(leaves), strict=False):
+            t._node = node
+        return self._built(found, leaves)
+
+    def _built(self, found: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
+        """Return the results in the nested containers that the function returns.
+
+        ``found`` has the results of the program, and ``leaves`` has the leaves of the arguments.
+        """
+        outs = []
+        for kind, at in self.outs:
+            if kind == "value":
+                outs.append(found[at])
+            elif kind == "number":
+                outs.append(self.program.results[at].kind(found[at].item()))
+            elif kind == "argument":
+                outs.append(leaves[at])
+            else:
+                outs.append(new_copy(at) if kind == "copy" else at)
+        return tree.unflatten(self.result, outs)
+
+    def eager(self, leaves: Sequence[Any]) -> list[Tensor]:
+        """Call the original function on ``leaves``; return, as tensors, the results the program computes."""
+        args, kwargs = tree.unflatten(self.structure, leaves)
+        found = zip(tree.flatten(self.f(*args, **kwargs))[0], self.outs, strict=True)
+        computed = {at: o for o, (kind, at) in found if kind in ("value", "number")}
+        return [o if isinstance(o, Tensor) else wrap(np.asarray(o)) for o in computed.values()]
+
+    def explained(self, call: Call) -> Exception | None:
+        """Return an error that explains the first index that is out of range; None if all are in range."""
+        for check, value in self.trace.indices:
+            part = self.trace.part(value, pure=True)
+            if any(s.kind == "draw" for s in part.sources):  # the random numbers would be drawn again
+                continue
+            read = make_call(part, self.trace, replay.build(part), len(self.moves))
+            try:
+                check(read(*call.moving)[0])
+            except IndexError as error:
+                return error
+        return None
+
+    def reason(self, call: Call) -> str:
+        """Return in words why the program cannot run a call that has the same key."""
+        if self.changed:
+            return f"the function changes {self.changed[0]}, which it also reads"
+        for g in self.guards:
+            if not g.holds():
+                return str(g.reason())
+        for function, part, found, reason in self.trace.decisions:
+            read = make_call(part, self.trace, replay.build(part), len(self.moves))
+            if reason and exact(function(read(*call.moving)[0])) != exact(found):
+                return reason
+        for h in self.trace.held.values():
+            if h.argument is None and (what := h.change()):
+                return f"{what} of {self._tensor_name(h.tensor)} changed"
+        for h in self.trace.grad_guards():
+            t = h.tensor if h.argument is None else call.moving[h.argument]
+            if (t.grad is None) != (h.grad is None):
+                name = self._tensor_name(t) if h.argument is None else "an argument"
+                return f".grad of {name} is {'None, but was not' if t.grad is None else 'no longer None'}"
+        return "one tensor is both an argument and a variable"
+
+    def text(self) -> str:
+        """Return the program as text, for ``Compiled.program``."""
+        return self.program.text(lambda t: self._tensor_name(t, "tensor").rpartition(": ")[2])
+
+    def _tensor_name(self, t: Tensor, unknown: str = "") -> str:
+        """Return a name for a tensor that the program reads, such as "net.weight", for messages.
+
+        Return ``unknown``, or if it is "" a name with the shape, if no guard has a name for the tensor.
+        """
+        for g in (*self.reads, *self.trace.guards):
+            if getattr(g, "seen", None) is t:
+                return str(g.what)
+        for g in self.guards:
+            for name, value in _named_tensors(g.owner) if isinstance(g, ObjectGuard) else ():
+                if value is t:
+                    return f"{g.what}.{name}"
+        return unknown or f"a tensor of shape {t.shape}"
+
+    def stats(self) -> dict[str, Any]:
+        """Return the entry of this program in the result of ``Compiled.stats``.
+
+        The keys are "instructions", "guards", "trace_seconds", "build_seconds" and "calls".
+        """
+        tensors = sum(h.argument is None for h in self.trace.held.values())
+        return {
+            "instructions": len(self.program.live()),
+            "guards": [g.what for g in (*self.reads, *self.guards[1:])] + [count(tensors, "tensor")],
+            "trace_seconds": self.trace_seconds,
+            "build_seconds": self.build_seconds,
+            "calls": self.calls + (0 if self.watch is None else self.watch.calls),
+        }
+
+
+class Layers:
+    """Saves the parameters, buffers and layers that modules have, before a trace."""
+
+    def __init__(self) -> None:
+        self.saved: dict[int, tuple[Any, dict[str, Any], dict[str, Any]]] = {}
+
+    def add(self, value: Any) -> None:
+        """Save the attributes of a module and of its submodules; nothing for other values."""
+        if is_module(value) and not isinstance(value, type):
+            for m in value.modules():
+                if id(m) not in self.saved:
+                    caches = {k: dict(vars(m)[k]) for k in CACHES if k in vars(m)}
+                    self.saved[id(m)] = m, dict(vars(m)), caches
+
+    def restore(self) -> str:
+        """Restore the attributes of modules whose parameters, buffers or layers have changed.
+
+        Return a text that names the changed attributes of the first such module; "" if nothing has changed.
+        """
+        text = ""
+        for m, attributes, caches in self.saved.values():
+            same = [*vars(m)] == [*attributes] and all(map(is_, vars(m).values(), attributes.values()))
+            if same and all([attributes[k] == v for k, v in caches.items()]):  # noqa: C419  no generator
+                continue
+            before, now = _parts(attributes, caches), _parts(vars(m), vars(m))
+            names = [k for k in {**before, **now} if before.get(k) is not now.get(k)]
+            if names:
+                for k, v in caches.items():
+                    attributes[k].clear()
+                    attributes[k].update(v)
+                for k in vars(m).keys() - attributes.keys():
+                    del vars(m)[k]
+                vars(m).update(attributes)
+                text = text or f"{', '.join(names)} of {type(m).__name__}"
+        return text
+
+
+def _parts(attributes: dict[str, Any], caches: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters, buffers and layers among the attributes of a module.
+
+    ``caches`` has the names of parameters and buffers.
+    """
+    names = {name for k in CACHES for name in caches.get(k, ())}
+    return {k: v for k, v in attributes.items() if k in names or is_module(v)}
+
+
+def _never(*_: Any) -> bool:
+    """Return False: the check of a program that can run only the call for which it was traced."""
+    return False
+
+
+def _named_tensors(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object with their names; of a module also its tensors, by path."""
+    yield from vars(owner).items()
+    if is_module(owner):
+        yield from owner.named_parameters()
+        yield from owner.named_buffers()
+
+
+def _modules(structure: tree.Structure) -> Iterator[Any]:
+    """Yield the modules in a tree of arguments, and their submodules."""
+    if hasattr(structure.rest, "modules"):
+        yield from structure.rest.modules()
+    for child in structure.children:
+        yield from _modules(child)
+
+
+def _is_layer(cls: type) -> bool:
+    """Return whether code of the library reads the attributes of modules of this class: a layer."""
+    layers = [c for c in cls.__mro__ if not is_own_class(c) and hasattr(c, "named_modules")]
+    return any(c.__name__ != "Module" for c in layers)

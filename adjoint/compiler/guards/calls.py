@@ -1,0 +1,475 @@
+"""Hooks for calls: of user functions, of libraries, and of code that cannot be observed."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import os
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler.guards.notes import DICT_VIEWS, INERT, is_empty
+from adjoint.compiler.guards.operations import PLAIN_CONTAINERS, Operations
+from adjoint.compiler.guards.places import is_own, library_of, own_function
+from adjoint.compiler.guards.reads import MISSING
+from adjoint.compiler.guards.values import BOUND, CONTAINERS, class_attribute, is_module
+from adjoint.compiler.program.symbols import Symbolic
+from adjoint.core.tensor import Tensor
+
+__all__ = ["Calls", "copied"]
+
+FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_LRU = type(functools.lru_cache(len))
+_VIEWS = frozenset("T mT real imag ravel reshape squeeze swapaxes transpose view".split())
+# methods of containers that store their arguments, and those that take the elements of their arguments
+_STORING = frozenset("add append appendleft clear discard insert".split())
+_TAKING = frozenset("extend extendleft update".split())
+_FRAMES = frozenset(("inspect", "logging", "sys", "traceback", "warnings"))  # they look at their callers
+_ITERATING = frozenset(
+    (list, tuple, set, frozenset, deque, enumerate, zip, map, filter, iter, any, all, functools.reduce)
+)
+_READ_ELEMENTS = frozenset((sum, min, max, sorted))
+_QUIET = frozenset(
+    (isinstance, issubclass, callable, id, type, print, setattr, delattr, object, property, staticmethod,
+     classmethod, Exception, range, slice, super, open, input, locals, globals, vars, dir, eval, exec)
+)  # fmt: skip
+# special methods that built-in functions call, after the type that Python requires of their results
+_CONVERSIONS: dict[Any, tuple[Any, ...]] = {
+    float: (float, "__float__", "__index__"), int: (int, "__int__", "__index__", "__trunc__"),
+    complex: (complex, "__complex__", "__float__"), bool: (bool, "__bool__", "__len__"),
+    str: (str, "__str__", "__repr__"), repr: (str, "__repr__"), format: (str, "__format__", "__str__"),
+    len: (int, "__len__"), abs: (None, "__abs__"), round: (None, "__round__"), hash: (None, "__hash__"),
+}  # fmt: skip
+
+
+class Calls(Operations):
+    """Hooks that observe calls."""
+
+    def __init__(self, first: Callable[[Any], None]) -> None:
+        super().__init__(first)
+        self.saved: dict[int, tuple[Any, Any]] = {}  # containers that may be changed, and copies, by id
+
+    def _method(self, o: Any, name: str) -> Any:
+        kind = type(o)
+        if kind in INERT:
+            f = getattr(o, name)
+            return self._library(f, kind) if isinstance(o, Tensor) else self._reading(f)
+        if isinstance(o, np.ndarray):
+            return self._array_method(o, name)
+        if kind in PLAIN_CONTAINERS or o is os.environ:
+            return self._container_method(o, name)
+        if kind is super:
+            if name == "__call__" and isinstance(o.__self__, type):  # of a metaclass
+                return self._constructor(o.__self__, plain=True)
+            return self._call(self._of_super(o, name))
+        # the variables of adjoint are part of the key
+        if kind is ContextVar and name == "get" and not o.name.startswith("adjoint"):
+            return lambda *default: self.note(o, "context", default, o.get(*default), f"{o.name}.get()")
+        return self._call(self._attribute(o, name))
+
+    def _array_method(self, a: Any, name: str) -> Any:
+        f = getattr(a, name)
+        if id(a) in self.local:
+            return f
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            found = f(*args, **kwargs)
+            if isinstance(found, (Tensor, Symbolic)):
+                return found
+            if name in _VIEWS and isinstance(found, np.ndarray) and np.may_share_memory(found, a):
+                return self.note(a, "view", (name, args, tuple(kwargs.items())), found)
+            if name not in ("fill", "sort", "put", "setflags"):
+                self.contents(a)
+            return self.made(found)
+
+        return method
+
+    def _container_method(self, o: Any, name: str) -> Any:
+        f = getattr(o, name)
+        if name in _STORING or (name in _TAKING and id(o) in self.local):
+            self._save(o)
+            return f if name in _STORING else lambda *args, **kwargs: f(*map(self._whole, args), **kwargs)
+        if id(o) in self.local and name != "sort":
+            return self._reading(f)
+        if name == "get":
+            return functools.partial(self._get, o)
+        if name == "setdefault":
+            return lambda key, default=None: (
+                self._item(o, key) if self._contains(o, key) else o.setdefault(key, default)
+            )
+        self._save(o)
+        if name in _TAKING:
+            return lambda *args, **kwargs: f(*map(self._whole, args), **kwargs)
+        if o is os.environ:
+            o = self.note(o, "attribute", "_data", vars(o)["_data"], "os.environ")
+        self._all(o)
+        return self._opaque(f, ())
+
+    def _get(self, o: Any, key: Any, default: Any = None) -> Any:
+        self._use_key(key)
+        value = self.note(o, "get", key, o.get(key, MISSING))
+        return default if value is MISSING else value
+
+    def _save(self, o: Any) -> None:
+        """Keep a copy of a container, which a method may change."""
+        fixed = isinstance(o, (tuple, frozenset, types.MappingProxyType, *DICT_VIEWS)) or o is os.environ
+        if not fixed and id(o) not in self.local:
+            self.saved.setdefault(id(o), (o, copy(o)))
+
+    def _reading(self, f: Any) -> Any:
+        """Return a method of a built-in object, which reads what its arguments reach."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for a in (*args, *kwargs.values()):
+                self._use(a)
+            return f(*args, **kwargs)
+
+        return call
+
+    def call(self, f: Any) -> Any:
+        """Return a callable that observes a call of ``f``."""
+        kind = type(f)
+        if kind is types.FunctionType or kind is types.MethodType:
+            inner = f if kind is types.FunctionType else f.__func__
+            home = getattr(inner, "__globals__", {}).get("__name__")
+            if (
+                kind is types.FunctionType
+                and home == "functools"
+                and getattr(f, "registry", None) is not None
+            ):
+                return self._dispatched(f)
+            if isinstance(inner, types.FunctionType) and is_own(inner):
+                made = self.observed(inner)
+                return made if inner is f else types.MethodType(made, f.__self__)
+            if home in _FRAMES:
+                return f
+            made = self._rebuilt(f) if inner is f else f
+            return self._library(made, inner) if library_of(inner) else self._opaque(made)
+        if isinstance(f, functools.partial):
+            self._all(f.keywords)
+            return functools.partial(self.call(f.func), *f.args, **f.keywords)
+        special = self._special(f)
+        if special is not None:
+            return special
+        if isinstance(f, type):
+            return self._constructor(f)
+        own = self.special(f, "__call__")
+        if own is not None:
+            return own
+        if isinstance(f, BOUND) and isinstance(f.__self__, CONTAINERS):
+            return self._container_method(f.__self__, f.__name__)
+        return self._library(f, f) if library_of(f) or is_module(f) else self._opaque(f)
+
+    _call = call
+
+    def _special(self, f: Any) -> Any:
+        """Return the observed form of a function of the standard library that is treated in its own way."""
+        kind = type(f)
+        if kind is _LRU:
+            return functools.partial(self._cached, f)
+        if kind is operator.attrgetter or kind is operator.itemgetter or kind is operator.methodcaller:
+            return functools.partial(self._got, f)
+        if kind is weakref.ref:
+            return lambda: self.note(f, "call", None, f(), "weakref")
+        if f is os.getenv:
+            return functools.partial(self._get, os.environ)
+        try:
+            found = _SPECIAL.get(f)
+        except TypeError:  # an object without a hash
+            return None
+        if found is not None:
+            return functools.partial(found, self, f)
+        if kind is type or kind is types.BuiltinFunctionType:
+            if f in _QUIET or getattr(f, "__module__", None) in ("time", "sys", "_warnings"):
+                return f
+            if f in _CONVERSIONS:
+                return functools.partial(self._converted, f)
+            if f is itertools.repeat:
+                return None
+            if f in _ITERATING or getattr(f, "__module__", None) == "itertools":
+                return functools.partial(self._iterating, f)
+            if f in _READ_ELEMENTS:
+                return functools.partial(self._reducing, f)
+        return None
+
+    def _converted(self, f: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a built-in function, such as ``float``, that calls a special method of its argument."""
+        if not args or type(args[0]) in INERT:
+            return f(*args, **kwargs)
+        x, *more = args
+        wanted, *names = _CONVERSIONS[f]
+        name = next((n for n in names if class_attribute(type(x), n) is not None), names[0])
+        special = self.special(x, name)
+        if special is not None:
+            found = special(*more)
+            if wanted is None or (type(found) is wanted and (f is not len or found >= 0)):
+                return found
+            return f(found) if wanted in (float, complex, bool) and type(found) in (int, float) else f(*args)
+        if f in (str, repr, format, hash):
+            self._operand(x)
+        elif f is not len:
+            self._use(x)
+        elif isinstance(x, DICT_VIEWS):
+            whole: Any = x
+            self.note(whole.mapping, "length", None, len(x))
+        elif isinstance(x, CONTAINERS) or is_module(x) or library_of(x):
+            return self.note(x, "length", None, len(x))
+        return f(*args, **kwargs)
+
+    def _iterating(self, f: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a built-in function, such as ``map``, that calls functions and iterates over its arguments."""
+        if f is filter and args[0] is None:
+            args = (self._truth, *args[1:])
+        given = [self._iterate(a) if _is_iterable(a) else self._called(a) for a in args]
+        if f in (any, all):
+            given = [map(self._truth, *given)]
+        return self.made(f(*given, **{k: self._called(v) for k, v in kwargs.items()}))
+
+    def _called(self, f: Any) -> Any:
+        """Return a function that C code calls, observed; other values as they are."""
+        return self.call(f) if callable(f) and not is_module(f) else f
+
+    def _copied(self, f: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a built-in function, such as ``dict``, that copies its argument."""
+        return self.made(f(*map(self._whole, args), **kwargs))
+
+    def _reversed(self, f: Any, x: Any) -> Any:
+        special = self.special(x, "__reversed__")
+        if special is not None:
+            return special()
+        if isinstance(x, CONTAINERS):
+            self._whole(x)
+        elif id(x) not in self.local:
+            self._use(x)
+        return self.made(f(x))
+
+    def _reducing(self, f: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a built-in function, such as ``max``, that computes from the elements of its argument."""
+        if f is sum:
+            start = args[1] if len(args) > 1 else kwargs.get("start", 0)
+            return functools.reduce(
+                functools.partial(self._operate, "add"), iter(self._iterate(args[0])), start
+            )
+        if len(args) == 1:
+            args = (self.made(list(self._iterate(args[0]))),)
+        if "key" in kwargs:
+            return self.made(f(*args, **{**kwargs, "key": self._called(kwargs["key"])}))
+        return self._opaque(f)(*args, **kwargs)
+
+    def _got(self, f: Any, o: Any) -> Any:
+        """Call an ``attrgetter``, an ``itemgetter`` or a ``methodcaller``."""
+        made, names = f.__reduce__()[:2]
+        if type(f) is operator.methodcaller:
+            if made is operator.methodcaller:
+                return self._method(o, names[0])(*names[1:])
+            return self._method(o, *made.args)(*names, **made.keywords)
+        if type(f) is operator.itemgetter:
+            found = [self._item(o, key) for key in names]
+        else:
+            found = [functools.reduce(self._attribute, name.split("."), o) for name in names]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def _cached(self, f: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function with ``functools.lru_cache``, and note its result."""
+        if any(isinstance(a, (Tensor, Symbolic)) for a in (*args, *kwargs.values())):
+            return f(*args, **kwargs)
+        return self.note(
+            f, "cached", (args, tuple(kwargs.items())), f(*args, **kwargs), f"result of {f.__name__}"
+        )
+
+    def _dispatched(self, f: Any) -> Any:
+        """Return the observed form of a function of ``functools.singledispatch``."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.note(f, "attribute", "registry", f.registry)
+            self._all(f.registry)
+            return self.call(f.dispatch(type(args[0])))(*args, **kwargs)
+
+        return call
+
+    def _constructor(self, cls: type, plain: bool = False) -> Any:
+        special = None if plain else self.special(cls, "__call__")
+        if special is not None:
+            return special
+        make = class_attribute(cls, "__new__")
+        new = own_function(make)
+        self._static(cls, "__new__", make)
+        if new is None and own_function(class_attribute(cls, "__init__")) is None:
+            return self._library(cls, cls, new=True) if library_of(cls) else self._opaque(cls, new=True)
+
+        def construct(*args: Any, **kwargs: Any) -> Any:
+            if new is not None:
+                made = self.observed(new)(cls, *args, **kwargs)
+            else:
+                make_one: Any = cls.__new__
+                made = make_one(cls) if make_one is object.__new__ else make_one(cls, *args, **kwargs)
+            if isinstance(made, cls):
+                self.made(made)
+                self.deep(class_attribute(cls, "__post_init__"))  # of a data class
+                found = (self.special(made, "__init__") or getattr(made, "__init__"))(*args, **kwargs)  # noqa: B009
+                if found is not None:
+                    raise TypeError(f"__init__() should return None, not '{type(found).__name__}'")
+            return made
+
+        return construct
+
+    def _library(self, f: Any, owner: Any, new: bool = False) -> Any:
+        """Return a form of a library's callable that notes containers and observes functions it is given."""
+        arrays = library_of(owner) in ("numpy", "scipy")
+        if arrays and not isinstance(owner, (type, types.FunctionType)):
+            for each in getattr(owner, "__dict__", {}).values():  # such as the function of ``np.vectorize``
+                self.deep(each)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if arrays and not any(map(is_traced, (*args, *kwargs.values()))):
+                for a in (*args, *kwargs.values()):
+                    self.contents(a)
+                    if isinstance(a, CONTAINERS):
+                        self.deep(a)
+            given = self._stored_by if new else self._given
+            found = f(*map(given, args), **{k: given(v) for k, v in kwargs.items()})
+            return self.made(found) if new or arrays or _is_new(found) else found
+
+        return call
+
+    def _stored_by(self, value: Any) -> Any:
+        """Note an argument that a new object of a library stores; return it."""
+        if not isinstance(value, FUNCTIONS) and not callable(value):
+            self._given(value)
+        return value
+
+    def _given(self, value: Any) -> Any:
+        """Return an argument of a library function: containers are noted, user functions are observed."""
+        kind = type(value)
+        if kind in INERT or isinstance(value, np.generic):
+            return value
+        if isinstance(value, np.ndarray):
+            self.arrays[id(value)] = value
+            return value
+        if isinstance(value, FUNCTIONS):
+            return self.call(value) if _is_user_function(value) else value
+        if isinstance(value, CONTAINERS):
+            self._all_inside(value)
+            return value
+        if not isinstance(value, type) and not is_module(value):
+            special = self.special(value, "__call__")
+            if special is not None:
+                return special
+            self.deep(value)
+        if id(value) not in self.local:
+            self._node(value)
+        return value
+
+    def _opaque(self, f: Any, used: Any = None, new: bool = False) -> Any:
+        """Return a form of C code, or of code of other packages, that notes all that its arguments reach."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            mark = len(self.log)
+            for a in (*args, *kwargs.values(), getattr(f, "__self__", None) if used is None else used):
+                self._use(a)
+            found = f(*args, **{k: self._called(v) if k == "key" else v for k, v in kwargs.items()})
+            owners = (*args, getattr(f, "__self__", None))
+            changed = any(id(a) in self.local and isinstance(a, CONTAINERS) for a in owners)
+            if found is None and not changed:  # nothing that it read is used
+                self._forget(mark)
+            return self.made(found) if new or _is_new(found) else found
+
+        return call
+
+    def _rebuilt(self, f: Any, depth: int = 0) -> Any:
+        """Return a function that is not the user's, with the user's functions in its closure observed."""
+        cells = f.__closure__ or ()
+        made = list(cells)
+        for k, cell in enumerate(cells):
+            if is_empty(cell):
+                continue
+            value = cell.cell_contents
+            if isinstance(value, types.FunctionType) and not is_own(value) and depth < 8:
+                better = self._rebuilt(value, depth + 1)
+            else:
+                observed = isinstance(value, FUNCTIONS) or _is_callable_object(value)
+                better = self._given(value) if observed else value
+            if better is not value:
+                made[k] = types.CellType(better)
+        if all(a is b for a, b in zip(made, cells, strict=True)):
+            return f
+        return copied(f, f.__code__, tuple(made))
+
+
+def copied(f: types.FunctionType, code: types.CodeType, closure: tuple[Any, ...]) -> Any:
+    """Return a copy of a function with other code and other closure variables."""
+    made = types.FunctionType(code, f.__globals__, f.__name__, f.__defaults__, closure)
+    for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__", "__annotations__"):
+        setattr(made, name, getattr(f, name))
+    made.__dict__.update(f.__dict__)
+    return made
+
+
+def _is_iterable(value: Any) -> bool:
+    return hasattr(type(value), "__iter__") and not isinstance(value, type)
+
+
+def _is_user_function(value: Any) -> bool:
+    """Return whether a function, or the function in a method or a partial function, is the user's."""
+    while isinstance(value, (functools.partial, types.MethodType)):
+        value = value.func if isinstance(value, functools.partial) else value.__func__
+    if isinstance(value, types.FunctionType):
+        return is_own(value) or bool(library_of(value))
+    return isinstance(value, _LRU)
+
+
+def _is_new(value: Any) -> bool:
+    """Return whether a result of a library or of C code is taken to be a new object."""
+    return type(value) in PLAIN_CONTAINERS or isinstance(value, np.ndarray) or hasattr(value, "__next__")
+
+
+def _is_callable_object(value: Any) -> bool:
+    return not isinstance(value, type) and own_function(class_attribute(type(value), "__call__")) is not None
+
+
+def is_traced(value: Any) -> bool:
+    """Return whether a value, or an element of a container, is a tensor."""
+    if isinstance(value, (list, tuple)):
+        return any(map(is_traced, value))
+    return isinstance(value, (Tensor, Symbolic))
+
+
+def _get_attribute(observer: Calls, f: Any, o: Any, name: str, *default: Any) -> Any:
+    try:
+        return observer._attribute(o, name)
+    except AttributeError:
+        if default:
+            return default[0]
+        raise
+
+
+def _has_attribute(observer: Calls, f: Any, o: Any, name: str) -> bool:
+    return _get_attribute(observer, f, o, name, MISSING) is not MISSING
+
+
+def _next(observer: Calls, f: Any, iterator: Any, *default: Any) -> Any:
+    step = observer.special(iterator, "__next__")
+    if step is None:
+        if id(iterator) not in observer.local:
+            observer._node(iterator)
+        return next(iterator, *default)
+    try:
+        return step()
+    except StopIteration:
+        if default:
+            return default[0]
+        raise
+
+
+_SPECIAL: dict[Any, Any] = {
+    getattr: _get_attribute, hasattr: _has_attribute, next: _next, reversed: Calls._reversed,
+    dict: Calls._copied, OrderedDict: Calls._copied,
+}  # fmt: skip

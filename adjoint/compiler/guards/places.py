@@ -1,0 +1,100 @@
+"""Whose code and whose data a value is: the user's, a library's or the standard library's."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import types
+from typing import Any
+
+from adjoint.compiler.guards.values import home, is_library
+from adjoint.core.user_code import LIBRARIES
+
+__all__ = ["is_constant", "is_foreign", "is_own", "is_own_class", "library_of", "own_function"]
+
+# modules of the standard library whose code is observed, because it calls the user's functions
+_OBSERVED = frozenset(("collections", "_collections_abc", "contextlib", "functools", "types", "weakref"))
+# modules of adjoint whose objects hold functions and settings of the user: they are observed like user code
+_OWN_MODULES = frozenset(
+    ("adjoint.extend", "adjoint.optim.plateau", "adjoint.optim.schedules", "adjoint.train.compiled",
+     "adjoint.train.compose", "adjoint.train.weighing")
+)  # fmt: skip
+_STANDARD = frozenset(sys.stdlib_module_names) - _OBSERVED - {"__main__"}
+_ALIASES = {"numpy": "np", "adjoint": "ad", "adjoint.nn.functional": "F"}  # usual names of modules
+_SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def is_own(f: Any) -> bool:
+    """Return whether the code of a function is observed."""
+    name = f.__globals__.get("__name__") or ""
+    if name in _OWN_MODULES or name.startswith("adjoint.cli"):
+        return True
+    top = name.partition(".")[0]
+    if top in LIBRARIES or top in _STANDARD:
+        return False
+    return not any(each in f.__code__.co_filename for each in _INSTALLED) or _uses_adjoint(top)
+
+
+def library_of(value: Any) -> str:
+    """Return the name of the library to which a callable belongs; "" if it belongs to none."""
+    homes = (value,) if isinstance(value, types.FunctionType) else (type(value), value)
+    return next((top for top in map(home, homes) if top in LIBRARIES), "")
+
+
+def is_own_class(cls: type) -> bool:
+    """Return whether a class is not part of a library or of the standard library."""
+    if getattr(cls, "__module__", None) in _OWN_MODULES:
+        return True
+    top = home(cls)
+    return (top not in LIBRARIES and top not in sys.stdlib_module_names) or top == "__main__"
+
+
+@functools.lru_cache(1024)
+def is_foreign(cls: type) -> bool:
+    """Return whether a class belongs to an installed package that does not use adjoint."""
+    top = home(cls)
+    if top in LIBRARIES or top in sys.stdlib_module_names:
+        return False
+    file = str(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
+    return any(each in file for each in _INSTALLED) and not _uses_adjoint(top)
+
+
+def _uses_adjoint(package: str) -> bool:
+    """Return whether an installed package imports adjoint."""
+    return _uses(package, len(sys.modules))
+
+
+@functools.lru_cache(256)
+def _uses(package: str, loaded: int) -> bool:
+    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == package]
+    for value in [v for m in modules for v in list(getattr(m, "__dict__", {}).values())]:
+        kind = type(value)  # ``isinstance`` would run code of objects that define ``__class__``
+        if kind in (types.ModuleType, types.FunctionType) or issubclass(kind, type):
+            where = value.__name__ if kind is types.ModuleType else value.__module__
+            if str(where).partition(".")[0] == "adjoint":
+                return True
+    return False
+
+
+def is_constant(what: str, value: Any) -> bool:
+    """Return whether a variable need not be guarded: it has the name of the imported object that it holds.
+
+    Examples are ``np``, ``math`` and ``partial``.  ``what`` ends with the name of the variable.
+    """
+    if not isinstance(value, _SKIPPED):
+        return False
+    name = str(getattr(value, "__name__", ""))
+    variable = what.rpartition(": ")[2].rpartition(".")[2]
+    if isinstance(value, types.ModuleType):
+        return variable in (name.rpartition(".")[2], _ALIASES.get(name))
+    module = (getattr(value, "__module__", None) or "").partition(".")[0]
+    return (is_library(value) or module in sys.stdlib_module_names) and variable == name
+
+
+def own_function(value: Any) -> Any:
+    """Return the Python function of the user in ``value``, an attribute of a class; None for others."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    return value if isinstance(value, types.FunctionType) and is_own(value) else None

@@ -1,0 +1,562 @@
+"""Native programs: compiled kernels, which run in order, with NumPy calls between them.
+
+``build`` turns a traced program into a ``Native``, which is called with the arrays and numbers of its sources
+and returns its outputs.  Each kernel reads the addresses of its arrays from a table; an entry of the table is
+a *slot*.  A *record* describes one kernel call: the address of the function, the address of its slots and the
+chunks of its outermost loop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import operator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler.build import units
+from adjoint.compiler.build.texts import Texts
+from adjoint.compiler.emit.loop import loop_kernel
+from adjoint.compiler.emit.machine import machine
+from adjoint.compiler.emit.move import place_kernels, scatter_kernels
+from adjoint.compiler.emit.product import conv_weight_kernels, product_kernels
+from adjoint.compiler.emit.repeat import driver_kernel
+from adjoint.compiler.emit.steps import small_kernel
+from adjoint.compiler.host import pool
+from adjoint.compiler.host.entry import RELEASING, Entry, Given, Made, Record, layout
+from adjoint.compiler.lower.graph import Dataflow, Primitive, View
+from adjoint.compiler.lower.lower import Lowered, lower
+from adjoint.compiler.program.program import Program, typed
+from adjoint.compiler.replay import replay
+from adjoint.compiler.schedule.columns import sum_columns_in_rows
+from adjoint.compiler.schedule.fuse import GIVEN, PRODUCTS, Fusion, fuse
+from adjoint.compiler.schedule.kernel import Address, Kernel
+from adjoint.compiler.schedule.memory import Memory, stored_nodes
+from adjoint.compiler.schedule.order import order_for_memory
+from adjoint.compiler.schedule.reuse import Reuse
+from adjoint.compiler.schedule.rows import update_rows
+from adjoint.compiler.schedule.runs import together
+from adjoint.config import held_across_fork
+
+__all__ = ["Native", "build"]
+
+CHUNK = 200_000.0  # simple operations per chunk of a loop
+HELPED = 100_000.0  # nanoseconds: shorter programs use no helper threads
+_LONG = 250_000  # nanoseconds: loops with shorter iterations use no helper threads
+CHECKED = 100_000.0  # nanoseconds: checks of arguments that take longer run after the kernels
+VIEWED = 1 << 16  # bytes: for larger results a NumPy view is faster than a native copy
+NANOSECONDS = 0.02  # per simple operation, with 16 lanes
+
+
+def build(program: Program, flush: bool = False) -> Native:
+    """Compile a program to native code; with ``flush`` kernels treat subnormal numbers as 0."""
+    return Native(program, flush)
+
+
+class Schedule:
+    """The kernels of a graph, its memory, and the table of addresses that the kernels read.
+
+    If ``apart`` is true, no two outputs share memory, as the body of a loop requires.  ``replacing`` has
+    pairs of indices (output, source): the output becomes the new value of that source (input) of the graph.
+    ``reuses`` has the pairs whose output can be written into the memory of the source.
+    """
+
+    def __init__(
+        self, graph: Dataflow, outputs: Sequence[View], sources: int,
+        apart: bool = False, flush: bool = False, replacing: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
+        self.graph = graph
+        self.machine = machine()._replace(flush=flush)
+        self.threads = min(self.machine.cores, 8)
+        self.results = self._results(outputs, apart)
+        flags = [self._materialised(c) for c in graph.checks]
+        impure = [n for n in graph.nodes if n.op == "call" and not n.value.op.pure]
+        wanted = [r.node for r in (*self.results, *flags)]
+        self.groups: list[Fusion] = fuse(graph, [*wanted, *impure])
+        sum_columns_in_rows(graph, self.groups)
+        first = self._put_checks_first(flags)
+        computed = {n.id for g in self.groups for n in g.nodes}
+        new = {v.node.id: v for v in self.results if v.node.id in computed and v.node.op != "part"}
+        self.fresh = list(new.values())
+        given = {n.params: n for n in graph.nodes if n.op == "source"}
+        over: dict[int, int] = {}  # by the id of a new value or a piece of it: the id of the old value
+        for k, s in replacing:
+            node = self.results[k].node
+            parts = [a.node for a in node.args] if node.op == "place" else []
+            over |= {n.id: given[s].id if s in given else -1 for n in (node, *parts)}
+        self.stored = stored_nodes(self.groups, wanted, set(over))
+        fresh, kept = [v.node for v in self.fresh], {n.id for n in wanted}
+        self.groups = order_for_memory(self.groups, self.stored, {n.id for n in fresh}, kept, first, over)
+        self.memory = Memory(self.groups, self.stored, fresh, wanted)
+        self.reuse = Reuse(self.groups, self.memory, self.stored, first)
+        self.reuses = {
+            k: s for k, s in replacing if s in given and self.reuse.accepts(self.results[k], given[s])
+        }
+        self.kernels: list[tuple[Fusion, Kernel]] = []
+        self.steps: list[Primitive | tuple[int, int]] = []  # each is a NumPy call, or a range of records
+        self._make_kernels(first, apart)
+        self._make_tables(sources)
+        self.checks = [self._array(c) for c in flags]
+
+    # Outputs -----------------------------------------------------------------------------------------
+
+    def _results(self, outputs: Sequence[View], apart: bool) -> list[View]:
+        """Return the outputs as views of whole nodes, in the shapes of the results."""
+        shapes: dict[int, Any] = {}
+        found = []
+        for v in outputs:
+            if not v.weak:
+                v = self._materialised(v)
+                if v.node.id in shapes and (apart or shapes[v.node.id] != v.shape):
+                    v = _copied(v)
+                shapes[v.node.id] = v.shape
+            found.append(v)
+        return found
+
+    def _materialised(self, v: View) -> View:
+        """Return ``v`` if it is all of a computed node, in row-major order; otherwise a view of a copy."""
+        return _copied(v) if not v.is_whole() or (v.node.op in GIVEN and v.size) else v
+
+    # The plan ----------------------------------------------------------------------------------------
+
+    def _put_checks_first(self, flags: Sequence[View]) -> int:
+        """Move the groups of nodes that the checks depend on to the front; return the number of these groups.
+
+        A check is a flag for an argument that is out of range; inputs can be overwritten as soon as the
+        checks have passed.  Programs that call NumPy are not reordered.
+        """
+        if not flags or any(g.kind == "call" for g in self.groups):
+            return 0
+        wanted = {v.node.id for v in flags}
+        first, rest = [], []
+        for g in reversed(self.groups):
+            if wanted.isdisjoint(n.id for n in g.nodes):
+                rest.append(g)
+            else:
+                first.append(g)
+                wanted |= g.reads
+        self.groups = [*reversed(first), *reversed(rest)]
+        return len(first)
+
+    def _make_kernels(self, first: int, apart: bool) -> None:
+        """Make the kernels of all groups, and divide them into ranges between the NumPy calls.
+
+        ``first`` is the number of groups that the checks depend on.  ``checked`` is set to the number of
+        kernels of these groups, or to 0 if they take too long to run while other threads wait.
+        """
+        self.workspaces: list[tuple[int, int, list[Kernel]]] = []  # group, bytes, kernels that share them
+        self.texts = Texts(self.machine)
+        for index, g in enumerate(self.groups):
+            if g.kind == "call":
+                self.steps.append(g.nodes[0])
+                continue
+            before = len(self.kernels)
+            self.kernels += [(g, k) for k in self._kernels(index, g) if k.length]
+            last = self.steps[-1] if self.steps else None
+            if isinstance(last, tuple):
+                self.steps[-1] = last[0], len(self.kernels)
+            else:
+                self.steps.append((before, len(self.kernels)))
+        self.texts.save()
+        self._assign_memory(first, apart)
+        checks = set(map(id, self.groups[:first]))
+        self.checked = sum(id(g) in checks for g, _ in self.kernels)
+        self.runs: list[int] = []
+        for step in self.steps:
+            if isinstance(step, tuple):
+                low, high = step
+                middle = max(low, min(high, self.checked))
+                self._make_runs(low, middle)
+                self._make_runs(middle, high)
+        if sum(k.cost for _, k in self.kernels[: self.checked]) * self._scale() > CHECKED:
+            self.checked = 0
+
+    def _make_runs(self, low: int, high: int) -> None:
+        """Reorder kernels so that those that can run at the same time, a run, are adjacent."""
+        part = self.kernels[low:high]
+        runs = together(part, self.memory, self.stored, self.reuse)
+        self.kernels[low:high] = [part[k] for run in runs for k in run]
+        self.runs += map(len, runs)
+
+    def _scale(self) -> float:
+        """Return the estimated time of a simple operation, in nanoseconds."""
+        return NANOSECONDS * 16 / max(1, self.machine.lanes(np.float32))
+
+    def _assign_memory(self, first: int, apart: bool) -> None:
+        """Assign memory to all values, and to the workspace (temporary memory) of each kernel.
+
+        Outputs lend their memory to other values, but not if it can be the memory of an input, in the body of
+        a loop (``apart``), or to the ``first`` groups: it can be that of an old gradient, which is needed
+        if a check fails.
+        """
+        replaced = {self.results[k].node.id for k in self.reuses}
+        fixed = apart or any(g.kind == "call" for g in self.groups)
+        lent = [] if fixed else [v.node for v in self.fresh if v.node.id not in replaced]
+        used = [w for w in self.workspaces if w[1]]
+        offsets = self.memory.allocate([(group, size) for group, size, _ in used], lent, first)
+        for at, (_, size, kernels) in zip(offsets, used, strict=True):
+            for k in kernels:
+                k.slots = [Address(None, s.offset + at) if s.node is None else s for s in k.slots]
+                k.workspace = at, at + size
+
+    def _kernels(self, index: int, g: Fusion) -> list[Kernel]:
+        """Return the kernels of the group ``g``, which has the index ``index`` among the groups."""
+        node = g.nodes[0]
+        stored = [n for n in g.nodes if n.id in self.stored]
+        if g.kind in ("loop", "conv_weight", *PRODUCTS):
+            kernels, space = self.texts.kernels(g, stored, lambda: self._write(g, stored))
+            self.workspaces.append((index, -(-space // 64) * 64, kernels))
+            return kernels
+        if g.kind == "scatter":
+            return scatter_kernels(self.machine, node)
+        if g.kind == "repeat":
+            return [self._repeat(node, g.nodes[1:])]
+        return place_kernels(self.machine, self.graph, node, self.memory.pieces_in_place(node))
+
+    def _write(self, g: Fusion, stored: list[Primitive]) -> tuple[list[Kernel], int]:
+        """Generate the kernels of a group; return them and the number of bytes of workspace they need."""
+        if g.kind == "loop":
+            return [loop_kernel(self.machine, g, stored)], 0
+        if g.kind == "conv_weight":
+            return conv_weight_kernels(self.machine, g.nodes[0], self.threads)
+        return product_kernels(self.machine, g, stored, self.threads)
+
+    def _repeat(self, node: Primitive, outs: list[Primitive]) -> Kernel:
+        """Return the kernel of a loop with the results ``outs``."""
+        found = small_kernel(self.machine, node, outs)
+        if found is not None:
+            return found
+        steps = node.value
+        kept = [*range(steps.carries), *(n.params for n in outs if n.params >= steps.carries)]
+        body = Schedule(
+            steps.graph, [steps.outputs[k] for k in kept], len(node.args), True, self.machine.flush
+        )
+        helpers = pool.start(body.threads) if body.estimate > _LONG and body.threads > 1 else 0
+        return driver_kernel(body, node, outs, kept, (pool.addresses()["run"], helpers))
+
+    def _make_tables(self, sources: int) -> None:
+        """Allocate the arena, find the address of every slot, and compile the kernels."""
+        self.arena = np.zeros(self.memory.size + 128, np.uint8)
+        self.start = self.arena.ctypes.data + -self.arena.ctypes.data % 64
+        self.numbers = np.zeros(sources + 1, np.float64)
+        self.made = {v.node.id: k for k, v in enumerate(self.fresh)}
+        self.slots = [[self._address(s) for s in kernel.slots] for _, kernel in self.kernels]
+        flat = [s for slots in self.slots for s in slots]
+        self.table = np.array([s if isinstance(s, int) else 0 for s in flat] + [0], np.uintp)
+        self.moving = [(k, s) for k, s in enumerate(flat) if not isinstance(s, int)]
+        self.sources = sorted({s[1] for _, s in self.moving if s[0] == "given"})
+        rows, at = [], self.table.ctypes.data
+        self.cuts = []
+        self.functions = units.functions([kernel.text for _, kernel in self.kernels])
+        for (_, kernel), function, slots in zip(self.kernels, self.functions, self.slots, strict=True):
+            self.cuts.append(_cuts(kernel, self.threads))
+            rows.append((function, at, self.cuts[-1]))
+            at += 8 * len(slots)
+        self.records = pool.records(rows, self.runs)
+        self.estimate = sum(k.cost for _, k in self.kernels) * self._scale()
+        self.helped = self.estimate > HELPED
+
+    def _address(self, slot: Address) -> Any:
+        """Return the address of a slot, or a tuple (kind, index, offset in bytes) if it changes at each call.
+
+        The kind is "given" (a source), "made" (an output) or "part" (a result of a NumPy call).
+        """
+        if slot.node is None:
+            return self.start + slot.offset
+        node, offset = self.memory.place(slot.node)
+        offset += slot.offset
+        if node.op == "source":
+            return "given", node.params, offset
+        if node.op == "number":
+            return self.numbers.ctypes.data + 8 * node.params
+        if node.op == "constant":
+            return node.value.ctypes.data + offset
+        if node.op == "part":
+            return "part", node, offset
+        if node.id in self.made:
+            return "made", self.made[node.id], offset
+        if not node.size:
+            return self.start  # any address: an empty array is never read
+        return self.start + self.memory.offset[node.id] + offset
+
+    def record(self, k: int) -> int:
+        """Return the address of the record (the description of a kernel call) with index ``k``."""
+        return int(self.records.ctypes.data) + 8 * pool.RECORD * k
+
+    def helpers(self) -> int:
+        """Start the helper threads that the program can use; return their number, which may be 0."""
+        return pool.start(self.threads) if self.threads > 1 and self.helped else 0
+
+    def _array(self, v: View) -> Any:
+        """Return the view ``v`` of a node in the arena as a NumPy array."""
+        whole, offset = self.memory.place(v.node)
+        at = self.start - self.arena.ctypes.data + self.memory.offset[whole.id] + offset
+        size = v.node.dtype.itemsize
+        strides = tuple([s * size for s in v.strides])
+        return np.ndarray(v.shape, v.dtype, self.arena, at + v.offset * size, strides)
+
+
+class Native(Schedule):
+    """A program compiled to native code; ``native(*sources)`` runs it and returns the outputs."""
+
+    def __init__(self, program: Program, flush: bool = False) -> None:
+        self.program = program
+        self.lock = held_across_fork(threading.RLock())
+        self.running = False  # whether ``_run`` is running the program step by step
+        units.prepare()
+        self.lowered: Lowered = lower(program)
+        graph, replacing = self.lowered.graph, list(_replacing(program))
+        outputs = update_rows(graph, self.lowered.outputs, replacing)
+        super().__init__(graph, outputs, len(program.sources), flush=flush, replacing=replacing)
+        self.entry = self.entry_for(range(len(program.sources)), (), len(program.sources))
+        self.order = [] if self.entry is None else [self.made[v.node.id] for v in self.results]
+        self.in_order = self.order == list(range(len(self.fresh)))
+
+    def is_worthwhile(self) -> bool:
+        """Return whether native code is useful: not to copy large arrays, for which NumPy has views."""
+        copies = all(n.op == "copy" for g in self.groups for n in g.nodes)
+        size = sum(v.node.nbytes for v in self.fresh)
+        return bool(self.kernels) and not (copies and size > VIEWED)
+
+    def is_atomic(self) -> bool:
+        """Return whether a call keeps the GIL, so that no other Python thread runs during it."""
+        return self.entry is not None and self.estimate <= RELEASING
+
+    def entry_for(
+        self, owners: Sequence[Any], writes: Sequence[tuple[Any, int]], arguments: int,
+        grads: Sequence[tuple[Any, int]] = (), reuses: dict[int, int] | None = None,
+        counters: Sequence[tuple[Any, str]] = (),
+    ) -> Entry | None:  # fmt: skip
+        """Return a native entry, which reads inputs from ``owners`` and stores outputs in tensors.
+
+        Returns None if the program calls NumPy, or if no kernel computes one of the outputs.  ``owners`` are
+        as in ``Given`` and ``counters`` as in ``Entry``.  ``writes`` and ``grads`` are pairs of a tensor and
+        the index of the output that becomes its array or its gradient.  ``arguments`` is the number of
+        arguments.  ``reuses`` maps an output to the input whose memory the output gets; if it is given, the
+        entry always writes the tensors.
+        """
+        whole = len(self.steps) == 1 and isinstance(self.steps[0], tuple)
+        plain = all(v.node.id in self.made for v in self.results)
+        if not whole or not plain or layout() is None:
+            return None
+        given = [
+            Given(owner, s.value.dtype, None if s.value.weak else tuple(s.value.shape))
+            for owner, s in zip(owners, self.program.sources, strict=True)
+        ]
+        made = [Made(v.dtype, v.shape, (reuses or {}).get(k)) for k, v in enumerate(self.fresh)]
+        rows = [
+            Record(function, [self._entry_slot(s) for s in slots], cuts)
+            for function, slots, cuts in zip(self.functions, self.slots, self.cuts, strict=True)
+        ]
+        flags = [c.ctypes.data for c in self.checks]
+        return Entry(
+            records=rows, given=given, made=made, arguments=arguments, nanoseconds=int(self.estimate),
+            helpers=self.helpers(), checks=flags, held=(self.arena, self.graph, self.kernels), writes=writes,
+            grads=grads, runs=self.runs, always_writes=reuses is not None, checked=self.checked,
+            counters=counters,
+        )  # fmt: skip
+
+    def _entry_slot(self, s: Any) -> Any:
+        """Return a slot in the form for ``Entry``: the address of a float becomes ("given", its index)."""
+        at = s - self.numbers.ctypes.data if isinstance(s, int) else -1
+        return ("given", at // 8) if 0 <= at < self.numbers.nbytes else s
+
+    # A call ------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def replayed(self) -> Callable[..., tuple[Any, ...]]:
+        """The same program as a Python function that calls NumPy."""
+        return replay.build(self.program)
+
+    def __call__(self, *given: Any) -> tuple[Any, ...]:
+        """Run the program on its sources; return the outputs."""
+        with self.lock:  # all calls share the arena
+            if self.entry is not None:
+                found = self.entry.call(*given)
+                if found is NotImplemented:  # an input is not contiguous, such as a broadcast gradient
+                    copied = _contiguous(given)
+                    if any(map(operator.is_not, copied, given)):
+                        found = self.entry.call(*copied)
+                if found is not NotImplemented:
+                    return found if self.in_order else tuple(map(found.__getitem__, self.order))
+            return self._run(given)
+
+    def _run(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the program step by step from Python; return the outputs.  Used without a native entry."""
+        if self.running:  # called by a finalizer during another run, which is using the table and the arena
+            return self.replayed(*given)
+        self.running = True
+        try:
+            return self._run_steps(given)
+        finally:
+            self.running = False
+
+    def _run_steps(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """Run all kernels and NumPy calls in order on the inputs ``given``; return the outputs."""
+        values, run = self._prepare(given), _runner()
+        helpers = self.helpers()
+        for step in self.steps:
+            if isinstance(step, Primitive):
+                self._call(step, values, given)
+            else:
+                run(self.record(step[0]), step[1] - step[0], helpers)
+        if any(map(bool, self.checks)):
+            return self.replayed(*given)  # raises the error that NumPy raises
+        return tuple([self._value(v, values, given) for v in self.results])
+
+    def timed(self, given: Sequence[Any]) -> Iterator[tuple[Any, float]]:
+        """Run the program step by step; yield pairs (step, seconds).
+
+        A step is the index of a kernel, or the node of a NumPy call.  After the kernel of a loop, its last
+        iteration runs again kernel by kernel; these steps are pairs (index of the kernel, index in the body).
+        The first pairs have the step None: they time a call that runs no kernel.
+        """
+        values, run = self._prepare(given), _runner()
+        helpers = self.helpers()
+        clock = time.perf_counter
+        for _ in range(9):
+            start = clock()
+            run(self.record(0), 0, helpers)
+            yield None, clock() - start
+        for step in self.steps:
+            if isinstance(step, Primitive):
+                start = clock()
+                self._call(step, values, given)
+                yield step, clock() - start
+                continue
+            for k in range(*step):
+                start = clock()
+                run(self.record(k), 1, helpers)
+                yield k, clock() - start
+                tables = self.kernels[k][1].tables
+                if tables is None:
+                    continue
+                tables.rewind()
+                for j in range(len(tables.body.kernels)):
+                    start = clock()
+                    run(tables.body.record(j), 1, 0)
+                    yield (k, j), clock() - start
+
+    def _prepare(self, given: Sequence[Any]) -> dict[Any, Any]:
+        """Write the addresses of the inputs ``given`` and of new output arrays into the table."""
+        held = {k: _plain(given[k]) for k in self.sources}
+        for k, source in enumerate(self.program.sources):
+            if source.value.weak:
+                self.numbers[k] = given[k]
+        arrays = [np.empty(v.shape, v.dtype) for v in self.fresh]
+        for slot, (kind, k, offset) in self.moving:
+            if kind != "part":
+                self.table[slot] = (held if kind == "given" else arrays)[k].ctypes.data + offset
+        self.held = held  # keeps the arrays alive while kernels read them
+        return {v.node.id: a for v, a in zip(self.fresh, arrays, strict=True)}
+
+    def _call(self, node: Primitive, values: dict[Any, Any], given: Sequence[Any]) -> None:
+        """Run the NumPy call ``node``; store its results in ``values`` and their addresses in the table."""
+        i = node.value
+        args = [self._value(a, values, given) if isinstance(a, View) else a for a in node.params]
+        args = typed(i.op, i.args, args)
+        if not i.op.pure and i.op.kind != "host":  # such an op may keep a reference to its arguments
+            args = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
+        found = replay.forward_of(i)(*args, **i.params)
+        outs = found if i.op.outputs > 1 else (found,)
+        for k, (o, x) in enumerate(zip(i.outs, outs, strict=False)):
+            if not o.weak:
+                x = np.asarray(x)
+                if np.may_share_memory(x, self.arena):  # it is an argument, or a view of one
+                    x = x.copy()
+            values[node.id, k] = x
+        for slot, (kind, part, offset) in self.moving:
+            if kind == "part" and part.args[0].node is node:
+                x = values.get(part.id)
+                if x is None:
+                    x = values[part.id] = _plain(np.asarray(values[node.id, part.params], part.dtype))
+                self.table[slot] = x.ctypes.data + offset
+
+    def _value(self, v: View, values: dict[Any, Any], given: Sequence[Any]) -> Any:
+        """Return the value of the view ``v`` as an array or a Python float."""
+        node = v.node
+        if node.op == "number":
+            if v.weak:
+                return given[node.params]
+            base = np.asarray(given[node.params])
+        elif node.op == "source":
+            base = given[node.params]
+        elif node.op == "constant":
+            base = node.value
+        elif node.op == "part":
+            base = values[node.args[0].node.id, node.params]
+            if v.weak:
+                return base
+        elif not node.size:
+            return np.empty(v.shape, v.dtype)
+        elif node.id in values:
+            base = values[node.id]
+        else:
+            whole, offset = self.memory.place(node)
+            if whole.id in values:
+                first = offset // node.dtype.itemsize
+                base = values[whole.id].reshape(-1)[first : first + node.size].reshape(node.shape)
+            else:
+                return self._array(v).item() if v.weak else self._array(v)
+        if v.weak:
+            return float(base.reshape(-1)[v.offset])
+        if v.is_whole():
+            return base if base.shape == v.shape else base.reshape(v.shape)
+        return _strided(_plain(base), v)
+
+
+def _replacing(program: Program) -> Iterator[tuple[int, int]]:
+    """Yield index pairs (output, input): the output is the new value of the tensor or item that is read."""
+    known = {s.key: k for k, s in enumerate(program.sources) if s.key is not None}
+    at = len(program.results)
+    for each in program.writes:
+        source = known.get(each.key)
+        if source is not None:
+            yield at, source
+        at += sum(v is not None for v in each.values)
+
+
+def _copied(v: View) -> View:
+    """Return a view of a new node that copies ``v``; ``v`` itself if kernels do not support its dtype."""
+    if v.dtype.kind not in "biuf":
+        return v
+    return v.graph.view(v.graph.add(Primitive("copy", (v,), None, v.shape, v.dtype)))
+
+
+@functools.cache
+def _runner() -> Callable[..., None]:
+    """Return the native function that runs records: ``run(address, count, helpers)``."""
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(pool.addresses()["run"])
+
+
+def _cuts(kernel: Kernel, threads: int) -> list[int]:
+    """Return the bounds of the chunks into which a kernel's outermost loop is divided for threads."""
+    pieces = kernel.length // kernel.unit
+    count = min(pieces, int(kernel.cost / CHUNK), 64) if threads > 1 else 1
+    count = kernel.chunks or count
+    if count < 2:
+        return [0, kernel.length]
+    return [pieces * k // count * kernel.unit for k in range(count)] + [kernel.length]
+
+
+def _plain(a: Any) -> Any:
+    """Return the array ``a`` itself if it is contiguous and aligned, otherwise a contiguous copy."""
+    a = np.asarray(a)  # ``a`` may be a Python number
+    return a if a.flags.c_contiguous and a.flags.aligned else np.array(a, order="C")
+
+
+def _strided(base: Any, v: View) -> Any:
+    """Return the elements of the contiguous array ``base`` that ``v`` describes, as a read-only array."""
+    flat, size = base.reshape(-1), v.dtype.itemsize
+    return np.lib.stride_tricks.as_strided(
+        flat[v.offset :], v.shape, tuple([s * size for s in v.strides]), writeable=False
+    )
+
+
+def _contiguous(given: Sequence[Any]) -> list[Any]:
+    """Return the arguments, with a contiguous copy of each array that is not contiguous."""
+    return [g.copy() if type(g) is np.ndarray and not g.flags.c_contiguous else g for g in given]

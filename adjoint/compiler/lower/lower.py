@@ -1,0 +1,131 @@
+"""Lower a traced program to a graph of primitives; ops without a native form become calls of NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adjoint.compiler.loops.repeat import Repeat
+from adjoint.compiler.lower.graph import DTYPES, Dataflow, View
+from adjoint.compiler.lower.primitives import Primitives
+from adjoint.compiler.lower.steps import Steps, repeat
+from adjoint.compiler.program.program import Instruction, Program
+from adjoint.compiler.program.symbols import Number, Symbolic, copying
+from adjoint.core.native import NotNative
+
+__all__ = ["Lowered", "lower"]
+
+_FAILURES = (NotNative, TypeError, AttributeError, KeyError, ValueError, IndexError)
+
+
+class Lowered:
+    """The graph of a program, the views of its outputs, and why NumPy is called for some ops."""
+
+    def __init__(self, graph: Dataflow, outputs: list[View], reasons: dict[int, str]) -> None:
+        self.graph = graph
+        self.outputs = outputs
+        self.reasons = reasons  # key: the id of the node that calls NumPy; value: why it is not native
+
+
+def lower(program: Program) -> Lowered:
+    """Return the graph of a program, with the views of its outputs."""
+    lowering = _Lowering()
+    for k, s in enumerate(program.sources):
+        lowering.source(k, s)
+    for i in program.live():
+        lowering.instruction(i)
+    lowering.graph.current = ""
+    outputs = [lowering.output(o) for o in program.outputs()]
+    return Lowered(lowering.graph, outputs, lowering.reasons)
+
+
+class _Lowering:
+    """Builds the graph of primitives of a program.
+
+    ``known`` maps the id of each value of the program to its view in the graph.
+    """
+
+    def __init__(self) -> None:
+        self.graph = Dataflow()
+        self.xp = Primitives(self.graph)
+        self.known: dict[int, View] = {}
+        self.reasons: dict[int, str] = {}
+
+    def source(self, k: int, source: Any) -> None:
+        """Add input ``k`` of the program to the graph; a known value becomes a constant."""
+        value = source.value
+        if value.weak:
+            self.known[value.id] = self.graph.number(k)
+        elif value.known is not None and value.dtype in DTYPES:
+            self.known[value.id] = self.graph.constant(value.known)
+        else:
+            self.known[value.id] = self.graph.source(k, tuple(value.shape), value.dtype)
+
+    def output(self, value: Symbolic) -> View:
+        """Return the view that has the value of an output.
+
+        An input that is returned unchanged is copied by NumPy if its dtype has no native form.
+        """
+        found = self.known[value.id]
+        if found.dtype in DTYPES or found.node.op != "source":
+            return found
+        copy = Instruction(copying(value.dtype), (value,), {}, (value,), False)
+        (found,) = self.graph.call(copy, (found,), [(tuple(value.shape), value.dtype, False)])
+        self.reasons[found.node.args[0].node.id] = f"{value.dtype} has no native form"
+        return found
+
+    def instruction(self, i: Instruction) -> None:
+        """Add one instruction to the graph: as primitives if possible, else as a call of NumPy."""
+        args = tuple([self.known[a.id] if isinstance(a, Symbolic) else a for a in i.args])
+        checks = len(self.graph.checks)
+        self.graph.current = i.op.name
+        try:
+            outs = self._native(i, args)
+        except _FAILURES as error:
+            del self.graph.checks[checks:]
+            specs = [(tuple(o.shape), o.dtype, bool(o.weak)) for o in i.outs]
+            outs = self.graph.call(i, args, specs)
+            call = outs[0].node.args[0].node if outs else self.graph.nodes[-1]
+            self.reasons[call.id] = str(error) or type(error).__name__
+        for o, view in zip(i.outs, outs, strict=True):
+            self.known[o.id] = view
+
+    def _native(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
+        """Add an instruction to the graph as primitives; return its results.
+
+        Raise NotNative if that is not possible.
+        """
+        if any(isinstance(a, Number) and a.kind is not float for a in (*i.args, *i.outs)):
+            raise NotNative("an operand or the result is a Python number other than a float")
+        values: list[Any] = [*(a for a in args if isinstance(a, View)), *i.outs]
+        for v in values:
+            if v.dtype not in DTYPES:
+                raise NotNative(f"{v.dtype} has no native form")
+        if isinstance(i.op.forward, Repeat):
+            return self._repeat(i, args)
+        if i.op.lower is None and i.op.kind == "host":
+            weak = bool(i.outs) and i.outs[0].weak
+            why = "of Python floats may raise an error, so Python computes it" if weak else "runs in Python"
+            raise NotNative(f"{i.op.name} {why}")
+        if i.op.kind != "host" and (i.op.call or not i.op.pure):
+            raise NotNative(f"{i.op.name} calls a Python function")
+        found = self.xp.apply(i.op, *args, **i.params)
+        outs = list(found) if i.op.outputs > 1 else [found]
+        outs = [o if isinstance(o, View) else self.xp.view(o) for o in outs]
+        for o, wanted in zip(outs, i.outs, strict=True):
+            if o.shape != tuple(wanted.shape) or o.dtype != wanted.dtype:
+                raise NotNative(f"native code would return a different result, {o.dtype}{list(o.shape)}")
+        # a rule may return its operand, a Python float, where NumPy returns an array
+        return [o if wanted.weak else self.xp.strong(o) for o, wanted in zip(outs, i.outs, strict=True)]
+
+    def _repeat(self, i: Instruction, args: tuple[Any, ...]) -> list[View]:
+        """Add a loop to the graph; return its results.
+
+        Raise NotNative if a part of its body has no native form.
+        """
+        loop = i.op.forward
+        body = lower(loop.program)
+        if body.reasons:
+            raise NotNative(f"a step of the loop calls NumPy: {next(iter(body.reasons.values()))}")
+        of_rows = loop.carries, loop.rows, loop.backwards, loop.settles
+        steps = Steps(body.graph, body.outputs, loop.count, *of_rows)
+        return repeat(self.graph, steps, args)
