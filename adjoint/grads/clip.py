@@ -24,7 +24,8 @@ from adjoint.core.lifted import tracing
 from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, check_running, differentiable, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, NonFiniteError
-from adjoint.grads.norm import all_finite, check_max_norm, norm_parts, stored_values
+from adjoint.grads.native_clip import native_clip_norm, native_clip_values
+from adjoint.grads.norm import all_finite, check_max_norm, check_norm_order, norm_parts, stored_values
 
 __all__ = ["clip_grad_adaptive", "clip_grad_norm", "clip_grad_norm_by_group", "clip_grad_value", "scaled"]
 
@@ -231,7 +232,15 @@ def clip_grad_norm(target: Any, max_norm: float, p: float = 2.0, *, nonfinite: s
     _check_policy(nonfinite)
     places = _places("clip_grad_norm", target)
     clip = partial(_clip_norm, "clip_grad_norm", bound=bound, p=p, nonfinite=nonfinite)
-    return float(clip(places)) if _trace() is None else _clip_traced(clip, places, nonfinite == "raise")
+    if _trace() is None:
+        return float(clip(places))
+    return _clip_traced(clip, places, nonfinite == "raise", native=_native_norm(places, bound, p, nonfinite))
+
+
+def _native_norm(places: list[_Place], bound: float, p: float, nonfinite: str) -> Callable[..., Any]:
+    """Return the native form of ``_clip_norm`` for these gradients."""
+    count, raises = len(places), nonfinite == "raise"
+    return partial(native_clip_norm, count=count, p=check_norm_order(p), bound=bound, raises=raises)
 
 
 def _clip_norm(what: str, places: list[_Place], bound: float, p: float, nonfinite: str) -> float:
@@ -255,12 +264,16 @@ def _trace() -> Any:
 
 
 def _clip_traced(
-    clip: Callable[[list[_Place]], Any], places: list[_Place], raises: bool, kind: Any = np.float64
+    clip: Callable[[list[_Place]], Any],
+    places: list[_Place],
+    raises: bool,
+    kind: Any = np.float64,
+    native: Callable[..., Any] | None = None,
 ) -> Any:
     """Make the compiled function call ``clip`` on the gradients at each call; return its symbolic result.
 
-    ``places`` are the gradients, ``kind`` is the type of the result, and ``raises`` says whether ``clip`` may
-    raise an error.
+    ``places`` are the gradients, ``kind`` is the type of the result, ``raises`` says whether ``clip`` may
+    raise an error, and ``native`` is its native form.
     """
     trace, labels = _trace(), [place.label for place in places]
     params = [place.param for place in places if place.param is not None]
@@ -278,7 +291,8 @@ def _clip_traced(
 
     given = [place.grad for place in places]
     specs = [((), np.dtype(kind)), *((g.shape, g.dtype) for g in given)]
-    number, *clipped = trace.call("clip", run, [*given, *(params if several else ())], specs, not raises)
+    operands = [*given, *(params if several else ())]
+    number, *clipped = trace.call("clip", run, operands, specs, not raises, native)
     for place, value in zip(places, clipped, strict=True):
         place.put(wrap(value))
     return number.as_number()
@@ -361,7 +375,11 @@ def clip_grad_norm_by_group(
             for name in found
         }
         raises = nonfinite == "raise"
-        return {name: _clip_traced(clips[name], places, raises) for name, places in found.items()}
+        native = {name: _native_norm(places, bounds[name], p, nonfinite) for name, places in found.items()}
+        return {
+            name: _clip_traced(clips[name], places, raises, native=native[name])
+            for name, places in found.items()
+        }
     norms = {name: norm_parts((place.grad for place in places), p) for name, places in found.items()}
     for name, (norm, _) in norms.items():
         if not math.isfinite(norm) and nonfinite == "raise":
@@ -432,7 +450,8 @@ def clip_grad_value(target: Any, max_value: float) -> None:
     if _trace() is None:
         _clip_values(places, bound)
     else:
-        _clip_traced(partial(_clip_values, bound=bound), places, raises=False)
+        native = partial(native_clip_values, count=len(places), bound=bound)
+        _clip_traced(partial(_clip_values, bound=bound), places, raises=False, native=native)
 
 
 def _clip_values(places: list[_Place], bound: float) -> None:

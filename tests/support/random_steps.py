@@ -24,6 +24,16 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("RMSprop", {"eps": 1e-3}), ("Adagrad", {"eps": 1e-3}), ("NAdam", {"eps": 1e-3}),
     ("Adam", {"amsgrad": True, "eps": 1e-3}),
 ]  # fmt: skip
+CLIPS = [  # functions of the parameters and optimisers that clip gradients, in all ways of the library
+    lambda params: ad.clip_grad_norm(params, 1.0),
+    lambda params: ad.clip_grad_norm(params, 0.3, 1.0, nonfinite="allow"),
+    lambda params: ad.clip_grad_norm(params, 0.1, float("inf")),
+    lambda params: ad.clip_grad_norm(params, 0.5, 3.0),
+    lambda params: ad.clip_grad_norm(params, 0.5, 9.0),  # by NumPy
+    lambda params: ad.clip_grad_value(params, 0.05),
+    lambda params: ad.clip_grad_norm_by_group({"a": params[:2], "b": params[2:]}, {"a": 0.2, "b": 0.1}),
+    lambda params: ad.clip_grad_adaptive(params, 0.01),
+]  # fmt: skip
 # eps: where the gradient is 0 but for rounding, a smaller one makes an update of any sign of it
 
 
@@ -48,6 +58,7 @@ class Plan:
         self.result = int(r.integers(6))
         self.index = r.integers(0, self.rows, self.rows)
         self.table = bool(np.random.default_rng((seed, 77)).random() < 0.25)  # whether the input has a table
+        self.clipping = CLIPS[np.random.default_rng((seed, 78)).integers(len(CLIPS))]
 
     def data(self, call: int) -> list[Any]:
         """Return the arrays of one call: contiguous, or strided, reversed, transposed, repeated, read-only."""
@@ -131,7 +142,7 @@ class Training:
             loss = loss + sum((p * p).sum() * 1e-3 for p in self.params)
         loss.backward()
         if plan.clip:
-            ad.clip_grad_norm(self.params, 1.0)
+            plan.clipping(self.params)
         for o in self.optimizers:
             o.step()
         self._zero("last")

@@ -202,12 +202,13 @@ class Trace(Captured):
         args: Sequence[Any],
         specs: Sequence[Any],
         pure: bool = True,
+        lower: Callable[..., Any] | None = None,
     ) -> list[Symbolic]:
         """Add a call of a Python function on arrays; return the symbols of its results.
 
-        ``specs`` has the shape and dtype of each result.
+        ``specs`` has the shape and dtype of each result, and ``lower`` is the native form.
         """
-        return self.call_host(Host(name, function, len(specs), pure), args, specs)
+        return self.call_host(Host(name, function, len(specs), pure, lower=lower), args, specs)
 
     def call_host(
         self, host: Host, args: Sequence[Any], specs: Sequence[Any], params: dict[str, Any] | None = None
