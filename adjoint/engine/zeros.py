@@ -18,6 +18,7 @@ import numpy as np
 
 from adjoint.config import grad_mode
 from adjoint.context import arriving, within
+from adjoint.core.dots import PIECE, pieces
 from adjoint.core.lifted import Lifted, Unknown
 from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.node import Node
@@ -354,7 +355,9 @@ def may_have_nan(g: Any) -> bool:
     if not isinstance(data, (np.ndarray, np.generic)):
         return True
     array = np.asarray(data, np.float32) if data.dtype.kind == "V" else np.asarray(data)  # V: bfloat16
-    return bool(np.isnan(np.vdot(array, array)))
+    if array.size <= PIECE:
+        return bool(np.isnan(np.vdot(array, array)))
+    return any(bool(np.isnan(np.vdot(p, p))) for p in pieces(array.reshape(-1)))
 
 
 # Masks -----------------------------------------------------------------------------------------------

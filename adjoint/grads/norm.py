@@ -11,6 +11,7 @@ from numpy import ndarray
 
 from adjoint.config import transform
 from adjoint.core.conversion import check_conversion
+from adjoint.core.dots import PIECE, pieces
 from adjoint.core.lifted import enclosing
 from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor, concrete
@@ -25,9 +26,6 @@ Array = ndarray[Any, Any]
 
 # Elements per piece: 256 KiB of float64, so that a second pass finds them in the cache.
 CHUNK = 1 << 15
-# Elements of one dot product.  OpenBLAS starts threads above 10,000 elements, which is slower
-# (27 ms for 100,000 elements on a busy machine) and makes the last bits depend on their number.
-DOT = 1 << 13
 # Bytes up to which a mask is as fast as dot products.
 MASKED = 1 << 19
 # Elements of each of many dot products that test for finite values.
@@ -84,7 +82,7 @@ def all_finite_unwarned(a: Array) -> bool:
     half = flat.size // (2 * ROW) * ROW
     dots = np.vecdot(flat[:half].reshape(-1, ROW), flat[half : 2 * half].reshape(-1, ROW))
     rest = flat[2 * half :]
-    total = dots.dot(dots) if dots.size < DOT else np.add.reduce(dots)
+    total = dots.dot(dots) if dots.size < PIECE else np.add.reduce(dots)
     if math.isfinite(total) and math.isfinite(rest.dot(rest)):
         return True
     return _finite_by_mask(rest if np.isfinite(dots).all() else flat)
@@ -99,10 +97,9 @@ def _finite_by_mask(a: Array) -> bool:
 
 def _square_sums(flat: Array) -> list[float]:
     """Return the sum of squares of each piece of a contiguous 1-d array, computed in its dtype."""
-    pieces = [flat[i : i + DOT] for i in range(0, flat.size, DOT)]
     if flat.dtype.kind == "c":
-        return [float(np.vdot(p, p).real) for p in pieces]
-    return [float(p.dot(p)) for p in pieces]
+        return [float(np.vdot(p, p).real) for p in pieces(flat)]
+    return [float(p.dot(p)) for p in pieces(flat)]
 
 
 def global_norm(arrays: Iterable[Any], p: float = 2.0) -> float:
@@ -228,9 +225,9 @@ def _square_sum(a: Array) -> float:
         return math.fsum(_square_sums(a.reshape(-1)))
     if a.dtype.char in "fe" and a.flags.c_contiguous:  # the same as below, in two thirds of the time
         flat = a.reshape(-1)
-        wide = (flat[i : i + DOT].astype(np.float64) for i in range(0, flat.size, DOT))
+        wide = (p.astype(np.float64) for p in pieces(flat))
         return math.fsum(float(w.dot(w)) for w in wide)
-    return math.fsum(float(np.vdot(w, w)) for w in _wide_pieces(a, DOT))
+    return math.fsum(float(np.vdot(w, w)) for w in _wide_pieces(a, PIECE))
 
 
 def _wide_pieces(a: Array, size: int = CHUNK) -> Iterator[Array]:

@@ -22,6 +22,7 @@ from numpy.lib.stride_tricks import as_strided
 from adjoint.core.batching import Batched, held
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
+from adjoint.core.dots import dot
 from adjoint.core.infer import Result
 from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.native import Primitives, View
@@ -202,7 +203,7 @@ def _matrix(
 
 def _dots(x: Array, y: Array) -> Array:
     if x.ndim == 1:
-        return np.dot(x, y)
+        return dot(x, y) if x.dtype == y.dtype and x.dtype.kind in "fc" else np.dot(x, y)
     if x.dtype.kind == "f" and x.dtype == y.dtype:
         return np.vecdot(x, y)  # faster than matmul for one dot product per row
     return np.matmul(x[..., None, :], y[..., None])[..., 0, 0]

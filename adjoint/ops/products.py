@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core import dots
 from adjoint.core.batching import Batched, held, ranked
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.docstrings import SharedDoc
+from adjoint.core.dots import PIECE
 from adjoint.core.infer import Result, broadcast
 from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.native import NotNative, Primitives, View
@@ -71,13 +73,19 @@ def product(x: Any, y: Any) -> Any:
     The product of half precision is float32; the caller rounds it.
     """
     if x.dtype in BLAS:
-        return x.dot(y) if x.ndim == 2 and y.ndim == 2 else np.matmul(x, y)
+        return x.dot(y) if x.ndim == 2 and y.ndim == 2 else _other_product(x, y)
     return np.matmul(wide(x), wide(y))
+
+
+def _other_product(x: Any, y: Any) -> Any:
+    """Return the product of arrays that are not both matrices."""
+    long = x.ndim == y.ndim == 1 and x.size == y.size > PIECE and x.dtype == y.dtype
+    return dots.dot(x, y) if long else np.matmul(x, y)
 
 
 def _matmul_arrays(x: Array, y: Array) -> Any:
     if x.dtype in BLAS:  # the code of ``product``, inlined for speed
-        return x.dot(y) if x.ndim == 2 and y.ndim == 2 else np.matmul(x, y)
+        return x.dot(y) if x.ndim == 2 and y.ndim == 2 else _other_product(x, y)
     return rounded(product(x, y), x, y)
 
 

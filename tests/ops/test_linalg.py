@@ -406,3 +406,18 @@ def test_messages(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("n", [8191, 8192, 8193, 10_001, 40_000])
+def test_dot_products_of_long_vectors(n: int, dtype: str) -> None:
+    """They are summed in pieces, so that BLAS starts no threads for them."""
+    r = np.random.default_rng(n)
+    x, y = ((r.normal(size=2 * n) + (1j if dtype[0] == "c" else 0)).astype(dtype)[::2] for _ in range(2))
+    exact = (x.astype("c16") * y).sum()
+    for found in (ad.matmul(x, y), ad.dot(x, y), ad.einsum("i,i->", x, y), ad.matmul(x[::-1], y[::-1])):
+        np.testing.assert_allclose(found.numpy(), exact, 0, 4 * np.finfo(dtype).eps * n)
+        assert found.dtype == x.dtype
+        assert found.shape == ()
+    g = ad.grad(lambda x: ad.real(ad.dot(x, y)))(x)
+    np.testing.assert_array_equal(g, y.conj())
