@@ -228,7 +228,7 @@ def _qr_shape(x: Array, lead: Array, m: int, n: int, mode: str) -> Result:
 
 
 define("cholesky", _cholesky, _cholesky_rule, saves="yx", kind="general", params=("upper",), holomorphic=False,
-       batch="leading", shape=matrix_shape(lambda x, *_, upper: ((x.shape, x.dtype),)), reference="numpy.linalg:cholesky", doc="The Cholesky factor: the lower triangular matrix l with l lᴴ = x.")  # fmt: skip
+       batch="leading", shape=matrix_shape(lambda x, *_, upper: ((x.shape, x.dtype),)), reference="numpy.linalg:cholesky", lower=lambda xp, x, upper: xp.matrix("cholesky", [x], x.shape, upper), doc="The Cholesky factor: the lower triangular matrix l with l lᴴ = x.")  # fmt: skip
 define("qr", _qr, _qr_rule, saves=("out",), kind="general", outputs=2, params=("mode",), jvp=_qr_jvp,
        holomorphic=False, batch="leading", shape=matrix_shape(_qr_shape, square=False), reference="numpy.linalg:qr", doc="An orthogonal and an upper triangular factor of matrices.")  # fmt: skip
 

@@ -12,6 +12,7 @@ from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.infer import Result, broadcast
 from adjoint.core.namespace import Namespace, Value, raw, rec
+from adjoint.core.native import Primitives, View
 from adjoint.core.tensor import Tensor
 from adjoint.errors import DTypeError, LinAlgError, ShapeError
 from adjoint.typing import Array
@@ -120,6 +121,11 @@ def _is_hermitian(x: Array) -> Any:
     return off <= 1e3 * np.finfo(x.dtype).eps * size
 
 
+def _native_is_hermitian(xp: Primitives, x: View) -> View:
+    off, size = (xp.max(xp.abs(a), axis=(-2, -1), keepdims=True) for a in (x - xp.matrix_transpose(x), x))
+    return off <= 1e3 * np.finfo(x.dtype).eps * size
+
+
 def of_triangle(xp: Namespace, g: Value, x: Value, lower: bool) -> Any:
     """Return the gradient of ``x`` for a function that reads only the lower (or upper) triangle of ``x``.
 
@@ -146,9 +152,9 @@ def _mirror_rule(xp: Namespace, g: Value, y: Value, x: Value) -> Any:
 
 
 define("is_hermitian", _is_hermitian, None, kind="general", batch="leading", reason="it is piecewise constant",
-       reference="numpy", doc="Whether each matrix is Hermitian, up to rounding errors.")  # fmt: skip
+       reference="numpy", lower=_native_is_hermitian, doc="Whether each matrix is Hermitian, up to rounding errors.")  # fmt: skip
 define("mirror", lambda x: mirror(raw, x, True), _mirror_rule, saves="x", kind="general", holomorphic=False,
-       batch="leading", reference="numpy", doc="Hermitian matrices: the lower triangle of x copied to the upper triangle.")  # fmt: skip
+       batch="leading", reference="numpy", lower=lambda xp, x: mirror(xp, x, True), doc="Hermitian matrices: the lower triangle of x copied to the upper triangle.")  # fmt: skip
 
 
 def blame(op: str, x: Any, fails: Callable[[Any], Any], what: str, cure: str) -> LinAlgError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 from adjoint.core.define import define
 from adjoint.core.infer import Result, real_dtype
 from adjoint.core.namespace import Namespace, Value, raw, rec
-from adjoint.core.shapes import broadcast_shapes, canonical_axis
+from adjoint.core.native import Primitives, View
+from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, LinAlgError, ShapeError
 from adjoint.ops.matrices import adjoint_of, blame, lapack_floats, matrix_shape, solution_shape, square
@@ -127,18 +128,63 @@ def _solve_shape(x: Array, y: Array, **_: Array) -> Result | None:
     return solution_shape(x, y) if x.shape[-2:-1] == x.shape[-1:] else None
 
 
+# Native forms --------------------------------------------------------------------------------------
+
+
+def _in_batch(xp: Primitives, a: View, lead: Shape) -> View:
+    """Return a stack of matrices, repeated along new batch axes."""
+    return xp.graph.broadcast(a, (*lead, *a.shape[-2:]))
+
+
+def _native_equations(routine: str) -> Callable[..., View]:
+    def native(xp: Primitives, x: View, y: View, **options: bool) -> View:
+        x, y = xp.alike(xp.view(x), xp.view(y))
+        lead = broadcast_shapes(routine, x.shape[:-2], y.shape[:-2])
+        given = [_in_batch(xp, a, lead) for a in (x, y)]
+        return xp.matrix(routine, given, given[1].shape, *options.values())
+
+    return native
+
+
+def _native_inv(xp: Primitives, x: View) -> View:
+    return xp.solve(x, _in_batch(xp, xp.view(np.eye(x.shape[-1], dtype=x.dtype)), x.shape[:-2]))
+
+
+def _native_pivots(xp: Primitives, x: View) -> View:
+    return xp.matrix("pivots", [x], x.shape[:-1])
+
+
+def _native_slogdet(xp: Primitives, x: View) -> tuple[View, View]:
+    pivots = _native_pivots(xp, x)
+    sign = xp.prod(xp.sign(pivots), axis=(-1,), keepdims=False)
+    return sign, xp.sum(xp.log(xp.abs(pivots)), axis=(-1,), keepdims=False)
+
+
+def _native_cofactor(xp: Primitives, x: View) -> View:
+    """Return det(x) x⁻ᵀ; a check finds matrices that are nearly singular, for which NumPy computes it."""
+    inverse = xp.inv(x)
+    sizes = [
+        xp.max(xp.sum(xp.abs(a), axis=(-1,), keepdims=False), axis=(-1,), keepdims=False)
+        for a in (x, inverse)
+    ]
+    safe = sizes[0] * sizes[1] < _DOUBTFUL / np.sqrt(np.finfo(x.dtype).eps)
+    xp.graph.checks.append(xp.logical_not(xp.all(xp.flat(xp.graph.copied(safe)), axis=(0,), keepdims=False)))
+    return xp.det(x)[..., None, None] * xp.matrix_transpose(inverse)
+
+
 _square_shape = matrix_shape(lambda x, *_: ((x.shape, x.dtype),))
 define("inv", _inv, _inv_rule, saves="y", kind="general", batch="leading", shape=_square_shape,
-       reference="numpy.linalg:inv", doc="The inverse of matrices.")  # fmt: skip
+       reference="numpy.linalg:inv", lower=_native_inv, doc="The inverse of matrices.")  # fmt: skip
 define("inv_or_nan", _inv_or_nan, _inv_rule, saves="y", kind="general", batch="leading",
        shape=_square_shape, reference="numpy", doc="The inverse of matrices, NaN for singular ones.")  # fmt: skip
 define("solve", _solve, joint=_solve_rule, arity=2, saves="zx", kind="general", batch="elementwise",
-       shape=_solve_shape, reference="numpy.linalg:solve", doc="The solution of linear equations, for several right-hand sides.")  # fmt: skip
+       shape=_solve_shape, reference="numpy.linalg:solve", lower=_native_equations("solve"), doc="The solution of linear equations, for several right-hand sides.")  # fmt: skip
 define("solve_triangular", _solve_triangular, joint=_solve_triangular_rule, arity=2, saves="zx", kind="general", batch="elementwise",
-       params=("lower", "unit"), shape=_solve_shape, reference="formula", doc="The solution of triangular equations.")  # fmt: skip
+       params=("lower", "unit"), shape=_solve_shape, reference="formula", lower=_native_equations("triangular"), doc="The solution of triangular equations.")  # fmt: skip
 
 # Determinants -----------------------------------------------------------------------------------
 
+_DOUBTFUL = 0.01  # times 1/√ε: above this condition, cofactors are computed from singular values
 _SMALL = 8  # up to this size, the derivative of cofactors uses minors, which is exact for singular matrices
 
 
@@ -159,7 +205,7 @@ def _cofactor(x: Array) -> Any:
         found[~doubtful] = np.nan
     else:
         sizes = [np.abs(a).sum(axis=-1).max(axis=-1) for a in (flat, inverse)]
-        doubtful &= ~(sizes[0] * sizes[1] < 0.01 / np.sqrt(np.finfo(x.dtype).eps))
+        doubtful &= ~(sizes[0] * sizes[1] < _DOUBTFUL / np.sqrt(np.finfo(x.dtype).eps))
         found[:] = np.linalg.det(flat)[:, None, None] * inverse.swapaxes(-1, -2)
     if doubtful.any():
         u, s, vh = np.linalg.svd(flat[doubtful])
@@ -208,11 +254,11 @@ def _slogdet_rule(xp: Namespace, g: Value, out: Value, x: Value) -> Any:
 
 
 define("det", np.linalg.det, lambda xp, g, y, x: g[..., None, None] * xp.cofactor(x), saves="x", kind="general",
-       batch="leading", shape=matrix_shape(lambda x, lead, *_: ((lead, x.dtype),)), reference="numpy.linalg:det", doc="The determinant of matrices.")  # fmt: skip
+       batch="leading", shape=matrix_shape(lambda x, lead, *_: ((lead, x.dtype),)), reference="numpy.linalg:det", lower=lambda xp, x: xp.prod(_native_pivots(xp, x), axis=(-1,), keepdims=False), doc="The determinant of matrices.")  # fmt: skip
 define("cofactor", _cofactor, _cofactor_rule, saves="yx", kind="general", batch="leading",
-       shape=_square_shape, reference="formula", doc="The cofactors of matrices: the transposed adjugate.")  # fmt: skip
+       shape=_square_shape, reference="formula", lower=_native_cofactor, doc="The cofactors of matrices: the transposed adjugate.")  # fmt: skip
 define("slogdet", lambda x: tuple(np.linalg.slogdet(x)), _slogdet_rule, saves=("out", "x"), kind="general", outputs=2,
-       holomorphic=False, batch="leading", shape=matrix_shape(lambda x, lead, *_: ((lead, x.dtype), (lead, real_dtype(x.dtype)))), reference="numpy.linalg:slogdet", doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
+       holomorphic=False, batch="leading", shape=matrix_shape(lambda x, lead, *_: ((lead, x.dtype), (lead, real_dtype(x.dtype)))), reference="numpy.linalg:slogdet", lower=_native_slogdet, doc="The sign and the logarithm of the absolute determinant.")  # fmt: skip
 
 # Public functions -------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ def small_kernel(machine: Machine, node: Primitive, outs: list[Primitive]) -> Ke
 
 def _cost(n: Primitive, steps: Steps) -> float:
     """Return the number of simple operations of a node; infinite if small loops do not support the node."""
-    if n.op in ("call", "part", "repeat", "out", "scatter", "conv", "conv_input", "conv_weight"):
+    if n.op in ("call", "part", "repeat", "out", "scatter", "matrix", "conv", "conv_input", "conv_weight"):
         return math.inf
     if n.op == "gather":
         table, first = n.args[1].node, steps.carries + steps.rows

@@ -22,6 +22,7 @@ from adjoint.compiler.build import units
 from adjoint.compiler.build.texts import Texts
 from adjoint.compiler.emit.loop import loop_kernel
 from adjoint.compiler.emit.machine import machine
+from adjoint.compiler.emit.matrix import matrix_kernel
 from adjoint.compiler.emit.move import place_kernels, scatter_kernels
 from adjoint.compiler.emit.product import conv_weight_kernels, product_kernels
 from adjoint.compiler.emit.repeat import driver_kernel
@@ -213,6 +214,8 @@ class Schedule:
             return kernels
         if g.kind == "scatter":
             return scatter_kernels(self.machine, node)
+        if g.kind == "matrix":
+            return [matrix_kernel(self.machine, node)]
         if g.kind == "repeat":
             return [self._repeat(node, g.nodes[1:])]
         return place_kernels(self.machine, self.graph, node, self.memory.pieces_in_place(node))

@@ -31,8 +31,9 @@ class Primitive:
 
     ``op`` is "source" (an array given at each call), "number" (a Python float given at each call),
     "constant", "reduce", "matmul", "conv", "conv_input", "conv_weight", "place" (an array assembled from
-    pieces), "gather", "scatter", "call" (a call of NumPy), "part" (one result of a call), "repeat" (a loop),
-    "out" (one result of a loop) or the name of an elementwise primitive.
+    pieces), "gather", "scatter", "matrix" (linear algebra on small matrices), "call" (a call of NumPy),
+    "part" (one result of a call), "repeat" (a loop), "out" (one result of a loop) or the name of an
+    elementwise primitive.
     """
 
     op: str

@@ -6,6 +6,7 @@ The native form of an op is in its record (``define(..., lower=…)``, see ``cor
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from adjoint.core.shapes import Shape
 __all__ = ["Primitives"]
 
 Body = Callable[[Any, list[View], list[View], list[View]], tuple[Sequence[Any], Sequence[Any]]]
+
+LARGEST_MATRIX = 32  # rows: up to this size native code is faster than a call of LAPACK by NumPy
 
 _BOOL = np.dtype(bool)
 # The primitives that compute another primitive on bools and on integers.
@@ -149,6 +152,23 @@ class Primitives:
             base = self.graph.copied(base)
         args = (base, self.graph.copied(positions), values)
         return self.graph.node("scatter", args, (mode, width), base.shape, base.dtype)
+
+    def matrix(self, routine: str, operands: Sequence[View], shape: Shape, *options: Any) -> View:
+        """Return the result of a routine of ``emit.matrix`` on stacks of matrices with the same batch axes.
+
+        If an element of the result is not finite, a check makes NumPy run the program: it raises for singular
+        matrices.
+        """
+        dtype, columns = operands[0].dtype, operands[-1].shape[-1]
+        if dtype.kind != "f" or operands[0].shape[-1] > LARGEST_MATRIX or columns > 2 * LARGEST_MATRIX:
+            raise NotNative("LAPACK computes large matrices, and complex ones")
+        if not all((*shape, columns)):
+            raise NotNative("an empty matrix has no native form")
+        args = tuple([self.graph.copied(self.cast(a, dtype)) for a in operands])
+        z = self.graph.node("matrix", args, (routine, *options), shape, dtype)
+        finite = self.all(self.flat(self.abs(z)) < math.inf, axis=(0,), keepdims=False)
+        self.graph.checks.append(self.logical_not(finite))
+        return z
 
     def placed(self, shape: Shape, fill: Any, dtype: Any, pieces: Sequence[tuple[View, Any]]) -> View:
         """Return an array that is filled with ``fill`` and then overwritten by ``pieces``, in order.

@@ -24,7 +24,8 @@ __all__ = ["FULL", "KEPT", "PRODUCTS", "Fusion", "fuse", "in_loop_order", "neede
 FULL, KEPT = "full", "kept"
 GIVEN = frozenset(("source", "number", "constant"))
 PRODUCTS = frozenset(("matmul", "conv", "conv_input"))  # elementwise nodes can join their groups
-ALONE = PRODUCTS | {"conv_weight", "place", "scatter", "call", "repeat"}  # they start a group of their own
+# they start a group of their own
+ALONE = PRODUCTS | {"conv_weight", "place", "scatter", "matrix", "call", "repeat"}
 CHEAP = frozenset(("add", "subtract", "multiply", "negative", "abs", "maximum", "minimum", "copy"))
 MOST = 64  # largest number of nodes in one kernel
 _AGAIN, _ARRAYS = 4, 2  # limits for computing a value again in a later loop: nodes, and arrays to read
