@@ -61,6 +61,8 @@ def in_float32(forward: Callable[..., Any], *first: Any) -> Callable[..., Any]:
             return forward(*args, **params)
         y = forward(*(wide(a) if isinstance(a, _ARRAYS) else a for a in args), **params)
         floats = [a for a in arrays if a.dtype.kind not in "biu"]
+        if len({a.dtype for a in floats if is_half(a)}) > 1:  # float16 with bfloat16 is float32, as in x + y
+            return y
         return tuple(rounded(each, *floats) for each in y) if isinstance(y, tuple) else rounded(y, *floats)
 
     def wide_forward(*args: Any, **params: Any) -> Any:

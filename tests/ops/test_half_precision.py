@@ -292,3 +292,20 @@ def test_scalars_are_computed_as_arrays_without_axes(dtype: Any) -> None:
             if np.asarray(x).tobytes() != np.asarray(y).tobytes():
                 different.append((case.op, x, y))
     assert different == []
+
+
+MIXED: dict[str, Any] = {
+    "add": ad.add, "atan2": ad.atan2, "hypot": ad.hypot, "kl_div": ad.special.kl_div,
+    "gammainc": lambda x, y: ad.special.gammainc(x.detach(), y),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_float16_with_bfloat16_gives_float32_in_all_orders_and_modes(name: str) -> None:
+    f = MIXED[name]
+    x, y = ad.tensor(A[:3].astype(np.float16) ** 2), ad.tensor((A[1:] ** 2).astype(BFLOAT16))
+    assert f(x, y).dtype == np.float32
+    first = ad.grad(lambda x, y: f(x, y).sum(), 1)
+    for g in (f, first, ad.grad(lambda x, y: (first(x, y).astype(np.float32) ** 2).sum(), 1)):
+        wanted, found = g(x, y), ad.compile(g, backend="replay")(x, y)
+        assert found.dtype == wanted.dtype and found.numpy().tobytes() == wanted.numpy().tobytes()
