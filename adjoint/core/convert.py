@@ -15,7 +15,7 @@ from adjoint.config import get_default_dtype, special
 from adjoint.core.conversion import check_conversion
 from adjoint.core.lifted import Lifted, Unknown, tracing
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor, Traced, concrete, wrap
+from adjoint.core.tensor import Tensor, Traced, concrete, with_own_dtype, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 
 if TYPE_CHECKING:
@@ -270,12 +270,8 @@ def _no_numbers(value: Any) -> DTypeError:
 
 def _numeric(data: ndarray[Any, Any], value: Any) -> ndarray[Any, Any]:
     kind = data.dtype.kind
-    if kind in "biufc":
-        if not data.dtype.isnative:
-            data = data.astype(data.dtype.newbyteorder("="))
-        return data
-    if data.dtype.name == "bfloat16":
-        return data
+    if kind in "biufc" or data.dtype.name == "bfloat16":
+        return with_own_dtype(data)
     if kind == "O" and not isinstance(value, (list, tuple, ndarray)):
         raise _no_numbers(value)
     what = {"O": "Python objects", "U": "strings", "S": "bytes"}.get(kind, f"dtype {data.dtype}")
@@ -495,4 +491,4 @@ def checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
         raise DTypeError(f"{dtype!r} is not a dtype.  {cure}") from None
     if target.kind not in "biufc" and target.name != "bfloat16":
         raise DTypeError(f"tensors must have a numeric dtype, but got {target}.")
-    return target if target.isnative else target.newbyteorder("=")
+    return np.dtype(target.type)

@@ -17,7 +17,7 @@ from adjoint import words
 from adjoint.core.convert import check_device
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import checked_shape
-from adjoint.core.tensor import Tensor, read_only, wrap
+from adjoint.core.tensor import Tensor, read_only, with_own_dtype, wrap
 from adjoint.core.values import tracked
 from adjoint.errors import InPlaceError, InputError, ShapeError
 
@@ -294,7 +294,7 @@ class SparseGradient(Tensor):
 
 
 def _unpickle_rows(rows: Array, values: Array, shape: tuple[int, ...]) -> SparseGradient:
-    return SparseGradient.of(SparseRows(rows.copy(), values.copy(), shape))
+    return SparseGradient.of(SparseRows(rows.copy(), with_own_dtype(values.copy()), shape))
 
 
 def as_gradient_tensor(g: Any) -> Tensor:

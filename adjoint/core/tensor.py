@@ -414,7 +414,7 @@ def check_running(tensors: Iterable[Any]) -> None:
 
 def _unpickle(data: ndarray[Any, Any], requires_grad: bool) -> Tensor:
     # a copy: the memory may be that of a buffer given to pickle.loads
-    return wrap(np.array(data, order="C")).requires_grad_(requires_grad)
+    return wrap(with_own_dtype(np.array(data, order="C"))).requires_grad_(requires_grad)
 
 
 def _warn_not_retained(node: Node) -> None:
@@ -428,6 +428,17 @@ def _warn_not_retained(node: Node) -> None:
 def _check_callable(what: str, hook: Any) -> None:
     if not callable(hook):
         raise InputError(f"{what}: a hook must be callable, not {type(hook).__name__}.")
+
+
+def with_own_dtype(data: ndarray[Any, Any]) -> ndarray[Any, Any]:
+    """Return an array in native byte order whose dtype is NumPy's own object.
+
+    The dtype of pickled arrays, and a dtype with metadata, is another object; ops compare dtypes by identity.
+    """
+    own = np.dtype(data.dtype.type)
+    if data.dtype is own:
+        return data
+    return data.view(own) if data.dtype.isnative else data.astype(own)
 
 
 def wrap(data: Any) -> Tensor:

@@ -323,7 +323,7 @@ _HALF64, _HALF32 = np.array(0.5), np.array(0.5, np.float32)  # arrays are faster
 
 
 def _sech_squared(x: Array, y: Array) -> Any:
-    if y.dtype is not F64 and y.dtype is not F32:
+    if y.dtype is not F64 and y.dtype is not F32 and y.dtype not in (F64, F32):  # as objects, then by value
         return _other_sech_squared(x, y)
     if y.size >= COSTLY_SIZE and (found := pairs_in_pieces(_sech_squared, x, y)) is not None:
         return found
@@ -352,7 +352,7 @@ def _other_logistic_slope(x: Array, y: Array) -> Any:
 
 
 def _logistic_slope(x: Array, y: Array) -> Any:
-    if y.dtype is not F64 and y.dtype is not F32:
+    if y.dtype is not F64 and y.dtype is not F32 and y.dtype not in (F64, F32):  # as objects, then by value
         return _other_logistic_slope(x, y)
     if y.size >= COSTLY_SIZE and (found := pairs_in_pieces(_logistic_slope, x, y)) is not None:
         return found

@@ -273,6 +273,29 @@ def test_complex_gradients_are_the_same_whatever_made_the_tensor(make: object) -
     assert g is not None and g.tolist() == [2 - 4j]
 
 
+OTHER_DTYPES = {
+    "pickled": lambda a: pickle.loads(pickle.dumps(a)),
+    "metadata": lambda a: a.astype(np.dtype(a.dtype, metadata={"unit": "m"})),
+    "swapped": lambda a: a.astype(a.dtype.newbyteorder()),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_DTYPES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_numbers_do_not_depend_on_the_dtype_object_of_an_array(name: str, dtype: Any) -> None:
+    """Ops compare dtypes by identity, so an equal object would take other paths, with other bits."""
+    plain = np.linspace(0.1, 5, 7).astype(dtype)
+    other = OTHER_DTYPES[name](plain)
+    assert other.dtype is not plain.dtype
+    t = ad.tensor(other)
+    tensors = [t, ad.asarray(other), ad.ones(7, dtype=other.dtype), t * other, t.astype(other.dtype)]
+    tensors.append(pickle.loads(pickle.dumps(t)))
+    assert [u.dtype is plain.dtype for u in tensors] == [True] * 6
+    if plain.dtype.kind == "f":
+        f = ad.grad(lambda x: (ad.tanh(x) * ad.sigmoid(x)).sum())
+        assert f(other).tobytes() == f(plain).tobytes() == ad.compile(f, backend="replay")(other).tobytes()
+
+
 def test_a_finished_graph_does_not_keep_its_inputs() -> None:
     w = ad.ones(3, requires_grad=True)
     batch = ad.ones(3)
