@@ -17,7 +17,7 @@ import numpy as np
 from adjoint.errors import InputError
 
 __all__ = [
-    "ContextMode", "anomaly", "arriving", "compile_mode", "cpu_level", "crew", "default_dtype", "enclosing",
+    "ContextMode", "Repeated", "anomaly", "arriving", "compile_mode", "cpu_level", "crew", "default_dtype", "enclosing",
     "entered", "grad_mode", "in_rule", "inference", "init_generator", "lent", "observer", "reading",
     "reductions", "saved_hooks", "sink", "spreading", "stand_ins", "tapes", "threads", "tracing", "transform",
     "within", "workers", "writes",
@@ -76,6 +76,17 @@ reductions: ContextVar[list[tuple[Any, float | None]] | None] = ContextVar("adjo
 
 # The name of the transform that runs, such as "ad.grad"; None if there is none.
 transform: ContextVar[str | None] = ContextVar("adjoint_transform", default=None)
+
+
+class Repeated(str):
+    """The name of a transform that calls a function again as it ran outside of all transforms.
+
+    Gradients inside of the function are not recorded unless it asks for that.
+    """
+
+    __slots__ = ()
+
+
 # A lifted value of the innermost transform that runs, or None.  A leaf made inside a transform is lifted to
 # its level, so that a tensor of a lower level is always one from outside.
 enclosing: ContextVar[Any] = ContextVar("adjoint_enclosing", default=None)

@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from adjoint import words
 from adjoint.config import check_workers, get_workers, grad_mode, special, transform
-from adjoint.context import observer
+from adjoint.context import Repeated, observer
 from adjoint.core.batched import Batched
 from adjoint.core.convert import tensor
 from adjoint.core.docstrings import SharedDoc
@@ -401,7 +401,8 @@ def backward(
 
 def inside_transform() -> bool:
     """Return whether gradients are recorded by default, because a transform differentiates them."""
-    return transform.get() is not None and grad_mode.get()
+    name = transform.get()
+    return name is not None and type(name) is not Repeated and grad_mode.get()
 
 
 def backward_on(

@@ -30,7 +30,7 @@ from adjoint.config import (
     tapes,
     watched,
 )
-from adjoint.context import stand_ins, within
+from adjoint.context import stand_ins, transform, within
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.node import Node, next_seq
 from adjoint.core.record import saved_hooks
@@ -51,7 +51,8 @@ class Rerun:
     """The first run of a function, and the state needed to repeat it."""
 
     __slots__ = (
-        "clock", "constants", "drawn", "dtype", "generators", "name", "stand_ins", "taped", "top", "written",
+        "clock", "constants", "drawn", "dtype", "generators", "name", "stand_ins", "taped", "top",
+        "transform", "written",
     )  # fmt: skip
 
     def __init__(self, name: str, generators: Generators | None) -> None:
@@ -60,6 +61,7 @@ class Rerun:
         self.drawn: list[Any] = []  # the random draws of the first run, inside a trace
         self.dtype = get_default_dtype()
         self.top = enclosing.get()
+        self.transform = transform.get()  # gradients inside of one are recorded
         self.stand_ins = stand_ins.get()
         self.taped = bool(tapes.get())
         self.written: list[tuple[weakref.ref[Tensor], Any, Any]] = []  # tensors, previous data and nodes
@@ -133,6 +135,7 @@ class Rerun:
 
     def _again(self, function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]) -> T:
         enclosing.set(self.top)
+        transform.set(self.transform)
         grad_mode.set(True)
         set_default_dtype(self.dtype)
         saved_hooks.set(None)

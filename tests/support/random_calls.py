@@ -18,7 +18,15 @@ import adjoint as ad
 Plan = list[tuple[Any, ...]]
 Values = list[Any]
 
+
+def _slope(x: Any) -> Any:
+    """A gradient that is a constant, except inside of a transform."""
+    z = x * 1.0
+    return ad.gradients([ad.sin(z) * z], [z])[0] if z.requires_grad else ad.cos(x) * x + ad.sin(x)
+
+
 UNARY = {
+    "slope": _slope,
     "sin": ad.sin,
     "tanh": ad.tanh,
     "square": lambda x: x * x,
@@ -49,7 +57,10 @@ def draw(rng: np.random.Generator, count: int, depth: int) -> Plan:
             body = draw(rng, count + len(args), depth - 1)
             size = count + len(args) + made(body)
             returned = [int(rng.integers(size)) for _ in range(int(rng.integers(1, 4)))]
-            plan.append((kind, CALLS[int(rng.integers(len(CALLS)))], args, body, returned))
+            how = CALLS[int(rng.integers(len(CALLS)))]
+            # a rule runs inside of a transform, where the slopes of the function are not constants
+            how = "nested" if "custom" in how and "slope" in str(body) else how
+            plan.append((kind, how, args, body, returned))
         else:
             body = draw(rng, count + 1, 0 if kind == "solve" else depth - 1)
             plan.append((kind, _pick(rng, count), body, int(rng.integers(count + 1, count + 1 + made(body)))))

@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from adjoint import tree
 from adjoint.compiler.guards.values import exact
-from adjoint.config import get_default_dtype, grad_mode
+from adjoint.config import get_default_dtype, grad_mode, transform
 from adjoint.core.convert import array_of, refuse_foreign
 from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor
@@ -26,6 +26,7 @@ _MODES = (
     "the grad mode",
     "the default dtype",
     "whether a micro-batch is open",
+    "whether a transform calls the function",
     "the order of dict keys",
     "a static field",
 )
@@ -161,7 +162,7 @@ class Call:
                 continue
             self.moves.append(k)
             self.moving.append(leaf)
-        modes = grad_mode.get(), get_default_dtype(), sink.get() is None
+        modes = grad_mode.get(), get_default_dtype(), sink.get() is None, transform.get() is None
         # structures are equal for any order of dict keys, but the order of the leaves depends on that order
         inside = [(issubclass(s.kind, dict), s.rest) for s in _containers(self.structure)]
         keys = tuple([rest for is_dict, rest in inside if is_dict])

@@ -243,9 +243,11 @@ def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
     ``specs`` has the type, shape, dtype and node that each argument must have, and ``modes`` are the modes of
     the library that are part of the program's key.
     """
-    w = Lines(grad_mode=grad_mode, dtype=get_default_dtype, sink=sink)
+    w = Lines(grad_mode=grad_mode, dtype=get_default_dtype, sink=sink, transform=transform)
     parts = _fitting(w, specs)
-    parts.append(f"(grad_mode.get(), dtype(), sink.get() is None) == {w.name(modes[:3])}")
+    parts.append(
+        f"(grad_mode.get(), dtype(), sink.get() is None, transform.get() is None) == {w.name(modes[:4])}"
+    )
     w.add(f"return {' and '.join(parts)}")
     return w.function("fits", [f"x{k}" for k in range(len(specs))])
 

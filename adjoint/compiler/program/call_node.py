@@ -13,7 +13,7 @@ from adjoint.compiler.program.inputs import ArgumentSource, ArraySource, Source
 from adjoint.compiler.program.program import Program
 from adjoint.compiler.program.symbols import Symbolic
 from adjoint.config import get_default_dtype, grad_mode, special, transform
-from adjoint.context import within
+from adjoint.context import Repeated, within
 from adjoint.core.lifted import run_at
 from adjoint.core.namespace import Namespace, raw
 from adjoint.core.node import LEAF, Node, next_seq
@@ -245,7 +245,9 @@ class Recorder:
             return self._placed(back.run(*values[n:], *self.seeds(grads)))
         self._check_unchanged(values, seen)
         given = xp, grads, values[:n], wanted[:n], fixed
-        found = within(transform, f"the rule of {self.owner.name}", self._recorded, *given)
+        outside = self.owner.key[2][3]  # the call that this one repeats was not inside a transform
+        rule = (Repeated if outside else str)(f"the rule of {self.owner.name}")
+        found = within(transform, rule, self._recorded, *given)
         return [*found, *self.nothing]
 
     def _check_unchanged(self, values: Sequence[Any], seen: Sequence[int]) -> None:
