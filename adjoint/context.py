@@ -17,10 +17,10 @@ import numpy as np
 from adjoint.errors import InputError
 
 __all__ = [
-    "ContextMode", "Repeated", "anomaly", "arriving", "compile_mode", "cpu_level", "crew", "default_dtype", "enclosing",
-    "entered", "grad_mode", "in_rule", "inference", "init_generator", "lent", "observer", "reading",
-    "reductions", "saved_hooks", "sink", "spreading", "stand_ins", "tapes", "threads", "tracing", "transform",
-    "within", "workers", "writes",
+    "ContextMode", "Repeated", "anomaly", "arriving", "compile_mode", "cpu_level", "crew", "default_dtype",
+    "enclosing", "entered", "grad_mode", "in_rule", "inference", "init_generator", "lent", "observer",
+    "reading", "reductions", "saved_hooks", "sink", "spreading", "stand_ins", "tapes", "threads", "tracing",
+    "transform", "within", "workers", "writes",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
