@@ -153,6 +153,8 @@ def _native_matmul(xp: Primitives, a: View, b: View) -> View:
         raise NotNative("an empty product has no native form")
     if a.shape[-1] == 1:
         y = a * b
+    elif b.shape[-1] == 1 and a.strides[-1] > a.strides[-2] > 0:  # columns of a in memory: sum whole rows
+        y = xp.matrix_transpose(xp.sum(xp.matrix_transpose(a) * b, axis=(-2,), keepdims=True))
     elif b.shape[-1] == 1:
         y = xp.sum(a * xp.matrix_transpose(b), axis=(-1,), keepdims=True)
     elif a.shape[-2] == 1 and a.shape[-1] <= 64:

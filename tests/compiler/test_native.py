@@ -42,7 +42,7 @@ def test_auto_is_replay_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_programs_without_kernels_stay_replay() -> None:
-    f = ad.compile(lambda x: ad.linalg.inv(x))
+    f = ad.compile(lambda x: ad.linalg.eigvalsh(x))
     for _ in range(3):
         f(np.eye(3))
     assert f._variants[0].native is None
@@ -81,7 +81,7 @@ def test_explain() -> None:
 
 
 def test_explain_changes_nothing_and_shows_calls_that_cannot_be_timed() -> None:
-    state = ad.tensor(np.array([[4.0, 2.0], [2.0, 3.0]]))
+    state = ad.tensor(np.eye(40) + 1)  # too large for kernels
 
     @ad.compile(backend="native")
     def f() -> Any:

@@ -277,7 +277,9 @@ def normed(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["f", "d"])
-@pytest.mark.parametrize("shape", [(1, 1), (5, 1), (1, 40), (7, 33), (64, 300), (3, 4, 50), (130, 16)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (5, 1), (1, 40), (7, 33), (64, 300), (3, 4, 50), (130, 16), (5000, 7)]
+)
 def test_sums_along_columns_of_normed_rows(
     shape: tuple[int, ...], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,3 +331,19 @@ def test_no_product_is_stored_for_the_gradient_of_a_norm() -> None:
     native = ad.compile(f, backend="native")
     native()
     assert "; 2048 B of memory" in native.explain().splitlines()[0]
+
+
+@pytest.mark.parametrize("level", machine.levels())
+@pytest.mark.parametrize("n", [5000, 20_000])
+def test_a_tall_matrix_is_read_once(n: int, level: str) -> None:
+    """The gradient ``X.T @ r`` is summed row by row, in the kernel that computes ``X @ w``."""
+    r = np.random.default_rng(n)
+    x, y, w = r.normal(size=(n, 50)), r.normal(size=n), ad.tensor(r.normal(size=50))
+    f = ad.value_and_grad(lambda w: ((x @ w - y) ** 2).mean())
+    with machine.using(level):
+        compiled = ad.compile(f, backend="native")
+        agree(compiled(w), f(w), np.finfo(float).eps)
+        assert sum(f"[{n}, 50]" in line for line in compiled.explain().splitlines()) == 1
+        assert compiled.explain().count(" 50]") == (
+            2 if n == 5000 else 3
+        )  # the others add the sums of blocks

@@ -36,7 +36,12 @@ def sum_columns_in_rows(graph: Dataflow, groups: Sequence[Fusion]) -> None:
     """Move column sums to earlier kernels that read the same arrays row by row; change ``groups``."""
     where = {n.id: k for k, g in enumerate(groups) for n in g.nodes}
     for k, group in enumerate(groups):
-        if group.kind != "loop" or group.axis != 0 or len(group.domain) != 2:
+        if (
+            group.kind != "loop"
+            or group.axis is None
+            or group.axis != len(group.domain) - 2
+            or group.axis > 1
+        ):
             continue
         if math.prod(group.domain) < _LARGE or any(stages(group)[0][n.id] for n in _full(group)):
             continue
@@ -57,10 +62,16 @@ def _sums(group: Fusion) -> list[Primitive]:
 
 
 def _processes_rows(rows: Fusion, columns: Fusion) -> bool:
-    """Return whether ``rows`` reduces along the rows of a matrix whose columns ``columns`` sums."""
+    """Return whether ``rows`` reduces along the rows of a matrix whose columns ``columns`` sums.
+
+    Long columns are summed in blocks: the loops of ``columns`` are then blocks, rows of a block, and columns.
+    """
     if rows.kind != "loop" or rows.axis is None or rows.axis != len(rows.domain) - 1:
         return False
-    return (math.prod(rows.domain[:-1]), rows.domain[-1]) == columns.domain
+    *blocks, block, length = columns.domain
+    if blocks and rows.chunks not in (0, *blocks):
+        return False
+    return (math.prod(rows.domain[:-1]), rows.domain[-1]) == (math.prod(blocks) * block, length)
 
 
 class _Move:
@@ -75,7 +86,7 @@ class _Move:
     def fits(self) -> bool:
         """Return whether ``rows`` can compute the nodes of ``columns`` without reading other large arrays."""
         full, sums = _full(self.columns), _sums(self.columns)
-        size = sum(self.columns.domain[1] * n.dtype.itemsize for n in sums)
+        size = sum(self.columns.domain[-1] * n.dtype.itemsize for n in sums)
         if size > _BYTES or len(self.rows.nodes) + len(full) + len(sums) > MOST:
             return False
         if any(n.op == "gather" for n in full):
@@ -99,8 +110,11 @@ class _Move:
 
     def put(self) -> None:
         """Move the nodes to ``rows``; what is left in ``columns`` adds the partial sums of ``rows``."""
-        rows, length = self.columns.domain
-        chunks = self.rows.chunks or max(1, min(rows // _ROWS, rows * length // _CHUNK, _CHUNKS))
+        *blocks, rows, length = self.columns.domain
+        if blocks:
+            chunks = blocks[0]
+        else:
+            chunks = self.rows.chunks or max(1, min(rows // _ROWS, rows * length // _CHUNK, _CHUNKS))
         for n in _full(self.columns):
             self.rows.add(n, FULL)
             self.where[n.id] = self.at
@@ -109,7 +123,10 @@ class _Move:
             self.rows.add(self.graph.add(node), FULL)
             node.origin = n.origin or n.params[0]
             self.where[node.id] = self.at
-            n.args = (View(self.graph, node, (length, chunks), (1, length), 0),)
+            if blocks:  # the sum of each block is the partial sum of one chunk
+                n.args = (View(self.graph, node, (chunks, length, 1), (length, 1, 0), 0),)
+            else:
+                n.args = (View(self.graph, node, (length, chunks), (1, length), 0),)
         self.rows.chunks = chunks
         self.columns.nodes = [n for n in self.columns.nodes if self.columns.level[n.id] == KEPT]
-        self.columns.domain = (chunks, length)
+        self.columns.domain = (chunks, 1, length) if blocks else (chunks, length)
