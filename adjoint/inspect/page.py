@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 STYLES = ("vendor/uPlot.min.css", "web/page.css")
 SCRIPTS = (
     "vendor/uPlot.iife.min.js", "vendor/dagre.min.js",
-    "web/base.js", "web/charts.js", "web/graph.js", "web/time.js", "web/main.js",
+    "web/base.js", "web/scales.js", "web/charts.js", "web/graph.js", "web/time.js", "web/main.js",
 )  # fmt: skip
 LICENCES = ("vendor/uPlot.LICENSE", "vendor/dagre.LICENSE", "vendor/graphlib.LICENSE")
 

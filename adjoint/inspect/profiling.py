@@ -18,7 +18,7 @@ import numpy as np
 from adjoint.core.tensor import wrap
 from adjoint.errors import ArgumentError, MissingExtraError
 from adjoint.inspect.causes import shown_place
-from adjoint.inspect.watch import Cost, Event, Memory, TracedMemory, Watch
+from adjoint.inspect.watch import Cost, Event, Memory, Place, TracedMemory, Watch
 from adjoint.nn import Linear, Sequential, Tanh
 from adjoint.optim import SGD
 from adjoint.storage.atomic import replace_file
@@ -258,11 +258,12 @@ class Profile:
     def _cells(self, by: str, limit: int) -> tuple[list[str], list[list[str]]]:
         head = [by, "calls", "forward", "backward", "share", "made", "kept"]
         total = self.seconds or 1.0
+        compiled = compiled_rows(self.watch.events, by, self.watch.module_path)
         lines = [
             [
                 row.name, f"{row.calls:,}", time_text(row.forward),
                 time_text(row.backward) if row.backward else "", f"{row.seconds / total:.1%}",
-                quantity(row.made), quantity(row.kept),
+                *(("", "") if row.name in compiled else (quantity(row.made), quantity(row.kept))),
             ]
             for row in self.rows(by)[:limit]
         ]  # fmt: skip
@@ -275,7 +276,8 @@ class Profile:
             f"{time_text(max(0.0, self.seconds - ops))} in Python between them.",
             f"{quantity(self.made_bytes)} of arrays made, {quantity(self.kept_bytes)} kept for backward, "
             f"{quantity(self.peak_bytes)} at the peak"
-            + (f", in {self._exact.event.name}." if self._exact is not None and self._exact.event else "."),
+            + (f", in {self._exact.event.name}" if self._exact is not None and self._exact.event else "")
+            + (", without the arrays inside compiled functions." if self.compiled() else "."),
         ]
         holders = self.holders()[:3]
         if holders:
@@ -385,14 +387,14 @@ def write_text(path: Path, text: str) -> None:
     replace_file(path, write)
 
 
-def holders_of(memory: Memory) -> list[tuple[str, int]]:
+def holders_of(memory: Memory, place: Callable[[Place], str] = shown_place) -> list[tuple[str, int]]:
     """Return the ops that created the arrays that existed at the peak, with their bytes, the largest first.
 
-    An op is described by its name, phase and line.
+    An op is described by its name, phase and line; ``place`` writes the line.
     """
     found: dict[str, int] = {}
     for event, size in memory.holders:
-        name = f"{event.name} {event.phase} {shown_place(event.place)}"
+        name = f"{event.name} {event.phase} {place(event.place)}"
         found[name] = found.get(name, 0) + size
     return sorted(found.items(), key=lambda each: -each[1])
 
@@ -424,6 +426,11 @@ def rows_of(events: Iterable[Event], by: str, module_path: Callable[[int], str])
     for name, row in rows.items():
         row.calls = max(calls[name])
     return sorted(rows.values(), key=lambda row: -row.seconds)
+
+
+def compiled_rows(events: Iterable[Event], by: str, module_path: Callable[[int], str]) -> set[str]:
+    """Return the names of the rows that contain compiled functions, whose bytes are not known."""
+    return {row.name for row in rows_of((e for e in events if e.phase == "compiled"), by, module_path)}
 
 
 def quantity(size: float) -> str:

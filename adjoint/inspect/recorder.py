@@ -18,6 +18,7 @@ from adjoint.inspect.causes import Finding, findings_of
 from adjoint.inspect.graph import Graph, graph_of
 from adjoint.inspect.names import Names
 from adjoint.inspect.profiling import cost_of_observing
+from adjoint.inspect.recorded import epochs_of, load_state, state_of
 from adjoint.inspect.watch import Event, Memory, Watch, norm_of
 from adjoint.nn.module import Module
 from adjoint.optim import Optimizer
@@ -40,6 +41,7 @@ class Captured:
 
     def __init__(self, watch: Watch, step: int, names: Names, optimizers: Sequence[Optimizer]) -> None:
         self.step = step
+        self.timed = False  # whether the times are those of a step that was only timed
         self.memory: Memory | None = None
         self.take_times(watch)
         roots = [r for r in watch.roots if type(r) is Node]
@@ -58,14 +60,25 @@ class Captured:
         self.kinds = [type(s.module).__name__ for s in watch.scopes]
         self.parents = [s.parent for s in watch.scopes]
         self.memory = None if watch.values else watch.memory
+        self.timed = not watch.values
+
+    def keep_times(self, other: Captured) -> None:
+        """Store the times of an earlier step, until a step after this one is timed."""
+        self.events, self.memory = other.events, other.memory
+        self.paths, self.kinds, self.parents = other.paths, other.kinds, other.parents
+
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled functions ran; the arrays inside them are not known."""
+        return any(e.phase == "compiled" for e in self.events)
 
 
 class Recorder(Callback):
     """Record a training run for ``report``.
 
-    As a callback of a ``Trainer`` it records every step.  In your own loop, call ``record`` between
-    ``backward()`` and the update, and run one step inside ``with recorder.capture():``.  Long runs keep only
-    some of the steps, so that memory is bounded.
+    As a callback of a ``Trainer`` it records every step, and checkpoints contain what it recorded.  In your
+    own loop, call ``record`` between ``backward()`` and the update, and run one step inside
+    ``with recorder.capture():``.  Long runs keep only some of the steps, so that memory is bounded.
 
     Parameters
     ----------
@@ -186,8 +199,10 @@ class Recorder(Callback):
         self._take(watch, names, [] if optimizer is None else [optimizer])
 
     def _take(self, watch: Watch, names: Names, optimizers: Sequence[Any]) -> None:
-        step = self.steps[-1] if self.steps else 0
+        step, before = self.steps[-1] if self.steps else 0, self.captured
         self.captured = Captured(watch, step, names, [o for o in optimizers if isinstance(o, Optimizer)])
+        if before is not None and before.memory is not None:
+            self.captured.keep_times(before)
 
     # As a callback -----------------------------------------------------------------------------
 
@@ -200,6 +215,8 @@ class Recorder(Callback):
             self._update = self._watch._now()
 
     def _note_gradients(self, trainer: Trainer, logs: Mapping[str, float]) -> None:
+        if not self.steps and not self.epochs:  # the run began without this recorder
+            self.epochs = epochs_of(trainer.history, trainer.step - trainer.epoch_steps)
         self.clip = trainer.clip if math.isfinite(trainer.clip) else None
         step, norm = trainer.step + 1, logs.get("grad_norm", math.nan)
         clipped = self.clip is not None and norm > self.clip
@@ -256,13 +273,15 @@ class Recorder(Callback):
             watch.events.append(event)
             self._update = None
         if not watch.values and self.captured is not None:
-            if self.captured.memory is None or span(watch.events) < span(self.captured.events):
+            if not self.captured.timed or span(watch.events) < span(self.captured.events):
                 self.captured.take_times(watch)  # of the fastest step, because slower ones were disturbed
             return
         self._next = 2 * trainer.step
         self._timed = TIMED
         names = Names(trainer.named_parameters(frozen=True), {})
         names.explicit = False
+        if trainer.compiled is not None:
+            watch.events = []  # of the Python function, which the compiled one replaces
         self._take(watch, names, [trainer.optimizer])
 
     def _cancel(self) -> None:
@@ -284,6 +303,14 @@ class Recorder(Callback):
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was recorded, so that the report of a resumed run shows the whole run."""
+        return state_of(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of ``state_dict``."""
+        load_state(self, state)
 
     # Measuring ---------------------------------------------------------------------------------
 

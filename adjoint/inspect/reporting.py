@@ -6,23 +6,29 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from adjoint.errors import InputError
+from adjoint.inspect.causes import shown_place
 from adjoint.inspect.page import columns, page, short_number
-from adjoint.inspect.profiling import holders_of, rows_of, write_text
+from adjoint.inspect.profiling import compiled_rows, holders_of, rows_of, write_text
+from adjoint.inspect.recorded import curves, epochs_of
 from adjoint.inspect.recorder import QUANTILES, Captured, Recorder, span
 from adjoint.inspect.sentences import sentences
+from adjoint.inspect.watch import Place
 from adjoint.train.trainer import Trainer
 from adjoint.words import a
 
 __all__ = ["report"]
 
 EVENTS = 6000  # the largest number of events in the timeline
+POINTS = 9000  # the largest number of points of a curve
+COLUMNS = 4000  # the largest number of steps in a table, or of bars; screens have fewer columns of pixels
 CELLS = 60_000  # the largest number of values in a table of gradients, updates or distributions
 
 
@@ -90,13 +96,7 @@ def _program() -> str:
 def _of_history(trainer: Trainer) -> Recorder:
     """Return a recorder filled with the metrics of each epoch of a trainer that had no recorder."""
     found = Recorder()
-    steps = trainer.step / max(1, len(trainer.history))
-    for i, logs in enumerate(trainer.history):
-        at = round((i + 1) * steps)
-        found.steps.append(at)
-        found.epochs.append((at, dict(logs)))
-    for name in ("loss", "grad_norm", "lr"):
-        found.numbers[name] = [logs.get(name) for logs in trainer.history]
+    found.epochs = epochs_of(trainer.history, trainer.step - trainer.epoch_steps)
     found.clip = trainer.clip if math.isfinite(trainer.clip) else None
     found.parameters = sum(p.size for p in trainer.named_parameters().values())
     return found
@@ -106,28 +106,31 @@ def report_data(recorder: Recorder, title: str) -> dict[str, Any]:
     """Return the recorded data as a dictionary of plain values, for the scripts of the page."""
     captured = recorder.captured
     facts = [f"{recorder.parameters:,} parameters"] if recorder.parameters else []
-    if recorder.steps:
-        facts.append(f"{recorder.steps[-1]:,} steps")
+    steps, numbers = curves(recorder)
+    if steps:
+        facts.append(f"{steps[-1]:,} steps")
     if captured is not None and captured.graph.boxes:
         facts.append(f"{captured.graph.ops():,} ops in the graph")
-    scores = [(step, logs["val_loss"]) for step, logs in recorder.epochs if "val_loss" in logs]
+    drawn, scores = extremes(list(numbers.values())), _scores(recorder)
     data: dict[str, Any] = {
         "title": title,
         "facts": " · ".join(facts),
         "says": sentences(recorder),
         "clip": recorder.clip,
-        "steps": {"step": recorder.steps, **_numbers(recorder)},
+        "steps": {"step": [steps[i] for i in drawn], **_numbers(numbers, drawn)},
+        "thinned": "" if len(drawn) == len(steps) else f"the extremes of {len(steps):,} recorded steps",
         "validation": {"step": [s for s, _ in scores], "loss": [short_number(v) for _, v in scores]},
         "parameters": recorder.names,
         "shapes": ["×".join(map(str, s)) or "()" for s in recorder.shapes],
         "windows": _windows(recorder),
         **_by_parameter(recorder),
     }
-    if captured is not None and captured.events:
+    if captured is not None:
         note = (
             f"of step {captured.step}; strips are coloured by the gradient norm; click a blue box to open it"
         )
         data["graph"] = columns(captured.graph, note)
+    if captured is not None and captured.events:
         data["rows"] = _rows(captured)
         data["wall"] = span(captured.events) * 1e6 or 1.0
         data["timeline"] = _timeline(captured)
@@ -135,21 +138,50 @@ def report_data(recorder: Recorder, title: str) -> dict[str, Any]:
     return data
 
 
-def _numbers(recorder: Recorder) -> dict[str, list[float | None]]:
+def _scores(recorder: Recorder) -> list[tuple[int, float]]:
+    """Return the validation losses that are drawn, with their steps."""
+    found = [(step, logs["val_loss"]) for step, logs in recorder.epochs if "val_loss" in logs]
+    return [found[i] for i in extremes([[v for _, v in found]])]
+
+
+def _numbers(
+    numbers: Mapping[str, Sequence[float | None]], drawn: Sequence[int]
+) -> dict[str, list[float | None]]:
     found = {}
-    for name in ("loss", "grad_norm", "lr"):
-        values = [short_number(v, 5) for v in recorder.numbers.get(name, [])]
+    for name, row in numbers.items():
+        values = [short_number(row[i], 5) for i in drawn]
         if any(v is not None for v in values):
             found[name] = values
     return found
 
 
-def _stride(length: int, width: int) -> int:
-    """Return n such that a table of every n-th recorded step has at most ``CELLS`` values.
+def extremes(rows: Sequence[Sequence[float | None]], limit: int = POINTS) -> list[int]:
+    """Return the indices of the values that are drawn: all, or about ``limit`` if there are more.
 
-    ``length`` is the number of recorded steps, ``width`` the number of values of each.
+    Neighbours then form groups, and of each group and row the smallest value, the largest one and the first
+    one that is not finite are drawn.  ``rows`` have equal lengths.
     """
-    return max(1, -(-length * max(1, width) // CELLS))
+    length = len(rows[0])
+    if length <= limit:
+        return list(range(length))
+    chosen = {0, length - 1}
+    borders = np.linspace(0, length, limit // (3 * len(rows)) + 1).astype(int).tolist()
+    for row in rows:
+        values = np.array(row, np.float64)  # None is NaN
+        finite = np.isfinite(values)
+        low, high = np.where(finite, values, np.inf), np.where(finite, values, -np.inf)
+        for i, j in pairwise(borders):
+            chosen |= {i + int(low[i:j].argmin()), i + int(high[i:j].argmax()), i + int(finite[i:j].argmin())}
+    return sorted(chosen)
+
+
+def _stride(length: int, width: int) -> int:
+    """Return n such that a table of every n-th recorded step is not too large.
+
+    It has at most ``CELLS`` values and ``COLUMNS`` steps.  ``length`` is the number of recorded steps,
+    ``width`` the number of values of each.
+    """
+    return max(1, -(-length * max(1, width) // CELLS), -(-length // COLUMNS))
 
 
 def _by_parameter(recorder: Recorder) -> dict[str, Any]:
@@ -202,6 +234,10 @@ def _windows(recorder: Recorder) -> dict[str, Any]:
     note = f"{len(entries):,} windows of {typical:g} micro-batches; a bar is the weight of a window"
     note += f"; {clipped:,} clipped" if clipped else ""
     note += f"; {skipped:,} with skipped micro-batches" if skipped else ""
+    group = max(1, -(-len(entries) // COLUMNS))
+    entries = [
+        max(entries[i : i + group], key=lambda w: (w[5], w[4])) for i in range(0, len(entries), group)
+    ]  # of neighbours one that was skipped or clipped
     return {
         "step": [w[0] for w in entries],
         "pieces": [w[1] for w in entries],
@@ -220,8 +256,10 @@ def _rows(captured: Captured) -> dict[str, list[list[Any]]]:
     found = {}
     for by in ("op", "line", "module"):
         rows = rows_of(captured.events, by, path)
+        compiled = compiled_rows(captured.events, by, path)
         found[by] = [
-            [r.name, r.calls, round(r.forward * 1e6, 2), round(r.backward * 1e6, 2), r.made, r.kept]
+            [r.name, r.calls, round(r.forward * 1e6, 2), round(r.backward * 1e6, 2)]
+            + ([None, None] if r.name in compiled else [r.made, r.kept])
             for r in rows
         ]
     return found
@@ -245,7 +283,7 @@ def _timeline(captured: Captured) -> dict[str, Any]:
         if e.scope not in paths:
             paths[e.scope] = len(chains)
             chains.append(_chain(captured, e.scope))
-        phase = {"backward": 1, "update": 2}.get(e.phase, 0)
+        phase = {"backward": 1, "update": 2, "compiled": 3}.get(e.phase, 0)
         at = names.setdefault(e.name, len(names))
         start, length = round((e.start - began) * 1e6, 2), round((e.stop - e.start) * 1e6, 2)
         rows.append([at, phase, start, length, paths[e.scope]])
@@ -256,14 +294,13 @@ def _timeline(captured: Captured) -> dict[str, Any]:
 def _memory(captured: Captured) -> dict[str, Any] | None:
     """Return the bytes of all arrays over time in the captured step, and the ops that use most at the peak.
 
-    Return None if memory was not measured.
+    Return None if memory was not measured, or not all of it.
     """
     memory = captured.memory
-    if memory is None or not memory.curve:
+    if memory is None or not memory.curve or captured.compiled:
         return None
     began = min(e.start for e in captured.events)
-    every = -(-len(memory.curve) // 1500)
-    points = memory.curve[::every]
+    points = [memory.curve[i] for i in extremes([[size for _, size in memory.curve]], 1500)]
     return {
         "time": [
             0.0,
@@ -272,7 +309,7 @@ def _memory(captured: Captured) -> dict[str, Any] | None:
         ],
         "bytes": [0, *(size for _, size in points), points[-1][1]],
         "peak": memory.peak,
-        "holders": holders_of(memory)[:4],
+        "holders": holders_of(memory, _front_cut)[:4],
     }
 
 
@@ -287,3 +324,14 @@ def _chain(captured: Captured, scope: int) -> list[str]:
         found.append(own if own == kind else f"{own} {kind}")
         scope = parent
     return found[::-1]
+
+
+def _front_cut(place: Place) -> str:
+    """Return a place as ``shown_place`` does; of a long path only the last directory and the file.
+
+    >>> _front_cut(("/a/long/path/of/directories/to/some/program.py", 12, "main"))
+    '…/some/program.py:12'
+    """
+    text = shown_place(place)
+    ends = text.replace(os.sep, "/").rsplit("/", 2)
+    return text if len(text) < 40 or len(ends) < 3 else "…/" + "/".join(ends[1:])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import linecache
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adjoint.inspect.profiling import quantity, rows_of, time_text
+from adjoint.inspect.recorded import curves
 from adjoint.inspect.recorder import Captured, Recorder, span
 from adjoint.words import count
 
@@ -27,12 +29,13 @@ def sentences(recorder: Recorder) -> list[Sentence]:
     found += _clipping(recorder)
     found += _gradients(recorder, bool(captured and captured.findings))
     if captured is not None:
-        found += _time(captured)
+        found += _time(recorder, captured)
     return found
 
 
 def _loss(recorder: Recorder) -> list[Sentence]:
-    losses = [v for v in recorder.numbers.get("loss", []) if v is not None]
+    steps, numbers = curves(recorder)
+    losses = [v for v in numbers["loss"] if v is not None]
     found: list[Sentence] = []
     bad = sum(not math.isfinite(v) for v in losses)
     if bad:
@@ -40,30 +43,56 @@ def _loss(recorder: Recorder) -> list[Sentence]:
     losses = [v for v in losses if math.isfinite(v)]
     if losses:
         few = max(1, min(5, len(losses) // 4))
-        a, b = statistics.fmean(losses[:few]), statistics.fmean(losses[-few:])
-        steps = f"{recorder.steps[-1]:,} steps"
+        a, b = (math.fsum(v / few for v in part) for part in (losses[:few], losses[-few:]))
+        count = f"{steps[-1]:,} steps"
         if b < a:
             much = b < 0.5 * a or b <= 0
             found.append(
-                ("good" if much else "warn", f"The loss fell from {a:.3g} to {b:.3g} in {steps}.", "")
+                ("good" if much else "warn", f"The loss fell from {a:.3g} to {b:.3g} in {count}.", "")
             )
         else:
-            found.append(("bad", f"The loss rose from {a:.3g} to {b:.3g} in {steps}.", ""))
-    scores = [(logs, step) for step, logs in recorder.epochs if "val_loss" in logs]
-    if scores:
-        values = [logs["val_loss"] for logs, _ in scores]
-        best = min(range(len(values)), key=lambda i: values[i])
-        last = scores[-1][0]
-        text = f"The validation loss is {values[-1]:.3g}"
-        if "val_accuracy" in last:
-            text += f", the accuracy {last['val_accuracy']:.1%}"
-        text += f"; the best epoch is {best + 1} of {len(values)}."
-        gap = values[-1] / last["loss"] if last.get("loss", 0) > 0 else 1.0
-        worse = values[-1] > 1.2 * values[best]
-        if gap > 3 and worse:
-            text += f"  It is {gap:.0f} times the training loss: the model overfits."
-        found.append(("warn" if gap > 3 and worse else "good", text, ""))
-    return found
+            found.append(("bad", f"The loss rose from {a:.3g} to {b:.3g} in {count}.", ""))
+    return found + _validation([logs for _, logs in recorder.epochs])
+
+
+def _validation(epochs: Sequence[Mapping[str, float]]) -> list[Sentence]:
+    """Return sentences about the validation loss; ``epochs`` has the metrics of each epoch."""
+    scored = [(i, logs) for i, logs in enumerate(epochs) if "val_loss" in logs]
+    finite = [(i, logs) for i, logs in scored if math.isfinite(logs["val_loss"])]
+    found: list[Sentence] = []
+    if len(finite) < len(scored):
+        bad = len(scored) - len(finite)
+        found.append(("bad", f"The validation loss was not finite in {bad} of {len(scored)} epochs.", ""))
+    if not finite:
+        return found
+    best = min(range(len(finite)), key=lambda k: finite[k][1]["val_loss"])
+    last = finite[-1][1]
+    text = f"The validation loss is {last['val_loss']:.3g}"
+    if "val_accuracy" in last:
+        text += f", the accuracy {last['val_accuracy']:.1%}"
+    text += f"; the best epoch is {finite[best][0] + 1} of {len(epochs)}."
+    over = _overfitting([logs for _, logs in finite], best)
+    return [*found, ("warn" if over else "good", text + over, "")]
+
+
+def _overfitting(epochs: Sequence[Mapping[str, float]], best: int) -> str:
+    """Return a sentence if the validation loss has risen since the best epoch while the training loss fell.
+
+    The medians of at most three last epochs are compared with the best epoch.  A rise counts from a tenth of
+    the best validation loss; if that is not positive, from a tenth of its improvement until then.
+    """
+    late = epochs[max(best + 1, len(epochs) - 3) :]
+    if not late or any(not math.isfinite(e.get("loss", math.nan)) for e in (epochs[best], *late)):
+        return ""
+    score, loss = (statistics.median(e[name] for e in late) for name in ("val_loss", "loss"))
+    low, before = epochs[best]["val_loss"], epochs[best]["loss"]
+    size = abs(low) if low > 0 else max(abs(low), epochs[0]["val_loss"] - low)
+    if score - low <= 0.1 * size or loss >= before:
+        return ""
+    return (
+        f"  Since then it rose from {low:.3g} to {score:.3g} while the training loss fell from {before:.3g} "
+        f"to {loss:.3g}: the model overfits."
+    )
 
 
 def _clipping(recorder: Recorder) -> list[Sentence]:
@@ -113,7 +142,7 @@ def _gradients(recorder: Recorder, explained: bool) -> list[Sentence]:
     return found
 
 
-def _time(captured: Captured) -> list[Sentence]:
+def _time(recorder: Recorder, captured: Captured) -> list[Sentence]:
     if not captured.events:
         return []
     wall = span(captured.events) or 1.0
@@ -127,8 +156,12 @@ def _time(captured: Captured) -> list[Sentence]:
     text += (
         f"; the backward takes {backward / forward:.1f} times the forward." if forward and backward else "."
     )
+    if captured.compiled:
+        return [("note", text, "")]
     kept = sum(e.kept for e in captured.events)
     peak = "" if captured.memory is None else f", {quantity(captured.memory.peak)} exist at the peak"
-    memory = f"{quantity(kept)} are kept for the backward{peak}."
+    pieces = recorder.windows[-1][1] if recorder.windows else 1
+    each = "" if pieces == 1 else f"s of {pieces} micro-batches, one after the other"
+    memory = f"{quantity(kept)} are kept for the backward{each}{peak}."
     found: list[Any] = [("note", text, ""), ("note", memory, "")]
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 
 import numpy as np
 import pytest
@@ -11,47 +10,12 @@ import pytest
 import adjoint as ad
 from adjoint import nn, optim, train
 
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 F = nn.functional
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-@pytest.fixture
-def visit(browser):
-    """Open a page; errors in the console and requests fail the test at its end."""
-    wrong, pages = [], []
-
-    def go(path, **options):
-        page = browser.new_page(viewport={"width": 1360, "height": 900}, **options)
-        pages.append(page)
-        page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda e: wrong.append(str(e)))
-        page.on(
-            "request",
-            lambda r: wrong.append(r.url) if not r.url.startswith(("file:", "blob:", "data:")) else None,
-        )
-        page.goto(path.as_uri())
-        page.wait_for_selector("html[data-ready]", timeout=60_000)
-        return page
-
-    yield go
-    for page in pages:
-        page.close()
-    assert not wrong
 
 
 @pytest.fixture(scope="module")

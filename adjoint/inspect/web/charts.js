@@ -14,25 +14,14 @@ const Charts = (() => {
       ready: (u) => u.over.addEventListener("mouseleave", untip),
     },
   });
-  // values of a logarithmic axis that are written: powers of ten, and 2 and 5 where there is room
-  const ticks = (u, splits, axis, space, step) => {
-    const shown = splits.filter((v) => v != null);
-    const tens = shown.filter((v) => Math.abs(Math.log10(v) % 1) < 1e-9 || Math.abs(Math.abs(Math.log10(v) % 1) - 1) < 1e-9);
-    return splits.map((v) => {
-      if (v == null) return "";
-      const lead = Number(v.toExponential(0).charAt(0));
-      return lead === 1 || (tens.length < 3 && (lead === 2 || lead === 5)) ? short(v) : "";
-    });
-  };
   function plot(where, height, data, series, { log, names, second, bands, label, unit, value } = {}) {
-    const grid = { stroke: css("--faint"), width: 1 }, soft = css("--soft");
-    const axis = (more) => ({ stroke: soft, grid, ticks: { show: false }, size: 52, gap: 6, font: "12px system-ui, sans-serif", ...more });
-    const scales = { x: { time: false }, y: log ? { distr: 3, log: 10, range: (u, lo, hi) => [lo * 0.8, hi * 1.25] } : {} };
-    if (second) scales.r = { range: (u, lo, hi) => [0, hi * 1.05 || 1] };
-    if (value) scales.y = { range: (u, lo, hi) => [0, hi * 1.08 || 1] };
-    const yAxis = axis(log ? { values: ticks, space: 22 } : { values: (u, v) => v.map(value || short), size: value ? 66 : 52 });
-    const axes = [axis({ size: 30, space: 70, ...(unit ? { values: (u, v) => v.map((x) => (x ? unit(x) : "0")) } : {}) }), yAxis];
-    if (second) axes.push(axis({ scale: "r", side: 1, grid: { show: false }, values: (u, v) => v.map(short) }));
+    const grid = { stroke: css("--faint"), width: 1 }, soft = css("--soft"), font = "12px system-ui, sans-serif";
+    const axis = (space, more) => ({ stroke: soft, grid, ticks: { show: false }, gap: 6, font, splits: Scales.evenly(space), filter: (u, v) => v, ...more });
+    const upright = (space, more) => axis(space, { size: Scales.width(font), values: (u, v) => v.map(value || short), ...more });
+    const scales = { x: { time: false, range: Scales.steps }, y: log ? { distr: 3, log: 10, range: Scales.logarithmic } : { range: value ? Scales.fromZero : Scales.linear } };
+    if (second) scales.r = { range: Scales.fromZero };
+    const axes = [axis(70, { size: 30, values: (u, v) => v.map((x) => (unit ? (x ? unit(x) : "0") : String(x))) }), upright(30, log ? { splits: Scales.powers(22), values: Scales.written } : {})];
+    if (second) axes.push(upright(30, { scale: "r", side: 1, grid: { show: false } }));
     const u = new uPlot({
       width: where.clientWidth, height, scales, axes, bands, series: [{}, ...series],
       legend: { show: false }, cursor: { ...(unit ? {} : { sync: { key: "adjoint" } }), points: { size: 6 }, drag: { x: true, y: false } },
@@ -45,12 +34,19 @@ const Charts = (() => {
     for (const row of rows) for (const v of row) if (v != null) { if (!(v > 0)) return false; lo = Math.min(lo, v); hi = Math.max(hi, v); }
     return hi > 5 * lo;
   };
-  const smooth = (row, log) => { // the mean over a window around each step
-    const half = Math.max(2, Math.round(row.length / 60)), to = log ? Math.log : (v) => v, from = log ? Math.exp : (v) => v;
+  const smooth = (row, log) => { // the mean over a window around each step, from sums of all values up to a step
+    const half = Math.max(2, Math.round(row.length / 60)), sums = [0], counts = [0];
+    row.forEach((v, i) => { sums.push(sums[i] + (v == null ? 0 : log ? Math.log(v) : v)); counts.push(counts[i] + (v != null)); });
     return row.map((_, i) => {
-      const part = row.slice(Math.max(0, i - half), i + half + 1).filter((v) => v != null);
-      return part.length ? from(part.reduce((s, v) => s + to(v), 0) / part.length) : null;
+      const from = Math.max(0, i - half), to = Math.min(row.length, i + half + 1), n = counts[to] - counts[from];
+      const mean = (sums[to] - sums[from]) / n;
+      return n && Number.isFinite(mean) ? (log ? Math.exp(mean) : mean) : null;
     });
+  };
+  const nearest = (steps, x) => { // the index of the step closest to x, in a sorted list
+    let lo = 0, hi = steps.length - 1;
+    while (hi - lo > 1) { const middle = (lo + hi) >> 1; if (steps[middle] > x) hi = middle; else lo = middle; }
+    return x - steps[lo] <= steps[hi] - x ? lo : hi;
   };
   const legend = (where, items) => where.replaceChildren(...items.map(([name, colour, dash]) => {
     const i = make("i", dash ? { class: "dash" } : {});
@@ -62,20 +58,17 @@ const Charts = (() => {
     if (!s || !s.step.length || !s.loss) return;
     const section = $("#loss");
     section.hidden = false;
+    $("h2 small", section).textContent = D.thinned || "";
     const many = s.step.length > 60, a = css("--a"), b = css("--b");
     const data = [s.step, s.loss], names = ["training"], series = [];
     series.push({ stroke: a, width: many ? 0.8 : 1.6, alpha: many ? 0.45 : 1, points: { show: !many && s.step.length < 30, size: 5 } });
     const items = [["training", a]];
     if (many) { data.push(smooth(s.loss, logFits(s.loss))); names.push("smoothed"); series.push({ stroke: a, width: 2.2, points: { show: false } }); }
     if (D.validation && D.validation.step.length) {
-      const at = new Map(s.step.map((x, i) => [x, i])), row = s.step.map(() => null);
-      D.validation.step.forEach((x, i) => {
-        let k = at.get(x);
-        if (k == null) k = s.step.reduce((best, y, j) => (Math.abs(y - x) < Math.abs(s.step[best] - x) ? j : best), 0);
-        row[k] = D.validation.loss[i];
-      });
+      const row = s.step.map(() => null);
+      D.validation.step.forEach((x, i) => { row[nearest(s.step, x)] = D.validation.loss[i]; });
       data.push(row); names.push("validation"); items.push(["validation", b]);
-      series.push({ stroke: b, width: 2, spanGaps: true, points: { show: true, size: 6, fill: b } });
+      series.push({ stroke: b, width: 2, spanGaps: true, points: { show: D.validation.step.length < 100, size: 6, fill: b } });
     }
     legend($(".legend", section), items);
     plot($(".chart", section), 250, data, series, { log: logFits(...data.slice(1)), names });

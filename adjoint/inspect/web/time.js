@@ -15,14 +15,14 @@ const Times = (() => {
         tabs.append(b);
       }
     for (const b of tabs.children) b.setAttribute("aria-selected", b.dataset.tab === tab);
-    const rows = D.rows[tab], top = Math.max(...rows.map((r) => r[2] + r[3])) || 1, t = $("table", section);
+    const rows = D.rows[tab], top = rows.reduce((m, r) => Math.max(m, r[2] + r[3]), 0) || 1, t = $("table", section);
     const head = make("tr", {}, ...[tab, "calls", "forward", "backward", "share", "", "made", "kept"].map((h) => make("th", {}, h)));
     t.replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows.slice(0, 60).map(([name, calls, f, b, made, kept]) => {
       const bar = make("div", {}, make("b"), make("s"));
       bar.children[0].style.width = (f / top) * 100 + "%";
       bar.children[1].style.width = (b / top) * 100 + "%";
-      const cells = [name, calls.toLocaleString(), micros(f), b ? micros(b) : "", (((f + b) / D.wall) * 100).toFixed(1) + " %", bar, bytes(made), bytes(kept)];
-      return make("tr", {}, ...cells.map((c, i) => make("td", i === 5 ? { class: "bar" } : i ? {} : { title: name }, c)));
+      const cells = [name, calls.toLocaleString(), micros(f), b ? micros(b) : "", (((f + b) / D.wall) * 100).toFixed(1) + " %", bar, made == null ? "" : bytes(made), kept == null ? "" : bytes(kept)];
+      return make("tr", {}, ...cells.map((c, i) => make("td", i === 5 ? { class: "bar" } : i ? {} : { title: name }, i ? c : make("bdi", {}, c))));
     })));
   }
   // Boxes of the time line: ops in the last row, the modules around them above, each as long as its ops follow another.
@@ -31,7 +31,7 @@ const Times = (() => {
   function stack(D) {
     const T = D.timeline;
     boxes = []; rows = 1;
-    const depth = Math.max(0, ...T.paths.map((p) => p.length));
+    const depth = T.paths.reduce((m, p) => Math.max(m, p.length), 0);
     rows = Math.min(6, depth) + 1;
     const running = [];
     T.events.forEach(([name, phase, start, length, path]) => {
@@ -52,7 +52,7 @@ const Times = (() => {
     });
     span = [0, T.end];
   }
-  const shade = (phase) => css(["--a", "--b", "--good"][phase]);
+  const shade = (phase) => css(["--a", "--b", "--good", "--warn"][phase]);
   function line(D) {
     if (!D.timeline || !D.timeline.events.length) return;
     const section = $("#line"), canvas = $("canvas", section), begun = !!boxes;
@@ -95,7 +95,7 @@ const Times = (() => {
       if (held && e.buttons) { const d = ((e.clientX - held[0]) / canvas.clientWidth) * (held[2] - held[1]); untip(); return set(held[1] - d, held[2] - d); }
       const [q, row] = at(e), u = span[0] + q * (span[1] - span[0]), slack = ((span[1] - span[0]) / canvas.clientWidth) * 1.5;
       const b = boxes.find((x) => x.row === row && x.start - slack <= u && u <= x.end + slack);
-      tip(e, b ? `${b.name}, ${["forward", "backward", "update"][b.phase]}\n${micros(b.end - b.start)}, from ${micros(b.start)}` + (b.path ? `\n${b.path}` : "") : "");
+      tip(e, b ? `${b.name}, ${["forward", "backward", "update", "compiled"][b.phase]}\n${micros(b.end - b.start)}, from ${micros(b.start)}` + (b.path ? `\n${b.path}` : "") : "");
     });
     canvas.addEventListener("pointerleave", untip);
     canvas.addEventListener("keydown", (e) => {
@@ -114,7 +114,7 @@ const Times = (() => {
     const section = $("#windows"), canvas = $("canvas", section), [g, width] = sized(canvas, 92);
     section.hidden = false;
     $("h2 small", section).textContent = W.note;
-    const n = W.step.length, w = width / n, top = Math.max(...W.weight) || 1, bar = Math.max(0.6, w - (w > 4 ? 1.5 : 0));
+    const n = W.step.length, w = width / n, top = W.weight.reduce((m, v) => Math.max(m, v), 0) || 1, bar = Math.max(0.6, w - (w > 4 ? 1.5 : 0));
     W.step.forEach((_, i) => {
       const h = (W.weight[i] / top) * 62, pieces = Math.max(1, W.pieces[i]);
       g.fillStyle = css(W.skipped[i] ? "--bad" : W.clipped[i] ? "--warn" : "--a");
