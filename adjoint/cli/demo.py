@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from typing import Any
 
@@ -15,7 +14,6 @@ from adjoint import inspect, nn, optim, train
 from adjoint.cli.target import check_writable
 from adjoint.errors import FileError, MissingExtraError
 from adjoint.optim import schedules
-from adjoint.train.progress import numbers_line
 
 __all__ = ["demo"]
 
@@ -45,7 +43,6 @@ def demo(
     )
     gap = _gradient_check(train_set)
     optimizer = optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
-    bar = not as_json and sys.stdout.isatty() and sys.stderr.isatty()
     trainer = train.Trainer(
         model,
         nn.functional.cross_entropy,
@@ -54,8 +51,8 @@ def demo(
         accumulate=PIECES,
         clip=5.0,
         metrics={"accuracy": lambda p, t: (p.argmax(-1) == t).astype(np.float64).mean()},
-        callbacks=[inspect.Recorder(), *([] if as_json or bar else [_Lines(epochs)])],
-        progress=bar,
+        callbacks=inspect.Recorder(),
+        progress=False if as_json else "auto",
         compile=compile,
     )
     loader = train.DataLoader(train_set, BATCH, shuffle=True, seed=1)
@@ -74,16 +71,6 @@ def demo(
         "report": str(inspect.report(trainer, page, title="Handwritten digits")),
     }
     return json.dumps(facts) if as_json else _report(facts)
-
-
-class _Lines(train.Callback):
-    """A callback that prints the metrics of each epoch as a line, for output that is not a terminal."""
-
-    def __init__(self, epochs: int) -> None:
-        self.epochs = epochs
-
-    def on_epoch(self, trainer: Any, logs: Any) -> None:
-        print(f"epoch {trainer.epoch}/{self.epochs}  {numbers_line(logs)}", flush=True)
 
 
 def _digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:

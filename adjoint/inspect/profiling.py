@@ -19,6 +19,7 @@ from adjoint.core.tensor import wrap
 from adjoint.errors import ArgumentError, MissingExtraError
 from adjoint.inspect.causes import shown_place
 from adjoint.inspect.watch import Cost, Event, Memory, Place, TracedMemory, Watch
+from adjoint.interop.notebook import table, text_html
 from adjoint.nn import Linear, Sequential, Tanh
 from adjoint.optim import SGD
 from adjoint.storage.atomic import replace_file
@@ -198,6 +199,10 @@ class Profile:
 
     def __repr__(self) -> str:
         return f"<Profile, {count(len(self.watch.events), 'op')}, {time_text(self.seconds)}>"
+
+    def _repr_html_(self) -> str:
+        head, lines = self._cells("op", 20)
+        return table(lines, head) + text_html("\n".join(self._summary()))
 
     def table(self, by: str = "op", limit: int = 20) -> str:
         """Return the table as plain text.

@@ -21,6 +21,7 @@ from adjoint.inspect.recorded import curves, epochs_of
 from adjoint.inspect.recorder import QUANTILES, Captured, Recorder, span
 from adjoint.inspect.sentences import sentences
 from adjoint.inspect.watch import Place
+from adjoint.interop.notebook import display, in_notebook, page_html
 from adjoint.train.trainer import Trainer
 from adjoint.words import a
 
@@ -35,7 +36,7 @@ CELLS = 60_000  # the largest number of values in a table of gradients, updates 
 def report(
     source: Trainer | Recorder, path: str | os.PathLike[str] = "report.html", *, title: str | None = None
 ) -> Path:
-    """Write an HTML page about a training run.  The page needs no network.
+    """Write an HTML page about a training run.  The page needs no network.  A notebook shows it.
 
     It begins with sentences about the loss, clipping, parameters without a gradient, and time.  Below are the
     curves, the gradients of all parameters, distributions, the graph, times, and the accumulation windows.
@@ -83,7 +84,10 @@ def report(
             f"report: the first argument must be a Trainer or a Recorder, not {a(type(source).__name__)}."
         )
     target = Path(path)
-    write_text(target, page(report_data(recorder, title or _program())))
+    text = page(report_data(recorder, title or _program()))
+    write_text(target, text)
+    if in_notebook():
+        display(page_html(text), str(target))
     return target
 
 

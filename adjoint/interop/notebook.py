@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,13 @@ from adjoint import words
 from adjoint.core.node import LEAF
 from adjoint.core.tensor import Tensor
 
-__all__ = ["escape", "history_html", "in_notebook", "module_html", "optimizer_html", "table", "tensor_html"]
+__all__ = [
+    "display", "escape", "history_html", "in_notebook", "module_html", "optimizer_html", "page_html", "table",
+    "tensor_html", "text_html",
+]  # fmt: skip
 
 _CELLS = 32  # the largest number of rows and of columns of a heat map
+_MONO = 'style="font-family:monospace"'
 _COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860")
 
 
@@ -27,6 +32,30 @@ def in_notebook() -> bool:
     shell = sys.modules.get("IPython")
     found = shell.get_ipython() if shell is not None else None
     return type(found).__name__ == "ZMQInteractiveShell"
+
+
+def display(html: str, text: str, shown: Any = None) -> Any:
+    """Show HTML in the output of a notebook's cell, or ``text`` where HTML cannot be shown.
+
+    ``shown``, the result of an earlier call, is replaced.
+    """
+    content = {"text/html": html, "text/plain": text}
+    if shown is not None:
+        shown.update(content, raw=True)
+        return shown
+    return import_module("IPython.display").display(content, raw=True, display_id=True)
+
+
+def text_html(text: str, name: str = "") -> str:
+    """Return text as HTML in a monospaced font; ``name`` is the class of the element."""
+    own = f' class="{name}"' if name else ""
+    return f'<pre{own} style="font-family:monospace;white-space:pre-wrap;margin:0">{escape(text)}</pre>'
+
+
+def page_html(page: str, height: int = 900) -> str:
+    """Return a whole HTML page as HTML inside a notebook."""
+    frame = f'<iframe srcdoc="{escape(page)}" style="width:100%;height:{height}px;border:0"></iframe>'
+    return f"<div>{frame}</div>"
 
 
 def escape(text: Any) -> str:
@@ -40,10 +69,13 @@ def escape(text: Any) -> str:
 
 
 def table(rows: Iterable[Sequence[Any]], head: Sequence[str] = ()) -> str:
-    """Return an HTML table of ``rows`` of cells, which are escaped; ``head`` has the names of the columns."""
+    """Return an HTML table of ``rows`` of cells, which are escaped; ``head`` has the names of the columns.
+
+    The cells are in a monospaced font.
+    """
     cells = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in rows)
     top = f"<tr>{''.join(f'<th>{escape(h)}</th>' for h in head)}</tr>" if head else ""
-    return f"<table>{top}{cells}</table>"
+    return f"<table {_MONO}>{top}{cells}</table>"
 
 
 # Tensors -----------------------------------------------------------------------------------------
@@ -62,7 +94,7 @@ def tensor_html(t: Tensor) -> str:
     numbers = _statistics(data)
     parts = [f"<div><b>tensor</b> {escape(', '.join(facts))}</div>"]
     if numbers:
-        parts.append(f"<div>{escape(', '.join(f'{k} {v}' for k, v in numbers.items()))}</div>")
+        parts.append(f"<div {_MONO}>{escape(', '.join(f'{k} {v}' for k, v in numbers.items()))}</div>")
     if (data.size > 1 and data.dtype.kind in "fiub") or data.dtype.name == "bfloat16":
         parts.append(_heat_map(data))
     text = repr(t)
@@ -197,8 +229,9 @@ def _chart(title: str, curves: Mapping[str, Sequence[float]]) -> str:
     legend = " ".join(
         f'<span style="color:{_COLORS[k % len(_COLORS)]}">{escape(n)}</span>' for k, n in enumerate(curves)
     )
+    limits = f"<small {_MONO}>{low:.3g} … {high:.3g}</small>"
     return (
-        f"<figure style='margin:0'><figcaption>{legend} <small>{low:.3g} … {high:.3g}</small></figcaption>"
+        f"<figure style='margin:0'><figcaption>{legend} {limits}</figcaption>"
         f'<svg width="{width}" height="{height}" viewBox="-2 -2 {width + 4} {height + 4}" role="img" '
         f'aria-label="{escape(title)}">{"".join(lines)}</svg></figure>'
     )

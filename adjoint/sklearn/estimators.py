@@ -65,7 +65,7 @@ _estimator_doc = SharedDoc("""
     random_state : int, RandomState or None
         The seed of the initial weights and of the order of samples.
     verbose : bool
-        Whether to show a progress bar.
+        Whether to show a progress bar, or print a line for each epoch where there is no terminal.
 
     Returns
     -------
@@ -216,7 +216,7 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
             compute=self._weighted_loss,
             weight=_weight_of,
             callbacks=best or (),
-            progress=self.verbose,
+            progress="auto" if self.verbose else False,
         )
         validate = None if held_out is None else train.DataLoader(held_out, max(self.batch_size, 1024))
         trainer.fit(loader, epochs, validate=validate)

@@ -66,6 +66,8 @@ def check_arguments(trainer: Trainer) -> None:
         if not isinstance(callback, Callback):
             raise InputError(f"Trainer: callbacks must be instances of Callback, not {callback!r}.")
         _check_hooks(callback)
+    if not isinstance(trainer.progress, (bool, np.bool_)) and trainer.progress != "auto":
+        raise ArgumentError(f'Trainer: progress must be True, False or "auto", not {trainer.progress!r}.')
     if trainer.loss is None and trainer.compute is None:
         raise InputError(
             "Trainer: neither loss nor compute was given.\n"

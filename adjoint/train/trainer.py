@@ -43,7 +43,7 @@ from adjoint.train.compiled import CompiledLoss
 from adjoint.train.compose import ComposedLoss, TermNorms
 from adjoint.train.data import DataLoader
 from adjoint.train.history import History
-from adjoint.train.progress import Progress, length_of
+from adjoint.train.progress import Progress, Show, length_of
 from adjoint.train.ranks import RankLoop, size_and_rank
 from adjoint.train.signals import stopping_on_interrupt
 from adjoint.train.snapshot import undone_on_error
@@ -106,8 +106,9 @@ class Trainer:
         The number of steps between additional checkpoints.
     keep : int
         The number of newest checkpoints to keep.
-    progress : bool, optional
-        Whether to show a progress bar.  The default is True on a terminal and in a notebook.
+    progress : bool or "auto"
+        True shows a progress bar, False nothing.  "auto" shows the bar on a terminal and in a notebook, and
+        prints a line for each epoch to other output.
     group : Group, optional
         The ranks that share each batch, from ``distributed.world()``.  All ranks must make the same calls.
         Rank 0 shows the bar, and writes logs and checkpoints.
@@ -149,7 +150,7 @@ class Trainer:
         directory: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         keep: int = 3,
-        progress: bool | None = None,
+        progress: Show = "auto",
         group: Group | None = None,
         compile: bool = False,
     ) -> None:
@@ -162,7 +163,7 @@ class Trainer:
         self.checkpoints = None if directory is None else Checkpoints(directory, keep)
         self.checkpoint_every, self.term_norms = checkpoint_every, term_norms
         size, rank = (1, 0) if group is None else size_and_rank(group)
-        self.progress = False if rank else progress
+        self.progress: Show = False if rank else progress
         self.pieces = size if accumulate is None else accumulate
         check_arguments(self)
         check_ranks(self.pieces, size)

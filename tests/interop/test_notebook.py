@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from notebooks import executed
 
 import adjoint as ad
 from adjoint import nn, optim, train
 from adjoint.interop import notebook
 from adjoint.optim import schedules
+from adjoint.train import progress
 
 
 def parsed(html: str) -> ElementTree.Element:
@@ -102,27 +105,41 @@ def test_no_public_object_shows_an_address():
     assert [repr(s) for s in shown if " at 0x" in repr(s)] == []
 
 
-def test_a_notebook_shows_progress_and_html(monkeypatch):
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+def test_a_notebook_shows_bar_tables_and_page(monkeypatch):
     pytest.importorskip("ipykernel")
-    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    cell = nbformat.v4.new_code_cell
-    page = nbformat.v4.new_notebook(
-        cells=[
-            cell(
-                "import numpy as np, adjoint as ad\nfrom adjoint import nn, optim, train\n"
-                "x = np.ones((8, 2), 'f'); net = nn.Linear(2, 1, rng=0)\n"
-                "trainer = train.Trainer(net, nn.functional.mse_loss, optim.SGD(net.parameters(), lr=0.1))\n"
-                "history = trainer.fit(train.DataLoader((x, x[:, :1]), 4), 2)"
-            ),
-            cell("ad.tensor(x)"),
-            cell("history"),
-        ]
-    )
-    nbclient.NotebookClient(page, timeout=120, kernel_name="python3").execute()
-    progress, tensor, history = (c.outputs for c in page.cells)
-    assert any("epoch 2/2" in str(o.get("data", o.get("text", ""))) for o in progress)
+    progress, tensor, history, profile, report = (c.outputs for c in executed(monkeypatch).cells)
+    bar = next(o for o in progress if "data" in o)
+    lines = "".join(o.text for o in progress if o.output_type == "stream" and o.name == "stdout")
+    assert sum("data" in o for o in progress) == 1  # the bar was updated
+    assert all(o.get("name") != "stderr" for o in progress)  # no warning
+    assert bar.data["text/plain"].startswith("epoch 2/2  " + "█" * 24 + "  4/4  loss ")
+    assert bar.data["text/html"].startswith('<pre class="adjoint-progress" style="font-family:monospace')
+    assert [line[:9] for line in lines.splitlines()] == ["epoch 1/2", "epoch 2/2"]
     assert "<svg" in tensor[0].data["text/html"] and "<polyline" in history[0].data["text/html"]
+    rows = parsed(profile[0].data["text/html"]).find("table").findall("tr")
+    assert [c.text for c in rows[0]][:3] == ["op", "calls", "forward"]
+    assert "multiply" in {r[0].text for r in rows[1:]}
+    page, path = report
+    (inner,) = re.findall(r'<iframe srcdoc="([^"]*)"', page.data["text/html"])
+    assert unescape(inner).startswith("<!doctype html>") and 'id="data"' in unescape(inner)
+    assert page.data["text/plain"].endswith("report.html") and "report.html" in path.data["text/plain"]
+
+
+def test_a_bar_without_known_steps_and_of_a_resumed_run(monkeypatch):
+    shown = []
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    monkeypatch.setattr(progress, "display", lambda html, text, before: shown.append(text))
+    bar = progress.Progress(None, 2)
+    bar.epoch(0, 0)
+    bar.step({"loss": 0.5}, 8.0, "samples")
+    bar.result(1, {"loss": 0.5})
+    assert shown[-1].startswith("epoch 1/2  1 steps  loss 0.5  ")
+    bar = progress.Progress(10, 4)
+    bar.epoch(2, 5)
+    assert shown[-1] == "epoch 3/4  " + "█" * 15 + "░" * 9 + "  25/40  "
+    bar.step({"loss": 0.25}, 8.0, "samples")
+    bar.close()
+    assert "26/40" not in shown[-1]  # too soon after the last update
 
 
 def test_a_terminal_is_not_a_notebook():

@@ -136,8 +136,9 @@ def test_the_demo_prints_a_line_per_epoch_into_a_pipe_and_draws_the_same_numbers
     monkeypatch.setattr(figures.Figure, "savefig", lambda self, path, **_: drawn.append(self))
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--epochs", "3", "--picture", str(tmp_path / "curve.svg")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[:3]] == [["epoch", f"{i}/3"] for i in (1, 2, 3)]
+    out, err = capsys.readouterr()
+    lines, epochs = out.splitlines(), err.splitlines()
+    assert [line.split()[:2] for line in epochs] == [["epoch", f"{i}/3"] for i in (1, 2, 3)]
     (figure,) = drawn
     accuracy = next(line for line in lines if line.startswith("test accuracy")).split()[-1]
     assert figure.get_suptitle() == f"Digits: test accuracy {accuracy} after epoch 3"
@@ -149,7 +150,7 @@ def test_the_demo_prints_a_line_per_epoch_into_a_pipe_and_draws_the_same_numbers
         "val_accuracy": ("accuracy", "test"), "grad_norm": ("gradient norm", "training"),
     }  # fmt: skip
     assert set(curves) == set(names.values())
-    for i, line in enumerate(lines[:3]):
+    for i, line in enumerate(epochs):
         words = line.split()
         for name, key in names.items():
             assert words[words.index(name) + 1] == f"{curves[key].get_ydata()[i]:.4g}"

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -272,16 +273,30 @@ def test_the_bar_says_why_training_ended(monkeypatch: pytest.MonkeyPatch, tmp_pa
     stopping = train.EarlyStopping("loss", patience=1, delta=1e9)
     text = shown(monkeypatch, Terminal(), callbacks=[stopping], directory=tmp_path / "early")
     assert "loss has not improved for 1 epochs after step 10" in text and "resume" not in text
-    assert shown(monkeypatch, io.StringIO(), callbacks=[CtrlC()]) == ""
+    assert shown(monkeypatch, io.StringIO(), callbacks=[CtrlC()]) == "interrupted after step 3\n"
 
 
-def test_the_bar_is_quiet_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown(monkeypatch, io.StringIO()) == ""
+def test_other_output_has_a_line_per_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch, io.StringIO()).splitlines()
+    assert [line.split()[:3] for line in lines] == [["epoch", "1/2", "loss"], ["epoch", "2/2", "loss"]]
+    assert all(re.search(r"  val_error [\d.e-]+$", line) for line in lines)
+    assert shown(monkeypatch, io.StringIO(), progress=False) == ""
     assert shown(monkeypatch, Terminal(), progress=False) == ""
     monkeypatch.setitem(sys.modules, "rich", None)
-    assert shown(monkeypatch, Terminal()) == ""
+    assert shown(monkeypatch, Terminal()).count("epoch ") == 2
     with pytest.raises(errors.MissingExtraError, match="a progress bar needs rich"):
         Progress(None, 1, show=True)
+
+
+def test_nothing_is_shown_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # as in a program without a console
+    trainer_of(model_of()).fit([(X, Y)])
+
+
+def test_progress_that_is_none_of_the_three_is_an_error() -> None:
+    with pytest.raises(errors.ArgumentError) as info:
+        trainer_of(model_of(), progress="bar")
+    assert str(info.value) == "Trainer: progress must be True, False or \"auto\", not 'bar'."
 
 
 def test_numbers_of_throughput_are_short() -> None:
