@@ -20,9 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import adjoint as ad
-from benchmarks import builds, cases, eight, memory, missed, native, parallel, replayed, scale, tracing
+from benchmarks import (
+    builds,
+    cases,
+    charts,
+    eight,
+    memory,
+    missed,
+    native,
+    parallel,
+    replayed,
+    scale,
+    tracing,
+)
 from benchmarks.harness import FEWEST_ROUNDS, THREADS, Case, Lacking, Numbers, Step, measure, release
-from benchmarks.report import page, picture, ratios
+from benchmarks.report import page, ratios, targets_page
 
 DOCS = Path(__file__).parents[1] / "docs"
 QUICK_STEPS = 20  # of each of eight threads
@@ -181,11 +193,12 @@ def merged(before: Numbers, numbers: Numbers, names: Sequence[str]) -> Numbers:
 
 
 def write(numbers: Numbers, folder: Path = DOCS) -> None:
-    """Write performance.json, and the page and the picture that come from it."""
+    """Write performance.json, and the pages and the charts that come from it."""
     text = json.dumps(numbers, indent=1, ensure_ascii=False)
     (folder / "performance.json").write_text(_compact(text) + "\n")
     (folder / "performance.md").write_text(page(numbers))
-    picture(numbers, folder / "performance.png")
+    (folder / "performance_targets.md").write_text(targets_page(numbers))
+    charts.write(numbers, folder)
 
 
 def _compact(text: str) -> str:
@@ -204,7 +217,6 @@ def main() -> int:
     parser.add_argument("--without", action="append", default=[], help="leave this engine out; repeatable")
     parser.add_argument("--ours", action="store_true", help="only eager and compiled steps of adjoint")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    parser.add_argument("--picture", type=Path, help="draw the ratios into this file")
     parser.add_argument(
         "--write", action="store_true", help="write docs/performance.*: 40 minutes for all cases"
     )
@@ -212,7 +224,9 @@ def main() -> int:
     parser.add_argument(
         "--part", action="append", choices=PARTS, help="measure and write this part alone; repeatable"
     )
-    parser.add_argument("--page", action="store_true", help="write the page again from docs/performance.json")
+    parser.add_argument(
+        "--page", action="store_true", help="write the pages again from docs/performance.json"
+    )
     options = parser.parse_args()
     stored = options.to / "performance.json"
     before: Numbers = json.loads(stored.read_text()) if stored.exists() else {}
@@ -221,8 +235,6 @@ def main() -> int:
             write(before, options.to)
         write(before, options.to)
         return 0
-    if (options.write or options.picture) and importlib.util.find_spec("matplotlib") is None:
-        parser.error("the picture needs matplotlib: pip install 'adjoint-ad[plot]'")
     if options.quick and options.write and options.to == DOCS:
         parser.error("--quick is for trials: give --to another folder")
     rounds, seconds = (FEWEST_ROUNDS, 0.0) if options.quick else (options.rounds, options.seconds)
@@ -239,8 +251,6 @@ def main() -> int:
         print(f"\nReplay beside eager\n{replayed.text(numbers['replay'])}")
     if options.json:
         options.json.write_text(json.dumps(numbers, indent=1, ensure_ascii=False))
-    if options.picture:
-        picture(numbers, options.picture)
     return 0
 
 

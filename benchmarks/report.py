@@ -1,10 +1,6 @@
-"""Turn the numbers of a run into tables, a page and a picture."""
+"""Turn the numbers of a run into tables and pages."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 from benchmarks.harness import Numbers
 
@@ -115,10 +111,17 @@ PAGE = """# Performance
 
 <!-- Generated from docs/performance.json by `python -m benchmarks --write`: change that, not this. -->
 
-Each case, with all its peers, comes from one run of `python -m benchmarks --write`, and so does each later
-section. All ran on one machine: {machine}.
+A mark shows how many times as long as adjoint a peer takes, or how many times as much memory: **right of 1,
+adjoint is better**. Lines are quartiles. All ran on one machine: {machine}.
 
-A ratio is adjoint's time divided by the peer's: **below 1, adjoint is faster**. In each round every
+{charts}
+The charts show a part of the cases. The tables below have all of them, and
+[performance targets](performance_targets.md) compares them with what was aimed at.
+
+## How it is measured
+
+Each case, with all its peers, comes from one run of `python -m benchmarks --write`, and so does each later
+section. A ratio is adjoint's time divided by the peer's: **below 1, adjoint is faster**. In each round every
 engine does the same work once, in turn, with the same number of threads ({threads}), after its results
 have been compared with adjoint's. The time of JAX includes waiting for its results. The tables show the
 median of the ratio over the rounds, with its quartiles. Work that uses BLAS is followed by a short rest,
@@ -126,12 +129,6 @@ because threads of BLAS and of compiled kernels spin for a while and would slow 
 work is then done once without timing, to warm the caches. Compilation is not counted. *adjoint, compiled*
 is the same step as one `ad.compile`d function: above 1, it is faster than the eager step.
 
-![Ratios to the peers](performance.png)
-
-## Targets
-
-{targets}
-{profiles}
 {compiled}{replay}{builds}{tracing}{groups}
 {parallel}## Peak memory of training steps
 
@@ -149,7 +146,7 @@ In a clone, with the extras `bench` and `oracle` installed:
 python -m benchmarks                   # everything, as tables
 python -m benchmarks LSTM GMM          # only cases whose names contain one of these
 python -m benchmarks --json out.json   # and the numbers
-python -m benchmarks --write           # docs/performance.json, .md and .png; the first time much is compiled
+python -m benchmarks --write           # docs/performance*; the first time much is compiled
 python -m benchmarks --write LSTM      # these cases anew; the others stay
 python -m benchmarks --part memory     # one section; see --help
 ```
@@ -162,6 +159,20 @@ A peer that is not installed, or that cannot run a case, is left out, and the re
 the tests of every change compare them with
 `benchmarks/instructions.json`.
 """
+
+
+TARGETS = """# Performance targets
+
+<!-- Generated from docs/performance.json by `python -m benchmarks --write`: change that, not this. -->
+
+The targets of [performance](performance.md), in adjoint's time (or memory) divided by the peer's: below 1,
+adjoint is better. A target is equal within the spread if the median is above it, but the lower quartile is
+not.
+
+## Targets
+
+{targets}
+{profiles}"""
 
 
 PROFILES = """\
@@ -201,10 +212,19 @@ process; *first* is the first trace of a new process, of several processes. The 
 quartiles."""
 
 
+def targets_page(numbers: Numbers) -> str:
+    """Return docs/performance_targets.md."""
+    from benchmarks import missed  # its parts use this module
+
+    why = missed.section(numbers)
+    profiles = f"\n## Why a target is missed\n\n{PROFILES}\n\n{why}\n" if why else ""
+    return TARGETS.format(targets=_targets_table(numbers), profiles=profiles)
+
+
 def page(numbers: Numbers) -> str:
     """Return docs/performance.md."""
     # they use this module
-    from benchmarks import builds, memory, missed, native, parallel, replayed, scale, tracing
+    from benchmarks import builds, charts, memory, native, parallel, replayed, scale, tracing
 
     groups: list[str] = []
     for group, heading in numbers["groups"].items():
@@ -212,56 +232,25 @@ def page(numbers: Numbers) -> str:
         if cases:
             missing = absences(cases)
             groups.append(f"## {heading}\n\n{ratios(cases)}\n" + (f"\n{missing}\n" if missing else ""))
-    why, threads = missed.section(numbers), parallel.text(numbers.get("parallel", []))
+    threads = parallel.text(numbers.get("parallel", []))
     steps = numbers.get("compiled")
     compiled = f"## Compiled steps\n\n{COMPILED}\n\n{native.text(steps)}\n\n" if steps else ""
     built, replays, traces = (numbers.get(kind) for kind in ("builds", "replay", "tracing"))
+    drawn = charts.charts(numbers)
     return PAGE.format(
+        charts="\n".join(
+            f"{chart.sentence}\n\n![{chart.question}]({name}.svg)\n"
+            for name, chart in drawn.items()
+            if name != "performance_readme"
+        ),
         compiled=compiled,
         replay=f"## Replay beside eager\n\n{REPLAY}\n\n{replayed.text(replays)}\n\n" if replays else "",
         tracing=f"## Tracing\n\n{TRACING}\n\n{tracing.text(traces)}\n\n" if traces else "",
         builds=f"## Builds of compiled steps\n\n{BUILDS}\n\n{builds.text(built)}\n\n" if built else "",
         machine=", ".join(f"{k} {v}" for k, v in numbers["machine"].items()),
         threads=numbers["threads"],
-        targets=_targets_table(numbers),
-        profiles=f"\n## Why a target is missed\n\n{PROFILES}\n\n{why}\n" if why else "",
         groups="\n".join(groups),
         parallel=f"## Backward in several threads\n\n{threads}\n\n" if threads else "",
         memory=memory.text(numbers["memory"]),
         scale=scale.text(numbers["scale"]),
     )
-
-
-def picture(numbers: Numbers, path: Path) -> None:
-    """Draw each case's ratios on a logarithmic axis: one mark per peer, the target as a tick."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    cases = {n: c for n, c in numbers["cases"].items() if c["group"] != "overhead"}
-    names = list(cases)
-    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.23 * len(names)), layout="constrained")
-    marks = dict(zip(PEERS, "*opDsPv^X<>", strict=False))
-    for i, peer in enumerate(_peers_of(cases.values())):
-        points = [(k, c["ratios"][peer]) for k, c in enumerate(cases.values()) if peer in c["ratios"]]
-        y = [k for k, _ in points]
-        low, middle, high = (list(v) for v in zip(*(q for _, q in points), strict=True))
-        axes.hlines(y, low, high, color=f"C{i}", alpha=0.5)
-        axes.plot(middle, y, marks.get(peer, "."), color=f"C{i}", label=title(peer), ms=5)
-        goals = [(k, c["targets"][peer]) for k, c in enumerate(cases.values()) if peer in c["targets"]]
-        axes.plot([t for _, t in goals], [k for k, _ in goals], "|", color=f"C{i}", ms=11)
-    axes.axvline(1, color="black", lw=1)
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(names)), names, fontsize=7)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlabel("adjoint's time / the peer's (left of the line, adjoint is faster; | is the target)")
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=7)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _peers_of(cases: Iterable[Any]) -> list[str]:
-    seen = {peer for case in cases for peer in case["ratios"]}
-    return [p for p in PEERS if p in seen]

@@ -213,14 +213,13 @@ def test_only_missed_targets_are_explained() -> None:
 
 def test_every_kind_of_target_that_is_missed_is_explained() -> None:
     from benchmarks.missed import limits, missed
-    from benchmarks.report import page
+    from benchmarks.report import targets_page
 
     numbers = missing_everything()
     assert all(row["value"] > row["target"] for row in limits(numbers))
     assert set(missed(numbers)) == set(profiles_of_everything())
-    text = page(numbers | {"profiles": profiles_of_everything()})
-    start = text.index("## Why a target is missed")
-    shown = text[start : text.index("## Chains")]
+    text = targets_page(numbers | {"profiles": profiles_of_everything()})
+    shown = text[text.index("## Why a target is missed") :]
     for heading in missed(numbers):
         assert f"### {heading}\n" in shown
     for said in (
@@ -566,7 +565,6 @@ def test_a_trial_does_not_write_the_page(
     monkeypatch.setattr(
         bench, "add_parts", lambda numbers, names, quick: iter([asked.append((*names, quick))])
     )
-    monkeypatch.setattr(bench, "picture", lambda numbers, path: None)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--write", "--quick", "--to", str(tmp_path)])
     assert bench.main() == 0
     assert asked == [
