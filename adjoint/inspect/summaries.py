@@ -11,6 +11,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
 from adjoint.inspect.profiling import quantity, time_text
 from adjoint.inspect.watch import Scope, Watch
+from adjoint.interop.notebook import text_html
 from adjoint.nn.module import Module
 from adjoint.words import a
 
@@ -80,6 +81,9 @@ class Summary:
     def __init__(self, layers: list[Layer], totals: dict[str, int]) -> None:
         self.layers = layers
         self.totals = totals
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
 
     def __str__(self) -> str:
         head = ["module", "output", "parameters", "made", "time"]

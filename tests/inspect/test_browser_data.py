@@ -162,6 +162,21 @@ def test_numbers_on_axes_are_not_clipped(visit, tmp_path):
         assert left > 0, values
 
 
+def test_the_gradients_of_many_parameters_are_drawn(visit, tmp_path):
+    recorder = recorded([2.0, 1.0])
+    recorder.names, recorder.shapes = [f"p{i}" for i in range(4000)], [(2,)] * 4000
+    recorder.gradients, recorder.ratios = [[0.5] * 4000] * 2, [[0.1] * 4000] * 2
+    recorder.spread = []
+    page = visit(ad.inspect.report(recorder, tmp_path / "report.html"), device_scale_factor=2)
+    names = page.locator("#heat .names div")
+    names.nth(3999).click()
+    last = page.evaluate(
+        """() => { const c = document.querySelector('#heat canvas'), g = c.getContext('2d');
+        return [...g.getImageData(c.width >> 1, Math.round(3999.4 / 4000 * c.height), 1, 1).data]; }"""
+    )
+    assert last[3] == 255  # a canvas that is too tall is empty
+
+
 def test_a_million_points_are_bounded_and_keep_their_extremes():
     recorder = recorded(SERIES["a million"])
     data = report_data(recorder, "many")

@@ -92,6 +92,12 @@ def test_optimizers_and_trainers_are_shown():
     assert train.History()._repr_html_() == "<div>no epochs yet</div>"
 
 
+def test_a_summary_is_shown_as_its_table():
+    found = ad.inspect.summary(nn.Linear(2, 3, rng=0), np.ones((4, 2), np.float32))
+    (table,) = parsed(found._repr_html_())
+    assert table.text == str(found) and "monospace" in table.get("style")
+
+
 def test_no_public_object_shows_an_address():
     net = nn.Linear(2, 2, rng=0)
     shown = [

@@ -33,13 +33,13 @@ function tip(event, text) {
   t.style.top = Math.max(6, y + t.offsetHeight > innerHeight - 8 ? event.clientY - t.offsetHeight - 12 : y) + "px";
 }
 const untip = () => tip(null, "");
-function sized(canvas, height) { // a canvas with the pixels of the screen
-  const r = devicePixelRatio || 1, w = canvas.clientWidth;
+function sized(canvas, height) { // a canvas with the pixels of the screen, fewer if browsers have no canvas of this height
+  const r = devicePixelRatio || 1, w = canvas.clientWidth, tall = Math.min(r, 32000 / height);
   canvas.width = Math.max(1, Math.round(w * r));
-  canvas.height = Math.round(height * r);
+  canvas.height = Math.round(height * tall);
   canvas.style.height = height + "px";
   const g = canvas.getContext("2d");
-  g.scale(r, r);
+  g.scale(r, tall);
   return [g, w];
 }
 function range(values) { // the logarithms of the smallest and largest positive number
