@@ -45,7 +45,9 @@ def _loss(recorder: Recorder) -> list[Sentence]:
         few = max(1, min(5, len(losses) // 4))
         a, b = (math.fsum(v / few for v in part) for part in (losses[:few], losses[-few:]))
         count = f"{steps[-1]:,} steps"
-        if b < a:
+        if f"{a:.3g}" == f"{b:.3g}":
+            found.append(("warn", f"The loss is {b:.3g} after {count}, as at the start.", ""))
+        elif b < a:
             much = b < 0.5 * a or b <= 0
             found.append(
                 ("good" if much else "warn", f"The loss fell from {a:.3g} to {b:.3g} in {count}.", "")
@@ -130,6 +132,7 @@ def _gradients(recorder: Recorder, explained: bool) -> list[Sentence]:
     if len(some) > 1:
         low, high = min(some, key=lambda k: some[k]), max(some, key=lambda k: some[k])
         factor = some[high] / some[low]
+    if len(some) > 1 and factor >= 1.5:
         text = f"The largest gradient, of {high}, is {factor:,.0f} times the smallest, of {low}."
         found.append(("warn" if factor > 1e4 else "note", text, ""))
     ratios = [r for row in recorder.ratios[len(recorder.ratios) // 2 :] for r in row if r is not None]

@@ -150,8 +150,13 @@ def test_long_paths_are_cut_at_their_front_and_no_column_is_cut(visit, tmp_path)
         assert table[1] <= scroll[1] + 0.5
 
 
-def test_numbers_on_axes_are_not_clipped(visit, tmp_path):
-    for values in ([-123456.0, -123457.0, -123458.5], [1.5e-10, 3e-10, 1e-7], [-1.7e308, 1.7e308]):
+def test_numbers_on_axes_are_there_and_not_clipped(visit, tmp_path):
+    for values in (
+        [-123456.0, -123457.0, -123458.5],
+        [1.5e-10, 3e-10, 1e-7],
+        [-1.7e308, 1.7e308],
+        [1e-300, 1e297],
+    ):
         page = visit(ad.inspect.report(recorded(values), tmp_path / "report.html"))
         left = page.evaluate(
             """() => Math.min(...[...document.querySelectorAll('#loss canvas, #norm canvas')].map((c) => {
@@ -159,7 +164,10 @@ def test_numbers_on_axes_are_not_clipped(visit, tmp_path):
             for (let x = 0; x < w; x++) for (let y = 0; y < h; y++) if (data[4 * (y * w + x) + 3]) return x;
             return w; }))"""
         )
-        assert left > 0, values
+        assert 0 < left < 30, values
+    assert page.evaluate("Scales.exact(null, [-1.05e15, -1.1e15, 0, 2.30124, 2.30125, 7e-8])") == [
+        "-1.05e15", "-1.1e15", "0", "2.30124", "2.30125", "7e-8",
+    ]  # fmt: skip
 
 
 def test_the_gradients_of_many_parameters_are_drawn(visit, tmp_path):

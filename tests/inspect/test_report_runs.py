@@ -91,6 +91,12 @@ def validated(losses, scores):
     return next((s for s in sentences(recorder) if s[1].startswith("The validation loss is")), None)
 
 
+def test_a_loss_that_stays_is_told():
+    recorder = ad.inspect.Recorder()
+    recorder.steps, recorder.numbers = [1, 2, 3], {"loss": [0.37, 0.37, 0.37001]}
+    assert sentences(recorder) == [("warn", "The loss is 0.37 after 3 steps, as at the start.", "")]
+
+
 def test_overfitting_is_seen():
     level, text, _ = validated([2, 1, 0.6, 0.3, 0.1, 0.05], [2, 1.1, 0.9, 1.0, 1.2, 1.3])
     assert level == "warn" and text == (

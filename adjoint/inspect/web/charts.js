@@ -16,8 +16,8 @@ const Charts = (() => {
   });
   function plot(where, height, data, series, { log, names, second, bands, label, unit, value } = {}) {
     const grid = { stroke: css("--faint"), width: 1 }, soft = css("--soft"), font = "12px system-ui, sans-serif";
-    const axis = (space, more) => ({ stroke: soft, grid, ticks: { show: false }, gap: 6, font, splits: Scales.evenly(space), filter: (u, v) => v, ...more });
-    const upright = (space, more) => axis(space, { size: Scales.width(font), values: (u, v) => v.map(value || short), ...more });
+    const axis = (space, more) => ({ stroke: soft, grid, ticks: { show: false }, gap: 6, font, incrs: Scales.any, splits: Scales.evenly(space), filter: (u, v) => v, ...more });
+    const upright = (space, more) => axis(space, { size: Scales.width(font), values: value ? (u, v) => v.map(value) : Scales.exact, ...more });
     const scales = { x: { time: false, range: Scales.steps }, y: log ? { distr: 3, log: 10, range: Scales.logarithmic } : { range: value ? Scales.fromZero : Scales.linear } };
     if (second) scales.r = { range: Scales.fromZero };
     const axes = [axis(70, { size: 30, values: (u, v) => v.map((x) => (unit ? (x ? unit(x) : "0") : String(x))) }), upright(30, log ? { splits: Scales.powers(22), values: Scales.written } : {})];

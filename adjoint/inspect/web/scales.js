@@ -38,12 +38,25 @@ const Scales = (() => {
     const lead = splits.map((v) => Number(v.toExponential(9).slice(0, 11)));
     const few = (allowed) => lead.filter((m) => allowed.includes(m)).length < 3;
     const shown = !few([1]) ? [1] : !few([1, 2, 5]) || splits.length > 12 ? [1, 2, 5] : null;
-    return splits.map((v, i) => (!shown || shown.includes(lead[i]) ? short(v) : ""));
+    const found = exact(u, splits);
+    return splits.map((v, i) => (!shown || shown.includes(lead[i]) ? found[i] : ""));
   };
+  const text = (v, digits) => {
+    if (v === 0) return "0";
+    const plain = Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5;
+    return plain ? String(Number(v.toPrecision(digits))) : v.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e");
+  };
+  const exact = (u, splits) => { // with as many digits as the values have
+    for (let digits = 3; ; digits++) {
+      const found = splits.map((v) => text(v, digits));
+      if (digits > 14 || found.every((t, i) => Math.abs(t - splits[i]) <= 1e-9 * Math.abs(splits[i]))) return found;
+    }
+  };
+  const any = (u, axis, lo, hi) => [Math.max(5, hi - lo)]; // an increment that uPlot accepts; it draws no axis if it finds none
   const pen = document.createElement("canvas").getContext("2d");
   const width = (font) => (u, values) => { // of the labels of a vertical axis
     pen.font = font;
     return Math.max(40, 16 + Math.ceil(Math.max(0, ...(values || []).map((v) => pen.measureText(v).width))));
   };
-  return { linear, fromZero, logarithmic, steps, evenly, powers, written, width };
+  return { any, exact, linear, fromZero, logarithmic, steps, evenly, powers, written, width };
 })();
