@@ -197,6 +197,7 @@ def use() -> None:
                 optim.Adam(model.parameters()),
                 directory=directory,
                 compile=native,
+                progress=False,
             )
             trainer.fit(train.DataLoader(data, batch_size=4), epochs=1)
 
