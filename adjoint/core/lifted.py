@@ -166,7 +166,7 @@ class Unknown(Lifted):
             """Return ``function(array)`` for the array that this value has in the current call."""
 
         @abstractmethod
-        def check(self, function: Callable[[Any], None]) -> None:
+        def check(self, function: Callable[[Any], None], wrong: Callable[..., Any] | None = None) -> None:
             """Make the compiled function call ``function`` with the array at each call."""
 
         @abstractmethod

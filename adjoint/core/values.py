@@ -32,10 +32,13 @@ def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
     return data.decide(function) if isinstance(data, Unknown) else None
 
 
-def verify(function: Callable[[ndarray[Any, Any]], None], t: Tensor) -> None:
+def verify(
+    function: Callable[[ndarray[Any, Any]], None], t: Tensor, wrong: Callable[..., Any] | None = None
+) -> None:
     """Call ``function``, which may raise, with the values of a tensor; do nothing inside ``vmap``.
 
-    A compiled function calls ``function`` again each time it runs.
+    A compiled function calls ``function`` again each time it runs.  With the native form ``wrong(xp, x)``,
+    which returns whether each element is invalid, it does so only if one is.
     """
     if special.count:
         note_reading(t)
@@ -43,7 +46,7 @@ def verify(function: Callable[[ndarray[Any, Any]], None], t: Tensor) -> None:
     if type(data) is ndarray:
         function(data)
     elif isinstance(data, Unknown):
-        data.check(function)
+        data.check(function, wrong)
 
 
 def number_of(t: Tensor) -> Any:

@@ -310,7 +310,7 @@ def binary_cross_entropy(
     """
     op = "binary_cross_entropy"
     p, t = same_shape(op, probabilities, target)
-    verify(_check_probabilities, p)
+    verify(_check_probabilities, p, lambda xp, p: xp.logical_not(xp.logical_and(p >= 0, p <= 1)))
     return reduced(op, _element_weight(op, rec.bce(p, t), weight), reduction)
 
 

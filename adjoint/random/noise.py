@@ -161,7 +161,7 @@ def check_values(op: str, value: Any, holds: Callable[[Any], Any], what: str) ->
             raise ArgumentError(f"{op}: {what}, but one value is {bad.ravel()[0]}.")
 
     if isinstance(value, (Tensor, Unknown)):
-        verify(look, asarray(value))
+        verify(look, asarray(value), lambda xp, x: xp.logical_not(holds(x)))
     else:
         look(np.asarray(value))
 

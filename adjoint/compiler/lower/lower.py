@@ -109,7 +109,7 @@ class _Lowering:
         if i.op.kind != "host" and (i.op.call or not i.op.pure):
             raise NotNative(f"{i.op.name} calls a Python function")
         found = self.xp.apply(i.op, *args, **i.params)
-        outs = list(found) if i.op.outputs > 1 else [found]
+        outs = [found] if i.op.outputs == 1 else list(found)
         outs = [o if isinstance(o, View) else self.xp.view(o) for o in outs]
         for o, wanted in zip(outs, i.outs, strict=True):
             if o.shape != tuple(wanted.shape) or o.dtype != wanted.dtype:

@@ -99,9 +99,13 @@ class Symbolic(Unknown):
         """
         return self.trace.decide(function, self)
 
-    def check(self, function: Callable[[Any], None]) -> None:
-        """Make the program call ``function`` with this value's array at each call; it may raise."""
-        self.trace.call("check", function, [self], [], pure=False)
+    def check(self, function: Callable[[Any], None], wrong: Callable[..., Any] | None = None) -> None:
+        """Make the program call ``function`` with this value's array at each call; it may raise.
+
+        Native code computes ``wrong(xp, x)`` instead: whether each element is invalid.
+        """
+        lower = None if wrong is None else partial(_native_check, wrong)
+        self.trace.call("check", function, [self], [], pure=False, lower=lower)
 
     def explain(self, function: Callable[[Any], None]) -> None:
         """Register a function that explains an IndexError of the compiled program.
@@ -239,6 +243,13 @@ def _add_into(total: Any, g: Any, key: Any) -> Any:
 
 def _any_nan(*tangents: Any) -> Any:
     return np.asarray(any(map(may_have_nan, tangents)))
+
+
+def _native_check(wrong: Callable[..., Any], xp: Any, x: Any) -> list[Any]:
+    if x.size:
+        flags = xp.graph.copied(wrong(xp, x))
+        xp.graph.checks.append(xp.any(xp.flat(flags), axis=(0,), keepdims=False))
+    return []
 
 
 def _native_add_into(xp: Any, total: Any, g: Any, key: Any) -> Any:
