@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import operator
 import sys
@@ -210,27 +209,6 @@ def test_an_error_after_the_writes_takes_them_back(monkeypatch: pytest.MonkeyPat
             other.step(x)
         other.step(x), step(x)
         np.testing.assert_allclose(net.w.numpy(), other.w.numpy(), rtol=1e-12)
-
-
-def test_small_arrays_are_kept_until_the_program_is_dropped() -> None:
-    net = Net()
-    step = net.compiled()
-    for x in inputs(5):
-        step(x)
-    address = next(int(k) for k in entry_of(step).__self__.spare if k)
-    array = ctypes.cast(address, ctypes.py_object).value
-    before = sys.getrefcount(array)
-    del step, net
-    gc.collect()
-    assert sys.getrefcount(array) == before - 1
-
-
-def test_large_arrays_are_not_kept() -> None:
-    net = Net(size=20_000)
-    step = net.compiled()
-    for x in inputs(5, 20_000):
-        step(x)
-    assert not any(entry_of(step).__self__.spare)
 
 
 class Finalized:

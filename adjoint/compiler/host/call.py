@@ -262,12 +262,10 @@ class NativeCall:
                     self.fixed.add(s.value.id)
                 owners.append(count + len(self.passed))
                 self.passed.append(s)
-        self.counters = None if reuses is None else writes.counters()
-        self.counts_first = bool(writes.others) and (reuses is not None or writes.only_count())
         arguments = count + len(self.passed)
-        self.entry = run.entry_for(
-            owners, writes.swapped, arguments, writes.graded, reuses, self.counters or ()
-        )
+        counters = writes.counters() if reuses is not None else None
+        self.writes_all = counters is not None  # whether the entry makes all writes
+        self.entry = run.entry_for(owners, writes.swapped, arguments, writes.graded, reuses, counters or ())
 
     def add(self, w: Lines, settled: bool = False) -> Outputs:
         """Add lines that call the entry and make the writes which it does not make; return the outputs.
@@ -276,21 +274,17 @@ class NativeCall:
         numbers which do not depend on the step count have been computed by an earlier call.
         """
         w.names |= NAMES
-        if self.counters is not None:
-            w.add(self._entry(w, self._texts(w, settled)), f"if found is NotImplemented: {self._slow()}")
-        elif self.counts_first:
-            self._add_after_counts(w, self._texts(w, settled))
+        texts = [self._text(w, p, settled) for p in self.passed]
+        if self.writes_all:
+            self._add_entry(w, texts)
         else:
-            self._add_before_writes(w, settled)
+            self._add_writes(w, texts)
         if not self.run.in_order:  # one array can be several outputs: the result of exp is also a residual
             w.add(f"found = ({''.join(f'found[{k}], ' for k in self.run.order)})")
         return Outputs([f"found[{k}]" for k in range(self.size)], {})
 
-    def _texts(self, w: Lines, settled: bool) -> list[str]:
-        """Return the expressions of what is passed to the entry besides the arguments."""
-        return [self._text(w, p, settled) for p in self.passed]
-
     def _text(self, w: Lines, passed: Any, settled: bool) -> str:
+        """Return the expression of ``passed``, which is passed to the entry besides the arguments."""
         if not isinstance(passed, Source):
             return container_text(w, passed)
         number = passed.value.id
@@ -300,36 +294,15 @@ class NativeCall:
             return str(passed.owner.text(w.name, self.used[number]))
         return passed.code(w)
 
-    def _entry(self, w: Lines, texts: list[str]) -> str:
-        """Return a statement that calls the entry; ``texts`` are the expressions of ``_texts``."""
-        given = [*(f"x{k}" for k in range(self.count)), *texts]
-        return f"found = {w.name(self.entry.call, 'entry')}({', '.join(given)})"
+    def _add_entry(self, w: Lines, texts: list[str]) -> None:
+        """Add lines that call the entry; ``texts`` are the expressions of what is ``passed``."""
+        given = [f"x{k}" for k in range(self.count)]
+        w.add(f"found = {w.name(self.entry.call, 'entry')}({', '.join([*given, *texts])})")
+        w.add(f"if found is NotImplemented: return slow({', '.join(given)})")
 
-    def _slow(self) -> str:
-        """Return a statement that runs the program without the entry."""
-        return f"return slow({', '.join(f'x{k}' for k in range(self.count))})"
-
-    def _add_after_counts(self, w: Lines, texts: list[str]) -> None:
-        """Add lines that call an entry which makes all writes except optimisers' step counts.
-
-        Python increments the step counts before it calls the entry.
-        """
-        for k, passed in enumerate(self.passed):
-            if isinstance(passed, NumbersSource):  # read before the step count is incremented
-                w.add(f"g{k} = {texts[k]}")
-                texts[k] = f"g{k}"
-        counters = [(w.name(each.owner, "u"), f"b{k}") for k, (each, _) in enumerate(self.writes.others)]
-        w.add(*(f"{before} = {name}.count()" for name, before in counters))
-        back = "; ".join(f"{name}.take_back({before})" for name, before in counters)
-        w.add(f"try: {'; '.join(f'{name}()' for name, _ in counters)}")
-        w.add(f"except BaseException: {back}; raise")
-        w.add(f"try: {self._entry(w, texts)}")
-        w.add("except BaseException:", f"    if not {w.name(self.entry.is_done)}(): {back}", "    raise")
-        w.add(f"if found is NotImplemented: {back}; {self._slow()}")
-
-    def _add_before_writes(self, w: Lines, settled: bool) -> None:
-        """Add lines that call an entry and then make the writes that are left; undo all if one fails."""
-        writes, texts = self.writes, self._texts(w, settled)
+    def _add_writes(self, w: Lines, texts: list[str]) -> None:
+        """Add lines that call the entry and then make the writes that are left; undo all if one fails."""
+        writes = self.writes
         containers: dict[str, str] = {}
         cells = []
         for k, (each, _) in enumerate(writes.cells):
@@ -343,7 +316,7 @@ class NativeCall:
         for k, passed in enumerate(self.passed):
             if isinstance(passed, CellSource):
                 texts[k] = before.get(passed.key, texts[k])
-        w.add(self._entry(w, texts), f"if found is NotImplemented: {self._slow()}")
+        self._add_entry(w, texts)
         if not writes.cells and not writes.others:
             return
         if writes.others:
@@ -411,10 +384,10 @@ class _Writes:
         """Return a dict from the index of an output to the index of the input whose memory it uses.
 
         None if Python has to write after the program has run.  It does not have to if all cells can be
-        written in place and all checks are made before.
+        written in place, all checks are made before, and the entry can count the steps of optimisers.
         """
         stores = self.swapped or self.graded or self.cells
-        if (run.checks and not run.checked) or not self._counts() or not stores:
+        if (run.checks and not run.checked) or self.counters() is None or not stores:
             return None
         found: dict[int, int] = run.reuses
         for each, at in self.cells:
@@ -423,18 +396,12 @@ class _Writes:
                 return None
         return found
 
-    def only_count(self) -> bool:
-        """Return whether all that Python writes, besides native code, are step counts of optimisers."""
-        return not self.cells and self._counts()
-
-    def _counts(self) -> bool:
-        return all(isinstance(each, Action) and each.counts() for each, _ in self.others)
-
     def counters(self) -> list[tuple[Any, str]] | None:
         """Return (dictionary, key) of each step count of optimisers; None if the entry cannot count."""
         found: list[tuple[Any, str]] = []
         for each, _ in self.others:
-            counters = each.owner.counters()
+            count = getattr(each.owner, "counters", None)  # only the step counts of optimisers have it
+            counters = None if count is None else count()
             if counters is None:
                 return None
             found += counters

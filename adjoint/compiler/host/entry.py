@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -71,7 +70,6 @@ class Made(NamedTuple):
 
 
 RELEASING = 20_000  # nanoseconds: programs that take longer release the GIL
-RECYCLED = 1 << 16  # bytes: programs whose outputs are not larger in total reuse the arrays they replaced
 
 
 # Index of PyArray_NewFromDescr in NumPy's table of C functions; these indices never change.
@@ -154,12 +152,6 @@ class _Words(np.ndarray[Any, np.dtype[np.int64]]):
     """The header of an entry, as 64-bit words; ``held`` keeps alive the objects that they point to."""
 
     held: Any
-    spare: Any = ()  # addresses of arrays that are kept for the next call; 0: none
-
-    def __del__(self) -> None:
-        for address in self.spare:
-            if address:
-                ctypes.pythonapi.Py_DecRef(ctypes.c_void_p(int(address)))
 
 
 class Entry:
@@ -236,11 +228,10 @@ class Entry:
         )
         first = checked if always_writes and checks else 0
         release = nanoseconds > RELEASING
-        size = sum(math.prod(m.shape) * np.dtype(m.dtype).itemsize for m in made)
         words = np.zeros(Head.SIZE, np.int64).view(_Words)
         words[Head.ARGUMENTS], words[Head.RELEASES] = arguments, release
         words[Head.HELPERS] = helpers if release else 0
-        words[Head.RECYCLES], words[Head.ALWAYS] = size <= RECYCLED, always_writes
+        words[Head.ALWAYS] = always_writes
         for head, count, address in (
             (Head.INPUTS, len(given), rows.ctypes.data),
             (Head.OUTPUTS, len(made), outs.ctypes.data),
@@ -255,13 +246,8 @@ class Entry:
         functions = [r.function for r in records]  # keeps the code of the kernels loaded
         owners = list(given), list(writes), list(grads), list(counters)
         words.held = tables, memory.kept, self.numbers, rows, outs, rec, owners, functions, held
-        words.spare = outs[:, Output.SPARE]
         self.words = words
         self.call = built_in(_method(), words)
-
-    def is_done(self) -> bool:
-        """Return whether the last call has stored its outputs in the tensors."""
-        return bool(self.words[Head.DONE])
 
 
 class _Memory:
@@ -316,7 +302,7 @@ class _Memory:
         """Return the table of the outputs; ``rows`` is the table of the inputs."""
         outs = np.zeros((len(made) + 1, Output.SIZE), np.int64)
         for k, m in enumerate(made):
-            outs[k, : Output.SPARE] = *self._spec(m.dtype, m.shape), *self._slots("made", k)
+            outs[k, : Output.INPUT] = *self._spec(m.dtype, m.shape), *self._slots("made", k)
             if m.reuses is not None:
                 outs[k, Output.INPUT] = rows[m.reuses].ctypes.data
         return outs

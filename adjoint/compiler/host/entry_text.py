@@ -171,8 +171,8 @@ def refuse(w: Objects, words: Value, result: Value, answer: Value) -> Value:
 def attempt(w: Objects, words: Value, args: Value) -> Value:
     """Run the program.
 
-    ``make_result`` can run Python code: PyTuple_New and PyType_GenericAlloc may collect garbage, and a spare
-    array may have a weak reference.  So it comes first: no Python code of this thread runs from ``read_all``
+    ``make_result`` can run Python code: PyTuple_New and PyType_GenericAlloc may collect garbage.  So it comes
+    first: no Python code of this thread runs from ``read_all``
     until everything is written.
     """
     result = make_result(w, words)
@@ -186,7 +186,6 @@ def attempt(w: Objects, words: Value, args: Value) -> Value:
     found = run_kernels(w, words, result)
     with w.when(w.differ(found, result)):
         w.give(refuse(w, words, result, found))
-    w.set_word(words, Head.DONE, 1)
     return result
 
 
@@ -217,7 +216,6 @@ def call(w: Objects, owner: Value, args: Value, count: Value) -> Value:
     idle = w.same(w.word(words, Head.BUSY), 0)
     with w.when(w.all(idle, w.same(count, w.word(words, Head.ARGUMENTS)))):
         w.set_word(words, Head.BUSY, 1)
-        w.set_word(words, Head.DONE, 0)
         found = attempt(w, words, args)
         w.set_word(words, Head.BUSY, 0)
         w.give_if(w.differ(found, miss), found)

@@ -52,20 +52,6 @@ def is_free(w: Objects, array: Value, row: Value) -> Value:
     return w.all(_is_alone(w, array), plain, unwatched, matches(w, array, row))
 
 
-@native(place="i64")
-def keep(w: Objects, words: Value, place: Value, array: Value) -> None:
-    """Keep a replaced array that nothing else refers to, so that the next call writes into it.
-
-    The result of this call still refers to it, at the position of the new array.
-    """
-    row = w.at(w.word(words, Head.OUTPUTS + 1, "ptr"), "i64", w.times(place, Output.SIZE))
-    recycles = w.differ(w.word(words, Head.RECYCLES), 0)
-    recycles = w.all(recycles, w.invert(_reuses(w, row)))
-    with w.when(recycles), w.when(w.all(w.is_type(array, "ndarray"), _is_alone(w, array))):
-        w.incref(array)
-        w.set_word(row, Output.SPARE, array)
-
-
 @native("ptr")
 def reused(w: Objects, row: Value) -> Value:
     """Return the array whose memory an output may get; else null, or NotImplemented for a cell."""
@@ -116,17 +102,6 @@ def set_output(w: Objects, result: Value, place: Value, row: Value, array: Value
 
 
 @native("ptr")
-def make(w: Objects, row: Value) -> Value:
-    """Return the kept array of a row if nothing else refers to it, else a new array."""
-    spare = w.word(row, Output.SPARE, "ptr")
-    with w.unless(w.is_null(spare)):
-        w.set_word(row, Output.SPARE, None)
-        w.give_if(is_free(w, spare, row), spare)
-        w.decref(spare)
-    return new_output(w, row)
-
-
-@native("ptr")
 def new_output(w: Objects, row: Value) -> Value:
     """Return a new array for a row; null if there is no memory."""
     dtype, shape = w.word(row, Output.DTYPE, "ptr"), w.word(row, Output.SHAPE, "ptr")
@@ -143,7 +118,6 @@ def put_arrays(w: Objects, words: Value, result: Value) -> None:
         item = _item(w, result, place)
         old = w.get(to, "tensor")
         w.put(to, "tensor", w.load(item, "ptr"))
-        keep(w, words, place, old)
         w.store(old, item)
 
 
@@ -185,8 +159,6 @@ def put_gradients(w: Objects, words: Value, result: Value) -> None:
         w.put(extra, "grad", new)
         w.set_word(row, Store.NEW, None)
         w.store(old, item)
-        with w.when(w.all(w.is_type(old, "tensor"), _is_alone(w, old))):
-            keep(w, words, place, w.get(old, "tensor"))
 
 
 # Versions --------------------------------------------------------------------------------------------
@@ -248,7 +220,7 @@ def make_result(w: Objects, words: Value) -> Value:
     w.give_if(w.is_null(result))
     w.call_python("PyObject_GC_UnTrack", "void", result)
     with w.rows(words, Head.OUTPUTS, Output.SIZE) as (k, row), w.unless(_reuses(w, row)):
-        new = make(w, row)  # other outputs: ``reuse_all`` stores an array
+        new = new_output(w, row)  # other outputs: ``reuse_all`` stores an array
         with w.when(w.is_null(new)):
             w.goto("failed")
         set_output(w, result, k, row, new)

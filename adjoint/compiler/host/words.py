@@ -20,12 +20,10 @@ class Head(IntEnum):
     CHECKS = 10  # a table of addresses of bytes that are not 0 if a check failed
     ARRAYS = 12  # a table of tensors that get new arrays, see ``Store``
     GRADS = 14  # a table of tensors that get new gradients
-    RECYCLES = 16  # whether arrays that were replaced are kept for the next call
-    ALWAYS = 17  # whether a call always writes once its kernels have started
-    DONE = 18  # 1 after a call that has written
-    FIRST = 19  # the number of kernel calls that the checks depend on, and the address of their records
-    COUNTERS = 21  # a table of step counts in dictionaries
-    SIZE = 23
+    ALWAYS = 16  # whether a call always writes once its kernels have started
+    FIRST = 17  # the number of kernel calls that the checks depend on, and the address of their records
+    COUNTERS = 19  # a table of step counts in dictionaries
+    SIZE = 21
 
 
 class Input(IntEnum):
@@ -56,10 +54,9 @@ class Output(IntEnum):
     NDIM = 1
     SHAPE = 2
     SLOTS = 3  # a table of slots, each with an offset in bytes
-    SPARE = 5  # an array that the next call reuses
-    INPUT = 6  # the row of the input whose memory it gets
-    GRADED = 7  # the tensor whose gradient it replaces
-    SIZE = 8
+    INPUT = 5  # the row of the input whose memory it gets
+    GRADED = 6  # the tensor whose gradient it replaces
+    SIZE = 7
 
 
 class Store(IntEnum):
