@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint.compiler.emit.code import Code
 from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.values import Value
 from adjoint.compiler.emit.writer import Writer
@@ -26,6 +28,23 @@ if TYPE_CHECKING:
 __all__ = ["copy_bytes", "driver_kernel", "operand_slots", "same_bytes"]
 
 _LINE = 64  # bytes
+_ARGS = Value("%args", "ptr")
+
+
+class _Word(IntEnum):
+    """The words that the kernel reads.  A table has two words: the number of its rows, and their address."""
+
+    RUN = 0  # the address of the function that runs kernels
+    RECORDS = 1  # the address of the kernels of the body
+    COUNT = 2  # their number
+    HELPERS = 3  # the number of helper threads
+    COPIES = 4  # the tables of ``_Tables``
+    MOVES = 6
+    SWAPS = 8
+    CHECKS = 10
+    PAIRS = 12
+    READ = 14
+    STORED = 16
 
 
 class _Words(np.ndarray[Any, np.dtype[np.int64]]):
@@ -178,117 +197,64 @@ class _Tables:
 @functools.cache
 def _text(machine: Machine) -> str:
     """Return the text of the kernel: slot 0 has the words of ``_Tables.words``, slot 1 the check flag."""
-    w = Writer(machine)
-    kernel = _Driver(w)
-    w.loop(0, kernel.copies[0], 1, kernel.begin)
-    w.loop(0, kernel.moves[0], 1, kernel.start)
-    wrong, _ = w.loop(w.low, w.high, 1, kernel.step, [w.const(0, "i1")] * 2)
-    w.loop(0, kernel.copies[0], 1, kernel.end)
-    w.store(wrong, w.slot(1))
+    w = Code(machine)
+    words = w.slot(0)
+    wrong, settled = w.scratch("i1", 1), w.scratch("i1", 1)
+    for flag in (wrong, settled):
+        w.store(w.value(False), flag)
+    with w.rows(words, _Word.COPIES, 5) as (_, row):  # the initial carried values, to their buffers
+        copy_bytes(w, w.word(row, 2, "ptr"), _argument(w, row), w.word(row, 0))
+    with w.rows(words, _Word.MOVES, 4) as (_, row):  # the addresses for the first iteration
+        w.store(w.at(_argument(w, row), "i8", w.word(row, 2)), w.word(row, 0, "ptr"))
+    w.loop(w.low, w.high, 1, lambda j, _: _iteration(w, words, j, wrong, settled))
+    with w.rows(words, _Word.COPIES, 5) as (_, row):  # the final carried values that the program uses
+        to = w.word(row, 4)
+        with w.when(w.differ(to, 0)):
+            copy_bytes(w, w.word(_ARGS, to, "ptr"), w.word(row, 3, "ptr"), w.word(row, 0))
+    w.store(w.load(wrong, "i1"), w.slot(1))
     return w.kernel()
 
 
-class _Driver:
-    """Emits the kernel of a loop; a table is a pair of the number of its rows and their address."""
+def _iteration(w: Code, words: Value, j: Value, wrong: Value, settled: Value) -> None:
+    """Emit iteration ``j``, or a copy of the rows that the one before stored if it would do the same.
 
-    def __init__(self, w: Writer) -> None:
-        self.w, first = w, w.slot(0)
-        self.args = Value("%args", "ptr")
-        self.run, self.records = self.word(first, 0, "ptr"), self.word(first, 1, "ptr")
-        self.count, self.helpers = self.word(first, 2), self.word(first, 3)
-        tables = [(self.word(first, 4 + 2 * k), self.word(first, 5 + 2 * k, "ptr")) for k in range(7)]
-        self.copies, self.moves, self.swaps, self.checks, self.pairs, self.read, self.stored = tables
+    The flags at ``wrong`` and ``settled``: a check has failed, the last iteration changed no carried value.
+    """
+    with w.when(w.load(settled, "i1")), w.rows(words, _Word.READ, 4) as (_, row):
+        _keep_if(w, settled, same_bytes(w, *_two_rows(w, row, j)))
+    again = w.load(settled, "i1")
+    with w.when(again), w.rows(words, _Word.STORED, 4) as (_, row):
+        copy_bytes(w, *_two_rows(w, row, j))
+    with w.unless(again):
+        odd = w.differ(w.bits("and", j, 1), 0)
+        with w.rows(words, _Word.SWAPS, 3) as (_, row):
+            w.store(w.select(odd, w.word(row, 2), w.word(row, 1)), w.word(row, 0, "ptr"))
+        given = w.word(words, _Word.RECORDS), w.word(words, _Word.COUNT), w.word(words, _Word.HELPERS)
+        run = w.word(words, _Word.RUN, "ptr")
+        w.line(f"call void {run.text}({', '.join(value.typed for value in given)})")
+        with w.rows(words, _Word.CHECKS, 1) as (_, row):
+            failed = w.load(w.word(row, 0, "ptr"), "i1")
+            w.store(w.either(w.load(wrong, "i1"), failed), wrong)
+        w.store(w.differ(w.word(words, _Word.PAIRS), 0), settled)
+        with w.rows(words, _Word.PAIRS, 3) as (_, row):
+            _keep_if(w, settled, same_bytes(w, w.word(row, 1, "ptr"), w.word(row, 2, "ptr"), w.word(row, 0)))
+    with w.rows(words, _Word.MOVES, 4) as (_, row):  # advance the addresses
+        slot = w.word(row, 0, "ptr")
+        w.store(w.at(w.load(slot, "ptr"), "i8", w.word(row, 3)), slot)
 
-    def word(self, at: Value, k: Any, element: str = "i64") -> Value:
-        """Emit the load of the 64-bit word with index ``k`` at the address ``at``."""
-        return self.w.load(self.w.at(at, "i64", k), element)
 
-    def row(self, table: tuple[Value, Value], i: Value, size: int) -> Value:
-        """Emit the address of row ``i`` of a table whose rows have ``size`` words."""
-        return self.w.at(table[1], "i64", self.w.times(i, size))
+def _argument(w: Code, row: Value) -> Value:
+    """Emit the address of the operand or result whose index is in a row."""
+    return w.word(_ARGS, w.word(row, 1), "ptr")
 
-    def begin(self, i: Value, _: list[Value]) -> None:
-        """Emit, for row ``i`` of the table ``copies``, the copy of an initial carried value to its buffer."""
-        one = self.row(self.copies, i, 5)
-        given = self.word(self.args, self.word(one, 1), "ptr")
-        copy_bytes(self.w, self.word(one, 2, "ptr"), given, self.word(one, 0))
 
-    def end(self, i: Value, _: list[Value]) -> None:
-        """Emit, for row ``i`` of ``copies``, the copy of a final carried value that the program uses."""
-        one = self.row(self.copies, i, 5)
-        to = self.word(one, 4)
-        with self.w.when(self.w.compare("ne", to, 0)):
-            copy_bytes(self.w, self.word(self.args, to, "ptr"), self.word(one, 3, "ptr"), self.word(one, 0))
+def _two_rows(w: Code, row: Value, j: Value) -> tuple[Value, Value, Value]:
+    """Emit the addresses of an array's rows of iteration ``j`` and of the one before, and their bytes."""
+    stride = w.word(row, 3)
+    here = w.at(w.at(_argument(w, row), "i8", w.word(row, 2)), "i8", w.mul(j, stride))
+    return here, w.at(here, "i8", w.sub(0, stride)), w.word(row, 0)
 
-    def start(self, i: Value, _: list[Value]) -> None:
-        """Emit, for row ``i`` of the table ``moves``, code that sets an address for the first iteration."""
-        one = self.row(self.moves, i, 4)
-        base = self.word(self.args, self.word(one, 1), "ptr")
-        self.w.store(self.w.at(base, "i8", self.word(one, 2)), self.word(one, 0, "ptr"))
 
-    def move(self, i: Value, _: list[Value]) -> None:
-        """Emit, for row ``i`` of the table ``moves``, code that advances an address to the next iteration."""
-        one = self.row(self.moves, i, 4)
-        slot = self.word(one, 0, "ptr")
-        self.w.store(self.w.at(self.w.load(slot, "ptr"), "i8", self.word(one, 3)), slot)
-
-    def look(self, i: Value, flags: list[Value]) -> list[Value]:
-        """Emit the flag "a check has failed" after check ``i``; ``flags`` has the flag before it."""
-        return [self.w.bits("or", flags[0], self.w.load(self.word(self.checks[1], i, "ptr"), "i1"))]
-
-    def unchanged(self, i: Value, same: list[Value]) -> list[Value]:
-        """Emit whether a carried value, row ``i`` of ``pairs``, and those before are the same as before."""
-        one = self.row(self.pairs, i, 3)
-        equal = same_bytes(self.w, self.word(one, 1, "ptr"), self.word(one, 2, "ptr"), self.word(one, 0))
-        return [self.w.bits("and", same[0], equal)]
-
-    def both(self, at: Value, j: Value) -> tuple[Value, Value, Value]:
-        """Emit the bytes of a row, its address in iteration ``j``, and the previous row's address."""
-        base = self.w.at(self.word(self.args, self.word(at, 1), "ptr"), "i8", self.word(at, 2))
-        stride = self.word(at, 3)
-        here = self.w.at(base, "i8", self.w.mul(j, stride))
-        return self.word(at, 0), here, self.w.at(here, "i8", self.w.sub(0, stride))
-
-    def again(self, j: Value, settled: Value) -> Value:
-        """Emit whether iteration ``j`` repeats the one before; ``settled``: that changed no carried value."""
-
-        def compare(i: Value, same: list[Value]) -> list[Value]:
-            size, here, before = self.both(self.row(self.read, i, 4), j)
-            return [self.w.bits("and", same[0], same_bytes(self.w, here, before, size))]
-
-        yes = self.w.const(1, "i1")
-        return self.w.choose(
-            settled, lambda: self.w.loop(0, self.read[0], 1, compare, [yes]), lambda: [settled]
-        )[0]
-
-    def step(self, j: Value, given: list[Value]) -> list[Value]:
-        """Emit iteration ``j``; ``given`` are the flags "a check has failed" and "settled"."""
-        found = self.w.choose(
-            self.again(j, given[1]), lambda: self._copy(j, given), lambda: self._compute(j, given)
-        )
-        self.w.loop(0, self.moves[0], 1, self.move)
-        return found
-
-    def _copy(self, j: Value, given: list[Value]) -> list[Value]:
-        def copy(i: Value, _: list[Value]) -> None:
-            size, here, before = self.both(self.row(self.stored, i, 4), j)
-            copy_bytes(self.w, here, before, size)
-
-        self.w.loop(0, self.stored[0], 1, copy)
-        return given
-
-    def _compute(self, j: Value, given: list[Value]) -> list[Value]:
-        odd = self.w.compare("ne", self.w.bits("and", j, 1), 0)
-
-        def swap(i: Value, _: list[Value]) -> None:
-            one = self.row(self.swaps, i, 3)
-            self.w.store(self.w.select(odd, self.word(one, 2), self.word(one, 1)), self.word(one, 0, "ptr"))
-
-        self.w.loop(0, self.swaps[0], 1, swap)
-        arguments = ", ".join(value.typed for value in (self.records, self.count, self.helpers))
-        self.w.line(f"call void {self.run.text}({arguments})")
-        found = self.w.loop(0, self.checks[0], 1, self.look, given[:1])
-        return [
-            *found,
-            *self.w.loop(0, self.pairs[0], 1, self.unchanged, [self.w.compare("ne", self.pairs[0], 0)]),
-        ]
+def _keep_if(w: Code, flag: Value, condition: Value) -> None:
+    """Emit: the flag at an address stays true only if ``condition`` is true."""
+    w.store(w.all(w.load(flag, "i1"), condition), flag)
