@@ -11,15 +11,17 @@ A function of a library is a Python function that emits its body:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.values import Index, Value
 from adjoint.compiler.emit.writer import UnitText, Writer
 
-__all__ = ["NULL", "Code", "External", "Library", "NativeFunction", "native"]
+__all__ = ["NULL", "Code", "External", "Library", "NativeFunction", "Tables", "Words", "native"]
 
 NULL = Value("null", "ptr")
 _PLAIN = Machine("none", 0, 16, False, False, "", "", 1)  # this code has no vectors
@@ -262,3 +264,30 @@ class Library:
         self.text = "\n".join([*w.unit.parts(), ""])
         self.functions = [d.partition("@")[2].partition("(")[0] for d in w.unit.declarations]
         self.objects = [n for n, d in w.unit.definitions.items() if " external global " in d]
+
+
+class Words(np.ndarray[Any, np.dtype[np.int64]]):
+    """The words that native code reads; ``held`` keeps alive the objects that they point to."""
+
+    held: Any
+
+
+class Tables:
+    """Makes tables of 64-bit words; keeps them alive, and the objects ``kept`` that their words point to."""
+
+    def __init__(self, *kept: Any) -> None:
+        self.kept: list[Any] = list(kept)
+
+    def listed(self, values: Sequence[int]) -> int:
+        """Copy ``values`` and a final 0 to a new array; return its address."""
+        self.kept.append(np.array([*values, 0], np.int64))
+        return int(self.kept[-1].ctypes.data)
+
+    def table(self, rows: Collection[Sequence[int]]) -> tuple[int, int]:
+        """Make a table of rows; return their number and their address."""
+        return len(rows), self.listed([x for row in rows for x in row])
+
+    def spec(self, dtype: Any, shape: Sequence[int]) -> tuple[int, int, int]:
+        """Return the words that describe an array: its dtype, number of axes, address of their lengths."""
+        self.kept.append(np.dtype(dtype))
+        return id(self.kept[-1]), len(shape), self.listed(shape)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adjoint.compiler.emit.code import Code
+from adjoint.compiler.emit.code import Code, Tables, Words
 from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.values import Value
 from adjoint.compiler.emit.writer import Writer
@@ -45,12 +45,6 @@ class _Word(IntEnum):
     PAIRS = 12
     READ = 14
     STORED = 16
-
-
-class _Words(np.ndarray[Any, np.dtype[np.int64]]):
-    """An array of 64-bit words that a kernel reads; ``held`` keeps alive the objects that they point to."""
-
-    held: Any
 
 
 def operand_slots(node: Primitive, outs: list[Primitive]) -> tuple[list[Address], dict[int, int]]:
@@ -180,17 +174,14 @@ class _Tables:
         for entry, _, _, stride in self.moves:
             ctypes.c_int64.from_address(entry).value -= stride
 
-    def words(self, run: int, helpers: int) -> _Words:
+    def words(self, run: int, helpers: int) -> Words:
         """Return the array of words that the kernel reads: the number of iterations, and all tables."""
-        body = self.body
+        body, made = self.body, Tables()
         checks = [(c.ctypes.data,) for c in body.checks]
         lists: list[Any] = [self.copies, self.moves, self.swaps, checks, self.pairs, self.read, self.stored]
-        listed = [np.array([*(x for row in rows for x in row), 0], np.int64) for rows in lists]
         found = [run, body.records.ctypes.data, len(body.kernels), helpers]
-        for rows, array in zip(lists, listed, strict=True):
-            found += [len(rows), array.ctypes.data]
-        words = np.array(found, np.int64).view(_Words)
-        words.held = body, listed, self.memory
+        words = np.array([*found, *(x for rows in lists for x in made.table(rows))], np.int64).view(Words)
+        words.held = body, made, self.memory
         return words
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from adjoint.compiler.build import units
 from adjoint.compiler.capture.arguments import Wanted
-from adjoint.compiler.emit.code import Library
+from adjoint.compiler.emit.code import Library, Tables, Words
 from adjoint.compiler.emit.machine import has_llvm
 from adjoint.compiler.guards.reads import Read, Reads
 from adjoint.compiler.guards.values import (
@@ -91,33 +91,21 @@ class Watch:
         self.calls = self.known = 0  # calls that passed this check: until now, and until the last renewal
         self.asks = False
         self._renewing = False
-        self._fixed: list[Any] = []
+        self._fixed = fixed = Tables()
         rows = [
-            [id(s.kind), 0 if s.node is Node else id(s.node), *self._row(s.shape, s.dtype)] for s in specs
+            (id(s.kind), 0 if s.node is Node else id(s.node), *fixed.spec(s.dtype, s.shape)) for s in specs
         ]
-        self.words = np.zeros(Watched.SIZE, np.int64).view(entry._Words)
-        self.words[0], self.words[1] = -1, self._listed(self._fixed, [x for row in rows for x in row])
-        own = [
-            x for t, shape, dtype in held for x in (id(t), self._listed(self._fixed, self._row(shape, dtype)))
-        ]
-        self._set(Watched.HELD, len(held), self._listed(self._fixed, own))
-        self._set(Watched.STRANGERS, len(held), self._listed(self._fixed, [id(t) for t in self.tensors]))
+        own = [(id(t), fixed.listed(fixed.spec(dtype, shape))) for t, shape, dtype in held]
+        self.words = np.zeros(Watched.SIZE, np.int64).view(Words)
+        self.words[0], self.words[1] = -1, fixed.table(rows)[1]
+        self._set(Watched.HELD, fixed.table(own))
+        self._set(Watched.STRANGERS, fixed.table([(id(t),) for t in self.tensors]))
         self.count = len(specs)
         self.words.held = (self._fixed, self.tensors, guards)
         self.ready: Callable[..., bool] = entry.built_in(_method(), self.words)
 
-    def _set(self, table: Watched, count: int, address: int) -> None:
-        self.words[table : table + 2] = count, address
-
-    @staticmethod
-    def _listed(keep: list[Any], values: Sequence[int]) -> int:
-        """Store values in a new int64 array that ``keep`` keeps alive; return its address."""
-        keep.append(np.array([*values, 0], np.int64))
-        return int(keep[-1].ctypes.data)
-
-    def _row(self, shape: Any, dtype: Any) -> list[int]:
-        self._fixed.append(dtype)
-        return [id(dtype), len(shape), self._listed(self._fixed, shape)]
+    def _set(self, head: Watched, table: tuple[int, int]) -> None:
+        self.words[head : head + 2] = table
 
     def renew(self) -> None:
         """Record what the guards depend on; call this after a full check has found that all guards hold.
@@ -154,17 +142,14 @@ class Watch:
         for g in self.guards:
             seen.guard(g, self.asks)
         seen.equal = list(dict.fromkeys(seen.equal))
-        keep: list[Any] = [seen, contexts]
-        spaces = [
-            (id(space), len(values), self._listed(keep, [x for k, v in values.items() for x in (k, v)]))
-            for space, values in seen.spaces.values()
-        ]
+        keep = Tables(seen, contexts)
+        spaces = [(id(space), *keep.table(values.items())) for space, values in seen.spaces.values()]
+        reads = [(Kind.CONTEXT, id(v), 0, id(value)) for v, value in contexts] + seen.reads
         for head, rows in (
             (Watched.EQUAL, seen.equal), (Watched.DIFFER, seen.differ), (Watched.SPACES, spaces),
-            (Watched.CONTEXTS, [(id(v), id(value)) for v, value in contexts]),
-            (Watched.ASKED, [(id(f),) for f in seen.asked]), (Watched.READS, seen.reads),
+            (Watched.ASKED, [(id(f),) for f in seen.asked]), (Watched.READS, reads),
         ):  # fmt: skip
-            self._set(head, len(rows), self._listed(keep, [x for row in rows for x in row]))
+            self._set(head, keep.table(rows))
         self.words.held = (self._fixed, self.tensors, self.guards, keep)
         self.words[0] = self.count
 

@@ -19,12 +19,11 @@ class Watched(IntEnum):
     DIFFER = 4  # a table of words that must differ
     HELD = 6  # a table of tensors: the tensor, and the address of its dtype, number of axes and lengths
     SPACES = 8  # a table of dictionaries, each with a table of keys and values; value 0: any
-    CONTEXTS = 10  # a table of context variables: the variable, its value
-    STRANGERS = 12  # a table of objects that no argument may be
-    ASKED = 14  # a table of functions that must return True
-    READS = 16  # a table of values that were read: the kind (see ``Kind``), the owner, the key, the value
-    USERS = 18  # the number of checks that are reading tables
-    SIZE = 19
+    STRANGERS = 10  # a table of objects that no argument may be
+    ASKED = 12  # a table of functions that must return True
+    READS = 14  # a table of values that were read: the kind (see ``Kind``), the owner, the key, the value
+    USERS = 16  # the number of checks that are reading tables
+    SIZE = 17
 
 
 class Kind(IntEnum):
@@ -33,6 +32,7 @@ class Kind(IntEnum):
     ITEM = 0  # of a dictionary
     CELL = 1
     ATTRIBUTE = 2
+    CONTEXT = 3  # the value of a context variable
 
 
 @native("i1")
@@ -86,20 +86,6 @@ def words_hold(w: Objects, words: Value) -> Value:
 
 
 @native("i1")
-def contexts_hold(w: Objects, words: Value) -> Value:
-    """Return whether all context variables have their values."""
-    place = w.scratch("ptr", 1)
-    with w.rows(words, Watched.CONTEXTS, 2) as (_, row):
-        w.store(NULL, place)
-        w.call_python("PyContextVar_Get", "i32", w.word(row, 0, "ptr"), None, place)
-        now = w.load(place, "ptr")
-        w.give_if(w.is_null(now), False)
-        w.decref(now)
-        w.give_if(w.differ(now, w.word(row, 1, "ptr")), False)
-    return w.value(True)
-
-
-@native("i1")
 def has_items(w: Objects, row: Value) -> Value:
     """Return whether a dictionary has the keys of its row, in this order, with these values."""
     space, at, key, value = w.word(row, 0, "ptr"), *(w.scratch("i64", 1) for _ in range(3))
@@ -121,6 +107,9 @@ def value_read(w: Objects, row: Value) -> Value:
     found = w.scratch("ptr", 1)
     with w.when(w.same(kind, Kind.CELL)):
         w.store(w.call_python("PyCell_Get", "ptr", owner), found)
+    with w.when(w.same(kind, Kind.CONTEXT)):
+        w.store(NULL, found)
+        w.call_python("PyContextVar_Get", "i32", owner, None, found)
     with w.when(w.same(kind, Kind.ATTRIBUTE)):
         w.store(w.call_python("PyObject_GetAttr", "ptr", owner, key), found)
         with w.when(w.is_null(w.load(found, "ptr"))):
@@ -138,7 +127,6 @@ def check(w: Objects, words: Value, args: Value) -> Value:
     w.give_unless(words_hold(w, words), False)
     with w.rows(words, Watched.HELD, 2) as (_, row):
         w.give_unless(fits(w, w.word(row, 0, "ptr"), w.word(row, 1, "ptr")), False)
-    w.give_unless(contexts_hold(w, words), False)
     with w.rows(words, Watched.SPACES, 3) as (_, row):
         w.give_unless(has_items(w, row), False)
     with w.rows(words, Watched.READS, 4) as (_, row):

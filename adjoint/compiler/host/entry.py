@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adjoint.compiler.build import units
-from adjoint.compiler.emit.code import Library
+from adjoint.compiler.emit.code import Library, Tables, Words
 from adjoint.compiler.host import pool
 from adjoint.compiler.host.entry_text import call
 from adjoint.compiler.host.objects import Objects, addresses
@@ -148,12 +148,6 @@ def built_in(native: _Method, owner: Any) -> Any:
     return make(ctypes.addressof(native), owner, None)
 
 
-class _Words(np.ndarray[Any, np.dtype[np.int64]]):
-    """The header of an entry, as 64-bit words; ``held`` keeps alive the objects that they point to."""
-
-    held: Any
-
-
 class Entry:
     """A program as one built-in function, ``entry.call``.
 
@@ -228,21 +222,21 @@ class Entry:
         )
         first = checked if always_writes and checks else 0
         release = nanoseconds > RELEASING
-        words = np.zeros(Head.SIZE, np.int64).view(_Words)
+        words = np.zeros(Head.SIZE, np.int64).view(Words)
         words[Head.ARGUMENTS], words[Head.RELEASES] = arguments, release
         words[Head.HELPERS] = helpers if release else 0
         words[Head.ALWAYS] = always_writes
-        for head, count, address in (
-            (Head.INPUTS, len(given), rows.ctypes.data),
-            (Head.OUTPUTS, len(made), outs.ctypes.data),
-            (Head.FIRST, first, rec.ctypes.data),
-            (Head.RECORDS, len(records) - first, rec.ctypes.data + 8 * pool.RECORD * first),
-            (Head.CHECKS, len(checks), memory.listed(checks)),
-            (Head.ARRAYS, len(writes), memory.stores([(id(t), k) for t, k in writes])),
-            (Head.GRADS, len(grads), memory.stores([(id(t), k) for t, k in grads])),
-            (Head.COUNTERS, len(counters), memory.stores([(id(d), id(key)) for d, key in counters])),
+        for head, table in (
+            (Head.INPUTS, (len(given), rows.ctypes.data)),
+            (Head.OUTPUTS, (len(made), outs.ctypes.data)),
+            (Head.FIRST, (first, rec.ctypes.data)),
+            (Head.RECORDS, (len(records) - first, rec.ctypes.data + 8 * pool.RECORD * first)),
+            (Head.CHECKS, memory.table([(address,) for address in checks])),
+            (Head.ARRAYS, memory.table([(id(t), k, 0) for t, k in writes])),
+            (Head.GRADS, memory.table([(id(t), k, 0) for t, k in grads])),
+            (Head.COUNTERS, memory.table([(id(d), id(key), 0) for d, key in counters])),
         ):
-            words[head : head + 2] = count, address
+            words[head : head + 2] = table
         functions = [r.function for r in records]  # keeps the code of the kernels loaded
         owners = list(given), list(writes), list(grads), list(counters)
         words.held = tables, memory.kept, self.numbers, rows, outs, rec, owners, functions, held
@@ -250,30 +244,12 @@ class Entry:
         self.call = built_in(_method(), words)
 
 
-class _Memory:
-    """Makes the tables of an entry; keeps the objects that their words point to alive.
-
-    ``places`` has the slots of each input and output; see ``_tables``.
-    """
+class _Memory(Tables):
+    """Makes the tables of an entry; ``places`` has the slots of each input and output, see ``_tables``."""
 
     def __init__(self, places: dict[tuple[str, int], list[int]]) -> None:
+        super().__init__()
         self.places = places
-        self.kept: list[Any] = []
-
-    def listed(self, values: Sequence[int]) -> int:
-        """Copy ``values`` and a final 0 to a new array; return its address."""
-        self.kept.append(np.array([*values, 0], np.int64))
-        return int(self.kept[-1].ctypes.data)
-
-    def stores(self, rows: Sequence[tuple[int, int]]) -> int:
-        """Return the address of a table of ``Store`` rows, given the first two words of each."""
-        return self.listed([x for row in rows for x in (*row, 0)])
-
-    def _spec(self, dtype: Any, shape: tuple[int, ...]) -> tuple[int, int, int]:
-        """Return the words that describe an array: its dtype, number of axes, address of their lengths."""
-        kept = np.dtype(dtype)
-        self.kept.append(kept)
-        return id(kept), len(shape), self.listed(shape)
 
     def _slots(self, kind: str, k: int) -> tuple[int, int]:
         """Return the table of the slots of an input or output."""
@@ -295,14 +271,14 @@ class _Memory:
             kind = Kind.ARGUMENT if isinstance(g.owner, int) else Kind.FIXED
             if isinstance(g.owner, Cell):
                 kind, owner = Kind.CELL, self.listed((g.owner.position, id(g.owner.key)))
-            rows[k] = kind, owner, *self._spec(g.dtype, g.shape), *self._slots("given", k), 0
+            rows[k] = kind, owner, *self.spec(g.dtype, g.shape), *self._slots("given", k), 0
         return rows
 
     def output_rows(self, made: Sequence[Made], rows: Any) -> Any:
         """Return the table of the outputs; ``rows`` is the table of the inputs."""
         outs = np.zeros((len(made) + 1, Output.SIZE), np.int64)
         for k, m in enumerate(made):
-            outs[k, : Output.INPUT] = *self._spec(m.dtype, m.shape), *self._slots("made", k)
+            outs[k, : Output.INPUT] = *self.spec(m.dtype, m.shape), *self._slots("made", k)
             if m.reuses is not None:
                 outs[k, Output.INPUT] = rows[m.reuses].ctypes.data
         return outs

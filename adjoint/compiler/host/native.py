@@ -381,7 +381,7 @@ class Native(Schedule):
             if self.entry is not None:
                 found = self.entry.call(*given)
                 if found is NotImplemented:  # an input is not contiguous, such as a broadcast gradient
-                    copied = _contiguous(given)
+                    copied = [_plain(g) if type(g) is np.ndarray else g for g in given]
                     if any(map(operator.is_not, copied, given)):
                         found = self.entry.call(*copied)
                 if found is not NotImplemented:
@@ -394,22 +394,17 @@ class Native(Schedule):
             return self.replayed(*given)
         self.running = True
         try:
-            return self._run_steps(given)
+            values, run, helpers = self._prepare(given), _runner(), self.helpers()
+            for step in self.steps:
+                if isinstance(step, Primitive):
+                    self._call(step, values, given)
+                else:
+                    run(self.record(step[0]), step[1] - step[0], helpers)
+            if any(map(bool, self.checks)):
+                return self.replayed(*given)  # raises the error that NumPy raises
+            return tuple([self._value(v, values, given) for v in self.results])
         finally:
             self.running = False
-
-    def _run_steps(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Run all kernels and NumPy calls in order on the inputs ``given``; return the outputs."""
-        values, run = self._prepare(given), _runner()
-        helpers = self.helpers()
-        for step in self.steps:
-            if isinstance(step, Primitive):
-                self._call(step, values, given)
-            else:
-                run(self.record(step[0]), step[1] - step[0], helpers)
-        if any(map(bool, self.checks)):
-            return self.replayed(*given)  # raises the error that NumPy raises
-        return tuple([self._value(v, values, given) for v in self.results])
 
     def timed(self, given: Sequence[Any]) -> Iterator[tuple[Any, float]]:
         """Run the program step by step; yield pairs (step, seconds).
@@ -421,28 +416,25 @@ class Native(Schedule):
         values, run = self._prepare(given), _runner()
         helpers = self.helpers()
         clock = time.perf_counter
-        for _ in range(9):
+
+        def took(work: Callable[..., None], *args: Any) -> float:
             start = clock()
-            run(self.record(0), 0, helpers)
-            yield None, clock() - start
+            work(*args)
+            return clock() - start
+
+        for _ in range(9):
+            yield None, took(run, self.record(0), 0, helpers)
         for step in self.steps:
             if isinstance(step, Primitive):
-                start = clock()
-                self._call(step, values, given)
-                yield step, clock() - start
+                yield step, took(self._call, step, values, given)
                 continue
             for k in range(*step):
-                start = clock()
-                run(self.record(k), 1, helpers)
-                yield k, clock() - start
+                yield k, took(run, self.record(k), 1, helpers)
                 tables = self.kernels[k][1].tables
-                if tables is None:
-                    continue
-                tables.rewind()
-                for j in range(len(tables.body.kernels)):
-                    start = clock()
-                    run(tables.body.record(j), 1, 0)
-                    yield (k, j), clock() - start
+                if tables is not None:
+                    tables.rewind()
+                    for j in range(len(tables.body.kernels)):
+                        yield (k, j), took(run, tables.body.record(j), 1, 0)
 
     def _prepare(self, given: Sequence[Any]) -> dict[Any, Any]:
         """Write the addresses of the inputs ``given`` and of new output arrays into the table."""
@@ -558,8 +550,3 @@ def _strided(base: Any, v: View) -> Any:
     return np.lib.stride_tricks.as_strided(
         flat[v.offset :], v.shape, tuple([s * size for s in v.strides]), writeable=False
     )
-
-
-def _contiguous(given: Sequence[Any]) -> list[Any]:
-    """Return the arguments, with a contiguous copy of each array that is not contiguous."""
-    return [g.copy() if type(g) is np.ndarray and not g.flags.c_contiguous else g for g in given]
