@@ -25,7 +25,7 @@ from adjoint.compiler.emit.machine import machine
 __all__ = ["counted", "live", "peak_of", "peak_of_calls"]
 
 CALLS = 3  # the first is traced, the second compiles the program
-TABLES = ("entry", "pool", "check")  # files of adjoint.compiler that make tables
+TABLES = ("emit/code", "host/entry", "host/pool", "host/check")  # files of adjoint.compiler that make tables
 
 SET_HANDLER = 304  # the index of PyDataMem_SetHandler in NumPy's table of C functions
 
@@ -205,8 +205,6 @@ def peak_of_calls(make: Callable[[], Callable[[], Any]]) -> int:
 def _tables() -> int:
     """Return the bytes of the tables of native programs, which are found by the files that make them."""
     domain = np.lib.tracemalloc_domain
-    filters = [
-        tracemalloc.Filter(True, f"*/adjoint/compiler/host/{name}.py", domain=domain) for name in TABLES
-    ]
+    filters = [tracemalloc.Filter(True, f"*/adjoint/compiler/{name}.py", domain=domain) for name in TABLES]
     traces = tracemalloc.take_snapshot().filter_traces(filters)
     return sum(s.size for s in traces.statistics("filename"))

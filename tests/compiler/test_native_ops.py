@@ -18,7 +18,7 @@ from test_compiled_ops import DIFFERENTIABLE, as_dtype, forward, scalar, waves
 
 import adjoint as ad
 from adjoint import tree
-from adjoint.compiler.lower.lower import lower
+from adjoint.compiler.lower.lower import Lowered
 from adjoint.core.namespace import raw
 from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor, wrap
@@ -119,7 +119,7 @@ def numpy_calls(case: Case, dtype: str) -> dict[int, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         shown = compiled._shown(tuple(arrays), {})
-    return lower(shown.program).reasons
+    return Lowered(shown.program).reasons
 
 
 def test_at_least_178_ops_are_native() -> None:

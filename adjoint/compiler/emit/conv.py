@@ -364,17 +364,14 @@ def _turned_kernels(machine: Machine, spec: Conv, element: str) -> LoopText:
     w, area = Writer(machine), math.prod(spec.kernel)
 
     def one(c: Value, _: list[Value]) -> None:
-        def output(o: Value, _: list[Value]) -> None:
-            at = Pointer(w, w.slot(0), element)[w.times(w.plus(w.times(o, spec.c), c), area)]
-            to = Pointer(w, w.slot(1), element)[w.times(w.plus(w.times(c, spec.o), o), area)]
+        at, to = (Pointer(w, w.slot(k), element) for k in (0, 1))
 
-            def number(k: Value, _: list[Value]) -> None:
-                x = at[w.sub(area - 1, k)].load()
-                to[k].store(x)
+        def number(i: Value, _: list[Value]) -> None:
+            o, k = w.divide(i, area)
+            x = at.at((o, spec.c * area), (c, area))[w.plus(area - 1, w.times(k, -1))].load()
+            to.at((c, spec.o * area), (o, area), (k, 1)).store(x)
 
-            w.loop(0, area, 1, number)
-
-        w.loop(0, spec.o, 1, output)
+        w.loop(0, spec.o * area, 1, number)
 
     w.loop(w.low, w.high, 1, one)
     return LoopText(w.kernel(), spec.c)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 from adjoint.compiler.emit.loop import loop_kernel
 from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.nest import Place
 from adjoint.compiler.emit.values import Index, Value, element_of
 from adjoint.compiler.emit.writer import Writer
-from adjoint.compiler.lower.graph import Dataflow, Primitive, View, row_major
+from adjoint.compiler.lower.graph import Dataflow, Primitive, View
 from adjoint.compiler.schedule.fuse import FULL, Fusion
 from adjoint.compiler.schedule.kernel import Address, Kernel
-from adjoint.core.shapes import Shape
 
 __all__ = ["place_kernels", "scatter_kernels"]
 
@@ -29,9 +25,9 @@ def place_kernels(
     of the pieces that are already in the array.
     """
     fill, where = node.params
-    first = 1 if len(where) > 1 and _tiled(where[1:], node.size) else 0
+    first = len(where) - len(node.value) if node.tiled else 0  # the others may overwrite the first completely
     kernels = []
-    if fill is not None and not _tiled(where, node.size):
+    if fill is not None:
         value = graph.broadcast(graph.constant(fill, node.dtype), (node.size,))
         kernels.append(_copy(machine, graph, node, value, (1,), 0))
     for k, (a, (shape, strides, offset)) in enumerate(zip(node.args, where, strict=True)):
@@ -39,17 +35,6 @@ def place_kernels(
             view = View(graph, a.node, shape, a.strides, a.offset)
             kernels.append(_copy(machine, graph, node, view, strides, offset))
     return kernels
-
-
-def _tiled(where: Sequence[tuple[Shape, tuple[int, ...], int]], size: int) -> bool:
-    """Return whether pieces cover an array of ``size`` elements; only contiguous pieces are counted."""
-    spans = [(o, o + math.prod(s)) for s, t, o in where if t == row_major(s)]
-    end = 0
-    for low, high in sorted(spans):
-        if low > end:
-            return False
-        end = max(end, high)
-    return end == size
 
 
 def _copy(

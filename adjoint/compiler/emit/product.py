@@ -19,6 +19,7 @@ from adjoint.compiler.emit.writer import Writer
 from adjoint.compiler.lower.graph import Primitive, View
 from adjoint.compiler.schedule.fuse import Fusion
 from adjoint.compiler.schedule.kernel import Address, Kernel
+from adjoint.compiler.schedule.memory import home_of
 
 __all__ = ["conv_weight_kernels", "product_kernels"]
 
@@ -29,10 +30,7 @@ def product_kernels(
     """Return the kernels of a group that starts with a product, and the bytes of workspace they need."""
     node = group.nodes[0]
     a, b = node.args
-    # a product that is not itself stored is computed in the memory of a stored node
-    home = next((x for x in stored if x is node), None) or next(
-        (x for x in stored if x.dtype == node.dtype), node
-    )
+    home = home_of(node, stored)
     epilogue = _Epilogue(machine, group, [x for x in stored if x is not home], home)
     made, depth = _product(machine, node, epilogue if len(group.nodes) > 1 else None)
     if made.turned:

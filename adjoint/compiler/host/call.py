@@ -61,18 +61,13 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
     native = _native_call(program, trace, run, count)
     if native is None:
         return in_python()
-    w = Lines(Tensor=Tensor, slow=_later(in_python))
+    later = functools.cache(in_python)  # made at its first call
+    w = Lines(Tensor=Tensor, slow=lambda *given: later()(*given))
     native.add(w)
     w.add("return found")
     made = w.function("call", arguments)
     made.native = native  # type: ignore[attr-defined]  # for ``make_direct``
     return made
-
-
-def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a function that calls ``make()`` at its first call, and passes all arguments to the result."""
-    made = functools.cache(make)
-    return lambda *args: made()(*args)
 
 
 # Calls that Python makes --------------------------------------------------------------------------------
@@ -231,6 +226,8 @@ def _native_call(program: Program, trace: Trace, run: Any, count: int) -> Native
     writes = _Writes(program, trace)
     if writes.twice() or (program.writes and writes.places != len(run.fresh)):
         return None
+    if writes.counters is None and all(hasattr(each.owner, "counters") for each, _ in writes.others):
+        return None  # an interrupt between the entry and the counts would leave half of the writes
     return NativeCall(program, run, count, writes)
 
 
@@ -263,9 +260,10 @@ class NativeCall:
                 owners.append(count + len(self.passed))
                 self.passed.append(s)
         arguments = count + len(self.passed)
-        counters = writes.counters() if reuses is not None else None
-        self.writes_all = counters is not None  # whether the entry makes all writes
-        self.entry = run.entry_for(owners, writes.swapped, arguments, writes.graded, reuses, counters or ())
+        # whether the entry makes all writes
+        self.writes_all = writes.counters is not None and (reuses is not None or not writes.cells)
+        counters = writes.counters if self.writes_all else ()
+        self.entry = run.entry_for(owners, writes.swapped, arguments, writes.graded, reuses, counters)
 
     def add(self, w: Lines, settled: bool = False) -> Outputs:
         """Add lines that call the entry and make the writes which it does not make; return the outputs.
@@ -379,6 +377,7 @@ class _Writes:
             elif id(each.owner) not in empty:
                 self.others.append((each, at))
         self.others.sort(key=lambda other: isinstance(other[0], Action))  # updates of optimisers come last
+        self.counters = self._counters()
 
     def reuses(self, run: Any) -> dict[int, int] | None:
         """Return a dict from the index of an output to the index of the input whose memory it uses.
@@ -387,7 +386,7 @@ class _Writes:
         written in place, all checks are made before, and the entry can count the steps of optimisers.
         """
         stores = self.swapped or self.graded or self.cells
-        if (run.checks and not run.checked) or self.counters() is None or not stores:
+        if (run.checks and not run.checked) or self.counters is None or not stores:
             return None
         found: dict[int, int] = run.reuses
         for each, at in self.cells:
@@ -396,7 +395,7 @@ class _Writes:
                 return None
         return found
 
-    def counters(self) -> list[tuple[Any, str]] | None:
+    def _counters(self) -> list[tuple[Any, str]] | None:
         """Return (dictionary, key) of each step count of optimisers; None if the entry cannot count."""
         found: list[tuple[Any, str]] = []
         for each, _ in self.others:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import tree
-from adjoint.compiler.capture.sources import Held, hooks_of
+from adjoint.compiler.capture.sources import hooks_of
 from adjoint.compiler.guards.values import exact
 from adjoint.compiler.host.call import NativeCall, Outputs, add_call, is_fresh, make_call
 from adjoint.compiler.program.lines import Lines
@@ -69,7 +69,7 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
         ndarray=ndarray, asarray=np.asarray, slow=lambda *given: owner.general(given, {}),
     )  # fmt: skip
     native: NativeCall | None = getattr(v.execute, "native", None)
-    whole = _needs_tuple(v)
+    whole = _is_plain(v) or (v.recorder is not None and not v.single)  # the results need a tuple
     locks = v.impure or v.trace.loops or not (v.native is None or v.native.is_atomic())
     with w.block("with lock:" if locks else ""):
         _add_checks(w, v, watch)
@@ -90,11 +90,6 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
     return w.function("direct", ["*args", "**kwargs"])
 
 
-def _needs_tuple(v: Variant) -> bool:
-    """Return whether the lines of ``_add_results`` use all outputs of the program together, as a tuple."""
-    return _is_plain(v) or (v.recorder is not None and not v.single)
-
-
 def _is_plain(v: Variant) -> bool:
     """Return whether the results are arrays, because the arguments are arrays and no transform is active."""
     return v.plain and transform.get() is None
@@ -110,7 +105,8 @@ def _add_checks(w: Lines, v: Variant, watch: Watch | None) -> None:
         w.add(f"if not {w.name(watch.ready, 'ready')}({given}): {_MISS}")
     else:
         _add_modes(w)
-        _add_fits(w, v.specs)
+        if v.specs:
+            w.add(f"if not ({' and '.join(_fitting(w, v.specs))}): {_MISS}")
         add_check(w, v.trace, v.guards, v.direct, _MISS)
 
 
@@ -123,12 +119,6 @@ def _add_modes(w: Lines) -> None:
         parts.append(f"{w.name(variable.get, 'mode')}() is not {text}")
     parts.append(f"{w.name(sink.get, 'mode')}() is {'not ' if sink.get() is None else ''}None")
     w.add(f"if {' or '.join(parts)}: {_MISS}")
-
-
-def _add_fits(w: Lines, specs: Sequence[Wanted]) -> None:
-    parts = _fitting(w, specs)
-    if parts:
-        w.add(f"if not ({' and '.join(parts)}): {_MISS}")
 
 
 def _add_results(w: Lines, v: Variant, outs: Outputs) -> None:
@@ -261,13 +251,15 @@ def _fitting(w: Lines, specs: Sequence[Wanted]) -> list[str]:
         parts.append(f"type(x{k}) is {w.name(kind, 'type')} and {data}.shape == {shape!r}")
         parts.append(_has_dtype(data, w.name(dtype, "d")))
         if kind is Tensor:
-            parts.append(
-                f"type(x{k}._node) is {w.name(Node, 'n')}"
-                if node is Node
-                else f"x{k}._node is {w.name(node)}"
-            )
+            parts.append(_has_node(w, f"x{k}", node))
             tensors.append(f"x{k}")
     return parts + [f"{a} is not {b}" for n, a in enumerate(tensors) for b in tensors[:n]]
+
+
+def _has_node(w: Lines, tensor: str, node: Any) -> str:
+    """Return a condition: a tensor is in a graph (``node`` is the class ``Node``), or has this node."""
+    given = f"type({tensor}._node)" if node is Node else f"{tensor}._node"
+    return f"{given} is {w.name(node, 'n')}"
 
 
 def _has_dtype(array: str, dtype: str) -> str:
@@ -285,7 +277,8 @@ def _check_tensors(w: Lines, trace: Trace, miss: str) -> None:
             t, symbol = w.name(h.tensor, "t"), h.symbol
             w.add(f"a = {t}._data")
             dtype = _has_dtype("a", w.name(symbol.dtype, "d"))
-            w.add(f"if a.shape != {symbol.shape!r} or not {dtype} or {_node_changed(w, t, h)}: {miss}")
+            node = _has_node(w, t, Node if type(h.node) is Node else h.node)
+            w.add(f"if a.shape != {symbol.shape!r} or not ({dtype} and {node}): {miss}")
             if h.node is not None:
                 w.add(f"e = {t}._extra")
                 w.add(
@@ -297,13 +290,3 @@ def _check_tensors(w: Lines, trace: Trace, miss: str) -> None:
         w.add(f"e = {owner}._extra")
         none = "e is None or e.grad is None"
         w.add(f"if {f'not ({none})' if h.grad is None else none}: {miss}")
-
-
-def _node_changed(w: Lines, t: str, h: Held) -> str:
-    """Return a Python condition: the graph node of the captured tensor ``h`` has changed.
-
-    ``t`` is the name of the variable that refers to the tensor.
-    """
-    if type(h.node) is Node:
-        return f"type({t}._node) is not {w.name(Node, 'n')}"
-    return f"{t}._node is not {w.name(h.node, 'n')}"

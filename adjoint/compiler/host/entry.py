@@ -186,8 +186,8 @@ class Entry:
         Whether a call always writes once its kernels have started, because everything that can fail is done
         before.  Outputs may then be written into the memory of inputs and of old gradients.
     counters : list of tuple
-        Pairs of a dictionary and a key (a string), if the entry always writes.  The value is an int, or a
-        list of equal ints.  A call adds 1 to the int, or to all items of the list.
+        Pairs of a dictionary and a key (a string).  The value is an int, or a list of equal ints.  A call
+        adds 1 to the int, or to all items of the list.
     checked : int
         If the entry always writes, the number of records that the checks depend on.  They run first, while
         the GIL is held, and write no outputs that have the memory of inputs.

@@ -133,8 +133,9 @@ def commit(w: Objects, words: Value, result: Value) -> Value:
             w.goto("wait")
         w.goto("keep")
     w.give_unless(passes(w, words), w.miss)
-    w.give_unless(has_slots(w, words), w.miss)
-    w.give_unless(renumber(w, words))
+    problem = before_writes(w, words, result)
+    with w.unless(w.is_null(problem)):
+        w.give(w.select(w.same(problem, w.miss), problem, NULL))
     w.mark("keep")
     put_arrays(w, words, result)
     put_gradients(w, words, result)
@@ -153,6 +154,12 @@ def before_run(w: Objects, words: Value, result: Value) -> Value:
     with w.when(w.differ(records, 0)):
         _run(w, w.word(words, Head.FIRST + 1, "ptr"), records, 0)
         w.give_unless(passes(w, words), w.miss)
+    return before_writes(w, words, result)
+
+
+@native("ptr")
+def before_writes(w: Objects, words: Value, result: Value) -> Value:
+    """Do everything before the writes that can fail; return as ``before_run``."""
     w.give_unless(has_slots(w, words), w.miss)
     problem = count_ahead(w, words, result)
     w.give_unless(w.is_null(problem), problem)

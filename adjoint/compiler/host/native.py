@@ -30,7 +30,7 @@ from adjoint.compiler.emit.steps import small_kernel
 from adjoint.compiler.host import pool
 from adjoint.compiler.host.entry import RELEASING, Entry, Given, Made, Record, layout
 from adjoint.compiler.lower.graph import Dataflow, Primitive, View
-from adjoint.compiler.lower.lower import Lowered, lower
+from adjoint.compiler.lower.lower import Lowered
 from adjoint.compiler.program.program import Program, typed
 from adjoint.compiler.replay import replay
 from adjoint.compiler.schedule.columns import sum_columns_in_rows
@@ -311,7 +311,7 @@ class Native(Schedule):
         self.lock = held_across_fork(threading.RLock())
         self.running = False  # whether ``_run`` is running the program step by step
         units.prepare()
-        self.lowered: Lowered = lower(program)
+        self.lowered = Lowered(program)
         graph, replacing = self.lowered.graph, list(_replacing(program))
         outputs = update_rows(graph, self.lowered.outputs, replacing)
         super().__init__(graph, outputs, len(program.sources), flush=flush, replacing=replacing)

@@ -56,6 +56,12 @@ class Primitive:
         """The size of the result in bytes."""
         return self.size * self.dtype.itemsize
 
+    @property
+    def tiled(self) -> bool:
+        """Whether this is a "place" node whose pieces cover it without overlaps."""
+        spans = self.value if self.op == "place" else None
+        return spans is not None and sum(end - start for start, end, _ in spans) == self.size
+
     def __repr__(self) -> str:
         return f"%{self.id} = {self.op}{list(self.shape)}"
 
@@ -388,9 +394,12 @@ class Dataflow:
         kept = [(v, w) for v, w in pieces if v.size]
         where = tuple([w for _, w in kept])
         views = tuple([v for v, _ in kept])
+        spans = _spans(where) if where else None
+        if spans is not None:
+            covered = math.prod(where[0][0]), sum(end - start for start, end, _ in spans)
+            fill = None if math.prod(shape) in covered else fill
         out = self.node("place", views, (fill, where), shape, dtype, repr(fill))  # 0.0 equals -0.0
-        if out.node.value is None and fill is None and where:
-            out.node.value = _spans(where)
+        out.node.value = spans if fill is None else None
         return out
 
     def target(self, shape: Shape) -> View:

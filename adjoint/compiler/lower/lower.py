@@ -12,45 +12,31 @@ from adjoint.compiler.program.program import Instruction, Program
 from adjoint.compiler.program.symbols import Number, Symbolic, copying
 from adjoint.core.native import NotNative
 
-__all__ = ["Lowered", "lower"]
+__all__ = ["Lowered"]
 
 _FAILURES = (NotNative, TypeError, AttributeError, KeyError, ValueError, IndexError)
 
 
 class Lowered:
-    """The graph of a program, the views of its outputs, and why NumPy is called for some ops."""
+    """A program as a graph of primitives.
 
-    def __init__(self, graph: Dataflow, outputs: list[View], reasons: dict[int, str]) -> None:
-        self.graph = graph
-        self.outputs = outputs
-        self.reasons = reasons  # key: the id of the node that calls NumPy; value: why it is not native
-
-
-def lower(program: Program) -> Lowered:
-    """Return the graph of a program, with the views of its outputs."""
-    lowering = _Lowering()
-    for k, s in enumerate(program.sources):
-        lowering.source(k, s)
-    for i in program.live():
-        lowering.instruction(i)
-    lowering.graph.current = ""
-    outputs = [lowering.output(o) for o in program.outputs()]
-    return Lowered(lowering.graph, outputs, lowering.reasons)
-
-
-class _Lowering:
-    """Builds the graph of primitives of a program.
-
-    ``known`` maps the id of each value of the program to its view in the graph.
+    ``outputs`` are the views of its outputs.  ``reasons`` says, by the id of a node that calls NumPy, why the
+    op is not native.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program) -> None:
         self.graph = Dataflow()
         self.xp = Primitives(self.graph)
-        self.known: dict[int, View] = {}
+        self.known: dict[int, View] = {}  # by the id of the value of the program
         self.reasons: dict[int, str] = {}
+        for k, s in enumerate(program.sources):
+            self._source(k, s)
+        for i in program.live():
+            self._instruction(i)
+        self.graph.current = ""
+        self.outputs = [self._output(o) for o in program.outputs()]
 
-    def source(self, k: int, source: Any) -> None:
+    def _source(self, k: int, source: Any) -> None:
         """Add input ``k`` of the program to the graph; a known value becomes a constant."""
         value = source.value
         if value.weak:
@@ -60,7 +46,7 @@ class _Lowering:
         else:
             self.known[value.id] = self.graph.source(k, tuple(value.shape), value.dtype)
 
-    def output(self, value: Symbolic) -> View:
+    def _output(self, value: Symbolic) -> View:
         """Return the view that has the value of an output.
 
         An input that is returned unchanged is copied by NumPy if its dtype has no native form.
@@ -73,7 +59,7 @@ class _Lowering:
         self.reasons[found.node.args[0].node.id] = f"{value.dtype} has no native form"
         return found
 
-    def instruction(self, i: Instruction) -> None:
+    def _instruction(self, i: Instruction) -> None:
         """Add one instruction to the graph: as primitives if possible, else as a call of NumPy."""
         args = tuple([self.known[a.id] if isinstance(a, Symbolic) else a for a in i.args])
         checks = len(self.graph.checks)
@@ -123,7 +109,7 @@ class _Lowering:
         Raise NotNative if a part of its body has no native form.
         """
         loop = i.op.forward
-        body = lower(loop.program)
+        body = Lowered(loop.program)
         if body.reasons:
             raise NotNative(f"a step of the loop calls NumPy: {next(iter(body.reasons.values()))}")
         of_rows = loop.carries, loop.rows, loop.backwards, loop.settles

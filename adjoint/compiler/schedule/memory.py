@@ -15,7 +15,7 @@ from typing import NamedTuple
 from adjoint.compiler.lower.graph import Primitive
 from adjoint.compiler.schedule.fuse import GIVEN, PRODUCTS, Fusion, stages
 
-__all__ = ["Memory", "stored_nodes"]
+__all__ = ["Memory", "home_of", "stored_nodes"]
 
 _STACK = 1 << 15  # bytes: larger values are not kept on the stack
 _LINE = 64  # bytes of a cache line; offsets in the arena are multiples of it
@@ -46,6 +46,11 @@ def stored_nodes(groups: Sequence[Fusion], outputs: Sequence[Primitive], replaci
             if not any(n.dtype == first.dtype for n in homes):
                 found.add(first.id)
     return found
+
+
+def home_of(product: Primitive, stored: Sequence[Primitive]) -> Primitive:
+    """Return the node of a group in whose memory its product is summed; ``stored`` are its stored nodes."""
+    return product if product in stored else next((n for n in stored if n.dtype == product.dtype), product)
 
 
 def _large(g: Fusion) -> set[int]:
@@ -124,13 +129,9 @@ class Memory:
         """Find the nodes that can be computed directly in the memory of the array assembled from them."""
         for k, g in enumerate(self.groups):
             node = g.nodes[0]
-            if g.kind != "place" or node.value is None:
-                continue  # pieces may overlap, or the array is filled with a constant first
-            spans = node.value
-            below = len(spans) < len(node.args)
-            if below and sum(end - start for start, end, _ in spans) < node.size:
-                continue  # the first operand is copied, then the pieces are written over it
-            for start, _, i in spans:
+            if g.kind != "place" or not node.tiled:
+                continue  # pieces overlap, or are written over other values
+            for start, _, i in node.value:
                 a = node.args[i]
                 made = self.made.get(a.node.id)
                 free = made is not None and self.groups[made].kind in ("loop", *PRODUCTS)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from adjoint.compiler.lower.graph import Primitive, View, row_major
 from adjoint.compiler.schedule.fuse import FULL, Fusion, over, stages
-from adjoint.compiler.schedule.memory import Memory
+from adjoint.compiler.schedule.memory import Memory, home_of
 
 __all__ = ["Reuse"]
 
@@ -88,7 +88,7 @@ class Reuse:
         """
         if node.op != "place":
             parts = [(node, 0)]
-        elif _is_covered(node) and self.memory.pieces_in_place(node).issuperset(i for _, _, i in node.value):
+        elif node.tiled and self.memory.pieces_in_place(node).issuperset(i for _, _, i in node.value):
             parts = [(node.args[i].node, start) for start, _, i in node.value]
         else:
             return
@@ -99,23 +99,19 @@ class Reuse:
 
     def _is_safe(self, k: int, n: Primitive, start: int, source: Primitive) -> bool:
         """Return whether group ``k`` can write ``n`` over the input ``source``, from element ``start`` on."""
-        if k < self.checked or n is self._home(self.groups[k]):
+        g = self.groups[k]
+        if k < self.checked:
+            return False
+        if g.kind == "matmul" and n is home_of(g.nodes[0], [x for x in g.nodes if x.id in self.stored]):
             return False
         reads = self.reads.get(source.id, [])
         first = bisect_left(reads, start - self.longest, key=lambda read: read.low)
         for read in itertools.takewhile(lambda read: read.low < start + n.size, reads[first:]):
             if read.high < start or read.group < k:
                 continue
-            if read.group > k or not self._is_alike(self.groups[k], read, n, start):
+            if read.group > k or not self._is_alike(g, read, n, start):
                 return False
-        return self._comes_first(self.groups[k], n, source, start)
-
-    def _home(self, g: Fusion) -> Primitive | None:
-        """Return the node in whose memory the product of a group is summed; None if it has no product."""
-        if g.kind != "matmul":
-            return None
-        first, stored = g.nodes[0], [n for n in g.nodes if n.id in self.stored]
-        return first if first in stored else next((n for n in stored if n.dtype == first.dtype), first)
+        return self._comes_first(g, n, source, start)
 
     def _is_alike(self, g: Fusion, read: _Read, n: Primitive, start: int) -> bool:
         """Return whether a group loads the elements of ``read`` before it writes ``n`` over them."""
@@ -170,14 +166,9 @@ def _ancestors(g: Fusion, n: Primitive) -> set[Primitive]:
     return found
 
 
-def _is_covered(node: Primitive) -> bool:
-    """Return whether the pieces of a "place" node cover it without overlaps."""
-    return node.value is not None and sum(end - start for start, end, _ in node.value) == node.size
-
-
 def _operands(n: Primitive) -> list[View]:
     """Return the operands that a node reads; an operand that others overwrite completely is left out."""
-    return [n.args[i] for _, _, i in n.value] if n.op == "place" and _is_covered(n) else list(n.args)
+    return [n.args[i] for _, _, i in n.value] if n.tiled else list(n.args)
 
 
 def _overlaps(a: View, source: Primitive, start: int, size: int) -> bool:
