@@ -296,9 +296,8 @@ def _log_likelihood(x: Tensor, labels: Tensor, times: Tensor, lengths: Tensor, b
         alpha = rec.where(rec.reshape(times > t, shape=(size, 1)), ahead, alpha)
     last = rec.logical_and(place <= ends, place >= ends - 1)
     total = rec.logsumexp(rec.where(last, alpha, _NEVER), axis=(-1,), keepdims=False)
-    nothing = rec.where(
-        lengths == 0, wrap(np.zeros((), x.dtype)), _NEVER
-    )  # without time steps the probability is 1 if there are no labels, otherwise 0
+    # without time steps the probability is 1 if there are no labels, otherwise 0
+    nothing = rec.where(lengths == 0, wrap(np.zeros((), x.dtype)), _NEVER)
     return rec.where(times > 0, total, nothing)
 
 

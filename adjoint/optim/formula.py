@@ -170,9 +170,8 @@ def _allocate(
     its new value, which is written directly into that array if the old value is no longer needed.  Every
     other value is written into a scratch array, which is used again when its value is no longer needed.
     """
-    last = {
-        x: i for i, (_, operands, _) in enumerate(steps) for x in operands
-    }  # by value: the index of the last step that reads it
+    # by value: the index of the last step that reads it
+    last = {x: i for i, (_, operands, _) in enumerate(steps) for x in operands}
     last.update(dict.fromkeys(outputs.values(), len(steps)))
     home = {text: name for name, text in outputs.items()}
     place = {name: name for name in outputs}  # the array of each value; at the start, the old values

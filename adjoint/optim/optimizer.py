@@ -42,9 +42,8 @@ __all__ = ["Hyper", "Optimizer", "State"]
 _grad = operator.attrgetter("grad")
 _own_rate = operator.attrgetter("own_rate")
 
-Part = tuple[
-    Callable[[Array, Array, State, Any], None], Array, Array, State, Any
-]  # a function and its arguments
+# a function and its arguments
+Part = tuple[Callable[[Array, Array, State, Any], None], Array, Array, State, Any]
 
 _FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
 

@@ -470,9 +470,8 @@ def _weight_tile(machine: Machine, element: str, rows: int, columns: int, wide: 
         g_row, x_row = w.plus(g_row, full * lanes), w.plus(x_row, full * lanes)
         if rest and machine.masks:
             return step(g_row, x_row, lanes, w.constants([int(k < rest) for k in range(lanes)], "i1"), sums)
-        firsts = (
-            [w.extract(s, 0) for s in sums] if rest else []
-        )  # without masks: add one by one to the first lane
+        # without masks: add one by one to the first lane
+        firsts = [w.extract(s, 0) for s in sums] if rest else []
         for k in range(rest):
             firsts = step(w.plus(g_row, k), w.plus(x_row, k), 1, None, firsts)
         return [w.insert(s, x, 0) for s, x in zip(sums, firsts, strict=True)] if rest else sums

@@ -44,9 +44,8 @@ def product_kernels(
         kernels.append(Kernel(made.pack.text, [at_b, packed], made.pack.length, 1, 5.0 * b.size * wide))
         at_b = packed
     space = -(-made.packed // 64) * 64
-    scratch = (
-        Address(None, space) if made.packed or made.scratch else Address(home, 0)
-    )  # if not used: any address
+    # any address if it is not used
+    scratch = Address(None, space) if made.packed or made.scratch else Address(home, 0)
     slots = [_slot(a), at_b, Address(home, 0), scratch, *epilogue.slots_used]
     kernels.append(Kernel(made.main.text, slots, made.main.length, 1, work * wide))
     return kernels, space + made.scratch * threads

@@ -148,9 +148,8 @@ class _Steps:
         self.given = operands[loop.end :]
         values = [s.owner for s in loop.sub.program.sources[loop.end :]]
         if loop.end > len(loop.inputs) or any(isinstance(v, Batched) for v in values):
-            raise refusal(
-                UnrollError()
-            )  # the body draws random numbers, or reads ``vmap`` values that are not tensors
+            # the body draws random numbers, or reads ``vmap`` values that are not tensors
+            raise refusal(UnrollError())
 
     def plain(self, leaves: list[Tensor], given: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Run the body; return the leaves of its results."""

@@ -239,11 +239,8 @@ class Loop(ForwardRule):
 
     def _forward(self, tensors: Sequence[Tensor], results: list[Symbolic]) -> list[Tensor]:
         program = Program(self.sub.program.sources, self.sub.program.body, results)
-        sizes, ends = (
-            (self.count, self.carries, self.end - self.carries),
-            (self.body.settles, self.body.flagged),
-        )
-        steps = Repeat(program, *sizes, self.reverse, *ends)
+        sizes = self.count, self.carries, self.end - self.carries
+        steps = Repeat(program, *sizes, self.reverse, self.body.settles, self.body.flagged)
         return self._emit("scan", steps, [t._data for t in tensors])
 
     def run_with(self, state: State, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -31,13 +31,8 @@ _ON_BOOLS = {"add": "logical_or", "multiply": "logical_and", "maximum": "logical
              "bitwise_invert": "logical_not", "not_equal": "logical_xor", "abs": "copy",
              "fmax": "logical_or", "fmin": "logical_and"}  # fmt: skip
 _ON_INTEGERS = {
-    "floor": "copy",
-    "ceil": "copy",
-    "trunc": "copy",
-    "rint": "copy",
-    "fmax": "maximum",
-    "fmin": "minimum",
-}
+    "floor": "copy", "ceil": "copy", "trunc": "copy", "rint": "copy", "fmax": "maximum", "fmin": "minimum",
+}  # fmt: skip
 
 
 @functools.cache

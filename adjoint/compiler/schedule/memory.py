@@ -77,12 +77,12 @@ class _Block(NamedTuple):
     node: Primitive | None
 
 
-_Span = tuple[
-    int, int, int, int
-]  # bytes ``low`` to ``high``, which are used from group ``first`` to ``last``
+_Span = tuple[int, int, int, int]  # bytes ``low`` to ``high``, used from group ``first`` to ``last``
+_Place = tuple[int, Primitive | None]  # an offset in the memory of an output, or in the arena if that is None
 
 # In which order blocks get memory: each gets the smallest gap that the ones before it leave.
-_ORDERS: tuple[Callable[[_Block], tuple[int, ...]], ...] = (
+_Order = Callable[[_Block], tuple[int, ...]]
+_ORDERS: tuple[_Order, ...] = (
     lambda b: (-b.size * (b.last - b.first + 1),),
     lambda b: (-b.size, b.first - b.last),
     lambda b: (b.first - b.last, -b.size),
@@ -102,9 +102,7 @@ class Memory:
         """Find how long nodes are needed; ``outputs`` are new arrays, ``lasting`` ones are read last."""
         self.groups, self.stored = groups, stored
         self.offset: dict[int, int] = {}
-        self.piece_of: dict[
-            int, tuple[Primitive, int]
-        ] = {}  # the array around it, and the first element in it
+        self.piece_of: dict[int, tuple[Primitive, int]] = {}  # the array around it, the first element in it
         self.region: dict[int, int] = {}  # by offset: blocks of different regions share no memory
         self.size = 0
         self.fresh = {n.id for n in outputs}
@@ -184,19 +182,13 @@ class Memory:
         return [at for at, _ in places[len(blocks) - len(spaces) :]]
 
     def _plan(
-        self,
-        blocks: Sequence[_Block],
-        order: Callable[[_Block], tuple[int, ...]],
-        lent: Sequence[Primitive],
-        after: int,
-    ) -> tuple[int, list[tuple[int, Primitive | None]]]:
+        self, blocks: Sequence[_Block], order: _Order, lent: Sequence[Primitive], after: int
+    ) -> tuple[int, list[_Place]]:
         """Assign memory to all blocks; return the size of the arena and the place of each block.
 
-        The place is (offset, output): an offset in the arena if the output is None, otherwise an offset in
-        the memory of that output.  Blocks are placed in the order of the key ``order``; ``lent`` and
-        ``after`` are as in ``allocate``.
+        Blocks are placed in the order of the key ``order``; ``lent`` and ``after`` are as in ``allocate``.
         """
-        places: list[tuple[int, Primitive | None]] = [(0, None)] * len(blocks)
+        places: list[_Place] = [(0, None)] * len(blocks)
         arena: list[_Span] = []
         inside: dict[int, list[_Span]] = {n.id: [] for n in lent}
         size = 0
@@ -228,9 +220,9 @@ class Memory:
             end = max(end, at + size)
             self.region[at] = start
 
-    def _in_order(self, blocks: Sequence[_Block]) -> tuple[int, list[tuple[int, Primitive | None]]]:
+    def _in_order(self, blocks: Sequence[_Block]) -> tuple[int, list[_Place]]:
         """Assign memory to blocks in the order in which the groups run; return the same as ``_plan``."""
-        places: list[tuple[int, Primitive | None]] = [(0, None)] * len(blocks)
+        places: list[_Place] = [(0, None)] * len(blocks)
         live: list[_Span] = []  # the blocks in use, or used a few groups ago
         size = 0
         for k in sorted(range(len(blocks)), key=lambda k: blocks[k].first):
@@ -245,7 +237,7 @@ class Memory:
         return size, places
 
 
-def _spread(blocks: Sequence[_Block], places: list[tuple[int, Primitive | None]], size: int) -> None:
+def _spread(blocks: Sequence[_Block], places: list[_Place], size: int) -> None:
     """Change ``places`` so that consecutive kernels use different memory, and can run at the same time."""
     inside = [k for k, (_, output) in enumerate(places) if output is None]
     spans = sorted([_span(blocks[k], places[k][0]) for k in inside])

@@ -37,9 +37,7 @@ class Reuse:
 
     def __init__(self, groups: Sequence[Fusion], memory: Memory, stored: set[int], checked: int = 0) -> None:
         self.groups, self.memory, self.stored, self.checked = groups, memory, stored, checked
-        self.sources: dict[
-            int, Primitive
-        ] = {}  # the input that an output is written over, by the output's id
+        self.sources: dict[int, Primitive] = {}  # by the id of an output: the input it is written over
         self.replaced: set[int] = set()  # the ids of these inputs
         self.made: dict[int, list[int]] = {}  # the indices of the groups that compute a node, by its id
         self.reads: dict[int, list[_Read]] = {}  # by the id of the input

@@ -36,9 +36,8 @@ class _Update:
 
     def __init__(self, output: View, source: int) -> None:
         self.graph, self.node, self.source = output.graph, output.node, source
-        self.chain: list[
-            tuple[Primitive, int]
-        ] = []  # nodes from the step to the gradient; index of the operand
+        # the nodes from the step to the gradient, and the index of the operand of each
+        self.chain: list[tuple[Primitive, int]] = []
         self.whole = output.is_whole()
 
     def is_possible(self) -> bool:
