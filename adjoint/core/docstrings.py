@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["SharedDoc"]
+__all__ = ["SharedDoc", "shared_with"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,6 +65,13 @@ class SharedDoc:
             if body
         )
         return f
+
+
+def shared_with(function: Callable[..., Any]) -> SharedDoc:
+    """Return the family of a function: the parameters and the result that its docstring describes."""
+    found = SharedDoc(function.__doc__ or "")
+    found.sections = {"Returns": found.sections.get("Returns", "")}
+    return found
 
 
 def _sections(doc: str) -> dict[str, str]:

@@ -187,9 +187,6 @@ def backward_into_leaves(
     GraphReleasedError
         If the graph was differentiated before without ``retain_graph``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> x = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> (x ** 2).sum().backward()
     >>> x.grad
@@ -380,9 +377,6 @@ def backward(
     ShapeError
         If ``root`` has several elements and there is no ``gradient``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> x = ad.tensor([1.0, 2.0], requires_grad=True)
     >>> ad.backward((x ** 2).sum())[x]
     tensor([2., 4.], dtype=float64)
@@ -485,9 +479,6 @@ def gradients(
     NoGradientError
         If no output depends on an input and ``allow_unused`` is False.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> x = ad.tensor(2.0, requires_grad=True)
     >>> gx, = ad.gradients(x ** 3, [x], create_graph=True)
     >>> ad.gradients(gx, [x])

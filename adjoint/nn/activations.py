@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from adjoint.core.convert import asarray
-from adjoint.core.docstrings import SharedDoc
+from adjoint.core.docstrings import SharedDoc, shared_with
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis, number
 from adjoint.core.tensor import Tensor
@@ -237,22 +237,13 @@ class _Activation(FunctionModule):
 
     @_activation_doc
     def forward(self, x: ArrayLike) -> Tensor:
-        """Apply the function.
-
-        Returns
-        -------
-        Tensor
-            The result.
-        """
+        """Apply the function."""
         return self.function(x, **self.options)
 
 
 class ReLU(_Activation):
     """Module form of ``nn.functional.relu``: x where it is positive, else 0.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.ReLU()(ad.tensor([-2.0, 3.0]))
     tensor([0., 3.], dtype=float64)
     """
@@ -263,9 +254,6 @@ class ReLU(_Activation):
 class ReLU6(_Activation):
     """Module form of ``nn.functional.relu6``: x clipped to the range from 0 to 6.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.ReLU6()(ad.tensor([-2.0, 8.0]))
     tensor([0., 6.], dtype=float64)
     """
@@ -273,7 +261,6 @@ class ReLU6(_Activation):
     function = staticmethod(relu6)
 
 
-@_activation_doc
 class LeakyReLU(_Activation):
     """Module form of ``nn.functional.leaky_relu``: x where it is positive, else ``negative_slope * x``.
 
@@ -287,7 +274,6 @@ class LeakyReLU(_Activation):
         self.options = {"negative_slope": negative_slope}
 
 
-@_activation_doc
 class ELU(_Activation):
     """Module form of ``nn.functional.elu``: x where it is positive, else ``alpha * (exp(x) - 1)``.
 
@@ -304,9 +290,6 @@ class ELU(_Activation):
 class SELU(_Activation):
     """Module form of ``nn.functional.selu``: the scaled ELU.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.SELU()(ad.tensor([0.0, 1.0]))
     tensor([0.        , 1.05070099], dtype=float64)
     """
@@ -314,7 +297,6 @@ class SELU(_Activation):
     function = staticmethod(selu)
 
 
-@_activation_doc
 class GELU(_Activation):
     """Module form of ``nn.functional.gelu``: ``x * Φ(x)``.
 
@@ -331,9 +313,6 @@ class GELU(_Activation):
 class SiLU(_Activation):
     """Module form of ``nn.functional.silu``: ``x * sigmoid(x)``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.SiLU()(ad.tensor([0.0, 1.0]))
     tensor([0.        , 0.73105858], dtype=float64)
     """
@@ -344,9 +323,6 @@ class SiLU(_Activation):
 class Mish(_Activation):
     """Module form of ``nn.functional.mish``: ``x * tanh(softplus(x))``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Mish()(ad.tensor([0.0, 1.0]))
     tensor([0.        , 0.86509839], dtype=float64)
     """
@@ -357,14 +333,6 @@ class Mish(_Activation):
 class Softplus(_Activation):
     """Module form of ``nn.functional.softplus``: ``log(1 + exp(beta * x)) / beta``.
 
-    Parameters
-    ----------
-    beta : float
-        A positive factor.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Softplus()(ad.tensor([0.0]))
     tensor([0.69314718], dtype=float64)
     """
@@ -375,7 +343,6 @@ class Softplus(_Activation):
         self.options = {"beta": beta}
 
 
-@_activation_doc
 class Hardtanh(_Activation):
     """Module form of ``nn.functional.hardtanh``: x clipped to a range.
 
@@ -389,7 +356,6 @@ class Hardtanh(_Activation):
         self.options = {"min_val": min_val, "max_val": max_val}
 
 
-@_activation_doc
 class GLU(_Activation):
     """Module form of ``nn.functional.glu``: one half of x times the sigmoid of the other.
 
@@ -406,9 +372,6 @@ class GLU(_Activation):
 class Tanh(_Activation):
     """Module form of ``nn.functional.tanh``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Tanh()(ad.tensor([0.0, 1.0]))
     tensor([0.        , 0.76159416], dtype=float64)
     """
@@ -419,9 +382,6 @@ class Tanh(_Activation):
 class Sigmoid(_Activation):
     """Module form of ``nn.functional.sigmoid``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Sigmoid()(ad.tensor([0.0, 1.0]))
     tensor([0.5       , 0.73105858], dtype=float64)
     """
@@ -432,14 +392,6 @@ class Sigmoid(_Activation):
 class Softmax(_Activation):
     """Module form of ``nn.functional.softmax``.
 
-    Parameters
-    ----------
-    axis : int
-        The axis along which the result sums to 1.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Softmax()(ad.tensor([1.0, 1.0]))
     tensor([0.5, 0.5], dtype=float64)
     """
@@ -453,14 +405,6 @@ class Softmax(_Activation):
 class LogSoftmax(_Activation):
     """Module form of ``nn.functional.log_softmax``.
 
-    Parameters
-    ----------
-    axis : int
-        The axis along which the exponentials of the result sum to 1.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.LogSoftmax()(ad.tensor([1.0, 1.0]))
     tensor([-0.69314718, -0.69314718], dtype=float64)
     """
@@ -471,6 +415,7 @@ class LogSoftmax(_Activation):
         self.options = {"axis": axis}
 
 
+@_activation_doc
 class PReLU(Module):
     """x where it is positive, else ``weight * x`` with a trained slope.
 
@@ -483,9 +428,6 @@ class PReLU(Module):
     dtype : dtype_like
         The dtype of the weight.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.PReLU(init=0.5)(ad.tensor([-2.0, 3.0], dtype="float32")).tolist()
     [-1.0, 3.0]
     """
@@ -494,19 +436,9 @@ class PReLU(Module):
         sizes("PReLU", num_parameters=num_parameters)
         self.weight = Parameter(full((num_parameters,), number("PReLU", "init", init), dtype=dtype))
 
+    @shared_with(prelu)
     def forward(self, x: ArrayLike) -> Tensor:
-        """Apply ``nn.functional.prelu``.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (N, C, …).
-
-        Returns
-        -------
-        Tensor
-            The result.
-        """
+        """Apply ``nn.functional.prelu``."""
         return prelu(x, self.weight)
 
     def extra_repr(self) -> str:

@@ -43,6 +43,7 @@ _cell_doc = layer_doc.extended("""
     """)
 
 
+@layer_doc
 def lstm_cell(gates: ArrayLike, cell: ArrayLike) -> tuple[Tensor, Tensor]:
     """Compute one step of an LSTM from its gates.
 
@@ -63,9 +64,6 @@ def lstm_cell(gates: ArrayLike, cell: ArrayLike) -> tuple[Tensor, Tensor]:
     ShapeError
         If the gates are not four times as wide as the cell state.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> hidden, cell = ad.nn.functional.lstm_cell(ad.zeros((1, 8)), ad.ones((1, 2)))
     >>> cell
     tensor([[0.5, 0.5]], dtype=float64)

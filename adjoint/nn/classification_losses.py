@@ -73,8 +73,6 @@ def hinge_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean"
     ShapeError
         If the shapes differ.
 
-    Examples
-    --------
     >>> ad.nn.functional.hinge_loss(ad.tensor([0.5, 2.0]), ad.tensor([1.0, -1.0]), "none")
     tensor([0.5, 3. ], dtype=float64)
     """
@@ -176,8 +174,6 @@ def cross_entropy(
         Class indices, with the prediction's shape without the axis C; or probabilities (floats) of the same
         shape.
 
-    Examples
-    --------
     >>> ad.nn.functional.cross_entropy(ad.tensor([[0.0, 0.0]]), ad.tensor([1]))
     tensor(0.69314718, dtype=float64)
     """
@@ -243,8 +239,6 @@ def nll_loss(
     target : array_like
         Class indices, with the same shape without the axis C.
 
-    Examples
-    --------
     >>> ad.nn.functional.nll_loss(ad.tensor([[-0.5, -1.0], [-2.0, -0.25]]), ad.tensor([0, 1]))
     tensor(0.375, dtype=float64)
     """
@@ -303,8 +297,6 @@ def binary_cross_entropy(
     ArgumentError
         If a predicted probability is outside the range from 0 to 1.
 
-    Examples
-    --------
     >>> ad.nn.functional.binary_cross_entropy(ad.tensor([0.5, 0.5]), ad.tensor([0.0, 1.0]))
     tensor(0.69314718, dtype=float64)
     """
@@ -338,8 +330,6 @@ def binary_cross_entropy_with_logits(
     ShapeError
         If the shapes differ.
 
-    Examples
-    --------
     >>> ad.nn.functional.binary_cross_entropy_with_logits(ad.tensor([1000.0]), ad.tensor([0.0]))
     tensor(1000., dtype=float64)
     """
@@ -374,8 +364,6 @@ def kl_div(
     Tensor
         The divergence; one term per element with ``reduction="none"``.
 
-    Examples
-    --------
     >>> p = ad.tensor([[0.5, 0.5]])
     >>> ad.nn.functional.kl_div(p.log(), ad.tensor([[1.0, 0.0]]), "batchmean")
     tensor(0.69314718, dtype=float64)
@@ -394,12 +382,9 @@ def kl_div(
 # Modules ---------------------------------------------------------------------------------------
 
 
-@_class_doc
 class HingeLoss(LossModule):
     """Module form of ``nn.functional.hinge_loss``.
 
-    Examples
-    --------
     >>> ad.nn.HingeLoss()(ad.tensor([0.5]), ad.tensor([1.0]))
     tensor(0.5, dtype=float64)
     """
@@ -410,19 +395,9 @@ class HingeLoss(LossModule):
         super().__init__(reduction)
 
 
-@_rows_doc
 class CrossEntropyLoss(LossModule):
     """Module form of ``nn.functional.cross_entropy``.
 
-    Parameters
-    ----------
-    weight : array_like, optional
-        One weight per class.
-    ignore_index : int
-        Rows with this class index are left out.
-
-    Examples
-    --------
     >>> ad.nn.CrossEntropyLoss()(ad.tensor([[0.0, 0.0]]), ad.tensor([1]))
     tensor(0.69314718, dtype=float64)
     """
@@ -439,19 +414,9 @@ class CrossEntropyLoss(LossModule):
         super().__init__(reduction, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
 
 
-@_rows_doc
 class NLLLoss(LossModule):
     """Module form of ``nn.functional.nll_loss``.
 
-    Parameters
-    ----------
-    weight : array_like, optional
-        One weight per class.
-    ignore_index : int
-        Rows with this class index are left out.
-
-    Examples
-    --------
     >>> ad.nn.NLLLoss()(ad.tensor([[-0.5, -1.0]]), ad.tensor([0]))
     tensor(0.5, dtype=float64)
     """
@@ -464,17 +429,9 @@ class NLLLoss(LossModule):
         super().__init__(reduction, weight=weight, ignore_index=ignore_index)
 
 
-@matched_loss_doc
 class BCELoss(LossModule):
     """Module form of ``nn.functional.binary_cross_entropy``.
 
-    Parameters
-    ----------
-    weight : array_like, optional
-        Weights of the elements.
-
-    Examples
-    --------
     >>> ad.nn.BCELoss()(ad.tensor([0.5]), ad.tensor([1.0]))
     tensor(0.69314718, dtype=float64)
     """
@@ -485,17 +442,9 @@ class BCELoss(LossModule):
         super().__init__(reduction, weight=weight)
 
 
-@_class_doc
 class BCEWithLogitsLoss(LossModule):
     """Module form of ``nn.functional.binary_cross_entropy_with_logits``.
 
-    Parameters
-    ----------
-    weight : array_like, optional
-        Weights of the elements.
-
-    Examples
-    --------
     >>> ad.nn.BCEWithLogitsLoss()(ad.tensor([0.0]), ad.tensor([1.0]))
     tensor(0.69314718, dtype=float64)
     """
@@ -511,16 +460,6 @@ class BCEWithLogitsLoss(LossModule):
 class KLDivLoss(LossModule):
     """Module form of ``nn.functional.kl_div``.
 
-    Parameters
-    ----------
-    reduction : {"mean", "sum", "none", "batchmean"}
-        How the terms are combined.  ``"batchmean"`` divides the sum by the number of rows.
-    log_target : bool
-        Whether the target holds logarithms of probabilities.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> p = ad.tensor([[0.5, 0.5]])
     >>> ad.nn.KLDivLoss("batchmean")(p.log(), ad.tensor([[1.0, 0.0]]))
     tensor(0.69314718, dtype=float64)

@@ -165,6 +165,7 @@ def _keep_mask(op: str, shape: tuple[int, ...], dtype: Any, p: float, rng: Any) 
     return (array_of(rng.random(shape)) >= p) * np.asarray(1 / (1 - p), dtype)
 
 
+@_dropout_doc
 class Dropout(Module):
     """Set elements to 0 in training, and scale the others up; do nothing in evaluation.
 
@@ -175,9 +176,6 @@ class Dropout(Module):
     rng : Generator or int, optional
         Generator or seed of the masks.  The default is the generator of ``nn.init``.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> layer = ad.nn.Dropout(0.5, rng=0)
     >>> sorted(set(layer(ad.ones(100)).tolist()))
     [0.0, 2.0]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import array_of, asarray
+from adjoint.core.docstrings import shared_with
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis, whole_number
 from adjoint.core.tensor import Tensor, wrap
@@ -82,6 +83,7 @@ def embedding(
     return rec.where(hidden, out.detach(), out)
 
 
+@_embedding_doc
 def one_hot(indices: ArrayLike, num_classes: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """Return vectors with a 1 at each index, along a new last axis.
 
@@ -104,9 +106,6 @@ def one_hot(indices: ArrayLike, num_classes: int | None = None, dtype: DTypeLike
     IndexingError
         If an index is out of range.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.one_hot([0, 2], 3)
     tensor([[1, 0, 0],
             [0, 0, 1]], dtype=int64)
@@ -173,15 +172,9 @@ class Embedding(Module):
             _table("Embedding", num_embeddings, embedding_dim, padding_idx, rng=rng, dtype=dtype)
         )
 
-    @_embedding_doc
+    @shared_with(embedding)
     def forward(self, indices: ArrayLike) -> Tensor:
-        """Return the rows at the given indices.
-
-        Returns
-        -------
-        Tensor
-            The rows, with shape ``(*indices.shape, embedding_dim)``.
-        """
+        """Return the rows at the given indices."""
         return embedding(indices, self.weight, self.padding_idx, sparse=self.sparse)
 
     def extra_repr(self) -> str:
@@ -342,28 +335,14 @@ class EmbeddingBag(Module):
             _table("EmbeddingBag", num_embeddings, embedding_dim, padding_idx, rng=rng, dtype=dtype)
         )
 
+    @shared_with(embedding_bag)
     def forward(
         self,
         indices: ArrayLike,
         offsets: ArrayLike | None = None,
         per_sample_weights: ArrayLike | None = None,
     ) -> Tensor:
-        """Look the indices up and combine the rows of each bag.
-
-        Parameters
-        ----------
-        indices : array_like of int
-            Row numbers: (bags, length), or (n,) with ``offsets``.
-        offsets : array_like of int, optional
-            The position in ``indices`` at which each bag begins.
-        per_sample_weights : array_like, optional
-            Factors of the rows, for ``mode="sum"`` only.
-
-        Returns
-        -------
-        Tensor
-            The result, with shape (bags, embedding_dim).
-        """
+        """Look the indices up and combine the rows of each bag."""
         return embedding_bag(
             indices,
             self.weight,

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from adjoint.core.docstrings import shared_with
 from adjoint.core.tensor import Tensor
 from adjoint.nn.module import Module
 
@@ -15,11 +16,17 @@ __all__ = ["FunctionModule"]
 class FunctionModule(Module):
     """A module that calls ``function`` with the inputs and with ``options`` as keyword arguments.
 
-    A subclass sets ``function``.  A subclass with options defines ``__init__``, which sets ``options``.
+    A subclass sets ``function``, whose docstring describes its options.  A subclass with options defines
+    ``__init__``, which sets ``options``.
     """
 
     function: ClassVar[Callable[..., Tensor]]
     options: dict[str, Any]
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if "function" in vars(cls):
+            shared_with(cls.function)(cls)
 
     def __init__(self) -> None:
         self.options = {}

@@ -63,6 +63,7 @@ _weight_doc = _init_doc.extended("""
     """)
 
 
+@_init_doc
 def seed(value: int) -> Generator:
     """Restart the default generator of this context from a seed.
 
@@ -76,9 +77,6 @@ def seed(value: int) -> Generator:
     Generator
         The new default generator.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> first = ad.nn.init.seed(7).random()
     >>> ad.nn.init.seed(7).random() == first
     tensor(True, dtype=bool)
@@ -88,6 +86,7 @@ def seed(value: int) -> Generator:
     return fresh
 
 
+@_init_doc
 def generator(rng: Rng = None) -> Generator:
     """Return ``rng`` as a generator; if it is None, the default generator of this thread or task.
 
@@ -101,9 +100,6 @@ def generator(rng: Rng = None) -> Generator:
     Generator
         The generator.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.init.generator() is ad.nn.init.generator()
     True
     """
@@ -161,6 +157,7 @@ def _fans(shape: Sequence[int]) -> tuple[int, int]:
 _GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2.0), "selu": 0.75}
 
 
+@_init_doc
 def gain(activation: str) -> float:
     """Return the factor that preserves the variance through an activation.
 
@@ -179,9 +176,6 @@ def gain(activation: str) -> float:
     ArgumentError
         If the activation is unknown.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.init.gain("selu")
     0.75
     """

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import array_of, asarray
-from adjoint.core.docstrings import SharedDoc
+from adjoint.core.docstrings import SharedDoc, shared_with
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor, wrap
@@ -304,14 +304,8 @@ def _log_likelihood(x: Tensor, labels: Tensor, times: Tensor, lengths: Tensor, b
 # Modules ---------------------------------------------------------------------------------------
 
 
-@_likelihood_doc
 class GaussianNLLLoss(LossModule):
     """Module form of ``nn.functional.gaussian_nll_loss``.
-
-    Parameters
-    ----------
-    eps : float
-        The smallest variance.
 
     >>> ad.nn.GaussianNLLLoss()([1.0], [3.0], [1.0])
     tensor(2., dtype=float64)
@@ -322,34 +316,14 @@ class GaussianNLLLoss(LossModule):
     def __init__(self, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
         super().__init__(reduction, full=full, eps=eps)
 
+    @shared_with(gaussian_nll_loss)
     def forward(self, prediction: ArrayLike, target: ArrayLike, var: ArrayLike) -> Tensor:  # type: ignore[override]  # one more
-        """Return the loss of a prediction.
-
-        Parameters
-        ----------
-        prediction : array_like
-            The means.
-        target : array_like
-            The observed values.
-        var : array_like
-            The variances.
-
-        Returns
-        -------
-        Tensor
-            The loss.
-        """
+        """Return the loss of a prediction."""
         return self.function(prediction, target, var, **self.options)
 
 
-@_likelihood_doc
 class PoissonNLLLoss(LossModule):
     """Module form of ``nn.functional.poisson_nll_loss``.
-
-    Parameters
-    ----------
-    full : bool
-        Whether to add Stirling's approximation of ``log(target!)``.
 
     >>> ad.nn.PoissonNLLLoss()([0.0], [3.0])
     tensor(1., dtype=float64)
@@ -363,14 +337,8 @@ class PoissonNLLLoss(LossModule):
         super().__init__(reduction, log_input=log_input, full=full, eps=eps)
 
 
-@_ctc_doc
 class CTCLoss(LossModule):
     """Module form of ``nn.functional.ctc_loss``.
-
-    Parameters
-    ----------
-    reduction : {"mean", "sum", "none"}
-        How the losses of the sequences are combined.
 
     >>> steps = ad.log_softmax(ad.zeros((2, 1, 3)), axis=-1)
     >>> ad.nn.CTCLoss()(steps, [[1]], [2], [1]).numpy().round(6)
@@ -382,22 +350,9 @@ class CTCLoss(LossModule):
     def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:
         super().__init__(reduction, blank=blank, zero_infinity=zero_infinity)
 
-    @_ctc_doc
+    @shared_with(ctc_loss)
     def forward(  # type: ignore[override]  # two more
         self, log_probs: ArrayLike, targets: ArrayLike, input_lengths: ArrayLike, target_lengths: ArrayLike
     ) -> Tensor:
-        """Return the loss of label sequences.
-
-        Parameters
-        ----------
-        log_probs : array_like
-            Logarithms of probabilities, ``(T, N, C)`` or ``(T, C)``.
-        targets : array_like of int
-            The labels.
-
-        Returns
-        -------
-        Tensor
-            The loss.
-        """
+        """Return the loss of label sequences."""
         return self.function(log_probs, targets, input_lengths, target_lengths, **self.options)

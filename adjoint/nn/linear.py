@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import asarray
+from adjoint.core.docstrings import shared_with
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis, whole_number
 from adjoint.core.tensor import Tensor
@@ -102,19 +103,9 @@ class Linear(Module):
         self.weight = Parameter(init.uniform((out_features, in_features), bound, rng=rng, dtype=dtype))
         self.bias = Parameter(init.uniform((out_features,), bound, rng=rng, dtype=dtype)) if bias else None
 
+    @shared_with(linear)
     def forward(self, x: ArrayLike) -> Tensor:
-        """Apply the layer to the last axis.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (…, in_features).
-
-        Returns
-        -------
-        Tensor
-            The result, with shape (…, out_features).
-        """
+        """Apply the layer to the last axis."""
         w = self.weight
         y = linear(x, w, self.bias)
         if y._data.dtype is not w._data.dtype:
@@ -126,6 +117,7 @@ class Linear(Module):
         return f"{self.in_features}, {self.out_features}" + ("" if self.bias is not None else ", bias=False")
 
 
+@layer_doc
 class Flatten(Module):
     """Join neighbouring axes into one.
 
@@ -136,9 +128,6 @@ class Flatten(Module):
     end_dim : int
         The last axis to join.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Flatten()(ad.ones((2, 3, 4))).shape
     (2, 12)
     """
@@ -187,6 +176,7 @@ class Flatten(Module):
         return unusual({"start_dim": (self.start_dim, 1), "end_dim": (self.end_dim, -1)}).removeprefix(", ")
 
 
+@layer_doc
 class Unflatten(Module):
     """Split one axis into several.
 
@@ -197,9 +187,6 @@ class Unflatten(Module):
     unflattened_size : tuple of int
         The lengths of the new axes.  One of them may be -1.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Unflatten(1, (3, -1))(ad.ones((2, 12))).shape
     (2, 3, 4)
     """
@@ -347,21 +334,9 @@ class Bilinear(Module):
         self.weight = Parameter(init.uniform(tuple(shape.values()), bound, rng=rng, dtype=dtype))
         self.bias = Parameter(init.uniform((out_features,), bound, rng=rng, dtype=dtype)) if bias else None
 
+    @shared_with(bilinear)
     def forward(self, x1: ArrayLike, x2: ArrayLike) -> Tensor:
-        """Combine the last axes of two inputs.
-
-        Parameters
-        ----------
-        x1 : array_like
-            The first input, with shape (…, in1_features).
-        x2 : array_like
-            The second input, with shape (…, in2_features).
-
-        Returns
-        -------
-        Tensor
-            The result, with shape (…, out_features).
-        """
+        """Combine the last axes of two inputs."""
         w = self.weight
         y = bilinear(x1, x2, w, self.bias)
         if y._data.dtype is not w._data.dtype:

@@ -276,14 +276,8 @@ class _Triple(LossModule):
         return self.function(first, second, third, **self.options)
 
 
-@matched_loss_doc
 class MarginRankingLoss(_Triple):
     """Module form of ``nn.functional.margin_ranking_loss``.
-
-    Parameters
-    ----------
-    margin : float
-        The smallest difference of the scores for which the loss is 0.
 
     >>> ad.nn.MarginRankingLoss()([1.0, 2.0], [2.0, 0.0], [1, 1])
     tensor(0.5, dtype=float64)
@@ -295,14 +289,8 @@ class MarginRankingLoss(_Triple):
         super().__init__(reduction, margin=margin)
 
 
-@matched_loss_doc
 class HingeEmbeddingLoss(LossModule):
     """Module form of ``nn.functional.hinge_embedding_loss``.
-
-    Parameters
-    ----------
-    margin : float
-        The smallest distance for which the loss of a target -1 is 0.
 
     >>> ad.nn.HingeEmbeddingLoss()([0.5, 0.25], [1, -1])
     tensor(0.625, dtype=float64)
@@ -314,7 +302,6 @@ class HingeEmbeddingLoss(LossModule):
         super().__init__(reduction, margin=margin)
 
 
-@loss_doc
 class SoftMarginLoss(LossModule):
     """Module form of ``nn.functional.soft_margin_loss``.
 
@@ -328,14 +315,8 @@ class SoftMarginLoss(LossModule):
         super().__init__(reduction)
 
 
-@matched_loss_doc
 class CosineEmbeddingLoss(_Triple):
     """Module form of ``nn.functional.cosine_embedding_loss``.
-
-    Parameters
-    ----------
-    margin : float
-        The largest cosine for which the loss of a target -1 is 0.
 
     >>> ad.nn.CosineEmbeddingLoss()([[1.0, 0.0]], [[0.0, 2.0]], [1])
     tensor(1., dtype=float64)
@@ -347,14 +328,8 @@ class CosineEmbeddingLoss(_Triple):
         super().__init__(reduction, margin=margin)
 
 
-@_triplet_doc
 class TripletMarginLoss(_Triple):
     """Module form of ``nn.functional.triplet_margin_loss``.
-
-    Parameters
-    ----------
-    eps : float
-        Added to the differences.
 
     >>> ad.nn.TripletMarginLoss(4.0, eps=0.0)([[0.0]], [[1.0]], [[3.0]])
     tensor(2., dtype=float64)
@@ -373,7 +348,6 @@ class TripletMarginLoss(_Triple):
         super().__init__(reduction, margin=margin, p=p, eps=eps, swap=swap)
 
 
-@_triplet_doc
 class TripletMarginWithDistanceLoss(_Triple):
     """Module form of ``nn.functional.triplet_margin_with_distance_loss``.
 

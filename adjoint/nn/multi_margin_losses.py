@@ -157,7 +157,6 @@ def multilabel_soft_margin_loss(
 # Modules ---------------------------------------------------------------------------------------
 
 
-@_multi_margin_doc
 class MultiMarginLoss(LossModule):
     """Module form of ``nn.functional.multi_margin_loss``.
 
@@ -173,7 +172,6 @@ class MultiMarginLoss(LossModule):
         super().__init__(reduction, p=p, margin=margin, weight=weight)
 
 
-@_multi_margin_doc
 class MultiLabelMarginLoss(LossModule):
     """Module form of ``nn.functional.multilabel_margin_loss``.
 
@@ -187,7 +185,6 @@ class MultiLabelMarginLoss(LossModule):
         super().__init__(reduction)
 
 
-@_multi_margin_doc
 class MultiLabelSoftMarginLoss(LossModule):
     """Module form of ``nn.functional.multilabel_soft_margin_loss``.
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import asarray
+from adjoint.core.docstrings import shared_with
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import number, number_between
 from adjoint.core.tensor import Tensor
@@ -237,6 +238,7 @@ class LayerNorm(Module):
         return f"{self.normalized_shape}"
 
 
+@_norm_doc
 class RMSNorm(Module):
     """Divide by the root mean square over the last axes, then scale.
 
@@ -249,9 +251,6 @@ class RMSNorm(Module):
     dtype : dtype_like
         The dtype of the weight.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.RMSNorm(8)(ad.ones((2, 8), dtype="float32")).shape
     (2, 8)
     """
@@ -315,15 +314,9 @@ class GroupNorm(Module):
         self.weight = Parameter(ones(num_channels, dtype=dtype)) if affine else None
         self.bias = Parameter(zeros(num_channels, dtype=dtype)) if affine else None
 
-    @_norm_doc
+    @shared_with(group_norm)
     def forward(self, x: ArrayLike) -> Tensor:
-        """Apply ``nn.functional.group_norm``.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (N, C, …).
-        """
+        """Apply ``nn.functional.group_norm``."""
         x = asarray(x)
         if x.ndim < 2 or x.shape[1] != self.num_channels:
             raise ShapeError(

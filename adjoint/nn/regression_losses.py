@@ -88,7 +88,6 @@ def smooth_l1_loss(
 # Modules ---------------------------------------------------------------------------------------
 
 
-@_regression_doc
 class MSELoss(LossModule):
     """Module form of ``nn.functional.mse_loss``: squared differences.
 
@@ -102,7 +101,6 @@ class MSELoss(LossModule):
         super().__init__(reduction)
 
 
-@_regression_doc
 class L1Loss(LossModule):
     """Module form of ``nn.functional.l1_loss``: absolute differences.
 
@@ -116,7 +114,6 @@ class L1Loss(LossModule):
         super().__init__(reduction)
 
 
-@_regression_doc
 class HuberLoss(LossModule):
     """Module form of ``nn.functional.huber_loss``: quadratic near 0, linear beyond.
 
@@ -130,14 +127,8 @@ class HuberLoss(LossModule):
         super().__init__(reduction, delta=delta)
 
 
-@matched_loss_doc
 class SmoothL1Loss(LossModule):
     """Module form of ``nn.functional.smooth_l1_loss``: the Huber loss divided by ``beta``.
-
-    Parameters
-    ----------
-    beta : float
-        The smallest difference for which the loss is linear.
 
     >>> ad.nn.SmoothL1Loss(beta=2.0)(ad.tensor([4.0]), ad.tensor([0.0]))
     tensor(3., dtype=float64)

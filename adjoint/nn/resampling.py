@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import asarray
-from adjoint.core.docstrings import SharedDoc
+from adjoint.core.docstrings import SharedDoc, shared_with
 from adjoint.core.shapes import number
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, ShapeError
@@ -211,6 +211,7 @@ def pixel_shuffle(x: ArrayLike, upscale_factor: int) -> Tensor:
     return mixed.reshape(*lead, c // r**2, h * r, w * r)
 
 
+@_shuffle_doc
 def pixel_unshuffle(x: ArrayLike, downscale_factor: int) -> Tensor:
     """Move space into channels: (…, C, H·r, W·r) to (…, C·r², H, W).
 
@@ -231,9 +232,6 @@ def pixel_unshuffle(x: ArrayLike, downscale_factor: int) -> Tensor:
     ShapeError
         If the height or the width is not a multiple of r.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.pixel_unshuffle(ad.ones((1, 2, 6, 6)), 2).shape
     (1, 8, 3, 3)
     """
@@ -251,14 +249,9 @@ def pixel_unshuffle(x: ArrayLike, downscale_factor: int) -> Tensor:
     return mixed.reshape(*lead, c * r**2, h // r, w // r)
 
 
-@_resize_doc
+@shared_with(interpolate)
 class Upsample(Module):
     """Module form of ``nn.functional.interpolate``: resize the spatial axes.
-
-    Parameters
-    ----------
-    mode : str
-        The method; see ``nn.functional.interpolate``.
 
     >>> ad.nn.Upsample(scale_factor=2)(ad.ones((1, 3, 4, 4))).shape
     (1, 3, 8, 8)
@@ -277,15 +270,9 @@ class Upsample(Module):
             raise ArgumentError(f"Upsample: mode must be one of {', '.join(_MODES)}, not {mode!r}.")
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
 
-    @_resize_doc
+    @shared_with(interpolate)
     def forward(self, x: ArrayLike) -> Tensor:
-        """Resize the input.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (N, C, …).
-        """
+        """Resize the input."""
         return interpolate(x, self.size, self.scale_factor, self.mode, self.align_corners)
 
     def extra_repr(self) -> str:
@@ -299,7 +286,7 @@ class Upsample(Module):
         return unusual(options).removeprefix(", ")
 
 
-@_shuffle_doc
+@shared_with(pixel_shuffle)
 class PixelShuffle(Module):
     """Module form of ``nn.functional.pixel_shuffle``: move channels into space.
 
@@ -311,15 +298,9 @@ class PixelShuffle(Module):
         sizes("PixelShuffle", upscale_factor=upscale_factor)
         self.upscale_factor = upscale_factor
 
-    @_shuffle_doc
+    @shared_with(pixel_shuffle)
     def forward(self, x: ArrayLike) -> Tensor:
-        """Move channels into space.
-
-        Returns
-        -------
-        Tensor
-            The result, with shape (…, C, H·r, W·r).
-        """
+        """Move channels into space."""
         return pixel_shuffle(x, self.upscale_factor)
 
     def extra_repr(self) -> str:
@@ -327,17 +308,10 @@ class PixelShuffle(Module):
         return f"{self.upscale_factor}"
 
 
+@shared_with(pixel_unshuffle)
 class PixelUnshuffle(Module):
     """Module form of ``nn.functional.pixel_unshuffle``: move space into channels.
 
-    Parameters
-    ----------
-    downscale_factor : int
-        The divisor r of the height and the width.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.PixelUnshuffle(2)(ad.ones((1, 2, 6, 6))).shape
     (1, 8, 3, 3)
     """
@@ -346,19 +320,9 @@ class PixelUnshuffle(Module):
         sizes("PixelUnshuffle", downscale_factor=downscale_factor)
         self.downscale_factor = downscale_factor
 
+    @shared_with(pixel_unshuffle)
     def forward(self, x: ArrayLike) -> Tensor:
-        """Move space into channels.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with shape (…, C, H·r, W·r).
-
-        Returns
-        -------
-        Tensor
-            The result, with shape (…, C·r², H, W).
-        """
+        """Move space into channels."""
         return pixel_unshuffle(x, self.downscale_factor)
 
     def extra_repr(self) -> str:
@@ -366,23 +330,10 @@ class PixelUnshuffle(Module):
         return f"{self.downscale_factor}"
 
 
+@shared_with(unfold)
 class Unfold(Module):
     """Module form of ``nn.functional.unfold``: sliding windows as columns.
 
-    Parameters
-    ----------
-    kernel_size : int or tuple of int
-        The size of the windows.
-    dilation : int or tuple of int
-        The distance between the elements of a window.
-    padding : int or tuple of int
-        The number of zeros to add on both sides.
-    stride : int or tuple of int
-        The step of the windows.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Unfold(2)(ad.ones((1, 3, 4, 4))).shape
     (1, 12, 9)
     """
@@ -394,19 +345,9 @@ class Unfold(Module):
             "kernel_size": kernel_size, "dilation": dilation, "padding": padding, "stride": stride,
         }  # fmt: skip
 
+    @shared_with(unfold)
     def forward(self, x: ArrayLike) -> Tensor:
-        """Return the windows as columns.
-
-        Parameters
-        ----------
-        x : array_like
-            The images, (N, C, H, W) or (C, H, W).
-
-        Returns
-        -------
-        Tensor
-            The columns.
-        """
+        """Return the windows as columns."""
         return unfold(x, **self.options)
 
     def extra_repr(self) -> str:
@@ -414,25 +355,10 @@ class Unfold(Module):
         return ", ".join(f"{name}={value}" for name, value in self.options.items())
 
 
+@shared_with(fold)
 class Fold(Unfold):
     """Module form of ``nn.functional.fold``: columns added into images.
 
-    Parameters
-    ----------
-    output_size : int or tuple of int
-        The height and the width of the images.
-    kernel_size : int or tuple of int
-        The size of the windows.
-    dilation : int or tuple of int
-        The distance between the elements of a window.
-    padding : int or tuple of int
-        The number of zeros that were added on both sides.
-    stride : int or tuple of int
-        The step of the windows.
-
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.Fold(4, 2)(ad.ones((1, 12, 9))).shape
     (1, 3, 4, 4)
     """
@@ -448,17 +374,7 @@ class Fold(Unfold):
         super().__init__(kernel_size, dilation, padding, stride)
         self.options = {"output_size": output_size, **self.options}
 
+    @shared_with(fold)
     def forward(self, x: ArrayLike) -> Tensor:
-        """Add columns into images.
-
-        Parameters
-        ----------
-        x : array_like
-            The columns.
-
-        Returns
-        -------
-        Tensor
-            The images.
-        """
+        """Add columns into images."""
         return fold(x, **self.options)

@@ -24,6 +24,7 @@ def _length(x: Tensor, axes: tuple[int, ...], least: float, p: float = 2.0) -> T
     return rec.maximum(rec.vector_norm(x, ord=p, axis=axes, keepdims=True), least)
 
 
+@layer_doc
 def cosine_similarity(x: ArrayLike, y: ArrayLike, axis: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosine of the angle between x and y along an axis.
 
@@ -41,9 +42,6 @@ def cosine_similarity(x: ArrayLike, y: ArrayLike, axis: int = 1, eps: float = 1e
     Tensor
         The cosines, without ``axis``; 0 where x or y is 0.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.cosine_similarity(ad.tensor([[1.0, 0.0]]), ad.tensor([[3.0, 0.0], [0.0, 2.0]]))
     tensor([1., 0.], dtype=float64)
     """
@@ -88,6 +86,7 @@ def normalize(x: ArrayLike, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -
     return like_input(wide / _length(wide, axes, eps, p), x)
 
 
+@layer_doc
 def pairwise_distance(
     x: ArrayLike, y: ArrayLike, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False
 ) -> Tensor:
@@ -109,9 +108,6 @@ def pairwise_distance(
     Tensor
         The distances.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> ad.nn.functional.pairwise_distance([[0.0, 0.0]], [[3.0, 4.0]], eps=0.0)
     tensor([5.], dtype=float64)
     """

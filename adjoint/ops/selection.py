@@ -312,8 +312,6 @@ def take(
     IndexingError
         If an index is out of range, or not an integer.
 
-    Examples
-    --------
     >>> ad.take(ad.tensor([[1.0, 2.0], [3.0, 4.0]]), [1, 1, 0], axis=0)
     tensor([[3., 4.],
             [3., 4.],
@@ -390,8 +388,6 @@ def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int | None = -1) -> 
     IndexingError
         If an index is out of range, or not an integer.
 
-    Examples
-    --------
     >>> scores = ad.tensor([[1.0, 5.0, 2.0], [7.0, 0.0, 3.0]])
     >>> ad.take_along_axis(scores, ad.tensor([[1], [2]]), axis=1)
     tensor([[5.],
@@ -436,8 +432,6 @@ def put_along_axis(x: ArrayLike, indices: ArrayLike, values: ArrayLike, axis: in
     IndexingError
         If an index is out of range, or not an integer.
 
-    Examples
-    --------
     >>> ad.put_along_axis(ad.zeros((2, 2)), [[1], [0]], 5.0, axis=1)
     tensor([[0., 5.],
             [5., 0.]], dtype=float64)

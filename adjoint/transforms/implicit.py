@@ -89,9 +89,6 @@ def fixed_point(
     ConvergenceError
         If the iteration does not converge or gives values that are not finite.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> a = ad.tensor(2.0, requires_grad=True)
     >>> x = ad.fixed_point(lambda x: (x + a / x) / 2, 1.0)  # Heron's rule: √a
     >>> x.backward()
@@ -129,9 +126,6 @@ def root(f: Callable[..., Any], x0: Tree, *args: Tree, tol: float | None = None,
     ConvergenceError
         If the iteration does not converge, or the Jacobian is singular.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> a = ad.tensor(2.0, requires_grad=True)
     >>> x = ad.root(lambda x: x ** 3 - a, 1.0)
     >>> x.backward()
