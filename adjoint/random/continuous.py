@@ -12,7 +12,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.ops.extremes import argmax
 from adjoint.ops.half import widened
 from adjoint.ops.reduce import narrowed
-from adjoint.random.noise import Noise, as_float, below, draws_doc, not_negative, scaled_draws_doc
+from adjoint.random.noise import Noise, as_float, below, draws_doc, noise_doc, not_negative, scaled_draws_doc
 from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = ["Continuous"]
@@ -23,16 +23,9 @@ class Continuous(Noise):
 
     __slots__ = ()
 
-    @draws_doc
+    @noise_doc
     def random(self, size: Lengths | None = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw from the uniform distribution on [0, 1).
-
-        Parameters
-        ----------
-        size : int or tuple of int, optional
-            The shape of the result; by default one number.
-        dtype : dtype, optional
-            A float dtype; by default ``get_default_dtype()``.
 
         >>> ad.random.default_rng(0).random(2).shape
         (2,)
@@ -40,16 +33,9 @@ class Continuous(Noise):
         target, u = self._noise("random", "random", size, dtype)
         return u if u.dtype == target else below(rec.astype(u, dtype=target), 0.0, 1.0)
 
-    @draws_doc
+    @noise_doc
     def standard_normal(self, size: Lengths | None = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw from the normal distribution with mean 0 and standard deviation 1.
-
-        Parameters
-        ----------
-        size : int or tuple of int, optional
-            The shape of the result; by default one number.
-        dtype : dtype, optional
-            A float dtype; by default ``get_default_dtype()``.
 
         >>> ad.random.default_rng(0).standard_normal((2, 3)).shape
         (2, 3)
@@ -203,6 +189,7 @@ class Continuous(Noise):
         target, e, loc, scale = self._noise("gumbel", "standard_exponential", size, dtype, loc, scale)
         return narrowed(loc - not_negative("gumbel", scale) * rec.log(e), target)
 
+    @draws_doc
     def gumbel_softmax(
         self, logits: ArrayLike, tau: ArrayLike = 1.0, *, hard: bool = False, axis: int = -1
     ) -> Tensor:
@@ -226,9 +213,6 @@ class Continuous(Noise):
         Tensor
             The vectors, with the shape of ``logits``.
 
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> rng = ad.random.default_rng(0)
         >>> rng.gumbel_softmax(asarray([0.0, 5.0, 0.0]), hard=True)
         tensor([0., 1., 0.], dtype=float64)

@@ -27,6 +27,7 @@ class Discrete(Continuous):
 
     __slots__ = ()
 
+    @draws_doc
     def integers(
         self,
         low: ArrayLike,
@@ -44,8 +45,6 @@ class Discrete(Continuous):
             The lower bound.  If ``high`` is not passed, this is the upper bound, and the lower bound is 0.
         high : array_like of int, optional
             The upper bound, which is not included.
-        size : int or tuple of int, optional
-            The shape of the result; by default the common shape of the parameters.
         dtype : dtype, optional
             An integer dtype.
         endpoint : bool, optional
@@ -61,9 +60,6 @@ class Discrete(Continuous):
         ArgumentError
             If ``low`` is not below ``high``, or a bound is out of the range of the dtype.
 
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> x = ad.random.default_rng(0).integers(0, 10, size=5)
         >>> bool(((x >= 0) & (x < 10)).all())
         True
@@ -108,6 +104,7 @@ class Discrete(Continuous):
         check_values("bernoulli", p, lambda a: (a >= 0) & (a <= 1), "probabilities are between 0 and 1")
         return rec.astype(rec.less(u, p), dtype=np.dtype(dtype or target))
 
+    @draws_doc
     def poisson(self, lam: ArrayLike = 1.0, size: Lengths | None = None) -> Tensor:
         """Draw from the Poisson distribution.
 
@@ -117,8 +114,6 @@ class Discrete(Continuous):
         ----------
         lam : array_like, optional
             The mean, not negative.
-        size : int or tuple of int, optional
-            The shape of the result; by default that of ``lam``.
 
         Returns
         -------
@@ -130,9 +125,6 @@ class Discrete(Continuous):
         ArgumentError
             If ``lam`` is negative.
 
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> ad.random.default_rng(0).poisson([0.0, 5.0], size=(3, 2)).shape
         (3, 2)
         """
@@ -140,6 +132,7 @@ class Discrete(Continuous):
         _, u, lam = self._noise("poisson", "random", size, np.float64, lam)
         return rec.astype(rec.poisson_quantile(u, lam), dtype=np.dtype(np.int64))
 
+    @draws_doc
     def categorical(
         self,
         logits: ArrayLike | None = None,
@@ -175,9 +168,6 @@ class Discrete(Continuous):
         ArgumentError
             If both or none of ``logits`` and ``probs`` are given, or a probability is negative.
 
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> ad.random.default_rng(0).categorical(probs=[0.0, 1.0], size=4)
         tensor([1, 1, 1, 1], dtype=int64)
         """
@@ -201,6 +191,7 @@ class Discrete(Continuous):
             shape = broadcast_size("categorical", shape, checked_size("categorical", size))
         return argmax(weights + self.gumbel(size=(*shape, weights.shape[-1]), dtype=weights.dtype), axis=-1)
 
+    @draws_doc
     def permutation(self, x: Any, axis: int = 0) -> Tensor:
         """Return a shuffled copy of a tensor, or the integers below a number in random order.
 
@@ -218,9 +209,6 @@ class Discrete(Continuous):
         Tensor
             The shuffled elements.
 
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> sorted(ad.random.default_rng(0).permutation(4).tolist())
         [0, 1, 2, 3]
         """
@@ -231,6 +219,7 @@ class Discrete(Continuous):
         order = made_by_host(lambda: self._numpy.permutation(count), (count,), np.int64)
         return wrap(order) if whole else elements_at(x, order, where)
 
+    @draws_doc
     def choice(
         self,
         x: Any,
@@ -267,9 +256,6 @@ class Discrete(Continuous):
         ArgumentError
             If ``size`` or ``p`` does not match the number of elements.
 
-        Examples
-        --------
-        >>> import adjoint as ad
         >>> ad.random.default_rng(0).choice([5.0, 5.0], size=3)
         tensor([5., 5., 5.], dtype=float64)
         """

@@ -24,9 +24,8 @@ from adjoint.random.noise import (
     broadcast_size,
     check_values,
     checked_size,
-    draws_doc,
     positive_draws_doc,
-)
+)  # fmt: skip
 from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = ["Gammas"]
@@ -63,21 +62,9 @@ class Gammas(Noise):
         target, u, a, factor = self._quantiles("gamma", size, dtype, shape, scale)
         return _inside(factor * gammaincinv(a, u), target)
 
-    @draws_doc
+    @positive_draws_doc
     def chisquare(self, df: ArrayLike, size: Lengths | None = None, dtype: DTypeLike | None = None) -> Tensor:
         """Draw from the chi-square distribution; gradients flow to ``df``.
-
-        Parameters
-        ----------
-        size : int or tuple of int, optional
-            The shape of the result; by default that of ``df``.
-        dtype : dtype, optional
-            A float dtype; by default that of ``df``.
-
-        Raises
-        ------
-        ArgumentError
-            If ``df`` is not positive.
 
         >>> bool((ad.random.default_rng(0).chisquare(3.0, size=4) > 0).all())
         True
@@ -123,8 +110,6 @@ class Gammas(Noise):
             The parameters, positive, along the last axis.
         size : int or tuple of int, optional
             The shape of the result without its last axis; by default that of ``alpha``.
-        dtype : dtype, optional
-            A float dtype; by default that of ``alpha``.
 
         Returns
         -------
@@ -148,23 +133,11 @@ class Gammas(Noise):
         _, v, _ = self._quantiles("dirichlet", shape, dtype, alpha)
         return _inside(softmax(rec.log(gammaincinv(a + 1, u)) + rec.log(v) / a, axis=-1), target, 1.0)
 
-    @draws_doc
+    @positive_draws_doc
     def standard_t(
         self, df: ArrayLike, size: Lengths | None = None, dtype: DTypeLike | None = None
     ) -> Tensor:
         """Draw from Student's t distribution; gradients flow to ``df``.
-
-        Parameters
-        ----------
-        size : int or tuple of int, optional
-            The shape of the result; by default that of ``df``.
-        dtype : dtype, optional
-            A float dtype; by default that of ``df``.
-
-        Raises
-        ------
-        ArgumentError
-            If ``df`` is not positive.
 
         >>> ad.random.default_rng(0).standard_t(5.0, size=3).shape
         (3,)

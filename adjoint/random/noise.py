@@ -20,8 +20,7 @@ from adjoint.ops.selection import take
 
 __all__ = [
     "Noise", "as_float", "below", "broadcast_size", "check_values", "checked_size", "draws_doc",
-    "elements_at", "not_negative", "positive_draws_doc",
-    "scaled_draws_doc",
+    "elements_at", "noise_doc", "not_negative", "positive_draws_doc", "scaled_draws_doc",
 ]  # fmt: skip
 
 
@@ -43,6 +42,14 @@ draws_doc = SharedDoc("""
     -------
     Tensor
         The draws.
+    """)
+noise_doc = draws_doc.extended("""
+    Parameters
+    ----------
+    size : int or tuple of int, optional
+        The shape of the result; by default one number.
+    dtype : dtype, optional
+        A float dtype; by default ``get_default_dtype()``.
     """)
 scaled_draws_doc = draws_doc.extended("""
     Raises
