@@ -265,8 +265,9 @@ def test_references_are_counted():
 
 
 def test_an_unknown_layout_is_no_error(monkeypatch):
-    monkeypatch.setattr(watch, "layout", lambda: None)
-    assert not watch.possible() and watch._text() is None
+    for module in (watch, entry):
+        monkeypatch.setattr(module, "layout", lambda: None)
+    assert not watch.possible() and watch._ready.text() is None
 
 
 def test_arrays_with_dtype_objects_of_their_own_are_ready() -> None:

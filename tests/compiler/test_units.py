@@ -36,7 +36,7 @@ def kernel(number: float) -> str:
     return w.kernel()
 
 
-INCREMENT = {"Py_IncRef": entry._address(ctypes.pythonapi.Py_IncRef)}
+INCREMENT = {"Py_IncRef": ctypes.cast(ctypes.pythonapi.Py_IncRef, ctypes.c_void_p).value or 0}
 
 
 def value_of(text: str) -> float:

@@ -9,15 +9,13 @@ although all guards hold, but never True if one does not.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.build import units
 from adjoint.compiler.capture.arguments import Wanted
-from adjoint.compiler.emit.code import Library, Tables, Words
+from adjoint.compiler.emit.code import Tables, Words
 from adjoint.compiler.emit.machine import has_llvm
 from adjoint.compiler.guards.reads import Read, Reads
 from adjoint.compiler.guards.values import (
@@ -29,7 +27,6 @@ from adjoint.compiler.guards.values import (
 )
 from adjoint.compiler.host import entry
 from adjoint.compiler.host.check_text import Kind, Watched, ready
-from adjoint.compiler.host.objects import Objects, addresses
 from adjoint.compiler.host.structs import layout, words_at
 from adjoint.config import special
 from adjoint.context import compile_mode, default_dtype, enclosing, grad_mode, sink, tracing, transform
@@ -46,20 +43,7 @@ _TRIES = 3
 _MANAGED = 1 << 4  # the flag Py_TPFLAGS_MANAGED_DICT of a class
 
 
-@functools.cache
-def _library() -> Library:
-    return Library(ready, writer=Objects)
-
-
-@units.expect
-def _text() -> str | None:
-    return _library().text if possible() else None
-
-
-@functools.cache
-def _method() -> Any:
-    """Return the compiled native check as a PyMethodDef, CPython's description of a function."""
-    return entry.method(_library().text, "ready", addresses(_library()))
+_ready = entry.PythonFunction(ready)
 
 
 class Watch:
@@ -102,7 +86,7 @@ class Watch:
         self._set(Watched.STRANGERS, fixed.table([(id(t),) for t in self.tensors]))
         self.count = len(specs)
         self.words.held = (self._fixed, self.tensors, guards)
-        self.ready: Callable[..., bool] = entry.built_in(_method(), self.words)
+        self.ready: Callable[..., bool] = _ready.bound(self.words)
 
     def _set(self, head: Watched, table: tuple[int, int]) -> None:
         self.words[head : head + 2] = table

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from adjoint.compiler.build import units
-from adjoint.compiler.emit.code import Library, Tables, Words
+from adjoint.compiler.emit.code import Library, NativeFunction, Tables, Words
 from adjoint.compiler.host import pool
 from adjoint.compiler.host.entry_text import call
 from adjoint.compiler.host.objects import Objects, addresses
@@ -76,29 +76,6 @@ RELEASING = 20_000  # nanoseconds: programs that take longer release the GIL
 _NEW_FROM_DESCR = 94
 
 
-@functools.cache
-def _library() -> Library:
-    return Library(call, writer=Objects)
-
-
-@units.expect
-def _text() -> str | None:
-    return None if layout() is None else _library().text
-
-
-@functools.cache
-def _method() -> _Method:
-    """Compile the native code that all entries share, once; return its PyMethodDef."""
-    library = _library()
-    imports = addresses(library)
-    imports |= {"new_array": _numpy_functions()[_NEW_FROM_DESCR], "run": pool.addresses()["run"]}
-    return method(library.text, "call", imports)
-
-
-def _address(function: Any) -> int:
-    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
-
-
 def _numpy_functions() -> list[int]:
     """Return the addresses in NumPy's C API table, up to that of PyArray_NewFromDescr."""
     capsule = np._core._multiarray_umath._ARRAY_API  # type: ignore[attr-defined]  # not in the stubs
@@ -119,8 +96,8 @@ class _Method(ctypes.Structure):
 
 
 _FASTCALL = 0x80
-# Kept alive because built-in functions point to them.  The cache of ``_method`` is not enough: if two threads
-# make a method at the same time, it keeps only one of them.
+# Kept alive because built-in functions point to them.  A cache is not enough: if two threads make a method at
+# the same time, it keeps only one of them.
 _METHODS: list[Any] = []
 
 
@@ -146,6 +123,36 @@ def built_in(native: _Method, owner: Any) -> Any:
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     return make(ctypes.addressof(native), owner, None)
+
+
+class PythonFunction:
+    """A native function that Python calls, with its library, which is compiled once.
+
+    ``imports()`` returns the addresses of external symbols that are not functions of CPython, by name.
+    """
+
+    def __init__(self, function: NativeFunction, imports: Callable[[], dict[str, int]] = dict) -> None:
+        self.name, self.imports = function.name, imports
+        self.library = functools.cache(lambda: Library(function, writer=Objects))
+        self.method = functools.cache(self._method)
+        units.expect(self.text)
+
+    def text(self) -> str | None:
+        """Return the LLVM IR of the library; None if CPython's structs are not known."""
+        return None if layout() is None else self.library().text
+
+    def _method(self) -> _Method:
+        library = self.library()
+        return method(library.text, self.name, addresses(library) | self.imports())
+
+    def bound(self, owner: Any) -> Any:
+        """Return a built-in function that runs the native code on ``owner``."""
+        return built_in(self.method(), owner)
+
+
+_call = PythonFunction(
+    call, lambda: {"new_array": _numpy_functions()[_NEW_FROM_DESCR], "run": pool.addresses()["run"]}
+)
 
 
 class Entry:
@@ -241,7 +248,7 @@ class Entry:
         owners = list(given), list(writes), list(grads), list(counters)
         words.held = tables, memory.kept, self.numbers, rows, outs, rec, owners, functions, held
         self.words = words
-        self.call = built_in(_method(), words)
+        self.call = _call.bound(words)
 
 
 class _Memory(Tables):
