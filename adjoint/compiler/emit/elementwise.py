@@ -33,6 +33,10 @@ _FLOATS: dict[str, Callable[..., Value]] = {
     "floor_divide": lambda w, *x: _divided(w, "floor_divide", *x),
     "power": lambda w, *x: emit_math(w, "pow", *x),
 }  # fmt: skip
+_INTEGERS: dict[str, Callable[..., Value]] = {
+    "negative": Writer.neg, "bitwise_invert": lambda w, x: w.bits("xor", x, -1),
+    "logical_not": lambda w, x: w.compare("eq", x, 0), "isnan": lambda w, x: w.compare("ne", x, x),
+}  # fmt: skip
 
 
 def apply(w: Writer, op: str, given: Any, made: Any, *x: Value) -> Value:
@@ -119,19 +123,11 @@ def _divided(w: Writer, op: str, a: Value, b: Value) -> Value:
 def _of_integers(w: Writer, op: str, dtype: Any, *x: Value) -> Value:
     """Emit the primitive ``op`` on integer operands of a dtype."""
     bits = dtype.itemsize * 8
-    if op == "negative":
-        return w.neg(x[0])
-    if op == "abs":
-        return x[0] if dtype.kind != "i" else w.select(w.compare("slt", x[0], 0), w.neg(x[0]), x[0])
-    if op == "logical_not":
-        return w.compare("eq", x[0], 0)
-    if op == "bitwise_invert":
-        return w.bits("xor", x[0], -1)
-    if op == "bitwise_count":
+    if op in _INTEGERS:
+        return _INTEGERS[op](w, *x)
+    if op in ("abs", "bitwise_count"):
         size = w.select(w.compare("slt", x[0], 0), w.neg(x[0]), x[0]) if dtype.kind == "i" else x[0]
-        return w.convert(w.intrinsic("ctpop", size), "i8", False)
-    if op == "isnan":
-        return w.compare("ne", x[0], x[0])
+        return size if op == "abs" else w.convert(w.intrinsic("ctpop", size), "i8", False)
     if op in ("bitwise_left_shift", "bitwise_right_shift"):
         left = op == "bitwise_left_shift"
         name = "shl" if left else "ashr" if dtype.kind == "i" else "lshr"

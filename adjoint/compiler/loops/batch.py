@@ -137,11 +137,6 @@ def _same_places(size: int, args: Sequence[Batched], params: Any) -> Any:
     return True, values, params
 
 
-def _condition(size: int, args: Sequence[Batched], params: Any) -> Any:
-    """Batch rule of a condition on all elements of arrays: one bool for the whole batch."""
-    return False, [a.value for a in args], params
-
-
 def _chosen(size: int, args: Sequence[Batched], params: Any) -> Any:
     """Batch rule of a choice between two values; the condition must be the same for the whole batch."""
     flag, *rest = args
@@ -160,5 +155,6 @@ def _sum_at(size: int, args: Sequence[Batched], params: Any) -> Any:
 
 
 _HOSTS: dict[str, Callable[..., Any]] = {
-    "elementwise": _same_places, "condition": _condition, "choice": _chosen, "sum": _sum_at,
+    "elementwise": _same_places, "choice": _chosen, "sum": _sum_at,
+    "condition": lambda _, args, params: (False, [a.value for a in args], params),  # one bool for the batch
 }  # fmt: skip

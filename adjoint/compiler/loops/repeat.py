@@ -79,19 +79,18 @@ class Repeat:
         carry, rows, rest = list(given[: self.carries]), given[self.carries : end], given[end:]
         outs = [np.empty(*spec) for spec in self.specs()[self.carries :]]
         tail = _tail(rows) if self.settles else self.count  # the rows from here to the end are equal
-        n, step = (self.count - 1, -1) if self.backwards else (0, 1)
+        n = self.count - 1 if self.backwards else 0
         while 0 <= n < self.count:
             if self.flagged and not outs and not np.any(carry[0]):
                 break
             found = run(*carry, *[r[n, ...] for r in rows], *rest)
             before, carry = carry, list(found[: self.carries])
-            settled = n >= tail and all(map(_same, before, carry))
-            same = (
-                slice(n, n + 1) if not settled else slice(tail, n + 1) if self.backwards else slice(n, None)
-            )
+            same = slice(n, n + 1)  # the iterations with these results
+            if n >= tail and all(map(_same, before, carry)):
+                same = slice(tail, n + 1) if self.backwards else slice(n, self.count)
             for out, value in zip(outs, found[self.carries :], strict=True):
                 out[same] = value
-            n = n + step if not settled else tail - 1 if self.backwards else self.count
+            n = same.start - 1 if self.backwards else same.stop
         every = [*map(np.asarray, carry), *outs]
         return every[0] if len(every) == 1 else tuple(every)
 
