@@ -42,6 +42,12 @@ _batch_norm_doc = layer_doc.extended("""
     track_running_stats : bool
         Whether training updates running statistics, by which evaluation normalises.
     """)
+_instance_norm_doc = _batch_norm_doc.extended("""
+    Parameters
+    ----------
+    momentum : float
+        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
+    """)
 
 
 # Functions -------------------------------------------------------------------------------------
@@ -362,14 +368,9 @@ class _InstanceNorm(_ChannelNorm):
         return y
 
 
-@_batch_norm_doc
+@_instance_norm_doc
 class InstanceNorm1d(_InstanceNorm):
     """Instance normalisation of inputs of shape (N, C, L) or (C, L).
-
-    Parameters
-    ----------
-    momentum : float
-        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
 
     >>> ad.nn.InstanceNorm1d(3)(ad.ones((8, 3, 5), dtype="float32")).shape
     (8, 3, 5)
@@ -378,14 +379,9 @@ class InstanceNorm1d(_InstanceNorm):
     space: ClassVar[str] = "L"
 
 
-@_batch_norm_doc
+@_instance_norm_doc
 class InstanceNorm2d(_InstanceNorm):
     """Instance normalisation of inputs of shape (N, C, H, W) or (C, H, W).
-
-    Parameters
-    ----------
-    momentum : float
-        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
 
     >>> ad.nn.InstanceNorm2d(3)(ad.ones((8, 3, 5, 5), dtype="float32")).shape
     (8, 3, 5, 5)
@@ -394,14 +390,9 @@ class InstanceNorm2d(_InstanceNorm):
     space: ClassVar[str] = "H, W"
 
 
-@_batch_norm_doc
+@_instance_norm_doc
 class InstanceNorm3d(_InstanceNorm):
     """Instance normalisation of inputs of shape (N, C, D, H, W) or (C, D, H, W).
-
-    Parameters
-    ----------
-    momentum : float
-        The weight of a batch in the running statistics: ``(1 - momentum) * running + momentum * batch``.
 
     >>> ad.nn.InstanceNorm3d(3)(ad.ones((8, 3, 5, 5, 5), dtype="float32")).shape
     (8, 3, 5, 5, 5)

@@ -11,6 +11,7 @@ from adjoint import words
 from adjoint.core.tensor import Tensor
 from adjoint.errors import AdjointError, ArgumentError, IndexingError, InputError
 from adjoint.nn.module import Module, Parameter
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.typing import ArrayLike
 
 __all__ = ["ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequential"]
@@ -205,6 +206,7 @@ def _called(layer: Any) -> str:
     return type(layer).__name__ if isinstance(layer, Module) else getattr(layer, "__name__", repr(layer))
 
 
+@layer_doc
 class Sequential(_Numbered):
     """Call modules or plain functions one after the other.
 
@@ -220,9 +222,6 @@ class Sequential(_Numbered):
     InputError
         If a layer is not callable.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> model = ad.nn.Sequential(ad.nn.Linear(4, 8), ad.tanh, ad.nn.Linear(8, 1))
     >>> model(ad.ones((2, 4), dtype="float32")).shape
     (2, 1)
@@ -270,6 +269,7 @@ class Sequential(_Numbered):
         return x
 
 
+@layer_doc
 class ModuleList(_Numbered):
     """A list of modules.  Their parameters are parameters of the list.
 
@@ -278,9 +278,6 @@ class ModuleList(_Numbered):
     modules : iterable of Module
         The modules.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> layers = ad.nn.ModuleList([ad.nn.Linear(4, 4), ad.nn.Linear(4, 1, bias=False)])
     >>> list(layers.state_dict())
     ['0.weight', '0.bias', '1.weight']
@@ -296,6 +293,7 @@ class ModuleList(_Numbered):
         return ModuleList(items)
 
 
+@layer_doc
 class ParameterList(_Numbered):
     """A list of parameters.  Other values become parameters.
 
@@ -304,9 +302,6 @@ class ParameterList(_Numbered):
     values : iterable of array_like
         The parameters.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> weights = ad.nn.ParameterList([[1.0, 2.0], [3.0]])
     >>> [p.shape for p in weights]
     [(2,), (1,)]
@@ -324,6 +319,7 @@ class ParameterList(_Numbered):
         return ParameterList(items)
 
 
+@layer_doc
 class ModuleDict(_Keyed):
     """A dictionary of modules.  Their parameters are parameters of the dictionary.
 
@@ -332,9 +328,6 @@ class ModuleDict(_Keyed):
     modules : mapping or iterable of pairs, optional
         The modules by key.  A key must not contain dots: it is a part of the paths of parameters.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> heads = ad.nn.ModuleDict({"mean": ad.nn.Linear(4, 1), "scale": ad.nn.Linear(4, 1)})
     >>> list(heads.state_dict())
     ['mean.weight', 'mean.bias', 'scale.weight', 'scale.bias']
@@ -351,6 +344,7 @@ class ModuleDict(_Keyed):
         return [name for name, _ in self.named_children()]
 
 
+@layer_doc
 class ParameterDict(_Keyed):
     """A dictionary of parameters.  Other values become parameters.
 
@@ -359,9 +353,6 @@ class ParameterDict(_Keyed):
     values : mapping or iterable of pairs, optional
         The parameters by key.  A key must not contain dots.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> weights = ad.nn.ParameterDict({"scale": [1.0], "shift": [0.0]})
     >>> list(weights.state_dict())
     ['scale', 'shift']

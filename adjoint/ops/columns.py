@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.core.convert import asarray
+from adjoint.core.docstrings import shared_with
 from adjoint.core.namespace import rec
 from adjoint.core.shapes import Shape
 from adjoint.core.tensor import Tensor
@@ -88,7 +89,7 @@ def unfold(
     return rec.reshape(rec.take(flat, position, axis=-1), shape=(*lead, c * len(position), position.shape[1]))
 
 
-@argument_doc
+@shared_with(unfold)
 def fold(
     x: ArrayLike,
     output_size: Lengths,
@@ -105,14 +106,8 @@ def fold(
         The columns, ``(N, C · kernel elements, windows)`` or without N.
     output_size : int or tuple of int
         The height and the width of the images.
-    kernel_size : int or tuple of int
-        The size of the windows.
-    dilation : int or tuple of int, optional
-        The distance between the elements of a window.
     padding : int or tuple of int, optional
         The number of zeros that were added on both sides.
-    stride : int or tuple of int, optional
-        The step of the windows.
 
     Returns
     -------

@@ -15,6 +15,7 @@ import numpy as np
 
 from adjoint.core.convert import asarray
 from adjoint.core.define import define
+from adjoint.core.docstrings import shared_with
 from adjoint.core.namespace import rec
 from adjoint.core.native import NotNative, Primitives, View, floats
 from adjoint.core.tensor import Tensor
@@ -32,6 +33,8 @@ __all__ = [
 _comparison_doc = truth_doc.extended("""
     Parameters
     ----------
+    x : array_like
+        The numbers.
     y : array_like
         The numbers to compare with.
     rtol : float, optional
@@ -115,11 +118,6 @@ def isclose(
 ) -> Tensor:
     """Return, for each element, whether ``|x - y| ≤ atol + rtol · |y|``.
 
-    Parameters
-    ----------
-    x : array_like
-        The first array.
-
     >>> ad.isclose(ad.tensor([1.0, 2.0]), [1.0 + 1e-9, 2.1])
     tensor([ True, False], dtype=bool)
     """
@@ -127,16 +125,11 @@ def isclose(
     return rec.isclose(x, y, rtol=rtol, atol=atol, equal_nan=bool(equal_nan))
 
 
-@_comparison_doc
+@shared_with(isclose)
 def allclose(
     x: ArrayLike, y: ArrayLike, rtol: ArrayLike = 1e-5, atol: ArrayLike = 1e-8, equal_nan: bool = False
 ) -> bool:
     """Return whether all elements are equal within a tolerance.
-
-    Parameters
-    ----------
-    x : array_like
-        The first array.
 
     Returns
     -------
@@ -149,14 +142,9 @@ def allclose(
     return bool(isclose(x, y, rtol, atol, equal_nan).all())
 
 
-@_comparison_doc
+@shared_with(isclose)
 def array_equal(x: ArrayLike, y: ArrayLike, equal_nan: bool = False) -> bool:
     """Return whether shapes and all elements are equal.
-
-    Parameters
-    ----------
-    x : array_like
-        The first array.
 
     Returns
     -------

@@ -47,6 +47,12 @@ _creation_doc = argument_doc.extended("""
     Tensor
         The tensor.
     """)
+_like_doc = _creation_doc.extended("""
+    Parameters
+    ----------
+    dtype : dtype, optional
+        The dtype of the result; by default that of ``x``.
+    """)
 _numbers_doc = _creation_doc.extended("""
     Parameters
     ----------
@@ -146,16 +152,11 @@ def full(
     return _made("full", np.full(wanted, value), device, requires_grad)
 
 
-@_creation_doc
+@_like_doc
 def zeros_like(
     x: ArrayLike, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Create zeros with the shape and dtype of another tensor.
-
-    Parameters
-    ----------
-    dtype : dtype, optional
-        The dtype of the result; by default that of ``x``.
 
     >>> zeros_like([1.0, 2.0])
     tensor([0., 0.], dtype=float64)
@@ -164,16 +165,11 @@ def zeros_like(
     return zeros(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
-@_creation_doc
+@_like_doc
 def ones_like(
     x: ArrayLike, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Create ones with the shape and dtype of another tensor.
-
-    Parameters
-    ----------
-    dtype : dtype, optional
-        The dtype of the result; by default that of ``x``.
 
     >>> ones_like([1.0, 2.0])
     tensor([1., 1.], dtype=float64)
@@ -182,16 +178,11 @@ def ones_like(
     return ones(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
-@_creation_doc
+@_like_doc
 def empty_like(
     x: ArrayLike, *, dtype: DTypeLike | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Create an uninitialised tensor with the shape and dtype of another one.
-
-    Parameters
-    ----------
-    dtype : dtype, optional
-        The dtype of the result; by default that of ``x``.
 
     >>> empty_like([1.0, 2.0]).shape
     (2,)
@@ -200,7 +191,7 @@ def empty_like(
     return empty(x.shape, dtype=dtype or x.dtype, device=device, requires_grad=requires_grad)
 
 
-@_creation_doc
+@_like_doc
 def full_like(
     x: ArrayLike,
     fill_value: ArrayLike,
@@ -210,11 +201,6 @@ def full_like(
     requires_grad: bool = False,
 ) -> Tensor:
     """Create a tensor filled with one value, with the shape and dtype of another one.
-
-    Parameters
-    ----------
-    dtype : dtype, optional
-        The dtype of the result; by default that of ``x``.
 
     >>> full_like([1.0, 2.0], 7)
     tensor([7., 7.], dtype=float64)

@@ -20,6 +20,7 @@ from adjoint.nn.arguments import check_not_mapped, sizes
 from adjoint.nn.containers import ModuleDict
 from adjoint.nn.convolution import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from adjoint.nn.module import Module, Parameter
+from adjoint.nn.shared_docs import layer_doc
 from adjoint.ops.norms import vector_norm
 
 __all__ = ["spectral_norm", "weight_norm"]
@@ -150,31 +151,35 @@ def _weight(where: str, module: Any, name: str) -> Tensor:
     return weight
 
 
-def weight_norm(module: Module, name: str = "weight", axis: int | None = 0) -> Module:
-    """Split a parameter into its direction and its norm.
-
+_norm_doc = layer_doc.extended("""
     Parameters
     ----------
     module : Module
         The module with the parameter.
     name : str
         The name of the parameter.
-    axis : int or None
-        The norm is over all axes except this one.  With None there is one norm, over all axes.
 
     Returns
     -------
     Module
         The same module.
+    """)
+
+
+@_norm_doc
+def weight_norm(module: Module, name: str = "weight", axis: int | None = 0) -> Module:
+    """Split a parameter into its direction and its norm.
+
+    Parameters
+    ----------
+    axis : int or None
+        The norm is over all axes except this one.  With None there is one norm, over all axes.
 
     Raises
     ------
     ArgumentError
         If the module has no such parameter.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> layer = ad.nn.utils.parametrizations.weight_norm(ad.nn.Linear(4, 3))
     >>> {name: p.shape for name, p in layer.named_parameters()}
     {'bias': (3,), 'parametrizations.weight.original0': (3, 1), 'parametrizations.weight.original1': (3, 4)}
@@ -189,6 +194,7 @@ def weight_norm(module: Module, name: str = "weight", axis: int | None = 0) -> M
     return module
 
 
+@_norm_doc
 def spectral_norm(
     module: Module,
     name: str = "weight",
@@ -204,10 +210,6 @@ def spectral_norm(
 
     Parameters
     ----------
-    module : Module
-        The module with the parameter.
-    name : str
-        The name of the parameter.
     n_power_iterations : int
         The number of steps of the power method.
     eps : float
@@ -218,19 +220,11 @@ def spectral_norm(
     rng : Generator or int, optional
         Generator or seed of the initial vectors.
 
-    Returns
-    -------
-    Module
-        The same module.
-
     Raises
     ------
     ArgumentError
         If the module has no such parameter, or it has fewer than two axes.
 
-    Examples
-    --------
-    >>> import adjoint as ad
     >>> layer = ad.nn.utils.parametrizations.spectral_norm(ad.nn.Linear(4, 3, rng=0), rng=0)
     >>> largest = ad.linalg.svdvals(layer.weight)[0]
     >>> abs(largest.item() - 1) < 0.01
