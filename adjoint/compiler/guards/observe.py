@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import operator
 import os
 import sys
 import types
@@ -22,7 +21,7 @@ import numpy as np
 
 from adjoint.compiler.guards.calls import Calls, copied
 from adjoint.compiler.guards.notes import is_empty, names_of
-from adjoint.compiler.guards.operations import OPERATIONS
+from adjoint.compiler.guards.operations import PLAINLY
 from adjoint.compiler.guards.places import is_own
 from adjoint.compiler.guards.reads import MISSING, Reads
 from adjoint.compiler.guards.rewrite import HOOKS, codes_in, is_rewritten, rewritten
@@ -67,7 +66,7 @@ class Observer(Calls):
                 parent.children.pop(index, None)
         self.on = False
         for name, cell in self.cells.values():
-            cell.cell_contents = _PLAINLY[name]
+            cell.cell_contents = PLAINLY[name]
         self.functions.clear()
         self.local.clear()
         return Reads(self.roots, [child for _, _, child in self.log], list(self.saved.values()))
@@ -182,18 +181,3 @@ class Observer(Calls):
         for name in sorted(names_of(code) & space.keys()):
             self.deep(self._noted_variable(space, "global", name, space[name], f"{where}: {name}"))
         return text
-
-
-_PLAINLY: dict[str, Any] = {
-    "attribute": getattr,
-    "imported": lambda *args: None,
-    "item": operator.getitem,
-    "method": getattr,
-    "operate": lambda op, a, *b: OPERATIONS[op[len(b[1:]) :]](a, *b[:1]),
-    "slice": slice,
-    "stored": lambda owner, key: None,
-    "variable": lambda name, value: value,
-    **dict.fromkeys(
-        ("call", "context", "iterate", "local", "text", "truth", "use", "visible"), lambda x, *_: x
-    ),
-}

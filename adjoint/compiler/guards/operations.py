@@ -21,7 +21,7 @@ from adjoint.compiler.program.symbols import Number, Symbolic
 from adjoint.core.tensor import Tensor, Traced
 from adjoint.core.user_code import LIBRARIES
 
-__all__ = ["OPERATIONS", "PLAIN_CONTAINERS", "Operations"]
+__all__ = ["PLAINLY", "PLAIN_CONTAINERS", "Operations"]
 
 PLAIN_CONTAINERS = frozenset((*CONTAINERS, *DICT_VIEWS))
 _PLAIN_OPERANDS = PLAIN_CONTAINERS | (INERT - {Tensor, Traced, Symbolic, Number})
@@ -33,6 +33,25 @@ OPERATIONS: dict[str, Any] = {
     **{f"i{name}": getattr(operator, f"i{name}") for name in _WORDS},
     "contains": lambda item, container: item in container,
 }
+
+def _assign(value: Any, owner: Any, key: Any, item: bool) -> None:
+    (operator.setitem if item else setattr)(owner, key, value)
+
+
+def _augment(op: str, place: tuple[Any, Any, Any, bool], value: Any) -> None:
+    _assign(OPERATIONS[op](place[0], value), *place[1:])
+
+
+# what the hooks do when nothing is observed
+PLAINLY: dict[str, Any] = {
+    "attribute": getattr, "augment": _augment, "imported": lambda *_: None, "item": operator.getitem,
+    "method": getattr, "operate": lambda op, *operands: OPERATIONS[op](*operands),
+    "place": lambda owner, key, item: ((operator.getitem if item else getattr)(owner, key), owner, key, item),
+    "slice": slice, "store": _assign, "stored": lambda name, value: value, "variable": lambda name, value: value,
+    **dict.fromkeys(
+        ("call", "context", "iterate", "local", "text", "truth", "use", "visible"), lambda x, *_: x
+    ),
+}  # fmt: skip
 _GROUP = type(next(itertools.groupby("a"))[1])  # the iterators that ``groupby`` makes
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
@@ -52,14 +71,27 @@ class Operations(Notes):
         self.local.add(id(value))
         return value
 
-    def _stored(self, space: dict[str, Any], owner: Any, key: Any) -> None:
-        """Note that the function has assigned to a place: it reads its own value later.
+    def _stored(self, space: dict[str, Any], name: str, value: Any) -> Any:
+        """Note that the function assigns to a variable: it reads its own value later.  Return the value."""
+        self.written.setdefault((id(space), _index("", name)), space)
+        return value
 
-        The place is an attribute, an item, or a variable in ``space`` if ``owner`` is None.
-        """
-        owner = space if owner is None else owner
+    def _store(self, value: Any, owner: Any, key: Any, item: bool) -> None:
+        """Assign to an attribute or an item, which is the function's own from then on."""
+        PLAINLY["store"](value, owner, key, item)
         if type(owner) not in INERT and not isinstance(owner, np.ndarray) and id(owner) not in self.local:
             self.written.setdefault((id(owner), _index("", key)), owner)
+
+    def _place(self, owner: Any, key: Any, item: bool) -> tuple[Any, Any, Any, bool]:
+        """Return the value of an attribute or an item, and the place to which ``_augment`` assigns."""
+        return (self._item if item else self._attribute)(owner, key), owner, key, item
+
+    def _augment(self, op: str, place: tuple[Any, Any, Any, bool], value: Any) -> None:
+        """Assign the result of an operator such as ``+=`` to a place."""
+        old, owner, key, item = place
+        if item and isinstance(old, Tensor):  # the item of a tensor cannot be changed in place
+            op = op[1:]
+        self._store(self._operate(op, old, value), owner, key, item)
 
     def _visible(self, names: Any) -> Any:
         """Return the result of ``locals()`` without the variables of hooks."""
@@ -366,16 +398,10 @@ class Operations(Notes):
         return x
 
     def _operate(self, op: str, a: Any, *rest: Any) -> Any:
-        """Return the result of the operator ``op`` for one or two operands.
-
-        A third value says that the result is assigned to an item.
-        """
+        """Return the result of the operator ``op`` for one or two operands."""
         if op == "contains":
             return self._contains(rest[0], a)
         f = OPERATIONS[op]
-        if rest[1:] and isinstance(a, Tensor):  # the item of a tensor cannot be changed in place
-            f, rest = OPERATIONS[op[1:]], rest[:1]
-        rest = rest[:1]
         if type(a) in INERT and all(type(b) in INERT for b in rest):
             return f(a, *rest)
         for method, operands in self._methods_of(op, a, *rest):

@@ -19,8 +19,8 @@ from typing import Any
 __all__ = ["HOOKS", "codes_in", "is_rewritten", "rewritten"]
 
 HOOKS = (
-    "attribute", "call", "context", "imported", "item", "iterate", "local", "method", "operate", "slice",
-    "stored", "text", "truth", "use", "variable", "visible",
+    "attribute", "augment", "call", "context", "imported", "item", "iterate", "local", "method", "operate", "place",
+    "slice", "store", "stored", "text", "truth", "use", "variable", "visible",
 )  # fmt: skip
 _FLAGS = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -182,7 +182,6 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self, code: types.CodeType, owner: str) -> None:
         self.outer = _outer_names(code)
         self.owner = owner
-        self.temporary = 0
 
     def hook(self, name: str, at: Any, *args: Any) -> Any:
         """Return a call of a hook at the place of the node ``at``."""
@@ -210,7 +209,7 @@ class _Rewriter(ast.NodeTransformer):
         node.decorator_list = [self.hook("call", d, self.visit(d)) for d in node.decorator_list]
         start = ast.get_docstring(node, clean=False) is not None
         given = [ast.Name(a.arg, ast.Load()) for a in (node.args.vararg, node.args.kwarg) if a is not None]
-        notes = [ast.copy_location(ast.Expr(self._local(ast.copy_location(n, node))), node) for n in given]
+        notes = [ast.copy_location(ast.Expr(self.hook("local", node, n)), node) for n in given]
         node.body = [*node.body[:start], *notes, *self.visits(node.body[start:])]
         return node
 
@@ -279,17 +278,12 @@ class _Rewriter(ast.NodeTransformer):
         hidden = isinstance(f, ast.Name) and f.id in ("locals", "vars", "dir") and not node.args
         return self.hook("visible", node, node) if hidden else node
 
-    def _used(self, node: Any) -> Any:
-        """Return an expression with a value that C code reads."""
-        return self.hook("use", node, node)
+    def _used(self, node: Any, operand: bool = False) -> Any:
+        """Return an expression with a value that C code reads, or only an operator."""
+        return self.hook("use", node, node, *[True] * operand)
 
     def _operand(self, node: Any) -> Any:
-        """Return an expression with a value that an operator reads."""
-        return self.hook("use", node, node, True)
-
-    def _local(self, node: Any) -> Any:
-        """Return an expression that notes that a new object was created inside."""
-        return self.hook("local", node, node)
+        return self._used(node, True)
 
     def _iterated(self, node: Any, target: Any = None) -> Any:
         """Return an expression that is iterated over; ``target`` is what its elements are assigned to."""
@@ -304,13 +298,13 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Dict(self, node: Any) -> Any:
         node.keys, values = self.visits(node.keys), self.visits(node.values)
         node.values = [v if k else self._used(v) for k, v in zip(node.keys, values, strict=True)]
-        return self._local(node)
+        return self.hook("local", node, node)
 
     def _visit_new(self, node: Any) -> Any:
         node = self.generic_visit(node)
         read = isinstance(getattr(node, "ctx", None), (ast.Load, type(None)))
         constant = isinstance(node, ast.Tuple) and all(isinstance(e, ast.Constant) for e in node.elts)
-        return self._local(node) if read and not constant else node
+        return self.hook("local", node, node) if read and not constant else node
 
     visit_List = visit_Set = visit_Tuple = _visit_new  # noqa: N815
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_new  # noqa: N815
@@ -410,7 +404,7 @@ class _Rewriter(ast.NodeTransformer):
     # Assignments -----------------------------------------------------------------------------------
 
     def visit_Assign(self, node: Any) -> Any:
-        """Replace ``a.b = c`` by ``t = c; u = a; u.b = t; @stored(u, "b")``."""
+        """Replace ``a.b = c`` by ``@store(c, a, "b", False)``."""
         shown = isinstance(node.value, ast.Tuple)
         node.value = self.visit(node.value)
         for target in node.targets:
@@ -423,49 +417,34 @@ class _Rewriter(ast.NodeTransformer):
         if more or not isinstance(target, (ast.Attribute, ast.Subscript, ast.Name)):
             node.targets = self.visits(node.targets)
             return node
-        before: list[Any] = []
-        if not isinstance(target, ast.Name):
-            node.value = self._kept(before, node.value)
-            target = self._place(before, target)
-        return self._assigned(before, target, node.value, node)
+        if isinstance(target, ast.Name):
+            return self._assigned(target, node.value, node)
+        return self._statement("store", node, node.value, *self._place(target))
 
     def visit_AugAssign(self, node: Any) -> Any:
-        """Replace ``a.b += c`` by ``t = a; t.b = @operate("iadd", @attribute(t, "b"), c)``."""
-        before: list[Any] = []
-        target = self._place(before, node.target)
-        old = copy.deepcopy(target)
-        old.ctx = ast.Load()
-        name, item = "i" + OPERATORS[type(node.op)], [True] * isinstance(target, ast.Subscript)
-        value = self.hook("operate", node, name, self.visit(old), self.visit(node.value), *item)
-        return self._assigned(before, target, value, node)
+        """Replace ``a.b += c`` by ``@augment("iadd", @place(a, "b", False), c)``."""
+        op, target, value = "i" + OPERATORS[type(node.op)], node.target, self.visit(node.value)
+        if isinstance(target, ast.Name):
+            old = self.visit(ast.copy_location(ast.Name(target.id, ast.Load()), target))
+            return self._assigned(target, self.hook("operate", node, op, old, value), node)
+        return self._statement("augment", node, op, self.hook("place", target, *self._place(target)), value)
 
-    def _place(self, before: list[Any], target: Any) -> Any:
-        """Return a place to assign to; add to ``before`` what is evaluated first."""
-        if not isinstance(target, ast.Name):
-            target.value = self._kept(before, self.visit(target.value))
+    def _statement(self, name: str, at: Any, *args: Any) -> Any:
+        return ast.copy_location(ast.Expr(self.hook(name, at, *args)), at)
+
+    def _place(self, target: Any) -> tuple[Any, Any, bool]:
+        """Return the owner and the key of an attribute or an item, and whether it is an item."""
+        owner = self.visit(target.value)
         if isinstance(target, ast.Subscript):
-            target.slice = self._kept(before, self._index(target.slice))
-        return target
+            return owner, self._index(target.slice), True
+        return owner, self.mangled(target.attr), False
 
-    def _assigned(self, before: list[Any], target: Any, value: Any, at: Any) -> list[Any]:
-        """Return an assignment, with a hook for the place if it is outside, and delete new variables."""
-        made = [*before, ast.copy_location(ast.Assign([target], value), at)]
-        if isinstance(target, ast.Attribute):
-            made.append(self.hook("stored", at, target.value, self.mangled(target.attr)))
-        elif isinstance(target, ast.Subscript):
-            made.append(self.hook("stored", at, target.value, target.slice))
-        elif self.mangled(target.id) in self.outer:
-            made.append(self.hook("stored", at, None, self.mangled(target.id)))
-        made = [ast.copy_location(ast.Expr(m), at) if isinstance(m, ast.Call) else m for m in made]
-        names: list[Any] = [ast.Name(b.targets[0].id, ast.Del()) for b in before]
-        return [*made, ast.copy_location(ast.Delete(names), at)] if names else made
-
-    def _kept(self, before: list[Any], value: Any) -> Any:
-        """Add to ``before`` an assignment of ``value`` to a new variable; return the variable."""
-        self.temporary += 1
-        name = f"@{self.temporary}"
-        before.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], value), value))
-        return ast.copy_location(ast.Name(name, ast.Load()), value)
+    def _assigned(self, target: Any, value: Any, at: Any) -> Any:
+        """Return an assignment to a variable, with a hook if the variable is outside."""
+        name = self.mangled(target.id)
+        return ast.copy_location(
+            ast.Assign([target], self.hook("stored", at, name, value) if name in self.outer else value), at
+        )
 
 
 # fmt: off
