@@ -23,7 +23,7 @@ from adjoint.compiler.capture.host_call import Inner, call_on_host
 from adjoint.compiler.capture.sources import Held
 from adjoint.compiler.capture.tensors import ASSIGNED, Captured
 from adjoint.compiler.guards.observe import Observer
-from adjoint.compiler.guards.values import Guard, itself
+from adjoint.compiler.guards.values import Guard
 from adjoint.compiler.loops.loop import trace_scan
 from adjoint.compiler.program.inputs import (
     ArgumentSource,
@@ -119,11 +119,8 @@ class Trace(Captured):
 
     def fix(self, array: Any) -> None:
         """Guard the elements of an array: the function is traced again if they change."""
-        if type(array) is not ndarray:
-            return
-        if not any(getattr(g, "contents", None) is not None and g.seen is array for g in self.guards):
-            self.guard(f"an array of shape {array.shape}", partial(itself, array))
-            self.guards[-1].keep_contents()
+        if self.observer is not None:
+            self.observer.contents(array)
 
     def stand_in(self, leaf: Any, position: int) -> Any:
         """Return the value that the function gets in place of ``leaf``, the argument at ``position``.

@@ -72,7 +72,9 @@ class Calls(Operations):
             return self._call(self._of_super(o, name))
         # the variables of adjoint are part of the key
         if kind is ContextVar and name == "get" and not o.name.startswith("adjoint"):
-            return lambda *default: self.note(o, "context", default, o.get(*default), f"{o.name}.get()")
+            return lambda *default: self.note(
+                o, "method", ("get", default, ()), o.get(*default), f"{o.name}.get()"
+            )
         return self._call(self._attribute(o, name))
 
     def _array_method(self, a: Any, name: str) -> Any:
@@ -85,7 +87,7 @@ class Calls(Operations):
             if isinstance(found, (Tensor, Symbolic)):
                 return found
             if name in _VIEWS and isinstance(found, np.ndarray) and np.may_share_memory(found, a):
-                return self.note(a, "view", (name, args, tuple(kwargs.items())), found)
+                return self.note(a, "method", (name, args, tuple(kwargs.items())), found)
             if name not in ("fill", "sort", "put", "setflags"):
                 self.contents(a)
             return self.made(found)
@@ -115,7 +117,7 @@ class Calls(Operations):
 
     def _get(self, o: Any, key: Any, default: Any = None) -> Any:
         self._use_key(key)
-        value = self.note(o, "get", key, o.get(key, MISSING))
+        value = self.note(o, "item", key, o.get(key, MISSING))
         return default if value is MISSING else value
 
     def _save(self, o: Any) -> None:
@@ -178,7 +180,7 @@ class Calls(Operations):
         if kind is operator.attrgetter or kind is operator.itemgetter or kind is operator.methodcaller:
             return functools.partial(self._got, f)
         if kind is weakref.ref:
-            return lambda: self.note(f, "call", None, f(), "weakref")
+            return lambda: self.note(f, "call", ((), ()), f(), "weakref")
         if f is os.getenv:
             return functools.partial(self._get, os.environ)
         try:
@@ -219,9 +221,9 @@ class Calls(Operations):
             self._use(x)
         elif isinstance(x, DICT_VIEWS):
             whole: Any = x
-            self.note(whole.mapping, "length", None, len(x))
+            self.note(whole.mapping, "fact", len, len(x))
         elif isinstance(x, CONTAINERS) or is_module(x) or library_of(x):
-            return self.note(x, "length", None, len(x))
+            return self.note(x, "fact", len, len(x))
         return f(*args, **kwargs)
 
     def _iterating(self, f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -282,7 +284,7 @@ class Calls(Operations):
         if any(isinstance(a, (Tensor, Symbolic)) for a in (*args, *kwargs.values())):
             return f(*args, **kwargs)
         return self.note(
-            f, "cached", (args, tuple(kwargs.items())), f(*args, **kwargs), f"result of {f.__name__}"
+            f, "call", (args, tuple(kwargs.items())), f(*args, **kwargs), f"result of {f.__name__}"
         )
 
     def _dispatched(self, f: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.guards.places import is_constant, is_foreign, is_own, is_own_class, own_function
-from adjoint.compiler.guards.reads import MISSING, Read, array_of, elements_of
+from adjoint.compiler.guards.reads import MISSING, Read, contents_of, elements_of
 from adjoint.compiler.guards.rewrite import codes_in
 from adjoint.compiler.guards.values import (
     CONTAINERS,
@@ -104,7 +104,8 @@ class Notes:
             return value
         if self.written and (id(owner), _index("", key)) in self.written:
             return value
-        parent = self._node(owner, seen=kind != "global")  # not all variables of a module are read
+        # not all variables of a module are read
+        parent = self._node(owner, seen=not (type(owner) is dict and "__builtins__" in owner))
         index = _index(kind, key)
         if index in parent.children:
             return value
@@ -144,12 +145,10 @@ class Notes:
         """Note the elements of an array; nothing for other values."""
         if type(value) in INERT or not isinstance(value, np.ndarray) or id(value) in self.local:
             return
+        self.note(value, "fact", contents_of, contents_of(value))
         if value.dtype.hasobject:
-            self.note(value, "elements", None, tuple(value.ravel().tolist()))
             for each in value.ravel().tolist():
                 self.deep(each)
-        else:
-            self.note(value, "contents", None, (value.shape, value.dtype, value.tobytes()))
 
     def _all(self, x: Any) -> None:
         """Note all elements of a container."""
@@ -211,7 +210,7 @@ class Notes:
             if kind is memoryview or (
                 hasattr(kind, "__array__") and not is_library(kind)
             ):  # such as a Series
-                self.note(each, "array", None, array_of(each))
+                self.note(each, "fact", contents_of, contents_of(each))
                 continue
             if isinstance(each, types.MethodType):
                 todo += [each.__self__, each.__func__]
@@ -254,10 +253,10 @@ class Notes:
         where, found = f.__qualname__, []
         for name in sorted(names_of(f.__code__) & f.__globals__.keys()):
             value = f.__globals__[name]
-            found.append(self._noted_variable(f.__globals__, "global", name, value, f"{where}: {name}"))
+            found.append(self._noted_variable(f.__globals__, "item", name, value, f"{where}: {name}"))
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
             if not is_empty(cell):
-                found.append(self.note(cell, "cell", None, cell.cell_contents, f"{where}: {name}"))
+                found.append(self.note(cell, "attribute", "cell_contents", cell.cell_contents, f"{where}: {name}"))
         return [*found, f.__defaults__, f.__kwdefaults__]
 
     def _noted_variable(self, owner: Any, kind: str, key: Any, value: Any, what: str) -> Any:
@@ -308,7 +307,7 @@ def _path(base: str, kind: str, key: Any) -> str:
     """Return the name of a value that was read from the value named ``base``."""
     if kind in ("attribute", "static", "own"):
         return f"{base}.{key}"
-    if kind in ("item", "get", "has"):
+    if kind in ("item", "has"):
         shown = repr(key) if is_plain(key) or isinstance(key, tuple) else type(key).__name__
         return f"{base}[{shown}]"
     return base

@@ -252,7 +252,7 @@ class Operations(Notes):
         if special is not None:
             return special(key)
         if o is os.environ:
-            self.note(o, "get", key, o.get(key, MISSING), f"os.environ[{key!r}]")
+            self.note(o, "item", key, o.get(key, MISSING), f"os.environ[{key!r}]")
             return o[key]
         if isinstance(o, CONTAINERS):
             return self._container_item(o, key)
@@ -269,7 +269,7 @@ class Operations(Notes):
                 return missing(key)
             value = o[key]
         except (KeyError, IndexError):
-            self.note(o, "get" if isinstance(o, dict) else "item", key, MISSING)
+            self.note(o, "item", key, MISSING)
             raise
         if isinstance(key, slice):
             self.note(o, "all", None, elements_of(o))
@@ -317,7 +317,7 @@ class Operations(Notes):
         if isinstance(x, np.ndarray):
             self.contents(x)
         elif isinstance(x, (dict, types.MappingProxyType)):
-            self.note(x, "keys", None, tuple(x))
+            self.note(x, "fact", tuple, tuple(x))
         elif isinstance(x, CONTAINERS):
             self._all(x)
         elif hasattr(kind, "__iter__") or self.special(x, "__getitem__") is None:
@@ -394,7 +394,7 @@ class Operations(Notes):
         if isinstance(x, np.ndarray):
             self.contents(x)
         elif isinstance(x, CONTAINERS):
-            self.note(x, "truth", None, bool(x))
+            self.note(x, "fact", bool, bool(x))
         return x
 
     def _operate(self, op: str, a: Any, *rest: Any) -> Any:

@@ -20,7 +20,7 @@ import numpy as np
 
 from adjoint.compiler.guards.values import BOUND, CONTAINERS, MAPPINGS, class_attribute, is_plain, snapshot
 
-__all__ = ["MISSING", "Read", "Reads", "array_of", "elements_of"]
+__all__ = ["MISSING", "Read", "Reads", "contents_of", "elements_of"]
 
 
 class _Missing:
@@ -30,8 +30,6 @@ class _Missing:
 
 MISSING = _Missing()  # the value of an attribute or an item that does not exist
 _OFTEN = 3  # a value that is a new object so often is compared by value
-_BYTES = frozenset(("array", "contents"))  # kinds of reads that have the bytes of an array
-_COPIES = frozenset(("all", "elements", "keys"))  # those that make a new tuple of objects
 _AS_STORED = (types.FunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
 _NEW_AT_EACH_ACCESS = (types.MethodType, functools.partial, *BOUND)
 
@@ -45,33 +43,31 @@ def elements_of(value: Any) -> tuple[Any, ...]:
     return *value, *()  # a new object, also for a tuple
 
 
-def array_of(owner: Any) -> Any:
-    """Return shape, dtype and bytes of an object that can be converted to an array."""
-    a = np.asarray(owner)
-    return a.shape, a.dtype, a.tobytes()
+def contents_of(value: Any) -> tuple[Any, ...]:
+    """Return the shape, the dtype and the bytes of an array, or of an object that can be converted to one.
+
+    For an array of objects, return the objects.
+    """
+    a = np.asarray(value)
+    return (*a.shape, *a.ravel().tolist()) if a.dtype.hasobject else (*a.shape, a.dtype, a.tobytes())
+
+
+def _item_of(owner: Any, key: Any) -> Any:
+    """Return an item; a dictionary does not create it."""
+    return dict.get(owner, key, MISSING) if isinstance(owner, dict) else owner[key]
 
 
 READERS: dict[str, Callable[[Any, Any], Any]] = {
     "all": lambda owner, key: elements_of(owner),  # of a container
-    "array": lambda owner, key: array_of(owner),
     "attribute": getattr,
-    "cached": lambda owner, key: owner(*key[0], **dict(key[1])),  # a result that ``lru_cache`` keeps
-    "cell": lambda owner, key: owner.cell_contents,
-    "contents": lambda owner, key: (owner.shape, owner.dtype, owner.tobytes()),  # of an array
-    "call": lambda owner, key: owner(),  # a weak reference
-    "context": lambda owner, key: owner.get(*key),  # a context variable
-    "elements": lambda owner, key: tuple(owner.ravel().tolist()),  # of an array of objects
-    "element": lambda owner, key: owner[key],  # of the tuple of ``all``
-    "get": lambda owner, key: owner.get(key, MISSING),
-    "global": lambda owner, key: owner.get(key, MISSING),
+    "call": lambda owner, key: owner(*key[0], **dict(key[1])),  # a weak reference; a result that is cached
+    "element": _item_of,  # of the tuple of ``all``
+    "fact": lambda owner, key: key(owner),  # such as the length of a container or the contents of an array
     "has": lambda owner, key: key in owner,
-    "item": lambda owner, key: owner[key],
-    "keys": lambda owner, key: tuple(owner),  # of a mapping
-    "length": lambda owner, key: len(owner),
+    "item": _item_of,
+    "method": lambda owner, key: getattr(owner, key[0])(*key[1], **dict(key[2])),  # such as a view of an array
     "own": lambda owner, key: key in getattr(owner, "__dict__", ()),  # whether an instance has it itself
     "static": lambda owner, key: class_attribute(owner, key, MISSING),  # as it is stored in a class
-    "truth": lambda owner, key: bool(owner),
-    "view": lambda owner, key: getattr(owner, key[0])(*key[1], **dict(key[2])),  # of an array
 }
 
 
@@ -102,11 +98,9 @@ class Read:
         """Return "ITEM", "CELL" or "ATTRIBUTE" if the value is read so, and is always the same object."""
         if self.renewed >= _OFTEN or self.seen is MISSING or self.parent is None:
             return None
-        if self.kind == "cell":
-            return "CELL"
         if type(self.key) is not str:
             return None
-        if self.kind in ("global", "item", "get"):
+        if self.kind == "item":
             return "ITEM" if type(self.parent.seen) is dict else None
         kind = type(self.seen)
         stored = self.kind == "static" and (kind in _AS_STORED or not hasattr(kind, "__get__"))
@@ -127,10 +121,10 @@ class Read:
         ``owner`` is the present value of the parent.  Containers that are new objects are added to ``fresh``.
         """
         now = self.now(owner)
-        if now is not self.seen and self.kind not in _BYTES:
+        if now is not self.seen:
             fresh.append((self, now))
         if not self._equals(now, owner, self.children) and (
-            self.kind in _COPIES or type(now) is not type(self.seen) or type(now) not in CONTAINERS
+            self.kind in ("all", "fact") or type(now) is not type(self.seen) or type(now) not in CONTAINERS
             or self.shared or not self.children
         ):  # fmt: skip
             return self
@@ -145,13 +139,11 @@ class Read:
         seen = self.seen
         if now is seen:
             return True
-        if self.kind in _COPIES:
-            return now is not MISSING and len(now) == len(seen) and all(
+        if self.kind in ("all", "fact") and type(seen) is tuple:
+            return type(now) is tuple and len(now) == len(seen) and all(
                 a is b or ("element", int, k) in children or _same(a, b)
                 for k, (a, b) in enumerate(zip(seen, now, strict=True))
             )  # fmt: skip
-        if self.kind in _BYTES:
-            return bool(now == seen)
         if isinstance(seen, np.ndarray) and isinstance(owner, np.ndarray):  # a view, with its own children
             same = type(now) is type(seen) and now.shape == seen.shape and now.dtype == seen.dtype
             return bool(same and now.base is seen.base)
@@ -172,22 +164,21 @@ def _comparison(read: Read, owner: str, n: int) -> str:
 
     The value is v0 for read 0, its key k0, and its comparison in Python f0.
     """
-    key = repr(read.key) if type(read.key) in (str, int) else f"k{n}"
-    if read.renewed >= _OFTEN or read.seen is MISSING:
+    kind, key = read.kind, repr(read.key) if type(read.key) in (str, int) else f"k{n}"
+    if read.renewed >= _OFTEN or read.seen is MISSING or type(read.key) is slice:
         return f"f{n}()"
-    dotted = isinstance(read.key, str) and read.key.isidentifier() and not iskeyword(read.key)
-    if dotted and (
-        read.kind == "attribute" or (read.kind == "static" and type(read.seen) is types.FunctionType)
-    ):
+    if isinstance(read.key, str) and read.key.isidentifier() and not iskeyword(read.key) and (
+        kind == "attribute" or (kind == "static" and type(read.seen) is types.FunctionType)
+    ):  # fmt: skip
         return f"{owner}.{read.key} is v{n}"
-    if type(read.key) is slice or read.kind not in _SIMPLE:
+    if kind == "fact" and read.key not in (len, bool):
         return f"f{n}()"
-    return _SIMPLE[read.kind].format(owner, key, n)
+    return _SIMPLE.get(kind, "f{2}()").format(owner, key, n)
 
 
 _SIMPLE = {
-    **dict.fromkeys(("global", "item", "get"), "{0}[{1}] is v{2}"), "cell": "{0}.cell_contents is v{2}",
-    "own": "({1} in {0}.__dict__) is v{2}", "has": "({1} in {0}) is v{2}", "length": "len({0}) == v{2}",
+    "item": "{0}[{1}] is v{2}", "own": "({1} in {0}.__dict__) is v{2}", "has": "({1} in {0}) is v{2}",
+    "fact": "{1}({0}) == v{2}",
 }  # fmt: skip
 
 
@@ -286,17 +277,15 @@ class Reads:
 def _assign(read: Read, owner: Any) -> None:
     """Assign the value ``read.seen`` to the place from which it was read."""
     kind, key, seen = read.kind, read.key, read.seen
-    if kind == "cell":
-        owner.cell_contents = seen
-    elif kind in ("global", "item", "get"):
+    if kind == "item":
         owner.pop(key) if seen is MISSING else operator.setitem(owner, key, seen)
     elif kind == "attribute":
         delattr(owner, key) if seen is MISSING else setattr(owner, key, seen)
     elif kind == "all":
         half = len(seen) // 2
         _refill(owner, zip(seen[:half], seen[half:], strict=True) if isinstance(owner, dict) else seen)
-    elif kind == "contents":
-        owner[...] = np.frombuffer(seen[2], owner.dtype).reshape(owner.shape)
+    elif key is contents_of and not owner.dtype.hasobject:
+        owner[...] = np.frombuffer(seen[-1], owner.dtype).reshape(owner.shape)
 
 
 def _refill(container: Any, elements: Any) -> None:

@@ -25,7 +25,7 @@ __all__ = [
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype, slice)
 BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # each access creates a new object
-_AS_IS = frozenset((int, bool, str, type(None)))  # ``==`` distinguishes all values of one of these types
+_AS_IS = frozenset((int, bool, str, bytes, type(None)))  # ``==`` distinguishes all values of one of these types
 _BY_VALUE = frozenset(("datetime", "decimal", "fractions", "pathlib", "uuid"))  # modules of immutable objects
 MAPPINGS = (dict, types.MappingProxyType)
 BUFFERS = (array, bytearray)  # their elements are new objects at each access
@@ -112,7 +112,7 @@ def element_ids(value: Any) -> list[int]:
 class Guard:
     """Checks that the value of ``read()`` is unchanged; ``what`` is the name of the value in messages."""
 
-    __slots__ = ("contents", "elements", "ids", "mark", "mutable", "read", "seen", "watch", "what")
+    __slots__ = ("elements", "ids", "mark", "mutable", "read", "seen", "watch", "what")
 
     def __init__(
         self, what: str, read: Callable[[], Any], watch: Callable[[], list[tuple[Any, ...]]] | None = None
@@ -130,13 +130,6 @@ class Guard:
         if self.mutable and is_flat(self.seen):
             self.ids = element_ids(self.seen)
             self.elements = (*self.seen, *(self.seen.values() if isinstance(self.seen, MAPPINGS) else ()))
-        self.contents: tuple[Any, ...] | None = None  # see ``keep_contents``
-
-    def keep_contents(self) -> None:
-        """Compare the elements of the value, an array, from now on."""
-        self.mutable, self.contents = True, _contents(self.seen)
-        if self.seen.dtype.hasobject:
-            self.elements = self.seen.tolist()  # kept alive, so that no id is reused
 
     def holds(self) -> bool:
         """Return whether the value is unchanged."""
@@ -144,8 +137,6 @@ class Guard:
             now = self.read()
         except Exception:  # deleted
             return False
-        if self.contents is not None:
-            return now is self.seen and _contents(now) == self.contents
         if now is self.seen and (not self.mutable or (self.ids is not None and element_ids(now) == self.ids)):
             return True
         return bool(snapshot(now) == self.mark)
@@ -153,11 +144,6 @@ class Guard:
     def reason(self) -> str:
         """Return the text "NAME changed", with the name of the value."""
         return f"{self.what} changed"
-
-
-def _contents(array: Any) -> tuple[Any, ...]:
-    """Return the shape, the dtype and the bytes of an array."""
-    return array.shape, array.dtype, array.tobytes()
 
 
 def is_flat(value: Any) -> bool:
