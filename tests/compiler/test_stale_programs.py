@@ -594,6 +594,177 @@ def f(x):
     ),
 }  # fmt: skip
 
+# Programs as people write them: configurations, registries, schedules, closures, caches and helpers.
+NATURAL = {
+    "a nested configuration": (
+        "cfg = {'model': {'scale': 2.0, 'act': 'tanh'}, 'seed': 1}\n"
+        "def f(x):\n    m = cfg['model']\n    return getattr(ad, m['act'])(x) * m['scale']",
+        "cfg['model']['scale'] = 3.0", "cfg['model']['act'] = 'sin'", "cfg['model'] = {'scale': 1.0, 'act': 'cos'}",
+    ),
+    "a configuration with defaults": (
+        "defaults, own = {'rate': 0.1, 'power': 2}, {}\n"
+        "def f(x):\n    cfg = {**defaults, **own}\n    return cfg['rate'] * x ** cfg['power']",
+        "own['rate'] = 0.5", "defaults['power'] = 3", "own.clear()",
+    ),
+    "a chain of configurations": (
+        "user, base = {}, {'k': 2.0}\ndef pick(name):\n    for space in (user, base):\n"
+        "        if name in space: return space[name]\ndef f(x): return x * pick('k')",
+        "user['k'] = 5.0", "user['k'] = 6.0",
+    ),
+    "a frozen data class": (
+        "@dataclasses.dataclass(frozen=True)\nclass Cfg:\n    k: float = 1.0\n    on: bool = True\ncfg = Cfg()\n"
+        "def f(x): return x * cfg.k if cfg.on else x",
+        "cfg = dataclasses.replace(cfg, k=2.0)", "cfg = Cfg(3.0, False)",
+    ),
+    "a data class in a data class": (
+        "@dataclasses.dataclass\nclass Opt:\n    rate: float = 0.1\n@dataclasses.dataclass\nclass Cfg:\n"
+        "    opt: Opt = dataclasses.field(default_factory=Opt)\ncfg = Cfg()\ndef f(x): return x * cfg.opt.rate",
+        "cfg.opt.rate = 0.2", "cfg.opt = Opt(0.3)", "cfg = Cfg(Opt(0.4))",
+    ),
+    "a registry of functions": (
+        "acts = {}\ndef register(g):\n    acts[g.__name__] = g\n    return g\n@register\ndef half(x): return x / 2\n"
+        "def f(x): return acts['half'](x)",
+        "acts['half'] = lambda x: x / 4", "@register\ndef half(x): return x * 8",
+    ),
+    "all functions of a registry": (
+        "steps = [lambda x: x * 2]\ndef f(x):\n    for step in steps: x = step(x)\n    return x",
+        "steps.append(ad.tanh)", "steps.insert(0, ad.sin)", "steps.pop()",
+    ),
+    "a registry of classes": (
+        "class Scale:\n    def __init__(self, k): self.k = k\n    def __call__(self, x): return x * self.k\n"
+        "kinds, kind = {'scale': Scale}, ('scale', 2.0)\ndef f(x): return kinds[kind[0]](kind[1])(x)",
+        "kind = ('scale', 3.0)", "kinds['scale'] = type('Shift', (Scale,), {'__call__': lambda s, x: x + s.k})",
+    ),
+    "a schedule of a step": (
+        "step, warm = 0, 10\ndef rate(): return 0.1 * min(1.0, (step + 1) / warm)\ndef f(x): return x * rate()",
+        "step = 3", "step = 8", "warm = 20",
+    ),
+    "a schedule with milestones": (
+        "class Steps:\n    def __init__(self): self.at, self.epoch = [2, 4], 0\n"
+        "    @property\n    def rate(self): return 0.1 ** sum(self.epoch >= m for m in self.at)\n"
+        "steps = Steps()\ndef f(x): return x * steps.rate",
+        "steps.epoch = 2", "steps.epoch = 5", "steps.at[1] = 9",
+    ),
+    "a schedule in a closure": (
+        "def make(start):\n    state = {'k': start}\n    def rate(): return state['k']\n"
+        "    def advance(): state['k'] *= 0.5\n    return rate, advance\nrate, advance = make(1.0)\n"
+        "def f(x): return x * rate()",
+        "advance()", "advance()",
+    ),
+    "a variable of a closure": (
+        "def make():\n    k = 1.0\n    def f(x): return x * k\n    def put(v):\n        nonlocal k\n        k = v\n"
+        "    return f, put\nf, put = make()",
+        "put(2.0)", "put(3.0)",
+    ),
+    "closures in a loop": (
+        "ks = [1.0, 2.0]\nfs = [lambda x, k=k: x * k * scale for k in ks]\nscale = 1.0\n"
+        "def f(x): return sum(g(x) for g in fs)",
+        "scale = 2.0", "fs[0] = ad.exp",
+    ),
+    "a helper with a computed name": (
+        "class W:\n    w0, w1, count = 1.0, 2.0, 0\nw = W()\ndef nth(n): return getattr(w, f'w{n}')\n"
+        "def f(x): return x * nth(0) + nth(1)",
+        "w.w0 = 3.0", "W.w1 = 4.0",
+    ),
+    "a helper with a path": (
+        "model = types.SimpleNamespace(a=types.SimpleNamespace(k=1.0))\n"
+        "def get(o, path):\n    for part in path.split('.'): o = getattr(o, part)\n    return o\n"
+        "def f(x): return x * get(model, 'a.k')",
+        "model.a.k = 2.0", "model.a = types.SimpleNamespace(k=3.0)",
+    ),
+    "a name with a default": (
+        "o = types.SimpleNamespace()\ndef f(x): return x * getattr(o, 'k', 1.0)",
+        "o.k = 2.0", "o.k = 3.0",
+    ),
+    "vars of an object": (
+        "o = types.SimpleNamespace(a=1.0, b=2.0)\ndef f(x):\n    for name, v in o.__dict__.items(): x = x * v\n    return x",
+        "o.a = 3.0", "o.c = 2.0",
+    ),
+    "a cache of results": (
+        "cache = {}\ndef table(n):\n    if n not in cache: cache[n] = float(n)\n    return cache[n]\ntable(3)\n"
+        "def f(x): return x * table(3)",
+        "cache[3] = 4.0", "cache[3] = 5.0",
+    ),
+    "a cached property": (
+        "class C:\n    k = 2.0\n    @functools.cached_property\n    def twice(self): return self.k * 2\nc = C()\nc.twice\n"
+        "def f(x): return x * c.twice",
+        "c.twice = 7.0", "c.__dict__['twice'] = 8.0",
+    ),
+    "a mode": (
+        "class Mode(enum.Enum):\n    A = 1\n    B = 2\nmode = Mode.A\n"
+        "def f(x): return x * 2 if mode is Mode.A else x * mode.value * 5",
+        "mode = Mode.B",
+    ),
+    "a cell of a notebook": (
+        "def loss(x): return x * 2\ndef f(x): return loss(x)",
+        "def loss(x): return x * 3", "def loss(x, k=4): return x * k",
+    ),
+    "a class that is defined again": (
+        "class Net:\n    def __call__(self, x): return x * 2\nnet = Net()\ndef f(x): return net(x)",
+        "class Net:\n    def __call__(self, x): return x * 3\nnet = Net()", "Net.__call__ = lambda self, x: x * 4",
+    ),
+    "a method of a base class": (
+        "class A:\n    k = 1.0\n    def scale(self, x): return x * self.k\n"
+        "class B(A):\n    def scale(self, x): return super().scale(x) + 1\nb = B()\ndef f(x): return b.scale(x)",
+        "A.k = 2.0", "b.k = 3.0", "A.scale = lambda self, x: x - self.k",
+    ),
+    "a switch for logging": (
+        "verbose, lines = False, []\ndef log(*what):\n    if verbose: lines.append(what)\n"
+        "def f(x):\n    log('f', x.shape)\n    return x * 2",
+        "verbose = True",
+    ),
+    "a list of pairs": (
+        "table = [('mul', 2.0), ('add', 1.0)]\ndef f(x):\n    for op, k in table:\n"
+        "        x = x * k if op == 'mul' else x + k\n    return x",
+        "table[0] = ('mul', 3.0)", "table.append(('add', 2.0))", "table.reverse()",
+    ),
+    "sorted names": (
+        "ws = {'b': 2.0, 'a': 1.0}\ndef f(x):\n    for name in sorted(ws): x = x * 2 + ws[name]\n    return x",
+        "ws['a'] = 5.0", "ws['c'] = 3.0",
+    ),
+    "a depth": (
+        "depth = 2\ndef block(x, n): return x if n == 0 else block(ad.tanh(x), n - 1)\ndef f(x): return block(x, depth)",
+        "depth = 3", "depth = 0",
+    ),
+    "a slice of a schedule": (
+        "betas, t = [0.1, 0.2, 0.4], 2\ndef f(x): return x * sum(betas[:t]) + betas[t]",
+        "betas[1] = 0.3", "t = 1",
+    ),
+    "a variable of the environment": (
+        "def f(x): return x * float(os.environ.get('SCALE_OF_TEST', '1.0'))",
+        "monkeypatch.setenv('SCALE_OF_TEST', '2.0')", "monkeypatch.setenv('SCALE_OF_TEST', '3.0')",
+    ),
+    "an object with items": (
+        "class Params:\n    def __init__(self, **kw): self.kw = kw\n    def __getitem__(self, k): return self.kw[k]\n"
+        "    def __contains__(self, k): return k in self.kw\np = Params(a=2.0)\n"
+        "def f(x): return x * p['a'] + (p['b'] if 'b' in p else 0.0)",
+        "p.kw['a'] = 3.0", "p.kw['b'] = 1.0",
+    ),
+    "an object with arithmetic": (
+        "class Unit:\n    def __init__(self, k): self.k = k\n    def __mul__(self, x): return x * self.k\n"
+        "    def __bool__(self): return self.k > 0\nunit = Unit(2.0)\ndef f(x): return unit * x if unit else x",
+        "unit.k = 3.0", "unit.k = -1.0",
+    ),
+    "a context manager": (
+        "class Scale:\n    k = 2.0\n    def __enter__(self): return self.k\n    def __exit__(self, *e): return None\n"
+        "scale = Scale()\ndef f(x):\n    with scale as k: return x * k",
+        "scale.k = 3.0", "Scale.__enter__ = lambda self: 5.0",
+    ),
+    "single dispatch": (
+        "@functools.singledispatch\ndef scale(k, x): return x\n@scale.register\ndef _(k: float, x): return x * k\nk = 2.0\n"
+        "def f(x): return scale(k, x)",
+        "k = 3.0", "k = 'none'",
+    ),
+    "a partial function with changing settings": (
+        "def scaled(x, *, by): return x * by['k']\nby = {'k': 2.0}\nf = functools.partial(scaled, by=by)",
+        "by['k'] = 3.0", "by['k'] = 4.0",
+    ),
+    "a walrus and a comprehension": (
+        "ks = [1.0, -2.0, 3.0]\ndef f(x): return x * sum(p for k in ks if (p := k * 2) > 0)",
+        "ks[1] = 2.0", "ks.append(1.0)",
+    ),
+}  # fmt: skip
+
 NAMES = [*"collections contextvars dataclasses enum functools os types".split()]
 
 
@@ -643,10 +814,10 @@ def test_arrays_that_only_ops_read(name: str, backend: str, run: Any) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", [*VALUES, *NATURAL])
 def test_values(name: str, named: bool, run: Any) -> None:
     """Without ``__name__``, classes have the ``__module__`` of the built-in ones."""
-    text, *changes = VALUES[name]
+    text, *changes = (VALUES | NATURAL)[name]
     _check(run(text, named), tuple(changes), 1)
 
 

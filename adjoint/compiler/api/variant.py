@@ -115,7 +115,7 @@ class Variant:
         """Trace the function; set ``trace``, ``program``, ``guards`` and ``changed``."""
         self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
         objects = call.objects(parameters)
-        advances, layers = Advances([self.f, *objects.values(), *call.leaves]), Layers()
+        advances, layers = Advances(), Layers()
 
         def first(value: Any) -> None:
             advances.add(value)

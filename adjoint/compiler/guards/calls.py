@@ -84,23 +84,17 @@ class Calls(Operations):
 
         def method(*args: Any, **kwargs: Any) -> Any:
             found = f(*args, **kwargs)
-            if isinstance(found, (Tensor, Symbolic)):
+            if isinstance(found, (Tensor, Symbolic, type(None))):
                 return found
-            if name in _VIEWS and isinstance(found, np.ndarray) and np.may_share_memory(found, a):
+            if name in _VIEWS and np.may_share_memory(found, a):
                 return self.note(a, "method", (name, args, tuple(kwargs.items())), found)
-            if name not in ("fill", "sort", "put", "setflags"):
-                self.contents(a)
+            self.contents(a)
             return self.made(found)
 
         return method
 
     def _container_method(self, o: Any, name: str) -> Any:
         f = getattr(o, name)
-        if name in _STORING or (name in _TAKING and id(o) in self.local):
-            self._save(o)
-            return f if name in _STORING else lambda *args, **kwargs: f(*map(self._whole, args), **kwargs)
-        if id(o) in self.local and name != "sort":
-            return self._reading(f)
         if name == "get":
             return functools.partial(self._get, o)
         if name == "setdefault":
@@ -108,11 +102,13 @@ class Calls(Operations):
                 self._item(o, key) if self._contains(o, key) else o.setdefault(key, default)
             )
         self._save(o)
+        if name in _STORING:
+            return f
         if name in _TAKING:
             return lambda *args, **kwargs: f(*map(self._whole, args), **kwargs)
-        if o is os.environ:
-            o = self.note(o, "attribute", "_data", vars(o)["_data"], "os.environ")
-        self._all(o)
+        if id(o) in self.local and name != "sort":
+            return self._reading(f)
+        self._whole(o)
         return self._opaque(f, ())
 
     def _get(self, o: Any, key: Any, default: Any = None) -> Any:
@@ -128,13 +124,8 @@ class Calls(Operations):
 
     def _reading(self, f: Any) -> Any:
         """Return a method of a built-in object, which reads what its arguments reach."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            for a in (*args, *kwargs.values()):
-                self._use(a)
-            return f(*args, **kwargs)
-
-        return call
+        use = self._use
+        return lambda *args, **kwargs: f(*map(use, args), **{k: use(v) for k, v in kwargs.items()})
 
     def call(self, f: Any) -> Any:
         """Return a callable that observes a call of ``f``."""
@@ -142,12 +133,8 @@ class Calls(Operations):
         if kind is types.FunctionType or kind is types.MethodType:
             inner = f if kind is types.FunctionType else f.__func__
             home = getattr(inner, "__globals__", {}).get("__name__")
-            if (
-                kind is types.FunctionType
-                and home == "functools"
-                and getattr(f, "registry", None) is not None
-            ):
-                return self._dispatched(f)
+            if home == "functools" and getattr(f, "registry", None) is not None:
+                return functools.partial(self._dispatched, f)
             if isinstance(inner, types.FunctionType) and is_own(inner):
                 made = self.observed(inner)
                 return made if inner is f else types.MethodType(made, f.__self__)
@@ -215,15 +202,11 @@ class Calls(Operations):
             if wanted is None or (type(found) is wanted and (f is not len or found >= 0)):
                 return found
             return f(found) if wanted in (float, complex, bool) and type(found) in (int, float) else f(*args)
-        if f in (str, repr, format, hash):
-            self._operand(x)
-        elif f is not len:
-            self._use(x)
-        elif isinstance(x, DICT_VIEWS):
-            whole: Any = x
-            self.note(whole.mapping, "fact", len, len(x))
-        elif isinstance(x, CONTAINERS) or is_module(x) or library_of(x):
-            return self.note(x, "fact", len, len(x))
+        if f is len:
+            whole: Any = x.mapping if isinstance(x, DICT_VIEWS) else x
+            known = isinstance(whole, CONTAINERS) or is_module(x) or library_of(x)
+            return self.note(whole, "fact", len, len(x)) if known else len(x)
+        self._use(x, f in (str, repr, format, hash))
         return f(*args, **kwargs)
 
     def _iterating(self, f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -247,10 +230,8 @@ class Calls(Operations):
         special = self.special(x, "__reversed__")
         if special is not None:
             return special()
-        if isinstance(x, CONTAINERS):
-            self._whole(x)
-        elif id(x) not in self.local:
-            self._use(x)
+        if id(x) not in self.local:
+            (self._whole if isinstance(x, CONTAINERS) else self._use)(x)
         return self.made(f(x))
 
     def _reducing(self, f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -287,15 +268,10 @@ class Calls(Operations):
             f, "call", (args, tuple(kwargs.items())), f(*args, **kwargs), f"result of {f.__name__}"
         )
 
-    def _dispatched(self, f: Any) -> Any:
-        """Return the observed form of a function of ``functools.singledispatch``."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.note(f, "attribute", "registry", f.registry)
-            self._all(f.registry)
-            return self.call(f.dispatch(type(args[0])))(*args, **kwargs)
-
-        return call
+    def _dispatched(self, f: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of ``functools.singledispatch``."""
+        self._all(self.note(f, "attribute", "registry", f.registry))
+        return self.call(f.dispatch(type(args[0])))(*args, **kwargs)
 
     def _constructor(self, cls: type, plain: bool = False) -> Any:
         special = None if plain else self.special(cls, "__call__")
@@ -463,12 +439,7 @@ def _next(observer: Calls, f: Any, iterator: Any, *default: Any) -> Any:
         if id(iterator) not in observer.local:
             observer._node(iterator)
         return next(iterator, *default)
-    try:
-        return step()
-    except StopIteration:
-        if default:
-            return default[0]
-        raise
+    return next(observer._by(step, StopIteration), *default)
 
 
 _SPECIAL: dict[Any, Any] = {

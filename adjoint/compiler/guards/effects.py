@@ -6,61 +6,52 @@ item, at each call, and would not set the hyper-parameters again.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from adjoint.compiler.guards.values import is_library
-from adjoint.core.tensor import Tensor
 from adjoint.errors import TransformError
 
 __all__ = ["Advances"]
 
 _random: Any = np.random  # whose stubs lack functions
 _DRAWS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
-_MOST = 100  # at most this many elements of each container are searched
-_DEEPEST = 3  # nesting depth below which containers and attributes are not searched
-_PLAIN = (
-    Tensor, np.ndarray, np.generic, int, float, complex, bool, str, bytes, type(None), type, types.ModuleType,
-)  # fmt: skip
 
 
 class Advances:
     """Saves states of random generators, iterators and parameter groups; ``check`` compares them."""
 
-    def __init__(self, values: Iterable[Any]) -> None:
-        self.known: dict[int, Any] = {}
+    def __init__(self) -> None:
+        self.known: dict[int, Any] = {}  # objects whose states are saved, by id
         self.hypers: list[tuple[Any, Any, Any]] = []
-        self.reads: list[tuple[Any, Any]] = [
-            (random.getstate, random.setstate),
-            (_numpy_state, _set_numpy_state),
-        ]
-        self.before: list[Any] = [read() for read, _ in self.reads]
-        for value in values:
-            self.add(value)
+        self.states: list[tuple[Callable[[], Any], Callable[[Any], None] | None, Any]] = []
+        self._save(random.getstate, random.setstate)
+        self._save(_numpy_state, _set_numpy_state)
+
+    def _save(self, read: Callable[[], Any], restore: Callable[[Any], None] | None) -> None:
+        self.states.append((read, restore, read()))
 
     def add(self, value: Any) -> None:
-        """Save the states of what a value is or contains, if they are not saved yet."""
-        for each in _found(value, 0):
+        """Save the states of what a value is or has, if they are not saved yet."""
+        for each in _stateful(value):
             if id(each) in self.known:
                 continue
             self.known[id(each)] = each
             if _is_group(each):
                 self.hypers.append((each, each.hyper, _comparable(each.hyper)))
             else:
-                self.reads.append(_access(each))
-                self.before.append(self.reads[-1][0]())
+                self._save(*_access(each))
 
     def check(self, name: str) -> None:
         """Raise TransformError if a saved state has changed; random generators are restored first."""
         drawn = advanced = False
-        for (read, restore), before in zip(self.reads, self.before, strict=True):
+        for read, restore, before in self.states:
             if _are_equal(read(), before):
                 continue
             if restore is None:
@@ -98,34 +89,14 @@ class Advances:
             )
 
 
-def _found(value: Any, depth: int) -> Iterator[Any]:
-    """Yield the random generators, iterators and parameter groups that a value is or contains."""
+def _stateful(value: Any) -> list[Any]:
+    """Return the random generators, iterators and parameter groups that a value is or has."""
     if issubclass(type(value), (types.BuiltinFunctionType, types.MethodType)):  # rng.normal
         value = value.__self__
-    cls: type = type(value)
-    if _is_skipped(cls) or depth > _DEEPEST:
-        return
-    if issubclass(cls, _DRAWS) or _is_group(value) or _position(value) is not None:
-        yield value
-        return
     if hasattr(type(value), "apply_one"):  # an optimiser
-        yield from value.groups
-    inside: Iterable[Any] = ()
-    if issubclass(cls, dict):
-        inside = value.values()
-    elif issubclass(cls, (list, tuple, set, frozenset)):
-        inside = value
-    elif not is_library(type(value)):
-        with suppress(Exception):  # such as a proxy of an object that does not exist now
-            inside = value.__dict__.values()
-    for each in itertools.islice(inside, _MOST):
-        yield from _found(each, depth + 1)
-
-
-@functools.lru_cache(1024)
-def _is_skipped(cls: type) -> bool:
-    """Return whether values of a class contain nothing to search: plain data, and layers of the library."""
-    return issubclass(cls, _PLAIN) or (is_library(cls) and hasattr(cls, "named_modules"))
+        return list(value.groups)
+    known = issubclass(type(value), _DRAWS) or _is_group(value) or _position(value) is not None
+    return [value] * known
 
 
 def _is_group(value: Any) -> bool:

@@ -256,7 +256,8 @@ class Notes:
             found.append(self._noted_variable(f.__globals__, "item", name, value, f"{where}: {name}"))
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
             if not is_empty(cell):
-                found.append(self.note(cell, "attribute", "cell_contents", cell.cell_contents, f"{where}: {name}"))
+                value = cell.cell_contents
+                found.append(self.note(cell, "attribute", "cell_contents", value, f"{where}: {name}"))
         return [*found, f.__defaults__, f.__kwdefaults__]
 
     def _noted_variable(self, owner: Any, kind: str, key: Any, value: Any, what: str) -> Any:

@@ -34,6 +34,7 @@ OPERATIONS: dict[str, Any] = {
     "contains": lambda item, container: item in container,
 }
 
+
 def _assign(value: Any, owner: Any, key: Any, item: bool) -> None:
     (operator.setitem if item else setattr)(owner, key, value)
 
@@ -47,10 +48,9 @@ PLAINLY: dict[str, Any] = {
     "attribute": getattr, "augment": _augment, "imported": lambda *_: None, "item": operator.getitem,
     "method": getattr, "operate": lambda op, *operands: OPERATIONS[op](*operands),
     "place": lambda owner, key, item: ((operator.getitem if item else getattr)(owner, key), owner, key, item),
-    "slice": slice, "store": _assign, "stored": lambda name, value: value, "variable": lambda name, value: value,
-    **dict.fromkeys(
-        ("call", "context", "iterate", "local", "text", "truth", "use", "visible"), lambda x, *_: x
-    ),
+    "slice": slice, "store": _assign,
+    **dict.fromkeys(("stored", "variable"), lambda name, value: value),
+    **dict.fromkeys("call context iterate local text truth use visible".split(), lambda x, *_: x),
 }  # fmt: skip
 _GROUP = type(next(itertools.groupby("a"))[1])  # the iterators that ``groupby`` makes
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}

@@ -65,7 +65,7 @@ READERS: dict[str, Callable[[Any, Any], Any]] = {
     "fact": lambda owner, key: key(owner),  # such as the length of a container or the contents of an array
     "has": lambda owner, key: key in owner,
     "item": _item_of,
-    "method": lambda owner, key: getattr(owner, key[0])(*key[1], **dict(key[2])),  # such as a view of an array
+    "method": lambda owner, key: getattr(owner, key[0])(*key[1], **dict(key[2])),  # a view of an array
     "own": lambda owner, key: key in getattr(owner, "__dict__", ()),  # whether an instance has it itself
     "static": lambda owner, key: class_attribute(owner, key, MISSING),  # as it is stored in a class
 }

@@ -19,8 +19,8 @@ from typing import Any
 __all__ = ["HOOKS", "codes_in", "is_rewritten", "rewritten"]
 
 HOOKS = (
-    "attribute", "augment", "call", "context", "imported", "item", "iterate", "local", "method", "operate", "place",
-    "slice", "store", "stored", "text", "truth", "use", "variable", "visible",
+    "attribute", "augment", "call", "context", "imported", "item", "iterate", "local", "method", "operate",
+    "place", "slice", "store", "stored", "text", "truth", "use", "variable", "visible",
 )  # fmt: skip
 _FLAGS = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)

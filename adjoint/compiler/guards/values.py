@@ -25,7 +25,7 @@ __all__ = [
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype, slice)
 BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # each access creates a new object
-_AS_IS = frozenset((int, bool, str, bytes, type(None)))  # ``==`` distinguishes all values of one of these types
+_AS_IS = frozenset((int, bool, str, bytes, type(None)))  # ``==`` distinguishes all values of each
 _BY_VALUE = frozenset(("datetime", "decimal", "fractions", "pathlib", "uuid"))  # modules of immutable objects
 MAPPINGS = (dict, types.MappingProxyType)
 BUFFERS = (array, bytearray)  # their elements are new objects at each access
