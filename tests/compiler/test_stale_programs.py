@@ -845,6 +845,32 @@ def test_plots_that_are_never_made(name: str, run: Any) -> None:
     assert len(compiled.stats()["programs"][0]["guards"]) < 50
 
 
+CHARTS = """
+class Part:
+    def __init__(self, k): self.k = k
+class Axes:
+    def __init__(self, n=60): self.parts, self.title = [Part(k) for k in range(n)], None
+    def plot(self, x): return [self.title, *x]
+def subplots(): return Axes(), Axes()
+"""
+
+
+@pytest.mark.parametrize("made", ["_, ax = charts.subplots()", "ax = charts.Axes()"])
+def test_objects_of_another_package_that_are_made_inside(
+    made: str, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their parts are not guarded, also if no code of the package changes them; what they are given is."""
+    package = types.ModuleType("charts_of_test")
+    package.__file__ = "/site-packages/charts_of_test.py"
+    exec(compile(CHARTS, package.__file__, "exec"), vars(package))
+    monkeypatch.setitem(sys.modules, "charts_of_test", package)
+    text = f"debug, k, title = False, 2.0, [1.0]\ndef f(x):\n  if debug:\n    {made}\n    ax.title = title\n"
+    space = run(text + "    return x * len(ax.plot(X)) * title[0]\n  return x * k")
+    space |= {"charts": package, "X": X}
+    compiled = _check(space, ("k = 3.0", "debug = True", "title[0] = 3.0", "title.append(1.0)"), 1)
+    assert len(compiled.stats()["programs"][0]["guards"]) < 20
+
+
 def test_other_packages_that_are_never_used(run: Any) -> None:
     pandas = pytest.importorskip("pandas")
     text = "debug, k = False, 2.0\ndef f(x):\n    if debug: print(frame.describe(), pd.DataFrame(X).corr())\n    return x * k"

@@ -18,7 +18,7 @@ import numpy as np
 
 from adjoint.compiler.guards.notes import DICT_VIEWS, INERT, is_empty
 from adjoint.compiler.guards.operations import PLAIN_CONTAINERS, Operations
-from adjoint.compiler.guards.places import is_own, library_of, own_function
+from adjoint.compiler.guards.places import is_foreign, is_own, library_of, own_function
 from adjoint.compiler.guards.reads import MISSING
 from adjoint.compiler.guards.values import BOUND, CONTAINERS, class_attribute, is_module
 from adjoint.compiler.program.symbols import Symbolic
@@ -358,6 +358,9 @@ class Calls(Operations):
             changed = any(id(a) in self.local and isinstance(a, CONTAINERS) for a in owners)
             if found is None and not changed:  # nothing that it read is used
                 self._forget(mark)
+            for each in found if type(found) is tuple else ():  # such as a figure and its axes
+                if is_foreign(type(each)):
+                    self.made(each)
             return self.made(found) if new or _is_new(found) else found
 
         return call

@@ -227,6 +227,8 @@ class Notes:
                 self._node(each)
             if is_library(kind) or not (is_own_class(kind) or kind is types.SimpleNamespace):
                 continue
+            if id(each) in self.local and is_foreign(kind):  # what it was given has been noted
+                continue
             self.deeply.add(id(each))
             todo += [*_own_methods(kind), *self._class_data(kind)]
             space = getattr(each, "__dict__", None)

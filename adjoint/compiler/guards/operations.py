@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.guards.notes import DICT_VIEWS, INERT, Notes, _index, is_inert
-from adjoint.compiler.guards.places import is_constant, is_own_class, own_function
+from adjoint.compiler.guards.places import is_constant, is_foreign, is_own_class, own_function
 from adjoint.compiler.guards.reads import MISSING, elements_of
 from adjoint.compiler.guards.values import BOUND, CONTAINERS, class_attribute, is_library, is_module
 from adjoint.compiler.program.symbols import Number, Symbolic
@@ -79,6 +79,8 @@ class Operations(Notes):
     def _store(self, value: Any, owner: Any, key: Any, item: bool) -> None:
         """Assign to an attribute or an item, which is the function's own from then on."""
         PLAINLY["store"](value, owner, key, item)
+        if is_foreign(type(owner)):  # its code may read the value later
+            self._use(value)
         if type(owner) not in INERT and not isinstance(owner, np.ndarray) and id(owner) not in self.local:
             self.written.setdefault((id(owner), _index("", key)), owner)
 
