@@ -144,14 +144,29 @@ class Operations(Notes):
                 raise
             return special(name)
 
+    def _getter(self, static: Any, o: Any, cls: type, name: str) -> Any:
+        """Return a function that gets an attribute by the code of a user's descriptor; None for others.
+
+        ``o`` is the object, or None for the class itself.
+        """
+        if isinstance(static, property):
+            get = None if o is None else own_function(static.fget)
+            made = None if get is None else functools.partial(self.observed(get), o)
+        else:
+            get = self.special(static, "__get__")
+            made = None if get is None else functools.partial(get, o, cls)
+        if made is not None:
+            self._static(cls, name, static)
+        return made
+
     def _of_super(self, o: Any, name: str) -> Any:
         classes = o.__self_class__.__mro__
         for cls in classes[classes.index(o.__thisclass__) + 1 :]:
             found = vars(cls).get(name, MISSING)
             if found is not MISSING:
                 self._static(cls, name, found)
-                get = own_function(found.fget) if isinstance(found, property) else None
-                return getattr(o, name) if get is None else self.observed(get)(o.__self__)
+                get = self._getter(found, o.__self__, cls, name)
+                return getattr(o, name) if get is None else get()
             if is_own_class(cls):
                 self.note(cls, "own", name, False)
         return getattr(o, name)
@@ -174,8 +189,8 @@ class Operations(Notes):
         if static is MISSING or not hasattr(type(static), "__get__"):
             return self._value_of(cls, name)
         self._static(cls, name, static)
-        get = self.special(static, "__get__")
-        return getattr(cls, name) if get is None else get(None, cls)
+        get = self._getter(static, None, cls, name)
+        return getattr(cls, name) if get is None else get()
 
     def _value_of(self, o: Any, name: str) -> Any:
         """Return and note an attribute that is stored in an object."""
@@ -202,23 +217,19 @@ class Operations(Notes):
             return special(name)
         static = class_attribute(kind, name, MISSING)
         own = getattr(o, "__dict__", None) or {}
-        if isinstance(static, property):
-            get = own_function(static.fget)
+        if isinstance(static, functools.cached_property) and name not in own:
+            value = self.call(static.func)(o)
+            o.__dict__[name] = value
+            return self.note(o, "attribute", name, value)
+        if name not in own or hasattr(type(static), "__set__"):
+            get = self._getter(static, o, kind, name)
             if get is not None:
-                self._static(kind, name, static)
-                return self.observed(get)(o)
-        elif static is not MISSING and name not in own:
-            if isinstance(static, functools.cached_property):
-                value = self.call(static.func)(o)
-                o.__dict__[name] = value
-                return self.note(o, "attribute", name, value)
-            if isinstance(static, types.FunctionType) or _makes_methods(static):
-                self._called_method(o, kind, name, static)
-                return getattr(o, name)
-        get = self.special(static, "__get__")
-        if get is not None and (name not in own or hasattr(type(static), "__set__")):
+                return get()
+        if name not in own and _makes_methods(static):
             self._static(kind, name, static)
-            return get(o, kind)
+            if is_own_class(kind) and hasattr(o, "__dict__"):
+                self.note(o, "own", name, False)
+            return getattr(o, name)
         if static is MISSING and name not in own and self.special(o, "__getattr__") is not None:
             self.note(o, "own", name, False)
             self.note(kind, "static", name, MISSING)
@@ -229,11 +240,6 @@ class Operations(Notes):
                 self.names.setdefault(id(value), f"{self._what(o)}.{name}")
                 return value
         return self._value_of(o, name)
-
-    def _called_method(self, o: Any, kind: type, name: str, static: Any) -> None:
-        self._static(kind, name, static)
-        if is_own_class(kind) and hasattr(o, "__dict__"):
-            self.note(o, "own", name, False)
 
     def _viewed(self, array: Any, kind: str, key: Any, view: Any) -> Any:
         """Note a view of an array, whose elements are noted where they are read."""
@@ -297,10 +303,9 @@ class Operations(Notes):
 
     def _iterate(self, x: Any, unpacked: bool = False) -> Any:
         """Note what iteration over ``x`` reads; ``unpacked`` means that its elements are unpacked, too."""
-        found = self._iterated(x)
+        found: Any = self._iterated(x)
         if unpacked and isinstance(x, (*CONTAINERS, *DICT_VIEWS)):
-            whole: Any = x
-            for each in elements_of(whole.mapping) if isinstance(x, DICT_VIEWS) else whole:
+            for each in elements_of(x.mapping if isinstance(x, DICT_VIEWS) else x):
                 self._all_inside(each)
         return found
 
@@ -470,8 +475,5 @@ class _Context:
 
 
 def _makes_methods(static: Any) -> bool:
-    """Return whether an attribute of a class, such as a class method, makes a new object at each access."""
-    kind = type(static)
-    if not hasattr(kind, "__get__") or hasattr(kind, "__set__"):
-        return False
-    return own_function(class_attribute(kind, "__get__")) is None
+    """Return whether an attribute of a class makes a new object at each access, as functions do."""
+    return hasattr(type(static), "__get__") and not hasattr(type(static), "__set__")

@@ -57,7 +57,7 @@ def is_foreign(cls: type) -> bool:
     top = home(cls)
     if top in LIBRARIES or top in sys.stdlib_module_names:
         return False
-    file = str(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
+    file = str(getattr(sys.modules.get(getattr(cls, "__module__", "")), "__file__", None) or "")
     return any(each in file for each in _INSTALLED) and not _uses_adjoint(top)
 
 

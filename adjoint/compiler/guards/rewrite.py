@@ -24,9 +24,8 @@ HOOKS = (
 )  # fmt: skip
 _FLAGS = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_MOST = 4096  # entries of each of the two tables
+_MOST = 4096  # entries of the table
 
-_made: dict[int, tuple[types.CodeType, types.CodeType | None]] = {}  # by the id of the code, kept alive
 _files: dict[tuple[str, int], _File] = {}  # by name, and by the flags of "from __future__ import"
 
 
@@ -49,42 +48,19 @@ def rewritten(f: types.FunctionType) -> types.CodeType | None:
     The free variables of the result are those of ``f`` and the hooks that it uses.
     """
     code = f.__code__
-    found = _made.get(id(code))
-    if found is None:
-        if len(_made) >= _MOST:
-            _made.clear()
-        file = code.co_filename
-        if file.startswith("<frozen "):  # a module of the standard library that is part of the interpreter
-            file = f.__globals__.get("__file__") or file
-        try:
-            found = code, _rewrite(code, file)
-        except (SyntaxError, ValueError, RecursionError):  # the file is not Python
-            found = code, None
-        _made[id(code)] = found
-    return found[1]
-
-
-def _rewrite(code: types.CodeType, file: str) -> types.CodeType | None:
-    lines = linecache.getlines(file)
-    key = file, code.co_flags & _FLAGS
-    known = _files.get(key)
-    if known is None or (known.lines is not lines and known.lines != lines):
+    name = code.co_filename
+    if name.startswith("<frozen "):  # a module of the standard library that is part of the interpreter
+        name = f.__globals__.get("__file__") or name
+    key, lines = (name, code.co_flags & _FLAGS), linecache.getlines(name)
+    file = _files.get(key)
+    if file is None or (file.lines is not lines and file.lines != lines):
         if len(_files) >= _MOST:
             _files.clear()
-        known = _files[key] = _File(lines, *key)
-    # pytest rewrites assertions: such code has other instructions
-    asserts = any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames, *code.co_cellvars))
-    if not asserts and code not in known.codes:
-        return None
-    found = [
-        (node, owner)
-        for node, owner in known.functions.get(code.co_firstlineno, ())
-        if getattr(node, "name", "<lambda>") == code.co_name and _is_made_of(node, code)
-    ]
-    if not found:
-        return None
-    node, owner = max(found, key=lambda each: _start(each[0]))  # the innermost of several lambdas in a line
-    return _with_hooks(copy.deepcopy(node), code, owner)
+        file = _files[key] = _File(lines, *key)
+    found = file.made.get(id(code))
+    if found is None:
+        found = file.made[id(code)] = code, file.rewritten(code)
+    return found[1]
 
 
 def _is_made_of(node: Any, code: types.CodeType) -> bool:
@@ -104,13 +80,19 @@ class _File:
     """The functions in a file, and the codes that Python makes of them.
 
     ``functions`` has their nodes, with the names of the classes around them, by their first lines.
+    ``made`` has the results of ``rewritten``, by the id of the code, which is kept alive.
     """
 
     def __init__(self, lines: list[str], name: str, flags: int) -> None:
         self.lines = lines
+        self.made: dict[int, tuple[types.CodeType, types.CodeType | None]] = {}
         self.functions: dict[int, list[tuple[Any, str]]] = {}
-        tree = ast.parse("".join(lines))
-        self.codes = {*codes_in(compile(tree, name, "exec", flags, dont_inherit=True))}
+        self.codes: set[types.CodeType] = set()
+        try:
+            tree = ast.parse("".join(lines))
+            self.codes.update(codes_in(compile(tree, name, "exec", flags, dont_inherit=True)))
+        except (SyntaxError, ValueError, RecursionError):  # the file is not Python
+            return
         todo: list[tuple[Any, str]] = [(tree, "")]
         while todo:
             node, owner = todo.pop()
@@ -119,6 +101,24 @@ class _File:
                 self.functions.setdefault(first, []).append((node, owner))
             owner = node.name if isinstance(node, ast.ClassDef) else owner
             todo += [(child, owner) for child in ast.iter_child_nodes(node)]
+
+    def rewritten(self, code: types.CodeType) -> types.CodeType | None:
+        """Return code with hooks; None if it is not the code of a function of the file."""
+        # pytest rewrites assertions: such code has other instructions
+        names = (*code.co_names, *code.co_varnames, *code.co_cellvars)
+        if code not in self.codes and not any(name.startswith("@py") for name in names):
+            return None
+        found = [
+            (node, owner)
+            for node, owner in self.functions.get(code.co_firstlineno, ())
+            if getattr(node, "name", "<lambda>") == code.co_name and _is_made_of(node, code)
+        ]
+        if not found:
+            return None
+        node, owner = max(
+            found, key=lambda each: _start(each[0])
+        )  # the innermost of several lambdas in a line
+        return _with_hooks(copy.deepcopy(node), code, owner)
 
 
 def _start(node: Any) -> tuple[int, int]:

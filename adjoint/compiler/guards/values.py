@@ -102,17 +102,10 @@ def exact(value: Any) -> Any:
     return snapshot(value) if known else value
 
 
-def element_ids(value: Any) -> list[int]:
-    """Return the ids of the keys and elements of a container."""
-    if isinstance(value, MAPPINGS):
-        return [*map(id, value), *map(id, value.values())]
-    return [*map(id, value)]
-
-
 class Guard:
     """Checks that the value of ``read()`` is unchanged; ``what`` is the name of the value in messages."""
 
-    __slots__ = ("elements", "ids", "mark", "mutable", "read", "seen", "watch", "what")
+    __slots__ = ("mark", "read", "seen", "watch", "what")
 
     def __init__(
         self, what: str, read: Callable[[], Any], watch: Callable[[], list[tuple[Any, ...]]] | None = None
@@ -123,13 +116,6 @@ class Guard:
         self.watch = watch or getattr(read, "watch", None)
         self.seen = read()  # kept alive, so that its id is not reused
         self.mark = snapshot(self.seen)
-        self.mutable = isinstance(self.seen, CONTAINERS)
-        # the ids of the elements, if every change of the container changes them; ``elements`` keeps the
-        # elements alive, so that no id is reused
-        self.ids: list[int] | None = None
-        if self.mutable and is_flat(self.seen):
-            self.ids = element_ids(self.seen)
-            self.elements = (*self.seen, *(self.seen.values() if isinstance(self.seen, MAPPINGS) else ()))
 
     def holds(self) -> bool:
         """Return whether the value is unchanged."""
@@ -137,24 +123,12 @@ class Guard:
             now = self.read()
         except Exception:  # deleted
             return False
-        if now is self.seen and (not self.mutable or (self.ids is not None and element_ids(now) == self.ids)):
-            return True
-        return bool(snapshot(now) == self.mark)
+        same = now is self.seen and not isinstance(now, CONTAINERS)
+        return same or bool(snapshot(now) == self.mark)
 
     def reason(self) -> str:
         """Return the text "NAME changed", with the name of the value."""
         return f"{self.what} changed"
-
-
-def is_flat(value: Any) -> bool:
-    """Return whether every change inside a container changes the ids of its elements.
-
-    False if an element is a container or a method, or if each access creates new elements.
-    """
-    elements = value.values() if isinstance(value, MAPPINGS) else value
-    return not isinstance(value, BUFFERS) and not any(
-        isinstance(v, (*CONTAINERS, types.MethodType)) for v in elements
-    )
 
 
 class ObjectGuard:
