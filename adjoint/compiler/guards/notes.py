@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.guards.places import is_constant, is_foreign, is_own, is_own_class, own_function
+from adjoint.compiler.guards.places import is_foreign, is_own, is_own_class, own_function
 from adjoint.compiler.guards.reads import MISSING, Read, contents_of, elements_of
 from adjoint.compiler.guards.rewrite import codes_in
 from adjoint.compiler.guards.values import (
@@ -255,18 +255,12 @@ class Notes:
         where, found = f.__qualname__, []
         for name in sorted(names_of(f.__code__) & f.__globals__.keys()):
             value = f.__globals__[name]
-            found.append(self._noted_variable(f.__globals__, "item", name, value, f"{where}: {name}"))
+            found.append(self.note(f.__globals__, "item", name, value, f"{where}: {name}"))
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
             if not is_empty(cell):
                 value = cell.cell_contents
                 found.append(self.note(cell, "attribute", "cell_contents", value, f"{where}: {name}"))
         return [*found, f.__defaults__, f.__kwdefaults__]
-
-    def _noted_variable(self, owner: Any, kind: str, key: Any, value: Any, what: str) -> Any:
-        if is_constant(what, value):
-            self.names.setdefault(id(value), what)
-            return value
-        return self.note(owner, kind, key, value, what)
 
 
 def names_of(code: types.CodeType) -> set[str]:

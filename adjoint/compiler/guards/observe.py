@@ -160,9 +160,9 @@ class Observer(Calls):
     def _variable(self, space: Any, cells: dict[str, Any], where: str, name: str, value: Any) -> Any:
         cell = cells.get(name)
         if cell is not None and not is_empty(cell) and cell.cell_contents is value:
-            return self._noted_variable(cell, "attribute", "cell_contents", value, f"{where}: {name}")
+            return self.note(cell, "attribute", "cell_contents", value, f"{where}: {name}")
         if space.get(name, MISSING) is value:  # not a built-in, nor a local variable with the same name
-            return self._noted_variable(space, "item", name, value, f"{where}: {name}")
+            return self.note(space, "item", name, value, f"{where}: {name}")
         return value
 
     def _imported(self, space: dict[str, Any], module: str, level: int, name: str) -> None:
@@ -179,5 +179,5 @@ class Observer(Calls):
         except SyntaxError:
             return text
         for name in sorted(names_of(code) & space.keys()):
-            self.deep(self._noted_variable(space, "item", name, space[name], f"{where}: {name}"))
+            self.deep(self.note(space, "item", name, space[name], f"{where}: {name}"))
         return text

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.guards.notes import DICT_VIEWS, INERT, Notes, _index, is_inert
-from adjoint.compiler.guards.places import is_constant, is_foreign, is_own_class, own_function
+from adjoint.compiler.guards.places import is_foreign, is_own_class, own_function
 from adjoint.compiler.guards.reads import MISSING, elements_of
 from adjoint.compiler.guards.values import BOUND, CONTAINERS, class_attribute, is_library, is_module
 from adjoint.compiler.program.symbols import Number, Symbolic
@@ -173,12 +173,7 @@ class Operations(Notes):
 
     def _of_python_module(self, o: Any, name: str) -> Any:
         value = getattr(o, name)
-        top = o.__name__.partition(".")[0]
-        what = f"{self._what(o)}.{name}"
-        if top in LIBRARIES or is_constant(what, value):
-            self.names.setdefault(id(value), what)
-            return value
-        return self.note(o, "attribute", name, value)
+        return value if o.__name__.partition(".")[0] in LIBRARIES else self.note(o, "attribute", name, value)
 
     def _of_class(self, cls: type, name: str) -> Any:
         static = class_attribute(cls, name, MISSING)

@@ -8,10 +8,10 @@ import sys
 import types
 from typing import Any
 
-from adjoint.compiler.guards.values import home, is_library
+from adjoint.compiler.guards.values import home
 from adjoint.core.user_code import LIBRARIES
 
-__all__ = ["is_constant", "is_foreign", "is_own", "is_own_class", "library_of", "own_function"]
+__all__ = ["is_foreign", "is_own", "is_own_class", "library_of", "own_function"]
 
 # modules of the standard library whose code is observed, because it calls the user's functions
 _OBSERVED = frozenset(("collections", "_collections_abc", "contextlib", "functools", "types", "weakref"))
@@ -21,8 +21,6 @@ _OWN_MODULES = frozenset(
      "adjoint.train.compose", "adjoint.train.weighing")
 )  # fmt: skip
 _STANDARD = frozenset(sys.stdlib_module_names) - _OBSERVED - {"__main__"}
-_ALIASES = {"numpy": "np", "adjoint": "ad", "adjoint.nn.functional": "F"}  # usual names of modules
-_SKIPPED = (types.ModuleType, type, types.BuiltinFunctionType)
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
@@ -76,21 +74,6 @@ def _uses(package: str, loaded: int) -> bool:
             if str(where).partition(".")[0] == "adjoint":
                 return True
     return False
-
-
-def is_constant(what: str, value: Any) -> bool:
-    """Return whether a variable need not be guarded: it has the name of the imported object that it holds.
-
-    Examples are ``np``, ``math`` and ``partial``.  ``what`` ends with the name of the variable.
-    """
-    if not isinstance(value, _SKIPPED):
-        return False
-    name = str(getattr(value, "__name__", ""))
-    variable = what.rpartition(": ")[2].rpartition(".")[2]
-    if isinstance(value, types.ModuleType):
-        return variable in (name.rpartition(".")[2], _ALIASES.get(name))
-    module = (getattr(value, "__module__", None) or "").partition(".")[0]
-    return (is_library(value) or module in sys.stdlib_module_names) and variable == name
 
 
 def own_function(value: Any) -> Any:
