@@ -9,7 +9,6 @@ import os
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from contextvars import ContextVar
 from copy import copy
 from typing import Any
@@ -52,10 +51,6 @@ _CONVERSIONS: dict[Any, tuple[Any, ...]] = {
 
 class Calls(Operations):
     """Hooks that observe calls."""
-
-    def __init__(self, first: Callable[[Any], None]) -> None:
-        super().__init__(first)
-        self.saved: dict[int, tuple[Any, Any]] = {}  # containers that may be changed, and copies, by id
 
     def _method(self, o: Any, name: str) -> Any:
         kind = type(o)
@@ -203,7 +198,7 @@ class Calls(Operations):
                 return found
             return f(found) if wanted in (float, complex, bool) and type(found) in (int, float) else f(*args)
         if f is len:
-            whole: Any = x.mapping if isinstance(x, DICT_VIEWS) else x
+            whole: Any = x.mapping if type(x) in DICT_VIEWS else x
             known = isinstance(whole, CONTAINERS) or is_module(x) or library_of(x)
             return self.note(whole, "fact", len, len(x)) if known else len(x)
         self._use(x, f in (str, repr, format, hash))
@@ -359,7 +354,8 @@ class Calls(Operations):
             if found is None and not changed:  # nothing that it read is used
                 self._forget(mark)
             for each in found if type(found) is tuple else ():  # such as a figure and its axes
-                if is_foreign(type(each)):
+                kind: Any = type(each)
+                if is_foreign(kind):
                     self.made(each)
             return self.made(found) if new or _is_new(found) else found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,7 @@ class Notes:
         self.arrays: dict[int, Any] = {}  # arrays that were passed to adjoint, by id
         self.deeply: set[int] = set()  # ids of objects of which all is noted
         self.written: dict[tuple[int, Any], Any] = {}  # owners of places that the function has assigned to
+        self.saved: dict[int, tuple[Any, Any]] = {}  # containers that may be changed, and copies, by id
         self.thread = threading.get_ident()
 
     def root(self, value: Any, what: str) -> None:
@@ -204,41 +205,39 @@ class Notes:
             kind = type(each)
             if isinstance(each, np.ndarray):
                 self.contents(each)
-                continue
-            if is_plain(each):
-                continue
-            if kind is memoryview or (
-                hasattr(kind, "__array__") and not is_library(kind)
-            ):  # such as a Series
+            elif kind is memoryview or (hasattr(kind, "__array__") and not is_library(kind)):  # a Series
                 self.note(each, "fact", contents_of, contents_of(each))
-                continue
-            if isinstance(each, types.MethodType):
-                todo += [each.__self__, each.__func__]
-            elif isinstance(each, types.FunctionType):
-                self.deeply.add(id(each))
-                todo += self._names_in(each) if is_own(each) and id(each.__code__) not in self.codes else ()
-            elif isinstance(each, functools.partial):
-                todo += [*each.args, *each.keywords.values()]
-            elif isinstance(each, CONTAINERS):
-                self.deeply.add(id(each))
-                self._all(each)
-                todo += elements_of(each)
-            elif is_module(each):
-                self._node(each)
-            if is_library(kind) or not (is_own_class(kind) or kind is types.SimpleNamespace):
-                continue
-            if id(each) in self.local and is_foreign(kind):  # what it was given has been noted
-                continue
-            self.deeply.add(id(each))
-            todo += [*_own_methods(kind), *self._class_data(kind)]
-            space = getattr(each, "__dict__", None)
-            if type(space) is dict:
-                self.note(each, "attribute", "__dict__", space, f"attributes of {self._what(each)}")
-                todo.append(space)
-            for name in _slots(kind):
-                self.note(each, "attribute", name, getattr(each, name, MISSING))
-                todo.append(getattr(each, name, None))
+            elif not is_plain(each):
+                todo += self._inside(each, kind)
         return value
+
+    def _inside(self, each: Any, kind: type) -> Iterable[Any]:
+        """Note what a value directly contains; return it."""
+        todo: list[Any] = []
+        if isinstance(each, types.MethodType):
+            return each.__self__, each.__func__
+        if isinstance(each, types.FunctionType):
+            self.deeply.add(id(each))
+            return self._names_in(each) if is_own(each) and id(each.__code__) not in self.codes else ()
+        if isinstance(each, functools.partial):
+            return *each.args, *each.keywords.values()
+        if isinstance(each, CONTAINERS):
+            self.deeply.add(id(each))
+            self._all(each)
+            todo += elements_of(each)
+        elif is_module(each):
+            self._node(each)
+        if is_library(kind) or not (is_own_class(kind) or kind is types.SimpleNamespace):
+            return todo
+        if id(each) in self.local and is_foreign(kind):  # what it was given has been noted
+            return todo
+        self.deeply.add(id(each))
+        space = getattr(each, "__dict__", None)
+        if type(space) is dict:
+            self.note(each, "attribute", "__dict__", space, f"attributes of {self._what(each)}")
+            todo.append(space)
+        slots = [self.note(each, "attribute", n, getattr(each, n, MISSING)) for n in _slots(kind)]
+        return *todo, *slots, *_own_methods(kind), *self._class_data(kind)
 
     def _class_data(self, kind: type) -> list[Any]:
         """Note the data in a user's class and its bases, such as ``rate = 0.1``; return them."""

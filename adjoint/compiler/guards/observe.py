@@ -25,7 +25,6 @@ from adjoint.compiler.guards.operations import PLAINLY
 from adjoint.compiler.guards.places import is_own
 from adjoint.compiler.guards.reads import MISSING, Reads
 from adjoint.compiler.guards.rewrite import HOOKS, codes_in, is_rewritten, rewritten
-from adjoint.compiler.guards.values import is_library
 from adjoint.core.user_code import warn
 
 __all__ = ["Observer"]
@@ -169,7 +168,7 @@ class Observer(Calls):
         package = space.get("__package__")
         full = importlib.util.resolve_name("." * level + module, package) if level else module
         found = sys.modules.get(full)
-        if found is not None and hasattr(found, name) and not is_library(found):
+        if found is not None and hasattr(found, name):
             self._of_python_module(found, name)
 
     def _text(self, space: dict[str, Any], where: str, text: Any) -> Any:

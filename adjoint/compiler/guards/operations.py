@@ -7,8 +7,7 @@ import itertools
 import operator
 import os
 import types
-from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -59,13 +58,8 @@ _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "
 class Operations(Notes):
     """Hooks that note what operators and statements read."""
 
-    @abstractmethod
-    def observed(self, f: Any) -> Any:
-        """Return a copy of a user function with hooks."""
-
-    @abstractmethod
-    def call(self, f: Any) -> Any:
-        """Return a callable that observes a call of ``f``."""
+    observed: Callable[[Any], Any]  # returns a copy of a user function with hooks
+    call: Callable[[Any], Any]  # returns a callable that observes a call of its argument
 
     def _local(self, value: Any) -> Any:
         self.local.add(id(value))
@@ -79,9 +73,10 @@ class Operations(Notes):
     def _store(self, value: Any, owner: Any, key: Any, item: bool) -> None:
         """Assign to an attribute or an item, which is the function's own from then on."""
         PLAINLY["store"](value, owner, key, item)
-        if is_foreign(type(owner)):  # its code may read the value later
+        kind: Any = type(owner)
+        if is_foreign(kind):  # its code may read the value later
             self._use(value)
-        if type(owner) not in INERT and not isinstance(owner, np.ndarray) and id(owner) not in self.local:
+        if kind not in INERT and not isinstance(owner, np.ndarray) and id(owner) not in self.local:
             self.written.setdefault((id(owner), _index("", key)), owner)
 
     def _place(self, owner: Any, key: Any, item: bool) -> tuple[Any, Any, Any, bool]:
@@ -298,9 +293,10 @@ class Operations(Notes):
 
     def _iterate(self, x: Any, unpacked: bool = False) -> Any:
         """Note what iteration over ``x`` reads; ``unpacked`` means that its elements are unpacked, too."""
-        found: Any = self._iterated(x)
+        found = self._iterated(x)
         if unpacked and isinstance(x, (*CONTAINERS, *DICT_VIEWS)):
-            for each in elements_of(x.mapping if isinstance(x, DICT_VIEWS) else x):
+            whole: Any = x
+            for each in elements_of(whole.mapping) if isinstance(x, DICT_VIEWS) else whole:
                 self._all_inside(each)
         return found
 

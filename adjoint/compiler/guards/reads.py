@@ -23,12 +23,7 @@ from adjoint.compiler.guards.values import BOUND, CONTAINERS, MAPPINGS, class_at
 __all__ = ["MISSING", "Read", "Reads", "contents_of", "elements_of"]
 
 
-class _Missing:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-MISSING = _Missing()  # the value of an attribute or an item that does not exist
+MISSING: Any = object()  # the value of an attribute or an item that does not exist
 _OFTEN = 3  # a value that is a new object so often is compared by value
 _AS_STORED = (types.FunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
 _NEW_AT_EACH_ACCESS = (types.MethodType, functools.partial, *BOUND)
