@@ -66,7 +66,7 @@ class Trace(Captured):
         super().__init__(arguments)
         self.updates = updates  # whether updates of optimisers are always part of the program
         self.start = next_seq()  # hooks that were registered before the trace have smaller numbers
-        self.guards: list[Any] = []  # see guards.py
+        self.guards: list[Any] = []  # of values that the library reads
         self.observer: Observer | None = None  # sees what the user's code reads
         self.modules: dict[int, Any] = {}  # modules that were called, by id
         self.actions: list[Write] = []  # updates of optimisers and gradients for micro-batches, in order

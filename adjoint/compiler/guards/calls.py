@@ -9,6 +9,7 @@ import os
 import types
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from contextvars import ContextVar
 from copy import copy
 from typing import Any
@@ -208,7 +209,10 @@ class Calls(Operations):
         """Call a built-in function, such as ``map``, that calls functions and iterates over its arguments."""
         if f is filter and args[0] is None:
             args = (self._truth, *args[1:])
-        given = [self._iterate(a) if _is_iterable(a) else self._called(a) for a in args]
+        given = [
+            self._iterate(a) if hasattr(type(a), "__iter__") and not isinstance(a, type) else self._called(a)
+            for a in args
+        ]
         if f in (any, all):
             given = [map(self._truth, *given)]
         return self.made(f(*given, **{k: self._called(v) for k, v in kwargs.items()}))
@@ -307,17 +311,14 @@ class Calls(Operations):
                     self.contents(a)
                     if isinstance(a, CONTAINERS):
                         self.deep(a)
-            given = self._stored_by if new else self._given
+            # a new object stores its arguments, which must stay the same functions
+            given: Callable[[Any], Any] = self._given
+            if new:
+                given = lambda v: v if callable(v) else self._given(v)
             found = f(*map(given, args), **{k: given(v) for k, v in kwargs.items()})
             return self.made(found) if new or arrays or _is_new(found) else found
 
         return call
-
-    def _stored_by(self, value: Any) -> Any:
-        """Note an argument that a new object of a library stores; return it."""
-        if not isinstance(value, FUNCTIONS) and not callable(value):
-            self._given(value)
-        return value
 
     def _given(self, value: Any) -> Any:
         """Return an argument of a library function: containers are noted, user functions are observed."""
@@ -372,8 +373,8 @@ class Calls(Operations):
             if isinstance(value, types.FunctionType) and not is_own(value) and depth < 8:
                 better = self._rebuilt(value, depth + 1)
             else:
-                observed = isinstance(value, FUNCTIONS) or _is_callable_object(value)
-                better = self._given(value) if observed else value
+                called = None if isinstance(value, type) else class_attribute(type(value), "__call__")
+                better = self._given(value) if isinstance(value, FUNCTIONS) or own_function(called) else value
             if better is not value:
                 made[k] = types.CellType(better)
         if all(a is b for a, b in zip(made, cells, strict=True)):
@@ -390,10 +391,6 @@ def copied(f: types.FunctionType, code: types.CodeType, closure: tuple[Any, ...]
     return made
 
 
-def _is_iterable(value: Any) -> bool:
-    return hasattr(type(value), "__iter__") and not isinstance(value, type)
-
-
 def _is_user_function(value: Any) -> bool:
     """Return whether a function, or the function in a method or a partial function, is the user's."""
     while isinstance(value, (functools.partial, types.MethodType)):
@@ -406,10 +403,6 @@ def _is_user_function(value: Any) -> bool:
 def _is_new(value: Any) -> bool:
     """Return whether a result of a library or of C code is taken to be a new object."""
     return type(value) in PLAIN_CONTAINERS or isinstance(value, np.ndarray) or hasattr(value, "__next__")
-
-
-def _is_callable_object(value: Any) -> bool:
-    return not isinstance(value, type) and own_function(class_attribute(type(value), "__call__")) is not None
 
 
 def is_traced(value: Any) -> bool:
@@ -428,10 +421,6 @@ def _get_attribute(observer: Calls, f: Any, o: Any, name: str, *default: Any) ->
         raise
 
 
-def _has_attribute(observer: Calls, f: Any, o: Any, name: str) -> bool:
-    return _get_attribute(observer, f, o, name, MISSING) is not MISSING
-
-
 def _next(observer: Calls, f: Any, iterator: Any, *default: Any) -> Any:
     step = observer.special(iterator, "__next__")
     if step is None:
@@ -442,6 +431,6 @@ def _next(observer: Calls, f: Any, iterator: Any, *default: Any) -> Any:
 
 
 _SPECIAL: dict[Any, Any] = {
-    getattr: _get_attribute, hasattr: _has_attribute, next: _next, reversed: Calls._reversed,
-    dict: Calls._copied, OrderedDict: Calls._copied,
+    getattr: _get_attribute, next: _next, reversed: Calls._reversed, dict: Calls._copied,
+    OrderedDict: Calls._copied, hasattr: lambda *args: _get_attribute(*args, MISSING) is not MISSING,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import types
 from collections.abc import Callable, Iterable
@@ -294,6 +295,8 @@ def is_inert(value: Any) -> bool:
 
 
 def _name(value: Any) -> str:
+    if value is os.environ:
+        return "os.environ"
     if isinstance(value, (type, types.FunctionType)):
         return value.__qualname__
     return value.__name__ if isinstance(value, types.ModuleType) else type(value).__qualname__

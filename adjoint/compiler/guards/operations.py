@@ -249,10 +249,7 @@ class Operations(Notes):
             return cls[key] if function is None else self.observed(function)(o, key)
         if special is not None:
             return special(key)
-        if o is os.environ:
-            self.note(o, "item", key, o.get(key, MISSING), f"os.environ[{key!r}]")
-            return o[key]
-        if isinstance(o, CONTAINERS):
+        if isinstance(o, CONTAINERS) or o is os.environ:
             return self._container_item(o, key)
         if not is_library(kind):
             self.deep(o)
@@ -359,9 +356,9 @@ class Operations(Notes):
             special = self.special(container, "__contains__")
             if special is not None:
                 return bool(special(item))
-            if container is os.environ:
-                return self.note(container, "has", item, item in container, f"os.environ[{item!r}]")
-            if isinstance(container, (dict, set, frozenset, types.MappingProxyType, DICT_VIEWS[0])):
+            if container is os.environ or isinstance(
+                container, (dict, set, frozenset, types.MappingProxyType, DICT_VIEWS[0])
+            ):
                 self._use_key(item)
                 keys: Any = container
                 found = item in keys

@@ -90,7 +90,7 @@ class Read:
             return MISSING
 
     def identity(self) -> str | None:
-        """Return "ITEM", "CELL" or "ATTRIBUTE" if the value is read so, and is always the same object."""
+        """Return "ITEM" or "ATTRIBUTE" if the value is read so, and is always the same object."""
         if self.renewed >= _OFTEN or self.seen is MISSING or self.parent is None:
             return None
         if type(self.key) is not str:
