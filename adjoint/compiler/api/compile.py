@@ -249,7 +249,7 @@ class Compiled(_Callable):
         """
         if not kwargs and mode is True:
             for n, v in enumerate(self._variants):
-                if len(args) == v.direct and v.fits(*args) and v.holds(*args):
+                if v.flat and len(args) == v.direct and v.fits(*args) and v.holds(*args):
                     self._enter(None if n else v.make_direct(self._owner))
                     self._variants.insert(0, self._variants.pop(n))
                     return v.run_direct(args), v.plain
@@ -259,6 +259,8 @@ class Compiled(_Callable):
             both = run_both(variant, call, lambda: self._on_tensors(*args, **kwargs))
             return both, variant.plain
         variant = self._variant(call)
+        if variant.direct >= 0 and not variant.flat and variant is self._variants[0]:
+            self._enter(variant.make_direct(self._owner))
         return variant.run(call), variant.plain
 
     def _itself(self, *args: Any, **kwargs: Any) -> Any:

@@ -31,6 +31,7 @@ from adjoint.compiler.host import native
 from adjoint.compiler.host.call import make_call
 from adjoint.compiler.host.check import Watch, possible
 from adjoint.compiler.host.direct import COPIED, Owner, make_check, make_direct, make_fits, new_copy
+from adjoint.compiler.host.opening import can_open
 from adjoint.compiler.loops.repeat import UnrollError
 from adjoint.compiler.program.call_node import Backward, Recorder
 from adjoint.compiler.program.symbols import Number, Symbolic
@@ -97,6 +98,9 @@ class Variant:
             self._go_native()
         else:
             self._use(replay.build(self.program, tables=True))
+        args, named = (c.children for c in call.structure.children)
+        leaves_only = not named and all(c.kind is tree.Structure.LEAF for c in args)
+        self.flat = leaves_only and len(call.moves) == len(args)
         self.direct = self._count_direct(call)
         # whether no argument is a tensor and no tensor that requires grad is used
         self.plain = (
@@ -225,21 +229,22 @@ class Variant:
         return explain(self.native)
 
     def _count_direct(self, call: Call) -> int:
-        """Return the number of arguments if calls can skip the general path; otherwise -1.
+        """Return the number of traced arguments if calls can skip the general path; otherwise -1.
 
-        They can if all arguments are positional, and are distinct arrays or tensors, not containers.
+        They can if the traced values are distinct arrays and tensors, or floats, and generated lines can find
+        them in the arguments.  If the arguments are ``flat``, they are these values themselves.
         """
-        args, named = (c.children for c in call.structure.children)
-        flat = (
-            not named
-            and len(call.moves) == len(call.leaves) == len(args)
-            and all(c.kind is tree.Structure.LEAF for c in args)
-        )
-        known = all(type(m) in (ndarray, Tensor) for m in call.moving)
+        known = all(type(m) in (ndarray, Tensor, float) for m in call.moving)
         if self.backward is None:  # then a tensor with a graph is an error, or the program writes into it
             known = known and all(getattr(m, "_node", None) is None for m in call.moving)
-        distinct = len({id(m) for m in call.moving}) == len(call.moving)
-        return len(args) if flat and known and distinct and not self.spent.joined else -1
+        else:  # a recorded call keeps the numbers
+            known = known and all(type(m) is not float for m in call.moving)
+        values = [m for m in call.moving if type(m) is not float]
+        distinct = len({id(m) for m in values}) == len(values)
+        if not self.flat:  # results are found among the traced values, not among all leaves
+            known = known and can_open(call.structure, call.leaves, call.moves)
+            known = known and all(kind != "argument" for kind, _ in self.outs)
+        return len(call.moves) if known and distinct and not self.spent.joined else -1
 
     # The trace -------------------------------------------------------------------------------------
 
@@ -377,7 +382,8 @@ class Variant:
             return None
         outside = [h for h in trace.held.values() if h.argument is None]
         held = [(h.tensor, h.symbol.shape, h.symbol.dtype) for h in outside]
-        return Watch(self.specs, held, [(h.tensor, h.grad is None) for h in trace.grad_guards()], self.guards)
+        arrays = [s for s in self.specs if s.kind is not float]
+        return Watch(arrays, held, [(h.tensor, h.grad is None) for h in trace.grad_guards()], self.guards)
 
     def run(self, call: Call) -> Any:
         """Run the program on the arguments of a call; return the results that the function would return."""

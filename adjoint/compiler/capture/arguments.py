@@ -117,6 +117,8 @@ class Wanted(NamedTuple):
     @classmethod
     def of(cls, leaf: Any) -> Wanted:
         """Return the type, shape, dtype and node of the argument ``leaf``."""
+        if type(leaf) is float:
+            return cls(float, (), None, None)
         node = getattr(leaf, "_node", None)
         return cls(type(leaf), leaf.shape, leaf.dtype, Node if type(node) is Node else node)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from adjoint.compiler.host.entry import Cell
+from adjoint.compiler.host.native import contiguous
 from adjoint.compiler.program.inputs import (
     ArgumentSource,
     CellSource,
@@ -63,7 +64,7 @@ def make_call(program: Program, trace: Trace, run: Callable[..., Any], count: in
         return in_python()
     later = functools.cache(in_python)  # made at its first call
     w = Lines(Tensor=Tensor, slow=lambda *given: later()(*given))
-    native.add(w)
+    native.add(w, miss=f"return slow({', '.join(arguments)})")
     w.add("return found")
     made = w.function("call", arguments)
     made.native = native  # type: ignore[attr-defined]  # for ``make_direct``
@@ -265,18 +266,18 @@ class NativeCall:
         counters = writes.counters if self.writes_all else ()
         self.entry = run.entry_for(owners, writes.swapped, arguments, writes.graded, reuses, counters)
 
-    def add(self, w: Lines, settled: bool = False) -> Outputs:
+    def add(self, w: Lines, miss: str, settled: bool = False) -> Outputs:
         """Add lines that call the entry and make the writes which it does not make; return the outputs.
 
-        The lines return ``slow(*arguments)`` if the entry returns NotImplemented.  ``settled`` says that
+        ``miss`` is the statement that runs if the entry returns NotImplemented.  ``settled`` says that
         numbers which do not depend on the step count have been computed by an earlier call.
         """
         w.names |= NAMES
         texts = [self._text(w, p, settled) for p in self.passed]
         if self.writes_all:
-            self._add_entry(w, texts)
+            self._add_entry(w, texts, miss)
         else:
-            self._add_writes(w, texts)
+            self._add_writes(w, texts, miss)
         if not self.run.in_order:  # one array can be several outputs: the result of exp is also a residual
             w.add(f"found = ({''.join(f'found[{k}], ' for k in self.run.order)})")
         return Outputs([f"found[{k}]" for k in range(self.size)], {})
@@ -292,13 +293,20 @@ class NativeCall:
             return str(passed.owner.text(w.name, self.used[number]))
         return passed.code(w)
 
-    def _add_entry(self, w: Lines, texts: list[str]) -> None:
+    def _add_entry(self, w: Lines, texts: list[str], miss: str) -> None:
         """Add lines that call the entry; ``texts`` are the expressions of what is ``passed``."""
         given = [f"x{k}" for k in range(self.count)]
-        w.add(f"found = {w.name(self.entry.call, 'entry')}({', '.join([*given, *texts])})")
-        w.add(f"if found is NotImplemented: return slow({', '.join(given)})")
+        call = f"found = {w.name(self.entry.call, 'entry')}({', '.join([*given, *texts])})"
+        w.add(call)
+        arrays = [x for x, kind in zip(given, w.kinds or (), strict=False) if kind is np.ndarray]
+        with w.block("if found is NotImplemented:"):
+            if arrays:  # one may have other strides than the program reads
+                w.add(*(f"{x} = {w.name(contiguous)}({x})" for x in arrays), call)
+                w.add(f"if found is NotImplemented: {miss}")
+            else:
+                w.add(miss)
 
-    def _add_writes(self, w: Lines, texts: list[str]) -> None:
+    def _add_writes(self, w: Lines, texts: list[str], miss: str) -> None:
         """Add lines that call the entry and then make the writes that are left; undo all if one fails."""
         writes = self.writes
         containers: dict[str, str] = {}
@@ -314,7 +322,7 @@ class NativeCall:
         for k, passed in enumerate(self.passed):
             if isinstance(passed, CellSource):
                 texts[k] = before.get(passed.key, texts[k])
-        self._add_entry(w, texts)
+        self._add_entry(w, texts, miss)
         if not writes.cells and not writes.others:
             return
         if writes.others:

@@ -18,6 +18,7 @@ from adjoint import tree
 from adjoint.compiler.capture.sources import hooks_of
 from adjoint.compiler.guards.values import exact
 from adjoint.compiler.host.call import NativeCall, Outputs, add_call, is_fresh, make_call
+from adjoint.compiler.host.opening import add_opening
 from adjoint.compiler.program.lines import Lines
 from adjoint.compiler.replay.replay import build
 from adjoint.config import get_default_dtype, special
@@ -66,7 +67,7 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
     """
     w = Lines(
         [s.kind for s in v.specs], **owner._asdict(), special=special, new=object.__new__, Tensor=Tensor,
-        ndarray=ndarray, asarray=np.asarray, slow=lambda *given: owner.general(given, {}),
+        ndarray=ndarray, asarray=np.asarray,
     )  # fmt: skip
     native: NativeCall | None = getattr(v.execute, "native", None)
     whole = _is_plain(v) or (v.recorder is not None and not v.single)  # the results need a tuple
@@ -75,7 +76,7 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
         _add_checks(w, v, watch)
         with w.block("try:"):
             if native is not None:
-                outs = native.add(w, settled=watch is not None and not watch.asks)
+                outs = native.add(w, settled=watch is not None and not watch.asks, miss=_MISS)
             else:
                 outs = add_call(w, v.program, v.trace, v.built, whole)
             if watch is None and v.watch is None and v.calls < WATCHED and v.can_watch():
@@ -97,17 +98,27 @@ def _is_plain(v: Variant) -> bool:
 
 def _add_checks(w: Lines, v: Variant, watch: Watch | None) -> None:
     """Add lines that set ``x0``, … to the arguments and leave the function if the program does not fit."""
-    given = "".join(f"x{k}, " for k in range(v.direct))
-    w.add(f"if kwargs or {f'len(args) != {v.direct}' if given else 'args'}: {_MISS}")
-    if given:
-        w.add(f"{given}= args")
+    given = _traced(v)
+    if v.flat:
+        w.add(f"if kwargs or {f'len(args) != {v.direct}' if given else 'args'}: {_MISS}")
+        w.add(*([f"{given}= args"] if given else []))
+    else:
+        add_opening(w, v.structure, v.fixed, v.moves, _MISS)
     if watch is not None:
-        w.add(f"if not {w.name(watch.ready, 'ready')}({given}): {_MISS}")
+        floats = [k for k, s in enumerate(v.specs) if s.kind is float]
+        w.add(*(f"if type(x{k}) is not float: {_MISS}" for k in floats))
+        arrays = "".join(f"x{k}, " for k in range(v.direct) if k not in floats)
+        w.add(f"if not {w.name(watch.ready, 'ready')}({arrays}): {_MISS}")
     else:
         _add_modes(w)
         if v.specs:
             w.add(f"if not ({' and '.join(_fitting(w, v.specs))}): {_MISS}")
         add_check(w, v.trace, v.guards, v.direct, _MISS)
+
+
+def _traced(v: Variant) -> str:
+    """Return the variables of the traced arguments, each followed by a comma."""
+    return "".join(f"x{k}, " for k in range(v.direct))
 
 
 def _add_modes(w: Lines) -> None:
@@ -128,12 +139,12 @@ def _add_results(w: Lines, v: Variant, outs: Outputs) -> None:
             w.add(f"held = [*found[:{v.count}]]", "found = None", f"{w.name(owned)}(held)")
             w.add(f"return {_tree(w, v.result, [f'held[{at}]' for _, at in v.outs])}")
         else:
-            w.add(f"return {w.name(returned)}({w.name(v.results)}(found, args))")
+            w.add(f"return {w.name(returned)}({w.name(v.results)}(found, ({_traced(v)})))")
         return
     if v.recorder is not None and v.single:
         w.add(*v.recorder.lines(w.name, outs))
     elif v.recorder is not None:
-        w.add(f"found = {w.name(v.recorder.record)}(args, found, {w.name(v.fixed)})")
+        w.add(f"found = {w.name(v.recorder.record)}(({_traced(v)}), found, {w.name(v.fixed)})")
     made = []
     known: dict[int, str] = {}  # key: index of the array, because a tensor may be returned twice
     for kind, at in v.outs:
@@ -247,6 +258,9 @@ def _fitting(w: Lines, specs: Sequence[Wanted]) -> list[str]:
     parts = []
     tensors = []
     for k, (kind, shape, dtype, node) in enumerate(specs):
+        if kind is float:
+            parts.append(f"type(x{k}) is float")
+            continue
         data = f"x{k}._data" if kind is Tensor else f"x{k}"
         parts.append(f"type(x{k}) is {w.name(kind, 'type')} and {data}.shape == {shape!r}")
         parts.append(_has_dtype(data, w.name(dtype, "d")))

@@ -43,7 +43,7 @@ from adjoint.compiler.schedule.rows import update_rows
 from adjoint.compiler.schedule.runs import together
 from adjoint.config import held_across_fork
 
-__all__ = ["Native", "build"]
+__all__ = ["Native", "build", "contiguous"]
 
 CHUNK = 200_000.0  # simple operations per chunk of a loop
 HELPED = 100_000.0  # nanoseconds: shorter programs use no helper threads
@@ -381,7 +381,7 @@ class Native(Schedule):
             if self.entry is not None:
                 found = self.entry.call(*given)
                 if found is NotImplemented:  # an input is not contiguous, such as a broadcast gradient
-                    copied = [_plain(g) if type(g) is np.ndarray else g for g in given]
+                    copied = [contiguous(g) if type(g) is np.ndarray else g for g in given]
                     if any(map(operator.is_not, copied, given)):
                         found = self.entry.call(*copied)
                 if found is not NotImplemented:
@@ -438,7 +438,7 @@ class Native(Schedule):
 
     def _prepare(self, given: Sequence[Any]) -> dict[Any, Any]:
         """Write the addresses of the inputs ``given`` and of new output arrays into the table."""
-        held = {k: _plain(given[k]) for k in self.sources}
+        held = {k: contiguous(given[k]) for k in self.sources}
         for k, source in enumerate(self.program.sources):
             if source.value.weak:
                 self.numbers[k] = given[k]
@@ -468,7 +468,7 @@ class Native(Schedule):
             if kind == "part" and part.args[0].node is node:
                 x = values.get(part.id)
                 if x is None:
-                    x = values[part.id] = _plain(np.asarray(values[node.id, part.params], part.dtype))
+                    x = values[part.id] = contiguous(np.asarray(values[node.id, part.params], part.dtype))
                 self.table[slot] = x.ctypes.data + offset
 
     def _value(self, v: View, values: dict[Any, Any], given: Sequence[Any]) -> Any:
@@ -501,7 +501,7 @@ class Native(Schedule):
             return float(base.reshape(-1)[v.offset])
         if v.is_whole():
             return base if base.shape == v.shape else base.reshape(v.shape)
-        return _strided(_plain(base), v)
+        return _strided(contiguous(base), v)
 
 
 def _replacing(program: Program) -> Iterator[tuple[int, int]]:
@@ -538,7 +538,7 @@ def _cuts(kernel: Kernel, threads: int) -> list[int]:
     return [pieces * k // count * kernel.unit for k in range(count)] + [kernel.length]
 
 
-def _plain(a: Any) -> Any:
+def contiguous(a: Any) -> Any:
     """Return the array ``a`` itself if it is contiguous and aligned, otherwise a contiguous copy."""
     a = np.asarray(a)  # ``a`` may be a Python number
     return a if a.flags.c_contiguous and a.flags.aligned else np.array(a, order="C")
