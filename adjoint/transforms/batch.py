@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -25,10 +25,13 @@ from adjoint.typing import Tree
 
 __all__ = ["over_units", "vmap"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def vmap(
-    f: Callable[..., Any], in_axes: Tree = 0, out_axes: Tree = 0, chunk_size: int | None = None
-) -> Callable[..., Any]:
+    f: Callable[P, R], in_axes: Tree = 0, out_axes: Tree = 0, chunk_size: int | None = None
+) -> Callable[P, R]:
     """Return a function that applies ``f`` to all elements of a batch at once.
 
     Every op runs once on the whole batch.  An op without a batch rule raises an error; ``vmap`` never falls
@@ -69,7 +72,7 @@ def vmap(
         in_axes = tuple(in_axes)
 
     @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def mapped(*args: P.args, **kwargs: P.kwargs) -> Any:
         leaves, structure = tree.flatten(args)
         axes = tree.spread(in_axes, structure, "vmap: in_axes")
         where = [Place(s, k, (f, i)) for i, s in enumerate(structure.children) for k in range(s.count)]

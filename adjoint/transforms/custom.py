@@ -10,7 +10,7 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -30,8 +30,10 @@ from adjoint.transforms.inputs import Place, as_function, name_of
 
 __all__ = ["custom_jvp", "custom_vjp", "stop_gradient", "straight_through"]
 
+T = TypeVar("T")
 
-def stop_gradient(x: Any) -> Any:
+
+def stop_gradient(x: T) -> T:
     """Return the same values as constants, through which no gradient flows.
 
     Parameters

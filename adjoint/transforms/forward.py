@@ -9,7 +9,7 @@ are ordinary numbers, and conditions on them work.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 from adjoint import tree, words
 from adjoint.core.tensor import Tensor
@@ -21,7 +21,18 @@ from adjoint.typing import Tree
 
 __all__ = ["directions", "jvp", "linearize"]
 
+R = TypeVar("R")
+X = TypeVar("X")
 
+
+@overload
+def jvp(
+    f: Callable[..., R], primals: Sequence[Any], tangents: Sequence[Any], has_aux: Literal[False] = False
+) -> tuple[R, R]: ...
+@overload
+def jvp(
+    f: Callable[..., tuple[R, X]], primals: Sequence[Any], tangents: Sequence[Any], has_aux: Literal[True]
+) -> tuple[R, R, X]: ...
 def jvp(
     f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
 ) -> tuple[Any, ...]:
@@ -79,7 +90,7 @@ def jvp(
     return returned(results()) if run.plain and given_arrays(*tangents) else results()
 
 
-def linearize(f: Callable[..., Any], *primals: Tree) -> tuple[Any, Callable[..., Any]]:
+def linearize(f: Callable[..., R], *primals: Tree) -> tuple[R, Callable[..., R]]:
     """Return ``f(*primals)`` and its derivative as a linear function of the direction.
 
     ``f`` runs once; the linear function may be called several times.

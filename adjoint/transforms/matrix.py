@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -32,12 +32,16 @@ from adjoint.transforms.inputs import (
     released_value,
 )
 from adjoint.transforms.linear import pull_back, push_along
-from adjoint.transforms.reverse import check_one_number, gradient_function
-from adjoint.typing import Tree
+from adjoint.transforms.reverse import Argnums, check_one_number, gradient_function
+
+if TYPE_CHECKING:
+    from adjoint.transforms.signatures import Jacobian
 
 __all__ = ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"]
 
-Argnums = int | Sequence[int]
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 _derivative_doc = SharedDoc("""
@@ -63,6 +67,15 @@ _derivative_doc = SharedDoc("""
     """)
 
 
+@overload
+def jacobian(
+    f: Callable[P, R], argnums: Literal[0] = 0, *, chunk_size: int | None = None, holomorphic: bool = False,
+) -> Jacobian[Callable[P, R]]: ...  # fmt: skip
+@overload
+def jacobian(
+    f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False,
+    *, chunk_size: int | None = None, holomorphic: bool = False, argnum: Argnums | None = None,
+) -> Callable[P, Any]: ...  # fmt: skip
 @_derivative_doc
 def jacobian(
     f: Callable[..., Any],
@@ -72,7 +85,7 @@ def jacobian(
     chunk_size: int | None = None,
     holomorphic: bool = False,
     argnum: Argnums | None = None,
-) -> Callable[..., Any]:
+) -> Any:
     """Return a function that computes the Jacobian of ``f``, in the cheaper of reverse and forward mode.
 
     For a result of shape ``s`` and an argument of shape ``t``, the Jacobian has shape ``s + t``.  For
@@ -105,6 +118,15 @@ def jacobian(
     return _matrix("jacobian", f, argnums, has_aux, chunk_size, holomorphic, None)
 
 
+@overload
+def jacrev(
+    f: Callable[P, R], argnums: Literal[0] = 0, *, chunk_size: int | None = None, holomorphic: bool = False,
+) -> Jacobian[Callable[P, R]]: ...  # fmt: skip
+@overload
+def jacrev(
+    f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False,
+    *, chunk_size: int | None = None, holomorphic: bool = False, argnum: Argnums | None = None,
+) -> Callable[P, Any]: ...  # fmt: skip
 @_derivative_doc
 def jacrev(
     f: Callable[..., Any],
@@ -114,7 +136,7 @@ def jacrev(
     chunk_size: int | None = None,
     holomorphic: bool = False,
     argnum: Argnums | None = None,
-) -> Callable[..., Any]:
+) -> Any:
     """Return a function that computes the Jacobian of ``f`` row by row, in reverse mode.
 
     Reverse mode is cheaper if the result has fewer elements than the arguments.
@@ -132,6 +154,15 @@ def jacrev(
     return _matrix("jacrev", f, argnums, has_aux, chunk_size, holomorphic, True)
 
 
+@overload
+def jacfwd(
+    f: Callable[P, R], argnums: Literal[0] = 0, *, chunk_size: int | None = None, holomorphic: bool = False,
+) -> Jacobian[Callable[P, R]]: ...  # fmt: skip
+@overload
+def jacfwd(
+    f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False,
+    *, chunk_size: int | None = None, holomorphic: bool = False, argnum: Argnums | None = None,
+) -> Callable[P, Any]: ...  # fmt: skip
 @_derivative_doc
 def jacfwd(
     f: Callable[..., Any],
@@ -141,7 +172,7 @@ def jacfwd(
     chunk_size: int | None = None,
     holomorphic: bool = False,
     argnum: Argnums | None = None,
-) -> Callable[..., Any]:
+) -> Any:
     """Return a function that computes the Jacobian of ``f`` column by column, in forward mode.
 
     Forward mode is cheaper if the result has more elements than the arguments.
@@ -276,6 +307,15 @@ def _packed(row: list[Tensor], structures: Sequence[tree.Structure], several: bo
     return tuple(packed) if several else packed[0]
 
 
+@overload
+def hessian(
+    f: Callable[P, R], argnums: Literal[0] = 0, *, chunk_size: int | None = None,
+) -> Jacobian[Callable[P, R]]: ...  # fmt: skip
+@overload
+def hessian(
+    f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False,
+    *, chunk_size: int | None = None, argnum: Argnums | None = None,
+) -> Callable[P, Any]: ...  # fmt: skip
 @_derivative_doc
 def hessian(
     f: Callable[..., Any],
@@ -284,7 +324,7 @@ def hessian(
     *,
     chunk_size: int | None = None,
     argnum: Argnums | None = None,
-) -> Callable[..., Any]:
+) -> Any:
     """Return a function that computes the Hessian of ``f``.
 
     It uses forward mode over reverse mode: the gradient is recorded once, and all columns are pushed
@@ -311,7 +351,7 @@ def hessian(
     return _matrix("hessian", gradient, argnums, has_aux, chunk_size, holomorphic=False, reverse=False)
 
 
-def hvp(f: Callable[..., Any], primals: Tree, tangents: Tree) -> Tree:
+def hvp(f: Callable[..., Any], primals: T, tangents: T) -> T:
     """Return the product of the Hessian of ``f`` with a vector.
 
     It is the gradient of the derivative along the vector, reverse mode over forward mode.  Its cost is a

@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -38,8 +38,19 @@ from adjoint.transforms.rerun import Generators, Rerun
 
 __all__ = ["captured_by", "checkpoint", "checkpoint_sequential", "pull_record", "saved_tensors_hooks"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+@overload
 def checkpoint(
+    f: Callable[..., R], *args: Any, preserve_rng_state: bool, debug: bool = False, **kwargs: Any
+) -> R: ...
+@overload
+def checkpoint(f: Callable[..., R], *args: Any, debug: bool, **kwargs: Any) -> R: ...
+@overload
+def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+def checkpoint(  # type: ignore[misc]  # the overloads list the keyword arguments of f and these two apart
     f: Callable[..., Any], *args: Any, preserve_rng_state: bool = True, debug: bool = False, **kwargs: Any
 ) -> Any:
     """Return ``f(*args, **kwargs)``, saving only the arguments for the backward.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -28,10 +28,17 @@ from adjoint.transforms.inputs import (
 from adjoint.transforms.linear import pull_back
 from adjoint.typing import Tree
 
+if TYPE_CHECKING:
+    from adjoint.transforms.signatures import Gradient, GradientAux, ValueAndGradient
+
 __all__ = [
     "check_one_number", "elementwise_grad", "grad", "gradient_function", "value_and_grad", "vjp",
 ]  # fmt: skip
 
+P = ParamSpec("P")
+R = TypeVar("R")
+X = TypeVar("X")
+Argnums = int | Sequence[int]
 
 _gradient_doc = SharedDoc("""
     Parameters
@@ -47,13 +54,25 @@ _gradient_doc = SharedDoc("""
     """)
 
 
+@overload
+def grad(f: Callable[P, Any], argnums: Literal[0] = 0) -> Gradient[Callable[P, Any]]: ...
+@overload
+def grad(
+    f: Callable[P, tuple[Any, X]], argnums: Literal[0] = 0, *, has_aux: Literal[True]
+) -> GradientAux[Callable[P, tuple[Any, X]]]: ...
+@overload
+def grad(f: Callable[P, Any], argnums: Sequence[int]) -> Callable[P, tuple[Any, ...]]: ...
+@overload
+def grad(
+    f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False, argnum: Argnums | None = None
+) -> Callable[P, Any]: ...
 @_gradient_doc
 def grad(
     f: Callable[..., Any],
-    argnums: int | Sequence[int] = 0,
+    argnums: Argnums = 0,
     has_aux: bool = False,
-    argnum: int | Sequence[int] | None = None,
-) -> Callable[..., Any]:
+    argnum: Argnums | None = None,
+) -> Any:
     """Return a function that computes the gradient of ``f``.
 
     The gradient function takes the arguments of ``f``.  Arguments may be tensors, arrays, numbers, or
@@ -85,10 +104,16 @@ def grad(
     return gradient_function("grad", f, one_of_argnums("grad", argnums, argnum), has_aux)
 
 
-@_gradient_doc
+@overload
+def elementwise_grad(f: Callable[P, Any], argnums: Literal[0] = 0) -> Gradient[Callable[P, Any]]: ...
+@overload
+def elementwise_grad(f: Callable[P, Any], argnums: Sequence[int]) -> Callable[P, tuple[Any, ...]]: ...
+@overload
 def elementwise_grad(
-    f: Callable[..., Any], argnums: int | Sequence[int] = 0, argnum: int | Sequence[int] | None = None
-) -> Callable[..., Any]:
+    f: Callable[P, Any], argnums: Argnums = 0, argnum: Argnums | None = None
+) -> Callable[P, Any]: ...
+@_gradient_doc
+def elementwise_grad(f: Callable[..., Any], argnums: Argnums = 0, argnum: Argnums | None = None) -> Any:
     """Return a function that computes the gradient of the sum of the results of ``f``.
 
     For a function that acts on each element separately, this is the derivative at each element.
@@ -119,7 +144,7 @@ def elementwise_grad(
 
 
 def gradient_function(
-    transform: str, f: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool
+    transform: str, f: Callable[..., Any], argnums: Argnums, has_aux: bool
 ) -> Callable[..., Any]:
     """Return the gradient function of ``f``; ``transform`` is the name of the caller in messages.
 
@@ -135,13 +160,23 @@ def gradient_function(
     return gradient
 
 
+@overload
+def value_and_grad(
+    f: Callable[P, R], argnums: Literal[0] = 0, has_aux: bool = False
+) -> ValueAndGradient[Callable[P, R]]: ...
+@overload
+def value_and_grad(f: Callable[P, R], argnums: Sequence[int]) -> Callable[P, tuple[R, tuple[Any, ...]]]: ...
+@overload
+def value_and_grad(
+    f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False, argnum: Argnums | None = None
+) -> Callable[P, Any]: ...
 @_gradient_doc
 def value_and_grad(
     f: Callable[..., Any],
-    argnums: int | Sequence[int] = 0,
+    argnums: Argnums = 0,
     has_aux: bool = False,
-    argnum: int | Sequence[int] | None = None,
-) -> Callable[..., Any]:
+    argnum: Argnums | None = None,
+) -> Any:
     """Return a function that computes the value and the gradient of ``f`` in one run.
 
     Returns
@@ -171,7 +206,7 @@ def value_and_grad(
 def _value_and_grad(
     transform: str,
     f: Callable[..., Any],
-    argnums: int | Sequence[int],
+    argnums: Argnums,
     has_aux: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -218,6 +253,14 @@ def check_one_number(transform: str, f: Any, run: Recorded) -> None:
         )
 
 
+@overload
+def vjp(
+    f: Callable[..., R], *primals: Tree, has_aux: Literal[False] = False
+) -> tuple[R, Callable[[Any], tuple[Any, ...]]]: ...
+@overload
+def vjp(
+    f: Callable[..., tuple[R, X]], *primals: Tree, has_aux: Literal[True]
+) -> tuple[R, Callable[[Any], tuple[Any, ...]], X]: ...
 def vjp(f: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> tuple[Any, ...]:
     """Return ``f(*primals)`` and a function that computes vector-Jacobian products.
 

@@ -17,6 +17,7 @@ from adjoint.core import methods
 ROOT = Path(ad.__file__).parents[1]
 CHECKERS = ["mypy"] + ["pyright"] * (importlib.util.find_spec("pyright") is not None)
 
+ARRAY = "ndarray[Any, dtype[Any]]"
 # An expression per line, and its type; at the end those that are errors
 EXPRESSIONS = {
     "x": "Tensor",
@@ -58,7 +59,64 @@ EXPRESSIONS = {
     "apply(np.ones(3), None)": "Tensor",
     "later": "int",  # the lines after nn.Identity() are reachable
 }
+# Transforms keep the parameters of a function and say what they return
+EXPRESSIONS |= {
+    "ad.grad(loss)(x, 2)": "Tensor",
+    "ad.grad(loss)(x, n=2, scale=0.5)": "Tensor",
+    "ad.grad(loss, (0, 1))(x, 2)": "tuple[Any, ...]",
+    "ad.grad(loss, argnums=1)(x, 2)": "Any",
+    "ad.grad(weighted)({'w': x}, ones)": "dict[str, Tensor]",
+    "ad.grad(pair, has_aux=True)(x)": "tuple[Tensor, str]",
+    "ad.grad(ad.grad(loss))(x, 2)": "Tensor",
+    "ad.grad(apply)(ones, None)": "Any",
+    "ad.elementwise_grad(loss)(x, 2)": "Tensor",
+    "ad.value_and_grad(loss)(x, 2)": "tuple[Tensor, Tensor]",
+    "ad.value_and_grad(loss, (0,))(x, 2)": "tuple[Tensor, tuple[Any, ...]]",
+    "ad.value_and_grad(pair, has_aux=True)(x)": "tuple[tuple[Tensor, str], Tensor]",
+    "ad.value_and_grad(weighted)({'w': x}, ones)": "tuple[Tensor, dict[str, Tensor]]",
+    "ad.vjp(loss, x, 2)[0]": "Tensor",
+    "ad.vjp(loss, x, 2)[1](1.0)": "tuple[Any, ...]",
+    "ad.vjp(pair, x, has_aux=True)[2]": "str",
+    "ad.jvp(loss, (x, 2), (x, 0))": "tuple[Tensor, Tensor]",
+    "ad.jvp(pair, (x,), (x,), has_aux=True)": "tuple[Tensor, Tensor, str]",
+    "ad.linearize(loss, x)[1](x)": "Tensor",
+    "ad.jacobian(loss)(x, 2)": "Tensor",
+    "ad.jacobian(arrays)(ones)": ARRAY,
+    "ad.jacobian(weighted)({'w': x}, ones)": "Any",
+    "ad.jacrev(loss, chunk_size=2)(x, 2)": "Tensor",
+    "ad.jacfwd(loss)(x, n=2)": "Tensor",
+    "ad.hessian(loss)(x, 2)": "Tensor",
+    "ad.hessian(energy)(ones)": ARRAY,
+    "ad.hvp(energy, ones, ones)": "ndarray[tuple[int], dtype[float64]]",
+    "ad.vmap(loss)(x, 2)": "Tensor",
+    "ad.vmap(loss, in_axes=(0, None))(x, n=2)": "Tensor",
+    "ad.checkpoint(loss, x, 2)": "Tensor",
+    "ad.checkpoint(loss, x, n=2, debug=True)": "Tensor",
+    "ad.checkpoint(nn.Linear(2, 2), x)": "Tensor",
+    "ad.stop_gradient({'w': x})": "dict[str, Tensor]",
+    "ad.compile(loss)(x, 2)": "Tensor",
+    "ad.compile(nn.Linear(2, 2))(x)": "Tensor",
+    "ad.compile(limit=2)(loss)(x, n=2)": "Tensor",
+    "ad.compile(ad.value_and_grad(loss))(x, 2)": "tuple[Tensor, Tensor]",
+    "step(x)": "float",
+    "step.stats()": "dict[str, Any]",
+    "Stepper().step(x)": "float",
+}
 ERRORS = ["ad.exq", "ad.nn.Lineer", "F.rellu", "ad.interop.torch", "ad.sum(x, dim=1)", "Net()(x, 1)", "x.exq"]
+ERRORS += [
+    "ad.grad(loss)(x)",
+    "ad.grad(loss)(x, 'a')",
+    "ad.value_and_grad(loss)(x, 1, 2.0, 3)",
+    "ad.vmap(loss)(x)",
+]
+ERRORS += [
+    "ad.jacobian(loss)(x, 'a')",
+    "ad.checkpoint(loss, x)",
+    "ad.compile(loss)(x, 'a')",
+    "step()",
+    "step(3)",
+]
+ERRORS += ["Stepper().step(x, x)", "ad.grad(3)", "ad.grad(pair, has_aux=True)(ones)"]
 ERRORS += ["x + None", "ad.sum(x, axis=1.5)", "ad.mean(object())", "x.at[0].set(None)", "x[1.5]"]
 
 SCRIPT = """
@@ -66,7 +124,7 @@ import numpy as np
 import adjoint as ad
 import adjoint.nn.functional as F
 from adjoint import nn
-from adjoint.typing import ArrayLike, Axis
+from adjoint.typing import Array, ArrayLike, Axis
 
 def apply(x: ArrayLike, axis: Axis) -> ad.Tensor:
     return ad.sum(x, axis)
@@ -80,7 +138,35 @@ class Net(nn.Module):
             x = layer(x)
         return x
 
+def loss(x: ad.Tensor, n: int, scale: float = 1.0) -> ad.Tensor:
+    return (x ** n).sum() * scale
+
+def pair(x: ad.Tensor) -> tuple[ad.Tensor, str]:
+    return x.sum(), "aux"
+
+def weighted(p: dict[str, ad.Tensor], x: Array) -> ad.Tensor:
+    return (p["w"] * x).sum()
+
+def arrays(x: Array) -> Array:
+    return 2 * x
+
+def energy(x: Array) -> float:
+    return float(np.sum(x ** 2))
+
+@ad.compile
+def step(x: ad.Tensor) -> float:
+    return float(x.sum().item())
+
+class Stepper:
+    @ad.compile
+    def step(self, x: ad.Tensor) -> float:
+        return float(x.sum().item())
+
 x = ad.tensor([1.0, 2.0], requires_grad=True)
+ones = np.ones(2)
+ad.grad(lambda p, x: p["w"] * x ** 2)({"w": 2.0}, 3.0)
+ad.jacobian(lambda p: p["w"])({"w": ones})
+ad.checkpoint(lambda x: x.sum(), x)
 nn.Identity()
 later = int()
 """
@@ -120,7 +206,8 @@ def test_types_in_the_script_of_a_user(checker, tmp_path):
         elif found and (kind := re.search(r'(?:Revealed type is|Type of ".*" is) "(.*)"$', found[3])):
             revealed[int(found[1]) - start - 1] = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", kind[1])
     assert {e: revealed.get(i) for i, e in enumerate(EXPRESSIONS)} == EXPRESSIONS, shown
-    assert wrong == set(range(len(EXPRESSIONS), len(EXPRESSIONS) + len(ERRORS))), shown
+    every = [*EXPRESSIONS, *ERRORS]
+    assert [every[i] if i >= 0 else f"line {start + i + 1}" for i in sorted(wrong)] == ERRORS, shown
 
 
 def test_the_declared_updates_are_those_of_the_class():

@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -36,9 +36,21 @@ __all__ = ["Compiled", "compile"]
 
 
 BACKENDS = ("auto", "native", "replay")
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
 _PAUSED = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
 
 
+@overload
+def compile(
+    f: Callable[P, R], *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False
+) -> Compiled[P, R]: ...
+@overload
+def compile(
+    f: None = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False
+) -> Callable[[Callable[P, R]], Compiled[P, R]]: ...
 def compile(
     f: Any = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False
 ) -> Any:
@@ -110,7 +122,7 @@ def compile(
     return Compiled(f, static, backend, limit, flush)
 
 
-class _Callable:
+class _Callable(Generic[P, R]):
     """Base class with ``__call__`` as a slot: calling an instance calls the function that is stored there.
 
     This is faster than a ``__call__`` method that calls the stored function.
@@ -118,7 +130,7 @@ class _Callable:
 
     __slots__ = ("__call__",)
 
-    __call__: Callable[..., Any]
+    __call__: Callable[P, R]
 
 
 class _Reference:
@@ -127,12 +139,12 @@ class _Reference:
     If only its ``__call__`` was kept, the next call makes the function again.
     """
 
-    def __init__(self, compiled: Compiled) -> None:
+    def __init__(self, compiled: Compiled[..., Any]) -> None:
         self.find = weakref.ref(compiled)
-        self.make = functools.partial(Compiled, compiled._f, *compiled._options)
-        self.made: Compiled | None = None
+        self.make: Any = functools.partial(Compiled, compiled._f, *compiled._options)
+        self.made: Compiled[..., Any] | None = None
 
-    def __call__(self) -> Compiled:
+    def __call__(self) -> Compiled[..., Any]:
         """Return the compiled function."""
         found = self.find() or self.made
         if found is None:
@@ -140,7 +152,7 @@ class _Reference:
         return found
 
 
-class Compiled(_Callable):
+class Compiled(_Callable[P, R]):
     """A compiled function, as returned by ``ad.compile``."""
 
     def __init__(
@@ -179,6 +191,12 @@ class Compiled(_Callable):
         self._direct = direct
         self.__call__ = direct or (lambda *args, **kwargs: general(args, kwargs))
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Compiled[P, R]: ...
+    @overload
+    def __get__(
+        self: Compiled[Concatenate[S, Q], R], instance: S, owner: type | None = None
+    ) -> _Method[Q, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Return this function bound to ``instance``, as for a method."""
         return self if instance is None else _Method(self, instance)
@@ -194,12 +212,14 @@ class Compiled(_Callable):
 
     # Copies have no programs.  A copied method belongs to the copied instance.
 
-    def __copy__(self) -> Compiled:
+    def __copy__(self) -> Compiled[..., Any]:
         return Compiled(self._f, *self._options)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled[..., Any]:
         f = copy.deepcopy(self._f, memo)
-        made: Compiled | None = memo.get(id(self))  # set if copying ``_f`` has copied this function too
+        made: Compiled[..., Any] | None = memo.get(
+            id(self)
+        )  # set if copying ``_f`` has copied this function too
         return Compiled(f, *self._options) if made is None else made
 
     def __reduce__(self) -> Any:
@@ -440,12 +460,15 @@ class Compiled(_Callable):
         return f"<compiled {name_of(self._f)}, {count(len(self._variants), 'program')}>"
 
 
-class _Method(functools.partial[Any]):
+class _Method(functools.partial[R], Generic[Q, R]):
     """A compiled function that is bound to an instance, which is passed as its first argument."""
 
-    func: Compiled
+    func: Any  # Compiled
+    if TYPE_CHECKING:
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Method:
+        def __call__(self, /, *args: Q.args, **kwargs: Q.kwargs) -> R: ...
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Method[Q, R]:
         return _Method(self.func, *copy.deepcopy(self.args, memo))
 
     def program(self, *args: Any, **kwargs: Any) -> str:
