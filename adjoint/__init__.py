@@ -17,6 +17,7 @@ import numpy as _np
 
 from adjoint import config, errors, interop, tree
 from adjoint import hints as _hints
+from adjoint import tracebacks as _tracebacks
 from adjoint.config import (
     enable_grad,
     get_default_dtype,
@@ -177,6 +178,7 @@ for _module, _names in {
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names
 
+    @_tracebacks.door
     def __getattr__(name: str) -> Any:
         """Import a public name at its first use and return it; raise an error if it is unknown."""
         if name not in _LATER:

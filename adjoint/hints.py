@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from adjoint.errors import AbsentNameError, InputError
 from adjoint.foreign_names import ABSENT_KEYWORDS, ATTRIBUTES, FUNCTIONS, KEYWORDS, PARTS, elsewhere
+from adjoint.tracebacks import door, hide
 
 __all__ = ["FUNCTIONS", "KEYWORDS", "add_hints", "check_keywords", "explain_class", "with_hints"]
 
@@ -68,7 +69,7 @@ def _is_renamed(value: Any) -> bool:
     """Return whether a value is a function with a parameter that has a different name in other libraries."""
     if not isinstance(value, FunctionType):
         return False
-    if value.__module__ == "adjoint.transforms.loops":  # JAX's functions have more parameters
+    if value.__module__.startswith("adjoint.transforms."):  # JAX's have more parameters; they call user code
         return True
     code = value.__code__
     return not _RENAMED.isdisjoint(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
@@ -80,11 +81,15 @@ def with_hints(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         try:
-            return function(*args, **options)
-        except TypeError:
-            name = function.__name__
-            of_class = name in ("__init__", "forward")
-            check_keywords(function, options, type(args[0]).__name__ if of_class else name)
+            try:
+                return function(*args, **options)
+            except TypeError:
+                name = function.__name__
+                of_class = name in ("__init__", "forward")
+                check_keywords(function, options, type(args[0]).__name__ if of_class else name)
+                raise
+        except Exception as error:
+            hide(error)
             raise
 
     return call
@@ -103,11 +108,11 @@ def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name:
         return
     for keyword in unknown:
         if KEYWORDS.get(keyword) in ours:
-            raise InputError(f"{name}: {keyword}= is called {KEYWORDS[keyword]}= in adjoint.")
+            raise InputError(f"{name}: {keyword}= is called {KEYWORDS[keyword]}= in adjoint.") from None
         if keyword in ABSENT_KEYWORDS:
-            raise InputError(f"{name} has no argument {keyword}=: {ABSENT_KEYWORDS[keyword]}.")
+            raise InputError(f"{name} has no argument {keyword}=: {ABSENT_KEYWORDS[keyword]}.") from None
     takes = [p.name for p in parameters if p.name != "self" and p.kind is not p.VAR_POSITIONAL]
-    raise InputError(f"{name} has no argument {unknown[0]}=.  It accepts {', '.join(takes)}.")
+    raise InputError(f"{name} has no argument {unknown[0]}=.  It accepts {', '.join(takes)}.") from None
 
 
 class _Absent:
@@ -119,6 +124,7 @@ class _Absent:
     def __init__(self, name: str, instead: str) -> None:
         self.name, self.instead = name, instead
 
+    @door
     def __get__(self, x: Any, cls: type) -> NoReturn:
         owner = {"Tensor": "a tensor", "At": "x.at[key]"}.get(cls.__name__, cls.__name__)
         raise AbsentNameError(f"{owner} has no {self.name!r}.  Use {self.instead}.")
@@ -142,6 +148,7 @@ def _explain_attributes(cls: type, instead: Mapping[str, str]) -> None:
 def _lookup(module: ModuleType) -> Callable[[str], NoReturn]:
     """Return a ``__getattr__`` for a module; it raises an error with a hint for a missing name."""
 
+    @door
     def lookup(name: str) -> NoReturn:
         instead = PARTS[module.__name__].get(name) or elsewhere(name)
         raise (AbsentNameError if instead else AttributeError)(

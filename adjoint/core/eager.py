@@ -36,6 +36,7 @@ from adjoint.core.record import (
 from adjoint.core.tensor import Tensor, differentiable, note_view
 from adjoint.core.user_code import BAD_REGISTRY, REPORTED, USUAL, modes, reported, reported_modes, set_modes
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
+from adjoint.tracebacks import hide
 
 __all__ = ["UFUNCS", "eager_of"]
 
@@ -56,7 +57,7 @@ _NAMES = {
     "REPORTED": REPORTED, "Tensor": Tensor, "USUAL": USUAL, "as_result": as_result, "asarray": np.asarray,
     "careful": careful,
     "constant": constant, "differentiable": differentiable, "explained": explained, "float64": np.float64,
-    "function_in_pieces": function_in_pieces, "large": COSTLY_SIZE,
+    "function_in_pieces": function_in_pieces, "hide": hide, "large": COSTLY_SIZE,
     "ndarray": ndarray, "new_tensor": new_tensor, "next_seq": next_seq, "node_of_smooth": node_of_smooth,
     "note_view": note_view, "recording": recording, "special": special, "weak_number": weak_number,
     "weak_numbers": weak_numbers, "modes": modes, "reported": reported, "reported_modes": reported_modes,
@@ -71,7 +72,11 @@ try:
     set_modes(REPORTED if before is USUAL else reported_modes(before))
     data = {call}
 except Exception as error:
-    raise explained(op, ({arguments},), {params}, error) from None
+    try:
+        raise explained(op, ({arguments},), {params}, error) from None
+    except Exception as error:
+        hide(error)
+        raise
 finally:
     set_modes(before)
 """
@@ -85,7 +90,11 @@ except Exception as error:
             raise
         data = reported(forward, {values}, **{params})
     except Exception as error:
-        raise explained(op, ({arguments},), {params}, error) from None
+        try:
+            raise explained(op, ({arguments},), {params}, error) from None
+        except Exception as error:
+            hide(error)
+            raise
 """
 
 # Wrap the output.

@@ -31,6 +31,7 @@ from adjoint.engine.run import Run, differentiate, key_of, run_serial
 from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
 from adjoint.grads.slots import Sink, commit, sink
 from adjoint.grads.store import Gradients
+from adjoint.tracebacks import door, hide
 from adjoint.typing import ArrayLike
 
 __all__ = [
@@ -192,22 +193,27 @@ def backward_into_leaves(
     >>> x.grad
     tensor([2., 4.], dtype=float64)
     """
-    target = sink.get()
-    early = None if on_leaf_ready is None else _Early(on_leaf_ready, True, target)
-    plain = gradient is None and inputs is None and workers is None and not create_graph
-    if plain and _backward_plainly(self, retain_graph, early, target):
-        return
-    seed, targets = seed_of(self, gradient), None if inputs is None else _differentiable_inputs(inputs)
-    run, leaves = _differentiated(
-        early or _Early(None, True, target), self, seed, targets=targets, retain=retain_graph or create_graph,
-        create_graph=create_graph, chosen=gradient is not None, runner=runner_for(workers),
-    )  # fmt: skip
-    found = {**dict(leaves), **dict(run.retained), **_captured(run, targets or ())}
-    del leaves, run
-    if target is not None and special.count and (trace := tracing.get()) is not None:
-        trace.take(found, target)
-    else:
-        (commit if target is None else target.take)(found)
+    try:
+        target = sink.get()
+        early = None if on_leaf_ready is None else _Early(on_leaf_ready, True, target)
+        plain = gradient is None and inputs is None and workers is None and not create_graph
+        if plain and _backward_plainly(self, retain_graph, early, target):
+            return
+        seed, targets = seed_of(self, gradient), None if inputs is None else _differentiable_inputs(inputs)
+        run, leaves = _differentiated(
+            early or _Early(None, True, target), self, seed, targets=targets,
+            retain=retain_graph or create_graph, create_graph=create_graph, chosen=gradient is not None,
+            runner=runner_for(workers),
+        )  # fmt: skip
+        found = {**dict(leaves), **dict(run.retained), **_captured(run, targets or ())}
+        del leaves, run
+        if target is not None and special.count and (trace := tracing.get()) is not None:
+            trace.take(found, target)
+        else:
+            (commit if target is None else target.take)(found)
+    except Exception as error:
+        hide(error)
+        raise
 
 
 def _backward_plainly(root: Tensor, retain: bool, early: _Early | None, target: Sink | None) -> bool:
@@ -339,6 +345,7 @@ def _captured(run: Run, tensors: Iterable[Tensor]) -> dict[Tensor, Any]:
     return {t: g for t, g in found.items() if g is not None}
 
 
+@door
 @_backward_doc
 def backward(
     root: Tensor,
@@ -442,6 +449,7 @@ def _seeds(roots: Sequence[Tensor], given: Any) -> list[Any]:
     return [seed_of(r, g, "gradients()", "grad_outputs=") for r, g in zip(roots, given, strict=True)]
 
 
+@door
 @_backward_doc
 def gradients(
     outputs: Tensor | Sequence[Tensor],

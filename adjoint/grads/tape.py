@@ -16,6 +16,7 @@ from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import DTypeError, InputError, NoGradientError, TapeError
 from adjoint.grads.backward import backward_on, inside_transform, seed_of, several_tensors
 from adjoint.grads.store import Gradients
+from adjoint.tracebacks import door
 from adjoint.typing import ArrayLike
 
 __all__ = ["Tape"]
@@ -111,6 +112,7 @@ class Tape:
         """Add a node that was recorded inside the block."""
         self._recorded.add(node.seq)
 
+    @door
     def gradients(
         self,
         root: Tensor,

@@ -18,6 +18,7 @@ from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
 from adjoint.interop.notebook import module_html
 from adjoint.nn.module_errors import add_path, matched, name_in_errors, other_prefix
+from adjoint.tracebacks import hide
 from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["Module", "Parameter"]
@@ -202,8 +203,10 @@ class Module:
             if self._forward_hooks is None:
                 return self.forward(*args, **kwargs)
             return self._hooked(args, kwargs)
-        except AdjointError as error:
-            add_path(error, self)
+        except Exception as error:
+            if isinstance(error, AdjointError):
+                add_path(error, self)
+            hide(error)
             raise
 
     def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from adjoint.core.tensor import Tensor, Traced, castable, note_reading, note_vie
 from adjoint.core.values import tracked, unknown
 from adjoint.errors import DTypeError, IndexingError, InPlaceError, ShapeError
 from adjoint.ops.scatter import add_few, add_flat, as_index, from_start, row_positions
+from adjoint.tracebacks import hide
 from adjoint.typing import Array, ArrayLike, Key
 
 __all__: list[str] = []
@@ -329,15 +330,19 @@ def getitem(x: Tensor, key: Key) -> Tensor:
         and (key.stop is None or type(key.stop) is int)
     ):
         return rec.index(x, key=(key, ...))
-    if has_traced(key):
-        return _index_traced(x, key)
-    found = canonical_key(x.shape, key, type(x) is not Tensor)
     try:
-        return rec.index(x, key=found)
-    except (ShapeError, IndexingError) as error:
-        problem = str(error)
-    canonical_key(x.shape, key)  # raises a precise error in most cases
-    raise IndexingError(f"cannot index shape {x.shape}: {problem}")
+        if has_traced(key):
+            return _index_traced(x, key)
+        found = canonical_key(x.shape, key, type(x) is not Tensor)
+        try:
+            return rec.index(x, key=found)
+        except (ShapeError, IndexingError) as error:
+            problem = str(error)
+        canonical_key(x.shape, key)  # raises a precise error in most cases
+        raise IndexingError(f"cannot index shape {x.shape}: {problem}")
+    except Exception as error:
+        hide(error)
+        raise
 
 
 def setitem(x: Tensor, key: Key, value: ArrayLike) -> None:

@@ -24,6 +24,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.ops.half import rounded, wide
 from adjoint.ops.shared_docs import argument_doc, mismatch_doc
+from adjoint.tracebacks import hide
 from adjoint.typing import Array, ArrayLike
 
 __all__ = ["cross", "dot", "inner", "matmul", "matvec", "outer", "tensordot", "vdot", "vecdot", "vecmat"]
@@ -197,9 +198,13 @@ def matmul(x: ArrayLike, y: ArrayLike) -> Tensor:
     tensor([3., 3.], dtype=float64)
     """
     try:
-        return _matmul(x, y)
-    except (ShapeError, AttributeError):  # inside transforms, a Python number has no shape
-        _explain_matmul(asarray(x), asarray(y))
+        try:
+            return _matmul(x, y)
+        except (ShapeError, AttributeError):  # inside transforms, a Python number has no shape
+            _explain_matmul(asarray(x), asarray(y))
+            raise
+    except Exception as error:
+        hide(error)
         raise
 
 

@@ -30,6 +30,7 @@ from adjoint.core.shapes import (
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.shared_docs import argument_doc, two_axes_doc
+from adjoint.tracebacks import hide
 from adjoint.typing import Array, ArrayLike, Axis, Lengths
 
 __all__ = [
@@ -151,12 +152,16 @@ def reshape(x: ArrayLike, shape: Lengths, order: str = "C", *, copy: bool | None
     >>> ad.reshape(ad.arange(6), (2, -1)).shape
     (2, 3)
     """
-    if type(x) is not Tensor or copy is not None:
-        x = asarray(x, copy=copy)
-    wanted = _filled("reshape", x, canonical_shape("reshape", shape))
-    if order != "C" and _by_columns("reshape", order):
-        return transpose(rec.reshape(transpose(x), shape=wanted[::-1]))
-    return rec.reshape(x, shape=wanted)
+    try:
+        if type(x) is not Tensor or copy is not None:
+            x = asarray(x, copy=copy)
+        wanted = _filled("reshape", x, canonical_shape("reshape", shape))
+        if order != "C" and _by_columns("reshape", order):
+            return transpose(rec.reshape(transpose(x), shape=wanted[::-1]))
+        return rec.reshape(x, shape=wanted)
+    except Exception as error:
+        hide(error)
+        raise
 
 
 @_reshaping_doc
@@ -179,12 +184,16 @@ def reshape_method(
     ShapeError
         If the number of elements differs.
     """
-    if (shape is None) == (not lengths):
-        raise InputError(
-            "reshape: pass one shape, as in x.reshape((2, 3)), x.reshape(2, 3) or x.reshape(shape=(2, 3))."
-        )
-    given = shape if shape is not None else lengths[0] if len(lengths) == 1 else lengths
-    return reshape(x, given, order, copy=copy)
+    try:
+        if (shape is None) == (not lengths):
+            raise InputError(
+                "reshape: pass one shape, as in x.reshape((2, 3)), x.reshape(2, 3) or x.reshape(shape=(2, 3))."
+            )
+        given = shape if shape is not None else lengths[0] if len(lengths) == 1 else lengths
+        return reshape(x, given, order, copy=copy)
+    except Exception as error:
+        hide(error)
+        raise
 
 
 def _filled(op: str, x: Tensor, wanted: Shape) -> Shape:

@@ -19,6 +19,7 @@ from adjoint.core.record import tracked
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor, note_reading, wrap
 from adjoint.errors import ArgumentError, InPlaceError, ShapeError, TransformError
+from adjoint.tracebacks import door
 from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.inputs import Place, as_function, name_of
 from adjoint.typing import Tree
@@ -71,6 +72,7 @@ def vmap(
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
 
+    @door
     @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
     def mapped(*args: P.args, **kwargs: P.kwargs) -> Any:
         leaves, structure = tree.flatten(args)

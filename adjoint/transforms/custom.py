@@ -25,6 +25,7 @@ from adjoint.core.sparse import as_gradient_tensor
 from adjoint.core.tensor import Tensor, differentiable, held, wrap
 from adjoint.engine.run import differentiate, key_of, run_serial
 from adjoint.errors import ArgumentError, InputError, RuleError, ShapeError, TransformError
+from adjoint.tracebacks import door
 from adjoint.transforms.calls import VALUES, ForwardRule, Rule, SplitTree, apply, specs_of, zeros_for
 from adjoint.transforms.inputs import Place, as_function, name_of
 
@@ -203,6 +204,7 @@ class _Custom(ABC):
     @abstractmethod
     def _rule(self, args: _Arguments) -> _CustomRule: ...
 
+    @door
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, and record the call with its custom derivative."""
         args = _bound(self.f, args, kwargs)

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, overload
 from adjoint import tree, words
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
+from adjoint.tracebacks import door
 from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.inputs import Place, Recorded, as_function, direction, record_call, released_value
 from adjoint.transforms.linear import push_along
@@ -119,6 +120,7 @@ def linearize(f: Callable[..., R], *primals: Tree) -> tuple[R, Callable[..., R]]
         raise ArgumentError("linearize: the arguments of the function are missing: ad.linearize(f, x, …).")
     run, structures = record_call("linearize", f, primals, {}, range(len(primals)), False)
 
+    @door
     def along(*tangents: Tree) -> Tree:
         if len(tangents) != len(structures):
             raise ArgumentError(

@@ -19,6 +19,7 @@ from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError
+from adjoint.tracebacks import door
 from adjoint.transforms.arrays import returned
 from adjoint.transforms.batch import over_units
 from adjoint.transforms.forward import directions
@@ -200,6 +201,7 @@ def _matrix(
             f"{transform}: chunk_size must be a positive integer or None, not {chunk_size!r}."
         )
 
+    @door
     @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
     def derivative(*args: Any, **kwargs: Any) -> Any:
         positions = check_argnums(transform, argnums, len(args))

@@ -13,6 +13,7 @@ from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import wrap
 from adjoint.errors import ArgumentError, DTypeError, ShapeError
+from adjoint.tracebacks import door, hide
 from adjoint.transforms.arrays import given_arrays, outermost, returned, to_arrays
 from adjoint.transforms.inputs import (
     Place,
@@ -154,7 +155,11 @@ def gradient_function(
 
     @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        _, aux, grads = _value_and_grad(transform, f, argnums, has_aux, args, kwargs)
+        try:
+            _, aux, grads = _value_and_grad(transform, f, argnums, has_aux, args, kwargs)
+        except Exception as error:
+            hide(error)
+            raise
         return (grads, aux) if has_aux else grads
 
     return gradient
@@ -197,7 +202,11 @@ def value_and_grad(
 
     @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__"))
     def both(*args: Any, **kwargs: Any) -> Any:
-        value, aux, grads = _value_and_grad("value_and_grad", f, argnums, has_aux, args, kwargs)
+        try:
+            value, aux, grads = _value_and_grad("value_and_grad", f, argnums, has_aux, args, kwargs)
+        except Exception as error:
+            hide(error)
+            raise
         return ((value, aux), grads) if has_aux else (value, grads)
 
     return both
@@ -292,6 +301,7 @@ def vjp(f: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> tuple[A
         raise ArgumentError("vjp: the arguments of the function are missing: ad.vjp(f, x, …).")
     run, structures = record_call("vjp", f, primals, {}, range(len(primals)), has_aux)
 
+    @door
     def pull(cotangent: Any) -> tuple[Any, ...]:
         given = tree.flatten_like(run.structure, cotangent, "vjp: the cotangent")
         seeds = [

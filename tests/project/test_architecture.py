@@ -61,8 +61,9 @@ HIDDEN_ALLOWED = set(
 )
 
 for _below in ALLOWED.values():
-    _below |= {"context", "words"}
+    _below |= {"context", "tracebacks", "words"}
 ALLOWED["words"] = set()
+ALLOWED["tracebacks"] = {"errors"}
 for _user in set(ALLOWED) - {"errors", "context", "config", "tree", "hints", "foreign_names", "__main__"}:
     ALLOWED[_user].add("threads")
 ALLOWED["threads"] = {"context", "errors", "config"}

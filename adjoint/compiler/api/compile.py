@@ -28,6 +28,7 @@ from adjoint.core.record import anomaly, saved_hooks
 from adjoint.core.tensor import wrap
 from adjoint.core.user_code import warn
 from adjoint.errors import AdjointError, ArgumentError, InputError
+from adjoint.tracebacks import hide
 from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.inputs import as_function, name_of
 from adjoint.words import count
@@ -189,7 +190,15 @@ class Compiled(_Callable[P, R]):
         """
         general = self._owner.general
         self._direct = direct
-        self.__call__ = direct or (lambda *args, **kwargs: general(args, kwargs))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return general(args, kwargs)
+            except Exception as error:
+                hide(error)
+                raise
+
+        self.__call__ = direct or call
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Compiled[P, R]: ...

@@ -26,6 +26,7 @@ from adjoint.context import compile_mode, default_dtype, enclosing, grad_mode, s
 from adjoint.core.inplace import is_view
 from adjoint.core.node import Node
 from adjoint.core.tensor import Tensor
+from adjoint.tracebacks import hide
 from adjoint.transforms.arrays import owned, returned
 
 if TYPE_CHECKING:
@@ -67,12 +68,12 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
     """
     w = Lines(
         [s.kind for s in v.specs], **owner._asdict(), special=special, new=object.__new__, Tensor=Tensor,
-        ndarray=ndarray, asarray=np.asarray,
+        ndarray=ndarray, asarray=np.asarray, hide=hide,
     )  # fmt: skip
     native: NativeCall | None = getattr(v.execute, "native", None)
     whole = _is_plain(v) or (v.recorder is not None and not v.single)  # the results need a tuple
     locks = v.impure or v.trace.loops or not (v.native is None or v.native.is_atomic())
-    with w.block("with lock:" if locks else ""):
+    with w.block("try:"), w.block("with lock:" if locks else ""):
         _add_checks(w, v, watch)
         with w.block("try:"):
             if native is not None:
@@ -88,6 +89,8 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
         with w.block("except IndexError as error:"):
             w.add("better = explained(error, args, kwargs)")
             w.add("if better is None: raise", "raise better from None")
+    with w.block("except Exception as error:"):
+        w.add("hide(error)", "raise")
     return w.function("direct", ["*args", "**kwargs"])
 
 

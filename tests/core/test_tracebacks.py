@@ -1,0 +1,166 @@
+"""Tracebacks of errors that the user caused show the user's lines, and no frames of adjoint."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import adjoint as ad
+from adjoint import nn, optim, tracebacks, train
+from adjoint.transforms import reverse
+
+X = ad.ones((2, 3), requires_grad=True)
+
+
+def wrong(x):
+    return x @ ad.ones((9, 9))
+
+
+def divides(x):
+    return x.sum() * (1 / 0)
+
+
+def trains():
+    model = nn.Linear(3, 4)
+    trainer = train.Trainer(model, nn.functional.mse_loss, optim.Adam(model.parameters()), progress=False)
+    trainer.fit(train.DataLoader((np.ones((4, 2), "f4"), np.ones((4, 1), "f4")), 2), epochs=1)
+
+
+def twice():
+    step = ad.compile(lambda x: x @ ad.ones((3, 3)), backend="replay")
+    step(ad.ones(3))
+    step(ad.ones(3))
+    step(ad.ones(4))  # the generated function does not fit, and the function is traced again
+
+
+def in_python():
+    loss = (X * X).sum()
+    loss.backward()
+    loss.backward()
+
+
+# What a user calls, and the functions of the user that follow in the traceback
+CALLS = {
+    "operator": (lambda: X + ad.ones((4, 5)), []),
+    "matmul": (lambda: X @ X, []),
+    "method": (lambda: X.reshape(4, 5), []),
+    "function": (lambda: ad.reshape(X, (4, 5)), []),
+    "index": (lambda: X[5], []),
+    "reduction": (lambda: ad.sum(X, axis=7), []),
+    "keyword": (lambda: ad.sum(X, dim=1), []),
+    "attribute": (lambda: X.cuda(), []),
+    "name": (lambda: ad.Variable, []),
+    "backward": (lambda: X.backward(), []),
+    "released": (in_python, []),
+    "gradients": (lambda: ad.gradients(X.sum(), [ad.ones(2)]), []),
+    "store": (lambda: ad.backward(X), []),
+    "module": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 2))(ad.ones((2, 3), dtype="f4")), []),
+    "grad": (lambda: ad.grad(lambda x: x * 2)(np.ones(3)), []),
+    "user's error": (lambda: ad.grad(divides)(np.ones(3)), ["divides"]),
+    "value_and_grad": (lambda: ad.value_and_grad(wrong)(np.ones(3)), ["wrong"]),
+    "vmap": (lambda: ad.vmap(wrong)(np.ones((3, 2))), ["wrong"]),
+    "nested": (lambda: ad.vmap(ad.grad(wrong))(np.ones((3, 2))), ["wrong"]),
+    "jvp": (lambda: ad.jvp(wrong, (np.ones(3),), (np.ones(3),)), ["wrong"]),
+    "vjp": (lambda: ad.vjp(ad.sin, np.ones(3))[1](np.ones(4)), []),
+    "linearize": (lambda: ad.linearize(ad.sin, np.ones(3))[1](np.ones(4)), []),
+    "jacobian": (lambda: ad.jacobian(wrong)(np.ones(3)), ["wrong"]),
+    "checkpoint": (lambda: ad.checkpoint(wrong, X), ["wrong"]),
+    "scan": (lambda: ad.scan(lambda c, x: (wrong(c), x), ad.ones(3), ad.ones(4)), ["<lambda>", "wrong"]),
+    "custom": (lambda: ad.custom_vjp(wrong)(X), []),
+    "compile": (lambda: ad.compile(wrong)(np.ones(3)), ["wrong"]),
+    "compiled": (twice, ["<lambda>"]),
+    "fit": (trains, []),
+}
+
+
+def names_of(error: BaseException) -> list[tuple[str, str]]:
+    return [(f.f_globals["__name__"], f.f_code.co_name) for f, _ in traceback.walk_tb(error.__traceback__)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_only_lines_of_the_user_are_shown(name):
+    call, expected = CALLS[name]
+    with pytest.raises(Exception, match=r".") as caught:
+        call()
+    here = [function for module, function in names_of(caught.value) if module == __name__]
+    assert not [module for module, _ in names_of(caught.value) if module.startswith("adjoint")]
+    assert here[1:] == [call.__name__, *expected]
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_an_error_in_adjoint_itself_keeps_its_frames(monkeypatch):
+    def broken(*_):
+        return {}["key"]
+
+    broken_in_adjoint = type(broken)(broken.__code__, {"__name__": "adjoint.broken"})
+    monkeypatch.setattr(reverse, "record_call", broken_in_adjoint)
+    with pytest.raises(KeyError) as caught:
+        ad.grad(ad.sin)(1.0)
+    assert names_of(caught.value)[-2:] == [
+        ("adjoint.transforms.reverse", "_value_and_grad"),
+        ("adjoint.broken", "broken"),
+    ]
+
+
+def test_all_frames_can_be_shown(monkeypatch):
+    monkeypatch.setattr(tracebacks, "_SHOWN", True)
+    with pytest.raises(ad.errors.ShapeError) as caught:
+        ad.vmap(wrong)(np.ones((3, 2)))
+    assert ("adjoint.transforms.batch", "_call") in names_of(caught.value)
+
+
+PROGRAM = """
+import numpy as np
+import adjoint as ad
+
+def loss(w, x):
+    return (w @ x).sum()
+
+def test_training():
+    ad.value_and_grad(loss)(np.ones((2, 3)), np.ones(4))
+"""
+LAST = "adjoint.errors.ShapeError: matmul: shapes (2, 3) and (4,) do not match"
+
+
+def output(path: Path, *command: str, **variables: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "ADJOINT_TRACEBACK"} | variables
+    environment |= {"PYTHONPATH": str(Path(ad.__file__).parents[1]), "IPYTHONDIR": str(path), "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=path, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_program_shows_its_own_lines_and_the_last_line(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM + "test_training()\n")
+    shown = output(tmp_path, "program.py")
+    assert shown.count('  File "') == 3 and shown.count("program.py") == 3 and LAST in shown
+    assert "_value_and_grad" in output(tmp_path, "program.py", ADJOINT_TRACEBACK="full")
+
+
+def test_pytest_shows_the_lines_of_the_user(tmp_path):
+    (tmp_path / "test_program.py").write_text(PROGRAM)
+    shown = output(
+        tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_program.py"
+    )
+    assert "return (w @ x).sum()" in shown and LAST in shown and "record_call" not in shown
+
+
+def test_ipython_shows_the_lines_of_the_user(tmp_path):
+    pytest.importorskip("IPython")
+    (tmp_path / "program.py").write_text(PROGRAM + "test_training()\n")
+    shown = output(tmp_path, "-m", "IPython", "--colors=NoColor", "--no-banner", "program.py")
+    assert "return (w @ x).sum()" in shown and LAST.partition(".")[2].partition(".")[2] in shown
+    assert "record_call" not in shown
+
+
+def test_nothing_of_the_interpreter_changes():
+    program = "import sys; hooks = sys.excepthook, sys.unraisablehook; import adjoint as ad, adjoint.nn\ntry: ad.ones(2) @ ad.ones(3)\nexcept ad.errors.ShapeError: print((sys.excepthook, sys.unraisablehook) == hooks)"
+    assert output(Path.cwd(), "-c", program) == "True\n"
