@@ -55,6 +55,7 @@ from adjoint.ops import (
     sparse_matrices,
     special,
 )
+from adjoint.ops.examples import add_examples
 
 MODULES = (
     elementwise, complex_parts, piecewise, compare, reduce, extremes, scan, shape, join, arrange, grids,
@@ -65,6 +66,7 @@ MODULES = (
 NAMESPACES = {"linalg": linalg, "fft": fft}  # submodules, as NumPy has them
 
 
+add_examples()
 # this must run before the functions become methods of tensors
 add_hints(*(module.__name__ for module in (*MODULES, *NAMESPACES.values())))
 _PUBLIC = {name: getattr(module, name) for module in reversed(MODULES) for name in module.__all__}
