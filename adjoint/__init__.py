@@ -182,10 +182,7 @@ if not TYPE_CHECKING:  # so that type checkers report unknown names
     def __getattr__(name: str) -> Any:
         """Import a public name at its first use and return it; raise an error if it is unknown."""
         if name not in _LATER:
-            instead = _instead(name)
-            raise (errors.AbsentNameError if instead else AttributeError)(
-                f"module 'adjoint' has no attribute {name!r}{instead}", name=name, obj=sys.modules[__name__]
-            )
+            raise _hints.absent(sys.modules[__name__], name, _instead(name), sys._getframe(2))
         module = importlib.import_module(_LATER[name])
         _hints.add_hints(module.__name__)
         found = module if module.__name__ == f"adjoint.{name}" else getattr(module, name)

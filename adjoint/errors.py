@@ -20,6 +20,7 @@
     ├── AnomalyError          (FloatingPointError)  NaN or inf under detect_anomaly
     ├── GradcheckError        (AssertionError)  a derivative differs from finite differences
     ├── AbsentNameError       (AttributeError)  a name of another library that adjoint does not have
+    ├── AbsentImportError     (ImportError)   the same, in from adjoint import name
     ├── NotSavedError         (AttributeError)  a rule read a value its op does not save
     ├── TransformError        (TypeError)     a function cannot be transformed
     ├── SharingError          (BufferError)   memory that cannot be shared as requested
@@ -44,12 +45,12 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "AbsentNameError", "AccumulationError", "AdjointError", "AnomalyError", "ArgumentError", "AxisError",
-    "ConvergenceError", "DTypeError", "FileError", "GradcheckError", "GraphReleasedError", "HookError",
-    "InPlaceError", "IndexingError", "InputError", "LinAlgError", "LostHistoryError", "MissingExtraError",
-    "MissingGradientError", "ModifiedError", "NoGradientError", "NonFiniteError", "NotSavedError",
-    "RankError", "RuleError", "ShapeError", "SharingError", "StallError", "TapeError", "TransformError",
-    "UnknownNameError", "WorkerError",
+    "AbsentImportError", "AbsentNameError", "AccumulationError", "AdjointError", "AnomalyError",
+    "ArgumentError", "AxisError", "ConvergenceError", "DTypeError", "FileError", "GradcheckError",
+    "GraphReleasedError", "HookError", "InPlaceError", "IndexingError", "InputError", "LinAlgError",
+    "LostHistoryError", "MissingExtraError", "MissingGradientError", "ModifiedError", "NoGradientError",
+    "NonFiniteError", "NotSavedError", "RankError", "RuleError", "ShapeError", "SharingError", "StallError",
+    "TapeError", "TransformError", "UnknownNameError", "WorkerError",
 ]  # fmt: skip
 __dir__ = sorted(__all__).copy
 
@@ -214,6 +215,13 @@ class GradcheckError(AdjointError, AssertionError):
 
 class AbsentNameError(AdjointError, AttributeError):
     """A name of NumPy, PyTorch or JAX that adjoint does not have.
+
+    Fix: use the name in the message.
+    """
+
+
+class AbsentImportError(AdjointError, ImportError):
+    """A name of NumPy, PyTorch or JAX that adjoint does not have, in ``from adjoint import name``.
 
     Fix: use the name in the message.
     """

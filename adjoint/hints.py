@@ -11,14 +11,15 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from types import FunctionType, ModuleType
+from opcode import opmap
+from types import FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
-from adjoint.errors import AbsentNameError, InputError
+from adjoint.errors import AbsentImportError, AbsentNameError, InputError
 from adjoint.foreign_names import ABSENT_KEYWORDS, ATTRIBUTES, FUNCTIONS, KEYWORDS, PARTS, elsewhere
 from adjoint.tracebacks import door, hide
 
-__all__ = ["FUNCTIONS", "KEYWORDS", "add_hints", "check_keywords", "explain_class", "with_hints"]
+__all__ = ["FUNCTIONS", "KEYWORDS", "absent", "add_hints", "check_keywords", "explain_class", "with_hints"]
 
 _RENAMED = frozenset(KEYWORDS.values())
 _explained: set[Any] = set()  # modules and classes
@@ -69,9 +70,12 @@ def _is_renamed(value: Any) -> bool:
     """Return whether a value is a function with a parameter that has a different name in other libraries."""
     if not isinstance(value, FunctionType):
         return False
-    if value.__module__.startswith("adjoint.transforms."):  # JAX's have more parameters; they call user code
+    # JAX's and PyTorch's have more parameters
+    if value.__module__.startswith(("adjoint.transforms.", "adjoint.storage.")):
         return True
     code = value.__code__
+    if code.co_varnames[:1] == ("shape",):  # other libraries accept separate lengths
+        return True
     return not _RENAMED.isdisjoint(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
@@ -87,6 +91,7 @@ def with_hints(function: Callable[..., Any]) -> Callable[..., Any]:
                 name = function.__name__
                 of_class = name in ("__init__", "forward")
                 check_keywords(function, options, type(args[0]).__name__ if of_class else name)
+                _check_lengths(function, args)
                 raise
         except Exception as error:
             hide(error)
@@ -113,6 +118,20 @@ def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name:
             raise InputError(f"{name} has no argument {keyword}=: {ABSENT_KEYWORDS[keyword]}.") from None
     takes = [p.name for p in parameters if p.name != "self" and p.kind is not p.VAR_POSITIONAL]
     raise InputError(f"{name} has no argument {unknown[0]}=.  It accepts {', '.join(takes)}.") from None
+
+
+def _check_lengths(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Raise an error if a function whose first parameter is ``shape`` was given several lengths instead."""
+    given = next((k for k, a in enumerate(args) if not isinstance(a, int)), len(args))
+    if (
+        given > 1
+        and function.__code__.co_varnames[0] == "shape"
+        and len(args) > function.__code__.co_argcount
+    ):
+        name, rest = function.__name__, "".join(f", {a!r}" for a in args[given:])
+        raise InputError(
+            f"{name}: the shape is one argument.  Write ad.{name}({args[:given]}{rest})."
+        ) from None
 
 
 class _Absent:
@@ -151,11 +170,20 @@ def _lookup(module: ModuleType) -> Callable[[str], NoReturn]:
     @door
     def lookup(name: str) -> NoReturn:
         instead = PARTS[module.__name__].get(name) or elsewhere(name)
-        raise (AbsentNameError if instead else AttributeError)(
-            f"module {module.__name__.replace('.ops.', '.')!r} has no attribute {name!r}"
-            + (f".  Use {instead}." if instead else ""),
-            name=name,
-            obj=module,
-        )
+        raise absent(module, name, f".  Use {instead}." if instead else "", sys._getframe(2))
 
     return lookup
+
+
+def absent(module: ModuleType, name: str, instead: str, frame: FrameType) -> Exception:
+    """Return the error for a name that a module does not have.
+
+    ``instead`` is the hint at the end of the message, or "".  ``frame`` has asked for the name: in ``from
+    module import name``, Python replaces an AttributeError by an ImportError, which would lose the hint.
+    """
+    path = module.__name__.replace(".ops.", ".")
+    if instead and frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
+        return AbsentImportError(f"cannot import name {name!r} from {path!r}{instead}")
+    return (AbsentNameError if instead else AttributeError)(
+        f"module {path!r} has no attribute {name!r}{instead}", name=name, obj=module
+    )

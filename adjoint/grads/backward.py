@@ -525,4 +525,5 @@ def several_tensors(what: str, tensors: Any) -> list[Tensor]:
     return found
 
 
+backward_into_leaves.__name__, backward_into_leaves.__qualname__ = "backward", "Tensor.backward"
 attach(Tensor, backward=backward_into_leaves)

@@ -196,6 +196,9 @@ def reshape_method(
         raise
 
 
+reshape_method.__name__, reshape_method.__qualname__ = "reshape", "Tensor.reshape"  # as help() shows it
+
+
 def _filled(op: str, x: Tensor, wanted: Shape) -> Shape:
     """Replace a length -1 in the shape ``wanted`` by the one that fits; raise if ``x`` cannot be reshaped."""
     if math.prod(wanted) == x.size and builtins.min(wanted, default=0) >= 0:

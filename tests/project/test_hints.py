@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pydoc
 from types import FunctionType
 from typing import Any
 
@@ -259,3 +260,39 @@ def test_the_generators_of_numpy_are_replaced_by_ad_random():
     for run in (ad.grad, ad.vmap, ad.compile):
         with pytest.raises((ad.errors.InputError, ad.errors.LostHistoryError), match=r"ad\.random"):
             run(lambda x: np.random.default_rng(0).normal(x))(np.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "message"),
+    [
+        ("from adjoint.train import TensorDataset", ImportError, "cannot import name 'TensorDataset' from 'adjoint.train'.  Use ad.train.DataLoader((X, Y), batch_size)."),
+        ("from adjoint import Variable", ImportError, "cannot import name 'Variable' from 'adjoint'.  Use ad.tensor(values, requires_grad=True)."),
+        ("from adjoint.nn.functional import norm", ImportError, "cannot import name 'norm' from 'adjoint.nn.functional'.  Use ad.linalg.norm."),
+        ("ad.train.TensorDataset", AttributeError, "module 'adjoint.train' has no attribute 'TensorDataset'.  Use ad.train.DataLoader((X, Y), batch_size)."),
+        ("ad.zeros(3, 4)", TypeError, "zeros: the shape is one argument.  Write ad.zeros((3, 4))."),
+        ("ad.ones(3, 4, dtype='float32')", TypeError, "ones: the shape is one argument.  Write ad.ones((3, 4))."),
+        ("ad.full(3, 4, 0.5)", TypeError, "full: the shape is one argument.  Write ad.full((3, 4), 0.5)."),
+        ("ad.load('x', weights_only=True)", TypeError, "load has no argument weights_only=: loading executes no code, so every file is safe to read."),
+        ("ad.load('x', map_location='cpu')", TypeError, "load has no argument map_location=: all tensors are in CPU memory."),
+        ("ad.optim.Adamax", AttributeError, "module 'adjoint.optim' has no attribute 'Adamax'.  Use ad.optim.Adam(params), or write a subclass of ad.optim.Optimizer."),
+        ("ad.nn.Swish", AttributeError, "module 'adjoint.nn' has no attribute 'Swish'.  Use ad.nn.SiLU()."),
+        ("ad.distributed.Group().all_reduce", AttributeError, "Group has no 'all_reduce'.  Use group.sum(array), which returns the sum."),
+    ],
+)  # fmt: skip
+def test_hints_of_common_names(statement, kind, message):
+    with pytest.raises(kind) as caught:
+        exec(statement, {"ad": ad})
+    assert str(caught.value) == message
+    assert isinstance(caught.value, ad.errors.AdjointError)
+
+
+def test_other_missing_names_are_ordinary_errors():
+    with pytest.raises(ImportError, match="cannot import name 'quux'"):
+        exec("from adjoint.nn import quux")
+    assert not hasattr(ad.train, "TensorDataset") and getattr(ad.train, "Dataset", None) is None
+
+
+def test_help_is_headed_by_the_name_of_the_method():
+    x = ad.ones(3)
+    assert pydoc.plain(pydoc.render_doc(x.reshape)).splitlines()[2].startswith("reshape(")
+    assert pydoc.plain(pydoc.render_doc(x.backward)).splitlines()[2].startswith("backward(")
