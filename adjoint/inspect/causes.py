@@ -36,8 +36,8 @@ class Finding:
     ----------
     kind : str
         A word for the cause: "detached", "no_grad", "cast", "no_derivative", "numbers", "unused", "frozen",
-        "not_a_leaf", "not_in_optimizer", "replaced", "dead", "saturated", "zero", "vanishing", "exploding"
-        or "not_finite".
+        "not_a_leaf", "not_registered", "not_in_optimizer", "replaced", "dead", "saturated", "zero",
+        "vanishing", "exploding" or "not_finite".
     sentence : str
         What happened, why, and what to do.
     parameters : list of str
@@ -97,6 +97,7 @@ def findings_of(
     held = {id(p) for o in optimizers for p in o.params}
     found += case.missing(held if optimizers else None)
     found += case.held_results()
+    found += case.unregistered()
     found += case.updates(optimizers)
     if not any(f.kind == "not_finite" for f in found):
         found += case.zeros()
@@ -202,6 +203,10 @@ class WatchedStep:
         mine = self._from(p)
         for t, how, place in self.watch.escapes:
             if id(t) in mine:
+                for f in self.flows:  # an argmax, for example, whose result is then used as an index
+                    cuts = f.cause and any(id(i) in mine for i in f.inputs)
+                    if cuts and id(t) in self._from(f.outputs[0]):
+                        return f.cause, "{get} no gradient: " + self._cut_sentence(f), f.place
                 why = (
                     f"{{get}} no gradient: {how} at {shown_place(place)} converts a tensor to numbers, "
                     "which are not differentiated.  Compute with the tensor."
@@ -269,6 +274,10 @@ class WatchedStep:
                     )
                 )
         return found
+
+    def unregistered(self) -> list[Finding]:
+        """Report plain lists and dictionaries with modules or parameters, which the model does not see."""
+        return [_finding("not_registered", why, [path]) for path, why in self.names.unregistered()]
 
     # The optimiser -----------------------------------------------------------------------------
 

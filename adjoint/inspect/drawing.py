@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from adjoint import tree
 from adjoint.compiler.api.compile import Compiled
@@ -27,13 +27,21 @@ __all__ = ["Drawing", "draw"]
 FORMATS = {".txt": "text", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".html": "html"}
 
 
+@overload
+def draw(
+    target: Any, *args: Any, path: str | os.PathLike[str], format: str | None = None, **kwargs: Any
+) -> Drawing: ...
+@overload
+def draw(target: Any, *args: Any, path: None = None, format: None = None, **kwargs: Any) -> Drawing: ...
+@overload
+def draw(target: Any, *args: Any, path: None = None, format: str, **kwargs: Any) -> str: ...
 def draw(
     target: Any,
     *args: Any,
     path: str | os.PathLike[str] | None = None,
     format: str | None = None,
     **kwargs: Any,
-) -> Drawing:
+) -> Drawing | str:
     """Draw the graph of a tensor, of a call of a function or module, or of a compiled program.
 
     A function or module is called once with the arguments, so that modules and source lines are shown.
@@ -47,15 +55,16 @@ def draw(
     path : path, optional
         The file to write.  The ending chooses the format: .txt, .dot, .svg or .html.
     format : str, optional
-        "text", "dot", "svg" or "html"; needed only if the ending of ``path`` is not one of these.
+        "text", "dot", "svg" or "html".  With ``path`` it is needed only if the ending is not one of these;
+        without ``path``, the text in this format is returned.
     **kwargs : object
         Keyword arguments of the call.
 
     Returns
     -------
-    Drawing
+    Drawing or str
         A drawing, which prints as a text tree.  ``text()``, ``dot()``, ``svg()`` and ``html()`` return the
-        formats.
+        formats.  With ``format`` and without ``path``, a string.
 
     Raises
     ------
@@ -77,11 +86,9 @@ def draw(
     drawing = Drawing(_graph(target, args, kwargs), _title(target))
     if path is not None:
         ending = os.path.splitext(os.fspath(path))[1].lower()
-        drawing._write(Path(path), format or FORMATS.get(ending, ending))
+        write_text(Path(path), drawing._in_format(format or FORMATS.get(ending, ending)))
     elif format is not None:
-        raise ArgumentError(
-            f"draw: format={format!r} needs path=.  To get the text, call draw(...).{format}()."
-        )
+        return drawing._in_format(format)
     return drawing
 
 
@@ -116,7 +123,7 @@ class Drawing:
     def _repr_svg_(self) -> str:
         return self.svg()
 
-    def _write(self, path: Path, format: str) -> None:
+    def _in_format(self, format: str) -> str:
         makers: dict[str, Callable[[], str]] = {
             "text": self.text, "dot": self.dot, "svg": self.svg, "html": self.html,
         }  # fmt: skip
@@ -125,7 +132,7 @@ class Drawing:
                 f"draw: {format!r} is not a known format.\n"
                 "  Use a file name that ends in .txt, .dot, .svg or .html, or pass format='svg'."
             )
-        write_text(path, makers[format]())
+        return makers[format]()
 
     def text(self, limit: int = 200) -> str:
         """Return a tree of modules with one line for each op.

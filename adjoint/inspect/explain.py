@@ -137,11 +137,11 @@ class Explanation:
         return iter(self.findings)
 
     def __str__(self) -> str:
-        return "\n".join(f.text() for f in self.findings)
+        return "\n".join(f.text() for f in self.findings) or "no problems found"
 
     def __repr__(self) -> str:
         if not self.findings:
-            return "<Explanation: no findings>"
+            return "<Explanation: no problems found>"
         return f"<Explanation: {count(len(self.findings), 'finding')}>\n{self}"
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

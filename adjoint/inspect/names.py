@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import CO_VARARGS
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
@@ -14,6 +14,7 @@ from adjoint import tree
 from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor
 from adjoint.nn.module import Module
+from adjoint.nn.module_tree import unseen_parameters
 
 __all__ = ["Names", "in_block", "listed", "of_function"]
 
@@ -32,6 +33,7 @@ class Names:
         self.explicit = given is not None
         self._tensors = {id(v): k for k, v in variables.items() if isinstance(v, Tensor)}
         self._modules: dict[int, tuple[str, Module]] = {}  # variables that are modules, by id
+        self.modules: list[tuple[str, Module]] = []  # those whose parameters are wanted, with their names
         if given is not None:
             self._add_tree("", given)
         for name, value in variables.items():
@@ -61,6 +63,7 @@ class Names:
             self.results.setdefault(name, t)
 
     def _add_module(self, name: str, module: Module) -> None:
+        self.modules.append((name, module))
         for path, p in module.named_parameters():
             self.wanted.setdefault(id(p), (f"{name}.{path}" if name else path, p))
 
@@ -80,6 +83,18 @@ class Names:
         outer = [each for k, each in known.items() if k not in inner]
         for name, module in outer:
             self._add_module(name if len(outer) > 1 else "", module)
+
+    def unregistered(self) -> Iterator[tuple[str, str]]:
+        """Yield each plain list or dictionary that hides parameters from a module: its name, a sentence."""
+        for name, module in self.modules:
+            for path in unseen_parameters(module):
+                place = f"{name}.{path}" if name else f"self.{path} of {type(module).__name__}"
+                yield (
+                    f"{name}.{path}" if name else path,
+                    f"{place} is a plain list, tuple or dictionary, so parameters() does not have the "
+                    "parameters in it,\n  and optimisers, files and astype() leave them out.  Use "
+                    "nn.ModuleList or nn.ModuleDict; for a parameter, an attribute of its own.",
+                )
 
     def of(self, t: Tensor) -> str:
         """Return the name of a tensor, or "a tensor of shape (3,)" if it has no name."""

@@ -72,8 +72,9 @@ def test_files_have_the_format_of_their_ending(tmp_path):
         errors.ArgumentError, match=r"is not a known format\.\n  Use a file name that ends in \.txt, \.dot"
     ):
         ad.inspect.draw(model, X, path=tmp_path / "graph.png")
-    with pytest.raises(errors.ArgumentError, match="needs path="):
-        ad.inspect.draw(model, X, format="svg")
+    assert ad.inspect.draw(model, X, format="dot") == ad.inspect.draw(model, X).dot()
+    with pytest.raises(errors.ArgumentError, match="'png' is not a known format"):
+        ad.inspect.draw(model, X, format="png")
 
 
 def test_the_svg_is_well_formed_and_boxes_do_not_overlap():

@@ -361,8 +361,8 @@ def healthy_discriminator():
 )
 def test_nothing_is_said_of_a_healthy_step(make):
     why = explain(make())
-    assert not why and str(why) == "" and len(why) == 0, str(why)
-    assert repr(why) == "<Explanation: no findings>"
+    assert not why and str(why) == "no problems found" and len(why) == 0, str(why)
+    assert repr(why) == "<Explanation: no problems found>"
 
 
 def test_a_block_explains_a_whole_step():
@@ -496,3 +496,60 @@ def test_every_op_can_be_observed():
     assert set().union(*told.values()) <= {"no_derivative", "zero"}
     assert all(told[name] == {"no_derivative"} for name in ("round", "sign", "floor", "zeros_like"))
     assert not any(told[name] for name in ("exp", "matmul", "linear", "softmax", "conv", "sum", "index"))
+
+
+class Listed(nn.Module):
+    """A model whose layers are in a plain list and a dictionary, which it does not see."""
+
+    def __init__(self):
+        self.layers = [nn.Linear(4, 4, rng=0), nn.Linear(4, 4, rng=1)]
+        self.heads = {"main": nn.Linear(4, 3, rng=2)}
+        self.scale = nn.Parameter(np.ones(3, np.float32))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.heads["main"](x) * self.scale
+
+
+def test_modules_in_plain_containers_of_a_module_are_found():
+    model = Listed()
+    why = explain(lambda: F.cross_entropy(model(X), Y))
+    assert [(f.kind, f.parameters) for f in why] == [
+        ("not_registered", ["layers"]),
+        ("not_registered", ["heads"]),
+    ]
+    assert str(why).splitlines()[0] == (
+        "self.layers of Listed is a plain list, tuple or dictionary, so parameters() does not have the parameters in it,"
+    )
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with explain() as why:
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+    assert [f.kind for f in why] == ["not_registered", "not_registered"]
+
+
+def test_modules_in_plain_variables_are_parameters():
+    layers, heads = [nn.Linear(4, 4, rng=0)], {"main": nn.Linear(4, 3, rng=1)}
+    why = explain(lambda: F.cross_entropy(heads["main"](layers[0](X).detach()), Y))
+    assert [(f.kind, f.parameters) for f in why] == [("detached", ["layers[0].weight", "layers[0].bias"])]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda best: ad.ones((3, 2))[best],
+        lambda best: ad.tensor(best.numpy().astype(np.float32)),
+        lambda best: ad.tensor(float(best.sum().item())),
+        lambda best: F.one_hot(best, 3).astype(np.float32),
+        lambda best: best == Y,
+        lambda best: best,
+    ],
+)
+def test_argmax_is_named_where_its_result_is_used(use):
+    model = net()
+    why = explain(lambda: use(model(X).argmax(1)))
+    assert [f.sentence.partition(" at ")[0] for f in why] == [
+        "0.weight, 0.bias, 2.weight and 2.bias get no gradient: 'argmax'"
+    ]
+    assert "stops the gradient: it is piecewise constant" in str(why)
