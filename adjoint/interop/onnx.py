@@ -7,7 +7,7 @@ are those of the example inputs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from adjoint.core.convert import array_of
 from adjoint.core.namespace import dyn
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, MissingExtraError
+from adjoint.interop.onnx_dynamic import checked_axes, dynamic_model
 from adjoint.interop.onnx_import import load
 from adjoint.nn.module import Module
 from adjoint.storage.atomic import replace_file
@@ -49,10 +50,12 @@ def save(
     *,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
+    dynamic_axes: Mapping[str, Mapping[int, str] | Sequence[int]] | None = None,
 ) -> None:
     """Write the forward of a module or function to an ONNX file.
 
-    The module is traced in evaluation mode, with the shapes and dtypes of ``inputs``.
+    The module is traced in evaluation mode, with the shapes and dtypes of ``inputs``.  With ``dynamic_axes``
+    it is traced with three lengths of this axis, and the file accepts every length.
 
     Parameters
     ----------
@@ -66,11 +69,15 @@ def save(
         The names of the inputs; by default ``input_0`` and so on.
     output_names : sequence of str, optional
         The names of the outputs; by default ``output_0`` and so on.
+    dynamic_axes : dict, optional
+        The axis of each input that may have any length, as in PyTorch: ``{"input_0": {0: "batch"}}`` or
+        ``{"input_0": [0]}``.  All these axes have the same length.  The axes of outputs are found.
 
     Raises
     ------
     InputError
-        If the model uses an op or a dtype that ONNX does not have.
+        If the model uses an op or a dtype that ONNX does not have, or computes something else for other
+        lengths of a dynamic axis.
 
     Examples
     --------
@@ -88,8 +95,16 @@ def save(
     """
     given = inputs if isinstance(inputs, tuple) else (inputs,)
     arrays = [a.numpy() if isinstance(a, Tensor) else array_of(a) for a in given]
-    graph = _Graph(model, arrays, input_names, output_names)
-    proto = graph.model()
+
+    def make(arrays: list[Any]) -> Any:
+        return _Graph(model, arrays, input_names, output_names).model()
+
+    if dynamic_axes is None:
+        proto = make(arrays)
+    else:
+        names = dict(zip(_names("input", input_names, len(arrays)), (a.ndim for a in arrays), strict=True))
+        outputs = output_names or [name for name in dynamic_axes if name.startswith("output_")]
+        proto = dynamic_model(make, arrays, *checked_axes(dynamic_axes, names, outputs))
     try:
         onnx.checker.check_model(proto, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:

@@ -130,16 +130,8 @@ class OnnxModule(Module):
 
 
 def _numbers(value: Any) -> list[int]:
-    """Return a constant array of the file, such as a shape, as a list of integers.
-
-    Raise if the model computes the array, which is then a tensor.
-    """
-    if isinstance(value, Tensor):
-        raise InputError(
-            "onnx: the model computes a shape or an axis, which is not supported.\n"
-            "  Export the model with constant shapes."
-        )
-    return [int(v) for v in np.atleast_1d(value)]
+    """Return an array of the file, such as a shape, as a list of integers."""
+    return [int(v) for v in np.atleast_1d(value.numpy() if isinstance(value, Tensor) else value)]
 
 
 def _reduce(name: str) -> Callable[..., Any]:
@@ -297,6 +289,7 @@ NODES: dict[str, Callable[..., Any]] = {
     "Gemm": _gemm,
     "Cast": lambda x, *, to, **_: rec.astype(x, dtype=helper.tensor_dtype_to_np_dtype(to)),
     "Reshape": _reshape,
+    "Shape": lambda x, start=0, end=None: asarray(np.array(x.shape[start:end], np.int64)),
     "Expand": lambda x, to: x + asarray(np.zeros(_numbers(to), x.dtype)),
     "Transpose": lambda x, *, perm=None: shape.permute_dims(x, tuple(perm or range(x.ndim)[::-1])),
     "Flatten": lambda x, *, axis=1: x.reshape((int(np.prod(x.shape[:axis])), -1)),

@@ -83,6 +83,82 @@ def test_a_layer_gives_the_same_in_onnx_runtime_and_when_it_is_read_back(name: s
         np.testing.assert_allclose(c, a, rtol=1e-5, atol=1e-5)
 
 
+NO_DYNAMIC = {"Bilinear": "runs different ops", "EmbeddingBag": "depends on the length of the dynamic axis"}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_first_axis_may_have_any_length(name: str, tmp_path: Path) -> None:
+    model, inputs = LAYERS[name]
+    if isinstance(model, nn.Module):
+        model.eval()
+    file, axes = tmp_path / "model.onnx", {f"input_{k}": {0: "batch"} for k in range(len(inputs))}
+    if name in NO_DYNAMIC:
+        with pytest.raises(InputError, match=NO_DYNAMIC[name]):
+            onnx.save(model, inputs, file, dynamic_axes=axes)
+        return
+    onnx.save(model, inputs, file, dynamic_axes=axes)
+    session = onnxruntime.InferenceSession(file)
+    assert session.get_inputs()[0].shape[0] == "batch"
+    for size in (1, 4, 7):
+        given = [np.take(v, np.arange(size) % len(v), 0) for v in inputs]
+        runtime = session.run(None, dict(zip(axes, given, strict=True)))
+        with ad.no_grad():
+            own = [t.numpy() for t in ad.tree.flatten(model(*map(ad.tensor, given)))[0]]
+            back = [t.numpy() for t in ad.tree.flatten(onnx.load(file)(*given))[0]]
+        for a, b, c in zip(own, runtime, back, strict=True):
+            assert a.shape == b.shape == c.shape
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(c, a, rtol=1e-5, atol=1e-5)
+
+
+def test_a_dynamic_axis_that_is_not_the_first(tmp_path: Path) -> None:
+    model = nn.LSTM(4, 5, rng=0)
+    onnx.save(
+        model,
+        x(6, 2, 4),
+        tmp_path / "a.onnx",
+        input_names=["words"],
+        dynamic_axes={"words": {1: "time"}, "output_0": {1: "time"}},
+    )
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
+    assert session.get_inputs()[0].shape == [6, "time", 4]
+    for length in (1, 3, 9):
+        np.testing.assert_allclose(
+            session.run(None, {"words": x(6, length, 4)})[0],
+            model(ad.tensor(x(6, length, 4)))[0].numpy(),
+            atol=1e-5,
+        )
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"x": [0]}, "dynamic_axes has the name 'x', but the inputs are input_0, input_1."),
+        ({"input_0": [0, 1]}, "must name one of the 2 axes of the input"),
+        ({"input_0": {5: "batch"}}, "must name one of the 2 axes of the input"),
+        ({"input_0": {0: "a"}, "input_1": {0: "b"}}, "must name one length for all inputs, such as 'batch', but has a, b."),
+        ({}, "must name one length for all inputs, such as 'batch', but has none."),
+        ({"input_0": [0], "input_1": [0]}, "must have one length that is not 0, but the examples have 2, 3."),
+    ],
+)  # fmt: skip
+def test_dynamic_axes_that_are_not_possible(axes: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        onnx.save(lambda a, b: (a.sum(), b.sum()), (x(2, 3), x(3, 3)), tmp_path / "a.onnx", dynamic_axes=axes)
+    assert message in str(caught.value)
+
+
+def test_a_constant_of_the_batch_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="depends on the length of the dynamic axis"):
+        onnx.save(
+            lambda a: a * ad.arange(len(a)).reshape(-1, 1),
+            x(2, 3),
+            tmp_path / "a.onnx",
+            dynamic_axes={"input_0": [0]},
+        )
+    with pytest.raises(InputError, match="depends on the length of the dynamic axis"):
+        onnx.save(lambda a: a.sum(0) / len(a), x(2, 3), tmp_path / "a.onnx", dynamic_axes={"input_0": [0]})
+
+
 def test_a_module_that_was_read_can_be_trained(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(3, 8, rng=0), nn.Tanh(), nn.Linear(8, 1, rng=1))
     onnx.save(net, x(4, 3), tmp_path / "a.onnx", input_names=["features"], output_names=["score"])
