@@ -178,11 +178,14 @@ for _module, _names in {
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names
 
-    @_tracebacks.door
     def __getattr__(name: str) -> Any:
         """Import a public name at its first use and return it; raise an error if it is unknown."""
         if name not in _LATER:
-            raise _hints.absent(sys.modules[__name__], name, _instead(name), sys._getframe(2))
+            try:
+                _hints.raise_absent(sys.modules[__name__], name, _instead(name), sys._getframe(1))
+            except Exception as error:
+                _tracebacks.hide(error, by_user=True)
+                raise
         module = importlib.import_module(_LATER[name])
         _hints.add_hints(module.__name__)
         found = module if module.__name__ == f"adjoint.{name}" else getattr(module, name)

@@ -19,7 +19,15 @@ from adjoint.errors import AbsentImportError, AbsentNameError, InputError
 from adjoint.foreign_names import ABSENT_KEYWORDS, ATTRIBUTES, FUNCTIONS, KEYWORDS, PARTS, elsewhere
 from adjoint.tracebacks import door, hide
 
-__all__ = ["FUNCTIONS", "KEYWORDS", "absent", "add_hints", "check_keywords", "explain_class", "with_hints"]
+__all__ = [
+    "FUNCTIONS",
+    "KEYWORDS",
+    "add_hints",
+    "check_keywords",
+    "explain_class",
+    "raise_absent",
+    "with_hints",
+]
 
 _RENAMED = frozenset(KEYWORDS.values())
 _explained: set[Any] = set()  # modules and classes
@@ -167,23 +175,26 @@ def _explain_attributes(cls: type, instead: Mapping[str, str]) -> None:
 def _lookup(module: ModuleType) -> Callable[[str], NoReturn]:
     """Return a ``__getattr__`` for a module; it raises an error with a hint for a missing name."""
 
-    @door
     def lookup(name: str) -> NoReturn:
         instead = PARTS[module.__name__].get(name) or elsewhere(name)
-        raise absent(module, name, f".  Use {instead}." if instead else "", sys._getframe(2))
+        try:
+            raise_absent(module, name, f".  Use {instead}." if instead else "", sys._getframe(1))
+        except Exception as error:
+            hide(error, by_user=True)
+            raise
 
     return lookup
 
 
-def absent(module: ModuleType, name: str, instead: str, frame: FrameType) -> Exception:
-    """Return the error for a name that a module does not have.
+def raise_absent(module: ModuleType, name: str, instead: str, frame: FrameType) -> NoReturn:
+    """Raise the error for a name that a module does not have.
 
     ``instead`` is the hint at the end of the message, or "".  ``frame`` has asked for the name: in ``from
     module import name``, Python replaces an AttributeError by an ImportError, which would lose the hint.
     """
     path = module.__name__.replace(".ops.", ".")
     if instead and frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
-        return AbsentImportError(f"cannot import name {name!r} from {path!r}{instead}")
-    return (AbsentNameError if instead else AttributeError)(
+        raise AbsentImportError(f"cannot import name {name!r} from {path!r}{instead}")
+    raise (AbsentNameError if instead else AttributeError)(
         f"module {path!r} has no attribute {name!r}{instead}", name=name, obj=module
     )

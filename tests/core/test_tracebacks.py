@@ -56,6 +56,8 @@ CALLS = {
     "keyword": (lambda: ad.sum(X, dim=1), []),
     "attribute": (lambda: X.cuda(), []),
     "name": (lambda: ad.Variable, []),
+    "unknown name": (lambda: (ad.quux, nn.quux), []),
+    "unknown name of a module": (lambda: nn.quux, []),
     "backward": (lambda: X.backward(), []),
     "released": (in_python, []),
     "gradients": (lambda: ad.gradients(X.sum(), [ad.ones(2)]), []),
