@@ -36,14 +36,25 @@ def launch(ranks: int, program: str, arguments: Sequence[str]) -> int:
     command = [mpiexec, *flags, "-n", str(ranks), sys.executable, program, *arguments]
     # mpiexec runs in a new session, so that Ctrl-C in the terminal interrupts only this process.
     with subprocess.Popen(command, env={**threads, **os.environ}, start_new_session=True) as process:
-        # Open MPI's mpiexec kills the ranks soon after an interrupt, but forwards SIGUSR1.
-        forwarded = signal.SIGUSR1 if is_open_mpi and os.name != "nt" else signal.SIGINT
+        forwarded = _forwarded(is_open_mpi, os.name)
         while True:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                process.send_signal(forwarded)
+                if forwarded is not None:
+                    process.send_signal(forwarded)
                 forwarded = signal.SIGTERM  # the second Ctrl-C ends the ranks
+
+
+def _forwarded(is_open_mpi: bool, system: str) -> signal.Signals | None:
+    """Return the signal that tells mpiexec of Ctrl-C, or None if it needs none.
+
+    Open MPI's mpiexec kills the ranks soon after an interrupt, but forwards SIGUSR1.  On Windows ("nt") there
+    are no sessions and no such signals: Ctrl-C reaches mpiexec itself.
+    """
+    if system == "nt":
+        return None
+    return signal.SIGUSR1 if is_open_mpi else signal.SIGINT
 
 
 def _mpiexec() -> tuple[str, bool]:

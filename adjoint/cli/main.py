@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import os
 import runpy
 import sys
@@ -28,6 +29,10 @@ VERSION = adjoint.__version__
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, by default that of the process, and return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:  # a pipe on Windows may have an encoding without ≤ or →
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
     options = _parser().parse_args(given[:1] if given[:1] == ["bench"] else given)
     try:
         if options.command == "bench":

@@ -75,7 +75,8 @@ def shown_place(place: Place) -> str:
     file, line, _ = place
     if not file:
         return "(no line)"
-    inside = os.path.relpath(file) if os.path.isabs(file) and os.path.exists(file) else file
+    near = os.path.splitdrive(file)[0] == os.path.splitdrive(os.getcwd())[0]  # drives of Windows
+    inside = os.path.relpath(file) if near and os.path.isabs(file) and os.path.exists(file) else file
     return f"{file if inside.startswith('..') else inside}:{line}"
 
 

@@ -330,7 +330,7 @@ class Log(Callback, ABC):
     def _open(self) -> TextIO:
         if self._file is None:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "a", newline="")  # noqa: SIM115  closed in on_end
+            self._file = open(self.path, "a", newline="", encoding="utf-8")  # noqa: SIM115  closed in on_end
         return self._file
 
     @abstractmethod
@@ -367,7 +367,7 @@ class CSVLog(Log):
 
         Raise if ``row`` has a key that is not a column.
         """
-        with open(self.path, newline="") as file:
+        with open(self.path, newline="", encoding="utf-8") as file:
             columns = next(csv.reader(file), None)
         other = [] if columns is None else [name for name in row if name not in columns]
         if other:

@@ -220,7 +220,10 @@ def _names(trainer: Trainer, callback: Callback) -> dict[str, Any]:
         beside = None
     else:
         start = os.path.realpath(trainer.checkpoints.directory)
-        beside = {**identity, "path": os.path.relpath(identity["path"], start)}
+        try:
+            beside = {**identity, "path": os.path.relpath(identity["path"], start)}
+        except ValueError:  # another drive of Windows
+            beside = None
     return {"kind": type(callback).__name__, "identity": identity, "beside": beside}
 
 
