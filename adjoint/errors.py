@@ -55,6 +55,12 @@ __all__ = [
 __dir__ = sorted(__all__).copy
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of adjoint, for messages."""
+    published = f"pip install 'adjoint-ad[{extra}]' once it is published"
+    return f"pip install '.[{extra}]' in a clone of adjoint, or {published}"
+
+
 class AdjointError(Exception):
     """Base class of all adjoint errors; it is never raised itself."""
 
@@ -308,7 +314,7 @@ class FileError(AdjointError, ValueError):
 class MissingExtraError(AdjointError, ImportError):
     """An optional library is not installed.
 
-    Fix: ``pip install 'adjoint-ad[extra]'``, as the message says.
+    Fix: install the extra, as the message says.
 
     Parameters
     ----------
@@ -321,4 +327,4 @@ class MissingExtraError(AdjointError, ImportError):
     """
 
     def __init__(self, what: str, library: str, extra: str) -> None:
-        super().__init__(f"{what} needs {library}.  Install it with: pip install 'adjoint-ad[{extra}]'")
+        super().__init__(f"{what} needs {library}.  Install it with: {install_command(extra)}.")

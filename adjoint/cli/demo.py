@@ -12,7 +12,7 @@ import numpy as np
 import adjoint as ad
 from adjoint import inspect, nn, optim, train
 from adjoint.cli.target import check_writable
-from adjoint.errors import FileError, MissingExtraError
+from adjoint.errors import FileError, MissingExtraError, install_command
 from adjoint.optim import schedules
 
 __all__ = ["demo"]
@@ -168,9 +168,7 @@ def _report(facts: dict[str, Any]) -> str:
             f"gradient norm    {facts['gradient_norm_first']:.4g} in the first epoch, "
             f"{facts['gradient_norm_last']:.4g} in the last, on average",
             f"time             {facts['seconds']} s",
-            f"picture          {picture}"
-            if picture
-            else "picture          none: pip install 'adjoint-ad[plot]'",
+            f"picture          {picture}" if picture else f"picture          none: {install_command('plot')}",
             f"report           {facts['report']}: open it in a browser",
         ]
     )

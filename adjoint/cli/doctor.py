@@ -37,8 +37,12 @@ def doctor(*, as_json: bool = False) -> str:
     for extra, packages in facts["extras"].items():
         missing = [p for p, version in packages.items() if version is None]
         have = ", ".join(f"{p} {v}" for p, v in packages.items() if v is not None)
-        advice = f"missing {', '.join(missing)}: pip install 'adjoint-ad[{extra}]'" if missing else ""
+        advice = f"missing {', '.join(missing)}: pip install '.[{extra}]'" if missing else ""
         lines.append(f"  {extra:13}{'; '.join(filter(None, (have, advice)))}")
+    if any("missing" in line for line in lines):
+        lines.append(
+            "Run these commands in a clone of adjoint; once it is published, write adjoint-ad for the dot."
+        )
     return "\n".join(lines)
 
 

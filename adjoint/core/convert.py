@@ -16,7 +16,7 @@ from adjoint.core.conversion import check_conversion
 from adjoint.core.lifted import Lifted, Unknown, tracing
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, Traced, concrete, with_own_dtype, wrap
-from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, install_command
 
 if TYPE_CHECKING:
     from adjoint.typing import ArrayLike, DTypeLike
@@ -484,7 +484,7 @@ def checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
         target = np.dtype(dtype)
     except TypeError:
         cure = (
-            "Use ml_dtypes.bfloat16, which pip install 'adjoint-ad[bfloat16]' installs."
+            f"Use ml_dtypes.bfloat16.  Install it with: {install_command('bfloat16')}."
             if dtype == "bfloat16"
             else "Use a NumPy dtype, for example np.float32."
         )

@@ -1,6 +1,6 @@
 """The namespace ``ad.special``: error functions, gamma functions, entropies, and functions of other modules.
 
-Values come from SciPy (``pip install 'adjoint-ad[scipy]'``), which is imported at the first call; ``erf``,
+Values come from SciPy (the extra ``scipy``), which is imported at the first call; ``erf``,
 ``expit``, ``log_expit``, ``logit``, ``xlogy``, ``xlog1py`` and ``entr`` need only NumPy.  If the derivative
 of a function is another special function, that function is an op, too, so that derivatives of every order are
 exact: ``gammaln`` → ``digamma`` → ``polygamma``, ``log_ndtr`` → ``erfcx`` → its derivatives.

@@ -38,7 +38,7 @@ def test_auto_is_replay_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(3):
         f(np.ones(3))
     assert f._variants[0].native is None
-    assert "pip install 'adjoint-ad[compile]'" in f.explain()
+    assert "pip install '.[compile]' in a clone" in f.explain()
 
 
 def test_programs_without_kernels_stay_replay() -> None:

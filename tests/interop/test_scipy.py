@@ -168,7 +168,7 @@ def test_importing_loads_no_scipy_and_its_absence_is_explained() -> None:
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[0] == (
-        "ad.interop.scipy.minimize needs SciPy.  Install it with: pip install 'adjoint-ad[scipy]'"
+        "ad.interop.scipy.minimize needs SciPy.  Install it with: pip install '.[scipy]' in a clone of adjoint, or pip install 'adjoint-ad[scipy]' once it is published."
     )
     assert len(out.splitlines()) == 3 and issubclass(MissingExtraError, ImportError)
 

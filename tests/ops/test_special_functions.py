@@ -213,7 +213,7 @@ def test_without_scipy(monkeypatch):
     with pytest.raises(MissingExtraError) as error:
         S.polygamma(1, 2.0)
     assert str(error.value) == (
-        "ad.special.polygamma needs SciPy.  Install it with: pip install 'adjoint-ad[scipy]'"
+        "ad.special.polygamma needs SciPy.  Install it with: pip install '.[scipy]' in a clone of adjoint, or pip install 'adjoint-ad[scipy]' once it is published."
     )
     with pytest.raises(MissingExtraError, match=r"ad\.special\.newname needs SciPy"):
         from_scipy("newname")(1.0)

@@ -126,7 +126,7 @@ def test_bfloat16_without_its_library(path, monkeypatch):
         with pytest.raises(MissingExtraError) as error:
             ad.load(file)
         assert str(error.value) == (
-            "loading bfloat16 needs ml_dtypes.  Install it with: pip install 'adjoint-ad[bfloat16]'"
+            "loading bfloat16 needs ml_dtypes.  Install it with: pip install '.[bfloat16]' in a clone of adjoint, or pip install 'adjoint-ad[bfloat16]' once it is published."
         )
 
 

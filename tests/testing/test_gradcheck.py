@@ -225,7 +225,7 @@ def test_without_hypothesis_the_message_names_the_extra():
         "except ad.errors.MissingExtraError as error: print(error)"
     )
     assert out.strip() == (
-        "adjoint.testing.strategies needs hypothesis.  Install it with: pip install 'adjoint-ad[testing]'"
+        "adjoint.testing.strategies needs hypothesis.  Install it with: pip install '.[testing]' in a clone of adjoint, or pip install 'adjoint-ad[testing]' once it is published."
     )
 
 

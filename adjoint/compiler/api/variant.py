@@ -40,7 +40,7 @@ from adjoint.config import special, transform
 from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.user_code import warn
-from adjoint.errors import TransformError
+from adjoint.errors import TransformError, install_command
 from adjoint.transforms.inputs import name_of
 from adjoint.words import count
 
@@ -223,7 +223,7 @@ class Variant:
         if self.native is None and self.backend != "replay":
             self._go_native()
         if self.native is None:
-            why = "" if has_llvm() else "; native code needs llvmlite: pip install 'adjoint-ad[compile]'"
+            why = "" if has_llvm() else f"; native code needs llvmlite: {install_command('compile')}"
             n = len(self.program.live())
             return f"{count(n, 'instruction')}, {'each of them ' if n > 1 else ''}a call of NumPy{why}"
         return explain(self.native)
