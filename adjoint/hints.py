@@ -30,6 +30,11 @@ __all__ = [
 ]
 
 _RENAMED = frozenset(KEYWORDS.values())
+_WRAPPED = (
+    "adjoint.transforms.", "adjoint.storage.", "adjoint.ops.solvers", "adjoint.ops.decompositions",
+    "adjoint.ops.least_squares", "adjoint.ops.singular_values", "adjoint.ops.matrix_functions",
+    "adjoint.ops.contraction", "adjoint.ops.join", "adjoint.ops.linalg",
+)  # fmt: skip
 _explained: set[Any] = set()  # modules and classes
 
 
@@ -78,8 +83,8 @@ def _is_renamed(value: Any) -> bool:
     """Return whether a value is a function with a parameter that has a different name in other libraries."""
     if not isinstance(value, FunctionType):
         return False
-    # JAX's and PyTorch's have more parameters
-    if value.__module__.startswith(("adjoint.transforms.", "adjoint.storage.")):
+    # JAX's and PyTorch's have more parameters; the others are long enough for a door (tracebacks.py)
+    if value.__module__.startswith(_WRAPPED) or value.__module__.endswith("_losses"):
         return True
     code = value.__code__
     if code.co_varnames[:1] == ("shape",):  # other libraries accept separate lengths

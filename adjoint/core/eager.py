@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -72,11 +73,7 @@ try:
     set_modes(REPORTED if before is USUAL else reported_modes(before))
     data = {call}
 except Exception as error:
-    try:
-        raise explained(op, ({arguments},), {params}, error) from None
-    except Exception as error:
-        hide(error)
-        raise
+    raise explained(op, ({arguments},), {params}, error) from None
 finally:
     set_modes(before)
 """
@@ -90,11 +87,7 @@ except Exception as error:
             raise
         data = reported(forward, {values}, **{params})
     except Exception as error:
-        try:
-            raise explained(op, ({arguments},), {params}, error) from None
-        except Exception as error:
-            hide(error)
-            raise
+        raise explained(op, ({arguments},), {params}, error) from None
 """
 
 # Wrap the output.
@@ -327,9 +320,18 @@ def _path(arity: int, has_params: bool, spread: bool, python: bool) -> Callable[
     for x in names:
         parts[f"save_{x}"] = SAVE.format(x=x)
         parts[f"unwrap_{x}"] = UNWRAP.format(x=x)
-    text = inlined((ONE, TWO, THREE)[arity - 1], parts)
+    text = _hiding(inlined((ONE, TWO, THREE)[arity - 1], parts))
     make: Callable[..., Eager] = compiled(text, f"eager {arity}{params}{spread}{python}", _NAMES)["make"]
     return make
+
+
+def _hiding(text: str) -> str:
+    """Put the body of the function ``eager`` into a ``try`` statement that passes errors to ``hide``."""
+    head, start, rest = text.partition("\n    def eager(")
+    first, _, rest = rest.partition("\n")
+    body, end, tail = rest.partition("\n    return eager")
+    ending = "\n        except Exception as error:\n            hide(error)\n            raise\n"
+    return f"{head}{start}{first}\n        try:\n{textwrap.indent(body, '    ')}{ending}{end}{tail}"
 
 
 # By the number of arguments and the bits of the wanted gradients: their indices, and a flag per argument.
@@ -366,47 +368,51 @@ def general(op: Op) -> Eager:
     shift = int(op.arity is not None)  # any number of arguments share one bit: one bit each is quadratic
 
     def eager(*args: Any, **params: Any) -> Any:
-        if several or special.count:
-            return careful(op, args, params)
-        wanted, bit = 0, 1
-        arrays: list[Any] = []
-        parents: list[Any] = []
-        numbers = False
-        for a in args:
-            if type(a) is Tensor:
-                arrays.append(a._data)
-                parent = a._node
-                if parent is None:
-                    parents.append(None)
-                else:
-                    wanted |= bit
-                    parents.append(a if parent is LEAF else parent)
-            elif type(a) is float or type(a) is int:
-                arrays.append(a)
-                parents.append(None)
-                numbers = elementwise
-            else:
-                return careful(op, args, params)
-            bit <<= shift
-        if numbers:
-            arrays = weak_numbers(op, arrays)
         try:
-            data = reported(forward, *arrays, **params)
+            if several or special.count:
+                return careful(op, args, params)
+            wanted, bit = 0, 1
+            arrays: list[Any] = []
+            parents: list[Any] = []
+            numbers = False
+            for a in args:
+                if type(a) is Tensor:
+                    arrays.append(a._data)
+                    parent = a._node
+                    if parent is None:
+                        parents.append(None)
+                    else:
+                        wanted |= bit
+                        parents.append(a if parent is LEAF else parent)
+                elif type(a) is float or type(a) is int:
+                    arrays.append(a)
+                    parents.append(None)
+                    numbers = elementwise
+                else:
+                    return careful(op, args, params)
+                bit <<= shift
+            if numbers:
+                arrays = weak_numbers(op, arrays)
+            try:
+                data = reported(forward, *arrays, **params)
+            except Exception as error:
+                raise explained(op, args, params, error) from None
+            if type(data) is not ndarray:
+                data = as_result(op, data)
+            out = new_tensor()
+            out._data = data
+            out._version = 0
+            out._extra = None
+            out._node = None
+            if wanted and smooth and recording() and differentiable(data.dtype):
+                for i in rough:
+                    parents[i] = None
+                    wanted &= ~(1 << i)
+                if wanted:
+                    out._node = make_node(op, wanted, args, arrays, params, parents, data)
+            return out
         except Exception as error:
-            raise explained(op, args, params, error) from None
-        if type(data) is not ndarray:
-            data = as_result(op, data)
-        out = new_tensor()
-        out._data = data
-        out._version = 0
-        out._extra = None
-        out._node = None
-        if wanted and smooth and recording() and differentiable(data.dtype):
-            for i in rough:
-                parents[i] = None
-                wanted &= ~(1 << i)
-            if wanted:
-                out._node = make_node(op, wanted, args, arrays, params, parents, data)
-        return out
+            hide(error)
+            raise
 
     return eager

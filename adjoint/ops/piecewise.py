@@ -24,6 +24,7 @@ from adjoint.errors import DTypeError, InputError, ShapeError
 from adjoint.ops.complex_parts import imag, real
 from adjoint.ops.half import in_float32, keeping_half, wide
 from adjoint.ops.shared_docs import argument_doc
+from adjoint.tracebacks import hide
 from adjoint.typing import Array, ArrayLike
 
 __all__ = [
@@ -290,11 +291,17 @@ def where(
     >>> x.grad
     tensor([0.  , 0.25], dtype=float64)
     """
-    if x is None and y is None:
-        return asarray(condition).nonzero()
-    if x is None or y is None:
-        raise InputError("where: pass both x and y to choose between them, or neither to get the positions.")
-    return rec.where(condition, x, y)
+    try:
+        if x is None and y is None:
+            return asarray(condition).nonzero()
+        if x is None or y is None:
+            raise InputError(
+                "where: pass both x and y to choose between them, or neither to get the positions."
+            )
+        return rec.where(condition, x, y)
+    except Exception as error:
+        hide(error)
+        raise
 
 
 @argument_doc

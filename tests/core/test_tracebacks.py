@@ -39,6 +39,11 @@ def twice():
     step(ad.ones(4))  # the generated function does not fit, and the function is traced again
 
 
+def anomaly():
+    with ad.detect_anomaly():
+        ad.log(X - 2.0)
+
+
 def in_python():
     loss = (X * X).sum()
     loss.backward()
@@ -49,6 +54,13 @@ def in_python():
 CALLS = {
     "operator": (lambda: X + ad.ones((4, 5)), []),
     "matmul": (lambda: X @ X, []),
+    "lists": (lambda: ad.add([1.0, 2.0], [1.0, 2.0, 3.0]), []),
+    "three arguments": (lambda: ad.where(X > 0, X, ad.ones(7)), []),
+    "parameters": (lambda: ad.softmax(X, axis=5), []),
+    "anomaly": (anomaly, []),
+    "einsum": (lambda: ad.einsum("ij,jk->ik", X, X), []),
+    "linalg": (lambda: ad.linalg.solve(X, X), []),
+    "loss": (lambda: nn.functional.cross_entropy(X, ad.tensor([1, 2, 3])), []),
     "method": (lambda: X.reshape(4, 5), []),
     "function": (lambda: ad.reshape(X, (4, 5)), []),
     "index": (lambda: X[5], []),
