@@ -23,7 +23,8 @@ PAGES = {
 
 
 def absolute(text: str, address: str) -> str:
-    """Return Markdown whose relative links lead to the main branch at an address."""
+    """Return Markdown whose relative links and pictures lead to the main branch at an address."""
+    text = re.sub(r"(!\[[^\]]*\]\()(?!https?://)", rf"\g<1>{address}/raw/main/", text)
     return re.sub(r"\]\((?!https?://|#)", f"]({address}/blob/main/", text)
 
 
