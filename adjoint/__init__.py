@@ -97,7 +97,19 @@ from adjoint.ops.selection import *
 from adjoint.ops.shape import *
 
 if TYPE_CHECKING:
-    from adjoint import distributed, extend, inspect, nn, numpy, optim, random, scipy, testing, train
+    from adjoint import (
+        distributed,
+        extend,
+        inspect,
+        nn,
+        numpy,
+        optim,
+        random,
+        scipy,
+        sparsity,
+        testing,
+        train,
+    )
     from adjoint.accumulate.accumulator import GradientAccumulator
     from adjoint.accumulate.sums import GradientBuffer
     from adjoint.accumulate.window import AccumulationConfig, AccumulationEvent, AccumulationStats
@@ -135,13 +147,13 @@ __all__ = [
     "inference_mode", "inspect", "interop", "is_grad_enabled", "is_inference_mode_enabled", "linalg", "nn",
     "numpy", "scipy", "jacfwd", "jacobian", "jacrev", "jvp", "linearize", "load", "map", "no_grad", "random",
     "optim", "root", "save", "saved_tensors_hooks", "scan", "set_default_dtype", "set_grad_enabled",
-    "sparse_gradient", "special", "stop_gradient", "straight_through", "tensor", "testing", "distributed",
-    "train", "tree", "value_and_grad", "vjp", "compile", "vmap", "while_loop", *array_api.__all__,
-    *arrange.__all__, *compare.__all__, *complex_parts.__all__, *conditions.__all__, *contraction.__all__,
-    *create.__all__, *diagonals.__all__, *distances.__all__, *distinct.__all__, *elementwise.__all__,
-    *extremes.__all__, *fused.__all__, *grids.__all__, *grouped.__all__, *join.__all__, *nan_reduce.__all__,
-    *order.__all__, *piecewise.__all__, *products.__all__, *reduce.__all__, *scans.__all__,
-    *selection.__all__, *shape.__all__,
+    "sparse_gradient", "sparsity", "special", "stop_gradient", "straight_through", "tensor", "testing",
+    "distributed", "train", "tree", "value_and_grad", "vjp", "compile", "vmap", "while_loop",
+    *array_api.__all__, *arrange.__all__, *compare.__all__, *complex_parts.__all__, *conditions.__all__,
+    *contraction.__all__, *create.__all__, *diagonals.__all__, *distances.__all__, *distinct.__all__,
+    *elementwise.__all__, *extremes.__all__, *fused.__all__, *grids.__all__, *grouped.__all__,
+    *join.__all__, *nan_reduce.__all__, *order.__all__, *piecewise.__all__, *products.__all__,
+    *reduce.__all__, *scans.__all__, *selection.__all__, *shape.__all__,
 ]  # fmt: skip
 __dir__ = sorted(__all__).copy
 
@@ -152,7 +164,7 @@ del piecewise, products, reduce, scans, selection, shape
 # Imported at the first use, which keeps `import adjoint` fast (docs/adr/0009).
 _LATER = {
     name: f"adjoint.{name}"
-    for name in "nn numpy scipy optim random inspect extend testing train distributed".split()
+    for name in "nn numpy scipy sparsity optim random inspect extend testing train distributed".split()
 }
 for _module, _names in {
     "accumulate.accumulator": "GradientAccumulator",

@@ -102,6 +102,11 @@ _fields = SharedDoc("""
     costly : bool
         Whether the forward is a ufunc of one argument that is slow enough to divide a large array among
         threads.
+    sparsity : str or tuple of int
+        Which elements of the arguments an element of the result depends on: "move" (one element), "scatter"
+        (it is a sum of elements, each of which is added once), "axis" (all along the parameter ``axis``), a
+        tuple of axes, "contract", or another rule of ``sparsity/rules.py``.  Elementwise ops need none; any
+        other op without one depends on all elements.
     unread : sequence of int
         The indices of outputs that no rule reads; they are not saved.
 
@@ -148,6 +153,7 @@ def define(
     places: bool = False,
     pure: bool = True,
     costly: bool = False,
+    sparsity: str | tuple[int, ...] = "",
     unread: Sequence[int] = (),
 ) -> Callable[..., Tensor]:
     """Define an op and return its eager function.
@@ -167,7 +173,7 @@ def define(
         lower=_native_form(name, forward, fused, lower, ufunc), phrase=phrase, memory=memory,
         arg_names=args, out_name=out, params=tuple(params),
         saves_args=tuple(a in saves for a in args), saves_out=out in saves,
-        reads=_reads(rules, reads, args, out) if saves else (), unread=frozenset(unread),
+        reads=_reads(rules, reads, args, out) if saves else (), unread=frozenset(unread), sparsity=sparsity,
         batch=_batch_rule(name, kind, fused, batch), methods=_methods(name, method),
         rules=rules, joint=joint, jvp=jvp, shape=shape, kind=kind, arity=arity, outputs=outputs,
         holomorphic=holomorphic, literals=literals, selects=selects, places=places, pure=pure, costly=costly,

@@ -58,6 +58,7 @@ class Op:
     places: bool = False  # the gradient of its argument is zeros with g at params["key"]
     pure: bool = True  # no side effects; the same inputs give the same outputs
     costly: bool = False  # the forward is a ufunc that is worth several threads on a large array
+    sparsity: Any = ""  # which elements its results depend on (sparsity/rules.py); "" follows from the kind
     unread: frozenset[int] = frozenset()  # the indices of outputs that no rule reads; they are not saved
     call: bool = False  # a call of a user's function: its rule runs forward and backward itself
     eager: Callable[..., Any] = field(init=False)

@@ -101,14 +101,14 @@ def _native_pad(xp: Primitives, x: View, widths: Any, value: Any) -> View:
 
 
 define("flip", lambda x, axis: np.flip(x, axis), lambda xp, g, y, x, axis: xp.flip(g, axis=axis),
-       kind="linear", params=("axis",), batch="leading", method=True, lower=_native_flip, memory="view", doc="x with the order of elements along axes reversed.")  # fmt: skip
+       kind="linear", params=("axis",), batch="leading", method=True, lower=_native_flip, memory="view", sparsity="move", doc="x with the order of elements along axes reversed.")  # fmt: skip
 define("roll", lambda x, shift, axis: np.roll(x, shift, axis),
        lambda xp, g, y, x, shift, axis: xp.roll(g, shift=tuple(-s for s in shift), axis=axis),
-       kind="linear", params=("shift", "axis"), batch="leading", method=True, lower=_native_roll, doc="Elements shifted along axes; those shifted beyond the end return at the start.")  # fmt: skip
+       kind="linear", params=("shift", "axis"), batch="leading", method=True, lower=_native_roll, sparsity="move", doc="Elements shifted along axes; those shifted beyond the end return at the start.")  # fmt: skip
 define("pad", lambda x, widths, value: np.pad(x, widths, constant_values=value),
        lambda xp, g, y, x, widths, value: g[_crop(widths, x.shape)],
        kind="general", params=("widths", "value"), selects=True, jvp=lambda xp, t, y, x, widths, value: xp.pad(t, widths=widths, value=0),
-       batch=_pad_batch, reference="numpy", lower=_native_pad, doc="x with a border of constant elements added.")  # fmt: skip
+       batch=_pad_batch, reference="numpy", lower=_native_pad, sparsity="move", doc="x with a border of constant elements added.")  # fmt: skip
 
 
 def _native_windows(xp: Primitives, x: View, size: int, axis: int) -> View:
@@ -126,10 +126,10 @@ def _native_overlap_add(xp: Primitives, x: View, axis: int, length: int) -> View
 
 define("windows", _windows,
        lambda xp, g, y, x, size, axis: xp.overlap_add(g, axis=axis, length=x.shape[axis]),
-       kind="linear", params=("size", "axis"), batch="leading", reference="numpy", lower=_native_windows, memory="view", doc="All windows of neighbours along an axis; the elements of a window are along a new last axis.")  # fmt: skip
+       kind="linear", params=("size", "axis"), batch="leading", reference="numpy", lower=_native_windows, memory="view", sparsity="move", doc="All windows of neighbours along an axis; the elements of a window are along a new last axis.")  # fmt: skip
 define("overlap_add", in_float32(_overlap_add),
        lambda xp, g, y, x, axis, length: xp.windows(g, size=x.shape[-1], axis=axis),
-       kind="linear", params=("axis", "length"), batch="leading", reference="formula", lower=_native_overlap_add, doc="The sum of overlapping windows, each added at its position.")  # fmt: skip
+       kind="linear", params=("axis", "length"), batch="leading", reference="formula", lower=_native_overlap_add, sparsity="scatter", doc="The sum of overlapping windows, each added at its position.")  # fmt: skip
 
 
 # Shifts and borders ----------------------------------------------------------------------------

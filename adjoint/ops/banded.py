@@ -84,4 +84,4 @@ def _solve_banded_shape(x: Any, y: Any, lower: int, upper: int) -> Result | None
 define("solve_banded", _solve_banded, joint=_solve_banded_rule, arity=2, saves="zx", kind="general",
        params=("lower", "upper"), batch="elementwise", shape=_solve_banded_shape,
        reference=lambda x, y, lower, upper: np.linalg.solve(_full(x, lower, upper), y),
-       doc="The solution of equations with a banded matrix, whose diagonals are the rows of x.")  # fmt: skip
+       sparsity=(-2, -1), doc="The solution of equations with a banded matrix, whose diagonals are the rows of x.")  # fmt: skip

@@ -395,9 +395,9 @@ def _native_einsum(
 
 
 define("einsum", _einsum, _einsum_dx, _einsum_dy, saves="xy", reads=("y", "x"), kind="bilinear",
-       params=("left", "right", "output", "extra"), shape=_einsum_shape, batch=_einsum_batch, reference="formula", lower=_native_einsum, doc="The Einstein sum of two arrays.")  # fmt: skip
+       params=("left", "right", "output", "extra"), shape=_einsum_shape, batch=_einsum_batch, reference="formula", lower=_native_einsum, sparsity="contract", doc="The Einstein sum of two arrays.")  # fmt: skip
 define("relabel", _relabel, _relabel_rule, kind="linear", params=("labels", "output", "extra"),
-       shape=_relabel_shape, batch=_relabel_batch, reference="formula", lower=_native_relabel, doc="The Einstein sum of one array: a transpose, a sum over axes, a diagonal.")  # fmt: skip
+       shape=_relabel_shape, batch=_relabel_batch, reference="formula", lower=_native_relabel, sparsity="contract", doc="The Einstein sum of one array: a transpose, a sum over axes, a diagonal.")  # fmt: skip
 
 
 # Public functions -------------------------------------------------------------------------------

@@ -75,13 +75,13 @@ def _native_triangle(xp: Primitives, x: View, k: int, lower: bool) -> View:
 
 define("diagonal", _diagonal,
        lambda xp, g, y, x, offset: xp.undiagonal(g, offset=offset, shape=x.shape[-2:]),
-       kind="linear", params=("offset",), selects=True, batch="leading", method=True, reference="numpy.linalg:diagonal", lower=_native_diagonal, memory="view", doc="A diagonal of the last two axes.")  # fmt: skip
+       kind="linear", params=("offset",), selects=True, batch="leading", method=True, reference="numpy.linalg:diagonal", lower=_native_diagonal, memory="view", sparsity="move", doc="A diagonal of the last two axes.")  # fmt: skip
 define("undiagonal", _undiagonal, lambda xp, g, y, x, offset, shape: xp.diagonal(g, offset=offset),
-       kind="linear", params=("offset", "shape"), batch="leading", reference="formula", lower=_native_undiagonal, doc="Zeros with elements on a diagonal of two new last axes.")  # fmt: skip
+       kind="linear", params=("offset", "shape"), batch="leading", reference="formula", lower=_native_undiagonal, sparsity="move", doc="Zeros with elements on a diagonal of two new last axes.")  # fmt: skip
 define("tril", lambda x, k: np.tril(x, k), lambda xp, g, y, x, k: xp.tril(g, k=k), kind="linear", params=("k",),
-       selects=True, batch="leading", method=True, lower=lambda xp, x, k: _native_triangle(xp, x, k, True), doc="The lower triangle of the last two axes, zeros above.")  # fmt: skip
+       selects=True, batch="leading", method=True, lower=lambda xp, x, k: _native_triangle(xp, x, k, True), sparsity="move", doc="The lower triangle of the last two axes, zeros above.")  # fmt: skip
 define("triu", lambda x, k: np.triu(x, k), lambda xp, g, y, x, k: xp.triu(g, k=k), kind="linear", params=("k",),
-       selects=True, batch="leading", method=True, lower=lambda xp, x, k: _native_triangle(xp, x, k - 1, False), doc="The upper triangle of the last two axes, zeros below.")  # fmt: skip
+       selects=True, batch="leading", method=True, lower=lambda xp, x, k: _native_triangle(xp, x, k - 1, False), sparsity="move", doc="The upper triangle of the last two axes, zeros below.")  # fmt: skip
 
 
 @argument_doc

@@ -49,7 +49,7 @@ subtract = define("subtract", operator.sub,
                   lambda xp, g, z, x, y: -g, ufunc=np.subtract, method=("__sub__", "__rsub__"), lower=True, doc="Return x - y.")  # fmt: skip
 multiply = define("multiply", operator.mul,
                   lambda xp, g, z, x, y: g * y,
-                  lambda xp, g, z, x, y: g * x, saves="xy", ufunc=np.multiply, method=("__mul__", "__rmul__"), lower=True, doc="Return x · y.")  # fmt: skip
+                  lambda xp, g, z, x, y: g * x, saves="xy", ufunc=np.multiply, method=("__mul__", "__rmul__"), lower=True, sparsity="product", doc="Return x · y.")  # fmt: skip
 # d(x/y)/dy = -x/y² = -z/y: reuse the output, x need not be saved
 divide = define("divide", operator.truediv,
                 lambda xp, g, z, x, y: g / y,

@@ -86,9 +86,9 @@ def _native_place(xp: Primitives, op: str, x: View, axis: int | None, keepdims: 
 
 
 define("max", lambda x, axis, keepdims: np.maximum.reduce(x, axis=axis, keepdims=keepdims),
-       _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", method=True, lower=_native_extreme("max"), doc="The maximum over axes.")  # fmt: skip
+       _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", method=True, lower=_native_extreme("max"), sparsity="axis", doc="The maximum over axes.")  # fmt: skip
 define("min", lambda x, axis, keepdims: np.minimum.reduce(x, axis=axis, keepdims=keepdims),
-       _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", method=True, lower=_native_extreme("min"), doc="The minimum over axes.")  # fmt: skip
+       _extreme_rule, saves="xy", kind="general", shape=_EXTREME, params=("axis", "keepdims"), selects=True, batch="leading", method=True, lower=_native_extreme("min"), sparsity="axis", doc="The minimum over axes.")  # fmt: skip
 define("argmax", lambda x, axis, keepdims: np.argmax(x, axis=axis, keepdims=keepdims), None, kind="general",
        shape=_WHERE, params=("axis", "keepdims"), reason=_WHY, batch="leading", method=True, lower=lambda xp, x, axis, keepdims: _native_place(xp, "max", x, axis, keepdims), doc="The index of the first maximum.")  # fmt: skip
 define("argmin", lambda x, axis, keepdims: np.argmin(x, axis=axis, keepdims=keepdims), None, kind="general",

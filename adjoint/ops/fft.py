@@ -96,11 +96,11 @@ def _irfftn_rule(xp: Namespace, g: Value, y: Value, x: Value, n: Shape, axes: Sh
 
 
 define("fftn", _fftn, _fftn_rule, kind="linear", params=("n", "axes", "norm", "inverse"),
-       batch="leading", reference="numpy", doc="The discrete Fourier transform over axes, or its inverse.")  # fmt: skip
+       batch="leading", reference="numpy", sparsity="axis", doc="The discrete Fourier transform over axes, or its inverse.")  # fmt: skip
 define("rfftn", lambda x, n, axes, norm: np.fft.rfftn(x, s=n, axes=axes, norm=norm), _rfftn_rule, kind="linear",
-       params=("n", "axes", "norm"), holomorphic=False, batch="leading", reference="numpy", doc="The Fourier transform of real input, as a half spectrum.")  # fmt: skip
+       params=("n", "axes", "norm"), holomorphic=False, batch="leading", reference="numpy", sparsity="axis", doc="The Fourier transform of real input, as a half spectrum.")  # fmt: skip
 define("irfftn", in_float32(lambda x, n, axes, norm: np.fft.irfftn(x, s=n, axes=axes, norm=norm)), _irfftn_rule, kind="linear",
-       params=("n", "axes", "norm"), holomorphic=False, batch="leading", reference="numpy", doc="The inverse Fourier transform of a half spectrum, which is real.")  # fmt: skip
+       params=("n", "axes", "norm"), holomorphic=False, batch="leading", reference="numpy", sparsity="axis", doc="The inverse Fourier transform of a half spectrum, which is real.")  # fmt: skip
 
 
 # Public functions -------------------------------------------------------------------------------

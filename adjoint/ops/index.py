@@ -284,13 +284,13 @@ def _native_set_basic(xp: Primitives, x: View, v: View, key: Any) -> View:
 
 
 define("index", lambda x, key: x[key], lambda xp, g, y, x, key: xp.unindex(g, key=key, shape=x.shape),
-       kind="linear", params=("key",), selects=True, places=True, batch=_index_batch, reference="numpy", lower=_native_index, memory="view", doc="The elements at an index.")  # fmt: skip
+       kind="linear", params=("key",), selects=True, places=True, batch=_index_batch, reference="numpy", lower=_native_index, memory="view", sparsity="move", doc="The elements at an index.")  # fmt: skip
 define("unindex", _unindex, lambda xp, g, y, x, key, shape: xp.index(g, key=key),
-       kind="linear", params=("key", "shape"), batch=_unindex_batch, reference="formula", lower=_native_unindex, doc="Zeros with elements added at an index.")  # fmt: skip
+       kind="linear", params=("key", "shape"), batch=_unindex_batch, reference="formula", lower=_native_unindex, sparsity="scatter", doc="Zeros with elements added at an index.")  # fmt: skip
 define("index_set", _index_set,
        lambda xp, g, z, x, y, key: xp.index_set(g, 0, key=key),
        lambda xp, g, z, x, y, key: xp.index(g, key=key),
-       kind="linear", params=("key",), selects=True, batch=_index_set_batch, reference="formula", lower=_native_index_set, doc="A copy of x with values written at an index that selects no element twice.")  # fmt: skip
+       kind="linear", params=("key",), selects=True, batch=_index_set_batch, reference="formula", lower=_native_index_set, sparsity="move", doc="A copy of x with values written at an index that selects no element twice.")  # fmt: skip
 
 
 def getitem(x: Tensor, key: Key) -> Tensor:

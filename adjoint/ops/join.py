@@ -137,9 +137,9 @@ def _native_stack(xp: Primitives, *xs: View, axis: int) -> View:
 
 
 define("concat", lambda *xs, axis: np.concatenate(xs, axis=axis), joint=_concat_rule, arity=None,
-       kind="linear", params=("axis",), batch="leading", reference="numpy", lower=_native_concat, doc="Tensors joined along an axis.")  # fmt: skip
+       kind="linear", params=("axis",), batch="leading", reference="numpy", lower=_native_concat, sparsity="move", doc="Tensors joined along an axis.")  # fmt: skip
 define("stack", _stack, joint=_stack_rule, arity=None, kind="linear", params=("axis",),
-       batch="leading", reference="numpy", lower=_native_stack, doc="Tensors joined along a new axis.")  # fmt: skip
+       batch="leading", reference="numpy", lower=_native_stack, sparsity="move", doc="Tensors joined along a new axis.")  # fmt: skip
 
 
 # All parts of a split are outputs of one node, so that backward joins their gradients once.  With one index

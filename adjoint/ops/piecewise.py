@@ -187,7 +187,7 @@ define("where", _where,
        None,
        lambda xp, g, out, c, x, y: xp.where(c, g, 0),
        lambda xp, g, out, c, x, y: xp.where(c, 0, g), saves="c", selects=True, literals=True,
-       domain=("bool", (-2, 2), (-2, 2)), lower=lambda xp, c, x, y: xp.select(c, x, y), doc="x where a condition is true, otherwise y.")  # fmt: skip
+       domain=("bool", (-2, 2), (-2, 2)), lower=lambda xp, c, x, y: xp.select(c, x, y), sparsity="choice", doc="x where a condition is true, otherwise y.")  # fmt: skip
 maximum = define("maximum", np.maximum,
                  lambda xp, g, z, x, y: _winner(xp, g, x < y, x == y),
                  lambda xp, g, z, x, y: _winner(xp, g, y < x, x == y),

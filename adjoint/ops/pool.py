@@ -93,10 +93,10 @@ def _native_window_spread(xp: Primitives, g: View, size: Shape, kernel: Shape, *
 _WINDOW = ("kernel", "stride", "padding", "dilation")
 define("window_sum", _window_sum,
        lambda xp, g, y, x, kernel, **at: xp.window_spread(g, size=x.shape[-len(kernel):], kernel=kernel, **at),
-       kind="linear", params=_WINDOW, batch="leading", reference="formula", lower=lambda xp, x, **at: functools.reduce(operator.add, _native_slices(xp, x, value=0, **at)), doc="The sum of each window.")  # fmt: skip
+       kind="linear", params=_WINDOW, batch="leading", reference="formula", lower=lambda xp, x, **at: functools.reduce(operator.add, _native_slices(xp, x, value=0, **at)), sparsity="sliding", doc="The sum of each window.")  # fmt: skip
 define("window_spread", in_float32(_window_spread),
        lambda xp, g, y, x, size, **at: xp.window_sum(g, **at),
-       kind="linear", params=("size", *_WINDOW), batch="leading", reference="formula", lower=_native_window_spread, doc="Each element added to all positions of its window: the adjoint of the sum of each window.")  # fmt: skip
+       kind="linear", params=("size", *_WINDOW), batch="leading", reference="formula", lower=_native_window_spread, sparsity="sliding", doc="Each element added to all positions of its window: the adjoint of the sum of each window.")  # fmt: skip
 
 
 def lowest(dtype: Any) -> Any:

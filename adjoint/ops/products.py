@@ -172,12 +172,12 @@ def _native_cross(xp: Primitives, x: View, y: View, axis: int) -> View:
 
 
 define("matmul", _matmul_arrays, _matmul_dx, _matmul_dy, saves="xy", reads=("y", "x"), kind="bilinear",
-       shape=_matmul_shape, ufunc=np.matmul, batch=_matmul_batch, method=("matmul", "__matmul__", "__rmatmul__"), lower=_native_matmul, phrase=_matmul_phrase, memory="new", doc="The matrix product.")  # fmt: skip
+       shape=_matmul_shape, ufunc=np.matmul, batch=_matmul_batch, method=("matmul", "__matmul__", "__rmatmul__"), lower=_native_matmul, phrase=_matmul_phrase, memory="new", sparsity="contract", doc="The matrix product.")  # fmt: skip
 # a · (b × c) = b · (c × a) = c · (a × b), so each rule is a cross product, too
 define("cross", lambda x, y, axis: np.cross(x, y, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(y, g, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(g, x, axis=axis), saves="xy", kind="bilinear",
-       params=("axis",), batch="elementwise", lower=_native_cross, doc="The cross product of vectors of length 3.")  # fmt: skip
+       params=("axis",), batch="elementwise", lower=_native_cross, sparsity="axis", doc="The cross product of vectors of length 3.")  # fmt: skip
 
 _matmul = rec.matmul
 

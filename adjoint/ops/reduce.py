@@ -275,9 +275,9 @@ def _native_whether(op: str) -> Callable[..., View]:
 
 
 define("sum", _sum_forward, _spread, kind="linear", shape=reduction(_total_dtype), params=("axis", "keepdims"),
-       domain={"axis": (-1,), "keepdims": False}, batch="leading", method=True, lower=_native_sum, phrase=_sum_phrase, memory="new", doc="The sum over axes.")  # fmt: skip
+       domain={"axis": (-1,), "keepdims": False}, batch="leading", method=True, lower=_native_sum, phrase=_sum_phrase, memory="new", sparsity="axis", doc="The sum over axes.")  # fmt: skip
 define("mean", _mean_forward, _mean_rule, kind="linear", shape=reduction(_mean_dtype), params=("axis", "keepdims"),
-       batch="leading", method=True, lower=_native_mean, memory="new", doc="The mean over axes.")  # fmt: skip
+       batch="leading", method=True, lower=_native_mean, memory="new", sparsity="axis", doc="The mean over axes.")  # fmt: skip
 define("prod", in_float32(lambda x, axis, keepdims: np.multiply.reduce(x, axis=axis, keepdims=keepdims)),
        _prod_rule, saves="x", kind="general", shape=reduction(_total_dtype), params=("axis", "keepdims"), batch="leading", method=True, lower=_native_prod, doc="The product over one axis.")  # fmt: skip
 define("var", _var_forward, _var_rule, saves="x", kind="general", shape=reduction(_var_dtype), params=("axis", "correction", "keepdims"),

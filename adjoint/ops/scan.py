@@ -110,7 +110,7 @@ def _native_running(xp: Primitives, x: View, axis: int, op: str, start: float) -
 
 define("cumsum", in_float32(lambda x, axis: np.cumsum(x, axis=axis)),
        lambda xp, g, y, x, axis: xp.flip(xp.cumsum(xp.flip(g, axis=(axis,)), axis=axis), axis=(axis,)),
-       kind="linear", params=("axis",), batch="leading", method=True, lower=lambda xp, x, axis: _native_running(xp, x, axis, "add", -0.0), doc="Cumulative sums along an axis.")  # fmt: skip
+       kind="linear", params=("axis",), batch="leading", method=True, lower=lambda xp, x, axis: _native_running(xp, x, axis, "add", -0.0), sparsity="running", doc="Cumulative sums along an axis.")  # fmt: skip
 define("cumprod", in_float32(lambda x, axis: np.cumprod(x, axis=axis)), _cumprod_rule, saves="x", kind="general",
        params=("axis",), batch="leading", method=True, lower=lambda xp, x, axis: _native_running(xp, x, axis, "multiply", 1.0), doc="Cumulative products along an axis.")  # fmt: skip
 define("logcumsumexp", in_float32(lambda x, axis: np.logaddexp.accumulate(x, axis=axis)), _logcumsumexp_rule, saves="yx",

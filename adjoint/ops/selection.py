@@ -239,10 +239,10 @@ def _native_put_along_axis(xp: Primitives, x: View, i: View, v: View, axis: int)
 
 
 define("take", lambda x, i, axis, sparse_grad=False: x.take(i, axis), _take_dx, None,
-       saves="i", kind="linear", params=("axis", "sparse_grad"), selects=True, batch=_take_batch, method=True, reference="numpy", lower=_native_take, doc="Rows along an axis, selected by an index array.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "sparse_grad"), selects=True, batch=_take_batch, method=True, reference="numpy", lower=_native_take, sparsity="move", doc="Rows along an axis, selected by an index array.")  # fmt: skip
 define("untake", _untake,
        lambda xp, g, out, x, i, axis, length: xp.take(g, i, axis=axis), None,
-       saves="i", kind="linear", params=("axis", "length"), batch=_untake_batch, reference="formula", lower=_native_untake, doc="Zeros with rows added at indices along an axis.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "length"), batch=_untake_batch, reference="formula", lower=_native_untake, sparsity="scatter", doc="Zeros with rows added at indices along an axis.")  # fmt: skip
 # ``untake_rows`` is not an op, but a function of each namespace: ``untake`` along the first axis.  For plain
 # arrays it returns sparse rows.  Where gradients are recorded or transformed, it returns a dense array.
 raw.untake_rows = _untake_rows
@@ -251,13 +251,13 @@ dyn.untake_rows = dyn.untake
 
 define("take_along_axis", _take_along_axis,
        lambda xp, g, out, x, i, axis: xp.untake_along_axis(g, i, axis=axis, length=x.shape[axis]), None,
-       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", method=True, lower=_native_take_along_axis, doc="Elements along an axis, selected by an index for each position.")  # fmt: skip
+       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", method=True, lower=_native_take_along_axis, sparsity="move", doc="Elements along an axis, selected by an index for each position.")  # fmt: skip
 define("untake_along_axis", _untake_along_axis,
        lambda xp, g, out, x, i, axis, length: xp.take_along_axis(g, i, axis=axis), None,
-       saves="i", kind="linear", params=("axis", "length"), batch="leading", reference="formula", lower=_native_untake_along_axis, doc="Zeros with elements added along an axis, with an index for each element.")  # fmt: skip
+       saves="i", kind="linear", params=("axis", "length"), batch="leading", reference="formula", lower=_native_untake_along_axis, sparsity="scatter", doc="Zeros with elements added along an axis, with an index for each element.")  # fmt: skip
 define("put_along_axis", _put_along_axis,
        lambda xp, g, out, x, i, v, axis: xp.put_along_axis(g, i, 0, axis=axis), None, _put_dv,
-       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", reference="formula", lower=_native_put_along_axis, doc="A copy of x with values written along an axis, with an index for each position.")  # fmt: skip
+       saves="i", kind="linear", params=("axis",), selects=True, batch="leading", reference="formula", lower=_native_put_along_axis, sparsity="move", doc="A copy of x with values written along an axis, with an index for each position.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------

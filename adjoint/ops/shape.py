@@ -116,18 +116,18 @@ def _native_moveaxis(xp: Primitives, x: View, source: int, destination: int) -> 
 
 define("reshape", lambda x, shape: x.reshape(shape),
        lambda xp, g, y, x, shape: xp.reshape(g, shape=x.shape),
-       kind="linear", params=("shape",), batch=_reshape_batch, method=True, lower=lambda xp, x, shape: xp.graph.reshape(xp.view(x), tuple(shape)), phrase=lambda i, target, x: [f"{x}.reshape({i.params['shape']!r})"], memory="view", doc="The same elements in another shape.")  # fmt: skip
+       kind="linear", params=("shape",), batch=_reshape_batch, method=True, lower=lambda xp, x, shape: xp.graph.reshape(xp.view(x), tuple(shape)), phrase=lambda i, target, x: [f"{x}.reshape({i.params['shape']!r})"], memory="view", sparsity="move", doc="The same elements in another shape.")  # fmt: skip
 define("permute_dims", lambda x, axes: x.transpose(axes),
        lambda xp, g, y, x, axes: xp.permute_dims(g, axes=_inverse(axes)),
-       kind="linear", params=("axes",), batch=_permute_dims_batch, method=True, lower=lambda xp, x, axes: xp.graph.permute(x, [a % x.ndim for a in axes]), phrase=lambda i, target, x: [f"{x}.transpose({i.params['axes']!r})"], memory="view", doc="x with its axes in another order.")  # fmt: skip
+       kind="linear", params=("axes",), batch=_permute_dims_batch, method=True, lower=lambda xp, x, axes: xp.graph.permute(x, [a % x.ndim for a in axes]), phrase=lambda i, target, x: [f"{x}.transpose({i.params['axes']!r})"], memory="view", sparsity="move", doc="x with its axes in another order.")  # fmt: skip
 define("moveaxis", _moveaxis,
        lambda xp, g, y, x, source, destination: xp.moveaxis(g, source=destination, destination=source),
-       kind="linear", params=("source", "destination"), batch="leading", method=True, lower=_native_moveaxis, memory="view", doc="x with one axis moved to another position.")  # fmt: skip
+       kind="linear", params=("source", "destination"), batch="leading", method=True, lower=_native_moveaxis, memory="view", sparsity="move", doc="x with one axis moved to another position.")  # fmt: skip
 define("matrix_transpose", operator.attrgetter("mT"), lambda xp, g, y, x: xp.matrix_transpose(g),
-       kind="linear", batch="leading", lower=lambda xp, x: xp.moveaxis(x, source=-1, destination=-2), phrase=lambda i, target, x: [f"{x}.T" if i.args[0].ndim == 2 else f"{x}.mT"], memory="view", doc="The last two axes exchanged.")  # fmt: skip
+       kind="linear", batch="leading", lower=lambda xp, x: xp.moveaxis(x, source=-1, destination=-2), phrase=lambda i, target, x: [f"{x}.T" if i.args[0].ndim == 2 else f"{x}.mT"], memory="view", sparsity="move", doc="The last two axes exchanged.")  # fmt: skip
 define("broadcast_to", _broadcast_to,
        lambda xp, g, y, x, shape: unbroadcast(xp, g, x.shape),
-       kind="linear", params=("shape",), batch=_broadcast_to_batch, method=True, lower=lambda xp, x, shape: xp.graph.broadcast(xp.view(x), tuple(shape)), memory="view", doc="The elements repeated to a larger shape, without a copy.")  # fmt: skip
+       kind="linear", params=("shape",), batch=_broadcast_to_batch, method=True, lower=lambda xp, x, shape: xp.graph.broadcast(xp.view(x), tuple(shape)), memory="view", sparsity="move", doc="The elements repeated to a larger shape, without a copy.")  # fmt: skip
 define("ones_like", np.ones_like, None, reason="it is constant",
        lower=lambda xp, x: xp.full(x.shape, 1, x.dtype), doc="Return ones of the same shape and dtype.")  # fmt: skip
 

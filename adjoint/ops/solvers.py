@@ -178,9 +178,9 @@ define("inv", _inv, _inv_rule, saves="y", kind="general", batch="leading", shape
 define("inv_or_nan", _inv_or_nan, _inv_rule, saves="y", kind="general", batch="leading",
        shape=_square_shape, reference="numpy", doc="The inverse of matrices, NaN for singular ones.")  # fmt: skip
 define("solve", _solve, joint=_solve_rule, arity=2, saves="zx", kind="general", batch="elementwise",
-       shape=_solve_shape, reference="numpy.linalg:solve", lower=_native_equations("solve"), doc="The solution of linear equations, for several right-hand sides.")  # fmt: skip
+       shape=_solve_shape, reference="numpy.linalg:solve", lower=_native_equations("solve"), sparsity=(-2, -1), doc="The solution of linear equations, for several right-hand sides.")  # fmt: skip
 define("solve_triangular", _solve_triangular, joint=_solve_triangular_rule, arity=2, saves="zx", kind="general", batch="elementwise",
-       params=("lower", "unit"), shape=_solve_shape, reference="formula", lower=_native_equations("triangular"), doc="The solution of triangular equations.")  # fmt: skip
+       params=("lower", "unit"), shape=_solve_shape, reference="formula", lower=_native_equations("triangular"), sparsity=(-2, -1), doc="The solution of triangular equations.")  # fmt: skip
 
 # Determinants -----------------------------------------------------------------------------------
 

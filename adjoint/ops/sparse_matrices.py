@@ -74,6 +74,21 @@ class Pattern:
         """Return a SciPy matrix with the elements ``data`` at the positions of the pattern."""
         return scipy_function("sparse", "csc_array")((data, (self.rows, self.cols)), shape=self.shape)
 
+    @functools.cached_property
+    def indptr(self) -> Any:
+        """The number of elements before each row."""
+        return np.searchsorted(self.rows, np.arange(self.shape[0] + 1)).astype(_index_type(self))
+
+    @functools.cached_property
+    def indices(self) -> Any:
+        """The columns, as SciPy stores them."""
+        return self.cols.astype(_index_type(self))
+
+    def csr(self, data: Array) -> Any:
+        """Return a SciPy array in CSR format with the elements ``data``."""
+        arrays = data, self.indices.copy(), self.indptr.copy()
+        return scipy_function("sparse", "csr_array")(arrays, shape=self.shape)
+
     def reordered(self, xp: Namespace, data: Any) -> Any:
         """Return the elements ``data`` in the order of the transposed matrix."""
         return data[..., self.order]
@@ -84,6 +99,11 @@ class Pattern:
         It is -u zᵀ at the positions of the elements, where u is the solution of Aᵀ u = g.
         """
         return -xp.sum(u[..., self.rows, :] * z[..., self.cols, :], axis=(-1,), keepdims=False)
+
+
+def _index_type(p: Pattern) -> Any:
+    """Return the dtype of the indices of a SciPy matrix with a pattern."""
+    return np.int32 if max(*p.shape, p.count) < 2**31 else np.int64
 
 
 def _columns(x: Array) -> Any:
@@ -111,7 +131,7 @@ def _apply(x: Array, operator: Operator) -> Any:
 define("apply_operator", _apply, lambda xp, g, y, x, operator: xp.apply_operator(g, operator=operator.T),
        kind="linear", params=("operator",), batch="leading",
        reference=lambda x, operator: operator.held @ x if x.ndim == 2 else np.stack([operator.held @ c for c in x]),
-       doc="The product of a constant matrix or operator of SciPy with columns.")  # fmt: skip
+       sparsity="operator", doc="The product of a constant matrix or operator of SciPy with columns.")  # fmt: skip
 
 
 # Solves --------------------------------------------------------------------------------------------

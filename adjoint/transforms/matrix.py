@@ -7,6 +7,7 @@ identity matrix are pulled back together, or all columns are pushed forward toge
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
@@ -38,7 +39,7 @@ from adjoint.transforms.reverse import Argnums, check_one_number, gradient_funct
 if TYPE_CHECKING:
     from adjoint.transforms.signatures import Jacobian
 
-__all__ = ["hessian", "hvp", "jacfwd", "jacobian", "jacrev"]
+__all__ = ["choose_mode", "hessian", "hvp", "jacfwd", "jacobian", "jacrev", "packed"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,6 +77,7 @@ def jacobian(
 def jacobian(
     f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False,
     *, chunk_size: int | None = None, holomorphic: bool = False, argnum: Argnums | None = None,
+    sparse: bool | str = False,
 ) -> Callable[P, Any]: ...  # fmt: skip
 @_derivative_doc
 def jacobian(
@@ -86,6 +88,7 @@ def jacobian(
     chunk_size: int | None = None,
     holomorphic: bool = False,
     argnum: Argnums | None = None,
+    sparse: bool | str = False,
 ) -> Any:
     """Return a function that computes the Jacobian of ``f``, in the cheaper of reverse and forward mode.
 
@@ -98,6 +101,9 @@ def jacobian(
         The number of rows or columns computed at once, to limit memory.  The default is all.
     holomorphic : bool
         Must be True for complex arguments: it asserts that ``f`` is holomorphic.
+    sparse : bool or {"columns", "rows", "both"}
+        Whether to return sparse matrices of SciPy, computed by few products: of reverse mode ("rows"), of
+        forward mode ("columns") or of both.  True chooses the fewest.  See docs/sparse.md.
 
     Returns
     -------
@@ -116,6 +122,8 @@ def jacobian(
            [0., 6.]])
     """
     argnums = one_of_argnums("jacobian", argnums, argnum)
+    if sparse is not False:
+        return _sparse("jacobian", f, argnums, has_aux, chunk_size, holomorphic, sparse)
     return _matrix("jacobian", f, argnums, has_aux, chunk_size, holomorphic, None)
 
 
@@ -186,6 +194,14 @@ def jacfwd(
     return _matrix("jacfwd", f, argnums, has_aux, chunk_size, holomorphic, False)
 
 
+def _sparse(transform: str, f: Any, *options: Any) -> Callable[..., Any]:
+    """Return the sparse form of ``_matrix``; it needs the compiler, which is loaded when it is first used."""
+    as_function(transform, f)
+    derivatives = importlib.import_module("adjoint.sparsity.derivatives")
+    found: Callable[..., Any] = derivatives.SparseDerivative(transform, f, *options)
+    return found
+
+
 def _matrix(
     transform: str,
     f: Callable[..., Any],
@@ -206,13 +222,13 @@ def _matrix(
     def derivative(*args: Any, **kwargs: Any) -> Any:
         positions = check_argnums(transform, argnums, len(args))
         run, structures = record_call(transform, f, args, kwargs, positions, has_aux)
-        by_rows = _choose(transform, f, run, holomorphic, reverse)
+        by_rows = choose_mode(transform, f, run, holomorphic, reverse)
         several = isinstance(argnums, (tuple, list))
 
         def matrix() -> Any:
             blocks = (_rows if by_rows else _columns)(run, chunk_size)
-            packed = [_packed(row, structures, several) for row in blocks]
-            built = tree.unflatten(run.structure, packed)
+            rows = [packed(row, structures, several) for row in blocks]
+            built = tree.unflatten(run.structure, rows)
             return (built, released_value(run, run.aux)) if has_aux else built
 
         if run.outer or enclosing.get() is not None:
@@ -223,7 +239,7 @@ def _matrix(
     return derivative
 
 
-def _choose(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: bool | None) -> bool:
+def choose_mode(transform: str, f: Any, run: Recorded, holomorphic: bool, reverse: bool | None) -> bool:
     """Return whether to compute the Jacobian of ``f`` by rows (reverse mode).
 
     ``run`` is the recorded run of ``f``, and ``reverse`` the user's choice or None.  Raise for a complex
@@ -303,10 +319,11 @@ def _columns(run: Recorded, chunk_size: int | None) -> list[list[Tensor]]:
     return found
 
 
-def _packed(row: list[Tensor], structures: Sequence[tree.Structure], several: bool) -> Any:
+def packed(row: Sequence[Any], structures: Sequence[tree.Structure], several: bool) -> Any:
+    """Return the derivatives of one output: for each argument a tree, a tuple of them if ``several``."""
     parts = iter(row)
-    packed = [tree.unflatten(s, [next(parts) for _ in range(s.count)]) for s in structures]
-    return tuple(packed) if several else packed[0]
+    found = [tree.unflatten(s, [next(parts) for _ in range(s.count)]) for s in structures]
+    return tuple(found) if several else found[0]
 
 
 @overload
@@ -316,7 +333,7 @@ def hessian(
 @overload
 def hessian(
     f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False,
-    *, chunk_size: int | None = None, argnum: Argnums | None = None,
+    *, chunk_size: int | None = None, argnum: Argnums | None = None, sparse: bool = False,
 ) -> Callable[P, Any]: ...  # fmt: skip
 @_derivative_doc
 def hessian(
@@ -326,6 +343,7 @@ def hessian(
     *,
     chunk_size: int | None = None,
     argnum: Argnums | None = None,
+    sparse: bool = False,
 ) -> Any:
     """Return a function that computes the Hessian of ``f``.
 
@@ -336,6 +354,8 @@ def hessian(
     ----------
     f : callable
         A function that returns one real number.
+    sparse : bool
+        Whether to return sparse matrices of SciPy, computed by few products.  See docs/sparse.md.
 
     Returns
     -------
@@ -349,6 +369,8 @@ def hessian(
            [2., 0.]])
     """
     argnums = one_of_argnums("hessian", argnums, argnum)
+    if sparse is not False:
+        return _sparse("hessian", f, argnums, has_aux, chunk_size, False, sparse)
     gradient = gradient_function("hessian", f, argnums, has_aux)
     return _matrix("hessian", gradient, argnums, has_aux, chunk_size, holomorphic=False, reverse=False)
 

@@ -46,6 +46,7 @@ UPPER = (
     "numpy",
     "scipy",
     "sklearn",
+    "sparsity",
 )
 for _room in UPPER:
     ALLOWED[_room] = {

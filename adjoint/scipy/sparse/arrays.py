@@ -11,7 +11,7 @@ from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import asarray
 from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.values import varies
 from adjoint.errors import InputError, ShapeError
 from adjoint.ops.join import concat
@@ -19,6 +19,7 @@ from adjoint.ops.reduce import floating, sum
 from adjoint.ops.sparse_matrices import Operator, Pattern
 from adjoint.scipy.fallback import scipy_module
 from adjoint.scipy.values import plain_values
+from adjoint.tree import register
 from adjoint.typing import ArrayLike
 
 __all__ = [
@@ -70,7 +71,8 @@ class SparseArray:
         self.data, self.pattern = values, Pattern(i, j, (int(m), int(n)))
 
     @classmethod
-    def _of(cls, data: Tensor, pattern: Pattern) -> SparseArray:
+    def of(cls, data: Tensor, pattern: Pattern) -> SparseArray:
+        """Return the matrix with these elements, in the order of a pattern."""
         found = cls.__new__(cls)
         found.data, found.pattern = data, pattern
         return found
@@ -88,13 +90,13 @@ class SparseArray:
     @property
     def nnz(self) -> int:
         """The number of stored elements."""
-        return self.data.shape[0]
+        return self.pattern.count
 
     @property
     def T(self) -> SparseArray:  # noqa: N802 (NumPy's name)
         """The transposed matrix."""
         other = self.pattern.T
-        return SparseArray._of(self.pattern.reordered(rec, self.data), other)
+        return SparseArray.of(self.pattern.reordered(rec, self.data), other)
 
     def constant(self) -> Any:
         """Return the matrix as a SciPy matrix, or None if its elements require grad or are traced."""
@@ -105,7 +107,8 @@ class SparseArray:
         """Return the matrix as a dense tensor."""
         m, n = self.shape
         place = asarray(self.pattern.rows * n + self.pattern.cols)
-        return rec.reshape(rec.untake(self.data, place, axis=-1, length=m * n), shape=(m, n))
+        shape = (*self.data.shape[:-1], m, n)  # of a batch, as ad.vmap returns it, if data has a batch axis
+        return rec.reshape(rec.untake(self.data, place, axis=-1, length=m * n), shape=shape)
 
     todense = toarray
 
@@ -131,15 +134,15 @@ class SparseArray:
     def multiply(self, other: ArrayLike) -> SparseArray:
         """Return the elementwise product with a number or a dense matrix, which may broadcast."""
         dense = rec.broadcast_to(floating("sparse", _values(other)), shape=self.shape)
-        return SparseArray._of(self.data * dense[self.pattern.rows, self.pattern.cols], self.pattern)
+        return SparseArray.of(self.data * dense[self.pattern.rows, self.pattern.cols], self.pattern)
 
     def conj(self) -> SparseArray:
         """Return the matrix with conjugated elements."""
-        return SparseArray._of(rec.conj(self.data), self.pattern)
+        return SparseArray.of(rec.conj(self.data), self.pattern)
 
     def astype(self, dtype: Any) -> SparseArray:
         """Return the matrix with elements of another dtype."""
-        return SparseArray._of(rec.astype(self.data, dtype=np.dtype(dtype)), self.pattern)
+        return SparseArray.of(rec.astype(self.data, dtype=np.dtype(dtype)), self.pattern)
 
     def tocsr(self, copy: bool = False) -> SparseArray:
         """Return the matrix itself, because a ``SparseArray`` has only one format."""
@@ -196,7 +199,7 @@ class SparseArray:
                 "a sparse matrix can be multiplied elementwise only by a number.  Use @ for the matrix "
                 "product."
             )
-        return SparseArray._of(self.data * factor, self.pattern)
+        return SparseArray.of(self.data * factor, self.pattern)
 
     __rmul__ = __mul__
 
@@ -204,7 +207,7 @@ class SparseArray:
         return self * (1 / floating("sparse", other))
 
     def __neg__(self) -> SparseArray:
-        return SparseArray._of(-self.data, self.pattern)
+        return SparseArray.of(-self.data, self.pattern)
 
     def __add__(self, other: Any) -> SparseArray:
         b = as_sparse(other)
@@ -455,3 +458,14 @@ def identity(n: int, dtype: Any = float, format: str | None = None) -> SparseArr
     tensor([3., 4.], dtype=float64)
     """
     return eye_array(n, dtype=dtype)
+
+
+def _rebuilt(pattern: Pattern, leaves: Sequence[Any]) -> Any:
+    """Return the matrix with new elements; a matrix of SciPy if they are an array."""
+    (data,) = leaves
+    if type(data) is np.ndarray:
+        return pattern.csr(data) if data.ndim == 1 else SparseArray.of(wrap(data), pattern)
+    return SparseArray.of(data, pattern)
+
+
+register(SparseArray, lambda a: ([("data", a.data)], a.pattern), _rebuilt)

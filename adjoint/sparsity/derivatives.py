@@ -1,0 +1,162 @@
+"""Sparse Jacobians and Hessians: a few products with vectors, which the colours of a pattern choose."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint import tree
+from adjoint.compiler.api.compile import Compiled
+from adjoint.context import enclosing, grad_mode, user_code, within
+from adjoint.core.namespace import rec
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import ArgumentError
+from adjoint.scipy.sparse.arrays import SparseArray
+from adjoint.sparsity.plan import MODES, Plan, hessian_plan, jacobian_plan
+from adjoint.sparsity.traced import innermost_trace, pattern_apart, pattern_of_run
+from adjoint.transforms.batch import vmap
+from adjoint.transforms.inputs import Recorded, check_argnums, name_of, record_call, released_value
+from adjoint.transforms.linear import pull_back, push_along
+from adjoint.transforms.matrix import choose_mode, packed
+from adjoint.transforms.reverse import gradient_function
+
+__all__ = ["SparseDerivative"]
+
+
+class SparseDerivative:
+    """A function that computes a sparse Jacobian or Hessian.
+
+    Its pattern and colours belong to a compiled program, and are used while the guards of the program hold.
+
+    Parameters
+    ----------
+    transform : {"jacobian", "hessian"}
+        What is computed.
+    f : callable
+        The function.
+    argnums : int or tuple of int
+        The positions of the arguments to differentiate with respect to.
+    has_aux : bool
+        Whether ``f`` returns ``(result, aux)``.
+    chunk_size : int or None
+        The number of products computed at once.
+    holomorphic : bool
+        Whether complex arguments are accepted.
+    mode : bool or str
+        True or one of ``MODES``.
+    """
+
+    def __init__(
+        self,
+        transform: str,
+        f: Callable[..., Any],
+        argnums: int | Sequence[int],
+        has_aux: bool,
+        chunk_size: int | None,
+        holomorphic: bool,
+        mode: Any,
+    ) -> None:
+        allowed = (True, *MODES) if transform == "jacobian" else (True,)
+        if not any(mode is m or (isinstance(mode, str) and mode == m) for m in allowed):
+            raise ArgumentError(
+                f"{transform}: sparse must be False or {' or '.join(map(repr, allowed))}, but got {mode!r}."
+            )
+        functools.update_wrapper(self, f, assigned=("__module__", "__name__", "__qualname__"), updated=())
+        self.transform, self.f, self.argnums, self.has_aux = transform, f, argnums, has_aux
+        self.chunk_size, self.holomorphic, self.mode = chunk_size, holomorphic, mode
+        self.compiled = Compiled(self.matrix, (), "replay", 8)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the derivative at these arguments."""
+        return self.compiled(*args, **kwargs)
+
+    def matrix(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the derivative, as ``SparseArray`` objects; a trace runs this once."""
+        run, structures = self.record(args, kwargs)
+        plan = self.plan(run, args, kwargs)
+
+        def built() -> Any:
+            blocks = iter(
+                [
+                    packed(row, structures, isinstance(self.argnums, (tuple, list)))
+                    for row in self._blocks(run, plan)
+                ]
+            )
+            found = tree.unflatten(run.structure, blocks)
+            return (found, released_value(run, run.aux)) if self.has_aux else found
+
+        if run.outer or enclosing.get() is not None:
+            return built()
+        return within(grad_mode, False, built)
+
+    def record(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Recorded, list[tree.Structure]]:
+        """Run the function and record it; return the run, and the structures of the arguments."""
+        positions = check_argnums(self.transform, self.argnums, len(args))
+        f = user_code(self, "f")
+        if self.transform == "hessian":
+            f = gradient_function("hessian", f, self.argnums, self.has_aux)
+        return record_call(self.transform, f, args, kwargs, positions, self.has_aux)
+
+    def pattern(self, run: Recorded, args: Any, kwargs: Any) -> Any:
+        """Return the pattern of the derivative of a run of the function with these arguments."""
+        trace = innermost_trace()
+        if trace is not None:
+            return pattern_of_run(trace, run)
+        return pattern_apart(lambda *a, **k: self.record(a, k)[0], args, kwargs)
+
+    def plan(self, run: Recorded, args: Any, kwargs: Any) -> Plan:
+        """Return the products that give the derivative."""
+        reverse = {"rows": True, "columns": False}.get(self.mode) if isinstance(self.mode, str) else None
+        choose_mode(self.transform, self.f, run, self.holomorphic, reverse)
+        pattern = self.pattern(run, args, kwargs)
+        inputs, outputs = [x.shape for x in run.inputs], [y.shape for y in run.outputs]
+        if self.transform == "hessian":
+            return hessian_plan(pattern, inputs)
+        real = not any(x.dtype.kind == "c" for x in run.inputs)
+        only_columns = real and any(y.dtype.kind == "c" for y in run.outputs)
+        mode = "columns" if only_columns else self.mode
+        return jacobian_plan(pattern, mode, outputs, inputs, name_of(self.f))
+
+    def _blocks(self, run: Recorded, plan: Plan) -> list[list[SparseArray]]:
+        """Return the derivative of each output by each input."""
+        products: dict[tuple[str, int], Any] = {}
+        if plan.forward:
+            push = lambda *tangents: push_along(run, tangents)
+            self._batch("columns", push, plan.seeds(False, run.inputs), products)
+        if plan.backward:
+            pull = functools.partial(_pulled, run)
+            self._batch("rows", pull, plan.seeds(True, run.outputs), products)
+        sizes = [y.size for y in run.outputs], [x.size for x in run.inputs]
+        found = []
+        for out, line in zip(run.outputs, plan.blocks(*sizes), strict=True):
+            row = []
+            for x, block in zip(run.inputs, line, strict=True):
+                dtype = np.result_type(out.dtype, x.dtype) if x.dtype.kind == "c" else out.dtype
+                values = [products[name] for name in block.pieces]
+                if not values:
+                    row.append(SparseArray.of(wrap(np.zeros(0, dtype)), block.pattern))
+                    continue
+                whole = values[0] if len(values) == 1 else rec.concat(*values, axis=-1)
+                entries = rec.index(whole, key=(block.places, ...))
+                row.append(SparseArray.of(entries, block.pattern))
+            found.append(row)
+        return found
+
+    def _batch(
+        self, kind: str, product: Callable[..., Any], seeds: list[Any], products: dict[tuple[str, int], Any]
+    ) -> None:
+        """Compute the products with all seeds at once, and add them, flattened, to ``products``."""
+        found = vmap(product, chunk_size=self.chunk_size)(*[wrap(s) for s in seeds])
+        for k, t in enumerate(found):
+            products[kind, k] = rec.reshape(t, shape=(t.size,))
+
+
+def _pulled(run: Recorded, *cotangents: Tensor) -> list[Tensor]:
+    """Return the derivatives of the inputs of a run along cotangents of its outputs."""
+    found = pull_back(run, cotangents, retain=True)
+    if any(out.dtype.kind == "c" for out in run.outputs):  # a gradient is the conjugate of the derivative
+        found = [rec.conj(g) if g.dtype.kind == "c" else g for g in found]
+    return found
