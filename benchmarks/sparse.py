@@ -1,8 +1,8 @@
-"""``python -m benchmarks.sparse``: sparse Jacobians and Hessians beside CasADi, JAX and dense adjoint, in one run.
+"""``python -m benchmarks.sparse``: sparse Jacobians and Hessians beside CasADi, JAX and dense adjoint.
 
-All engines return the values of the nonzero elements.  JAX gets the colours that adjoint has found: products with
-the columns of one colour, batched and jit-compiled, then a gather ("hand-compressed").  The time of a call is the
-best of interleaved rounds; the time of the set-up goes from the function to its first result.
+All engines return the values of the nonzero elements.  JAX gets the colours that adjoint has found: products
+with the columns of one colour, batched and jit-compiled, then a gather ("hand-compressed").  The time of a
+call is the best of interleaved rounds; the time of the set-up goes from the function to its first results.
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ def main() -> None:
         print(f"{found['program']}: {found['entries']} entries, {found['products']} products", flush=True)
         for engine, seconds in found["call"].items():
             ratio = found["call"]["adjoint"] / seconds
-            print(f"  {engine:14} {seconds * 1e3:9.3f} ms   set-up {found['setup'][engine]:7.2f} s   adjoint: {ratio:.2f}")
+            times = f"{seconds * 1e3:9.3f} ms   set-up {found['setup'][engine]:7.2f} s"
+            print(f"  {engine:14} {times}   adjoint: {ratio:.2f}")
         if "slope" in found:
             print(f"  slope of the time of a call against unknowns: {found['slope']:.2f}", flush=True)
 

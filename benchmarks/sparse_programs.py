@@ -1,4 +1,4 @@
-"""Programs with sparse derivatives, each written once on a namespace: ``adjoint``, ``jax.numpy`` or CasADi's.
+"""Programs with sparse derivatives, each written once on a namespace: adjoint's, JAX's or CasADi's.
 
 The namespace has ``exp``, ``sin``, ``cos``, ``log``, ``concat``, ``rows`` (a matrix from a vector, row by row),
 ``flat`` (its inverse) and ``stack`` (a matrix from columns); CasADi's has no arrays with more than two axes.
@@ -67,7 +67,7 @@ def pde(n: int = 316) -> Program:
 
 
 def _drone(xp: Any, z: Any) -> list[Any]:
-    """The time derivatives of position, angles, velocity and rates of a drone; ``z`` has states and thrusts."""
+    """The time derivatives of the states of a drone: position, angles, velocity, rates; ``z`` has thrusts, too."""
     s = [z[:, k] for k in range(16)]
     cr, sr, cp, sp = xp.cos(s[3]), xp.sin(s[3]), xp.cos(s[4]), xp.sin(s[4])
     cy, sy, thrust = xp.cos(s[5]), xp.sin(s[5]), s[12] + s[13] + s[14] + s[15]
@@ -90,7 +90,10 @@ def collocation(steps: int = 200) -> Program:
     """The defects of a trajectory of 12 states and 4 controls, by the trapezoidal rule."""
     start = np.random.default_rng(1).normal(0, 0.3, 16 * (steps + 1))
     return Program(
-        f"collocation defects, {steps} steps", "jacobian", lambda xp, x: xp.flat(_defects(xp, x, steps)), start
+        f"collocation defects, {steps} steps",
+        "jacobian",
+        lambda xp, x: xp.flat(_defects(xp, x, steps)),
+        start,
     )
 
 

@@ -6,10 +6,11 @@ from adjoint.inspect.explain import Explanation, explain
 from adjoint.inspect.profiling import Profile, Row, profile
 from adjoint.inspect.recorder import Recorder
 from adjoint.inspect.reporting import report
+from adjoint.inspect.sparsity import Spy, spy
 from adjoint.inspect.summaries import Layer, Summary, summary
 
 __all__ = [
-    "Drawing", "Explanation", "Finding", "Layer", "Profile", "Recorder", "Row", "Summary", "draw", "explain",
-    "profile", "report", "summary",
+    "Drawing", "Explanation", "Finding", "Layer", "Profile", "Recorder", "Row", "Spy", "Summary", "draw",
+    "explain", "profile", "report", "spy", "summary",
 ]  # fmt: skip
 __dir__ = sorted(__all__).copy
