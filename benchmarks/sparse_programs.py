@@ -1,6 +1,6 @@
 """Programs with sparse derivatives, each written once on a namespace: adjoint's, JAX's or CasADi's.
 
-The namespace has ``exp``, ``sin``, ``cos``, ``log``, ``concat``, ``rows`` (a matrix from a vector, row by row),
+The namespace has ``exp``, ``sin``, ``cos``, ``log``, ``concat``, ``rows`` (a matrix from a vector, by rows),
 ``flat`` (its inverse) and ``stack`` (a matrix from columns); CasADi's has no arrays with more than two axes.
 """
 
@@ -67,7 +67,7 @@ def pde(n: int = 316) -> Program:
 
 
 def _drone(xp: Any, z: Any) -> list[Any]:
-    """The time derivatives of the states of a drone: position, angles, velocity, rates; ``z`` has thrusts, too."""
+    """The time derivatives of the states of a drone: position, angles, velocity and rates."""
     s = [z[:, k] for k in range(16)]
     cr, sr, cp, sp = xp.cos(s[3]), xp.sin(s[3]), xp.cos(s[4]), xp.sin(s[4])
     cy, sy, thrust = xp.cos(s[5]), xp.sin(s[5]), s[12] + s[13] + s[14] + s[15]

@@ -7,6 +7,7 @@ result object, with ``x`` as a tree and ``x_flat`` as SciPy's flat array.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,7 +61,13 @@ _solver_doc = SharedDoc("""
 
 @_solver_doc
 def minimize(
-    f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), method: str | None = None, **options: Any
+    f: Callable[..., Any],
+    x0: Tree,
+    args: Sequence[Any] = (),
+    method: str | None = None,
+    *,
+    sparse: bool = False,
+    **options: Any,
 ) -> Any:
     """Minimise a function with ``scipy.optimize.minimize`` and exact derivatives.
 
@@ -71,6 +78,8 @@ def minimize(
     ----------
     f : callable
         A function ``f(x, *args)`` that returns one real number.
+    sparse : bool, optional
+        Whether a method that uses the Hessian gets it as a sparse matrix, as "trust-constr" allows.
     **options : optional
         Other arguments of SciPy's function.  Functions in constraints that are dictionaries are called with
         the tree, and their Jacobians are exact.  ``callback(x)`` is called with the tree.  Bounds are those
@@ -96,7 +105,7 @@ def minimize(
     if name in _WITH_PRODUCT:
         options["hessp"] = given.hessian_product
     elif name in _WITH_HESSIAN:
-        options["hess"] = given.hessian
+        options["hess"] = given.sparse_hessian if sparse else given.hessian
     return given.restored(optimize.minimize(function, given.start, method=method, **options))
 
 
@@ -126,13 +135,17 @@ def root(
 
 
 @_solver_doc
-def least_squares(f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), **options: Any) -> Any:
+def least_squares(
+    f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), *, sparse: bool = False, **options: Any
+) -> Any:
     """Minimise a sum of squares with ``scipy.optimize.least_squares`` and the exact Jacobian.
 
     Parameters
     ----------
     f : callable
         A function ``f(x, *args)`` that returns the residuals: a tensor or a tree of them.
+    sparse : bool, optional
+        Whether SciPy gets the Jacobian as a sparse matrix, which the methods "trf" and "dogbox" accept.
 
     >>> import adjoint as ad, numpy as np
     >>> t = np.linspace(0, 1, 5)
@@ -144,7 +157,8 @@ def least_squares(f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), **o
     optimize = _optimize("least_squares")
     given = _Vectors("least_squares", f, x0, args)
     _refuse_derivatives("least_squares", options, "jac")
-    return given.restored(optimize.least_squares(given.values, given.start, jac=given.jacobian, **options))
+    matrix = given.sparse_jacobian if sparse else given.jacobian
+    return given.restored(optimize.least_squares(given.values, given.start, jac=matrix, **options))
 
 
 def _optimize(name: str) -> Any:
@@ -222,6 +236,12 @@ def _leaves(result: Any) -> list[Any]:
     return [leaves[i] for i in tree.ravel_order(structure)]
 
 
+def _constant(derivative: Callable[..., Any], x: Any) -> Any:
+    """Return a sparse derivative at a flat array as a matrix of SciPy, without gradients."""
+    with no_grad():
+        return derivative(np.asarray(x, np.float64))
+
+
 class _Vectors:
     """A function of a tree and its derivatives, converted to functions of a flat float64 array for SciPy.
 
@@ -275,6 +295,23 @@ class _Vectors:
         with no_grad():
             flat = lambda v: self.scalar(self.flat.unflatten(v))
             return _owned(hessian(_renamed(flat, self.f))(tensor(np.asarray(x, np.float64))))
+
+    @functools.cached_property
+    def sparse_hessian(self) -> Any:
+        """A function of a flat array that returns the Hessian as a matrix of SciPy."""
+        if isinstance(self.f, Programs):  # inside ad.compile, where programs return dense matrices
+            return self.hessian
+        whole = hessian(_renamed(lambda v: self.scalar(self.flat.unflatten(v)), self.f), sparse=True)
+        return lambda x: _constant(whole, x)
+
+    @functools.cached_property
+    def sparse_jacobian(self) -> Any:
+        """A function of a flat array that returns the Jacobian as a matrix of SciPy."""
+        if isinstance(self.f, Programs):
+            return self.jacobian
+        vector = lambda v: self._outputs(self.f(self.flat.unflatten(v), *self.args), self.f)
+        whole = jacobian(_renamed(vector, self.f), sparse=True)
+        return lambda x: _constant(whole, x)
 
     def _flat(self, gradients: Any) -> Any:
         return _owned(self.flat.flatten(tree.leaves(gradients)))

@@ -65,8 +65,9 @@ _problem_doc = SharedDoc("""
     args : tuple, optional
         Further arguments of the function; gradients flow to tensors among them.
     **options : optional
-        SciPy's options ``rtol``, ``atol``, ``first_step`` and ``max_step``; ``jac`` and ``jac_sparsity`` are
-        used only by "BDF" and "LSODA", because the Jacobian is known.  Inside ``ad.compile`` also
+        SciPy's options ``rtol``, ``atol``, ``first_step`` and ``max_step``; ``jac`` is used
+        only by "BDF" and "LSODA", because the Jacobian is known.  If ``jac_sparsity`` is given, "Radau" and
+        "BDF" get it as a sparse matrix, with the pattern that adjoint finds.  Inside ``ad.compile`` also
         ``max_steps``, the largest number of attempted steps, 1,000 by default, and ``max_events``, how often
         an event that is not terminal may occur, 16 by default.
     tfirst : bool, optional
@@ -219,8 +220,8 @@ def _options_of_solve_ivp(method: str, further: tuple[Any, ...], given: dict[str
 
     ``given`` are the user's options, and ``further`` are further arguments of the function ``jac``.
     """
-    options = {k: v for k, v in given.items() if k not in ("jac", "jac_sparsity")}
-    known = {"rtol", "atol", "first_step", "max_step"}
+    options = {k: v for k, v in given.items() if k != "jac"}
+    known = {"rtol", "atol", "first_step", "max_step", "jac_sparsity"}
     if method in PLAIN:
         options, known = dict(given), known | {"jac", "jac_sparsity", "lband", "uband", "min_step"}
         if callable(jac := given.get("jac")):

@@ -102,7 +102,7 @@ class ChosenRows(Rows):
         Raise if more than ``most`` steps are needed.
         """
         f, *rest = functions
-        options = dict(self.options)
+        options = {k: v for k, v in self.options.items() if k != "jac_sparsity"}
         if self.method.implicit:
             options["jac"] = rest.pop()
         events = [like_event(e, _as_number(g)) for e, g in zip(self.events, rest, strict=True)]

@@ -39,6 +39,7 @@ from adjoint.scipy.ode_steps import (
     jacobian_of,
     like_event,
     run_scipy,
+    sparse_jacobian_of,
 )
 from adjoint.scipy.runge_kutta import Method, method_of, pulled_steps, pushed_steps
 from adjoint.transforms.batch import vmap
@@ -131,6 +132,7 @@ class Problem:
             return like_event(event, lambda t, y: float(event(asarray(t), asarray(y)).item()))
 
         options, size = dict(options), 1
+        sparse = options.pop("jac_sparsity", None) is not None and self.batch is None
         if self.batch is not None:
             size = self.batch.size
             for name in ("rtol", "atol"):
@@ -139,6 +141,8 @@ class Problem:
         if self.method.implicit:
             jacobian = jacobian_of(self.f)
             options["jac"] = lambda t, y: array_of(jacobian(tensor(float(t)), tensor(np.array(y))))
+            if sparse:
+                options["jac"] = sparse_jacobian_of(self.f)
         given = self.name, self.value, self.span, self.initial(), [*map(plain, events)], options, dense
         run = within(grad_mode, False, run_scipy, *given, None, size)
         self.steps, self.last = run.steps, run.last

@@ -14,7 +14,7 @@ from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.core.values import tracked
 from adjoint.errors import InputError
 from adjoint.scipy.fallback import scipy_module
-from adjoint.scipy.ode_steps import like_event
+from adjoint.scipy.ode_steps import like_event, sparse_jacobian_of
 from adjoint.scipy.runge_kutta import METHODS
 
 __all__ = ["PLAIN", "refused_method", "solve_plain"]
@@ -58,10 +58,12 @@ def solve_plain(
     if tracing.get() is not None:
         raise refused_method(name)
     start, end, y0 = map(array, ends)
+    options = {k: of_arrays(v) if callable(v) else v for k, v in options.items()}
+    if name == "BDF" and options.get("jac_sparsity") is not None and options.get("jac") is None:
+        options |= {"jac": sparse_jacobian_of(f), "jac_sparsity": None}
     result = scipy_module("integrate").solve_ivp(
         of_arrays(f), (float(start), float(end)), y0, name, None if wanted is None else array(wanted),
-        dense_output, [like_event(e, of_arrays(e)) for e in events] or None,
-        **{k: of_arrays(v) if callable(v) else v for k, v in options.items()},
+        dense_output, [like_event(e, of_arrays(e)) for e in events] or None, **options,
     )  # fmt: skip
     result.t, result.y = wrap(np.asarray(result.t)), wrap(np.asarray(result.y))
     if events:

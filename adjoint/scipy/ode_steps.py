@@ -14,12 +14,12 @@ from adjoint.errors import ConvergenceError, InputError
 from adjoint.ops.join import stack
 from adjoint.scipy.fallback import scipy_module
 from adjoint.scipy.runge_kutta import Method, method_of
-from adjoint.transforms.matrix import jacfwd
+from adjoint.transforms.matrix import jacfwd, jacobian
 from adjoint.transforms.solution import joined_solution
 
 __all__ = [
     "Run", "combined", "explicit_stages", "implicit_stages", "jacobian_of", "like_event", "run_scipy",
-    "too_many_steps",
+    "sparse_jacobian_of", "too_many_steps",
 ]  # fmt: skip
 
 
@@ -171,6 +171,12 @@ def explicit_stages(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: M
 def jacobian_of(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a function (t, y) that computes the Jacobian of ``f(t, y)`` with respect to y."""
     return lambda t, y: jacfwd(lambda y: f(t, y))(y)
+
+
+def sparse_jacobian_of(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a function (t, y) of arrays that computes the Jacobian of ``f(t, y)`` as a matrix of SciPy."""
+    whole = jacobian(f, 1, sparse=True)
+    return lambda t, y: whole(np.float64(t), np.array(y))
 
 
 def implicit_stages(f: Callable[..., Any], t: Tensor, h: Tensor, y: Tensor, m: Method, guess: Any) -> Tensor:

@@ -319,6 +319,7 @@ def least_squares(
         SciPy's name of the method.
     **options : optional
         Other parameters of SciPy's function: ``ftol``, ``xtol``, ``gtol``, ``x_scale``, ``max_nfev``, …
+        ``sparse=True`` passes the Jacobian as a sparse matrix.
 
     Returns
     -------

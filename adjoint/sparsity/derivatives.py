@@ -17,6 +17,7 @@ from adjoint.errors import ArgumentError
 from adjoint.scipy.sparse.arrays import SparseArray
 from adjoint.sparsity.plan import MODES, Plan, hessian_plan, jacobian_plan
 from adjoint.sparsity.traced import innermost_trace, pattern_apart, pattern_of_run
+from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.batch import vmap
 from adjoint.transforms.inputs import Recorded, check_argnums, name_of, record_call, released_value
 from adjoint.transforms.linear import pull_back, push_along
@@ -71,7 +72,10 @@ class SparseDerivative:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the derivative at these arguments."""
-        return self.compiled(*args, **kwargs)
+        found = self.compiled(*args, **kwargs)
+        if not grad_mode.get() and outermost() and given_arrays(args, kwargs):
+            return returned(found)  # a captured tensor requires grad, but nothing is recorded
+        return found
 
     def matrix(self, *args: Any, **kwargs: Any) -> Any:
         """Return the derivative, as ``SparseArray`` objects; a trace runs this once."""
