@@ -53,10 +53,12 @@ def push_forward(
     *,
     create_graph: bool,
     since: int = 0,
+    keep: bool = True,
 ) -> list[Any]:
     """Return the tangents of ``roots``, given those of ``inputs``; None where they are zero.
 
-    With ``create_graph`` the tangents are recorded.  Nodes with a number below ``since`` are constants.
+    With ``create_graph`` the tangents are recorded.  Nodes with a number below ``since`` are constants.  With
+    ``keep=False`` zeros become NaN where a derivative is infinite; the caller must then look for NaN.
     """
     moving = [(x, seed_at_level(x, t)) for x, t in zip(inputs, tangents, strict=True) if t is not None]
     lifted = any(type(t) is Traced for t in (*roots, *tangents))
@@ -72,7 +74,7 @@ def push_forward(
         with np.errstate(all="ignore"):  # no loop in it, see ``_Crew`` in adjoint.engine.parallel
             pushed = _push_all(order, given, ends, xp, {})
             zeros = {k: of_seed(t) for k, t in given.items()}
-            if _any_nan(pushed) and (any(zeros.values()) or any(node.op.selects for node in order)):
+            if keep and _any_nan(pushed) and (any(zeros.values()) or any(node.op.selects for node in order)):
                 # push again, this time keeping the zeros of the given tangents and of ops that select
                 pushed = _unless_nan(xp, pushed, _push_all(order, given, ends, xp, zeros))
     finally:

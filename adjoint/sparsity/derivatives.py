@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.compiler.api.compile import Compiled
-from adjoint.context import enclosing, grad_mode, user_code, within
+from adjoint.context import enclosing, grad_mode, tracing, user_code, within
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError
@@ -68,29 +69,69 @@ class SparseDerivative:
         functools.update_wrapper(self, f, assigned=("__module__", "__name__", "__qualname__"), updated=())
         self.transform, self.f, self.argnums, self.has_aux = transform, f, argnums, has_aux
         self.chunk_size, self.holomorphic, self.mode = chunk_size, holomorphic, mode
-        self.compiled = Compiled(self.matrix, (), "replay", 8)
+        self._compile((), "replay", 8, False)
+
+    def _compile(self, *options: Any) -> None:
+        """Make the compiled functions, with these options of ``ad.compile``."""
+        self.quick, self.exact = Compiled(self._quickly, *options), Compiled(self._exactly, *options)
+
+    def __compiled__(self, *options: Any) -> SparseDerivative:
+        """Return this derivative with other options of ``ad.compile``."""
+        found = copy.copy(self)
+        found._compile(*options)
+        return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the derivative at these arguments."""
-        found = self.compiled(*args, **kwargs)
+        if tracing.get() is not None or enclosing.get() is not None:
+            return self._exactly(*args, **kwargs)
+        found, has_nan = self.quick(*args, **kwargs)
+        if has_nan:
+            found = self.exact(*args, **kwargs)
         if not grad_mode.get() and outermost() and given_arrays(args, kwargs):
             return returned(found)  # a captured tensor requires grad, but nothing is recorded
         return found
 
-    def matrix(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the derivative, as ``SparseArray`` objects; a trace runs this once."""
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Return this function bound to ``instance``, as for a method."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return ``stats``, ``program``, ``explain`` or ``clear`` of the compiled function."""
+        if name in ("stats", "program", "explain", "clear"):
+            return getattr(self.quick, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def _exactly(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the derivative, in which zeros are kept where other derivatives are infinite."""
+        return self._matrix(args, kwargs, False)[0]
+
+    def _quickly(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the derivative, and whether it has NaN, which ``_exactly`` may not have.
+
+        A zero in a product is NaN where a derivative in the same row is infinite.
+        """
+        return self._matrix(args, kwargs, True)
+
+    def _matrix(self, args: Any, kwargs: Any, quick: bool) -> tuple[Any, Any]:
+        """Return the derivative, as ``SparseArray`` objects, and whether zeros of it may be NaN."""
+        trace = innermost_trace()
+        before = None if trace is None else trace.mark()
         run, structures = self.record(args, kwargs)
+        keep = not quick or run.outer or trace is None or any(map(len, trace.since(before)))
         plan = self.plan(run, args, kwargs)
 
-        def built() -> Any:
-            blocks = iter(
-                [
-                    packed(row, structures, isinstance(self.argnums, (tuple, list)))
-                    for row in self._blocks(run, plan)
-                ]
+        def built() -> tuple[Any, Any]:
+            several = isinstance(self.argnums, (tuple, list))
+            rows = self._blocks(run, plan, keep)
+            found = tree.unflatten(run.structure, [packed(row, structures, several) for row in rows])
+            flags = (
+                []
+                if keep
+                else [rec.any(rec.isnan(b.data), axis=(-1,), keepdims=False) for row in rows for b in row]
             )
-            found = tree.unflatten(run.structure, blocks)
-            return (found, released_value(run, run.aux)) if self.has_aux else found
+            has_nan = functools.reduce(rec.logical_or, flags) if flags else False
+            return ((found, released_value(run, run.aux)) if self.has_aux else found), has_nan
 
         if run.outer or enclosing.get() is not None:
             return built()
@@ -124,11 +165,11 @@ class SparseDerivative:
         mode = "columns" if only_columns else self.mode
         return jacobian_plan(pattern, mode, outputs, inputs, name_of(self.f))
 
-    def _blocks(self, run: Recorded, plan: Plan) -> list[list[SparseArray]]:
-        """Return the derivative of each output by each input."""
+    def _blocks(self, run: Recorded, plan: Plan, keep: bool) -> list[list[SparseArray]]:
+        """Return the derivative of each output by each input; ``keep`` is that of ``push_along``."""
         products: dict[tuple[str, int], Any] = {}
         if plan.forward:
-            push = lambda *tangents: push_along(run, tangents)
+            push = lambda *tangents: push_along(run, tangents, keep)
             self._batch("columns", push, plan.seeds(False, run.inputs), products)
         if plan.backward:
             pull = functools.partial(_pulled, run)

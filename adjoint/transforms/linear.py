@@ -45,15 +45,15 @@ def pull_back(run: Recorded, cotangents: Sequence[Tensor | None], *, retain: boo
     return _filled(run.inputs, [found.get(key_of(x)) for x in run.inputs])
 
 
-def push_along(run: Recorded, tangents: Sequence[Tensor | None]) -> list[Tensor]:
+def push_along(run: Recorded, tangents: Sequence[Tensor | None], keep: bool = True) -> list[Tensor]:
     """Return the tangents of the outputs of a recorded run, given those of its inputs (None means zero).
 
-    The tangent of an output that depends on no input is zero.
+    The tangent of an output that depends on no input is zero.  ``keep`` is that of ``push_forward``.
     """
     if _moves(run, run.inputs, tangents):
         return _Product.of(run, False, tangents)
     create = grad_mode.get() and run.outer
-    pushed = push_forward(run.outputs, run.inputs, tangents, create_graph=create, since=run.since)
+    pushed = push_forward(run.outputs, run.inputs, tangents, create_graph=create, since=run.since, keep=keep)
     return _filled(run.outputs, pushed)
 
 
