@@ -140,15 +140,16 @@ def _is_free(p: Any, colours: Colours) -> bool:
     return True
 
 
-def split_colours(p: Any, shapes: Sequence[Sequence[int]] = ()) -> tuple[Array, Colours]:
+def split_colours(p: Any, shapes: Sequence[Sequence[int]] = (), price: float = 1) -> tuple[Array, Colours]:
     """Return the dense rows of a pattern, to be computed one by one, and the colours of the rest.
 
-    So many rows are set apart that the number of products, one per row and one per colour, is the smallest.
+    So many rows are set apart that the products, one per row and one per colour, take the least time.  A
+    product with a row takes ``price`` times as long as one with columns.
     """
     counts = np.diff(p.indptr)
     order = np.argsort(-counts, kind="stable")
     rest = np.append(counts[order], 0)
-    apart = int(np.argmin(np.arange(len(rest)) + rest))
+    apart = int(np.argmin(price * np.arange(len(rest)) + rest))
     dense = np.sort(order[:apart])
     return dense, column_colours(without_rows(p, dense), shapes)
 

@@ -18,6 +18,7 @@ __all__ = ["MODES", "Block", "Plan", "hessian_plan", "jacobian_plan"]
 
 MODES = ("columns", "rows", "both")
 _MANY = 128  # colours
+_REVERSE = 2.0  # how long a product of reverse mode takes, if one of forward mode takes 1
 
 
 class Block:
@@ -65,6 +66,11 @@ class Plan:
     def count(self) -> int:
         """The number of products."""
         return self.forward + self.backward
+
+    @property
+    def cost(self) -> float:
+        """The time of the products, in units of one product with columns."""
+        return self.forward + _REVERSE * self.backward
 
     def seeds(self, backward: bool, like: Sequence[Tensor]) -> list[Array]:
         """Return, for each input or output, one vector per colour: 1 at the elements of the colour."""
@@ -135,7 +141,7 @@ class Plan:
 def jacobian_plan(
     pattern: Any, mode: Any, outputs: Sequence[Sequence[int]], inputs: Sequence[Sequence[int]], name: str
 ) -> Plan:
-    """Return the plan with the fewest products for a Jacobian.
+    """Return the cheapest plan for a Jacobian.
 
     ``mode`` is True or one of ``MODES``; ``outputs`` and ``inputs`` are shapes, and ``name`` is that of the
     function.
@@ -155,25 +161,26 @@ def jacobian_plan(
 
 
 def _by_both(pattern: Any, turned: Any, inputs: Any, outputs: Any) -> Plan:
-    """Return the plan with the fewest products: columns and some rows, or rows and some columns."""
-    bounds = [_bound(pattern), _bound(turned)]
+    """Return the cheapest plan: products with columns and some rows, or with rows and some columns."""
+    prices = [_REVERSE, 1 / _REVERSE]
+    bounds = [_bound(pattern, prices[0]), _REVERSE * _bound(turned, prices[1])]
     plans: list[Plan] = []
     for flipped in (False, True) if bounds[0] <= bounds[1] else (True, False):
-        if plans and plans[0].count <= bounds[flipped]:
+        if plans and plans[0].cost <= bounds[flipped]:
             break
         one, shapes = (turned, outputs) if flipped else (pattern, inputs)
-        dense, colours = split_colours(one, shapes)
+        dense, colours = split_colours(one, shapes, prices[flipped])
         apart = np.full(one.shape[0], -1)
         apart[dense] = np.arange(len(dense))
         columns, rows = (apart, colours) if flipped else (colours, apart)
         plans.append(Plan(pattern, columns, rows, columns_first=flipped))
-    return min(plans, key=lambda plan: plan.count)
+    return min(plans, key=lambda plan: plan.cost)
 
 
-def _bound(p: Any) -> int:
-    """Return the least number of products of ``split_colours``."""
+def _bound(p: Any, price: float) -> float:
+    """Return the least time of the products of ``split_colours``."""
     counts = np.append(np.sort(np.diff(p.indptr))[::-1], 0)
-    return int((np.arange(len(counts)) + counts).min())
+    return float((price * np.arange(len(counts)) + counts).min())
 
 
 def hessian_plan(pattern: Any, shapes: Sequence[Sequence[int]]) -> Plan:

@@ -42,6 +42,8 @@ CASES = [
     ("kalman", 400, 0.4, 0.8),
     ("deconvolution", 64, 0.0, 0.4),
     ("trajectory", 60, 0.0, 0.1),
+    ("swing_up", 40, 0.0, 1e-8),
+    ("soap_film", 24, 0.0, 1e-10),
     ("hanging_chain", 5, 0.0, 1e-4),
     ("ensemble", 64, 2.0, 100.0),
     ("digits", 12, 0.97, 1.0),
