@@ -57,6 +57,15 @@ class Pattern:
     def __init__(self, rows: Array, cols: Array, shape: tuple[int, int]) -> None:
         self.rows, self.cols, self.shape, self.count = rows, cols, shape, len(rows)
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether ``other`` is a pattern with the same shape and positions."""
+        if self is other or not isinstance(other, Pattern) or self.shape != other.shape:
+            return self is other
+        return np.array_equal(self.rows, other.rows) and np.array_equal(self.cols, other.cols)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.count))
+
     @functools.cached_property
     def order(self) -> Any:
         """The permutation for transposing: element k of the transpose is element ``order[k]`` here."""

@@ -125,12 +125,8 @@ class SparseDerivative:
             several = isinstance(self.argnums, (tuple, list))
             rows = self._blocks(run, plan, keep)
             found = tree.unflatten(run.structure, [packed(row, structures, several) for row in rows])
-            flags = (
-                []
-                if keep
-                else [rec.any(rec.isnan(b.data), axis=(-1,), keepdims=False) for row in rows for b in row]
-            )
-            has_nan = functools.reduce(rec.logical_or, flags) if flags else False
+            flags = [_has_nan(block) for row in rows for block in row if not keep]
+            has_nan = functools.reduce(rec.logical_or, flags) if flags else wrap(np.asarray(False))
             return ((found, released_value(run, run.aux)) if self.has_aux else found), has_nan
 
         if run.outer or enclosing.get() is not None:
@@ -204,4 +200,9 @@ def _pulled(run: Recorded, *cotangents: Tensor) -> list[Tensor]:
     found = pull_back(run, cotangents, retain=True)
     if any(out.dtype.kind == "c" for out in run.outputs):  # a gradient is the conjugate of the derivative
         found = [rec.conj(g) if g.dtype.kind == "c" else g for g in found]
+    return found
+
+
+def _has_nan(block: SparseArray) -> Tensor:
+    found: Tensor = rec.any(rec.isnan(block.data), axis=(-1,), keepdims=False)
     return found

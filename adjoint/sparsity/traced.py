@@ -61,8 +61,8 @@ def pattern_apart(record: Callable[..., Recorded], args: Any, kwargs: Any) -> An
     leaves, structure = tree.flatten((args, kwargs))
     moving = [k for k, leaf in enumerate(leaves) if isinstance(leaf, (Tensor, np.ndarray, np.generic))]
     arrays = [np.zeros(leaves[k].shape, leaves[k].dtype) for k in moving]
-    around = tracing.get()
-    trace = Trace(arrays) if around is None else around.inner()
+    trace = (tracing.get() or Trace()).inner()  # an inner trace reads values of the ``vmap`` around it
+    trace.arguments = arrays
 
     def recorded() -> Recorded:
         for position, (k, array) in enumerate(zip(moving, arrays, strict=True)):

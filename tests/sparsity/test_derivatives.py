@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -119,6 +120,13 @@ def test_a_derivative_that_is_infinite_elsewhere_is_no_nan() -> None:
     found = ad.jacobian(f, sparse=True)(x).toarray()
     np.testing.assert_array_equal(found, [[np.inf, 1, 0, 0], [0, 0.5, 1, 0], [0, 0, 1 / np.sqrt(8), 1]])
     np.testing.assert_array_equal(found, ad.jacfwd(f)(x))
+    compiled = ad.compile(ad.jacobian(f, sparse=True))
+    for _ in range(2):
+        np.testing.assert_allclose(compiled(x).toarray(), found, rtol=1e-15)
+    inner = ad.compile(lambda x: ad.jacobian(f, sparse=True)(x).toarray())
+    for _ in range(2):
+        np.testing.assert_allclose(inner(x), found, rtol=1e-15)
+    assert np.isnan(ad.jacobian(lambda x: x * np.nan, sparse=True)(x).data).all()
 
 
 # Tensors and transforms ------------------------------------------------------------------------------
@@ -174,6 +182,48 @@ def test_forward_mode_and_products_go_through_it() -> None:
     np.testing.assert_allclose(ad.hvp(total, X, direction), expected, rtol=1e-11)
     third = ad.jacobian(entries, sparse=True)(X)
     np.testing.assert_allclose(third.toarray(), ad.jacobian(full)(X), rtol=1e-12, atol=1e-14)
+
+
+def test_a_function_inside_vmap_may_use_values_of_the_batch() -> None:
+    def total(s: Any) -> Any:
+        return ad.jacobian(lambda x: chain(x) * s, sparse=True)(X).data.sum()
+
+    each = np.arange(1.0, 4.0)
+    expected = ad.jacobian(chain)(X).sum() * each
+    np.testing.assert_allclose(ad.vmap(total)(each), expected, rtol=1e-12)
+    np.testing.assert_allclose(ad.compile(ad.vmap(total))(each), expected, rtol=1e-12)
+
+
+def test_a_function_may_use_tensors_that_require_grad() -> None:
+    scale = ad.tensor(2.0, requires_grad=True)
+    jacobian = ad.jacobian(lambda x: chain(x) * scale, sparse=True)
+    jacobian(X).data.sum().backward()
+    np.testing.assert_allclose(scale.grad.item(), ad.jacobian(chain)(X).sum(), rtol=1e-12)
+    with ad.no_grad():
+        assert type(jacobian(X)) is scipy.sparse.csr_array
+
+
+def test_the_compiled_form_has_the_methods_of_compiled_functions() -> None:
+    compiled = ad.compile(ad.jacobian(chain, sparse=True), backend="replay")
+    compiled(X)
+    assert compiled.stats()["traces"] == 1 and "instructions" in compiled.explain(X)
+    with ad.config.compiling("check"):
+        compiled(X)
+    assert type(copy.deepcopy(compiled)(X)) is scipy.sparse.csr_array
+    with pytest.raises(AttributeError, match="'SparseDerivative' object has no attribute 'items'"):
+        compiled.items  # noqa: B018
+
+
+def test_methods() -> None:
+    class Model:
+        scale = 2.0
+
+        def values(self, x: Any) -> Any:
+            return chain(x) * self.scale
+
+        derivative = ad.jacobian(values, argnums=1, sparse=True)
+
+    np.testing.assert_allclose(Model().derivative(X).toarray(), 2 * ad.jacobian(chain)(X), rtol=1e-13)
 
 
 def test_results_are_new_memory() -> None:
