@@ -59,6 +59,8 @@ def _scan(reverse: bool) -> Callable[[Any], Any]:
 EXACT["a loop"] = _scan(False)
 EXACT["a loop backwards"] = _scan(True)
 EXACT["a carry of two"] = lambda x: ad.scan(lambda c, r: ((c[1], c[0] * r), c[0] + r), (x[0], x[1]), x[2:])[1]
+EXACT["ad.map"] = lambda x: ad.map(lambda r: ad.sin(r) * r, x)
+EXACT["a checkpoint"] = lambda x: ad.checkpoint(lambda y: ad.sin(y) * x, x)
 EXACT["a loop that reads a value"] = lambda x: ad.fori_loop(0, 9, lambda i, v: v * x[:2] + 1, x[2:4])
 
 
