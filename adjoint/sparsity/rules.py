@@ -62,6 +62,14 @@ class Applied:
         found: Array | None = self._constants(self.args[k])
         return found
 
+    def known_zeros(self, k: int) -> Array | None:
+        """Return the elements of argument ``k`` if they are constant and some are 0, otherwise None.
+
+        Without zeros the pattern does not depend on them.
+        """
+        found: Array | None = self._constants.elements(self.args[k])
+        return None if found is None or np.all(found) else self.known(k)
+
     def is_index(self, k: int) -> bool:
         """Return whether argument ``k`` chooses elements: no gradient flows to it."""
         return not self.op.smooth(k)
@@ -99,8 +107,8 @@ def _product(a: Applied) -> list[Any]:
     """An elementwise product: elements that a known zero multiplies are left out."""
     (found,) = _elementwise(a)
     for k in (0, 1):
-        factor = a.known(k) if a.patterns[k] is None and a.shape(k) else None
-        if factor is not None and not np.all(factor):
+        factor = a.known_zeros(k) if a.patterns[k] is None and a.shape(k) else None
+        if factor is not None:
             kept = np.broadcast_to(factor != 0, a.outs[0].shape)
             found = selected(found, np.where(kept, numbered(a.outs[0].shape), 0))
     return [found]
@@ -256,8 +264,8 @@ def _contract(a: Applied) -> list[Any]:
     found = None
     for k in a.active:
         other = 1 - k if k < 2 and len(inputs) > 1 else None
-        factor = a.known(other) if other is not None and a.patterns[other] is None else None
-        if other is not None and factor is not None and not np.all(factor):
+        factor = a.known_zeros(other) if other is not None and a.patterns[other] is None else None
+        if factor is not None:
             mine = _sparse_factor(a, k, factor, inputs, output, sizes)
         else:
             mine = _summed(a, k, inputs[k], output, sizes)

@@ -33,13 +33,17 @@ class Constants:
         self.read: dict[int, Array] = {}
 
     def __call__(self, value: Any) -> Any:
+        """Return the elements of a value if they are known, otherwise None; note that they are used."""
+        found = self.elements(value)
+        if found is not None and isinstance(value, Symbolic):
+            self._note(value)
+        return found
+
+    def elements(self, value: Any) -> Any:
         """Return the elements of a value if they are known, otherwise None."""
         if not isinstance(value, Symbolic):
             return np.asarray(value) if np.ndim(value) == 0 and value is not None else None
-        if self._fold(value) is None:
-            return None
-        self._note(value)
-        return self.values[value.id]
+        return self._fold(value)
 
     def _fold(self, value: Any) -> Any:
         """Compute a value and all that it needs; return its elements, or None if they are not known."""

@@ -262,6 +262,18 @@ def test_a_pattern_is_never_stale(compiled: bool) -> None:
         np.testing.assert_allclose(hessian(X).toarray(), ad.hessian(loss)(X), rtol=1e-11, atol=1e-13)
 
 
+def test_only_arrays_that_decide_the_pattern_are_compared() -> None:
+    full, sparse = np.ones((3, 8)), np.eye(3, 8)
+    jacobian = ad.jacobian(lambda x: full @ x + sparse @ x, sparse=True)
+    jacobian(X)
+    full[0], sparse[1] = 2, 3
+    np.testing.assert_allclose(jacobian(X).toarray(), full + sparse)
+    assert jacobian.stats()["traces"] == 2
+    full[:] = 5
+    np.testing.assert_allclose(jacobian(X).toarray(), full + sparse)
+    assert jacobian.stats()["traces"] == 2
+
+
 def test_the_program_is_used_again() -> None:
     runs = []
 

@@ -120,7 +120,7 @@ def compile(
                 f"compile: {name_of(f)} is a generator function or an async function, which cannot be "
                 "compiled.\n  Compile the functions that it calls on tensors instead."
             )
-    if hasattr(f, "__compiled__"):  # it has its own compiled form
+    if hasattr(type(f), "__compiled__"):  # it has its own compiled form
         return f.__compiled__(static, backend, limit, flush)
     return Compiled(f, static, backend, limit, flush)
 
