@@ -61,7 +61,8 @@ def pattern_apart(record: Callable[..., Recorded], args: Any, kwargs: Any) -> An
     leaves, structure = tree.flatten((args, kwargs))
     moving = [k for k, leaf in enumerate(leaves) if isinstance(leaf, (Tensor, np.ndarray, np.generic))]
     arrays = [np.zeros(leaves[k].shape, leaves[k].dtype) for k in moving]
-    trace = (tracing.get() or Trace()).inner()  # an inner trace reads values of the ``vmap`` around it
+    around = tracing.get() or Trace()
+    trace = around.inner()  # an inner trace reads values of the ``vmap`` around it
     trace.arguments = arrays
 
     def recorded() -> Recorded:
@@ -70,4 +71,6 @@ def pattern_apart(record: Callable[..., Recorded], args: Any, kwargs: Any) -> An
         given, named = tree.unflatten(structure, leaves)
         return within(transform, None, lambda: record(*given, **named))
 
-    return trace.run(recorded, lambda run: pattern_of_run(trace, run))
+    pattern = trace.run(recorded, lambda run: pattern_of_run(trace, run))
+    around.guards += trace.guards
+    return pattern

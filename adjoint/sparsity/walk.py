@@ -15,7 +15,7 @@ from adjoint.sparsity.pattern import Pattern, identity, made, numbered, placed, 
 from adjoint.sparsity.rules import RULES, Applied, rule_for
 from adjoint.typing import Array
 
-__all__ = ["Constants", "walk"]
+__all__ = ["Constants", "started", "walk"]
 
 _LARGEST = 10_000_000  # elements of a constant that is computed here
 
@@ -147,7 +147,7 @@ def _applied(i: Instruction, own: list[Any], constants: Constants) -> list[Any]:
     """Return the patterns of the results of an instruction, given those of its operands."""
     op = i.op
     if isinstance(getattr(op, "forward", None), Repeat):
-        return _loop(op.forward, i, own)
+        return _loop(op.forward, own, constants)
     applied = Applied(op, i.args, i.params, i.outs, own, constants)
     if not isinstance(op, Host):
         return rule_for(op)(applied)
@@ -175,7 +175,7 @@ def _added(a: Applied) -> Any:
 # Loops ---------------------------------------------------------------------------------------------
 
 
-def _loop(steps: Repeat, i: Instruction, own: list[Any]) -> list[Any]:
+def _loop(steps: Repeat, own: list[Any], constants: Constants) -> list[Any]:
     """Return the patterns of the results of a loop: the pattern of its body, applied at each iteration."""
     values = [s.value for s in steps.program.sources]
     columns = next(p.shape[1] for p in own if p is not None)
@@ -187,7 +187,9 @@ def _loop(steps: Repeat, i: Instruction, own: list[Any]) -> list[Any]:
         if on:
             start[v.id] = made(np.arange(first, first + n), np.arange(n + 1), total)
             first += n
-    local = walk(steps.program.body, start, steps.program.results, Constants(steps.program))
+    inside = Constants(steps.program)
+    local = walk(steps.program.body, start, steps.program.results, inside)
+    constants.read |= inside.read
     carry = [_or_empty(p, n, columns) for p, n in zip(own, sizes[: steps.carries], strict=False)]
     end = steps.carries + steps.rows
     fixed = [_or_empty(p, n, columns) for p, n in zip(own[end:], sizes[end:], strict=True)]

@@ -103,7 +103,7 @@ def jacobian(
         Must be True for complex arguments: it asserts that ``f`` is holomorphic.
     sparse : bool or {"columns", "rows", "both"}
         Whether to return sparse matrices of SciPy, computed by few products: of reverse mode ("rows"), of
-        forward mode ("columns") or of both.  True chooses the fewest.  See docs/sparse.md.
+        forward mode ("columns") or of both.  True chooses the cheapest.  See docs/sparse.md.
 
     Returns
     -------

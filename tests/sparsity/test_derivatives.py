@@ -262,6 +262,26 @@ def test_a_pattern_is_never_stale(compiled: bool) -> None:
         np.testing.assert_allclose(hessian(X).toarray(), ad.hessian(loss)(X), rtol=1e-11, atol=1e-13)
 
 
+def test_constants_of_loops_are_guarded() -> None:
+    mask = np.array([1.0, 0, 0])
+    f = lambda x: ad.fori_loop(0, 9, lambda i, v: v * 0.5 + mask * v[::-1], x)
+    jacobian = ad.jacobian(f, sparse=True)
+    x = X[:3]
+    np.testing.assert_allclose(jacobian(x).toarray(), ad.jacobian(f)(x), rtol=1e-12)
+    mask[:] = 2
+    np.testing.assert_allclose(jacobian(x).toarray(), ad.jacobian(f)(x), rtol=1e-12)
+
+
+def test_constants_are_guarded_inside_vmap_and_compile() -> None:
+    mask = np.zeros(8)
+    f = lambda x: x * mask + x[::-1]
+    compiled = ad.compile(ad.vmap(lambda x: ad.jacobian(f, sparse=True)(x).toarray()))
+    batch = np.stack([X, X + 1])
+    np.testing.assert_allclose(compiled(batch)[0], ad.jacobian(f)(X))
+    mask[:] = 2
+    np.testing.assert_allclose(compiled(batch)[0], ad.jacobian(f)(X))
+
+
 def test_only_arrays_that_decide_the_pattern_are_compared() -> None:
     full, sparse = np.ones((3, 8)), np.eye(3, 8)
     jacobian = ad.jacobian(lambda x: full @ x + sparse @ x, sparse=True)
