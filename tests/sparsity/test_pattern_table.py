@@ -27,6 +27,7 @@ EXACT = {"move", "scatter", "contract", "running"}
 BY_INDEX = {"take", "take_along_axis", "put_along_axis", "untake", "untake_along_axis"}
 
 
+@pytest.mark.filterwarnings("ignore:jacobian. the sparse Jacobian")  # of ops whose Jacobian is dense
 @pytest.mark.parametrize("case", WANTED)
 def test_every_op(case: Case) -> None:
     wanted = checked(case)
