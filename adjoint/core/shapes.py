@@ -14,7 +14,7 @@ from adjoint.errors import AdjointError, ArgumentError, AxisError, InputError, N
 
 __all__ = [
     "Shape", "Shaped", "broadcast_shapes", "canonical_axes", "canonical_axis", "canonical_shape",
-    "checked_shape", "number", "number_between", "reduced_axes", "same_rank_axes", "whole_from",
+    "checked_shape", "listed", "number", "number_between", "reduced_axes", "same_rank_axes", "whole_from",
     "whole_number", "without_gradient",
 ]  # fmt: skip
 
@@ -60,6 +60,12 @@ def canonical_axis(op: str, axis: Any, ndim: int) -> int:
     return index if index < 0 else index - ndim
 
 
+def listed(value: Any) -> Any:
+    """Return an array or tensor of integers as a list of ints, and any other value unchanged."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    return value.tolist() if kind in ("i", "u") and value.ndim else value
+
+
 _ALL_AXES = tuple(tuple(range(-n, 0)) for n in range(65))  # NumPy's arrays have up to 64 axes
 
 
@@ -72,7 +78,9 @@ def canonical_axes(op: str, axis: Any, ndim: int) -> Shape:
     if axis is None:
         return _ALL_AXES[ndim]
     if not isinstance(axis, (tuple, list)):
-        return (canonical_axis(op, axis, ndim),)
+        axis = axis if type(axis) is int else listed(axis)
+        if not isinstance(axis, list):
+            return (canonical_axis(op, axis, ndim),)
     axes = tuple(sorted(canonical_axis(op, a, ndim) for a in axis))
     if len(set(axes)) != len(axes):
         raise ShapeError(f"{op}: axis {tuple(axis)} names the same axis twice.")
@@ -83,7 +91,9 @@ def canonical_shape(op: str, shape: Any) -> Shape:
     """Return a shape as a tuple of ints; a single number is a 1-d shape."""
     try:
         if not isinstance(shape, (tuple, list)):
-            return (operator.index(shape),)
+            shape = shape if type(shape) is int else listed(shape)
+            if not isinstance(shape, list):
+                return (operator.index(shape),)
         return tuple(map(operator.index, shape))
     except TypeError:
         raise InputError(f"{op}: a shape must consist of integers, but is {shape!r}.") from None

@@ -89,6 +89,10 @@ class Form:
             count += 1
         return count
 
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call this with the arguments of a call of NumPy's function."""
+        return self(args, kwargs)
+
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call adjoint's function with the arguments of a call of NumPy's function, and return the result."""
         if not kwargs and len(args) <= self.same:

@@ -16,7 +16,7 @@ from adjoint import ops, tree, words
 from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import array_of, asarray, weak_tensor
 from adjoint.core.namespace import raw, rec
-from adjoint.core.shapes import canonical_axis
+from adjoint.core.shapes import canonical_axis, listed
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.core.values import varies
 from adjoint.errors import ArgumentError, InputError, ShapeError
@@ -236,6 +236,38 @@ def _partition(a: Any, kth: Any, axis: int | None = -1) -> Tensor:
     x = our("ravel")(a) if axis is None else asarray(a)
     where = -1 if axis is None else axis
     return our("take_along_axis")(x, np.argpartition(x.numpy(), kth, where), axis=where)
+
+
+def _roll(a: Any, shift: Any, axis: Any = None) -> Tensor:
+    shifts = [int(s) for s in np.ravel(_values(shift))]  # NumPy rounds floats towards zero
+    return our("roll")(a, shifts[0] if len(shifts) == 1 else shifts, _values(listed(axis)))
+
+
+def _triangle(name: str) -> Callable[..., Any]:
+    """Return a version of ``ad.tril`` or ``ad.triu`` that repeats a vector in all rows, as NumPy does."""
+
+    def part(m: Any, k: int = 0) -> Tensor:
+        x = asarray(m)
+        x = rec.broadcast_to(x, shape=(x.shape[0], x.shape[0])) if x.ndim == 1 else x
+        return our(name)(x, k)
+
+    return part
+
+
+def _frequencies(name: str) -> Callable[..., Any]:
+    """Return a version of ``fftfreq`` or ``rfftfreq`` whose distance ``d`` may be an array."""
+    of_one = getattr(np.fft, name)
+    return lambda n, d=1.0, device=None: asarray(of_one(n)) / d
+
+
+def _matrix_rank(A: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Any:
+    x = asarray(A)
+    if x.ndim < 2:  # a vector has rank 0 or 1
+        return rec.astype(our("any")(x != 0), dtype=np.dtype(np.int64))
+    return our_rank(x, tol, hermitian, rtol=rtol)
+
+
+our_rank: Callable[..., Any] = ops.NAMESPACES["linalg"].matrix_rank
 
 
 def _rollaxis(a: Any, axis: int, start: int = 0) -> Tensor:
@@ -486,6 +518,7 @@ FORMS: dict[Any, Callable[..., Any]] = {
             _size, _mean, _nanvar, _nanstd, _append, _block, _delete, _choose, _resize, _partition,
             _rollaxis, _ediff1d, _trapezoid, _gradient, _interp, _convolve, _correlate, _cov, _corrcoef,
             _bincount, _polyval, _vander, _unwrap, _cross, _full_like, _diagflat, _nan_to_num, _can_cast,
+            _roll,
         )
     },
     # these read only the shape and dtype, so they work inside transforms
@@ -494,6 +527,11 @@ FORMS: dict[Any, Callable[..., Any]] = {
     np.iscomplexobj: lambda x: asarray(x).dtype.kind == "c",
     np.isrealobj: lambda x: asarray(x).dtype.kind != "c",
     **{getattr(np, name): _reduction(name) for name in "sum prod max min any all nansum nanprod".split()},
+    np.tril: _triangle("tril"),
+    np.triu: _triangle("triu"),
+    np.fft.fftfreq: _frequencies("fftfreq"),
+    np.fft.rfftfreq: _frequencies("rfftfreq"),
+    np.linalg.matrix_rank: _matrix_rank,
     np.nancumsum: _without_nan("cumsum", 0),
     np.nancumprod: _without_nan("cumprod", 1),
     np.concatenate: _joined("concat"),

@@ -317,6 +317,7 @@ class _Vectors:
         return _owned(self.flat.flatten(tree.leaves(gradients)))
 
     def _outputs(self, result: Any, f: Callable[..., Any]) -> Tensor:
+        result = tree.map(lambda v: asarray(v) if isinstance(v, (np.ndarray, np.inexact)) else v, result)
         leaves, structure = tree.flatten(result)
         for i, leaf in enumerate(leaves):
             place = Place(structure, i, f"the result of {name_of(f)}")

@@ -1,13 +1,13 @@
-"""NumPy's main namespace on tensors: ``import adjoint.numpy as np``.
+"""NumPy's main namespace, with functions that also take tensors: ``import adjoint.numpy as np``.
 
-Functions that are differentiable or make arrays return tensors and take NumPy's parameters.  Constants,
-classes and dtypes are NumPy's own, and so are all other functions: they work on the values of tensors, and
-raise ``LostHistoryError`` for a tensor that requires grad.
+A function returns what NumPy returns, unless an argument is a tensor or contains one: then it returns
+tensors.  Constants, classes and dtypes are NumPy's own.  Functions without a derivative work on the values of
+tensors, and raise ``LostHistoryError`` for a tensor that requires grad.
 
 >>> import adjoint as ad
 >>> import adjoint.numpy as np
 >>> ad.grad(lambda x: np.sum(np.array([x[0], x[0] * x[1]]) ** 2))(np.array([1.0, 2.0]))
-tensor([10.,  4.], dtype=float64)
+array([10.,  4.])
 """
 
 from typing import Any

@@ -1,4 +1,7 @@
-"""Objects of NumPy that build arrays when they are indexed: ``r_``, ``c_``, ``mgrid`` and ``ogrid``."""
+"""Objects of NumPy that build arrays when they are indexed: ``r_``, ``c_``, ``mgrid`` and ``ogrid``.
+
+They are NumPy's unless a key contains a tensor.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import asarray
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError
+from adjoint.interop.drop_in import holds_tensor
 from adjoint.ops.join import concat
 
 __all__ = ["c_", "mgrid", "ogrid", "r_"]
 
 
 class Joiner:
-    """``np.r_`` and ``np.c_`` on tensors.
+    """``np.r_`` and ``np.c_``, which return a tensor if a piece is or contains one.
 
     Parameters
     ----------
+    theirs : object
+        NumPy's object.
     axis : int
         The axis along which pieces are joined.
     ndmin : int
@@ -28,10 +35,13 @@ class Joiner:
         The position of the axes of a piece that has fewer axes; -1 is the end.
     """
 
-    def __init__(self, axis: int, ndmin: int, place: int) -> None:
+    def __init__(self, theirs: Any, axis: int, ndmin: int, place: int) -> None:
+        self._theirs = theirs
         self._facts = axis, ndmin, place
 
-    def __getitem__(self, key: Any) -> Tensor:
+    def __getitem__(self, key: Any) -> Any:
+        if not _in_key(key):
+            return self._theirs[key]
         pieces = key if isinstance(key, tuple) else (key,)
         axis, ndmin, place = self._facts
         if pieces and isinstance(pieces[0], str):
@@ -86,7 +96,7 @@ def _piece(value: Any, ndmin: int, place: int) -> Tensor:
 
 
 class Grid:
-    """``np.mgrid`` and ``np.ogrid``, which return tensors.
+    """``np.mgrid`` and ``np.ogrid``, which return tensors if an end or a step is one.
 
     Parameters
     ----------
@@ -98,11 +108,36 @@ class Grid:
         self._theirs = theirs
 
     def __getitem__(self, key: Any) -> Any:
-        made = self._theirs[key]
+        made = self._theirs[_plain_key(key)]
+        if not _in_key(key):
+            return made
         return type(made)(map(asarray, made)) if isinstance(made, (list, tuple)) else asarray(made)
 
 
-r_ = Joiner(0, 1, -1)
-c_ = Joiner(-1, 2, 0)
+def _in_key(key: Any) -> bool:
+    """Return whether a key is or contains a tensor, also as the end of a slice."""
+    for k in key if isinstance(key, tuple) else (key,):
+        if holds_tensor((k.start, k.stop, k.step) if isinstance(k, slice) else k):
+            return True
+    return False
+
+
+def _plain_key(key: Any) -> Any:
+    """Return a key of ``np.mgrid`` with numbers in place of tensors; raise if one requires grad."""
+    if isinstance(key, tuple):
+        return tuple(map(_plain_key, key))
+    parts = [_number(p) for p in (key.start, key.stop, key.step)]
+    return slice(*parts)
+
+
+def _number(end: Any) -> Any:
+    if isinstance(end, Tensor):
+        check_conversion(end, "a number for np.mgrid", "Use np.linspace or np.arange, and np.meshgrid.")
+        return end.item()
+    return end
+
+
+r_ = Joiner(np.r_, 0, 1, -1)
+c_ = Joiner(np.c_, -1, 2, 0)
 mgrid = Grid(np.mgrid)
 ogrid = Grid(np.ogrid)

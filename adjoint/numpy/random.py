@@ -1,7 +1,7 @@
-"""``numpy.random``: the same numbers from the same seeds, as arrays.
+"""``numpy.random``: the same numbers from the same seeds.
 
-The functions accept tensors as parameters, but raise ``LostHistoryError`` for a tensor that requires grad:
-``ad.random.default_rng`` has draws through which gradients flow.
+The functions return arrays, or tensors if a parameter is a tensor.  They raise ``LostHistoryError`` for a
+tensor that requires grad: ``ad.random.default_rng`` has draws through which gradients flow.
 """
 
 import functools as _functools
@@ -9,6 +9,7 @@ from typing import Any as _Any
 
 import numpy as _np
 
+from adjoint.interop.drop_in import drop_in as _drop_in
 from adjoint.interop.writers import write as _write
 from adjoint.numpy import build as _build
 
@@ -21,7 +22,7 @@ globals().update(
     {
         name: value
         if isinstance(value := getattr(_np.random, name), type)
-        else _build.numpy_only(value, "np.random", _INSTEAD)
+        else _drop_in(value, _build.numpy_only(value, "np.random", _INSTEAD))
         for name in __all__
     }
 )

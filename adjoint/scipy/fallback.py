@@ -1,4 +1,4 @@
-"""SciPy's own functions, which raise an error for tensors that require grad."""
+"""SciPy's own functions: for arrays, and with an error for tensors that require grad."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from adjoint.errors import AbsentNameError, InputError, MissingExtraError
+from adjoint.interop.drop_in import arrays_out, drop_in, given_tensor, watched
 from adjoint.numpy.build import numpy_only
 
-__all__ = ["refuse_options", "scipy_method", "scipy_module", "scipy_only"]
+__all__ = [
+    "drop_in_methods",
+    "drop_ins",
+    "refuse_options",
+    "scipy_method",
+    "scipy_module",
+    "scipy_only",
+]  # fmt: skip
 
 
 def scipy_module(part: str) -> Any:
@@ -64,7 +72,12 @@ def scipy_only(part: str, name: str) -> Any:
         raise AttributeError(f"module 'adjoint.scipy.{part}' has no attribute {name!r}")
     if not callable(found) or isinstance(found, type):
         return found
-    return _Distribution(name) if hasattr(found, "rvs") else numpy_only(found, f"scipy.{part}")
+    return _Distribution(name) if hasattr(found, "rvs") else _with_values(found, f"scipy.{part}")
+
+
+def _with_values(theirs: Any, path: str) -> Any:
+    """Return a function of SciPy that also takes tensors without a history, and returns tensors for them."""
+    return drop_in(theirs, numpy_only(theirs, path))
 
 
 class _Distribution:
@@ -88,4 +101,68 @@ class _Distribution:
 def scipy_method(distribution: str, name: str) -> Any:
     """Return the method ``name`` of a SciPy distribution, which raises for tensors that require grad."""
     found = getattr(getattr(scipy_module("stats"), distribution), name)
-    return numpy_only(found, f"scipy.stats.{distribution}") if callable(found) else found
+    return _with_values(found, f"scipy.stats.{distribution}") if callable(found) else found
+
+
+def drop_ins(part: str, names: dict[str, Any], callers: Iterable[str] = ()) -> dict[str, Any]:
+    """Return functions of ``adjoint.scipy.<part>`` that are SciPy's unless an argument is a tensor.
+
+    Parameters
+    ----------
+    part : str
+        The name of the module.
+    names : dict
+        Adjoint's functions by SciPy's names.
+    callers : iterable of str, optional
+        The names of functions that call functions of the user.  They are adjoint's for arrays too, because
+        the function may use tensors, and their results are arrays then.
+
+    Returns
+    -------
+    dict
+        The functions by name.
+    """
+    return {
+        name: arrays_out(ours) if name in callers else _drop_in(part, name, ours)
+        for name, ours in names.items()
+        if callable(ours) and not isinstance(ours, type)
+    }
+
+
+def _drop_in(part: str, name: str, ours: Any) -> Any:
+    """Return ``drop_in`` of a function, with SciPy's looked up at the first call."""
+    ours = arrays_out(ours)
+
+    @functools.cache
+    def theirs() -> Any:
+        try:
+            found = getattr(scipy_module(part), name, None)
+        except MissingExtraError:
+            found = None
+        return ours if found is None else watched(found, ours) if name in _TAKE_FUNCTIONS else found
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return theirs()(*args, **kwargs)
+
+    return drop_in(functools.wraps(ours)(plain), ours)
+
+
+# Functions that may take functions: they are SciPy's unless such a function returns a tensor.
+_TAKE_FUNCTIONS = frozenset(("cdist", "funm", "pdist"))
+
+
+def drop_in_methods(cls: type) -> None:
+    """Replace the public methods of a class of distributions by SciPy's unless an argument is a tensor."""
+    for name, ours in list(vars(cls).items()):
+        if callable(ours) and not name.startswith("_"):
+            setattr(cls, name, _drop_in_method(name, ours))
+
+
+def _drop_in_method(name: str, ours: Any) -> Any:
+    @functools.wraps(ours)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if given_tensor(args, kwargs):
+            return ours(self, *args, **kwargs)
+        return getattr(getattr(scipy_module("stats"), self.name), name)(*args, **kwargs)
+
+    return call

@@ -27,7 +27,7 @@ from adjoint.ops.reduce import floating, sum
 from adjoint.ops.scan import cumsum
 from adjoint.ops.shape import moveaxis, reshape
 from adjoint.scipy.batches import Batch, batch_of
-from adjoint.scipy.fallback import refuse_options, scipy_module, scipy_only
+from adjoint.scipy.fallback import drop_ins, refuse_options, scipy_module, scipy_only
 from adjoint.scipy.ode import odeint, solve_ivp
 from adjoint.scipy.problems import as_args
 from adjoint.transforms.batch import vmap
@@ -102,7 +102,7 @@ def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axi
     --------
     >>> import adjoint as ad
     >>> ad.scipy.integrate.trapezoid([1.0, 2.0, 3.0])
-    tensor(4., dtype=float64)
+    np.float64(4.0)
     """
     y = moveaxis(floating("trapezoid", y), axis, -1)
     return sum((y[..., 1:] + y[..., :-1]) * _steps("trapezoid", y, x, dx, axis), axis=-1) / 2
@@ -137,7 +137,7 @@ def cumulative_trapezoid(
     --------
     >>> import adjoint as ad
     >>> ad.scipy.integrate.cumulative_trapezoid([1.0, 2.0, 3.0], initial=0)
-    tensor([0. , 1.5, 4. ], dtype=float64)
+    array([0. , 1.5, 4. ])
     """
     y = moveaxis(floating("cumulative_trapezoid", y), axis, -1)
     parts = (y[..., 1:] + y[..., :-1]) * _steps("cumulative_trapezoid", y, x, dx, axis) / 2
@@ -163,7 +163,7 @@ def simpson(y: ArrayLike, x: ArrayLike | None = None, *, dx: ArrayLike = 1.0, ax
     --------
     >>> import adjoint as ad
     >>> ad.scipy.integrate.simpson([0.0, 1.0, 4.0])  # x² from 0 to 2
-    tensor(2.66666667, dtype=float64)
+    np.float64(2.6666666666666665)
     """
     y = moveaxis(floating("simpson", y), axis, -1)
     n = y.shape[-1]
@@ -496,6 +496,13 @@ def _far(f: Callable[[Any], Tensor], t: Any, low: Tensor, high: Tensor, ends: An
     if math.isinf(first) and math.isinf(last):
         return (f(asarray(away)) + f(asarray(-away))) / t**2
     return f(low + away if math.isinf(last) else high - away) / t**2
+
+
+globals().update(
+    drop_ins(
+        "integrate", {name: globals()[name] for name in __all__}, ("odeint", "quad", "quad_vec", "solve_ivp")
+    )
+)
 
 
 def __getattr__(name: str) -> Any:

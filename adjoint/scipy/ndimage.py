@@ -21,9 +21,10 @@ from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
 from adjoint.ops.arrange import pad
-from adjoint.ops.reduce import floating, sum
+from adjoint.ops.reduce import floating
+from adjoint.ops.reduce import sum as _sum
 from adjoint.ops.shape import moveaxis
-from adjoint.scipy.fallback import scipy_module, scipy_only
+from adjoint.scipy.fallback import drop_ins, scipy_module, scipy_only
 from adjoint.scipy.values import plain_values
 from adjoint.typing import ArrayLike, Axis
 
@@ -124,7 +125,7 @@ def correlate1d(
         If the mode is unknown, or the origin is outside of the weights.
 
     >>> ad.scipy.ndimage.correlate1d([1.0, 2.0, 4.0], [-1.0, 0.0, 1.0])
-    tensor([1., 3., 2.], dtype=float64)
+    array([1., 3., 2.])
     """
     return _correlated("correlate1d", _image("correlate1d", input, output), weights, axis, mode, cval, origin)
 
@@ -165,7 +166,7 @@ def convolve1d(
     """Convolve an image with weights along an axis.
 
     >>> ad.scipy.ndimage.convolve1d([1.0, 2.0, 4.0], [-1.0, 0.0, 1.0])
-    tensor([-1., -3., -2.], dtype=float64)
+    array([-1., -3., -2.])
     """
     w = floating("convolve1d", weights)
     origin = -origin - (1 if w.ndim and w.shape[0] % 2 == 0 else 0)
@@ -181,7 +182,7 @@ def _gaussian(sigma: Tensor, order: int, radius: int) -> Tensor:
     x = np.arange(-radius, radius + 1.0).astype(sigma.dtype)
     square = sigma * sigma
     phi = rec.exp(-0.5 / square * x**2)
-    phi = phi / sum(phi)
+    phi = phi / _sum(phi)
     # the derivative of a polynomial q(x) times the Gaussian φ(x) is (q' - x q / σ²) φ
     q: list[Any] = [1.0]
     for _ in range(order):
@@ -244,7 +245,7 @@ def gaussian_filter1d(
     InputError
         If ``sigma`` is batched or traced by a transform, and ``radius`` is not passed.
 
-    >>> ad.scipy.ndimage.gaussian_filter1d([0.0, 0.0, 1.0, 0.0, 0.0], 1.0).numpy().round(3)
+    >>> ad.scipy.ndimage.gaussian_filter1d([0.0, 0.0, 1.0, 0.0, 0.0], 1.0).round(3)
     array([0.058, 0.242, 0.399, 0.242, 0.058])
     """
     if order < 0:
@@ -289,7 +290,7 @@ def gaussian_filter(
         If a parameter does not have one value for each axis.
 
     >>> import adjoint as ad, numpy as np
-    >>> ad.scipy.ndimage.gaussian_filter(np.eye(3), 1.0).numpy().round(3)
+    >>> ad.scipy.ndimage.gaussian_filter(np.eye(3), 1.0).round(3)
     array([[0.502, 0.329, 0.168],
            [0.329, 0.342, 0.329],
            [0.168, 0.329, 0.502]])
@@ -344,7 +345,7 @@ def spline_filter1d(
     Tensor
         The coefficients.
 
-    >>> ad.scipy.ndimage.spline_filter1d([1.0, 1.0, 1.0]).numpy().round(12)
+    >>> ad.scipy.ndimage.spline_filter1d([1.0, 1.0, 1.0]).round(12)
     array([1., 1., 1.])
     """
     x = _image("spline_filter1d", input, output)
@@ -373,7 +374,7 @@ def spline_filter(input: ArrayLike, order: int = 3, output: Any = None, mode: st
         The coefficients.
 
     >>> import adjoint as ad, numpy as np
-    >>> ad.scipy.ndimage.spline_filter(np.ones((2, 2))).numpy().round(12)
+    >>> ad.scipy.ndimage.spline_filter(np.ones((2, 2))).round(12)
     array([[1., 1.],
            [1., 1.]])
     """
@@ -417,7 +418,7 @@ def map_coordinates(
         If the order or the mode is not supported.
 
     >>> ad.scipy.ndimage.map_coordinates([[0.0, 1.0], [2.0, 3.0]], [[0.5], [0.5]], order=1)
-    tensor([1.5], dtype=float64)
+    array([1.5])
     """
     x, at = _image("map_coordinates", input, output), floating("map_coordinates", coordinates)
     if not x.ndim or not at.ndim or at.shape[0] != x.ndim:
@@ -521,6 +522,9 @@ def _basis(t: Tensor, order: int) -> Any:
         near = rec.maximum(half - k - size, 0.0)
         total = total + (-1) ** k * math.comb(order + 1, k) * near**order
     return total / math.factorial(order)
+
+
+globals().update(drop_ins("ndimage", {name: globals()[name] for name in __all__}))
 
 
 def __getattr__(name: str) -> Any:

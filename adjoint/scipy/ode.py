@@ -358,7 +358,7 @@ def odeint(
     Examples
     --------
     >>> import adjoint as ad
-    >>> ad.scipy.integrate.odeint(lambda y, t: -y, [1.0], [0.0, 1.0])[:, 0].numpy().round(6)
+    >>> ad.scipy.integrate.odeint(lambda y, t: -y, [1.0], [0.0, 1.0])[:, 0].round(6)
     array([1.      , 0.367879])
     """
     options = _options_of_odeint(options)

@@ -26,7 +26,7 @@ from adjoint.interop import scipy as solvers
 from adjoint.ops.reduce import floating, sum
 from adjoint.ops.solvers import inv, solve_triangular
 from adjoint.scipy.batches import solve_each
-from adjoint.scipy.fallback import partial_result, scipy_only
+from adjoint.scipy.fallback import drop_ins, partial_result, scipy_only
 from adjoint.scipy.problems import as_args, as_vector, first_of
 from adjoint.scipy.roots import (
     bisect,
@@ -488,7 +488,7 @@ def curve_fit(
     >>> import adjoint as ad, numpy as np
     >>> x = np.linspace(0, 1, 5)
     >>> best, _ = ad.scipy.optimize.curve_fit(lambda x, a, b: a * ad.exp(b * x), x, 2 * np.exp(-x))
-    >>> best.numpy().round(6)
+    >>> best.round(6)
     array([ 2., -1.])
     """
     if nan_policy is not None:
@@ -572,6 +572,9 @@ def _whitened(sigma: Any, y: Tensor) -> Callable[[Tensor], Tensor]:
         )
     factor = rec.cholesky(s, upper=False)
     return lambda r: solve_triangular(factor, r, lower=True)
+
+
+globals().update(drop_ins("optimize", {name: globals()[name] for name in __all__}, __all__))
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ from adjoint.ops.elementwise import exp2, expm1, log1p
 from adjoint.ops.fused import log_softmax as _log_softmax
 from adjoint.ops.fused import softmax as _softmax
 from adjoint.ops.special import *
+from adjoint.scipy.fallback import drop_ins as _drop_ins
 from adjoint.scipy.fallback import scipy_only as _scipy_only
 from adjoint.typing import ArrayLike as _ArrayLike
 from adjoint.typing import Axis as _Axis
@@ -63,7 +64,7 @@ def logsumexp(
     --------
     >>> import adjoint.scipy.special as special
     >>> special.logsumexp([1000.0, 1000.0])
-    tensor(1000.69314718, dtype=float64)
+    np.float64(1000.6931471805599)
     """
     x = _asarray(a)
     if x.dtype.kind == "c":
@@ -106,7 +107,7 @@ def softmax(x: _ArrayLike, axis: int | None = None) -> _Tensor:
     --------
     >>> import adjoint.scipy.special as special
     >>> special.softmax([0.0, 0.0])
-    tensor([0.5, 0.5], dtype=float64)
+    array([0.5, 0.5])
     """
     return _over(_softmax, x, axis)
 
@@ -130,7 +131,7 @@ def log_softmax(x: _ArrayLike, axis: int | None = None) -> _Tensor:
     --------
     >>> import adjoint.scipy.special as special
     >>> special.log_softmax([0.0, 0.0])
-    tensor([-0.69314718, -0.69314718], dtype=float64)
+    array([-0.69314718, -0.69314718])
     """
     return _over(_log_softmax, x, axis)
 
@@ -140,6 +141,9 @@ def _over(function: Any, x: Any, axis: Any) -> Any:
     if axis is not None:
         return function(t, axis)
     return _rec.reshape(function(_rec.reshape(t, shape=(-1,)), 0), shape=t.shape)
+
+
+globals().update(_drop_ins("special", {name: globals()[name] for name in __all__}))
 
 
 def __getattr__(name: str) -> Any:

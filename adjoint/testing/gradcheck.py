@@ -10,7 +10,7 @@ import numpy as np
 
 from adjoint import words
 from adjoint.config import enable_grad, is_grad_enabled, no_grad
-from adjoint.core.convert import tensor
+from adjoint.core.convert import asarray, tensor
 from adjoint.core.docstrings import SharedDoc
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import ArgumentError, DTypeError, GradcheckError, InputError
@@ -235,6 +235,8 @@ def _outputs(f: Function, args: Sequence[Any]) -> list[Tensor]:
         raise InputError(f"gradcheck: expected a function, but got {type(f).__name__}.")
     result = f(*args)
     found = list(result) if isinstance(result, (list, tuple)) else [result]
+    # an array may come from a function of SciPy of a captured tensor without a history; it is constant
+    found = [asarray(y) if isinstance(y, (np.ndarray, np.inexact)) else y for y in found]
     for i, y in enumerate(found):
         if not isinstance(y, Tensor):
             raise InputError(

@@ -346,19 +346,19 @@ def of_namespace(function: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:numpy.fix is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("function", "i"), ALL, ids=lambda v: getattr(v, "__name__", str(v)))
-def test_adjoint_numpy_makes_tensors_of_arrays(function, i):
+def test_adjoint_numpy_is_numpy_for_arrays_and_takes_tensors(function, i):
     ours = of_namespace(function)
     if ours is None or function in PLAIN:
         return
     args, kwargs = CALLS[function][i]
     with np.errstate(all="ignore"):
-        expected = flat(function(*args, **kwargs))
-        got = flat(ours(*args, **kwargs))
-    for y, e in zip(got, expected, strict=True):
+        expected, plain = flat(function(*args, **kwargs)), flat(ours(*args, **kwargs))
+        got = flat(ours(*mapped(args, ad.tensor), **kwargs))
+    for y, p, e in zip(got, plain, expected, strict=True):
+        assert type(p) is type(e)
         if isinstance(e, (np.ndarray, np.number)):
-            assert (
-                isinstance(y, (Tensor, int, float)) or type(y) is type(e) is np.int64
-            )  # argmin, matrix_rank
+            assert p.dtype == e.dtype and p.tobytes() == e.tobytes()
+            assert isinstance(y, (Tensor, int, float))
             np.testing.assert_allclose(
                 np.asarray(y), e, rtol=1e-6 if e.dtype == np.float32 else 1e-12, atol=1e-12
             )

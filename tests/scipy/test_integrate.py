@@ -6,13 +6,14 @@ import math
 
 import numpy as np
 import pytest
+from on_tensors import on_tensors
 
 import adjoint as ad
 from adjoint.errors import ArgumentError, InputError, LostHistoryError, ShapeError
 from adjoint.testing import gradcheck
 
 si = pytest.importorskip("scipy.integrate")
-I = ad.scipy.integrate  # noqa: E741
+I = on_tensors(ad.scipy.integrate)  # noqa: E741
 
 RNG = np.random.default_rng(5)
 

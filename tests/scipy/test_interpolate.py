@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from on_tensors import on_tensors
 
 import adjoint as ad
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.testing import gradcheck
 
 si = pytest.importorskip("scipy.interpolate")
-I = ad.scipy.interpolate  # noqa: E741
+I = on_tensors(ad.scipy.interpolate)  # noqa: E741
 
 RNG = np.random.default_rng(13)
 X = np.array([0.0, 0.7, 1.5, 2.1, 3.4, 4.0])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from on_tensors import on_tensors
 
 import adjoint as ad
 from adjoint.errors import ArgumentError, InputError, LostHistoryError, ShapeError
 from adjoint.testing import gradcheck
 
 sn = pytest.importorskip("scipy.ndimage")
-N = ad.scipy.ndimage
+N = on_tensors(ad.scipy.ndimage)
 
 RNG = np.random.default_rng(17)
 X = RNG.normal(size=(5, 4))

@@ -111,7 +111,7 @@ def test_elements_with_their_own_times() -> None:
     """Each element has its own steps, so it has the numbers of a call of its own."""
     ends, times = np.array([1.0, 2.0]), np.array([[0.3, 0.9], [0.3, 1.8]])
     f = lambda end, t: I.solve_ivp(lambda t, y: ad.cos(t) * y, (0.0, end), [1.0], t_eval=t).y[0]
-    alone = np.stack([f(e, t).numpy() for e, t in zip(ends, times, strict=True)])
+    alone = np.stack([f(e, t) for e, t in zip(ends, times, strict=True)])
     np.testing.assert_allclose(ad.vmap(f)(ends, times), alone, rtol=1e-12)
     np.testing.assert_allclose(ad.vmap(lambda t: f(2.0, t))(times)[1], alone[1], rtol=1e-12)
     inside = lambda end: I.solve_ivp(lambda t, y: -y, (0.0, end), [1.0], dense_output=True).sol(0.5)[0]
@@ -127,8 +127,8 @@ def test_results_at_the_steps_inside_compile() -> None:
     steps = solve(2.0)
     used = steps.t.shape[0]
     assert t.shape == (21,) and y.shape == (2, 21) and used < 21
-    np.testing.assert_allclose(t[:used], steps.t.numpy(), rtol=1e-12)
-    np.testing.assert_allclose(y[:, :used], steps.y.numpy(), rtol=1e-10)
+    np.testing.assert_allclose(t[:used], steps.t, rtol=1e-12)
+    np.testing.assert_allclose(y[:, :used], steps.y, rtol=1e-10)
     assert (t[used:] == t[-1]).all() and (y[:, used:] == y[:, -1:]).all()
 
 
@@ -137,7 +137,7 @@ def test_radau_has_double_precision() -> None:
     y = np.ones(2, np.float32)
     for found in (ad.compile(f)(y), ad.vmap(f)(y[None])[0]):
         assert found.dtype == np.float64
-        np.testing.assert_allclose(found, f(y).numpy(), rtol=1e-12)
+        np.testing.assert_allclose(found, f(y), rtol=1e-12)
     with pytest.raises(ad.errors.DTypeError) as caught:
         f(np.ones(2, complex))
     assert str(caught.value) == "solve_ivp: Radau needs real initial values, but they are complex128."

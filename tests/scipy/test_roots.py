@@ -107,7 +107,7 @@ def test_lists_of_arguments_are_unpacked_where_scipy_does():
     ):
         np.testing.assert_allclose(np.asarray(solve(O)), solve(so))
     solve = lambda o: o.leastsq(one, [0.5], args=[1.0, 2.0])[0]
-    np.testing.assert_allclose(solve(O).numpy(), solve(so))
+    np.testing.assert_allclose(solve(O), solve(so))
     for solve in (
         lambda o: o.newton(two, 0.5, args=[1.0, 2.0]),
         lambda o: o.fixed_point(lambda x, p, q: p / q + x / 2, 0.5, args=[1.0, 2.0]),
@@ -128,11 +128,11 @@ def test_several_unknowns():
     f = lambda x, a: [x[0] ** 2 + x[1] - a[0], x[0] - x[1] ** 3 * a[1]]
     a = np.array([2.0, 0.8])
     x = O.fsolve(f, [1.0, 1.0], (a,))
-    np.testing.assert_allclose(x.numpy(), so.fsolve(f, [1.0, 1.0], (a,)), rtol=1e-8)
+    np.testing.assert_allclose(x, so.fsolve(f, [1.0, 1.0], (a,)), rtol=1e-8)
     assert gradcheck(lambda a: O.fsolve(f, [1.0, 1.0], (a,), xtol=1e-13), [a], order=2)
     slopes = lambda x, a: np.array([[2 * x[0], 1.0], [1.0, -3 * x[1] ** 2 * a[1]]])
     given, report, flag, _ = O.fsolve(f, [1.0, 1.0], (a,), slopes, full_output=True)
-    np.testing.assert_allclose(given.numpy(), x.numpy())
+    np.testing.assert_allclose(given, x)
     assert flag == 1 and report["nfev"] > 0
     assert gradcheck(lambda a: O.newton(lambda x: x**3 - a, np.array([1.0, 2.0]), tol=1e-12), [a + 1])
     many = O.newton(lambda x: x**3 - a - 1, np.array([1.0, 2.0]), full_output=True)
@@ -141,9 +141,9 @@ def test_several_unknowns():
     y = np.array([1.0, 2.0, 2.5, 4.0])
     best, spread, info, _, flag = O.leastsq(residuals, [0.5, 1.0], (y,), full_output=True)
     expected = so.leastsq(residuals, [0.5, 1.0], (y,), full_output=True)
-    np.testing.assert_allclose(best.numpy(), expected[0], rtol=1e-6)
-    np.testing.assert_allclose(spread.numpy(), expected[1], rtol=1e-5)
-    np.testing.assert_allclose(info["fvec"].numpy(), expected[2]["fvec"], atol=1e-6)
+    np.testing.assert_allclose(best, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(spread, expected[1], rtol=1e-5)
+    np.testing.assert_allclose(info["fvec"], expected[2]["fvec"], atol=1e-6)
     assert flag in (1, 2, 3, 4) and O.leastsq(residuals, [0.5, 1.0], (y,), maxfev=3)[1] == 5
     assert gradcheck(lambda y: O.leastsq(residuals, [0.5, 1.0], (y,), maxfev=0)[0], [y], rtol=1e-3, eps=1e-4)
 

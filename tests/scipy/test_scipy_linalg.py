@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from on_tensors import on_tensors
 
 import adjoint as ad
 from adjoint.errors import InputError, LinAlgError, LostHistoryError, NoGradientError, ShapeError
 from adjoint.testing import gradcheck
 
 sl = pytest.importorskip("scipy.linalg")
-L = ad.scipy.linalg
+L = on_tensors(ad.scipy.linalg)
 
 RNG = np.random.default_rng(3)
 A = RNG.normal(size=(3, 3)) + 2 * np.eye(3)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from on_tensors import on_tensors
 
 import adjoint as ad
 from adjoint.errors import ArgumentError, LostHistoryError, ShapeError
 from adjoint.testing import gradcheck
 
 ss = pytest.importorskip("scipy.signal")
-S = ad.scipy.signal
+S = on_tensors(ad.scipy.signal)
 
 RNG = np.random.default_rng(7)
 MODES = ["full", "same", "valid"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from on_tensors import on_tensors
 
 import adjoint as ad
 from adjoint.errors import ArgumentError, DTypeError, InputError, LostHistoryError, ShapeError
 from adjoint.testing import gradcheck
 
 sd = pytest.importorskip("scipy.spatial.distance")
-D = ad.scipy.spatial.distance
+D = on_tensors(ad.scipy.spatial.distance)
 
 RNG = np.random.default_rng(11)
 X, Y = RNG.normal(size=(4, 3)), RNG.normal(size=(5, 3))

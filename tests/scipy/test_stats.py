@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from on_tensors import on_tensors
 
 import adjoint as ad
 from adjoint.errors import InputError, LostHistoryError, ShapeError
@@ -15,7 +16,7 @@ from adjoint.testing import gradcheck
 ss = pytest.importorskip("scipy.stats")
 mp = pytest.importorskip("mpmath")
 
-stats = ad.scipy.stats
+stats = on_tensors(ad.scipy.stats)
 EVERYWHERE = np.array([-50.0, -3.0, -0.4, 0.0, 0.3, 0.9, 1.0, 2.0, 7.0, 60.0, np.inf, -np.inf, np.nan])
 
 # name: shape parameters in two regimes, and arguments (of the standard form) for derivatives
@@ -300,7 +301,7 @@ def test_frozen_names_keywords_and_mistakes():
             "norm.sf: the parameter loc was passed twice.\n  The parameters are: loc, scale.",
         ),
         (
-            lambda: stats.norm.pdf(1j),
+            lambda: stats.norm.pdf(ad.tensor(1j)),
             "norm: the argument and the parameters must be real, but one is complex.",
         ),
     ]:

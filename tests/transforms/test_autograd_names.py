@@ -78,7 +78,7 @@ def test_logistic_regression():
     for _ in range(100):
         weights -= gradient(weights) * 0.01
     assert loss(weights).item() < before
-    assert gradcheck(loss, weights.numpy(), order=2)
+    assert gradcheck(loss, weights, order=2)
 
 
 def test_gaussian_mixture_and_gaussian_process():

@@ -6,7 +6,7 @@ Gradients flow to the data points, to their values, and to the points of evaluat
 
 from typing import Any
 
-from adjoint.scipy.fallback import scipy_only
+from adjoint.scipy.fallback import drop_ins, scipy_only
 from adjoint.scipy.interpolate.grids import RegularGridInterpolator, interp1d, interpn
 from adjoint.scipy.interpolate.polynomials import (
     CubicHermiteSpline,
@@ -21,6 +21,9 @@ __all__ = [
     "interpn", "make_interp_spline",
 ]  # fmt: skip
 __dir__ = sorted(__all__).copy
+
+
+globals().update(drop_ins("interpolate", {"interpn": interpn}))
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.interop.drop_in import arrays_out
 from adjoint.ops.join import stack
 from adjoint.ops.reduce import floating
 from adjoint.ops.shape import moveaxis
@@ -53,7 +54,7 @@ class interp1d:  # noqa: N801 (SciPy's name)
     >>> import adjoint as ad
     >>> f = ad.scipy.interpolate.interp1d([0.0, 1.0, 2.0], [0.0, 10.0, 0.0])
     >>> f([0.5, 1.5])
-    tensor([5., 5.], dtype=float64)
+    array([5., 5.])
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class interp1d:  # noqa: N801 (SciPy's name)
         else:
             self._spline = None
 
+    @arrays_out
     def __call__(self, x: ArrayLike) -> Tensor:
         """Return the interpolated values at the points ``x``."""
         at = floating("interp1d", x)
@@ -150,7 +152,7 @@ class RegularGridInterpolator:
     >>> import adjoint as ad
     >>> f = ad.scipy.interpolate.RegularGridInterpolator(([0.0, 1.0], [0.0, 1.0]), [[0.0, 1.0], [2.0, 3.0]])
     >>> f([[0.5, 0.5], [1.0, 0.25]])
-    tensor([1.5 , 2.25], dtype=float64)
+    array([1.5 , 2.25])
     """
 
     def __init__(
@@ -171,6 +173,7 @@ class RegularGridInterpolator:
             )
         self.method, self.bounds_error, self.fill_value = _method(method), bounds_error, fill_value
 
+    @arrays_out
     def __call__(self, xi: Any, method: str | None = None) -> Tensor:
         """Return the interpolated values at the points ``xi``; their coordinates are along the last axis."""
         name = self.method if method is None else _method(method)
@@ -287,6 +290,6 @@ def interpn(
     --------
     >>> import adjoint as ad
     >>> ad.scipy.interpolate.interpn(([0.0, 1.0],), [0.0, 4.0], [0.25])
-    tensor([1.], dtype=float64)
+    array([1.])
     """
     return RegularGridInterpolator(points, values, method, bounds_error, fill_value)(xi)

@@ -12,6 +12,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.shapes import canonical_axis
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.interop.drop_in import arrays_out
 from adjoint.ops.create import zeros_like
 from adjoint.ops.join import concat, stack
 from adjoint.ops.reduce import floating
@@ -84,6 +85,7 @@ class PPoly:
         self.extrapolate = True if extrapolate is None else extrapolate
         self.axis = axis
 
+    @arrays_out
     def __call__(self, x: ArrayLike, nu: int = 0, extrapolate: Any = None) -> Tensor:
         """Return the values, or the derivatives of order ``nu``, at the points ``x``."""
         how = self.extrapolate if extrapolate is None else extrapolate
@@ -141,6 +143,7 @@ class PPoly:
             found.extrapolate = False
         return found
 
+    @arrays_out
     def integrate(self, a: ArrayLike, b: ArrayLike, extrapolate: Any = None) -> Tensor:
         """Return the integral from ``a`` to ``b``."""
         how = self.extrapolate if extrapolate is None else extrapolate

@@ -14,6 +14,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.values import varies
 from adjoint.errors import InputError, ShapeError
+from adjoint.interop.drop_in import arrays_out
 from adjoint.ops.join import concat
 from adjoint.ops.reduce import floating, sum
 from adjoint.ops.sparse_matrices import Operator, Pattern
@@ -103,6 +104,7 @@ class SparseArray:
         values = None if varies(self.data) else plain_values(self.data)
         return None if values is None else self.pattern.matrix(values).tocsr()
 
+    @arrays_out
     def toarray(self) -> Tensor:
         """Return the matrix as a dense tensor."""
         m, n = self.shape
@@ -112,16 +114,19 @@ class SparseArray:
 
     todense = toarray
 
+    @arrays_out
     def diagonal(self) -> Tensor:
         """Return the main diagonal."""
         on = np.flatnonzero(self.pattern.rows == self.pattern.cols)
         place = asarray(self.pattern.rows[on])
         return rec.untake(self.data[on], place, axis=-1, length=min(self.shape))
 
+    @arrays_out
     def trace(self) -> Tensor:
         """Return the sum of the main diagonal."""
         return sum(self.diagonal())
 
+    @arrays_out
     def sum(self, axis: int | None = None) -> Tensor:
         """Return the sum of all elements, or the sums along an axis."""
         if axis is None:
@@ -158,6 +163,7 @@ class SparseArray:
         check_conversion(self.data, f"an array for {name}", "It has no derivative in adjoint.")
         return self.constant()
 
+    @arrays_out
     def __matmul__(self, other: Any) -> Tensor:
         x = floating("sparse", _values(other))
         if x.ndim not in (1, 2) or x.shape[0] != self.shape[1]:
@@ -182,12 +188,15 @@ class SparseArray:
         It is an array, unless the product has derivatives; then it is a tensor.
         """
         y = self @ other
+        if not isinstance(y, Tensor):
+            return y
         return y if varies(y) or plain_values(y) is None else y.numpy(copy=True)
 
     def rmatvec(self, other: Any) -> Any:
         """Return the product of the conjugated, transposed matrix with a vector."""
         return self.T.conj().matvec(other)
 
+    @arrays_out
     def __rmatmul__(self, other: Any) -> Tensor:
         x = floating("sparse", other)
         return self.T @ x if x.ndim == 1 else rec.matrix_transpose(self.T @ rec.matrix_transpose(x))
@@ -373,9 +382,9 @@ def diags_array(
         If the length of a diagonal does not match the shape of the matrix.
 
     >>> ad.scipy.sparse.diags_array([[-1.0], [2.0], [-1.0]], offsets=[-1, 0, 1], shape=(3, 3)).toarray()
-    tensor([[ 2., -1.,  0.],
-            [-1.,  2., -1.],
-            [ 0., -1.,  2.]], dtype=float64)
+    array([[ 2., -1.,  0.],
+           [-1.,  2., -1.],
+           [ 0., -1.,  2.]])
     """
     places = np.atleast_1d(offsets)
     one = np.ndim(offsets) == 0 and (not isinstance(diagonals, (list, tuple)) or np.ndim(diagonals[0]) == 0)
@@ -415,8 +424,8 @@ def diags(
     """Return a sparse matrix from its diagonals, as ``diags_array``.
 
     >>> ad.scipy.sparse.diags([[1.0, 2.0]], [0]).toarray()
-    tensor([[1., 0.],
-            [0., 2.]], dtype=float64)
+    array([[1., 0.],
+           [0., 2.]])
     """
     return diags_array(diagonals, offsets=offsets, shape=shape, dtype=dtype)
 
@@ -428,7 +437,7 @@ def eye_array(
     """Return a sparse matrix with ones on a diagonal.
 
     >>> ad.scipy.sparse.eye_array(2) @ [3.0, 4.0]
-    tensor([3., 4.], dtype=float64)
+    array([3., 4.])
     """
     return as_sparse(scipy_module("sparse").eye_array(m, n, k=k, dtype=dtype))
 
@@ -440,7 +449,7 @@ def eye(
     """Return a sparse matrix with ones on a diagonal, as ``eye_array``.
 
     >>> ad.scipy.sparse.eye(2) @ [3.0, 4.0]
-    tensor([3., 4.], dtype=float64)
+    array([3., 4.])
     """
     return eye_array(m, n, k=k, dtype=dtype)
 
@@ -455,7 +464,7 @@ def identity(n: int, dtype: Any = float, format: str | None = None) -> SparseArr
         The number of rows and columns.
 
     >>> ad.scipy.sparse.identity(2) @ [3.0, 4.0]
-    tensor([3., 4.], dtype=float64)
+    array([3., 4.])
     """
     return eye_array(n, dtype=dtype)
 

@@ -18,7 +18,7 @@ from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.distances import power_sum, rows
 from adjoint.ops.join import stack
 from adjoint.ops.reduce import floating, mean, sum
-from adjoint.scipy.fallback import scipy_only
+from adjoint.scipy.fallback import drop_ins, scipy_only
 from adjoint.typing import ArrayLike
 
 __all__ = ["cdist", "pdist", "squareform"]
@@ -139,7 +139,7 @@ def cdist(XA: ArrayLike, XB: ArrayLike, metric: Any = "euclidean", **kwargs: Any
     --------
     >>> import adjoint as ad
     >>> ad.scipy.spatial.distance.cdist([[0.0, 0.0]], [[3.0, 4.0]], "cityblock")
-    tensor([[7.]], dtype=float64)
+    array([[7.]])
     """
     x, y = rows("cdist", XA), rows("cdist", XB)
     if x.shape[-1] != y.shape[-1]:
@@ -171,7 +171,7 @@ def pdist(X: ArrayLike, metric: Any = "euclidean", **kwargs: Any) -> Tensor:
     --------
     >>> import adjoint as ad
     >>> ad.scipy.spatial.distance.pdist([[0.0, 0.0], [3.0, 4.0], [3.0, 0.0]])
-    tensor([5., 3., 4.], dtype=float64)
+    array([5., 3., 4.])
     """
     x = rows("pdist", X)
     i, j = np.triu_indices(x.shape[-2], 1)
@@ -204,8 +204,8 @@ def squareform(X: ArrayLike, force: str = "no", checks: bool = True) -> Tensor:
     --------
     >>> import adjoint as ad
     >>> ad.scipy.spatial.distance.squareform([5.0])
-    tensor([[0., 5.],
-            [5., 0.]], dtype=float64)
+    array([[0., 5.],
+           [5., 0.]])
     """
     x = asarray(X)
     if x.ndim == 1 and force.lower() != "tovector":
@@ -224,6 +224,9 @@ def squareform(X: ArrayLike, force: str = "no", checks: bool = True) -> Tensor:
     raise ShapeError(
         f"squareform: the argument must be a vector or a square matrix, but has shape {x.shape}."
     )
+
+
+globals().update(drop_ins("spatial.distance", {name: globals()[name] for name in __all__}))
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from adjoint.core.lifted import Unknown
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import InputError
-from adjoint.scipy.fallback import scipy_method
+from adjoint.scipy.fallback import drop_in_methods, scipy_method
 
 __all__ = ["Continuous", "Distribution", "Frozen", "log1mexp", "quiet"]
 
@@ -68,6 +68,9 @@ class Distribution:
     **rules : callable
         Functions of the standard form that replace methods: ``cdf=`` replaces ``_cdf``.
     """
+
+    def __init_subclass__(cls) -> None:
+        drop_in_methods(cls)
 
     def __init__(self, name: str, shapes: Sequence[str], last: Sequence[str], **rules: Any) -> None:
         self.name, self.shapes, self.last = name, tuple(shapes), tuple(last)

@@ -16,7 +16,7 @@ from adjoint.ops.reduce import floating, sum
 from adjoint.ops.shape import moveaxis
 from adjoint.ops.solvers import solve, solve_triangular
 from adjoint.ops.special import multigammaln
-from adjoint.scipy.fallback import scipy_method
+from adjoint.scipy.fallback import drop_in_methods, scipy_method
 from adjoint.scipy.stats.base import Frozen, quiet
 
 __all__ = ["dirichlet", "multinomial", "multivariate_normal", "multivariate_t", "wishart"]
@@ -30,6 +30,9 @@ class Multivariate:
     name : str
         SciPy's name.
     """
+
+    def __init_subclass__(cls) -> None:
+        drop_in_methods(cls)
 
     def __init__(self, name: str) -> None:
         self.name = self.__name__ = name

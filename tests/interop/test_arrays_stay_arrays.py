@@ -1,0 +1,103 @@
+"""``adjoint.numpy`` and ``adjoint.scipy`` return for arrays what NumPy and SciPy return, to the last bit and flag."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from typing import Any
+
+import numpy
+import public_functions
+
+import adjoint as ad
+from adjoint.core.tensor import Tensor
+
+FLAGS = ("C_CONTIGUOUS", "F_CONTIGUOUS", "OWNDATA", "WRITEABLE", "ALIGNED", "WRITEBACKIFCOPY")
+# The first calls functions of the user, the second returns an object whose methods take tensors: both remain
+# adjoint's.  The last is random.
+OWN = {"quad", "make_interp_spline", "fisher_exact"}
+REAL = {"numpy.linalg.eig", "numpy.linalg.eigvals"}  # NumPy's are real if the values are
+
+
+def same(a: Any, b: Any, where: str) -> None:
+    """Compare results: types, dtypes, shapes, flags and bits."""
+    assert type(a) is type(b), f"{where}: {type(a)} is not {type(b)}"
+    if isinstance(b, numpy.ndarray):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), where
+        assert [a.flags[f] for f in FLAGS] == [b.flags[f] for f in FLAGS], where
+        assert a.dtype == object or a.tobytes() == b.tobytes(), where
+    elif isinstance(b, (tuple, list)):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            same(x, y, f"{where}[{i}]")
+    elif isinstance(b, dict):
+        assert a.keys() == b.keys(), where
+        for key in b:
+            same(a[key], b[key], f"{where}[{key!r}]")
+    elif isinstance(b, numpy.generic):
+        assert a.dtype == b.dtype and a.tobytes() == b.tobytes(), where
+
+
+def of_adjoint(name: str) -> Any:
+    """Return the function of adjoint's namespaces for one of NumPy's or SciPy's, or None."""
+    module, _, function = name.rpartition(".")
+    library, _, part = module.partition(".")
+    if part not in ("", "linalg", "fft") and library == "numpy":
+        return None
+    if library == "scipy" and part not in (*ad.scipy.__all__, "spatial.distance"):
+        return None
+    return getattr(importlib.import_module(f"adjoint.{module}"), function)
+
+
+def accepted() -> dict[str, tuple[Any, Any, Any]]:
+    found: dict[str, tuple[Any, Any, Any]] = {}
+    done: set[str] = set()
+    for name, theirs, template in public_functions.accepted(done):
+        done.add(name)
+        ours = of_adjoint(name)
+        if ours is not None and theirs.__name__ not in OWN:
+            found[name] = ours, theirs, template
+    return found
+
+
+def called(f: Any, args: Any) -> Any:
+    numpy.random.seed(1)
+    with warnings.catch_warnings(), numpy.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        return f(*copy.deepcopy(args))
+
+
+def test_every_function_of_arrays_is_that_of_numpy_or_scipy():
+    found = accepted()
+    assert len(found) > 700
+    for name, (ours, theirs, template) in found.items():
+        same(called(ours, template), called(theirs, template), name)
+
+
+def test_with_one_tensor_the_result_is_a_tensor_of_the_same_numbers():
+    """A function without a derivative may refuse a history, but takes tensors without one."""
+    checked = 0
+    for name, (ours, theirs, template) in accepted().items():
+        if not name.startswith("numpy.") or name in REAL:
+            continue
+        expected = called(theirs, template)
+        for i, a in enumerate(template):
+            if not isinstance(a, numpy.ndarray) or a.dtype.kind != "f":
+                continue
+            given = (*template[:i], ad.tensor(a), *template[i + 1 :])
+            compare(called(ours, given), expected, f"{name}#{i}")
+            checked += 1
+    assert checked > 300
+
+
+def compare(got: Any, expected: Any, where: str) -> None:
+    if isinstance(expected, (tuple, list)):
+        for g, e in zip(got, expected, strict=True):
+            compare(g, e, where)
+    elif isinstance(expected, numpy.ndarray) and expected.dtype.kind in "biufc":
+        assert isinstance(got, Tensor), where
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype), where
+        numpy.testing.assert_allclose(got.numpy(), expected, rtol=1e-9, atol=1e-12, err_msg=where)
+    elif isinstance(expected, numpy.inexact):
+        numpy.testing.assert_allclose(numpy.asarray(got), expected, rtol=1e-9, atol=1e-12, err_msg=where)
