@@ -98,6 +98,7 @@ from adjoint.ops.shape import *
 
 if TYPE_CHECKING:
     from adjoint import (
+        autograd,
         distributed,
         extend,
         inspect,
@@ -139,7 +140,7 @@ __array_api_version__ = "2024.12"
 __all__ = [
     "OPS", "AccumulationConfig", "AccumulationEvent", "AccumulationStats", "Function", "GradScaler",
     "GradientAccumulator", "GradientBuffer", "Gradients", "SparseGradient", "Tape", "Tensor",
-    "__array_api_version__", "__version__", "array", "asarray", "backward", "checkpoint",
+    "__array_api_version__", "__version__", "array", "asarray", "autograd", "backward", "checkpoint",
     "checkpoint_sequential", "clip_grad_adaptive", "clip_grad_norm", "clip_grad_norm_by_group",
     "clip_grad_value", "cond", "config", "custom_jvp", "custom_vjp", "define", "elementwise_grad",
     "detect_anomaly", "enable_grad", "errors", "extend", "fft", "from_dlpack", "finfo", "fixed_point",
@@ -164,7 +165,7 @@ del piecewise, products, reduce, scans, selection, shape
 # Imported at the first use, which keeps `import adjoint` fast (docs/adr/0009).
 _LATER = {
     name: f"adjoint.{name}"
-    for name in "nn numpy scipy sparsity optim random inspect extend testing train distributed".split()
+    for name in "autograd nn numpy scipy sparsity optim random inspect extend testing train distributed".split()
 }
 for _module, _names in {
     "accumulate.accumulator": "GradientAccumulator",

@@ -1,4 +1,4 @@
-"""Functions with hand-written derivatives, as in autograd: ``primitive`` and ``defvjp``."""
+"""Functions with hand-written derivatives, as in autograd: ``primitive``, ``defvjp`` and ``defjvp``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.core.tensor import Tensor
+from adjoint.core.values import varies
 from adjoint.errors import ArgumentError, NoGradientError
 from adjoint.hints import add_hints as _add_hints
-from adjoint.transforms.custom import custom_vjp
+from adjoint.transforms.custom import custom_jvp, custom_vjp
 
-__all__ = ["defvjp", "primitive"]
+__all__ = ["defjvp", "defvjp", "primitive"]
 __dir__ = sorted(__all__).copy
 
 
@@ -45,12 +46,17 @@ class primitive:  # noqa: N801  a decorator that reads as a function
     def __init__(self, fun: Callable[..., Any]) -> None:
         self.fun = fun
         self.rules: dict[int, Callable[..., Any]] = {}
+        self.tangents: dict[int, Callable[..., Any]] = {}  # rules of forward mode
         functools.update_wrapper(self, fun)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function with arrays, record the call as one op in the graph, and return the result."""
         if not any(isinstance(leaf, Tensor) for leaf in tree.leaves(args)):
             return self.fun(*args, **kwargs)
+        if self.tangents and not self.rules:
+            return self._forward(args, kwargs)
+
+        wanted = [any(isinstance(leaf, Tensor) for leaf in tree.leaves(a)) for a in args]
 
         def run(*given: Any) -> Any:
             return self.fun(*tree.map(_array, given), **kwargs)
@@ -63,24 +69,50 @@ class primitive:  # noqa: N801  a decorator that reads as a function
             return y, (y, given)
 
         def backward(saved: Any, g: Any) -> Any:
-            y, given = saved
-            g = _conjugated(g)
-            return tuple(self._gradient(i, y, given, kwargs, g) for i in range(len(given)))
+            y, given = tree.map(_constant, saved)
+            g = tree.map(_constant, _conjugated(g))
+            return tuple(
+                self._gradient(i, y, given, kwargs, g) if wanted[i] else None for i in range(len(given))
+            )
 
         functools.update_wrapper(call, self.fun)
         call.defvjp(forward, backward)
         return call(*args)
 
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function by its rules of forward mode, whose transpose is the rule of reverse mode."""
+        call = custom_jvp(lambda *given: self.fun(*tree.map(_array, given), **kwargs))
+
+        def rule(primals: Any, tangents: Any) -> Any:
+            y = self(*primals, **kwargs)
+            parts = [
+                self.tangents[i](t, y, *primals, **kwargs)
+                for i, t in enumerate(tangents)
+                if t is not None and i in self.tangents
+            ]
+            return y, sum(parts[1:], parts[0]) if parts else tree.map(lambda v: v * 0, y)
+
+        functools.update_wrapper(call, self.fun)
+        call.defjvp(rule)
+        return call(*args)
+
+    def of_tangent(self, i: int, g: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the function with the tangent ``g`` of argument ``i`` in its place, for linear functions."""
+        if isinstance(g, Tensor) and varies(g):
+            raise NoGradientError(
+                f"{getattr(self.fun, '__name__', 'the function')}: its rule of forward mode is the function "
+                "itself, which has no transpose.\n  Define the rule of reverse mode with defvjp."
+            )
+        return self(*args[:i], g, *args[i + 1 :], **kwargs)
+
     def _gradient(self, i: int, y: Any, args: tuple[Any, ...], kwargs: dict[str, Any], g: Any) -> Any:
-        if not any(isinstance(leaf, Tensor) for leaf in tree.leaves(args[i])):
-            return None
         if i not in self.rules:
             name = getattr(self.fun, "__name__", "the function")
             raise NoGradientError(
                 f"{name}: argument {i} has no rule.  Pass one to defvjp, or None if no gradient flows to it."
             )
         found = self.rules[i](y, *args, **kwargs)(g)
-        if isinstance(args[i], Tensor) and args[i].dtype.kind != "c" and np.iscomplexobj(found):
+        if not np.iscomplexobj(args[i]) and np.iscomplexobj(found):
             return np.real(found)  # the gradient of a real argument is real
         return _conjugated(found)
 
@@ -91,12 +123,18 @@ def _conjugated(values: Any) -> Any:
 
 
 def _array(value: Any) -> Any:
-    """Return the NumPy array of a tensor.
+    """Return the array of a tensor, or a NumPy scalar if it has no axes.
 
-    Return other values, and tensors that a transform traces and that have no array, unchanged.
+    The array is a copy, which functions may write into.  Return other values unchanged, and so tensors that a
+    transform traces, which have no array.
     """
     known = isinstance(value, Tensor) and type(value._data) is np.ndarray
-    return value.detach().numpy() if known else value
+    return value.detach().numpy(copy=True)[()] if known else value
+
+
+def _constant(value: Any) -> Any:
+    """Return ``_array`` of a tensor without a history, and other values unchanged."""
+    return value if isinstance(value, Tensor) and varies(value) else _array(value)
 
 
 def defvjp(
@@ -135,6 +173,47 @@ def defvjp(
         raise ArgumentError("defvjp: the first argument must be a function decorated with @primitive.")
     for i, rule in zip(range(len(vjpmakers)) if argnums is None else argnums, vjpmakers, strict=False):
         fun.rules[i] = rule if rule is not None else _no_gradient
+
+
+def defjvp(fun: primitive, *jvpfuns: Any, argnums: Sequence[int] | None = None) -> None:
+    """Define the derivatives of a ``primitive`` in forward mode.
+
+    They are used where ``defvjp`` defines none; reverse mode is their transpose.
+
+    Parameters
+    ----------
+    fun : primitive
+        The function.
+    *jvpfuns : callable, "same" or None
+        For each argument a function of its tangent, the result and the arguments, which returns the tangent
+        of the result.  "same" calls the function with the tangent in place of the argument, and None means
+        that the tangent is zero.
+    argnums : sequence of int, optional
+        The arguments that the rules are for; by default the first ones.
+
+    Raises
+    ------
+    ArgumentError
+        If ``fun`` is not a ``primitive``.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> from adjoint.extend import defjvp, primitive
+    >>> @primitive
+    ... def double(x):
+    ...     return 2 * x
+    >>> defjvp(double, lambda g, ans, x: 2 * g)
+    >>> ad.jvp(double, (3.0,), (1.0,))[1]
+    np.float64(2.0)
+    """
+    if not isinstance(fun, primitive):
+        raise ArgumentError("defjvp: the first argument must be a function decorated with @primitive.")
+    for i, rule in zip(range(len(jvpfuns)) if argnums is None else argnums, jvpfuns, strict=False):
+        if rule == "same":
+            rule = lambda g, ans, *args, i=i, **kwargs: fun.of_tangent(i, g, args, kwargs)
+        if rule is not None:
+            fun.tangents[i] = rule
 
 
 def _no_gradient(*args: Any, **kwargs: Any) -> Callable[[Any], None]:

@@ -43,6 +43,7 @@ UPPER = (
     "testing",
     "random",
     "extend",
+    "autograd",
     "numpy",
     "scipy",
     "sklearn",

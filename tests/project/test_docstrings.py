@@ -25,6 +25,8 @@ def public_modules(module: ModuleType = adjoint, seen: set[str] | None = None) -
     yield module
     for name in module.__all__:
         value = getattr(module, name)
+        if value is adjoint.autograd:
+            continue  # autograd's names, which autograd documents
         if inspect.ismodule(value) and value.__name__.startswith("adjoint.") and value.__name__ not in seen:
             yield from public_modules(value, seen)
 

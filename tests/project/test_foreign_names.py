@@ -39,7 +39,7 @@ SPACES = {
     "ad.scipy": "fft cluster io constants",
     "ad.nn": "Swish Hardswish Softsign Threshold LogSigmoid ZeroPad2d CosineSimilarity DataParallel",
     "ad.optim": "Adamax RAdam Adadelta Muon lr_scheduler",
-    "ad.extend": "defjvp",
+    "ad.extend": "vspace def_linear notrace_primitive",
     "ad.distributed": "init_process_group get_rank all_reduce DistributedDataParallel",
     "ad.random": "multivariate_normal binomial shuffle normal weibull standard_gamma",
 }

@@ -1,0 +1,4 @@
+"""``autograd.builtins``: containers and ``isinstance``."""
+
+from adjoint.autograd.containers import *
+from adjoint.autograd.containers import __all__ as __all__

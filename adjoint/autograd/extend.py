@@ -1,0 +1,30 @@
+"""``autograd.extend``: primitives with derivatives."""
+
+from adjoint.autograd.rules import (
+    Box,
+    def_linear,
+    defjvp,
+    defjvp_argnum,
+    defvjp,
+    defvjp_argnum,
+    isbox,
+    notrace_primitive,
+    primitive,
+    register_notrace,
+)
+from adjoint.autograd.spaces import VSpace, vspace
+
+__all__ = [
+    "Box",
+    "VSpace",
+    "def_linear",
+    "defjvp",
+    "defjvp_argnum",
+    "defvjp",
+    "defvjp_argnum",
+    "isbox",
+    "notrace_primitive",
+    "primitive",
+    "register_notrace",
+    "vspace",
+]

@@ -1,0 +1,5 @@
+"""``autograd.misc.flatten``."""
+
+from adjoint.autograd.descent import flatten, flatten_func
+
+__all__ = ["flatten", "flatten_func"]

@@ -1,0 +1,18 @@
+"""``autograd.numpy``: ``adjoint.numpy``, and ``make_diagonal``."""
+
+from typing import Any
+
+from numpy import __version__ as __version__
+
+import adjoint.numpy as _namespace
+from adjoint.autograd.arrays import make_diagonal, where
+from adjoint.autograd.numpy import fft, linalg, numpy_boxes, random
+
+__all__ = [*_namespace.__all__, "make_diagonal", "numpy_boxes"]
+_own = {"fft": fft, "linalg": linalg, "random": random, "where": where}
+globals().update({name: getattr(_namespace, name) for name in dir(_namespace) if name not in _own})
+
+
+def __getattr__(name: str) -> Any:
+    """Return a submodule of NumPy, which is imported at its first use."""
+    return getattr(_namespace, name)

@@ -1,0 +1,4 @@
+"""``autograd.numpy.fft``."""
+
+from adjoint.numpy.fft import *
+from adjoint.numpy.fft import __all__ as __all__

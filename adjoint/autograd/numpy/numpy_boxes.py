@@ -1,0 +1,5 @@
+"""``autograd.numpy.numpy_boxes``: tensors as ``ArrayBox``."""
+
+from adjoint.core.tensor import Tensor as ArrayBox
+
+__all__ = ["ArrayBox"]

@@ -1,0 +1,4 @@
+"""``autograd.numpy.random``."""
+
+from adjoint.numpy.random import *
+from adjoint.numpy.random import __all__ as __all__

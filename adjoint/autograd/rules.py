@@ -1,0 +1,114 @@
+"""``autograd.extend``: primitives with rules for both modes, by autograd's names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import adjoint.numpy as anp
+from adjoint.core.tensor import Tensor
+from adjoint.extend import defjvp, defvjp
+from adjoint.extend import primitive as _primitive
+from adjoint.interop.drop_in import holds_tensor
+
+__all__ = [
+    "Box", "def_linear", "defjvp", "defjvp_argnum", "defvjp", "defvjp_argnum", "isbox", "notrace_primitive",
+    "primitive", "primitive_vjps", "register_notrace", "unbroadcast_f",
+]  # fmt: skip
+
+Box = Tensor
+primitive_vjps: dict[Any, Any] = {}  # empty: the rules of NumPy's functions are those of the ops
+
+
+class primitive(_primitive):  # noqa: N801  autograd's name
+    """``adjoint.extend.primitive`` with the methods of old versions of autograd."""
+
+    def defgrad(self, gradfun: Any, argnum: int = 0) -> None:
+        """Define the rule of one argument."""
+        defvjp(self, gradfun, argnums=[argnum])
+
+    def defvjp(self, vjpmaker: Any, argnum: int = 0) -> None:
+        """Define the rule of one argument, ``vjp(g, ans, vs, gvs, *args)``."""
+        defvjp(self, lambda y, *args: lambda g: vjpmaker(g, y, None, None, *args), argnums=[argnum])
+
+    def defvjp_is_zero(self, argnums: Any = (0,)) -> None:
+        """Define that no gradient flows to these arguments."""
+        defvjp(self, *[None for _ in argnums], argnums=argnums)
+
+
+def defvjp_argnum(fun: Any, vjpmaker: Callable[..., Any]) -> None:
+    """Define all rules by one function ``vjpmaker(argnum, ans, args, kwargs)``."""
+    fun.rules = _AnyArgument(lambda i: lambda ans, *args, **kwargs: vjpmaker(i, ans, args, kwargs))
+
+
+def defjvp_argnum(fun: Any, jvpmaker: Callable[..., Any]) -> None:
+    """Define all forward rules by one function ``jvpmaker(argnum, g, ans, args, kwargs)``."""
+    fun.tangents = _AnyArgument(lambda i: lambda g, ans, *args, **kwargs: jvpmaker(i, g, ans, args, kwargs))
+
+
+class _AnyArgument(dict[int, Any]):
+    """Rules that are made from the position of the argument."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: int) -> Any:
+        return self._make(key)
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def def_linear(fun: Any) -> None:
+    """Define that the function is linear in each argument."""
+    defjvp_argnum(fun, lambda i, g, ans, args, kwargs: fun.of_tangent(i, g, args, kwargs))
+
+
+def isbox(value: Any) -> bool:
+    """Return whether a value is a tensor."""
+    return isinstance(value, Tensor)
+
+
+def notrace_primitive(f_raw: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that gets arrays in place of tensors, and has no derivative."""
+
+    @functools.wraps(f_raw)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = [a.detach().numpy(copy=True)[()] if isinstance(a, Tensor) else a for a in args]
+        return f_raw(*values, **kwargs)
+
+    return call
+
+
+def register_notrace(trace_type: Any, primitive_fun: Any) -> None:
+    """Define that no gradient flows through a primitive."""
+    primitive_fun.rules = _AnyArgument(lambda i: lambda ans, *args, **kwargs: lambda g: None)
+
+
+def unbroadcast_f(target: Any, f: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return ``f`` with its result summed to the shape of ``target``, which was broadcast."""
+    shape = np.shape(target)
+
+    def call(g: Any) -> Any:
+        found = f(g)
+        while np.ndim(found) > len(shape):
+            found = anp.sum(found, axis=0)
+        for axis, n in enumerate(shape):
+            if n == 1 and np.shape(found)[axis] != 1:
+                found = anp.sum(found, axis=axis, keepdims=True)
+        if (
+            np.iscomplexobj(found)
+            and not (holds_tensor(target) and target.dtype.kind == "c")
+            and not np.iscomplexobj(target)
+        ):
+            found = anp.real(found)
+        return found
+
+    return call

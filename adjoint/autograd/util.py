@@ -1,0 +1,5 @@
+"""``autograd.util``: the old check of gradients."""
+
+from adjoint.autograd.spaces import quick_grad_check
+
+__all__ = ["quick_grad_check"]

@@ -1,0 +1,188 @@
+"""``adjoint.autograd``: autograd's names, submodules and habits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy
+import pytest
+
+import adjoint as ad
+import adjoint.autograd as autograd
+import adjoint.autograd.numpy as np
+from adjoint.autograd.builtins import isinstance as aginstance
+from adjoint.autograd.extend import (
+    def_linear,
+    defjvp,
+    defvjp,
+    defvjp_argnum,
+    notrace_primitive,
+    primitive,
+    vspace,
+)
+from adjoint.autograd.misc.fixed_points import fixed_point
+from adjoint.autograd.misc.flatten import flatten, flatten_func
+from adjoint.autograd.misc.optimizers import adam, rmsprop, sgd
+from adjoint.autograd.numpy.numpy_vjps import unbroadcast_f
+from adjoint.autograd.test_util import check_grads, check_vjp, combo_check
+from adjoint.autograd.util import quick_grad_check
+
+MODULES = """
+    numpy numpy.linalg numpy.fft numpy.random numpy.numpy_boxes numpy.numpy_vspaces numpy.numpy_vjps scipy scipy.special
+    scipy.linalg scipy.integrate scipy.signal scipy.stats scipy.stats.norm scipy.stats.multivariate_normal extend core
+    tracer builtins differential_operators test_util misc misc.flatten misc.optimizers misc.fixed_points wrap_util util
+""".split()
+
+
+def test_a_library_that_imports_autograd_runs_on_adjoint():
+    lines = ["import sys, adjoint.autograd", "sys.modules['autograd'] = adjoint.autograd"]
+    lines += [f"import autograd.{name}" for name in MODULES]
+    lines += [
+        "import autograd.numpy as np, autograd.scipy.stats.norm as norm",
+        "from autograd import grad, isinstance",
+        "from autograd.extend import primitive",
+        "from adjoint.autograd.extend import primitive as same",
+        "assert primitive is same",
+        "assert abs(grad(lambda x: norm.logpdf(x) * np.sum(x))(1) - (norm.logpdf(1.0) - 1)) < 1e-12",
+        "assert type(np.zeros(2)) is type(np.array([1.0])) is np.ndarray and np.pi > 3 and np.polynomial",
+    ]
+    subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(lines)], check=True)
+
+
+def test_operators_take_integers_and_return_arrays():
+    assert autograd.grad(lambda x: x**2)(3) == 6.0
+    x = numpy.arange(3)
+    found = autograd.grad(lambda v: np.sum(v**2))(x)
+    assert type(found) is numpy.ndarray and found.tolist() == [0.0, 2.0, 4.0]
+    assert autograd.hessian(lambda v: v**3)(numpy.ones(2)).shape == (2, 2, 2)
+    assert autograd.jacobian(lambda v: [v[0], v[0] * v[1]])(numpy.array([2.0, 3.0])).tolist() == [
+        [1, 0],
+        [3, 2],
+    ]
+    assert autograd.elementwise_grad(np.sin)(numpy.zeros(2)).tolist() == [1.0, 1.0]
+    assert autograd.deriv(np.exp)(0) == 1.0
+    assert autograd.value_and_grad(lambda v: v * 2)(1) == (2.0, 2.0)
+    assert autograd.grad_and_aux(lambda v: (v**2, v + 1))(2.0) == (4.0, 3.0)
+    assert autograd.grad_named(lambda a, b: a * b**2, "b")(2.0, 3.0) == 12.0
+    assert autograd.multigrad_dict(lambda a, b=3.0: a * b)(2.0) == {"a": 3.0, "b": 2.0}
+    assert autograd.grad(lambda a, b: a * b, (0, 1))(2.0, 3) == (3.0, 2.0)
+    f = lambda v: np.sum(v**3)
+    v = numpy.array([1.0, 2.0])
+    assert autograd.hessian_vector_product(f)(v, v).tolist() == [6.0, 24.0]
+    assert autograd.make_hvp(f)(v)[0](v).tolist() == [6.0, 24.0]
+    assert autograd.make_ggnvp(lambda u: 2 * u)(v)(v).tolist() == [4.0, 8.0]
+    assert autograd.tensor_jacobian_product(lambda u: u**2)(v, v).tolist() == [2.0, 8.0]
+    assert autograd.grad(lambda u: np.sum(autograd.grad(f)(u)))(v).tolist() == [6.0, 12.0]
+    assert autograd.grad.__name__ == "grad"
+    for name, error in (("grad", "Grad only applies to real scalar"), ("elementwise_grad", "real-output")):
+        with pytest.raises(TypeError, match=error):
+            getattr(autograd, name)(lambda u: u * 1j)(v)
+
+
+def test_complex_gradients_are_those_of_autograd():
+    assert autograd.holomorphic_grad(lambda z: z**2)(1 + 2j) == 2 + 4j
+    assert autograd.grad(lambda z: np.real(z * (1 + 2j)))(1 + 0j) == 1 + 2j
+    with pytest.warns(UserWarning, match="not complex"):
+        autograd.holomorphic_grad(lambda z: z**2)(1.0)
+
+
+def test_tangents_and_gradients_of_another_dtype_are_converted():
+    y, t = autograd.make_jvp(lambda v: v * 2)(numpy.ones(2))(numpy.ones(2, numpy.float32))
+    assert y.dtype == t.dtype == numpy.float64
+    pull, _ = autograd.make_vjp(lambda v: v * 2)(numpy.ones(2))
+    assert pull(numpy.ones(2, int)).tolist() == [2.0, 2.0]
+
+
+def test_primitives_get_arrays_that_they_may_write_into():
+    seen = []
+
+    @primitive
+    def doubled(x, scale):
+        x *= 2
+        seen.append(type(x))
+        return x * scale
+
+    def rule(ans, x, scale):
+        seen.append((type(ans), type(x)))
+        return lambda g: seen.append(type(g)) or 2 * g * scale
+
+    defvjp(doubled, rule)  # the second argument is no tensor and needs no rule
+    x = numpy.ones(2)
+    assert autograd.grad(lambda x: np.sum(doubled(x, 3.0)))(x).tolist() == [6.0, 6.0] and x.tolist() == [
+        1.0,
+        1.0,
+    ]
+    assert seen == [numpy.ndarray, (numpy.ndarray, numpy.ndarray), numpy.ndarray]
+    assert autograd.grad(autograd.grad(lambda x: np.sum(doubled(x, 3.0) * x)))(1.0) == 12.0
+
+
+def test_rules_of_forward_mode():
+    @primitive
+    def product(x, y):
+        return x * y
+
+    defjvp(product, lambda g, ans, x, y: g * y, "same")
+    assert autograd.make_jvp(product, 1)(3.0, 2.0)(1.0) == (6.0, 3.0)
+
+    @primitive
+    def square(x):
+        return x**2
+
+    defjvp(square, lambda g, ans, x: 2 * g * x)
+    assert autograd.grad(square)(3.0) == 6.0  # the transpose
+
+    @primitive
+    def linear(x):
+        return 3 * x
+
+    def_linear(linear)
+    assert autograd.make_jvp(linear)(1.0)(2.0) == (3.0, 6.0)
+    with pytest.raises(NotImplementedError, match="linear: its rule of forward mode is the function itself"):
+        autograd.grad(linear)(1.0)
+
+    @primitive
+    def several(*args):
+        return sum(args)
+
+    defvjp_argnum(several, lambda i, ans, args, kwargs: lambda g: g * (i + 1))
+    assert autograd.grad(several, 2)(1.0, 1.0, 1.0) == 3.0
+    assert notrace_primitive(lambda x: type(x))(ad.tensor([1.0], requires_grad=True)) is numpy.ndarray
+    with pytest.raises(ad.errors.ArgumentError, match="decorated with @primitive"):
+        defjvp(numpy.sin, None)
+
+
+def test_helpers():
+    d = np.make_diagonal(ad.tensor([1.0, 2.0]), axis1=-1, axis2=-2)
+    assert d.tolist() == [[1.0, 0.0], [0.0, 2.0]]
+    with pytest.raises(NotImplementedError, match="axis1=-1"):
+        np.make_diagonal(numpy.ones(2))
+    assert unbroadcast_f(numpy.ones((1, 2)), lambda g: g)(numpy.ones((3, 4, 2))).tolist() == [[12.0, 12.0]]
+    assert np.where(True, 1, 2) == 1 and np.where(condition=[True], x=[1], y=[2]).tolist() == [1]
+    assert vspace({"a": 1.0, "b": numpy.ones(2, complex)}).size == 5
+    assert len(list(vspace(numpy.ones((2, 2))).standard_basis())) == 4
+    assert aginstance(ad.tensor(1.0), numpy.ndarray) and autograd.tuple((1,)) == (1,)
+    flat, back = flatten({"a": 1.0, "b": numpy.ones(2)})
+    assert type(flat) is numpy.ndarray and type(back(flat)["b"]) is numpy.ndarray
+    f, _, x = flatten_func(lambda p: {"c": p["a"] * 2}, {"a": numpy.ones(2)})
+    assert f(x).tolist() == [2.0, 2.0]
+    for minimise in (sgd, rmsprop, adam):
+        found = minimise(lambda p, i: {"a": 2 * p["a"]}, {"a": numpy.ones(2)}, num_iters=20, step_size=0.1)
+        assert (abs(found["a"]) < 1).all()
+    root = lambda a: fixed_point(lambda a: lambda x: (x + a / x) / 2, a, 1.0, lambda x, y: abs(x - y), 1e-12)
+    assert autograd.grad(root)(4.0) == pytest.approx(0.25)
+
+
+def test_checks():
+    check_grads(lambda x, y: np.sin(x) * y, (0, 1))(numpy.ones(2), 3.0)
+    check_vjp(np.exp, 1)
+    combo_check(np.sum, 0)([numpy.ones((2, 2))], axis=[None, 0])
+    quick_grad_check(lambda x, k: k * x**2, 1.0, (3.0,))
+
+    @primitive
+    def wrong(x):
+        return x**2
+
+    defvjp(wrong, lambda ans, x: lambda g: g)
+    with pytest.raises(AssertionError, match=r"Derivative \(VJP\) check of wrong failed"):
+        check_grads(wrong, modes=["rev"], order=1)(3.0)
