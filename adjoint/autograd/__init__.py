@@ -9,6 +9,7 @@ after ``sys.modules["autograd"] = adjoint.autograd``.
 array([2., 4.])
 """
 
+from adjoint.autograd import builtins, core, differential_operators, extend, numpy, tracer, util, wrap_util
 from adjoint.autograd.containers import dict, isinstance, list, tuple, type
 from adjoint.autograd.rules import primitive
 from adjoint.autograd.transforms import (
@@ -34,30 +35,11 @@ from adjoint.autograd.transforms import (
 )
 
 __all__ = [
-    "checkpoint",
-    "deriv",
-    "dict",
-    "elementwise_grad",
-    "grad",
-    "grad_and_aux",
-    "grad_named",
-    "hessian",
-    "hessian_tensor_product",
-    "hessian_vector_product",
-    "holomorphic_grad",
-    "isinstance",
-    "jacobian",
-    "list",
-    "make_ggnvp",
-    "make_hvp",
-    "make_jvp",
-    "make_vjp",
-    "multigrad_dict",
-    "primitive",
-    "tensor_jacobian_product",
-    "tuple",
-    "type",
-    "value_and_grad",
-    "vector_jacobian_product",
-]
+    "builtins", "checkpoint", "core", "deriv", "dict", "differential_operators", "elementwise_grad",
+    "extend", "grad", "grad_and_aux", "grad_named", "hessian", "hessian_tensor_product",
+    "hessian_vector_product", "holomorphic_grad", "isinstance", "jacobian", "list", "make_ggnvp",
+    "make_hvp", "make_jvp", "make_vjp", "multigrad_dict", "numpy", "primitive",
+    "tensor_jacobian_product", "tracer", "tuple", "type", "util", "value_and_grad",
+    "vector_jacobian_product", "wrap_util",
+]  # fmt: skip
 __dir__ = sorted(__all__).copy

@@ -29,3 +29,4 @@ __all__ = [
     "primitive_with_deprecation_warnings",
     "vspace",
 ]
+__dir__ = sorted(__all__).copy

@@ -47,3 +47,4 @@ __all__ = [
     "value_and_grad",
     "vector_jacobian_product",
 ]
+__dir__ = sorted(__all__).copy

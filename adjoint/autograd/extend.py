@@ -28,3 +28,4 @@ __all__ = [
     "register_notrace",
     "vspace",
 ]
+__dir__ = sorted(__all__).copy

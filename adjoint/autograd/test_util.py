@@ -17,3 +17,4 @@ __all__ = [
     "combo_check",
     "scalar_close",
 ]
+__dir__ = sorted(__all__).copy

@@ -8,3 +8,6 @@ __all__ = ["Box", "getval", "isbox", "notrace_primitive", "primitive", "register
 def getval(x: object) -> object:
     """Return the array of a tensor, and other values unchanged."""
     return x.detach().numpy(copy=True)[()] if isinstance(x, Box) else x
+
+
+__dir__ = sorted(__all__).copy

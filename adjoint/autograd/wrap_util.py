@@ -3,3 +3,4 @@
 from adjoint.autograd.transforms import unary_to_nary
 
 __all__ = ["unary_to_nary"]
+__dir__ = sorted(__all__).copy

@@ -61,6 +61,16 @@ class Readable(Methods):
         return self.size * self.itemsize
 
     @property
+    def flags(self) -> Any:
+        """The flags of the memory, as NumPy's; it is read-only to NumPy."""
+        return self.numpy().flags
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The bytes from one element to the next, along each axis."""
+        return self.numpy().strides
+
+    @property
     def device(self) -> str:
         """The device of the elements: always "cpu"."""
         return "cpu"

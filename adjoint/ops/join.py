@@ -6,7 +6,7 @@ import builtins
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Sequence, ValuesView
 from typing import Any
 
 import numpy as np
@@ -202,7 +202,9 @@ def _several(op: str, xs: Any) -> list[Tensor]:
     if not isinstance(xs, (list, tuple)):
         if isinstance(xs, (Tensor, np.ndarray)):
             return _several(op, list(xs))
-        raise InputError(f"{op}: expected a list or tuple of tensors, but got {type(xs).__name__}.")
+        if not isinstance(xs, (ValuesView, KeysView, Iterator)):
+            raise InputError(f"{op}: expected a list or tuple of tensors, but got {type(xs).__name__}.")
+        xs = list(xs)
     if not xs:
         raise ShapeError(f"{op}: at least one tensor is required, but the list is empty.")
     return [x if type(x) is Tensor else asarray(x) for x in xs]

@@ -19,7 +19,7 @@ from adjoint.core.infer import Result, broadcast
 from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.op import Op
-from adjoint.core.shapes import broadcast_shapes, canonical_axis
+from adjoint.core.shapes import broadcast_shapes, canonical_axis, listed
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
 from adjoint.ops.half import rounded, wide
@@ -272,6 +272,7 @@ def tensordot(x: ArrayLike, y: ArrayLike, axes: Any = 2) -> Tensor:
     (2, 5)
     """
     x, y = asarray(x), asarray(y)
+    axes = listed(axes)
     if isinstance(axes, (tuple, list)):
         if len(axes) != 2:
             raise ArgumentError(f"tensordot: axes must be a number or two lists of axes, but got {axes!r}.")

@@ -25,6 +25,7 @@ from adjoint.core.shapes import (
     canonical_axes,
     canonical_axis,
     canonical_shape,
+    listed,
     reduced_axes,
 )
 from adjoint.core.tensor import Tensor
@@ -265,11 +266,12 @@ def permute_dims(x: ArrayLike, axes: Axis) -> Tensor:
 
 
 def _permuted(op: str, x: Tensor, axes: Any) -> Tensor:
-    listed = tuple(axes) if isinstance(axes, (tuple, list, range)) else (axes,)
-    order = tuple(canonical_axis(op, a, x.ndim) for a in listed)
+    axes = listed(axes)
+    given = tuple(axes) if isinstance(axes, (tuple, list, range)) else (axes,)
+    order = tuple(canonical_axis(op, a, x.ndim) for a in given)
     if sorted(order) != list(range(-x.ndim, 0)):
         raise ShapeError(
-            f"{op}: axes must be a permutation of the {x.ndim} axes of shape {x.shape}, but is {listed}.\n"
+            f"{op}: axes must be a permutation of the {x.ndim} axes of shape {x.shape}, but is {given}.\n"
             "  List each axis once."
         )
     return rec.permute_dims(x, axes=order)
@@ -358,6 +360,7 @@ def moveaxis(x: ArrayLike, source: Axis, destination: Axis) -> Tensor:
     x = asarray(x)
     both = []
     for axis in (source, destination):
+        axis = listed(axis)
         several = axis if isinstance(axis, (tuple, list)) else (axis,)
         both.append([canonical_axis("moveaxis", a, x.ndim) + x.ndim for a in several])
     if len(both[0]) != len(both[1]) or any_twice(both[0]) or any_twice(both[1]):

@@ -17,7 +17,7 @@ import numpy as np
 from adjoint import tree, words
 from adjoint.config import grad_mode, special
 from adjoint.config import transform as transform_name
-from adjoint.core.convert import tensor
+from adjoint.core.convert import asarray, tensor
 from adjoint.core.lifted import Lifted, enclosing
 from adjoint.core.node import Node, next_seq
 from adjoint.core.record import joined_copy, tracked
@@ -359,7 +359,7 @@ def _take_outputs(transform: str, f: Any, run: Recorded, result: Any) -> None:
 
 
 def direction(transform: str, place: Place, like: Any, given: Any) -> Tensor:
-    """Return ``given``, a tangent or cotangent, as a tensor; it must have the shape and dtype of ``like``.
+    """Return ``given``, a tangent or cotangent, as a tensor of the dtype of ``like``; it must have its shape.
 
     ``place`` names it in messages.
     """
@@ -375,6 +375,8 @@ def direction(transform: str, place: Place, like: Any, given: Any) -> Tensor:
         )
     if found.shape != like.shape:
         raise ShapeError(f"{transform}: {place} has shape {found.shape}, but {like.shape} is expected.")
-    if found.dtype != like.dtype:
+    if found.dtype == like.dtype:
+        return found
+    if found.dtype.kind == "c" and like.dtype.kind != "c":
         raise DTypeError(f"{transform}: {place} is {found.dtype}, but {like.dtype} is expected.")
-    return found
+    return asarray(found, dtype=like.dtype)

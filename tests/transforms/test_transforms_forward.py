@@ -230,8 +230,8 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
      "jvp: tangents[0] has shape (3,), but (2,) is expected."),
     (lambda: ad.jvp(lambda x: x["a"], ({"a": 1.0},), ({"b": 1.0},)), TransformError,
      "jvp: tangents[0] is missing ['a'] and has unexpected ['b']; expected {'a': *}."),
-    (lambda: ad.jvp(lambda x: x, (1.0,), (np.float32(1),)), DTypeError,
-     "jvp: tangents[0] is float32, but float64 is expected."),
+    (lambda: ad.jvp(lambda x: x, (1.0,), (np.complex128(1),)), DTypeError,
+     "jvp: tangents[0] is complex128, but float64 is expected."),
     (lambda: ad.jvp(lambda x: x, (1,), (1.0,)), DTypeError,
      "jvp: x is int64, but only floats and complex numbers have derivatives.\n"
      "  Make it a float (x.astype(float), 3.0 for 3), or leave it out of argnums."),
@@ -247,3 +247,14 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
 @pytest.mark.parametrize(("call", "error", "message"), MISTAKES)
 def test_mistakes_are_explained(call: Any, error: type[Exception], message: str) -> None:
     assert message_of(error, call) == message
+
+
+def test_tangents_and_cotangents_of_another_dtype_are_converted():
+    x = np.ones(2)
+    y, t = ad.jvp(lambda v: v * 2, (x,), (np.ones(2, np.float32),))
+    assert y.dtype == t.dtype == np.float64 and t.tolist() == [2.0, 2.0]
+    assert ad.jvp(lambda v: v * 2, (x,), (np.ones(2, int),))[1].dtype == np.float64
+    assert ad.hvp(lambda v: (v**2).sum(), (x,), (np.ones(2, np.float32),))[0].tolist() == [2.0, 2.0]
+    found = ad.vjp(lambda v: v * 1j, x.astype(complex))[1](np.ones(2))[0]
+    assert found.dtype == complex and found.tolist() == [-1j, -1j]
+    assert ad.vjp(lambda v: v * 2, x)[1](np.ones(2, np.float32))[0].dtype == np.float64

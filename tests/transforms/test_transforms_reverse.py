@@ -234,8 +234,8 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
      "vjp: the cotangent has shape (), but (2,) is expected."),
     (lambda: ad.vjp(lambda x: {"a": x}, 1.0)[1]({"b": 1.0}), TransformError,
      "vjp: the cotangent is missing ['a'] and has unexpected ['b']; expected {'a': *}."),
-    (lambda: ad.vjp(lambda x: x, 1.0)[1](np.float32(1)), DTypeError,
-     "vjp: the cotangent is float32, but float64 is expected."),
+    (lambda: ad.vjp(lambda x: x, 1.0)[1](np.complex128(1)), DTypeError,
+     "vjp: the cotangent is complex128, but float64 is expected."),
 ]  # fmt: skip
 
 

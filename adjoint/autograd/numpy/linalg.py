@@ -5,6 +5,8 @@ from typing import Any
 from adjoint.numpy.linalg import *
 from adjoint.numpy.linalg import __all__ as __all__
 
+__dir__ = sorted(__all__).copy
+
 
 def T(x: Any) -> Any:  # noqa: N802  autograd's name
     """Return the transposed matrices."""

@@ -3,3 +3,4 @@
 from adjoint.core.tensor import Tensor as ArrayBox
 
 __all__ = ["ArrayBox"]
+__dir__ = sorted(__all__).copy

@@ -158,6 +158,11 @@ class _Reference:
 class Compiled(_Callable[P, R]):
     """A compiled function, as returned by ``ad.compile``."""
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The signature of the function, for ``inspect``."""
+        return inspect.signature(self._f)
+
     def __init__(
         self, f: Callable[..., Any], static: Any, backend: str, limit: int, flush: bool = False
     ) -> None:
