@@ -33,7 +33,7 @@ PLAIN = """
     array_repr array_str array2string array_equiv isin digitize
     histogram histogram_bin_edges argpartition lexsort nanargmax nanargmin min_scalar_type common_type
     shares_memory may_share_memory tril_indices_from triu_indices_from diag_indices_from
-    ravel_multi_index unravel_index ix_
+    ravel_multi_index unravel_index
 """.split()
 
 _EDGES = ("histogram", "histogram_bin_edges")
@@ -236,6 +236,17 @@ def _partition(a: Any, kth: Any, axis: int | None = -1) -> Tensor:
     x = our("ravel")(a) if axis is None else asarray(a)
     where = -1 if axis is None else axis
     return our("take_along_axis")(x, np.argpartition(x.numpy(), kth, where), axis=where)
+
+
+def _ix_(*args: Any) -> tuple[Tensor, ...]:
+    found = []
+    for i, given in enumerate(args):
+        x = asarray(given)
+        if x.ndim != 1:
+            raise ShapeError(f"np.ix_: each argument must be a vector, but argument {i} has shape {x.shape}.")
+        x = our("nonzero")(x)[0] if x.dtype.kind == "b" else x
+        found.append(rec.reshape(x, shape=tuple(x.shape[0] if k == i else 1 for k in range(len(args)))))
+    return tuple(found)
 
 
 def _roll(a: Any, shift: Any, axis: Any = None) -> Tensor:
@@ -518,7 +529,7 @@ FORMS: dict[Any, Callable[..., Any]] = {
             _size, _mean, _nanvar, _nanstd, _append, _block, _delete, _choose, _resize, _partition,
             _rollaxis, _ediff1d, _trapezoid, _gradient, _interp, _convolve, _correlate, _cov, _corrcoef,
             _bincount, _polyval, _vander, _unwrap, _cross, _full_like, _diagflat, _nan_to_num, _can_cast,
-            _roll,
+            _roll, _ix_,
         )
     },
     # these read only the shape and dtype, so they work inside transforms

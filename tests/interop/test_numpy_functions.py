@@ -275,7 +275,7 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     np.shares_memory: [call(A, B)], np.may_share_memory: [call(A, B)],
     np.tril_indices_from: [call(S)], np.triu_indices_from: [call(S, 1)], np.diag_indices_from: [call(S)],
     np.ravel_multi_index: [call((I, I), (3, 3))], np.unravel_index: [call(I, (2, 2))],
-    np.ix_: [call(I, [0, 1])],
+    np.ix_: [call(I, [0, 1]), call(V, M[0])],
 }  # fmt: skip
 
 # Where float results have no gradient, and why.
