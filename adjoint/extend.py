@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,11 +78,19 @@ class primitive:  # noqa: N801  a decorator that reads as a function
 
         functools.update_wrapper(call, self.fun)
         call.defvjp(forward, backward)
+        if self.tangents:
+            call.rule = self._tangent_rule(kwargs)
         return call(*args)
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function by its rules of forward mode, whose transpose is the rule of reverse mode."""
         call = custom_jvp(lambda *given: self.fun(*tree.map(_array, given), **kwargs))
+        functools.update_wrapper(call, self.fun)
+        call.defjvp(self._tangent_rule(kwargs))
+        return call(*args)
+
+    def _tangent_rule(self, kwargs: dict[str, Any]) -> Callable[[Any, Any], Any]:
+        """Return the rule for ``custom_jvp``: a function of the arguments and their tangents."""
 
         def rule(primals: Any, tangents: Any) -> Any:
             y = self(*primals, **kwargs)
@@ -90,11 +99,13 @@ class primitive:  # noqa: N801  a decorator that reads as a function
                 for i, t in enumerate(tangents)
                 if t is not None and i in self.tangents
             ]
-            return y, sum(parts[1:], parts[0]) if parts else tree.map(lambda v: v * 0, y)
+            if not parts:
+                return y, tree.map(lambda v: v * 0, y)
+            tangent = functools.reduce(lambda a, b: tree.map(operator.add, a, b), parts)
+            # a result of integers has no tangent, whatever the rule returns
+            return y, tree.map(lambda v, t: t if np.result_type(v.dtype).kind in "fc" else None, y, tangent)
 
-        functools.update_wrapper(call, self.fun)
-        call.defjvp(rule)
-        return call(*args)
+        return rule
 
     def of_tangent(self, i: int, g: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the function with the tangent ``g`` of argument ``i`` in its place, for linear functions."""
@@ -178,7 +189,7 @@ def defvjp(
 def defjvp(fun: primitive, *jvpfuns: Any, argnums: Sequence[int] | None = None) -> None:
     """Define the derivatives of a ``primitive`` in forward mode.
 
-    They are used where ``defvjp`` defines none; reverse mode is their transpose.
+    Without rules of ``defvjp``, reverse mode is their transpose.
 
     Parameters
     ----------

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import adjoint.numpy as anp
+from adjoint import extend
 from adjoint.core.tensor import Tensor
-from adjoint.extend import defjvp, defvjp
 from adjoint.extend import primitive as _primitive
 from adjoint.interop.drop_in import holds_tensor
 
@@ -37,6 +37,22 @@ class primitive(_primitive):  # noqa: N801  autograd's name
     def defvjp_is_zero(self, argnums: Any = (0,)) -> None:
         """Define that no gradient flows to these arguments."""
         defvjp(self, *[None for _ in argnums], argnums=argnums)
+
+
+def defvjp(fun: Any, *vjpmakers: Any, argnums: Any = None) -> None:
+    """Define rules of reverse mode, as ``adjoint.extend.defvjp``.
+
+    As in autograd, rules of a function that is no primitive have no effect: its own operations are
+    differentiated, and functions of NumPy have the derivatives of adjoint.
+    """
+    if isinstance(fun, _primitive):
+        extend.defvjp(fun, *vjpmakers, argnums=argnums)
+
+
+def defjvp(fun: Any, *jvpfuns: Any, argnums: Any = None) -> None:
+    """Define rules of forward mode, as ``adjoint.extend.defjvp``; see ``defvjp``."""
+    if isinstance(fun, _primitive):
+        extend.defjvp(fun, *jvpfuns, argnums=argnums)
 
 
 def defvjp_argnum(fun: Any, vjpmaker: Callable[..., Any]) -> None:

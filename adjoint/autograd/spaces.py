@@ -61,9 +61,9 @@ class VSpace:
     def standard_basis(self) -> Iterator[Any]:
         """Yield the vectors of the standard basis."""
         flat, back = tree.ravel(self.like)
-        for unit in (1, 1j) if self.iscomplex else (1,):
-            for row in unit * np.eye(flat.size):
-                yield tree.map(lambda v: np.asarray(v)[()], back(row.astype(flat.dtype)))
+        for row in np.eye(flat.size):
+            for unit in (1, 1j) if self.iscomplex else (1,):
+                yield tree.map(lambda v: np.asarray(v)[()], back((unit * row).astype(flat.dtype)))
 
     def add(self, x: Any, y: Any) -> Any:
         """Return the sum."""

@@ -265,6 +265,7 @@ class custom_vjp(_Custom):  # noqa: N801  a decorator that reads as a function
     kind = "custom_vjp"
     fwd: Callable[..., Any] | None = None
     bwd: Callable[..., Any] | None = None
+    rule: Callable[..., Any] | None = None  # of forward mode, as in custom_jvp; adjoint.extend sets it
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Set the forward and the backward.
@@ -285,7 +286,7 @@ class custom_vjp(_Custom):  # noqa: N801  a decorator that reads as a function
             raise TransformError(
                 f"custom_vjp: {self.name} has no derivative yet.  Call {self.name}.defvjp(fwd, bwd) first."
             )
-        return _VjpRule(self, args)
+        return (_VjpRule if self.rule is None else _BothRule)(self, args)
 
 
 class _VjpRule(_CustomRule):
@@ -479,3 +480,10 @@ def _direction(x: Tensor, wanted: bool) -> Tensor:
     top = enclosing.get()
     t = wrap(values if top is None else top.lift(values))
     return joined_copy(t, None) if wanted else t
+
+
+class _BothRule(_VjpRule, ForwardRule):
+    """The rule of a function with derivatives in both modes."""
+
+    jvp = _JvpRule.jvp
+    _directions = _JvpRule._directions

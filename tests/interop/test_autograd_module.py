@@ -132,6 +132,27 @@ def test_rules_of_forward_mode():
     defjvp(square, lambda g, ans, x: 2 * g * x)
     assert autograd.grad(square)(3.0) == 6.0  # the transpose
 
+    both = []
+
+    @primitive
+    def tripled(x):
+        return numpy.asarray(x) * 3
+
+    defvjp(tripled, lambda ans, x: lambda g: both.append("rev") or g * 3)
+    defjvp(tripled, lambda g, ans, x: both.append("fwd") or g * 3)
+    assert autograd.make_jvp(tripled)(1.0)(2.0) == (3.0, 6.0) and both == ["fwd"]
+    assert autograd.grad(tripled)(1.0) == 3.0 and both == ["fwd", "rev"]
+
+    @primitive
+    def pair(x, y):
+        return x * y, numpy.array([7])
+
+    defjvp(pair, lambda g, ans, x, y: (g * y, g), lambda g, ans, x, y: (x * g, g))
+    assert ad.jvp(lambda x, y: pair(x, y)[0], (2.0, 3.0), (1.0, 1.0)) == (
+        6.0,
+        5.0,
+    )  # integers have no tangent
+
     @primitive
     def linear(x):
         return 3 * x
@@ -149,7 +170,10 @@ def test_rules_of_forward_mode():
     assert autograd.grad(several, 2)(1.0, 1.0, 1.0) == 3.0
     assert notrace_primitive(lambda x: type(x))(ad.tensor([1.0], requires_grad=True)) is numpy.ndarray
     with pytest.raises(ad.errors.ArgumentError, match="decorated with @primitive"):
-        defjvp(numpy.sin, None)
+        ad.extend.defjvp(numpy.sin, None)
+    for define in (defvjp, defjvp):  # as in autograd, rules of other functions have no effect
+        define(np.sin, lambda *args: 1 / 0)
+    assert autograd.grad(np.sin)(0.0) == 1.0
 
 
 def test_helpers():
@@ -161,6 +185,7 @@ def test_helpers():
     assert np.where(True, 1, 2) == 1 and np.where(condition=[True], x=[1], y=[2]).tolist() == [1]
     assert vspace({"a": 1.0, "b": numpy.ones(2, complex)}).size == 5
     assert len(list(vspace(numpy.ones((2, 2))).standard_basis())) == 4
+    assert [sum(v) for v in vspace(numpy.ones(2, complex)).standard_basis()] == [1, 1j, 1, 1j]
     assert aginstance(ad.tensor(1.0), numpy.ndarray) and autograd.tuple((1,)) == (1,)
     flat, back = flatten({"a": 1.0, "b": numpy.ones(2)})
     assert type(flat) is numpy.ndarray and type(back(flat)["b"]) is numpy.ndarray
