@@ -165,7 +165,9 @@ del piecewise, products, reduce, scans, selection, shape
 # Imported at the first use, which keeps `import adjoint` fast (docs/adr/0009).
 _LATER = {
     name: f"adjoint.{name}"
-    for name in "autograd nn numpy scipy sparsity optim random inspect extend testing train distributed".split()
+    for name in (
+        "autograd nn numpy scipy sparsity optim random inspect extend testing train distributed".split()
+    )
 }
 for _module, _names in {
     "accumulate.accumulator": "GradientAccumulator",

@@ -1,6 +1,6 @@
 """Functions of NumPy and SciPy that are adjoint's for tensors, and unchanged for arrays.
 
-All functions of ``adjoint.numpy`` and ``adjoint.scipy`` are made here (docs/adr/0027).
+All functions of ``adjoint.numpy`` and ``adjoint.scipy`` are made here (docs/adr/0028).
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ class SparseDerivative:
         functools.update_wrapper(self, f, assigned=("__module__", "__name__", "__qualname__"), updated=())
         self.transform, self.f, self.argnums, self.has_aux = transform, f, argnums, has_aux
         self.chunk_size, self.holomorphic, self.mode = chunk_size, holomorphic, mode
-        self.quick: Compiled
-        self.exact: Compiled
+        self.quick: Compiled[..., Any]
+        self.exact: Compiled[..., Any]
         self._compile((), "replay", 8, False)
 
     def _compile(self, *options: Any) -> None:
