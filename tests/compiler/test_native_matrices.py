@@ -36,9 +36,12 @@ def matrices(n: int, lead: tuple[int, ...], dtype: str, seed: int = 0) -> tuple[
     return a.astype(dtype), r.normal(size=(*lead, n, 3)).astype(dtype)
 
 
+def numbers(found: Any) -> list[Any]:
+    return [np.asarray(v) for v in ad.tree.leaves(found)]
+
+
 def close(found: Any, expected: Any, dtype: str) -> None:
-    for a, b in zip(ad.tree.leaves(found), ad.tree.leaves(expected), strict=True):
-        x, y = np.asarray(a), np.asarray(b)
+    for x, y in zip(numbers(found), numbers(expected), strict=True):
         assert (x.shape, x.dtype) == (y.shape, y.dtype)
         np.testing.assert_allclose(x, y, 0, TOLERANCE[dtype] * (np.abs(y).max(initial=0) + 1e-30))
 
@@ -113,6 +116,42 @@ def test_singular_matrices_raise_what_eager_mode_raises(f: Any, bad: Any) -> Non
         assert str(found.value) == str(expected.value)
     assert w.item() == 4.0
     close(compiled(good), f(good), "f8")
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize(
+    "f", [al.inv, lambda a: al.solve(a, a[..., 0]), al.det, lambda a: tuple(al.slogdet(a))]
+)
+def test_pivots_that_rounding_errors_made(f: Any, dtype: str) -> None:
+    """LAPACK may find a pivot of exactly 0 where other rounding errors give 1e-17, and the other way round."""
+    r = np.random.default_rng(0)
+    compiled = ad.compile(f, backend="native")
+
+    def outcome(g: Any, a: Any) -> Any:
+        with np.errstate(all="ignore"):
+            try:
+                return [x.tolist() for x in numbers(g(a))]
+            except LinAlgError as error:
+                return str(error)
+
+    for n in [3] * 30 + [4, 6] * 10:
+        a = (r.integers(-3, 4, (n, n - 1)) @ r.integers(-3, 4, (n - 1, n))).astype(dtype)
+        assert outcome(compiled, a) == outcome(f, a)
+
+
+def test_semidefinite_matrices_are_left_to_lapack() -> None:
+    r = np.random.default_rng(0)
+    compiled = ad.compile(al.cholesky, backend="native")
+    for _ in range(30):
+        b = r.integers(-3, 4, (3, 2))
+        a = (b @ b.T).astype("f8")
+        try:
+            expected = al.cholesky(a)
+        except LinAlgError:
+            with pytest.raises(LinAlgError):
+                compiled(a)
+        else:
+            np.testing.assert_array_equal(compiled(a), expected)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -1,7 +1,8 @@
 """Kernels of linear algebra on small matrices: elimination, Cholesky factors and triangular equations.
 
 Each works on whole rows, so that vectors cover several columns, and copies its matrices to the stack first.
-A matrix for which LAPACK raises an error gives NaN; a check in the graph then makes NumPy raise it.
+A matrix for which LAPACK may raise an error gives NaN: one with a pivot that is 0, or so small that it may be
+a rounding error.  A check in the graph then makes NumPy run the program, and raise the error.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.values import Index, Value, element_of
@@ -51,6 +54,8 @@ class _Rows:
         self.columns = node.shape[-1]
         self.memory = self.w.scratch(self.element, count * width)
         self.nan = self.w.const(math.nan, self.element)
+        # a pivot below this multiple of the numbers that it was computed from may be a rounding error
+        self.doubtful = self.w.const(16.0 * count * float(np.finfo(node.dtype).eps), self.element)
 
     # Numbers and rows -----------------------------------------------------------------------------
 
@@ -120,7 +125,7 @@ class _Rows:
         self._eliminate()
 
         def substitute(k: Value) -> None:
-            self.divide(k, self.get(k, k), n, m)
+            self.divide(k, self._pivot(k), n, m)
             self.each(0, k, lambda i: self.subtract(i, self.get(i, k), k, n, m))
             self.copy(self.spot(k, n), w.at(z, self.element, w.times(k, m)), m)
 
@@ -133,7 +138,7 @@ class _Rows:
         sign = self._eliminate()
 
         def write(k: Value) -> None:
-            x = self.get(k, k)
+            x = self._pivot(k)
             first = w.compare("eq", k, 0)
             w.store(w.select(first, w.mul(x, sign), x), w.at(out, self.element, k))
 
@@ -163,6 +168,19 @@ class _Rows:
 
         return w.loop(0, n, 1, step, [w.const(1.0, self.element)])[0]
 
+    def _pivot(self, k: Value) -> Value:
+        """Emit a pivot after elimination; NaN if it is tiny compared with the numbers above it."""
+        w = self.w
+
+        def larger(i: Value, best: list[Value]) -> list[Value]:
+            size = w.abs(self.get(i, k))
+            return [w.select(w.compare("ogt", size, best[0]), size, best[0])]
+
+        top = w.loop(0, k, 1, larger, [w.const(0.0, self.element)])[0]
+        pivot = self.get(k, k)
+        tiny = w.compare("olt", w.abs(pivot), w.mul(top, self.doubtful))
+        return w.select(tiny, self.nan, pivot)
+
     def _exchange(self, row: Value, other: Value) -> None:
         """Emit the exchange of two rows."""
         w, a, b = self.w, self.spot(row, 0), self.spot(other, 0)
@@ -189,8 +207,8 @@ class _Rows:
         moved(lambda r, c: w.store(w.load(place(a, r, c), self.element), self.spot(r, c)))
 
         def step(k: Value) -> None:
-            pivot = self.get(k, k)
-            root = w.select(w.compare("ogt", pivot, 0.0), w.sqrt(pivot), self.nan)
+            pivot, before = self.get(k, k), w.load(place(a, k, k), self.element)
+            root = w.select(w.compare("ogt", pivot, w.mul(before, self.doubtful)), w.sqrt(pivot), self.nan)
             self.divide(k, root, 0, n)
             w.store(root, self.spot(k, k))
             self.each(w.plus(k, 1), n, lambda i: self.subtract(i, self.get(k, i), k, 0, n))
