@@ -119,6 +119,18 @@ def test_values_that_are_not_finite_are_kept(name: str, dtype: str, bad: float) 
                 np.testing.assert_allclose(b, a, 1e-6)
 
 
+def test_the_first_error_is_raised() -> None:
+    """A later call of Python raises for the same gradients, before the checks of native code are read."""
+    step, _, _ = make(lambda params: (ad.clip_grad_norm(params, 1.0), ad.clip_grad_adaptive(params)), "f8")
+    compiled = ad.compile(step, backend="native")
+    wrong = gradients("f8")
+    wrong[1][2] = np.nan
+    for given in (gradients("f8"), gradients("f8")):
+        compiled(*given)
+    with pytest.raises(NonFiniteError, match=r"clip_grad_norm: .*\[1\]"), np.errstate(all="ignore"):
+        compiled(*wrong)
+
+
 def test_gradients_below_the_bound_keep_their_bits() -> None:
     step, _, _ = make(lambda params: ad.clip_grad_norm(params, 1e9), "float32")
     compiled = ad.compile(step)
