@@ -137,3 +137,9 @@ def test_one_tensor_in_two_places() -> None:
     for pair in ((x, y), (x, y), (x, y), (x, x), (y, x), (y, y), (x, y)):
         found = compiled({"x": pair[0], "y": pair[1]})
         assert found.item() == pair[0].item() * 2 + pair[1].item()
+
+
+def test_an_integer_with_more_digits_than_python_writes() -> None:
+    compiled = ad.compile(lambda x, k: x * (k % 7))
+    for k in (10**5000, 10**5000, 10**5000, 10**5000 + 1, 10**5000):
+        np.testing.assert_array_equal(compiled(np.ones(2), k), np.ones(2) * (k % 7))

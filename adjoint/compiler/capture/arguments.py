@@ -311,7 +311,9 @@ def _said(part: Any, paths: list[str]) -> str:
     if part is float:
         return "a float"
     if not isinstance(part[0], tuple):
-        return f"{part[1]!r}"
+        # Python does not write integers of more than 4300 digits
+        long = isinstance(part[1], int) and part[1].bit_length() > 1024
+        return "a long integer" if long else f"{part[1]!r}"
     text = f"{part[1]}{list(part[0])}"
     if len(part) > 2 and part[2] is not None:
         text += " that requires grad" if part[2] else " that is part of a graph"

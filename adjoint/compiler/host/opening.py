@@ -82,7 +82,7 @@ class _Opening:
             self.w.add(f"if {text} is not {value}: {self.miss}")
         else:
             kind = type(value).__name__
-            self.w.add(f"a = {text}", f"if type(a) is not {kind} or a != {value!r}: {self.miss}")
+            self.w.add(f"a = {text}", f"if type(a) is not {kind} or a != {self.w.name(value)}: {self.miss}")
 
     def _children(self, text: str, s: tree.Structure) -> None:
         """Add the lines for the elements of the container in the variable ``text``."""
