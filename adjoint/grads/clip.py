@@ -467,7 +467,7 @@ def _clip_values(places: list[_Place], bound: float) -> None:
 
 def _limited(a: Array, bound: float) -> Array:
     if a.dtype.kind != "c":
-        return np.asarray(np.clip(a, -bound, bound))
+        return np.asarray(np.clip(a, -bound, bound)).astype(a.dtype, copy=False)  # of bfloat16 it is float32
     size = np.abs(a)
     factor = np.minimum(1.0, bound / np.where(size > 0, size, bound))
     return np.asarray(np.multiply(a, factor, dtype=a.dtype))

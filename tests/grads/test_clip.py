@@ -199,6 +199,15 @@ def test_adaptive_names_no_option_that_it_lacks():
     )
 
 
+def test_clip_value_keeps_bfloat16():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    w = ad.tensor(np.ones(2, bfloat16), requires_grad=True)
+    w.grad = ad.tensor(np.array([-3.0, 0.5], bfloat16))
+    ad.clip_grad_value([w], 1.0)
+    assert w.grad.dtype == bfloat16
+    assert w.grad.tolist() == [-1.0, 0.5]
+
+
 def test_clip_value():
     a = param([0, 0, 0], [-3, 0.5, np.inf])
     ad.clip_grad_value([a], 1.0)
