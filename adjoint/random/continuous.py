@@ -61,8 +61,10 @@ class Continuous(Noise):
         >>> ad.random.default_rng(0).normal([0.0, 10.0], 0.1).shape
         (2,)
         """
-        target, z, loc, scale = self._noise("normal", "standard_normal", size, dtype, loc, scale)
-        return narrowed(loc + not_negative("normal", scale) * z, target)
+        target, z, loc, scale = self._noise(
+            "normal", "standard_normal", size, dtype, loc, scale, check=not_negative
+        )
+        return narrowed(loc + scale * z, target)
 
     @draws_doc
     def lognormal(
@@ -89,8 +91,10 @@ class Continuous(Noise):
         >>> bool((ad.random.default_rng(0).lognormal(size=3) > 0).all())
         True
         """
-        target, z, mean, sigma = self._noise("lognormal", "standard_normal", size, dtype, mean, sigma)
-        return narrowed(rec.exp(mean + not_negative("lognormal", sigma) * z), target)
+        target, z, mean, sigma = self._noise(
+            "lognormal", "standard_normal", size, dtype, mean, sigma, check=not_negative
+        )
+        return narrowed(rec.exp(mean + sigma * z), target)
 
     @draws_doc
     def uniform(
@@ -131,8 +135,10 @@ class Continuous(Noise):
         >>> bool((ad.random.default_rng(0).exponential(2.0, size=3) >= 0).all())
         True
         """
-        target, e, scale = self._noise("exponential", "standard_exponential", size, dtype, scale)
-        return narrowed(not_negative("exponential", scale) * e, target)
+        target, e, scale = self._noise(
+            "exponential", "standard_exponential", size, dtype, scale, check=not_negative
+        )
+        return narrowed(scale * e, target)
 
     @scaled_draws_doc
     def laplace(
@@ -147,10 +153,12 @@ class Continuous(Noise):
         >>> ad.random.default_rng(0).laplace([0.0, 1.0], 0.5).shape
         (2,)
         """
-        target, e, loc, scale = self._noise("laplace", "standard_exponential", size, dtype, loc, scale)
+        target, e, loc, scale = self._noise(
+            "laplace", "standard_exponential", size, dtype, loc, scale, check=not_negative
+        )
         shape = e.shape
         signs = made_by_host(lambda: self._numpy.integers(0, 2, shape, np.int8) * 2 - 1, shape, np.int8)
-        return narrowed(loc + not_negative("laplace", scale) * (e * signs), target)
+        return narrowed(loc + scale * (e * signs), target)
 
     @scaled_draws_doc
     def logistic(
@@ -165,8 +173,10 @@ class Continuous(Noise):
         >>> ad.random.default_rng(0).logistic([0.0, 1.0], 0.5).shape
         (2,)
         """
-        target, e, loc, scale = self._noise("logistic", "standard_exponential", size, dtype, loc, scale)
-        return narrowed(loc + not_negative("logistic", scale) * rec.log(rec.expm1(e)), target)
+        target, e, loc, scale = self._noise(
+            "logistic", "standard_exponential", size, dtype, loc, scale, check=not_negative
+        )
+        return narrowed(loc + scale * rec.log(rec.expm1(e)), target)
 
     @scaled_draws_doc
     def gumbel(
@@ -186,8 +196,10 @@ class Continuous(Noise):
         >>> ad.random.default_rng(0).gumbel(size=(2, 3)).shape
         (2, 3)
         """
-        target, e, loc, scale = self._noise("gumbel", "standard_exponential", size, dtype, loc, scale)
-        return narrowed(loc - not_negative("gumbel", scale) * rec.log(e), target)
+        target, e, loc, scale = self._noise(
+            "gumbel", "standard_exponential", size, dtype, loc, scale, check=not_negative
+        )
+        return narrowed(loc - scale * rec.log(e), target)
 
     @draws_doc
     def gumbel_softmax(

@@ -22,6 +22,10 @@ from adjoint.typing import ArrayLike, DTypeLike, Lengths
 __all__ = ["Discrete"]
 
 
+def _is_probability(op: str, p: Any) -> None:
+    check_values(op, p, lambda a: (a >= 0) & (a <= 1), "probabilities are between 0 and 1")
+
+
 class Discrete(Continuous):
     """Base class of ``Generator``: the distributions whose draws have no gradients to their parameters."""
 
@@ -100,8 +104,7 @@ class Discrete(Continuous):
         >>> ad.random.default_rng(0).bernoulli([0.0, 1.0])
         tensor([0., 1.], dtype=float64)
         """
-        target, u, p = self._noise("bernoulli", "random", size, None, p)
-        check_values("bernoulli", p, lambda a: (a >= 0) & (a <= 1), "probabilities are between 0 and 1")
+        target, u, p = self._noise("bernoulli", "random", size, None, p, check=_is_probability)
         return rec.astype(rec.less(u, p), dtype=np.dtype(dtype or target))
 
     @draws_doc

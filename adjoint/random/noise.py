@@ -76,12 +76,21 @@ class Noise:
         """Return the dtype of a draw: ``dtype``, or by default the common dtype of the dtypes ``given``."""
         return draw_dtype(op, np.result_type(*given) if dtype is None and given else dtype)
 
-    def _noise(self, op: str, kind: str, size: Any, dtype: Any, *params: Any) -> tuple[Any, ...]:
+    def _noise(
+        self,
+        op: str,
+        kind: str,
+        size: Any,
+        dtype: Any,
+        *params: Any,
+        check: Callable[..., None] | None = None,
+    ) -> tuple[Any, ...]:
         """Draw random numbers with the method ``kind`` of NumPy's generator, such as "standard_normal".
 
         They have the shape ``size``, by default the common shape of the parameters ``params``.  Return the
         dtype that the draw must have, these numbers, and the parameters.  The numbers and the parameters are
         float32 or float64; for half precision the caller casts the result at the end.
+        ``check(op, value)`` is called with the last parameter before numbers are drawn; it may raise.
         """
         values = [p if isinstance(p, (int, float)) else as_float(op, asarray(p)) for p in params]
         tensors = [t for t in values if isinstance(t, Tensor)]
@@ -90,6 +99,8 @@ class Noise:
             shape = broadcast_size(op, shape, checked_size(op, size))
         target = self._target(op, dtype, [t.dtype for t in tensors])
         drawn: Any = np.float64 if target.itemsize > 4 else np.float32
+        if check is not None:
+            check(op, values[-1])
 
         def draw() -> Any:
             noise = np.asarray(getattr(self._numpy, kind)(shape, drawn))
@@ -173,7 +184,6 @@ def check_values(op: str, value: Any, holds: Callable[[Any], Any], what: str) ->
         look(np.asarray(value))
 
 
-def not_negative(op: str, scale: Any) -> Any:
-    """Return ``scale`` unchanged; raise if it is negative."""
+def not_negative(op: str, scale: Any) -> None:
+    """Raise if ``scale`` is negative."""
     check_values(op, scale, lambda a: ~(a < 0), "scale must not be negative")
-    return scale

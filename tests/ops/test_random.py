@@ -340,3 +340,21 @@ def test_half_precision_draws_are_those_of_float32_rounded(name, dtype):
     )
     assert narrow.dtype == dtype and np.isfinite(narrow.astype(float)).all()
     np.testing.assert_array_equal(narrow, wide.astype(dtype))
+
+
+@pytest.mark.parametrize(
+    "name", ["normal", "lognormal", "exponential", "laplace", "logistic", "gumbel", "bernoulli"]
+)
+def test_a_draw_that_raises_does_not_advance_the_generator(name):
+    generator = ad.random.Generator(0)
+    before = generator.random(3).tolist()
+    generator = ad.random.Generator(0)
+    draw = getattr(generator, name)
+    bad = [0.5, -1.0]
+    for call in (
+        lambda: draw(bad) if name in ("exponential", "bernoulli") else draw(0.0, bad),
+        lambda: ad.compile(draw)(*([bad] if name in ("exponential", "bernoulli") else [0.0, bad])),
+    ):
+        with pytest.raises(ArgumentError):
+            call()
+    assert generator.random(3).tolist() == before
