@@ -37,11 +37,12 @@ def native_clip_norm(xp: Any, *values: Any, count: int, p: float, bound: float, 
         total = functools.reduce(operator.add, parts)
         norm = xp.sqrt(total) if p == 2.0 else total if p == 1.0 else total ** (1.0 / p)
     finite = norm < math.inf  # false for NaN, too
-    exact = finite
-    if not math.isinf(p) and (p > 2.0 or any(g.dtype == _FLOAT64 for g in grads)):
+    inexact = not math.isinf(p) and (p > 2.0 or any(g.dtype == _FLOAT64 for g in grads))
+    if inexact:  # powers may overflow or underflow
         exact = xp.logical_and(xp.logical_and(total > _LEAST, total < _MOST), finite)
-    if raises or exact is not finite:
         xp.graph.checks.append(xp.logical_not(exact))
+    elif raises:
+        xp.graph.checks.append(xp.logical_not(finite))
     # 1 leaves a gradient as it is, bit for bit
     factor = xp.where(xp.logical_and(norm > bound, finite), bound / norm, 1.0)
     return (norm, *(g * xp.cast(factor, g.dtype) for g in grads))

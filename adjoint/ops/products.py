@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.core import dots
 from adjoint.core.batching import Batched, held, ranked
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS, define
 from adjoint.core.docstrings import SharedDoc
 from adjoint.core.dots import PIECE
+from adjoint.core.dots import dot as long_dot
 from adjoint.core.infer import Result, broadcast
 from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.native import NotNative, Primitives, View
@@ -81,7 +81,7 @@ def product(x: Any, y: Any) -> Any:
 def _other_product(x: Any, y: Any) -> Any:
     """Return the product of arrays that are not both matrices."""
     long = x.ndim == y.ndim == 1 and x.size == y.size > PIECE and x.dtype == y.dtype
-    return dots.dot(x, y) if long else np.matmul(x, y)
+    return long_dot(x, y) if long else np.matmul(x, y)
 
 
 def _matmul_arrays(x: Array, y: Array) -> Any:

@@ -61,10 +61,10 @@ class Continuous(Noise):
         >>> ad.random.default_rng(0).normal([0.0, 10.0], 0.1).shape
         (2,)
         """
-        target, z, loc, scale = self._noise(
+        target, z, shift, width = self._noise(
             "normal", "standard_normal", size, dtype, loc, scale, check=not_negative
         )
-        return narrowed(loc + scale * z, target)
+        return narrowed(shift + width * z, target)
 
     @draws_doc
     def lognormal(
@@ -91,10 +91,10 @@ class Continuous(Noise):
         >>> bool((ad.random.default_rng(0).lognormal(size=3) > 0).all())
         True
         """
-        target, z, mean, sigma = self._noise(
+        target, z, shift, width = self._noise(
             "lognormal", "standard_normal", size, dtype, mean, sigma, check=not_negative
         )
-        return narrowed(rec.exp(mean + sigma * z), target)
+        return narrowed(rec.exp(shift + width * z), target)
 
     @draws_doc
     def uniform(
@@ -135,10 +135,10 @@ class Continuous(Noise):
         >>> bool((ad.random.default_rng(0).exponential(2.0, size=3) >= 0).all())
         True
         """
-        target, e, scale = self._noise(
+        target, e, width = self._noise(
             "exponential", "standard_exponential", size, dtype, scale, check=not_negative
         )
-        return narrowed(scale * e, target)
+        return narrowed(width * e, target)
 
     @scaled_draws_doc
     def laplace(
@@ -153,12 +153,12 @@ class Continuous(Noise):
         >>> ad.random.default_rng(0).laplace([0.0, 1.0], 0.5).shape
         (2,)
         """
-        target, e, loc, scale = self._noise(
+        target, e, shift, width = self._noise(
             "laplace", "standard_exponential", size, dtype, loc, scale, check=not_negative
         )
         shape = e.shape
         signs = made_by_host(lambda: self._numpy.integers(0, 2, shape, np.int8) * 2 - 1, shape, np.int8)
-        return narrowed(loc + scale * (e * signs), target)
+        return narrowed(shift + width * (e * signs), target)
 
     @scaled_draws_doc
     def logistic(
@@ -173,10 +173,10 @@ class Continuous(Noise):
         >>> ad.random.default_rng(0).logistic([0.0, 1.0], 0.5).shape
         (2,)
         """
-        target, e, loc, scale = self._noise(
+        target, e, shift, width = self._noise(
             "logistic", "standard_exponential", size, dtype, loc, scale, check=not_negative
         )
-        return narrowed(loc + scale * rec.log(rec.expm1(e)), target)
+        return narrowed(shift + width * rec.log(rec.expm1(e)), target)
 
     @scaled_draws_doc
     def gumbel(
@@ -196,10 +196,10 @@ class Continuous(Noise):
         >>> ad.random.default_rng(0).gumbel(size=(2, 3)).shape
         (2, 3)
         """
-        target, e, loc, scale = self._noise(
+        target, e, shift, width = self._noise(
             "gumbel", "standard_exponential", size, dtype, loc, scale, check=not_negative
         )
-        return narrowed(loc - scale * rec.log(e), target)
+        return narrowed(shift - width * rec.log(e), target)
 
     @draws_doc
     def gumbel_softmax(

@@ -31,7 +31,7 @@ from adjoint.compiler.host import native
 from adjoint.compiler.host.call import make_call
 from adjoint.compiler.host.check import Watch, possible
 from adjoint.compiler.host.direct import COPIED, Owner, make_check, make_direct, make_fits, new_copy
-from adjoint.compiler.host.opening import can_open
+from adjoint.compiler.host.unpack import can_unpack
 from adjoint.compiler.loops.repeat import UnrollError
 from adjoint.compiler.program.call_node import Backward, Recorder
 from adjoint.compiler.program.symbols import Number, Symbolic
@@ -242,7 +242,7 @@ class Variant:
         values = [m for m in call.moving if type(m) is not float]
         distinct = len({id(m) for m in values}) == len(values)
         if not self.flat:  # results are found among the traced values, not among all leaves
-            known = known and can_open(call.structure, call.leaves, call.moves)
+            known = known and can_unpack(call.structure, call.leaves, call.moves)
             known = known and all(kind != "argument" for kind, _ in self.outs)
         return len(call.moves) if known and distinct and not self.spent.joined else -1
 

@@ -194,7 +194,7 @@ class _Rows:
         self.vectors(self.width, swap)
 
     def _cholesky(self, a: Value, out: Value, upper: bool) -> None:
-        """Emit the factor u with uᵀ u = a, or its transpose; ``upper`` says which triangle is read, too."""
+        """Emit the factor u with uᵀ u = a, or its transpose; only that triangle of ``a`` is read."""
         w, n = self.w, self.count
 
         def moved(put: Callable[[Index, Index], None]) -> None:

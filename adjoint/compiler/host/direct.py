@@ -18,7 +18,7 @@ from adjoint import tree
 from adjoint.compiler.capture.sources import hooks_of
 from adjoint.compiler.guards.values import exact
 from adjoint.compiler.host.call import NativeCall, Outputs, add_call, is_fresh, make_call
-from adjoint.compiler.host.opening import add_opening
+from adjoint.compiler.host.unpack import add_unpacking
 from adjoint.compiler.program.lines import Lines
 from adjoint.compiler.replay.replay import build
 from adjoint.config import get_default_dtype, special
@@ -106,7 +106,7 @@ def _add_checks(w: Lines, v: Variant, watch: Watch | None) -> None:
         w.add(f"if kwargs or {f'len(args) != {v.direct}' if given else 'args'}: {_MISS}")
         w.add(*([f"{given}= args"] if given else []))
     else:
-        add_opening(w, v.structure, v.fixed, v.moves, _MISS)
+        add_unpacking(w, v.structure, v.fixed, v.moves, _MISS)
     if watch is not None:
         floats = [k for k, s in enumerate(v.specs) if s.kind is float]
         w.add(*(f"if type(x{k}) is not float: {_MISS}" for k in floats))

@@ -36,12 +36,8 @@ def sum_columns_in_rows(graph: Dataflow, groups: Sequence[Fusion]) -> None:
     """Move column sums to earlier kernels that read the same arrays row by row; change ``groups``."""
     where = {n.id: k for k, g in enumerate(groups) for n in g.nodes}
     for k, group in enumerate(groups):
-        if (
-            group.kind != "loop"
-            or group.axis is None
-            or group.axis != len(group.domain) - 2
-            or group.axis > 1
-        ):
+        ndim = len(group.domain)
+        if group.kind != "loop" or ndim not in (2, 3) or group.axis != ndim - 2:
             continue
         if math.prod(group.domain) < _LARGE or any(stages(group)[0][n.id] for n in _full(group)):
             continue

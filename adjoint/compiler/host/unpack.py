@@ -1,4 +1,4 @@
-"""Write the lines that take the traced values out of the arguments of a call: out of dicts, tuples, lists."""
+"""Write the lines that unpack the arguments of a call: dictionaries, tuples and lists."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from typing import Any
 from adjoint import tree
 from adjoint.compiler.program.lines import Lines
 
-__all__ = ["add_opening", "can_open"]
+__all__ = ["add_unpacking", "can_unpack"]
 
 _CONTAINERS = (list, tuple, dict)
 _COMPARED = (int, bool)  # types of leaves that a program is traced for, and that ``==`` compares exactly
 _CONSTANTS = (str, bytes, type(None))
 
 
-def can_open(structure: tree.Structure, leaves: Sequence[Any], moves: Sequence[int]) -> bool:
+def can_unpack(structure: tree.Structure, leaves: Sequence[Any], moves: Sequence[int]) -> bool:
     """Return whether generated lines can compare arguments of this structure with those of a call.
 
-    Only plain lists, tuples and dictionaries can be opened.  ``moves`` has the indices of the traced leaves.
+    Only lists, tuples and dictionaries can be unpacked, not their subclasses.  ``moves`` has the indices of
+    the traced leaves.
     """
     fixed = set(range(len(leaves))) - set(moves)
-    return _opens(structure) and all(type(leaves[k]) in _COMPARED for k in fixed)
+    return _is_unpacked(structure) and all(type(leaves[k]) in _COMPARED for k in fixed)
 
 
-def _opens(s: tree.Structure) -> bool:
+def _is_unpacked(s: tree.Structure) -> bool:
     if s.kind is tree.Structure.LEAF:
         return True
     if s.kind is tree.Structure.STATIC:
         return type(s.rest) in _CONSTANTS
     if s.kind is dict and not all(type(key) is str for key in s.rest):
         return False
-    return s.kind in _CONTAINERS and all(map(_opens, s.children))
+    return s.kind in _CONTAINERS and all(map(_is_unpacked, s.children))
 
 
-def add_opening(
+def add_unpacking(
     w: Lines, structure: tree.Structure, leaves: Sequence[Any], moves: Sequence[int], miss: str
 ) -> None:
     """Add lines that set ``x0``, … to the traced leaves of ``args`` and ``kwargs``.
@@ -42,10 +43,10 @@ def add_opening(
     ``miss`` is the statement that runs if the arguments have another structure, or other values that are not
     traced.
     """
-    _Opening(w, leaves, moves, miss).run(structure)
+    _Unpacking(w, leaves, moves, miss).run(structure)
 
 
-class _Opening:
+class _Unpacking:
     """Adds the lines for the arguments of one program."""
 
     def __init__(self, w: Lines, leaves: Sequence[Any], moves: Sequence[int], miss: str) -> None:
@@ -59,7 +60,7 @@ class _Opening:
         for text, s in zip(("args", "kwargs"), structure.children, strict=True):
             self._children(text, s)
 
-    def _open(self, text: str, s: tree.Structure) -> None:
+    def _unpack(self, text: str, s: tree.Structure) -> None:
         """Add the lines for the value of the expression ``text``."""
         if s.kind is tree.Structure.STATIC:
             self._constant(text, s.rest)
@@ -94,4 +95,4 @@ class _Opening:
             places = [f"{text}[{k}]" for k in range(len(s.children))]
         self.w.add(f"if {differs}: {self.miss}")
         for place, child in zip(places, s.children, strict=True):
-            self._open(place, child)
+            self._unpack(place, child)
