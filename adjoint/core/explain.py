@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from adjoint.core.lifted import Lifted
 from adjoint.core.op import Op
 from adjoint.core.shapes import broadcast_shapes
 from adjoint.core.tensor import Tensor, differentiable
@@ -66,6 +67,11 @@ def explained(op: Op, args: tuple[Any, ...], params: dict[str, Any], error: Exce
     if _raised_by_user(error):
         error.add_note(f"This happened in the forward of the op {op.name!r}.")
         return error
+    for a in args:
+        if isinstance(a, Tensor) and isinstance(
+            a._data, Lifted
+        ):  # of a trace in another thread, or one that ended
+            a._data.check_running()
     shapes = [a.shape if isinstance(a, Tensor) else () for a in args]
     dtypes = ", ".join(str(a.dtype) if isinstance(a, Tensor) else type(a).__name__ for a in args)
     if op.kind == "elementwise":

@@ -108,7 +108,7 @@ def stopping(f: Any) -> Any:
     """
     if isinstance(f, list):
         return [stopping(g) for g in f]
-    if not callable(f) or isinstance(f, type):
+    if not callable(f) or isinstance(f, (type, np.ufunc)):
         return f
 
     @functools.wraps(f)

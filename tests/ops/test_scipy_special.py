@@ -255,8 +255,9 @@ def test_other_names_are_scipys():
         S.nothing  # noqa: B018
     with pytest.raises(InputError, match="hyp2f1: a must be a number"):
         S.hyp2f1(x, 1.0, 2.0, 0.5)
+    assert S.comb(5, 2, exact=True) == 10
     with pytest.raises(InputError, match="exact=True"):
-        S.comb(5, 2, exact=True)
+        S.comb(x, 2, exact=True)
 
 
 @pytest.mark.parametrize(
