@@ -27,7 +27,7 @@ def native_clip_norm(xp: Any, *values: Any, count: int, p: float, bound: float, 
     grads = values[:count]
     if any(g.dtype.kind != "f" for g in grads) or not (0.5 <= p <= 8.0 or math.isinf(p)):
         raise NotNative("clipping by this norm has no native form")
-    parts = [_power_sum(xp, xp.cast(g, _FLOAT64), p) for g in grads if g.size]
+    parts = [_power_sum(xp, g, p) for g in grads if g.size]
     if not parts:
         return (xp.full((), 0.0, _FLOAT64), *grads)
     if math.isinf(p):
@@ -38,9 +38,10 @@ def native_clip_norm(xp: Any, *values: Any, count: int, p: float, bound: float, 
         norm = xp.sqrt(total) if p == 2.0 else total if p == 1.0 else total ** (1.0 / p)
     finite = norm < math.inf  # false for NaN, too
     inexact = not math.isinf(p) and (p > 2.0 or any(g.dtype == _FLOAT64 for g in grads))
-    if inexact:  # powers may overflow or underflow
-        exact = xp.logical_and(xp.logical_and(total > _LEAST, total < _MOST), finite)
-        xp.graph.checks.append(xp.logical_not(exact))
+    if inexact:  # powers may overflow or underflow, but not those of zeros
+        within = xp.logical_and(xp.logical_and(total > _LEAST, total < _MOST), finite)
+        largest = functools.reduce(xp.maximum, [_power_sum(xp, g, math.inf) for g in grads if g.size])
+        xp.graph.checks.append(xp.logical_not(xp.logical_or(within, largest == 0)))
     elif raises:
         xp.graph.checks.append(xp.logical_not(finite))
     # 1 leaves a gradient as it is, bit for bit
@@ -50,7 +51,7 @@ def native_clip_norm(xp: Any, *values: Any, count: int, p: float, bound: float, 
 
 def _power_sum(xp: Any, g: Any, p: float) -> Any:
     """Return the sum of the p-th powers of the magnitudes of a gradient; their maximum if p is infinite."""
-    flat = xp.flat(xp.graph.copied(g))
+    flat = xp.flat(xp.graph.copied(xp.cast(g, _FLOAT64)))
     if p == 2.0:
         powers = flat * flat
     else:

@@ -185,3 +185,14 @@ def test_clipping_inside_a_loop_is_native() -> None:
     with pytest.raises(NonFiniteError), np.errstate(all="ignore"):
         compiled(np.where(np.arange(28).reshape(7, 4) == 21, np.nan, xs))
     assert (own.numpy() == before).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradients_that_are_all_zero_stay_native(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, _, _ = make(CLIPS["norm"], dtype)
+    compiled = ad.compile(step)
+    for _ in range(3):
+        compiled(*gradients(dtype))
+    monkeypatch.setitem(compiled._variants[0].native.__dict__, "replayed", None)  # what a failed check runs
+    found = compiled(*gradients(dtype, 0.0))
+    assert found["norm"] == 0 and not any(g.numpy().any() for g in found["grads"])
