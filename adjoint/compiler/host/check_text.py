@@ -30,9 +30,8 @@ class Kind(IntEnum):
     """How a value is read."""
 
     ITEM = 0  # of a dictionary
-    CELL = 1
-    ATTRIBUTE = 2
-    CONTEXT = 3  # the value of a context variable
+    ATTRIBUTE = 1
+    CONTEXT = 2  # the value of a context variable
 
 
 @native("i1")
@@ -105,8 +104,6 @@ def value_read(w: Objects, row: Value) -> Value:
     with w.when(w.same(kind, Kind.ITEM)):
         w.give(w.dict_get(owner, key))
     found = w.scratch("ptr", 1)
-    with w.when(w.same(kind, Kind.CELL)):
-        w.store(w.call_python("PyCell_Get", "ptr", owner), found)
     with w.when(w.same(kind, Kind.CONTEXT)):
         w.store(NULL, found)
         w.call_python("PyContextVar_Get", "i32", owner, None, found)
