@@ -162,7 +162,7 @@ def cholesky(a: Any, lower: bool = False) -> Any:
 
 
 @_like_scipy(
-    "ad.scipy.linalg.cho_factor([[4.0, 2.0], [2.0, 5.0]], lower=True)[1]",
+    "bool(ad.scipy.linalg.cho_factor(np.array([[4.0, 2.0], [2.0, 5.0]]), lower=True)[1])",
     "True",
     "The factor, with zeros in the other triangle, and whether it is the lower one.",
     "tuple",
@@ -172,7 +172,9 @@ def cho_factor(a: Any, lower: bool = False) -> Any:
     return cholesky(a, lower), lower
 
 
-@_like_scipy("ad.scipy.linalg.cho_solve(ad.scipy.linalg.cho_factor([[4.0]]), [8.0])", "array([2.])")
+@_like_scipy(
+    "ad.scipy.linalg.cho_solve(ad.scipy.linalg.cho_factor(np.array([[4.0]])), np.array([8.0]))", "array([2.])"
+)
 def cho_solve(c_and_lower: Any, b: Any) -> Any:
     """Solve a x = b, given the result of ``cho_factor`` of a."""
     c, lower = c_and_lower
@@ -361,7 +363,7 @@ def solve_triangular(a: Any, b: Any, trans: Any = 0, lower: bool = False, unit_d
 
 
 @_like_scipy(
-    "ad.scipy.linalg.lstsq([[1.0], [1.0]], [1.0, 3.0])[0]",
+    "ad.scipy.linalg.lstsq(np.array([[1.0], [1.0]]), np.array([1.0, 3.0]))[0]",
     "array([2.])",
     "The solution, the sums of squares, the rank and the singular values.",
     "tuple",
