@@ -311,7 +311,8 @@ class _Update:
         ``ahead`` is 1 for the first update, 2 for the second, and so on; the step count is that before the
         call plus ``ahead``.
         """
-        values = _Numbers(self.optimizer, group, unit, i, ahead)
+        inside = self.trace.alone and self.optimizer.pure
+        values = _Numbers(_unchanged if inside else self.optimizer.numbers, group, unit, i, ahead)
         now, paths = values.now(), values.paths
         symbols = iter(self.trace.numbers(values, len(paths)))
         moving = dict(zip(paths, symbols, strict=True))
@@ -321,7 +322,15 @@ class _Update:
                 return tuple([symbol(v, (*path, n)) for n, v in enumerate(value)])
             return moving.get(path, value)
 
-        return {k: symbol(v, (k,)) for k, v in now.items()}
+        found = {k: symbol(v, (k,)) for k, v in now.items()}
+        return self._computed(found) if inside else found
+
+    def _computed(self, hyper: dict[str, Any]) -> dict[str, Any]:
+        """Return ``Optimizer.numbers(hyper)``, computed by the program."""
+        step = hyper["step"].as_tensor(np.float64)
+        found = user_code(self.optimizer, "numbers")({**hyper, "step": step})
+        number_at, value = self.trace.number_at, self.trace.value
+        return {k: number_at(value(v)) if isinstance(v, Tensor) else v for k, v in found.items()}
 
     def _part(
         self, unit: Unit, p: Tensor, cells: _Slots, hyper: dict[str, Any]
@@ -382,11 +391,12 @@ def _paths(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 class _Numbers:
     """A function that writes the current hyper-parameters of an update into an array and returns the array.
 
-    A program calls it each time that it runs.  The array is always the same object.
+    A program calls it each time that it runs.  The array is always the same object.  ``of`` is
+    ``Optimizer.numbers``, or ``_unchanged`` if the program computes these numbers.
     """
 
-    def __init__(self, optimizer: Optimizer, group: ParameterGroup, unit: Unit, i: int, ahead: int) -> None:
-        self.of, self.group, self.unit, self.i, self.ahead = optimizer.numbers, group, unit, i, ahead
+    def __init__(self, of: Callable[..., Any], group: ParameterGroup, unit: Unit, i: int, ahead: int) -> None:
+        self.of, self.group, self.unit, self.i, self.ahead = of, group, unit, i, ahead
         self.paths = [path for k, v in self.now().items() for path in _paths(v, (k,))]
         self.array = np.empty(len(self.paths))
         values = "".join([f", now{''.join([f'[{k!r}]' for k in path])}" for path in self.paths])
@@ -426,6 +436,10 @@ class _Numbers:
         """
         given = {**self.group.hyper, "step": 1}
         return self.of(given) is given and not any(k < 0 or self.paths[k] == ("step",) for k in used)
+
+
+def _unchanged(hyper: dict[str, Any]) -> dict[str, Any]:
+    return hyper
 
 
 def _pattern(group: ParameterGroup) -> Any:

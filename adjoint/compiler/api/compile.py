@@ -18,7 +18,7 @@ from adjoint.compiler.api.check import run_both
 from adjoint.compiler.api.variant import Variant
 from adjoint.compiler.build import units
 from adjoint.compiler.capture.arguments import Call, Parameters, check_unchanged, containers_in
-from adjoint.compiler.emit.machine import binding
+from adjoint.compiler.emit.machine import binding, using
 from adjoint.compiler.host.direct import Owner
 from adjoint.config import compile_mode, held_across_fork, locked, special, tapes, transform
 from adjoint.context import observer, user_code
@@ -46,15 +46,18 @@ _PAUSED = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isas
 
 @overload
 def compile(
-    f: Callable[P, R], *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False
-) -> Compiled[P, R]: ...
+    f: Callable[P, R], *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False,
+    level: str | None = None,
+) -> Compiled[P, R]: ...  # fmt: skip
 @overload
 def compile(
-    f: None = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False
-) -> Callable[[Callable[P, R]], Compiled[P, R]]: ...
+    f: None = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False,
+    level: str | None = None,
+) -> Callable[[Callable[P, R]], Compiled[P, R]]: ...  # fmt: skip
 def compile(
-    f: Any = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False
-) -> Any:
+    f: Any = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False,
+    level: str | None = None,
+) -> Any:  # fmt: skip
     """Return a compiled version of ``f``: the first call traces it into a program that later calls run.
 
     Tensors, modules and optimisers that ``f`` uses need not be listed.  They are found by the trace, and read
@@ -78,6 +81,11 @@ def compile(
     flush : bool
         Whether native kernels replace subnormal numbers (below 1.2e-38 in float32) by 0.  Arithmetic on
         subnormal numbers can be 100 times slower.  Calls of NumPy never replace them.
+    level : str, optional
+        The set of vector instructions of native code; by default the widest that the processor has.  With
+        "portable", all processors and the libraries of ``ad.export`` give the same bits.  The names are
+        "portable", "avx512", "avx2", "sse2", "neon" and "none".  Native code is then used from the first
+        call, and it computes the numbers of optimisers too, such as the bias corrections of Adam.
 
     Returns
     -------
@@ -87,11 +95,12 @@ def compile(
     Raises
     ------
     ArgumentError
-        If ``limit`` or ``backend`` is not valid, or if ``static`` lists something that is not a parameter.
+        If ``limit``, ``backend`` or ``level`` is not valid, or if ``static`` lists something that is not a
+        parameter.
     InputError
         If ``f`` is a generator function or an async function.
     MissingExtraError
-        If ``backend`` is "native" and llvmlite is not installed.
+        If ``backend`` is "native" or ``level`` is given, and llvmlite is not installed.
 
     Examples
     --------
@@ -107,11 +116,14 @@ def compile(
     (73.0, [18.0, 64.0])
     """
     if f is None:
-        return functools.partial(compile, static=static, backend=backend, limit=limit, flush=flush)
+        options = {"static": static, "backend": backend, "limit": limit, "flush": flush, "level": level}
+        return functools.partial(compile, **options)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise ArgumentError(f"compile: limit must be an integer of at least 1, but got {limit!r}.")
     if backend not in BACKENDS:
         raise ArgumentError(f"compile: backend must be one of {', '.join(BACKENDS)}, but got {backend!r}.")
+    if level is not None:
+        backend = _native_level(level, backend, flush)
     if backend == "native":
         binding()
     for each in (as_function("compile", f), getattr(f, "forward", None), f.__call__):
@@ -121,8 +133,24 @@ def compile(
                 "compiled.\n  Compile the functions that it calls on tensors instead."
             )
     if hasattr(type(f), "__compiled__"):  # it has its own compiled form
-        return f.__compiled__(static, backend, limit, flush)
-    return Compiled(f, static, backend, limit, flush)
+        return f.__compiled__(static, backend, limit, flush, level)
+    return Compiled(f, static, backend, limit, flush, level)
+
+
+def _native_level(level: str, backend: str, flush: bool) -> str:
+    """Return the backend for a level of vector instructions; raise if they cannot be used together."""
+    if backend == "replay":
+        raise ArgumentError(
+            f'compile: level={level!r} selects instructions of native code, but backend is "replay".\n'
+            "  Leave out one of the two."
+        )
+    if flush and level == "portable":
+        raise ArgumentError(
+            'compile: flush=True cannot be combined with level="portable", because not all processors can '
+            "replace\n  subnormal numbers.  Leave out one of the two."
+        )
+    with using(level):  # raises for an unknown level
+        return "native"
 
 
 class _Callable(Generic[P, R]):
@@ -164,16 +192,18 @@ class Compiled(_Callable[P, R]):
         return inspect.signature(self._f)
 
     def __init__(
-        self, f: Callable[..., Any], static: Any, backend: str, limit: int, flush: bool = False
-    ) -> None:
+        self, f: Callable[..., Any], static: Any, backend: str, limit: int, flush: bool = False,
+        level: str | None = None,
+    ) -> None:  # fmt: skip
         functools.update_wrapper(
             self, f, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=()
         )
         self._f = f
-        self._options = static, backend, limit, flush
+        self._options = static, backend, limit, flush, level
         self._parameters = Parameters(f, static)
         self._backend = backend
         self._flush = bool(flush)
+        self._level = level
         self._limit = limit
         self._variants: list[Variant] = []  # the most recently used is first
         self._reasons: list[str] = []
@@ -348,7 +378,7 @@ class Compiled(_Callable[P, R]):
 
     def _traced(self, call: Call) -> Variant:
         """Trace the function for a call, and return the new program."""
-        return Variant(self._f, call, self._backend, self._parameters, self._flush)
+        return Variant(self._f, call, self._backend, self._parameters, self._flush, self._level)
 
     def _shown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """Return the program for arguments; one that is traced for this purpose is not kept.

@@ -57,15 +57,17 @@ class Variant:
     """One traced program of a compiled function, which runs all calls with the same key."""
 
     def __init__(
-        self, f: Callable[..., Any], call: Call, backend: str, parameters: Parameters, flush: bool = False
-    ) -> None:
+        self, f: Callable[..., Any], call: Call, backend: str, parameters: Parameters, flush: bool = False,
+        level: str | None = None,
+    ) -> None:  # fmt: skip
         start = time.perf_counter()
         self.f = f
         self.name = name_of(f)
         self.backend = backend if backend != "auto" or has_llvm() else "replay"
         self.native: native.Native | None = None
         self.directs: dict[Any, Callable[..., Any]] = {}  # see ``make_direct``
-        self.build = functools.partial(native.build, flush=flush)
+        self.build = functools.partial(native.build, flush=flush, level=level)
+        self.level = level
         self.key = call.key
         self.parameters = parameters
         self.structure = call.structure
@@ -117,7 +119,9 @@ class Variant:
 
     def _trace_call(self, call: Call, parameters: Parameters) -> None:
         """Trace the function; set ``trace``, ``program``, ``guards`` and ``changed``."""
-        self.trace = trace = Trace(call.moving, updates=self.backend != "replay")
+        self.trace = trace = Trace(
+            call.moving, updates=self.backend != "replay", alone=self.level is not None
+        )
         objects = call.objects(parameters)
         advances, layers = Advances(), Layers()
 
@@ -131,7 +135,7 @@ class Variant:
         try:
             self._run_trace(trace, call)
         except UnrollError:
-            self.trace = trace = Trace(call.moving, trace.updates)
+            self.trace = trace = Trace(call.moving, trace.updates, trace.alone)
             trace.unroll, trace.observer = True, observer
             self._run_trace(trace, call)
         finally:

@@ -62,9 +62,10 @@ _NUMBERS = (float, int, bool, complex)
 class Trace(Captured):
     """One call of a function on symbols, which records a program."""
 
-    def __init__(self, arguments: Sequence[Any] = (), updates: bool = False) -> None:
+    def __init__(self, arguments: Sequence[Any] = (), updates: bool = False, alone: bool = False) -> None:
         super().__init__(arguments)
         self.updates = updates  # whether updates of optimisers are always part of the program
+        self.alone = alone  # whether the program computes the numbers of these updates itself, without Python
         self.start = next_seq()  # hooks that were registered before the trace have smaller numbers
         self.guards: list[Any] = []  # of values that the library reads
         self.observer: Observer | None = None  # sees what the user's code reads
@@ -112,9 +113,12 @@ class Trace(Captured):
         None of the numbers may be 0.
         """
         array = self.source(NumbersSource, (count,), np.float64, read)
-        found: list[Number] = [Nonzero(self) for _ in range(count)]
-        for k, number in enumerate(found):
-            self._add_with(NUMBER_AT, (array,), {"k": k}, (number,))
+        return [self.number_at(array, k) for k in range(count)]
+
+    def number_at(self, array: Any, k: int = 0) -> Number:
+        """Return element ``k`` of an array, which is never 0, as the symbol of a Python float."""
+        found = Nonzero(self)
+        self._add_with(NUMBER_AT, (self.value(array),), {"k": k}, (found,))
         return found
 
     def fix(self, array: Any) -> None:
@@ -305,7 +309,7 @@ class Trace(Captured):
 
     def inner(self) -> Trace:
         """Return a new trace inside this one, for a loop body or a function that Python code calls."""
-        sub = Trace(updates=True)
+        sub = Trace(updates=True, alone=self.alone)
         sub.parent, sub.loops, sub.unroll, sub.outside = self, self.loops, self.unroll, self.outside
         sub.observer, sub.hooked, sub.running = self.observer, self.hooked, self.running
         return sub
@@ -506,5 +510,5 @@ def _take(leaves: list[Tensor], *gradients: Any) -> None:
 
 _ALIAS = Host("alias", lambda x: x, lower=lambda xp, x: x)
 NUMBER_AT = Host(
-    "number_at", lambda a, k: float(a[k]), lower=lambda xp, a, k: xp.number(a.strided((), (), k))
+    "number_at", lambda a, k: float(a.flat[k]), lower=lambda xp, a, k: xp.number(a.strided((), (), k))
 )

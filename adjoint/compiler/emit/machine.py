@@ -46,6 +46,8 @@ LEVELS = {
     "sse2": Level("x86", ("sse2",), ("sse3",), 16, 16, False, False),
     "neon": Level("arm", ("neon",), ("sve",), 16, 32, True, False),
     "none": Level("any", (), ("sse3", "sve"), 0, 16, False, False),
+    # the same lanes and instructions on every processor, so the same bits
+    "portable": Level("any", (), ("sse3", "sve"), 16, 16, False, False),
 }
 
 
@@ -122,12 +124,13 @@ def _machine(name: str) -> Machine:
     if name not in available():
         raise ArgumentError(
             f"kernels cannot be compiled for {name!r}: this processor supports {', '.join(available())}.\n"
-            "  Set the environment variable ADJOINT_CPU_FEATURES to one of these names, or unset it."
+            "  Use one of these names in level= and in the environment variable ADJOINT_CPU_FEATURES."
         )
     level, has = LEVELS[name], _host_features()
     features = [f"{'+' if on else '-'}{feature}" for feature, on in sorted(has.items())]
     features += [f"-{feature}" for feature in level.without if feature in has]
-    return Machine(name, *level[3:], binding().get_host_cpu_name(), ",".join(features), _cores())
+    cores = 1 if name == "portable" else _cores()
+    return Machine(name, *level[3:], binding().get_host_cpu_name(), ",".join(features), cores)
 
 
 def _cores() -> int:
@@ -147,5 +150,8 @@ def using(name: str) -> Iterator[Machine]:
 
 
 def levels() -> tuple[str, ...]:
-    """Return the levels that tests run on: ``available()``, or () if llvmlite is not installed."""
-    return available() if has_llvm() else ()
+    """Return the levels that tests run on, or () if llvmlite is not installed.
+
+    They are those of ``available()`` but for "sse2", whose kernels are those of "portable".
+    """
+    return tuple(name for name in available() if name != "sse2") if has_llvm() else ()

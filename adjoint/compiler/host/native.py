@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.build import units
+from adjoint.compiler.emit.machine import using
 from adjoint.compiler.emit.repeat import driver_kernel
 from adjoint.compiler.emit.steps import small_kernel
 from adjoint.compiler.host import pool
@@ -40,9 +41,15 @@ _LONG = 250_000  # nanoseconds: loops with shorter iterations use no helper thre
 VIEWED = 1 << 16  # bytes: for larger results a NumPy view is faster than a native copy
 
 
-def build(program: Program, flush: bool = False) -> Native:
-    """Compile a program to native code; with ``flush`` kernels treat subnormal numbers as 0."""
-    return Native(program, flush)
+def build(program: Program, flush: bool = False, level: str | None = None) -> Native:
+    """Compile a program to native code; with ``flush`` kernels treat subnormal numbers as 0.
+
+    ``level`` names the vector instructions to use; None: the widest that the processor has.
+    """
+    if level is None:
+        return Native(program, flush)
+    with using(level):
+        return Native(program, flush)
 
 
 class Schedule(Plan):

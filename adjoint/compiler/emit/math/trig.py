@@ -8,15 +8,15 @@ from typing import NamedTuple
 from adjoint.compiler.emit.math.coefficients import ASIN, ATAN, COS, SIN
 from adjoint.compiler.emit.math.explog import INF, unless_tiny
 from adjoint.compiler.emit.math.floats import nearest, polynomial, two_product
+from adjoint.compiler.emit.math.reduction import reduce_lanes
 from adjoint.compiler.emit.terms import Term, fma, where
 from adjoint.compiler.emit.values import Value
-from adjoint.compiler.emit.writer import Writer
 
 __all__ = ["acos", "asin", "atan", "atan2", "cos", "sin", "tan"]
 
 # π/2 in three parts of 33, 33 and 53 bits: products of the first two with integers below 2²⁰ are exact.
 HALF_PI = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
-REDUCIBLE = 2.0**19  # for larger arguments the C library is called
+REDUCIBLE = 2.0**19  # larger arguments are reduced by ``reduce_lanes``
 PI, PI_REST = math.pi, 1.2246467991473532e-16
 
 
@@ -33,6 +33,19 @@ class SinCos(NamedTuple):
 
 def _reduced(x: Term, lean: bool) -> tuple[Term, Term, Term | None]:
     """Emit the parts n, r and c of x = n π/2 + r + c, where c is a small correction of r."""
+    w, large = x.w, (abs(x) >= REDUCIBLE) & (abs(x) < INF)
+    small = [part.value for part in _reduced_small(x, lean) if part is not None]
+
+    def reduce() -> list[Value]:
+        found = reduce_lanes(where(large, x, REDUCIBLE))
+        return [w.select(large.value, a, b) for a, b in zip(found, small, strict=False)]
+
+    n, r, *rest = w.choose(w.any(large.value), reduce, lambda: small)
+    return Term(w, n), Term(w, r), Term(w, rest[0]) if rest else None
+
+
+def _reduced_small(x: Term, lean: bool) -> tuple[Term, Term, Term | None]:
+    """Emit the parts of ``_reduced`` for |x| < ``REDUCIBLE``."""
     k, n = nearest(x, 2 / math.pi)
     first, second, third = HALF_PI
     a = fma(k, -first, x)
@@ -65,45 +78,18 @@ def _with_sign(y: Term, n: Term) -> Term:
     return (y.bitcast("i64") ^ ((n & 2) >> 1 << 63)).bitcast("double")
 
 
-def _or_by_library(name: str, x: Term, y: Term) -> Term:
-    """Emit y; in lanes where x is too large for the reduction, the result of the C function ``name``."""
-    w, lanes = x.w, x.value.lanes
-    large = (abs(x) >= REDUCIBLE) & (abs(x) < INF)
-    slow = f"large_{name}_{lanes}"
-
-    def body(inner: Writer, args: list[Value]) -> Value:
-        inner.declare(f"double @{name}(double)")
-        memory = inner.scratch("double", lanes)
-        inner.store(args[0], memory)
-
-        def one(i: Value, _: list[Value]) -> None:
-            place = inner.at(memory, "double", i)
-            inner.store(inner.call(name, "double", 1, inner.load(place, "double")), place)
-
-        inner.loop(0, lanes, 1, one)
-        return inner.load(memory, "double", lanes)
-
-    w.define(slow, [(x.value.type, "x")], body, "double", lanes)
-    (found,) = w.choose(
-        w.any(large.value),
-        lambda: [where(large, Term(w, w.call(slow, "double", lanes, x.value)), y).value],
-        lambda: [y.value],
-    )
-    return Term(w, found)
-
-
 def sin(x: Term, lean: bool = False) -> Term:
     """Emit code for sin(x)."""
     p = _sin_cos(x, lean)
     y = where(p.odd, p.cos + p.cos_rest, p.sin + p.sin_rest)
-    return _or_by_library("sin", x, unless_tiny(x, _with_sign(y, p.n)))
+    return unless_tiny(x, _with_sign(y, p.n))
 
 
 def cos(x: Term, lean: bool = False) -> Term:
     """Emit code for cos(x)."""
     p = _sin_cos(x, lean)
     y = where(p.odd, p.sin + p.sin_rest, p.cos + p.cos_rest)
-    return _or_by_library("cos", x, _with_sign(y, p.n + 1))
+    return _with_sign(y, p.n + 1)
 
 
 def tan(x: Term, lean: bool = False) -> Term:
@@ -115,7 +101,7 @@ def tan(x: Term, lean: bool = False) -> Term:
     q = t / d
     if not lean:
         q = corrected(q, t, top_rest - (t - top), d, low_rest - (d - low))
-    return _or_by_library("tan", x, unless_tiny(x, q))
+    return unless_tiny(x, q)
 
 
 def corrected(q: Term, t: Term, t_rest: Term, d: Term, d_rest: Term) -> Term:
