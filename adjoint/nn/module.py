@@ -13,6 +13,7 @@ from adjoint.core.convert import asarray, tensor
 from adjoint.core.inplace import writable
 from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.node import Handle, HookList
+from adjoint.core.roles import ModuleRole
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
@@ -78,7 +79,7 @@ class _Forward(Protocol[P, R_co]):
     def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
-class Module:
+class Module(ModuleRole):
     """Base class of functions with parameters.
 
     A subclass assigns tensors and modules to attributes, and defines ``forward``.  A leaf tensor that

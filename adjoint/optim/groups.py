@@ -13,6 +13,7 @@ from numpy import ndarray
 
 from adjoint.core.inplace import writable
 from adjoint.core.references import OF_TENSOR
+from adjoint.core.roles import GroupRole
 from adjoint.core.tensor import Tensor, castable, read_only
 from adjoint.errors import ArgumentError
 
@@ -84,7 +85,7 @@ class Block:
         return self.flat
 
 
-class ParameterGroup:
+class ParameterGroup(GroupRole):
     """Parameters that share hyper-parameters.
 
     Small parameters of one dtype are stored and updated together, in one ``Unit``.  Each large parameter has

@@ -21,6 +21,7 @@ from adjoint.context import user_code
 from adjoint.core.batched import Batched
 from adjoint.core.lifted import refuse_tracing, tracing
 from adjoint.core.namespace import Namespace, raw
+from adjoint.core.roles import OptimizerRole
 from adjoint.core.shapes import number_between
 from adjoint.core.tensor import Tensor, Traced, castable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, TransformError
@@ -50,7 +51,7 @@ _FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
 LEAST = 262_144  # the least number of elements per thread; with half as many, threads do not pay off
 
 
-class Optimizer:
+class Optimizer(OptimizerRole):
     """Base class of optimisers, which update parameters from their gradients.
 
     A parameter whose ``grad`` is None is not updated, and its state is kept.  A frozen parameter

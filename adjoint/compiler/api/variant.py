@@ -38,6 +38,7 @@ from adjoint.compiler.program.symbols import Number, Symbolic
 from adjoint.compiler.replay import replay
 from adjoint.config import special, transform
 from adjoint.core.node import LEAF, Node
+from adjoint.core.roles import ModuleRole
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.user_code import warn
 from adjoint.errors import TransformError, install_command
@@ -561,7 +562,7 @@ def _named_tensors(owner: Any) -> Iterator[tuple[str, Any]]:
 
 def _modules(structure: tree.Structure) -> Iterator[Any]:
     """Yield the modules in a tree of arguments, and their submodules."""
-    if hasattr(structure.rest, "modules"):
+    if is_module(structure.rest):
         yield from structure.rest.modules()
     for child in structure.children:
         yield from _modules(child)
@@ -569,5 +570,5 @@ def _modules(structure: tree.Structure) -> Iterator[Any]:
 
 def _is_layer(cls: type) -> bool:
     """Return whether code of the library reads the attributes of modules of this class: a layer."""
-    layers = [c for c in cls.__mro__ if not is_own_class(c) and hasattr(c, "named_modules")]
-    return any(c.__name__ != "Module" for c in layers)
+    layers = [c for c in cls.__mro__ if issubclass(c, ModuleRole) and not is_own_class(c)]
+    return len(layers) > 2  # more than ``Module`` and its role

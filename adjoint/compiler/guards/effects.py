@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.guards.values import is_library
+from adjoint.core.roles import GroupRole, OptimizerRole
 from adjoint.errors import TransformError
 
 __all__ = ["Advances"]
@@ -43,7 +43,7 @@ class Advances:
             if id(each) in self.known:
                 continue
             self.known[id(each)] = each
-            if _is_group(each):
+            if isinstance(each, GroupRole):
                 self.hypers.append((each, each.hyper, _comparable(each.hyper)))
             else:
                 self._save(*_access(each))
@@ -93,15 +93,10 @@ def _stateful(value: Any) -> list[Any]:
     """Return the random generators, iterators and parameter groups that a value is or has."""
     if issubclass(type(value), (types.BuiltinFunctionType, types.MethodType)):  # rng.normal
         value = value.__self__
-    if hasattr(type(value), "apply_one"):  # an optimiser
+    if issubclass(type(value), OptimizerRole):
         return list(value.groups)
-    known = issubclass(type(value), _DRAWS) or _is_group(value) or _position(value) is not None
+    known = issubclass(type(value), (*_DRAWS, GroupRole)) or _position(value) is not None
     return [value] * known
-
-
-def _is_group(value: Any) -> bool:
-    """Return whether a value is a parameter group, by name: ``optim`` cannot be imported here."""
-    return type(value).__name__ == "ParameterGroup" and is_library(type(value))
 
 
 def _comparable(hyper: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.roles import ModuleRole
 from adjoint.core.tensor import Tensor, Traced
 from adjoint.core.user_code import LIBRARIES
 
@@ -245,8 +246,8 @@ def class_attribute(cls: type, name: str, missing: Any = None) -> Any:
 
 
 def is_module(value: Any) -> bool:
-    """Return whether a value is a module; ``nn`` cannot be imported here."""
-    return hasattr(type(value), "named_modules")
+    """Return whether a value is a module; ``isinstance`` would ask the value for its ``__class__``."""
+    return issubclass(type(value), ModuleRole)
 
 
 def itself(value: Any) -> Any:
