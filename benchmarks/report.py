@@ -154,7 +154,7 @@ python -m benchmarks --part memory     # one section; see --help
 A peer that is not installed, or that cannot run a case, is left out, and the reason is printed;
 `--without torch-compile` leaves one out. `python -m benchmarks.memory`, `python -m benchmarks.scale` and
 `python -m benchmarks.parallel` run those parts alone, and so do `python -m benchmarks.builds` and
-`python -m benchmarks.tracing`;
+`python -m benchmarks.tracing`; `python -m benchmarks.realistic` compares programs as users write them;
 `python -m benchmarks.instructions` counts instructions, which do not depend on what else the machine does:
 the tests of every change compare them with
 `benchmarks/instructions.json`.

@@ -734,3 +734,34 @@ def test_a_build_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert builds.child("native", "1", str(tmp_path))["peak"] > 0
     assert builds.child("build", "1", str(tmp_path))["llvm"] == 0.0
     assert builds.child("replay", "1", str(tmp_path))["peak"] > 0
+
+
+# Programs as users write them -----------------------------------------------------------------------
+
+
+def test_realistic_programs_have_names_and_engines() -> None:
+    from benchmarks.realistic.__main__ import all_cases
+
+    cases = [case for family in all_cases().values() for case in family]
+    assert len({case.name for case in cases}) == len(cases) > 40
+    assert all({"adjoint", "adjoint-compile", "torch"} <= set(case.engines) for case in cases)
+
+
+def test_a_realistic_program_computes_the_same_compiled() -> None:
+    from benchmarks.harness import results
+    from benchmarks.realistic.steps import CASES
+
+    case = next(case for case in CASES if case.name == "tiny AdamW, clip_grad_norm")
+    eager, compiled = (results(case.engines[e](), 4) for e in ("adjoint", "adjoint-compile"))
+    np.testing.assert_allclose(compiled, eager, rtol=1e-5)
+    assert eager[-1] < eager[0]
+
+
+def test_the_summary_names_the_programs_above_one() -> None:
+    from benchmarks.realistic.__main__ import summary
+
+    rows = {
+        name: {"ratios": {"adjoint-compile/torch": [0.5, value, 3.0]}, "network": False}
+        for name, value in (("fast", 0.5), ("slow", 2.0))
+    }
+    assert summary(rows) == "adjoint-compile/torch: median 1.25 of 2; above 1: slow (2.00)"
