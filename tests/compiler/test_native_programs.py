@@ -14,7 +14,8 @@ import adjoint as ad
 from adjoint import tree
 from adjoint.compiler.emit import machine
 from adjoint.compiler.host import native, pool
-from adjoint.compiler.schedule import columns as column_sums
+from adjoint.compiler.lower.lower import Lowered
+from adjoint.compiler.lower.target import CPU
 
 pytest.importorskip("llvmlite")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -249,8 +250,7 @@ def test_alike_groups_keep_their_operands_apart() -> None:
 
 def many_partial_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sum columns in the kernels of rows also where arrays are small, in several chunks."""
-    for name in ("_LARGE", "_ROWS", "_CHUNK"):
-        monkeypatch.setattr(column_sums, name, 1)
+    monkeypatch.setattr(Lowered.__init__, "__defaults__", (CPU._replace(large=1, rows=1, chunk=1),))
 
 
 @pytest.mark.parametrize("seed", range(300, 330))

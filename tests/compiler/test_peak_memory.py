@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import adjoint as ad
-from adjoint.compiler.host import native
+from adjoint.compiler.host import plan
 from adjoint.threads import spread
 
 pytest.importorskip("llvmlite")
@@ -30,8 +30,8 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(spread, "_local", threading.local())
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
-    here = native.machine()._replace(cores=2)
-    monkeypatch.setattr(native, "machine", lambda: here)
+    here = plan.machine()._replace(cores=2)
+    monkeypatch.setattr(plan, "machine", lambda: here)
 
 
 def test_arrays_are_counted_exactly() -> None:

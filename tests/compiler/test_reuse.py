@@ -15,7 +15,7 @@ pytest.importorskip("llvmlite")
 import adjoint as ad
 from adjoint import errors, optim
 from adjoint.compiler.emit import machine
-from adjoint.compiler.host import native
+from adjoint.compiler.host import plan
 
 
 class Net:
@@ -193,7 +193,7 @@ COUNTING = {"adjoint.compiled", "adjoint.optim.traced"}  # modules whose code ma
 def test_an_interrupt_of_a_call_changes_all_or_nothing(
     kind: str, indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "CHECKED", -1.0)  # with an index, parameters are not written in place
+    monkeypatch.setattr(plan, "CHECKED", -1.0)  # with an index, parameters are not written in place
     for moment in range(1, 1000):
         net, other = Net(kind, (5, 7, 3)), Net(kind, (5, 7, 3))
         steps = [

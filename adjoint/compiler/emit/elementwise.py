@@ -1,4 +1,4 @@
-"""Emit elementwise primitives, and the operations of reductions, as LLVM instructions on vectors.
+"""Emit elementwise primitives and the operations of reductions.
 
 Results equal those of NumPy, also for NaN, infinities, signed zeros and integer division by 0.
 """
@@ -11,21 +11,21 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.compiler.emit.arithmetic import Arithmetic
 from adjoint.compiler.emit.math import emit as emit_math
 from adjoint.compiler.emit.values import Value, element_of
-from adjoint.compiler.emit.writer import Writer
 from adjoint.compiler.lower.graph import Primitive
 
 __all__ = ["apply", "combine", "neutral"]
 
 _PLAIN: dict[str, Callable[..., Value]] = {
-    "copy": lambda w, x: x, "where": Writer.select, "add": Writer.add, "subtract": Writer.sub,
-    "multiply": Writer.mul,
+    "copy": lambda w, x: x, "where": lambda w, *x: w.select(*x), "add": Arithmetic.add,
+    "subtract": Arithmetic.sub, "multiply": Arithmetic.mul,
 }  # fmt: skip
 _ORDER = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"}
 _EXTREMES = ("maximum", "minimum", "fmax", "fmin")
 _FLOATS: dict[str, Callable[..., Value]] = {
-    "divide": Writer.div, "negative": Writer.neg, "abs": Writer.abs,
+    "divide": Arithmetic.div, "negative": lambda w, x: w.neg(x), "abs": Arithmetic.abs,
     "copysign": lambda w, *x: w.intrinsic("copysign", *x), "fmod": lambda w, *x: w.op("frem", *x),
     "isnan": lambda w, x: w.compare("uno", x, x), "logical_not": lambda w, x: w.compare("oeq", x, 0),
     "signbit": lambda w, x: w.compare("slt", w.bitcast(x, _bits_of(x)), 0),
@@ -34,12 +34,12 @@ _FLOATS: dict[str, Callable[..., Value]] = {
     "power": lambda w, *x: emit_math(w, "pow", *x),
 }  # fmt: skip
 _INTEGERS: dict[str, Callable[..., Value]] = {
-    "negative": Writer.neg, "bitwise_invert": lambda w, x: w.bits("xor", x, -1),
+    "negative": lambda w, x: w.neg(x), "bitwise_invert": lambda w, x: w.bits("xor", x, -1),
     "logical_not": lambda w, x: w.compare("eq", x, 0), "isnan": lambda w, x: w.compare("ne", x, x),
 }  # fmt: skip
 
 
-def apply(w: Writer, op: str, given: Any, made: Any, *x: Value) -> Value:
+def apply(w: Arithmetic, op: str, given: Any, made: Any, *x: Value) -> Value:
     """Emit the primitive ``op`` of operands ``x`` of dtype ``given``; the result has the dtype ``made``."""
     if op in _PLAIN:
         return _PLAIN[op](w, *x)
@@ -62,7 +62,7 @@ def apply(w: Writer, op: str, given: Any, made: Any, *x: Value) -> Value:
     return _FLOATS[op](w, *x) if op in _FLOATS else emit_math(w, op, *x)
 
 
-def cast(w: Writer, x: Value, given: Any, made: Any) -> Value:
+def cast(w: Arithmetic, x: Value, given: Any, made: Any) -> Value:
     """Emit a conversion between dtypes; a float out of range gives what x86 processors give."""
     element = element_of(made)
     if given.kind == "f" and made.kind in "iu":
@@ -76,14 +76,14 @@ def cast(w: Writer, x: Value, given: Any, made: Any) -> Value:
     return w.convert(x, element, signed)
 
 
-def _to_int64(w: Writer, x: Value) -> Value:
+def _to_int64(w: Arithmetic, x: Value) -> Value:
     """Emit a conversion to int64; NaN and numbers out of range become the smallest int64, as on x86."""
     inside = w.bits("and", w.compare("oge", x, -(2.0**63)), w.compare("olt", x, 2.0**63))
     whole = w.convert(w.select(inside, x, 0), "i64")
     return w.select(inside, whole, -(2**63))
 
 
-def extreme(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
+def extreme(w: Arithmetic, op: str, dtype: Any, a: Value, b: Value) -> Value:
     """Emit the larger or smaller of two values; ``op`` is "maximum", "minimum", "fmax" or "fmin".
 
     ``maximum`` is NaN if either operand is NaN, ``fmax`` only if both are.  If the operands are equal, the
@@ -102,7 +102,7 @@ def _bits_of(x: Value) -> str:
     return "i32" if x.element == "float" else "i64"
 
 
-def _divided(w: Writer, op: str, a: Value, b: Value) -> Value:
+def _divided(w: Arithmetic, op: str, a: Value, b: Value) -> Value:
     """Emit Python's ``a % b`` or ``a // b`` of floats; the remainder has the sign of the divisor."""
     rest = w.op("frem", a, b)
     nonzero = w.compare("une", rest, 0)
@@ -120,7 +120,7 @@ def _divided(w: Writer, op: str, a: Value, b: Value) -> Value:
     return w.select(w.compare("oeq", b, 0), w.div(a, b), whole)
 
 
-def _of_integers(w: Writer, op: str, dtype: Any, *x: Value) -> Value:
+def _of_integers(w: Arithmetic, op: str, dtype: Any, *x: Value) -> Value:
     """Emit the primitive ``op`` on integer operands of a dtype."""
     bits = dtype.itemsize * 8
     if op in _INTEGERS:
@@ -140,7 +140,7 @@ def _of_integers(w: Writer, op: str, dtype: Any, *x: Value) -> Value:
     raise AssertionError(f"{op} of {dtype} is not an elementwise primitive")
 
 
-def _divided_integers(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Value:
+def _divided_integers(w: Arithmetic, op: str, dtype: Any, a: Value, b: Value) -> Value:
     """Emit ``floor_divide``, ``remainder`` or ``fmod`` of integers; the result is 0 if the divisor is 0."""
     none = w.compare("eq", b, 0)
     if dtype.kind == "u":
@@ -159,7 +159,7 @@ def _divided_integers(w: Writer, op: str, dtype: Any, a: Value, b: Value) -> Val
 
 # Reductions ---------------------------------------------------------------------------------------
 
-_COMBINED: dict[str, Callable[[Writer, Any, Value, Value], Value]] = {
+_COMBINED: dict[str, Callable[[Arithmetic, Any, Value, Value], Value]] = {
     "sum": lambda w, _, a, b: w.add(a, b),
     "prod": lambda w, _, a, b: w.mul(a, b),
     "max": lambda w, d, a, b: w.bits("or", a, b) if d.kind == "b" else extreme(w, "maximum", d, a, b),
@@ -167,7 +167,7 @@ _COMBINED: dict[str, Callable[[Writer, Any, Value, Value], Value]] = {
 }
 
 
-def combine(w: Writer, n: Primitive, a: Value, b: Value) -> Value:
+def combine(w: Arithmetic, n: Primitive, a: Value, b: Value) -> Value:
     """Emit the combination of two values by the operation of the reduction ``n``: a + b for a sum."""
     return _COMBINED[n.params[0]](w, n.dtype, a, b)
 

@@ -1,4 +1,4 @@
-"""LLVM values and addresses in Python's notation: an operator emits an instruction and returns its result.
+"""Values and addresses in Python's notation: an operator emits an instruction and returns its result.
 
 The vector functions are written with terms.  A comparison gives a mask; it is ordered (false for NaN) on
 floats and signed on integers.  A Python number becomes a literal with the type of the other operand.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Union
 
+from adjoint.compiler.emit.arithmetic import Arithmetic
 from adjoint.compiler.emit.values import Index, Value
 from adjoint.compiler.emit.writer import Writer
 
@@ -16,13 +17,13 @@ __all__ = ["Operand", "Pointer", "Term", "fma", "where"]
 
 
 def _binary(name: str, *given: str) -> Callable[[Term, Operand], Term]:
-    """Return the method of an operator that calls the method ``name`` of ``Writer``."""
-    call = getattr(Writer, name)
+    """Return the method of an operator that calls the method ``name`` of ``Arithmetic``."""
+    call = getattr(Arithmetic, name)
     return lambda self, other: Term(self.w, call(self.w, *given, self.value, _plain(other)))
 
 
 def _reflected(name: str) -> Callable[[Term, float], Term]:
-    call = getattr(Writer, name)
+    call = getattr(Arithmetic, name)
     return lambda self, other: Term(self.w, call(self.w, other, self.value))
 
 
@@ -31,12 +32,12 @@ def _ordered(name: str) -> Callable[[Term, Operand], Term]:
 
 
 class Term:
-    """A value of LLVM IR, and the writer to which its operators add instructions."""
+    """A value, and the writer to which its operators add instructions."""
 
     __slots__ = ("value", "w")
 
-    def __init__(self, w: Writer, value: Value) -> None:
-        self.w = w
+    def __init__(self, w: Any, value: Value) -> None:
+        self.w = w  # an ``Arithmetic``
         self.value = value
 
     __add__, __sub__, __mul__, __truediv__ = map(_binary, ("add", "sub", "mul", "div"))
@@ -60,7 +61,7 @@ class Term:
         return self.value.element
 
     def compare(self, predicate: str, other: Operand) -> Term:
-        """Emit a comparison by an LLVM predicate, as ``Writer.compare``."""
+        """Emit a comparison by an LLVM predicate, as ``Arithmetic.compare``."""
         return Term(self.w, self.w.compare(predicate, self.value, _plain(other)))
 
     def equals(self, other: Operand) -> Term:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from adjoint.compiler.emit.arithmetic import Arithmetic
 from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.mode import flushing
 from adjoint.compiler.emit.values import (
@@ -37,15 +38,7 @@ class Piece(NamedTuple):
     mask: Value | None
 
 
-def _arithmetic(name: str) -> Callable[[Writer, Any, Any], Value]:
-    def method(self: Writer, a: Any, b: Any) -> Value:
-        x, y = self._pair(a, b)
-        return self.op(f"f{name}" if x.floating else name, x, y)
-
-    return method
-
-
-class Writer:
+class Writer(Arithmetic):
     """The text of one LLVM function, while it is generated.
 
     To *emit* a value means to append the instructions that compute it and to return the ``Value``.  The
@@ -114,10 +107,6 @@ class Writer:
         text = literal(number, element)
         return Value(text if lanes == 1 else f"<{', '.join([f'{element} {text}'] * lanes)}>", element, lanes)
 
-    def like(self, value: Value, number: Any) -> Value:
-        """Return a literal with the type of a value."""
-        return self.const(number, value.element, value.lanes)
-
     def constants(self, numbers: Sequence[Any], element: str) -> Value:
         """Return a vector literal with the given numbers as its lanes."""
         listed = ", ".join(f"{element} {literal(x, element)}" for x in numbers)
@@ -133,39 +122,9 @@ class Writer:
         """Emit the LLVM instruction ``name`` on two values of the same type."""
         return self.emit(f"{name} {a.typed}, {b.text}", a.element, a.lanes)
 
-    def _pair(self, a: Any, b: Any) -> tuple[Value, Value]:
-        """Return both operands as values; a Python number becomes a literal of the other operand's type."""
-        if not isinstance(a, Value):
-            a = self.like(b, a)
-        if not isinstance(b, Value):
-            b = self.like(a, b)
-        return a, b
-
-    add, sub, mul = map(_arithmetic, ("add", "sub", "mul"))  # of values or Python numbers
-
-    def div(self, a: Any, b: Any) -> Value:
-        """Emit ``a / b`` of floats."""
-        return self.op("fdiv", *self._pair(a, b))
-
     def neg(self, a: Value) -> Value:
         """Emit ``-a``."""
         return self.emit(f"fneg {a.typed}", a.element, a.lanes) if a.floating else self.sub(0, a)
-
-    def fma(self, a: Any, b: Any, c: Any) -> Value:
-        """Emit ``a * b + c``; rounded once if the processor has an instruction for it."""
-        like = next(x for x in (a, b, c) if isinstance(x, Value))
-        x, y, z = (v if isinstance(v, Value) else self.like(like, v) for v in (a, b, c))
-        if self.machine.fma:
-            return self.intrinsic("fma", x, y, z)
-        return self.add(self.mul(x, y), z)
-
-    def abs(self, a: Value) -> Value:
-        """Emit the absolute value of a float."""
-        return self.intrinsic("fabs", a)
-
-    def sqrt(self, a: Value) -> Value:
-        """Emit the square root."""
-        return self.intrinsic("sqrt", a)
 
     def compare(self, predicate: str, a: Any, b: Any) -> Value:
         """Emit a comparison by an LLVM predicate."""
@@ -176,14 +135,6 @@ class Writer:
         """Emit ``a`` in lanes where the mask is true, else ``b``."""
         x, y = self._pair(a, b)
         return self.emit(f"select {mask.typed}, {x.typed}, {y.typed}", x.element, x.lanes)
-
-    def bits(self, name: str, a: Any, b: Any) -> Value:
-        """Emit an operation on bits: ``and``, ``or``, ``xor``, ``shl``, ``lshr`` or ``ashr``."""
-        return self.op(name, *self._pair(a, b))
-
-    def invert(self, mask: Value) -> Value:
-        """Emit the negation of a mask."""
-        return self.op("xor", mask, self.like(mask, 1))
 
     # Types and lanes ----------------------------------------------------------------------------
 
@@ -471,6 +422,44 @@ class Writer:
         return self.emit(text, a.element, a.lanes)
 
     # Functions ----------------------------------------------------------------------------------
+
+    def where_any(
+        self, mask: Value, make: Callable[[], Sequence[Value]], values: Sequence[Value]
+    ) -> list[Value]:
+        """Emit ``values``; in lanes where the mask is true, the values that ``make()`` emits."""
+
+        def made() -> list[Value]:
+            return [self.select(mask, a, b) for a, b in zip(make(), values, strict=False)]
+
+        return self.choose(self.any(mask), made, lambda: values)
+
+    def each_lane(
+        self, name: str, function: Callable[[Any, Value], Sequence[Value]], x: Value, kinds: Sequence[str]
+    ) -> list[Value]:
+        """Emit a loop over the lanes of ``x`` that calls a function; return its results as vectors.
+
+        ``function(writer, number)`` emits its body, and ``kinds`` are the element types of its results.
+        """
+        lanes = x.lanes
+
+        def body(inner: Writer, args: list[Value]) -> None:
+            for k, value in enumerate(function(inner, args[1])):
+                inner.store(value, inner.at(args[0], "i64", k * lanes))
+
+        self.define(f"{name}_{lanes}", [("ptr", "to"), (x.element, "x")], body)
+        given, found = self.scratch(x.element, lanes), self.scratch("i64", len(kinds) * lanes)
+        self.store(x, given)
+
+        def one(i: Value, _: list[Value]) -> None:
+            value = self.load(self.at(given, x.element, i), x.element)
+            self.run(f"{name}_{lanes}", self.at(found, "i64", i), value)
+
+        self.loop(0, lanes, 1, one)
+        return [self.load(self.at(found, "i64", k * lanes), kind, lanes) for k, kind in enumerate(kinds)]
+
+    def element(self, numbers: Sequence[int], index: Value) -> Value:
+        """Emit the number at an index of a constant list of 64-bit integers."""
+        return self.load(self.at(self.table(numbers), "i64", index), "i64")
 
     def define(
         self,

@@ -29,6 +29,7 @@ from adjoint.compiler.lower.graph import Dataflow, Primitive, View
 from adjoint.compiler.lower.lower import Lowered
 from adjoint.compiler.program.program import Program, typed
 from adjoint.compiler.replay import replay
+from adjoint.compiler.schedule.groups import replacements
 from adjoint.compiler.schedule.kernel import Address, Kernel
 from adjoint.compiler.schedule.rows import update_rows
 from adjoint.config import held_across_fork
@@ -81,7 +82,6 @@ class Schedule(Plan):
         self.arena = np.zeros(self.memory.size + 128, np.uint8)
         self.start = self.arena.ctypes.data + -self.arena.ctypes.data % 64
         self.numbers = np.zeros(sources + 1, np.float64)
-        self.made = {v.node.id: k for k, v in enumerate(self.fresh)}
         self.slots = [[self._address(s) for s in kernel.slots] for _, kernel in self.kernels]
         flat = [s for slots in self.slots for s in slots]
         self.table = np.array([s if isinstance(s, int) else 0 for s in flat] + [0], np.uintp)
@@ -147,9 +147,9 @@ class Native(Schedule):
         self.running = False  # whether ``_run`` is running the program step by step
         units.prepare()
         self.lowered = Lowered(program)
-        graph, replacing = self.lowered.graph, list(_replacing(program))
-        outputs = update_rows(graph, self.lowered.outputs, replacing)
-        super().__init__(graph, outputs, len(program.sources), flush=flush, replacing=replacing)
+        graph, pairs = self.lowered.graph, list(replacements(program))
+        outputs = update_rows(graph, self.lowered.outputs, pairs)
+        super().__init__(graph, outputs, len(program.sources), flush=flush, replacing=pairs)
         self.entry = self.entry_for(range(len(program.sources)), (), len(program.sources))
         self.order = [] if self.entry is None else [self.made[v.node.id] for v in self.results]
         self.in_order = self.order == list(range(len(self.fresh)))
@@ -341,17 +341,6 @@ class Native(Schedule):
         if v.is_whole():
             return base if base.shape == v.shape else base.reshape(v.shape)
         return _strided(contiguous(base), v)
-
-
-def _replacing(program: Program) -> Iterator[tuple[int, int]]:
-    """Yield index pairs (output, input): the output is the new value of the tensor or item that is read."""
-    known = {s.key: k for k, s in enumerate(program.sources) if s.key is not None}
-    at = len(program.results)
-    for each in program.writes:
-        source = known.get(each.key)
-        if source is not None:
-            yield at, source
-        at += sum(v is not None for v in each.values)
 
 
 @functools.cache

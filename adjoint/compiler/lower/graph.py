@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from adjoint.compiler.lower.target import CPU, Target
 from adjoint.core.native import NotNative
 from adjoint.core.shapes import Shape
 
@@ -189,7 +190,8 @@ class View:
 class Dataflow:
     """A list of nodes; its methods return views.  ``xp`` is the namespace of primitives for rules."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Target = CPU) -> None:
+        self.sizes = sizes
         self.nodes: list[Primitive] = []
         self.known: dict[Any, Primitive] = {}
         self.checks: list[View] = []  # flags that are True after a call if an argument was out of range
@@ -350,7 +352,7 @@ class Dataflow:
         last = axes[-1]
         first = last
         # long rows are reduced first, so that the kernel can also compute other values of the rows
-        rows = op in ("sum", "max", "min") and last == x.ndim - 1 and 32 <= x.shape[last] <= _LONG
+        rows = op in ("sum", "max", "min") and last == x.ndim - 1 and 32 <= x.shape[last] <= self.sizes.long
         while first - 1 in axes and not rows:
             first -= 1
         merged = x.shape[first : last + 1]
@@ -358,7 +360,7 @@ class Dataflow:
             first = last  # strides cannot merge these axes
         head, middle, tail = x.shape[:first], math.prod(x.shape[first : last + 1]), x.shape[last + 1 :]
         flat = self.reshape(x, (*head, middle, *tail))
-        block = _block(middle) if op in ("sum", "max", "min") else 1
+        block = _block(middle, self.sizes.long) if op in ("sum", "max", "min") else 1
         if block > 1:  # reduce blocks first: this is more accurate, and threads can share the blocks
             part = self.reshape(flat, (*head, middle // block, block, *tail))
             part = self._reduce(op, part, first + 1, dtype)
@@ -454,12 +456,9 @@ def _narrowed(x: View, shape: Shape) -> View:
     return View(x.graph, x.node, shape, strides, x.offset)
 
 
-_LONG = 1 << 14  # elements: longer axes are reduced in blocks
-
-
-def _block(count: int) -> int:
+def _block(count: int, long: int) -> int:
     """Return the length of blocks that divide ``count`` (more accurate, shared by threads); 1 for none."""
-    for step in (64, 16, 1) if count >= _LONG else ():  # if possible, whole vectors
+    for step in (64, 16, 1) if count >= long else ():  # if possible, whole vectors
         found = [n for n in range(step, 4097, step) if count % n == 0 and n > 255]
         if found:
             return found[-1]

@@ -8,6 +8,7 @@ from adjoint.compiler.loops.repeat import Repeat
 from adjoint.compiler.lower.graph import DTYPES, Dataflow, View
 from adjoint.compiler.lower.primitives import Primitives
 from adjoint.compiler.lower.steps import Steps, repeat
+from adjoint.compiler.lower.target import CPU, Target
 from adjoint.compiler.program.program import Instruction, Program
 from adjoint.compiler.program.symbols import Number, Symbolic, copying
 from adjoint.core.native import NotNative
@@ -24,8 +25,8 @@ class Lowered:
     op is not native.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.graph = Dataflow()
+    def __init__(self, program: Program, sizes: Target = CPU) -> None:
+        self.graph = Dataflow(sizes)
         self.xp = Primitives(self.graph)
         self.known: dict[int, View] = {}  # by the id of the value of the program
         self.reasons: dict[int, str] = {}
@@ -109,7 +110,7 @@ class Lowered:
         Raise NotNative if a part of its body has no native form.
         """
         loop = i.op.forward
-        body = Lowered(loop.program)
+        body = Lowered(loop.program, self.graph.sizes)
         if body.reasons:
             raise NotNative(f"a step of the loop calls NumPy: {next(iter(body.reasons.values()))}")
         of_rows = loop.carries, loop.rows, loop.backwards, loop.settles

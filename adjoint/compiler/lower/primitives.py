@@ -217,7 +217,7 @@ class Primitives:
         ``body(xp, carry, row, rest)`` returns the new carried values and the results of one iteration.  All
         iterations read the same ``rest``.  If ``backwards`` is true, the loop starts at the last row.
         """
-        inner = Primitives(Dataflow())
+        inner = Primitives(Dataflow(self.graph.sizes))
         shapes = [*(c.shape for c in carry), *(r.shape[1:] for r in rows), *(r.shape for r in rest)]
         operands = [*carry, *rows, *rest]
         given = [

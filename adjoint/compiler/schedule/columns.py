@@ -25,12 +25,6 @@ from adjoint.compiler.schedule.fuse import (
 
 __all__ = ["sum_columns_in_rows"]
 
-_LARGE = 1 << 12  # elements: the sums of smaller arrays are not moved
-_CHUNK = 1 << 15  # elements per chunk
-_ROWS = 8  # smallest number of rows per chunk
-_CHUNKS = 64  # largest number of chunks
-_BYTES = 1 << 16  # largest total size of the sums that a row is added to: they have to stay in the cache
-
 
 def sum_columns_in_rows(graph: Dataflow, groups: Sequence[Fusion]) -> None:
     """Move column sums to earlier kernels that read the same arrays row by row; change ``groups``."""
@@ -39,7 +33,7 @@ def sum_columns_in_rows(graph: Dataflow, groups: Sequence[Fusion]) -> None:
         ndim = len(group.domain)
         if group.kind != "loop" or ndim not in (2, 3) or group.axis != ndim - 2:
             continue
-        if math.prod(group.domain) < _LARGE or any(stages(group)[0][n.id] for n in _full(group)):
+        if math.prod(group.domain) < graph.sizes.large or any(stages(group)[0][n.id] for n in _full(group)):
             continue
         for i in reversed(range(k)):
             move = _Move(graph, group, groups[i], i, where)
@@ -83,7 +77,7 @@ class _Move:
         """Return whether ``rows`` can compute the nodes of ``columns`` without reading other large arrays."""
         full, sums = _full(self.columns), _sums(self.columns)
         size = sum(self.columns.domain[-1] * n.dtype.itemsize for n in sums)
-        if size > _BYTES or len(self.rows.nodes) + len(full) + len(sums) > MOST:
+        if size > self.graph.sizes.sums or len(self.rows.nodes) + len(full) + len(sums) > MOST:
             return False
         if any(n.op == "gather" for n in full):
             return False
@@ -110,7 +104,9 @@ class _Move:
         if blocks:
             chunks = blocks[0]
         else:
-            chunks = self.rows.chunks or max(1, min(rows // _ROWS, rows * length // _CHUNK, _CHUNKS))
+            target = self.graph.sizes
+            most = min(rows // target.rows, rows * length // target.chunk, target.chunks)
+            chunks = self.rows.chunks or max(1, most)
         for n in _full(self.columns):
             self.rows.add(n, FULL)
             self.where[n.id] = self.at

@@ -13,22 +13,25 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from adjoint.compiler.lower.graph import Primitive
+from adjoint.compiler.lower.target import CPU
 from adjoint.compiler.schedule.fuse import GIVEN, PRODUCTS, Fusion, stages
 
 __all__ = ["Memory", "home_of", "stored_nodes"]
 
-_STACK = 1 << 15  # bytes: larger values are not kept on the stack
 _LINE = 64  # bytes of a cache line; offsets in the arena are multiples of it
 _MOST = 300  # blocks: the time for a plan of all blocks together is quadratic, so larger programs have none
 _APART = (8, 3, 1)  # groups between two uses of the same bytes, the best first
 _LENT = 1 << 12  # bytes: smaller values are not put into the memory of an output
 
 
-def stored_nodes(groups: Sequence[Fusion], outputs: Sequence[Primitive], replacing: set[int]) -> set[int]:
+def stored_nodes(
+    groups: Sequence[Fusion], outputs: Sequence[Primitive], replacing: set[int], stack: int = CPU.stack
+) -> set[int]:
     """Return the ids of the nodes whose values must be in memory.
 
     These are the outputs, and the nodes that are read outside of their group (the nodes that are computed
-    together).  ``replacing`` has the ids of nodes that may be written over an input of the program.
+    together).  ``replacing`` has the ids of nodes that may be written over an input of the program.  Values
+    that are larger than ``stack`` bytes are not kept in a kernel's own memory.
     """
     where = {n.id: g for g in groups for n in g.nodes}
     found = {n.id for n in outputs}
@@ -39,7 +42,7 @@ def stored_nodes(groups: Sequence[Fusion], outputs: Sequence[Primitive], replaci
             for a in n.args:
                 if where.get(a.node.id) is not g:
                     found.add(a.node.id)
-        found |= _large(g)
+        found |= _large(g, stack)
     for g in groups:  # a product is summed in the memory of a stored node with the same dtype
         if g.kind in PRODUCTS:
             first, homes = g.nodes[0], [n for n in g.nodes if n.id in found and n.id not in replacing]
@@ -53,14 +56,14 @@ def home_of(product: Primitive, stored: Sequence[Primitive]) -> Primitive:
     return product if product in stored else next((n for n in stored if n.dtype == product.dtype), product)
 
 
-def _large(g: Fusion) -> set[int]:
+def _large(g: Fusion, stack: int) -> set[int]:
     """Return the ids of the nodes of a kernel whose values must be kept but are too large for the stack."""
     if g.kind != "loop" or g.axis is None:
         return set()
     length = g.domain[g.axis]
     columns = 1 if g.axis == len(g.domain) - 1 else 64  # at most, of one block
     saved = stages(g)[1]
-    return {n.id for n in g.nodes if n.id in saved and length * columns * n.dtype.itemsize > _STACK}
+    return {n.id for n in g.nodes if n.id in saved and length * columns * n.dtype.itemsize > stack}
 
 
 def _bytes(n: Primitive) -> int:

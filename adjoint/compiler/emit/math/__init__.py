@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from adjoint.compiler.emit.arithmetic import Arithmetic
 from adjoint.compiler.emit.math import explog, special, trig
 from adjoint.compiler.emit.terms import Term
 from adjoint.compiler.emit.values import Value
-from adjoint.compiler.emit.writer import Writer
 
 __all__ = ["FUNCTIONS", "emit"]
 
@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, Callable[..., Term]] = {
 OWN32 = frozenset(("exp", "exp2", "expm1", "log", "tanh", "tanh_from_gap", "tanh_gap"))
 
 
-def emit(w: Writer, name: str, *values: Value) -> Value:
+def emit(w: Arithmetic, name: str, *values: Value) -> Value:
     """Emit the function ``name`` (such as "exp") of float vectors; the result has the same type."""
     if name == "sqrt":
         return w.sqrt(values[0])

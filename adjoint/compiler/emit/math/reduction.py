@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 
+from adjoint.compiler.emit.arithmetic import Arithmetic
 from adjoint.compiler.emit.math.floats import quick_sum, two_product, two_sum
 from adjoint.compiler.emit.terms import Term
 from adjoint.compiler.emit.values import Value
-from adjoint.compiler.emit.writer import Writer
 
 __all__ = ["reduce_lanes"]
 
@@ -24,29 +24,16 @@ _TWO_OVER_PI = (
 _HALF_PI = math.pi / 2, 6.123233995736766e-17  # as a sum
 
 
-def reduce_lanes(x: Term) -> tuple[Value, Value, Value]:
+def reduce_lanes(x: Term) -> list[Value]:
     """Emit n, r and c of x = n π/2 + r + c for each lane, where c is a small correction of r.
 
     All lanes must be finite and at least 1 in size; n is only known modulo 4.
     """
-    w, lanes = x.w, x.value.lanes
-    name = f"reduce_angle_{lanes}"
-    w.define(
-        name, [("ptr", "to"), ("double", "x")], lambda inner, args: _reduce(inner, args[0], args[1], lanes)
-    )
-    given, found = w.scratch("double", lanes), w.scratch("i64", 3 * lanes)
-    w.store(x.value, given)
-
-    def one(i: Value, _: list[Value]) -> None:
-        w.run(name, w.at(found, "i64", i), w.load(w.at(given, "double", i), "double"))
-
-    w.loop(0, lanes, 1, one)
-    n, r, c = (w.at(found, "i64", k * lanes) for k in range(3))
-    return w.load(n, "i64", lanes), w.load(r, "double", lanes), w.load(c, "double", lanes)
+    return x.w.each_lane("reduce_angle", _reduce, x.value, ("i64", "double", "double"))
 
 
-def _reduce(w: Writer, to: Value, x: Value, apart: int) -> None:
-    """Emit the reduction of one angle; n, r and c are stored at ``to``, ``apart`` words apart."""
+def _reduce(w: Arithmetic, x: Value) -> list[Value]:
+    """Emit n, r and c of one angle."""
     bits = Term(w, x).bitcast("i64")
     # |x| = m · 2ˢ with an integer m; bits of 2/π whose products with m 2ˢ are multiples of 4 are not needed
     start = (bits >> 52 & 0x7FF) - (1075 - 62)
@@ -78,25 +65,23 @@ def _reduce(w: Writer, to: Value, x: Value, apart: int) -> None:
     r, rest = quick_sum(p, rest)
     below = bits < 0
     turn = w.bits("xor", negative.value, below.value)
-    for k, part in enumerate((r, rest), 1):
-        w.store(w.select(turn, w.neg(part.value), part.value), w.at(to, "i64", k * apart))
-    w.store(w.select(below.value, w.neg(n.value), n.value), to)
+    parts = [w.select(turn, w.neg(part.value), part.value) for part in (r, rest)]
+    return [w.select(below.value, w.neg(n.value), n.value), *parts]
 
 
-def _integer(w: Writer, flag: Term) -> Term:
+def _integer(w: Arithmetic, flag: Term) -> Term:
     return Term(w, w.convert(flag.value, "i64", signed=False))
 
 
-def _double(w: Writer, n: Term) -> Term:
+def _double(w: Arithmetic, n: Term) -> Term:
     return Term(w, w.convert(n.value, "double"))
 
 
-def _word(w: Writer, start: Term, k: int) -> Term:
+def _word(w: Arithmetic, start: Term, k: int) -> Term:
     """Emit the 64 bits of 2/π from bit ``start + 64 k`` on."""
     signed = [n - (1 << 64) if n >> 63 else n for n in _TWO_OVER_PI]
-    table = w.table(signed)
     at = (start >> 6) + k
-    a, b = (Term(w, w.load(w.at(table, "i64", place.value), "i64")) for place in (at, at + 1))
+    a, b = (Term(w, w.element(signed, place.value)) for place in (at, at + 1))
     shift = start & 63
     return a << shift | b >> 1 >> 63 - shift
 

@@ -10,7 +10,6 @@ from adjoint.compiler.emit.math.explog import INF, unless_tiny
 from adjoint.compiler.emit.math.floats import nearest, polynomial, two_product
 from adjoint.compiler.emit.math.reduction import reduce_lanes
 from adjoint.compiler.emit.terms import Term, fma, where
-from adjoint.compiler.emit.values import Value
 
 __all__ = ["acos", "asin", "atan", "atan2", "cos", "sin", "tan"]
 
@@ -36,11 +35,7 @@ def _reduced(x: Term, lean: bool) -> tuple[Term, Term, Term | None]:
     w, large = x.w, (abs(x) >= REDUCIBLE) & (abs(x) < INF)
     small = [part.value for part in _reduced_small(x, lean) if part is not None]
 
-    def reduce() -> list[Value]:
-        found = reduce_lanes(where(large, x, REDUCIBLE))
-        return [w.select(large.value, a, b) for a, b in zip(found, small, strict=False)]
-
-    n, r, *rest = w.choose(w.any(large.value), reduce, lambda: small)
+    n, r, *rest = w.where_any(large.value, lambda: reduce_lanes(where(large, x, REDUCIBLE)), small)
     return Term(w, n), Term(w, r), Term(w, rest[0]) if rest else None
 
 
