@@ -7,6 +7,7 @@ result object, with ``x`` as a tree and ``x_flat`` as SciPy's flat array.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -19,7 +20,14 @@ from adjoint.config import no_grad
 from adjoint.core.convert import asarray, tensor
 from adjoint.core.docstrings import SharedDoc
 from adjoint.core.tensor import Tensor, differentiable
-from adjoint.errors import DTypeError, InputError, MissingExtraError, ShapeError, TransformError
+from adjoint.errors import (
+    ArgumentError,
+    DTypeError,
+    InputError,
+    MissingExtraError,
+    ShapeError,
+    TransformError,
+)
 from adjoint.transforms.flat_tree import FlatTree, joined_flat
 from adjoint.transforms.inputs import Place, as_function, name_of
 from adjoint.transforms.matrix import hessian, hvp, jacobian
@@ -33,6 +41,7 @@ __dir__ = sorted(__all__).copy
 _WITHOUT_GRADIENT = ("nelder-mead", "powell", "cobyla", "cobyqa")
 _WITH_PRODUCT = ("newton-cg", "trust-ncg", "trust-krylov", "trust-constr")
 _WITH_HESSIAN = ("dogleg", "trust-exact")
+_KRYLOV = {"fatol": np.inf, "xtol": 1.49012e-8}  # a relative tolerance, as that of the method "hybr"
 
 
 _solver_doc = SharedDoc("""
@@ -79,7 +88,9 @@ def minimize(
     f : callable
         A function ``f(x, *args)`` that returns one real number.
     sparse : bool, optional
-        Whether a method that uses the Hessian gets it as a sparse matrix, as "trust-constr" allows.
+        Whether the Hessian, and for "trust-constr" also the Jacobians and Hessians of constraints that are
+        dictionaries, are sparse matrices.  For the methods "trust-constr", "newton-cg", "trust-ncg" and
+        "trust-krylov".
     **options : optional
         Other arguments of SciPy's function.  Functions in constraints that are dictionaries are called with
         the tree, and their Jacobians are exact.  ``callback(x)`` is called with the tree.  Bounds are those
@@ -94,24 +105,38 @@ def minimize(
     given = _Vectors("minimize", f, x0, args)
     _refuse_derivatives("minimize", options, "jac", "hess", "hessp")
     name = method.lower() if isinstance(method, str) else ""
+    if sparse and not takes_sparse(method):
+        raise ArgumentError(
+            f"minimize: the method {method!r} does not use a sparse Hessian.\n"
+            f"  Use one of {', '.join(map(repr, _WITH_PRODUCT))}, or sparse=False."
+        )
     if "constraints" in options:
-        options["constraints"] = _constraints(given, options["constraints"])
+        exact = sparse and name == "trust-constr"
+        options["constraints"] = _constraints(given, options["constraints"], exact)
     if options.get("callback") is not None:
         options["callback"] = _callback(given, options["callback"])
     if name in _WITHOUT_GRADIENT:
         function: Callable[..., Any] = given.value
     else:
         function, options["jac"] = given.value_and_gradient, True
-    if name in _WITH_PRODUCT:
-        options["hessp"] = given.hessian_product
+    if sparse and name == "trust-constr":
+        options["hess"] = given.sparse_hessian
+    elif name in _WITH_PRODUCT:
+        options["hessp"] = given.sparse_product if sparse else given.hessian_product
     elif name in _WITH_HESSIAN:
-        options["hess"] = given.sparse_hessian if sparse else given.hessian
+        options["hess"] = given.hessian
     return given.restored(optimize.minimize(function, given.start, method=method, **options))
 
 
 @_solver_doc
 def root(
-    f: Callable[..., Any], x0: Tree, args: Sequence[Any] = (), method: str = "hybr", **options: Any
+    f: Callable[..., Any],
+    x0: Tree,
+    args: Sequence[Any] = (),
+    method: str = "hybr",
+    *,
+    sparse: bool = False,
+    **options: Any,
 ) -> Any:
     """Find a root with ``scipy.optimize.root`` and the exact Jacobian.
 
@@ -121,6 +146,9 @@ def root(
     ----------
     f : callable
         A function ``f(x, *args)`` that returns as many numbers as ``x`` has.
+    sparse : bool, optional
+        Whether to use the method "krylov" with the factors of the sparse Jacobian, which make its steps those
+        of Newton's method.
 
     >>> import adjoint as ad, numpy as np
     >>> ad.interop.scipy.root(lambda x: x ** 3 - 8.0, np.array([1.0])).x
@@ -129,7 +157,18 @@ def root(
     optimize = _optimize("root")
     given = _Vectors("root", f, x0, args)
     _refuse_derivatives("root", options, "jac")
-    if method in ("hybr", "lm"):
+    if sparse:
+        if method not in ("hybr", "krylov"):
+            raise ArgumentError(
+                f"root: the method {method!r} does not use a sparse Jacobian.\n"
+                "  Use 'krylov' with sparse=True, or sparse=False."
+            )
+        method, own = "krylov", dict(options.get("options") or {})
+        factors = _factors(given)
+        newton = lambda a, b, **_: (factors @ b, 0)  # in place of an iteration
+        own["jac_options"] = {"inner_M": factors, "method": newton, **(own.get("jac_options") or {})}
+        options["options"] = own if options.get("tol") is not None else {**_KRYLOV, **own}
+    elif method in ("hybr", "lm"):
         options["jac"] = given.jacobian
     return given.restored(optimize.root(given.values, given.start, method=method, **options))
 
@@ -161,6 +200,28 @@ def least_squares(
     return given.restored(optimize.least_squares(given.values, given.start, jac=matrix, **options))
 
 
+def _factors(given: _Vectors) -> Any:
+    """Return the inverse of the sparse Jacobian as a linear operator, which SciPy updates after each step."""
+    from scipy.sparse.linalg import LinearOperator, splu
+
+    class Factors(LinearOperator):  # type: ignore[misc]
+        """The inverse of the Jacobian at the point of the last update; that before if it is singular."""
+
+        solve: Callable[[Any], Any]
+
+        def update(self, x: Any, _: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # singular
+                self.solve = splu(given.sparse_jacobian(x).tocsc()).solve
+
+        def _matvec(self, v: Any) -> Any:
+            return self.solve(v)
+
+    found = Factors(np.float64, (given.start.size,) * 2)
+    found.solve = np.array
+    found.update(given.start, None)
+    return found
+
+
 def _optimize(name: str) -> Any:
     try:
         import scipy.optimize
@@ -177,15 +238,23 @@ def _refuse_derivatives(name: str, options: dict[str, Any], *names: str) -> None
             )
 
 
-def methods_of(name: str, method: str | None) -> list[str]:
+def takes_sparse(method: str | None) -> bool:
+    """Return whether ``minimize`` uses a sparse Hessian with this method."""
+    return isinstance(method, str) and method.lower() in _WITH_PRODUCT
+
+
+def methods_of(name: str, method: str | None, sparse: bool) -> list[str]:
     """Return the names of the methods of ``_Vectors`` that a solver of SciPy calls.
 
-    ``name`` is the function, such as "minimize", and ``method`` the method that the user chose.
+    ``name`` is the function, such as "minimize", ``method`` the method that the user chose, and ``sparse``
+    says whether it gets sparse matrices.
     """
     chosen = method.lower() if isinstance(method, str) else ""
     if name != "minimize":
-        return ["values"] + ["jacobian"] * (name == "least_squares" or chosen in ("hybr", "lm"))
-    more = ["hessian_product"] * (chosen in _WITH_PRODUCT) + ["hessian"] * (chosen in _WITH_HESSIAN)
+        matrix = "sparse_jacobian" if sparse else "jacobian"
+        return ["values"] + [matrix] * (sparse or name == "least_squares" or chosen in ("hybr", "lm"))
+    product = "sparse_hessian" if sparse else "hessian_product"
+    more = [product] * (chosen in _WITH_PRODUCT) + ["hessian"] * (chosen in _WITH_HESSIAN)
     return ["value" if chosen in _WITHOUT_GRADIENT else "value_and_gradient", *more]
 
 
@@ -202,6 +271,46 @@ class Programs:
         """Do nothing.  Only ``methods`` are called."""
 
 
+class OfElement:
+    """The objective of a solver for one element of a ``vmap``; it uses values of that ``vmap``.
+
+    Parameters
+    ----------
+    f : callable
+        The function.
+    name : str
+        Its name.
+    """
+
+    def __init__(self, f: Callable[..., Any], name: str) -> None:
+        self.f, self.__name__ = f, name
+
+    def __call__(self, *x: Any) -> Any:
+        """Return the function's result."""
+        return self.f(*x)
+
+
+class TracedSparse:
+    """A sparse derivative that ``ad.compile`` traces: it returns the elements, and keeps their pattern.
+
+    Parameters
+    ----------
+    derivative : callable
+        It returns a ``SparseArray`` for a tensor.
+    """
+
+    def __init__(self, derivative: Callable[..., Any]) -> None:
+        self.derivative = derivative
+        self.pattern: Any = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the elements of the derivative at ``x``."""
+        found = self.derivative(x)
+        self.pattern = found.pattern
+        entries: Tensor = found.data
+        return entries
+
+
 def traced_methods(f: Callable[..., Any], flat: FlatTree) -> dict[str, Callable[..., Any]]:
     """Return a dictionary of functions of flat tensors, which ``ad.compile`` traces in place of ``_Vectors``.
 
@@ -214,9 +323,11 @@ def traced_methods(f: Callable[..., Any], flat: FlatTree) -> dict[str, Callable[
         "value": scalar,
         "value_and_gradient": value_and_grad(scalar),
         "hessian": hessian(scalar),
+        "sparse_hessian": TracedSparse(hessian(scalar, sparse=True)),
         "hessian_product": lambda x, d: hvp(scalar, (x,), (d,))[0],
         "values": vector,
         "jacobian": jacobian(vector),
+        "sparse_jacobian": TracedSparse(jacobian(vector, sparse=True)),
     }
 
 
@@ -234,12 +345,6 @@ def _leaves(result: Any) -> list[Any]:
     """Return the leaves in the order of ``tree.ravel``."""
     leaves, structure = tree.flatten(result)
     return [leaves[i] for i in tree.ravel_order(structure)]
-
-
-def _constant(derivative: Callable[..., Any], x: Any) -> Any:
-    """Return a sparse derivative at a flat array as a matrix of SciPy, without gradients."""
-    with no_grad():
-        return derivative(np.asarray(x, np.float64))
 
 
 class _Vectors:
@@ -299,19 +404,45 @@ class _Vectors:
     @functools.cached_property
     def sparse_hessian(self) -> Any:
         """A function of a flat array that returns the Hessian as a matrix of SciPy."""
-        if isinstance(self.f, Programs):  # inside ad.compile, where programs return dense matrices
-            return self.hessian
-        whole = hessian(_renamed(lambda v: self.scalar(self.flat.unflatten(v)), self.f), sparse=True)
-        return lambda x: _constant(whole, x)
+        return self.sparse(hessian, lambda v: self.scalar(self.flat.unflatten(v)), self.f)
+
+    @functools.cached_property
+    def sparse_product(self) -> Any:
+        """A function of flat arrays x and d that returns the product of the sparse Hessian at x with d.
+
+        Solvers call it with several directions at one point, so the Hessian of the last point is kept.
+        """
+        last: list[Any] = [None, None]
+
+        def product(x: Any, direction: Any) -> Any:
+            if last[0] is None or not np.array_equal(last[0], x):
+                last[:] = np.array(x), self.sparse_hessian(x)
+            return last[1] @ direction
+
+        return product
 
     @functools.cached_property
     def sparse_jacobian(self) -> Any:
         """A function of a flat array that returns the Jacobian as a matrix of SciPy."""
-        if isinstance(self.f, Programs):
-            return self.jacobian
-        vector = lambda v: self._outputs(self.f(self.flat.unflatten(v), *self.args), self.f)
-        whole = jacobian(_renamed(vector, self.f), sparse=True)
-        return lambda x: _constant(whole, x)
+        return self.sparse(jacobian, self.vector(self.f, self.args), self.f)
+
+    def sparse(self, transform: Callable[..., Any], f: Callable[..., Any], original: Any) -> Any:
+        """Return a derivative as a function of flat arrays with a matrix of SciPy, without gradients.
+
+        ``f`` is a function of flat tensors with the name of ``original``.
+        """
+        whole = transform(_renamed(f, original), sparse=True)
+        found: list[Any] = [] if isinstance(self.f, OfElement) else [whole]
+
+        def matrix(*given: Any) -> Any:
+            arrays = [np.asarray(x, np.float64) for x in given]
+            with no_grad():
+                if not found:  # a program cannot contain values of a vmap
+                    found.append(whole.fixed(*arrays))
+                entries = found[0](*arrays)
+            return entries.constant() if hasattr(entries, "constant") else entries
+
+        return matrix
 
     def _flat(self, gradients: Any) -> Any:
         return _owned(self.flat.flatten(tree.leaves(gradients)))
@@ -329,14 +460,16 @@ class _Vectors:
             raise TransformError(f"{self.name}: {name_of(f)} returned no tensors.")
         return joined_flat(_leaves(result), np.dtype(np.float64))
 
+    def vector(self, f: Callable[..., Any], args: Sequence[Any]) -> Callable[[Tensor], Tensor]:
+        """Return ``f(tree, *args)``, a function of a tree, as a function of flat tensors."""
+        return lambda v: self._outputs(f(self.flat.unflatten(v), *args), f)
+
     def several(self, f: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Any]:
         """Return two functions of a flat array: one returns the values of ``f``, the other the Jacobian.
 
         ``f(tree, *args)`` is a function of a tree.
         """
-
-        def vector(v: Tensor) -> Tensor:
-            return self._outputs(f(self.flat.unflatten(v), *args), f)
+        vector = self.vector(f, args)
 
         def values(x: Any, *_: Any) -> Any:
             with no_grad():
@@ -371,23 +504,31 @@ def _owned(t: Tensor) -> Any:
 def _renamed(f: Callable[..., Any], original: Any) -> Callable[..., Any]:
     """Return a function that calls ``f`` and has the name of ``original``, for error messages."""
 
-    def call(x: Any) -> Any:
-        return f(x)
+    def call(*x: Any) -> Any:
+        return f(*x)
 
     call.__name__ = name_of(original)
     return call
 
 
-def _constraints(given: _Vectors, constraints: Any) -> Any:
+def _constraints(given: _Vectors, constraints: Any, sparse: bool) -> Any:
     """Return the constraints for SciPy: dictionaries get functions of flat arrays and exact Jacobians.
 
-    Other constraints are returned unchanged.  ``given`` converts between trees and flat arrays.
+    Other constraints are returned unchanged.  ``given`` converts between trees and flat arrays.  If
+    ``sparse``, the Jacobians and also the Hessians are sparse.
     """
     if isinstance(constraints, (list, tuple)):
-        return [_constraints(given, c) for c in constraints]
+        return [_constraints(given, c, sparse) for c in constraints]
     if not isinstance(constraints, dict):
         return constraints  # functions in SciPy's own objects are called with flat arrays
-    values, matrix = given.several(constraints["fun"], constraints.get("args", ()))
+    f, args = constraints["fun"], constraints.get("args", ())
+    values, matrix = given.several(f, args)
+    if sparse:
+        vector, upper = given.vector(f, args), 0.0 if constraints.get("type", "").lower() == "eq" else np.inf
+        return _optimize("minimize").NonlinearConstraint(
+            values, 0.0, upper, jac=given.sparse(jacobian, vector, f),
+            hess=given.sparse(hessian, lambda x, v: (v * vector(x)).sum(), f),
+        )  # fmt: skip
     return {**constraints, "fun": values, "jac": matrix, "args": ()}
 
 

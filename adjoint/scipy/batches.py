@@ -16,9 +16,10 @@ from adjoint.core.lifted import enclosing, running, tracing
 from adjoint.core.record import innermost
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import InputError
-from adjoint.interop.scipy import Programs, methods_of, traced_methods
+from adjoint.interop.scipy import OfElement, Programs, methods_of, traced_methods
 from adjoint.scipy.fallback import partial_result
 from adjoint.transforms.flat_tree import FlatTree
+from adjoint.transforms.inputs import name_of
 
 __all__ = ["Batch", "batch_of", "solve_each"]
 
@@ -46,7 +47,8 @@ class Batch:
 
     def function(self, i: int, f: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that computes ``f`` for element ``i`` and can be called outside the ``vmap``."""
-        return lambda *x: tree.map(lambda t: self.element(i, t), within(enclosing, self.top, f, *x))
+        run = lambda *x: tree.map(lambda t: self.element(i, t), within(enclosing, self.top, f, *x))
+        return OfElement(run, name_of(f))
 
     def outside(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return ``function(*args)``, called outside of the ``vmap``."""
@@ -75,16 +77,21 @@ def batch_of(op: str, f: Callable[..., Any], *given: Any) -> Batch | None:
 
 
 def solve_each(
-    op: str, solve: Callable[[Any, Any], Any], f: Callable[..., Any], x0: Any, method: str | None = None
+    op: str,
+    solve: Callable[[Any, Any], Any],
+    f: Callable[..., Any],
+    x0: Any,
+    method: str | None = None,
+    sparse: bool = False,
 ) -> Any:
     """Return ``solve(f, x0)``, a SciPy result; inside ``vmap``, solve for each element of the batch.
 
     Then ``x_flat`` of the result has one row for each element, ``batch`` is the batch, and ``found`` is an
-    array that says which elements converged.  ``op`` is the name of the caller, for errors, and ``method`` is
-    the name of SciPy's method.
+    array that says which elements converged.  ``op`` is the name of the caller, for errors, ``method`` is
+    the name of SciPy's method, and ``sparse`` says whether it gets sparse matrices.
     """
     if special.count and (trace := tracing.get()) is not None:
-        return _on_host(op, trace, solve, f, x0, methods_of(op, method))
+        return _on_host(op, trace, solve, f, x0, methods_of(op, method, sparse))
     start = tree.map(asarray, x0) if enclosing.get() is not None else x0
     batch = batch_of(op, f, start)
     if batch is None:
@@ -114,7 +121,8 @@ def _on_host(op: str, trace: Any, solve: Any, f: Callable[..., Any], x0: Any, na
     inner = [trace.function(op, methods[n], [vector] * (1 + (n == "hessian_product"))) for n in names]
 
     def run(functions: Any, x: Any) -> Any:
-        programs = Programs(dict(zip(names, map(_arrays, functions), strict=True)))
+        patterns = [getattr(methods[n], "pattern", None) for n in names]
+        programs = Programs(dict(zip(names, map(_arrays, functions, patterns), strict=True)))
         result = solve(programs, flat.unflatten(asarray(x)))
         return result.x_flat, result.fun, result.success, result.get("status", 0), result.get("nfev", 0)
 
@@ -125,14 +133,17 @@ def _on_host(op: str, trace: Any, solve: Any, f: Callable[..., Any], x0: Any, na
     return partial_result(zip(entries, found, strict=True))
 
 
-def _arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+def _arrays(function: Callable[..., Any], pattern: Any) -> Callable[..., Any]:
     """Return a function for SciPy that calls a traced function with arrays.
 
-    It returns new arrays, which SciPy may write into.
+    It returns new arrays, which SciPy may write into; a sparse matrix if the results are the elements of a
+    ``pattern``.
     """
 
     def call(*given: Any) -> Any:
         found = [np.array(a, np.float64) for a in function(*(np.asarray(v, np.float64) for v in given))]
+        if pattern is not None:
+            return pattern.csr(found[0])
         first = found[0] if found[0].ndim else float(found[0])
         return first if len(found) == 1 else (first, *found[1:])
 

@@ -61,6 +61,7 @@ def _joined(
     result: Any,
     bounds: Any,
     refused: str = "",
+    sparse: bool = False,
     **values: Callable[[Tensor], Any],
 ) -> Any:
     """Return ``result`` with a solution that is a differentiable function of the tensors in ``equation``.
@@ -69,7 +70,7 @@ def _joined(
     failed, an unknown at a bound does not vary only if its gradient points to the outside.  ``values`` are
     functions that compute other entries of the result at the solution.  Derivatives that the solver estimated
     are left out, because they would be constants.  If ``refused`` names an option without derivatives, raise
-    if the solution depends on tensors that require grad.
+    if the solution depends on tensors that require grad.  ``sparse`` is that of ``joined_solution``.
     """
     batch, success = result.pop("batch", None), result.pop("found", result.success)
     if batch is None and not grad_mode.get() and not special.count:
@@ -99,7 +100,7 @@ def _joined(
                 f"do not use {refused}."
             )
         return result
-    solution = joined_solution(op, free, there, outcome)
+    solution = joined_solution(op, free, there, outcome, sparse)
     result.x = FlatTree(op, x0, np.float64).unflatten(solution)
     if traced or varies(solution):
         result.update({name: compute(solution) for name, compute in values.items()})
@@ -171,6 +172,8 @@ _solver_doc = SharedDoc("""
         Further arguments of the function, passed by name.
     bounds : pair of array_like or Bounds, optional
         The lower and upper bounds of the unknowns, as vectors.
+    sparse : bool, optional
+        Whether the solver and the derivatives of the solution use sparse matrices.
     """)
 
 
@@ -188,6 +191,8 @@ def minimize(
     tol: float | None = None,
     callback: Any = None,
     options: dict[str, Any] | None = None,
+    *,
+    sparse: bool = False,
 ) -> Any:
     """Minimise a function, with exact derivatives.
 
@@ -203,6 +208,9 @@ def minimize(
         The bounds of the unknowns: one pair for each number in ``x0``.
     callback : callable, optional
         Called after each step with the unknowns.
+    sparse : bool, optional
+        Whether the derivatives of the solution use the sparse Hessian.  The solver gets it, too, if the
+        method is "trust-constr", "newton-cg", "trust-ncg" or "trust-krylov".
 
     Returns
     -------
@@ -230,11 +238,12 @@ def minimize(
         more["constraints"] = constraints
         if special.count:
             refuse_tracing("minimize with constraints=", "Call it outside of the compiled function.")
-    solve = lambda g, x: solvers.minimize(g, x, (), method, **more)
-    result = solve_each("minimize", solve, lambda x: f(x, *as_args(args)), x0, method)
+    solver_gets = sparse and solvers.takes_sparse(method)
+    solve = lambda g, x: solvers.minimize(g, x, (), method, sparse=solver_gets, **more)
+    result = solve_each("minimize", solve, lambda x: f(x, *as_args(args)), x0, method, solver_gets)
     flat = FlatTree("minimize", x0, np.float64)
     value = lambda x: f(flat.unflatten(x), *as_args(args))
-    return _joined("minimize", grad(value), x0, result, bounds, "constraints" if limited else "", fun=value)
+    return _joined("minimize", grad(value), x0, result, bounds, "constraints" * limited, sparse, fun=value)
 
 
 @_solver_doc
@@ -247,6 +256,8 @@ def root(
     tol: float | None = None,
     callback: Any = None,
     options: dict[str, Any] | None = None,
+    *,
+    sparse: bool = False,
 ) -> Any:
     """Find a root of a function, with the exact Jacobian.
 
@@ -256,6 +267,9 @@ def root(
         A function ``fun(x, *args)`` that returns as many numbers as ``x`` has.
     callback : callable, optional
         Called after each step of some methods.
+    sparse : bool, optional
+        Whether the solver, which is the method "krylov" then, and the derivatives of the solution use the
+        sparse Jacobian.
 
     Returns
     -------
@@ -272,10 +286,11 @@ def root(
     """
     f, x0 = first_of(fun) if jac is True else fun, _start(x0)
     more = _given(tol=tol, callback=callback, options=options)
-    solve = lambda g, x: solvers.root(g, x, (), method, **more)
-    result = solve_each("root", solve, lambda x: f(x, *as_args(args)), x0, method)
+    solve = lambda g, x: solvers.root(g, x, (), method, sparse=sparse, **more)
+    result = solve_each("root", solve, lambda x: f(x, *as_args(args)), x0, method, sparse)
     flat = FlatTree("root", x0, np.float64)
-    return _joined("root", lambda x: _vector(f(flat.unflatten(x), *as_args(args))), x0, result, None)
+    equation = lambda x: _vector(f(flat.unflatten(x), *as_args(args)))
+    return _joined("root", equation, x0, result, None, "", sparse)
 
 
 def _vector(values: Any) -> Tensor:
@@ -307,6 +322,7 @@ def least_squares(
     f_scale: float = 1.0,
     args: Any = (),
     kwargs: dict[str, Any] | None = None,
+    sparse: bool = False,
     **options: Any,
 ) -> Any:
     """Minimise a sum of squares, with the exact Jacobian.
@@ -319,7 +335,9 @@ def least_squares(
         SciPy's name of the method.
     **options : optional
         Other parameters of SciPy's function: ``ftol``, ``xtol``, ``gtol``, ``x_scale``, ``max_nfev``, …
-        ``sparse=True`` passes the Jacobian as a sparse matrix.
+    sparse : bool, optional
+        Whether the solver, which is "trf" or "dogbox" then, and the derivatives of the solution use sparse
+        matrices.
 
     Returns
     -------
@@ -346,7 +364,8 @@ def least_squares(
     named, x0 = kwargs or {}, _start(x0)
     f: Callable[[Any], Tensor] = lambda x: _vector(fun(x, *as_args(args, lists=True), **named))
     given = {"bounds": bounds, "method": method, "loss": loss, "f_scale": f_scale, **options}
-    result = solve_each("least_squares", lambda g, x: solvers.least_squares(g, x, **given), f, x0)
+    solve = lambda g, x: solvers.least_squares(g, x, sparse=sparse, **given)
+    result = solve_each("least_squares", solve, f, x0, sparse=sparse)
     flat = FlatTree("least_squares", x0, np.float64)
 
     def cost(x: Tensor) -> Tensor:
@@ -354,9 +373,8 @@ def least_squares(
         return 0.5 * f_scale**2 * sum(_LOSSES[loss](r * r))
 
     bounds = _pairs(bounds, result.x_flat.shape[-1:])
-    return _joined(
-        "least_squares", grad(cost), x0, result, bounds, cost=cost, fun=lambda x: f(flat.unflatten(x))
-    )
+    values = {"cost": cost, "fun": lambda x: f(flat.unflatten(x))}
+    return _joined("least_squares", grad(cost), x0, result, bounds, "", sparse, **values)
 
 
 _FLAGS = (0, 5, 4, 1, 2, 3)  # MINPACK's flags for the status -1 to 4 of least_squares

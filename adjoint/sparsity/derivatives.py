@@ -69,6 +69,7 @@ class SparseDerivative:
         functools.update_wrapper(self, f, assigned=("__module__", "__name__", "__qualname__"), updated=())
         self.transform, self.f, self.argnums, self.has_aux = transform, f, argnums, has_aux
         self.chunk_size, self.holomorphic, self.mode = chunk_size, holomorphic, mode
+        self._plan: Plan | None = None  # set where the function cannot change between calls
         self.quick: Compiled[..., Any]
         self.exact: Compiled[..., Any]
         self._compile((), "replay", 8, False)
@@ -93,6 +94,15 @@ class SparseDerivative:
         if not grad_mode.get() and outermost() and given_arrays(args, kwargs):
             return returned(found)  # a captured tensor requires grad, but nothing is recorded
         return found
+
+    def fixed(self, *args: Any) -> Callable[..., Any]:
+        """Return this derivative as a function of arguments of the same shapes.
+
+        The pattern is found now.  The function must not change as long as the derivative is used.
+        """
+        found = copy.copy(self)
+        found._plan = self.plan(self.record(args, {})[0], args, {})
+        return found._exactly
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Return this function bound to ``instance``, as for a method."""
@@ -152,6 +162,8 @@ class SparseDerivative:
 
     def plan(self, run: Recorded, args: Any, kwargs: Any) -> Plan:
         """Return the products that give the derivative."""
+        if self._plan is not None:
+            return self._plan
         reverse = {"rows": True, "columns": False}.get(self.mode) if isinstance(self.mode, str) else None
         choose_mode(self.transform, self.f, run, self.holomorphic, reverse)
         pattern = self.pattern(run, args, kwargs)

@@ -22,13 +22,12 @@ from adjoint.core.values import unknown
 from adjoint.errors import ArgumentError, ConvergenceError, DTypeError, ShapeError, TransformError
 from adjoint.ops.compare import isfinite
 from adjoint.ops.elementwise import sqrt
-from adjoint.ops.linalg import solve
 from adjoint.ops.piecewise import maximum, where
 from adjoint.transforms.flat_tree import FlatTree
 from adjoint.transforms.forward import linearize
 from adjoint.transforms.inputs import Place, as_function, name_of
 from adjoint.transforms.loops import bounded_loop
-from adjoint.transforms.matrix import jacfwd
+from adjoint.transforms.matrix import jacfwd, jacobian
 from adjoint.transforms.solution import (
     DENSE,
     Vector,
@@ -37,6 +36,7 @@ from adjoint.transforms.solution import (
     is_lifted,
     joined_solution,
     largest_absolute,
+    solve_equations,
 )
 from adjoint.typing import Tree
 
@@ -57,6 +57,9 @@ _solver_doc = SharedDoc("""
         absolute value.  The default is eps^¾ of the dtype.
     max_steps : int
         The largest number of steps.
+    sparse : bool, optional
+        Whether linear equations are solved with the sparse Jacobian, as ``ad.jacobian(f, sparse=True)``
+        computes it.  It needs SciPy.
 
     Returns
     -------
@@ -73,6 +76,7 @@ def fixed_point(
     tol: float | None = None,
     max_steps: int = 1000,
     damping: float = 1.0,
+    sparse: bool = False,
 ) -> Any:
     """Return x with ``f(x, *args) == x``, by iterating ``x = f(x, *args)``.
 
@@ -95,7 +99,7 @@ def fixed_point(
     >>> a.grad.item() - 0.5 / 2 ** 0.5 < 1e-12
     True
     """
-    problem = _Problem("fixed_point", f, x0, args)
+    problem = _Problem("fixed_point", f, x0, args, sparse)
     limit = _limits("fixed_point", problem, tol, max_steps)
     if not 0 < damping <= 1:
         raise ArgumentError(f"fixed_point: damping must be above 0 and at most 1, but is {damping!r}.")
@@ -116,7 +120,14 @@ def _iterate(problem: _Problem, limit: float, max_steps: int, damping: float) ->
 
 
 @_solver_doc
-def root(f: Callable[..., Any], x0: Tree, *args: Tree, tol: float | None = None, max_steps: int = 50) -> Any:
+def root(
+    f: Callable[..., Any],
+    x0: Tree,
+    *args: Tree,
+    tol: float | None = None,
+    max_steps: int = 50,
+    sparse: bool = False,
+) -> Any:
     """Return x with ``f(x, *args) == 0``, by Newton's method with exact derivatives.
 
     Steps that do not reduce the residual are shortened.  Gradients flow as in ``fixed_point``.
@@ -132,8 +143,11 @@ def root(f: Callable[..., Any], x0: Tree, *args: Tree, tol: float | None = None,
     >>> abs(a.grad.item() - 2 ** (-2 / 3) / 3) < 1e-12
     True
     """
-    problem = _Problem("root", f, x0, args)
+    problem = _Problem("root", f, x0, args, sparse)
     limit = _limits("root", problem, tol, max_steps)
+    if sparse:
+        matrix: Any = jacobian(problem, sparse=True)
+        problem.matrix = within(grad_mode, False, matrix.fixed, problem.start)
     if problem.known:
         x, residual = within(grad_mode, False, _newton, problem, limit, max_steps)
         problem.size_of(max_steps, residual)
@@ -201,10 +215,14 @@ def _limits(name: str, problem: _Problem, tol: float | None, max_steps: int) -> 
 class _Problem:
     """An equation f(x) = 0 whose unknown x is a tree, as a function of one flat vector."""
 
-    def __init__(self, name: str, f: Callable[..., Any], x0: Any, args: Sequence[Any]) -> None:
+    def __init__(self, name: str, f: Callable[..., Any], x0: Any, args: Sequence[Any], sparse: bool) -> None:
         as_function(name, f)
         self.name = name
         self.f = f
+        if not isinstance(sparse, bool):
+            raise ArgumentError(f"{name}: sparse must be True or False, not {sparse!r}.")
+        self.sparse = sparse
+        self.matrix: Callable[[Tensor], Any] = jacfwd(self)
         # copies, because later writes to the user's arrays cannot be detected
         self.args = tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tuple(args))
         self.flat = FlatTree(name, x0)
@@ -252,8 +270,8 @@ class _Problem:
     def newton_step(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return the Newton step d with J d = -residual, where J is the Jacobian at ``x``."""
         try:
-            if x.size <= DENSE or is_lifted(residual):
-                return solve(jacfwd(self)(x), -residual)
+            if self.sparse or x.size <= DENSE or is_lifted(residual):
+                return solve_equations(self.matrix(x), -residual)
             _, along = linearize(self, x)
             product = lambda d: along(wrap(d)).numpy()
             return wrap(gmres(product, -residual.numpy(), self.name))
@@ -327,7 +345,7 @@ class _Problem:
 
     def solved(self, x: Tensor, equation: Vector) -> Any:
         """Return the solution ``x`` as a tree, connected to the tensors that the equation depends on."""
-        return self.flat.unflatten(joined_solution(self.name, equation, x))
+        return self.flat.unflatten(joined_solution(self.name, equation, x, sparse=self.sparse))
 
 
 def _is_small(step: Tensor, x: Tensor, limit: float) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import tree
 from adjoint.config import grad_mode
 from adjoint.context import within
 from adjoint.core.batched import Batched, settled
@@ -34,12 +35,15 @@ from adjoint.ops.linalg import solve
 from adjoint.transforms.calls import new_op
 from adjoint.transforms.convergence import Outcome
 from adjoint.transforms.forward import linearize
-from adjoint.transforms.matrix import jacrev
+from adjoint.transforms.matrix import jacobian, jacrev
 from adjoint.transforms.recompute import captured_by, pull_record, standing
 from adjoint.transforms.rerun import Rerun
 from adjoint.transforms.reverse import vjp
 
-__all__ = ["DENSE", "Vector", "gmres", "held_array", "is_lifted", "joined_solution", "largest_absolute"]
+__all__ = [
+    "DENSE", "Vector", "gmres", "held_array", "is_lifted", "joined_solution", "largest_absolute",
+    "solve_equations",
+]  # fmt: skip
 
 
 DENSE = 256  # up to this number of unknowns the Jacobian is formed; beyond, GMRES uses products with it
@@ -47,11 +51,13 @@ DENSE = 256  # up to this number of unknowns the Jacobian is formed; beyond, GMR
 Vector = Callable[[Tensor], Tensor]
 
 
-def joined_solution(name: str, equation: Vector, x: Tensor, outcome: Outcome | None = None) -> Tensor:
+def joined_solution(
+    name: str, equation: Vector, x: Tensor, outcome: Outcome | None = None, sparse: bool = False
+) -> Tensor:
     """Return the root x of an equation, connected to the graph of the tensors that the equation depends on.
 
     ``name`` is the name of the caller, for errors.  ``outcome`` says whether a solver found x: if not,
-    derivatives raise.
+    derivatives raise.  ``sparse`` says whether linear equations are solved with the sparse Jacobian.
     """
     if not grad_mode.get():
         return x
@@ -60,14 +66,15 @@ def joined_solution(name: str, equation: Vector, x: Tensor, outcome: Outcome | N
     residual = rerun.first(equation, (x,), {})
     x = _at_level_of(residual, x)
     again: Vector = lambda x: rerun.again(equation, (x,), {})
+    matrix = jacobian(again, sparse=True) if sparse else jacrev(again)
     if _has_outer_history(residual._data):
-        x = _joined_outside(rerun, again, jacrev(again), x, residual._data, outcome)
+        x = _joined_outside(rerun, again, matrix, x, residual._data, outcome)
     if residual._node is None:
         return x
     captured = captured_by([residual], since)
     keys = [key_of(t) for t in captured]
     rerun.depends_on(keys)
-    return _recorded(_Solution(name, again, residual, keys, outcome), captured, x)
+    return _recorded(_Solution(name, again, matrix, residual, keys, outcome, sparse=sparse), captured, x)
 
 
 def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
@@ -79,25 +86,25 @@ def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:
 
 
 def _joined_outside(
-    rerun: Rerun, equation: Vector, jacobian: Vector, x: Tensor, like: Batched, outcome: Outcome | None
+    rerun: Rerun, equation: Vector, matrix: Vector, x: Tensor, like: Batched, outcome: Outcome | None
 ) -> Tensor:
     """Connect a solution ``x`` inside ``vmap`` to the graphs of tensors outside; return the new ``x``.
 
     Outside, the solutions of all batch elements are one solution.  ``like`` is a value of this ``vmap``, and
     ``rerun`` repeats the equation with the same random numbers.
     """
-    batch = _Batch(equation, jacobian, like)
+    batch = _Batch(equation, matrix, like)
     whole, outcome = batch.held(x), outcome and outcome.mapped(batch.held)
     since = next_seq()
     residual = batch.equation(whole)
     whole = _at_level_of(residual, whole)
     if _has_outer_history(residual._data):  # the equation also depends on tensors further outside
-        whole = _joined_outside(rerun, batch.equation, batch.jacobian, whole, residual._data, outcome)
+        whole = _joined_outside(rerun, batch.equation, batch.matrix, whole, residual._data, outcome)
     if residual._node is not None:
         captured = captured_by([residual], since)
         keys = [key_of(t) for t in captured]
         rerun.depends_on(keys)
-        solution = _Solution(rerun.name, batch.equation, residual, keys, outcome, batch)
+        solution = _Solution(rerun.name, batch.equation, batch.matrix, residual, keys, outcome, batch)
         whole = _recorded(solution, captured, whole)
     return batch.inside(whole)
 
@@ -113,8 +120,8 @@ def _at_level_of(residual: Tensor, x: Tensor) -> Tensor:
 class _Batch:
     """An equation inside ``vmap``, viewed from outside as one equation for all elements of the batch."""
 
-    def __init__(self, equation: Vector, jacobian: Vector, like: Batched) -> None:
-        self.of_one = equation, jacobian
+    def __init__(self, equation: Vector, matrix: Vector, like: Batched) -> None:
+        self.of_one = equation, matrix
         self.level, self.size, self.batched = like.level, like.size_, like.batched
 
     def inside(self, t: Tensor) -> Tensor:
@@ -131,16 +138,17 @@ class _Batch:
             found = rec.broadcast_to(found, shape=(self.size, *found.shape))
         return found
 
-    def run(self, f: Vector, whole: Tensor) -> Tensor:
+    def run(self, f: Vector, whole: Tensor) -> Any:
         """Run ``f``, a function of one element, on the batch ``whole``, even after the ``vmap`` has ended."""
         level = Batched(self.level, self.size, np.zeros(()), False)
-        return run_at(level, lambda: self.held(f(self.inside(whole))))
+        return run_at(level, lambda: tree.map(self.held, f(self.inside(whole))))
 
     def equation(self, whole: Tensor) -> Tensor:
         """Return the values of the equation for all batch elements, given the solutions ``whole``."""
-        return self.run(self.of_one[0], whole)
+        found: Tensor = self.run(self.of_one[0], whole)
+        return found
 
-    def jacobian(self, whole: Tensor) -> Tensor:
+    def matrix(self, whole: Tensor) -> Any:
         """Return one Jacobian for each element of ``whole``: elements do not depend on each other."""
         return self.run(self.of_one[1], whole)
 
@@ -176,19 +184,23 @@ def _has_outer_history(data: Any) -> bool:
 class _Solution:
     """The node of a solution: it maps the gradient of x to gradients of the equation's dependencies."""
 
-    __slots__ = ("batch", "equation", "keys", "level", "name", "outcome", "residual")
+    __slots__ = ("batch", "equation", "keys", "level", "matrix", "name", "outcome", "residual", "sparse")
 
     def __init__(
         self,
         name: str,
         equation: Vector,
+        matrix: Callable[[Tensor], Any],
         residual: Tensor,
         keys: list[Any],
         outcome: Outcome | None,
         batch: _Batch | None = None,
+        sparse: bool = False,
     ) -> None:
         self.name = name
         self.equation = equation
+        self.matrix = matrix  # returns ∂F/∂x, a SparseArray if ``sparse``
+        self.sparse = sparse
         self.keys = keys  # the nodes and leaves that the equation depends on
         self.outcome = None if outcome is None or outcome.certain else outcome
         self.batch = batch  # set if the equation is that of a whole vmap batch
@@ -284,9 +296,9 @@ class _Solution:
     def _solved(self, x: Tensor, b: Tensor, product: Vector, recording: bool, transposed: bool) -> Tensor:
         """Return v with J v = -b, or Jᵀ v = -b if ``transposed``; ``product`` multiplies by that matrix."""
         try:
-            if self.batch is not None or is_lifted(x) or is_lifted(b):
+            if self.batch is not None or self.sparse or is_lifted(x) or is_lifted(b):
                 # ordinary ops stay connected to graphs outside of surrounding vmaps
-                return _solve_each(self._matrix(x, recording, transposed), -b)
+                return solve_equations(self._matrix(x, recording, transposed), -b)
             v = within(grad_mode, False, self._solved_plainly, x.detach(), b.detach(), product, transposed)
         except np.linalg.LinAlgError as error:
             raise ConvergenceError(
@@ -299,18 +311,25 @@ class _Solution:
             return solve(self._matrix(x, False, transposed), -b)
         return wrap(gmres(lambda u: product(wrap(u)).numpy(), -b.numpy(), self.name))
 
-    def _matrix(self, x: Tensor, recording: bool, transposed: bool) -> Tensor:
+    def _matrix(self, x: Tensor, recording: bool, transposed: bool) -> Any:
         """Return ∂F/∂x, or its transpose if ``transposed``; it is part of the graph only if ``recording``."""
         keep = recording or _has_outer_history(x._data)
-        jacobian = jacrev(self.equation) if self.batch is None else self.batch.jacobian
-        found = within(grad_mode, keep and grad_mode.get(), run_at, self.level, jacobian, x)
+        found = within(grad_mode, keep and grad_mode.get(), run_at, self.level, self.matrix, x)
         if not recording:
-            found = wrap(found._data)
-        return rec.matrix_transpose(found) if transposed else found
+            found = tree.map(lambda t: wrap(t._data), found)
+        if not transposed:
+            return found
+        return rec.matrix_transpose(found) if isinstance(found, Tensor) else found.T
 
 
-def _solve_each(matrix: Tensor, b: Tensor) -> Tensor:
-    return solve(matrix, b) if b.ndim == 1 else solve(matrix, b[..., None])[..., 0]
+def solve_equations(matrix: Any, b: Tensor) -> Tensor:
+    """Return x with A x = b, for a dense or sparse matrix, or for each of a stack of them."""
+    if isinstance(matrix, Tensor):
+        return solve(matrix, b) if b.ndim == 1 else solve(matrix, b[..., None])[..., 0]
+    found: Tensor = rec.sparse_solve(
+        matrix.data, b[..., None], pattern=matrix.pattern, method="direct", options=()
+    )
+    return found[..., 0]
 
 
 def _as_tensor(value: Any) -> Tensor:
@@ -358,5 +377,6 @@ def gmres(product: Callable[[Any], Any], b: Any, name: str, restart: int = 60, c
         return x
     raise ConvergenceError(
         f"{name}: the linear equation for the derivative was not solved: the residual is {size:g}, but "
-        f"must be at most {limit:g}.\n  The Jacobian may be singular at the solution."
+        f"must be at most {limit:g}.\n"
+        "  The Jacobian may be singular at the solution.  If most of its elements are zeros, use sparse=True."
     )
