@@ -18,8 +18,9 @@ from chunk_order import reorder
 
 from adjoint.compiler.emit import machine
 from adjoint.compiler.host import native
+from adjoint.compiler.lower.lower import Lowered
+from adjoint.compiler.lower.target import CPU
 from adjoint.compiler.replay import tables
-from adjoint.compiler.schedule import columns as column_sums
 from adjoint.compiler.schedule import memory
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -39,8 +40,7 @@ def partial_sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tables, "LARGE", 1)
     monkeypatch.setattr(tables, "_FEW", 0)
     if request.node.callspec.params["seed"] % 2:
-        for name in ("_LARGE", "_ROWS", "_CHUNK"):
-            monkeypatch.setattr(column_sums, name, 1)
+        monkeypatch.setattr(Lowered.__init__, "__defaults__", (CPU._replace(large=1, rows=1, chunk=1),))
 
 
 def check_numbers(seed: int, calls: int = 3) -> None:
