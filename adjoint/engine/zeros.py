@@ -338,7 +338,7 @@ def _cleaned_later(xp: Namespace, g: Value, zeros: Zeros) -> Any:
     if not always and heart is None and not may_have_nan(g):
         return g
     live = zeros.live()
-    if live is None:
+    if live is None or (isinstance(live, np.ndarray) and live.all()):
         return g
     if heart is None:
         return xp.where(live, g, 0)

@@ -7,6 +7,7 @@ the operator is a parameter of the ops.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -93,10 +94,19 @@ class Pattern:
         """The columns, as SciPy stores them."""
         return self.cols.astype(_index_type(self))
 
+    @functools.cached_property
+    def checked(self) -> Any:
+        """A SciPy array with this pattern, in which SciPy has checked the positions."""
+        arrays = np.zeros(self.count, bool), self.indices, self.indptr
+        found = scipy_function("sparse", "csr_array")(arrays, shape=self.shape)
+        found.has_canonical_format  # noqa: B018 (SciPy keeps the answer, and copies have it)
+        return found
+
     def csr(self, data: Array) -> Any:
         """Return a SciPy array in CSR format with the elements ``data``."""
-        arrays = data, self.indices.copy(), self.indptr.copy()
-        return scipy_function("sparse", "csr_array")(arrays, shape=self.shape)
+        found = copy.copy(self.checked)
+        found.data, found.indices, found.indptr = data, self.indices.copy(), self.indptr.copy()
+        return found
 
     def reordered(self, xp: Namespace, data: Any) -> Any:
         """Return the elements ``data`` in the order of the transposed matrix."""

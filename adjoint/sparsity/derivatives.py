@@ -70,18 +70,29 @@ class SparseDerivative:
         self.transform, self.f, self.argnums, self.has_aux = transform, f, argnums, has_aux
         self.chunk_size, self.holomorphic, self.mode = chunk_size, holomorphic, mode
         self._plan: Plan | None = None  # set where the function cannot change between calls
-        self.quick: Compiled[..., Any]
-        self.exact: Compiled[..., Any]
-        self._compile((), "replay", 8, False)
+        self._options: tuple[Any, ...] = ((), "replay", 8, False)  # of ad.compile
 
-    def _compile(self, *options: Any) -> None:
-        """Make the compiled functions, with these options of ``ad.compile``."""
-        self.quick, self.exact = Compiled(self._quickly, *options), Compiled(self._exactly, *options)
+    @functools.cached_property
+    def quick(self) -> Compiled[..., Any]:
+        """The compiled function without kept zeros."""
+        return Compiled(self._quickly, *self._options)
+
+    @functools.cached_property
+    def exact(self) -> Compiled[..., Any]:
+        """The compiled function with kept zeros."""
+        return Compiled(self._exactly, *self._options)
 
     def __compiled__(self, *options: Any) -> SparseDerivative:
         """Return this derivative with other options of ``ad.compile``."""
+        found = self._copy()
+        found._options = options
+        return found
+
+    def _copy(self) -> SparseDerivative:
+        """Return a copy without compiled functions."""
         found = copy.copy(self)
-        found._compile(*options)
+        for name in ("quick", "exact"):
+            found.__dict__.pop(name, None)
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +111,7 @@ class SparseDerivative:
 
         The pattern is found now.  The function must not change as long as the derivative is used.
         """
-        found = copy.copy(self)
+        found = self._copy()
         found._plan = self.plan(self.record(args, {})[0], args, {})
         return found._exactly
 

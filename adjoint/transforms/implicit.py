@@ -145,24 +145,24 @@ def root(
     """
     problem = _Problem("root", f, x0, args, sparse)
     limit = _limits("root", problem, tol, max_steps)
+    matrix: Any = jacobian(problem, sparse=True) if sparse else jacfwd(problem)
     if sparse:
-        matrix: Any = jacobian(problem, sparse=True)
-        problem.matrix = within(grad_mode, False, matrix.fixed, problem.start)
+        matrix = within(grad_mode, False, matrix.fixed, problem.start)
     if problem.known:
-        x, residual = within(grad_mode, False, _newton, problem, limit, max_steps)
+        x, residual = within(grad_mode, False, _newton, problem, matrix, limit, max_steps)
         problem.size_of(max_steps, residual)
     else:
-        x = within(grad_mode, False, _newton_traced, problem, limit, max_steps)
+        x = within(grad_mode, False, _newton_traced, problem, matrix, limit, max_steps)
     return problem.solved(x, problem)
 
 
-def _newton(problem: _Problem, limit: float, max_steps: int) -> tuple[Any, Any]:
+def _newton(problem: _Problem, matrix: Any, limit: float, max_steps: int) -> tuple[Any, Any]:
     x = problem.start
     residual = problem(x)
     for step in range(max_steps):
         if problem.size_of(step, residual) == 0:
             return x, residual
-        direction = problem.newton_step(x, residual)
+        direction = problem.newton_step(x, residual, matrix)
         x, residual, moved = problem.line_search(x, direction, residual, limit)
         if _all(_is_small(moved, x, limit)):
             return x, residual
@@ -187,10 +187,10 @@ def _iterate_traced(problem: _Problem, limit: float, max_steps: int, damping: fl
     return found
 
 
-def _newton_traced(problem: _Problem, limit: float, max_steps: int) -> Tensor:
+def _newton_traced(problem: _Problem, matrix: Any, limit: float, max_steps: int) -> Tensor:
     def step(state: Any) -> Any:
         x, residual, _ = state
-        return problem.line_search_traced(x, problem.newton_step(x, residual), residual, limit)
+        return problem.line_search_traced(x, problem.newton_step(x, residual, matrix), residual, limit)
 
     def unsolved(state: Any) -> Any:
         x, residual, moved = state
@@ -222,7 +222,6 @@ class _Problem:
         if not isinstance(sparse, bool):
             raise ArgumentError(f"{name}: sparse must be True or False, not {sparse!r}.")
         self.sparse = sparse
-        self.matrix: Callable[[Tensor], Any] = jacfwd(self)
         # copies, because later writes to the user's arrays cannot be detected
         self.args = tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tuple(args))
         self.flat = FlatTree(name, x0)
@@ -267,11 +266,14 @@ class _Problem:
             + (", or use a damping below 1." if self.name == "fixed_point" else ".")
         )
 
-    def newton_step(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return the Newton step d with J d = -residual, where J is the Jacobian at ``x``."""
+    def newton_step(self, x: Tensor, residual: Tensor, matrix: Callable[[Tensor], Any]) -> Tensor:
+        """Return the Newton step d with J d = -residual, where J is the Jacobian at ``x``.
+
+        ``matrix`` computes it.
+        """
         try:
             if self.sparse or x.size <= DENSE or is_lifted(residual):
-                return solve_equations(self.matrix(x), -residual)
+                return solve_equations(matrix(x), -residual)
             _, along = linearize(self, x)
             product = lambda d: along(wrap(d)).numpy()
             return wrap(gmres(product, -residual.numpy(), self.name))

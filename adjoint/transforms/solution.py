@@ -66,7 +66,7 @@ def joined_solution(
     residual = rerun.first(equation, (x,), {})
     x = _at_level_of(residual, x)
     again: Vector = lambda x: rerun.again(equation, (x,), {})
-    matrix = jacobian(again, sparse=True) if sparse else jacrev(again)
+    matrix = sparse_jacobian(again) if sparse else jacrev(again)
     if _has_outer_history(residual._data):
         x = _joined_outside(rerun, again, matrix, x, residual._data, outcome)
     if residual._node is None:
@@ -75,6 +75,12 @@ def joined_solution(
     keys = [key_of(t) for t in captured]
     rerun.depends_on(keys)
     return _recorded(_Solution(name, again, matrix, residual, keys, outcome, sparse=sparse), captured, x)
+
+
+def sparse_jacobian(f: Vector) -> Callable[[Tensor], Any]:
+    """Return a function that computes the sparse Jacobian of ``f``, with the pattern that it has then."""
+    derivative: Any = jacobian(f, sparse=True)
+    return lambda x: derivative.fixed(x)(x)
 
 
 def _recorded(solution: _Solution, captured: list[Tensor], x: Tensor) -> Tensor:

@@ -221,6 +221,8 @@ class _Seen:
         owner, key, value = read.parent.seen, read.key, read.seen
         if read.kind == "element":  # of a container whose elements are recorded
             return
+        if read.kind == "all" and type(owner) is tuple:  # it cannot change
+            return
         if read.kind == "all" and type(owner) in (dict, list, tuple) and not asks:
             elements = owner.values() if type(owner) is dict else owner
             if not any(map(is_plain, elements)):  # plain values are compared by value
