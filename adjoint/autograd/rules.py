@@ -9,14 +9,19 @@ from typing import Any
 import numpy as np
 
 import adjoint.numpy as anp
-from adjoint import extend
+from adjoint import extend, tree
+from adjoint.core.convert import asarray
+from adjoint.core.record import joined_copy
 from adjoint.core.tensor import Tensor
+from adjoint.core.values import varies
 from adjoint.extend import primitive as _primitive
 from adjoint.interop.drop_in import holds_tensor
+from adjoint.numpy.build import Valued
 
 __all__ = [
-    "Box", "def_linear", "defjvp", "defjvp_argnum", "defvjp", "defvjp_argnum", "isbox", "notrace_primitive",
-    "primitive", "primitive_vjps", "register_notrace", "unbroadcast_f",
+    "Box", "def_linear", "defjvp", "defjvp_argnum", "defjvp_argnums", "defvjp", "defvjp_argnum",
+    "defvjp_argnums", "getval", "isbox", "notrace_primitive", "primitive", "primitive_vjps",
+    "register_notrace", "unbroadcast_f",
 ]  # fmt: skip
 
 Box = Tensor
@@ -24,7 +29,16 @@ primitive_vjps: dict[Any, Any] = {}  # empty: the rules of NumPy's functions are
 
 
 class primitive(_primitive):  # noqa: N801  autograd's name
-    """``adjoint.extend.primitive`` with the methods of old versions of autograd."""
+    """``adjoint.extend.primitive`` with autograd's habits, and the methods of its old versions.
+
+    A rule that takes the values of tensors by ``getval`` is a constant when it is differentiated again.
+    """
+
+    def _gradient(self, i: int, y: Any, args: tuple[Any, ...], kwargs: dict[str, Any], g: Any) -> Any:
+        found = super()._gradient(i, y, args, kwargs, g)
+        if found is None or not any(map(varies, tree.leaves(g))):
+            return found
+        return tree.map(lambda v: v if varies(v) else joined_copy(asarray(v), None), found)
 
     def defgrad(self, gradfun: Any, argnum: int = 0) -> None:
         """Define the rule of one argument."""
@@ -42,27 +56,58 @@ class primitive(_primitive):  # noqa: N801  autograd's name
 def defvjp(fun: Any, *vjpmakers: Any, argnums: Any = None) -> None:
     """Define rules of reverse mode, as ``adjoint.extend.defvjp``.
 
-    As in autograd, rules of a function that is no primitive have no effect: its own operations are
-    differentiated, and functions of NumPy have the derivatives of adjoint.
+    Functions of ``autograd.numpy`` and ``autograd.scipy`` get the rules if they have no derivative in
+    adjoint.  Rules of other functions have no effect: their own operations are differentiated.
     """
-    if isinstance(fun, _primitive):
-        extend.defvjp(fun, *vjpmakers, argnums=argnums)
+    if (known := _ruled(fun)) is not None:
+        extend.defvjp(known, *vjpmakers, argnums=argnums)
 
 
 def defjvp(fun: Any, *jvpfuns: Any, argnums: Any = None) -> None:
     """Define rules of forward mode, as ``adjoint.extend.defjvp``; see ``defvjp``."""
+    if (known := _ruled(fun)) is not None:
+        extend.defjvp(known, *jvpfuns, argnums=argnums)
+
+
+def _ruled(fun: Any) -> _primitive | None:
+    """Return the primitive that rules of a function belong to; None if it is no primitive.
+
+    A function of NumPy or SciPy that has no derivative in adjoint becomes one.
+    """
     if isinstance(fun, _primitive):
-        extend.defjvp(fun, *jvpfuns, argnums=argnums)
+        return fun
+    ours = getattr(fun, "ours", None)
+    if not isinstance(ours, Valued):
+        return None
+    if ours.primitive is None:
+        ours.primitive = primitive(ours.theirs)
+    return ours.primitive
 
 
 def defvjp_argnum(fun: Any, vjpmaker: Callable[..., Any]) -> None:
     """Define all rules by one function ``vjpmaker(argnum, ans, args, kwargs)``."""
-    fun.rules = _AnyArgument(lambda i: lambda ans, *args, **kwargs: vjpmaker(i, ans, args, kwargs))
+    if (known := _ruled(fun)) is not None:
+        known.rules = _AnyArgument(lambda i: lambda ans, *args, **kwargs: vjpmaker(i, ans, args, kwargs))
 
 
 def defjvp_argnum(fun: Any, jvpmaker: Callable[..., Any]) -> None:
     """Define all forward rules by one function ``jvpmaker(argnum, g, ans, args, kwargs)``."""
-    fun.tangents = _AnyArgument(lambda i: lambda g, ans, *args, **kwargs: jvpmaker(i, g, ans, args, kwargs))
+    if (known := _ruled(fun)) is not None:
+        known.tangents = _AnyArgument(
+            lambda i: lambda g, ans, *args, **kwargs: jvpmaker(i, g, ans, args, kwargs)
+        )
+
+
+def defvjp_argnums(fun: Any, vjpmaker: Callable[..., Any]) -> None:
+    """Define all rules by ``vjpmaker(argnums, ans, args, kwargs)``, for several arguments at once."""
+    defvjp_argnum(
+        fun, lambda i, ans, args, kwargs: lambda g: next(iter(vjpmaker((i,), ans, args, kwargs)(g)))
+    )
+
+
+def defjvp_argnums(fun: Any, jvpmaker: Callable[..., Any]) -> None:
+    """Define all forward rules by one function ``jvpmaker(argnums, gs, ans, args, kwargs)``."""
+    defjvp_argnum(fun, lambda i, g, ans, args, kwargs: jvpmaker((i,), (g,), ans, args, kwargs))
 
 
 class _AnyArgument(dict[int, Any]):
@@ -92,20 +137,25 @@ def isbox(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
+def getval(x: object) -> object:
+    """Return the array or the number of a tensor, and other values unchanged."""
+    return x.detach().numpy(copy=True)[()] if isinstance(x, Tensor) else x
+
+
 def notrace_primitive(f_raw: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that gets arrays in place of tensors, and has no derivative."""
 
     @functools.wraps(f_raw)
     def call(*args: Any, **kwargs: Any) -> Any:
-        values = [a.detach().numpy(copy=True)[()] if isinstance(a, Tensor) else a for a in args]
-        return f_raw(*values, **kwargs)
+        return f_raw(*map(getval, args), **kwargs)
 
     return call
 
 
 def register_notrace(trace_type: Any, primitive_fun: Any) -> None:
     """Define that no gradient flows through a primitive."""
-    primitive_fun.rules = _AnyArgument(lambda i: lambda ans, *args, **kwargs: lambda g: None)
+    if (known := _ruled(primitive_fun)) is not None:
+        known.rules = _AnyArgument(lambda i: lambda ans, *args, **kwargs: lambda g: None)
 
 
 def unbroadcast_f(target: Any, f: Callable[..., Any]) -> Callable[[Any], Any]:

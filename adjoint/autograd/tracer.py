@@ -1,13 +1,7 @@
 """``autograd.tracer``: primitives and the test for tensors."""
 
-from adjoint.autograd.rules import Box, isbox, notrace_primitive, primitive, register_notrace
+from adjoint.autograd.rules import Box, getval, isbox, notrace_primitive, primitive, register_notrace
+from adjoint.autograd.util import subvals
 
-__all__ = ["Box", "getval", "isbox", "notrace_primitive", "primitive", "register_notrace"]
-
-
-def getval(x: object) -> object:
-    """Return the array of a tensor, and other values unchanged."""
-    return x.detach().numpy(copy=True)[()] if isinstance(x, Box) else x
-
-
+__all__ = ["Box", "getval", "isbox", "notrace_primitive", "primitive", "register_notrace", "subvals"]
 __dir__ = sorted(__all__).copy

@@ -19,7 +19,7 @@ from adjoint import tree
 from adjoint.core.tensor import Tensor
 from adjoint.errors import NoGradientError
 from adjoint.interop.drop_in import holds_tensor
-from adjoint.transforms import forward, matrix, recompute, reverse
+from adjoint.transforms import batch, forward, matrix, recompute, reverse
 from adjoint.transforms.arrays import returned
 
 __all__ = [
@@ -190,7 +190,23 @@ def jacobian(fun: Any, x: Any) -> Any:
         y = fun(v)
         return floats(anp.array(y) if isinstance(y, (list, tuple)) else y)
 
-    return conjugated(_derived(matrix.jacrev(as_array), floats(x)))
+    pull, y = core_make_vjp(as_array, x)
+    if np.iscomplexobj(y) or not np.size(y) or not tree.leaves(x):
+        return conjugated(_derived(matrix.jacrev(as_array), floats(x)))  # also for its errors
+    units = np.eye(np.size(y), dtype=y.dtype).reshape(-1, *np.shape(y))
+    if len(units) == 1:
+        rows = tree.map(lambda v: v[None], pull(units[0]))
+    else:
+        rows = _rows(pull, units)
+    return tree.map(lambda v: anp.reshape(v, (*np.shape(y), *np.shape(v)[1:])), rows)
+
+
+def _rows(pull: Callable[[Any], Any], units: Any) -> Any:
+    """Return ``pull`` of all units at once, or one by one where a rule of a primitive needs arrays."""
+    try:
+        return batch.vmap(pull)(units)
+    except Exception:  # of any library that the rule calls; the loop raises what is wrong with the function
+        return tree.map(lambda *rows: anp.stack(rows), *map(pull, units))
 
 
 @unary_to_nary

@@ -71,6 +71,7 @@ def drop_in(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
             return ours(*args, **kwargs)
         return theirs(*args, **kwargs)
 
+    call.ours = ours  # type: ignore[attr-defined]
     return call
 
 

@@ -18,7 +18,7 @@ from adjoint.interop.drop_in import SIMPLE, drop_in, given_tensor, holds_tensor,
 from adjoint.interop.numpy import FUNCTIONS, PLAIN, Form
 from adjoint.interop.writers import WRITERS, write
 
-__all__ = ["Ufunc", "namespace", "numpy_only"]
+__all__ = ["Ufunc", "Valued", "namespace", "numpy_only"]
 
 
 class Ufunc:
@@ -115,26 +115,38 @@ def joining(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
     return join
 
 
-def numpy_only(
-    theirs: Any, path: str = "np", instead: str = "It has no derivative in adjoint."
-) -> Callable[..., Any]:
-    """Return a function that calls NumPy's ``theirs`` with arrays in place of tensors.
+class Valued:
+    """A function that calls NumPy's ``theirs`` with arrays in place of tensors.
 
-    Arrays in its result are returned as tensors.  It raises for tensors that require grad.  In the error,
-    ``path`` is the name of the module of ``theirs``, and ``instead`` says what to use.
+    Arrays in its result are returned as tensors.  It raises for tensors that require grad, unless it was
+    given rules as a ``primitive``.  In the error, ``path`` is the name of the module of ``theirs``, and
+    ``instead`` says what to use.
     """
-    name = f"{path}.{getattr(theirs, '__name__', '')}"
 
-    @functools.wraps(theirs)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def __init__(self, theirs: Any, path: str, instead: str) -> None:
+        functools.update_wrapper(self, theirs, updated=())
+        self.theirs = theirs
+        self.primitive: Any = None
+        self._name, self._instead = f"{path}.{getattr(theirs, '__name__', '')}", instead
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result for the values, or that of the primitive."""
+        if self.primitive is not None:
+            return self.primitive(*args, **kwargs)
+        name, theirs = self._name, self.theirs
         targets = [v for k, v in kwargs.items() if k in ("out", "output") and isinstance(v, Tensor)]
         if targets:
             return write(name, theirs, targets, args, kwargs)
-        values = [_value(a, name, instead) for a in args]
-        found = reported(theirs, *values, **{k: _value(v, name, instead) for k, v in kwargs.items()})
-        return _tensors(found)
+        values = [_value(a, name, self._instead) for a in args]
+        given = {k: _value(v, name, self._instead) for k, v in kwargs.items()}
+        return _tensors(reported(theirs, *values, **given))
 
-    return call
+
+def numpy_only(
+    theirs: Any, path: str = "np", instead: str = "It has no derivative in adjoint."
+) -> Callable[..., Any]:
+    """Return ``Valued`` of a function of NumPy or SciPy."""
+    return Valued(theirs, path, instead)
 
 
 def _tensors(found: Any) -> Any:

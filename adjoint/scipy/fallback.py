@@ -60,6 +60,7 @@ def _partial_class() -> type:
 _DERIVATIVES = ("grad", "hess", "hess_inv", "jac")
 
 
+@functools.cache  # one object per name, because libraries give some of them rules (adjoint.autograd.extend)
 def scipy_only(part: str, name: str) -> Any:
     """Return the attribute ``name`` of ``scipy.<part>``.
 

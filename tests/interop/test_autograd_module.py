@@ -11,12 +11,15 @@ import pytest
 import adjoint as ad
 import adjoint.autograd as autograd
 import adjoint.autograd.numpy as np
+import adjoint.autograd.scipy as scipy
 from adjoint.autograd.builtins import isinstance as aginstance
 from adjoint.autograd.extend import (
     def_linear,
     defjvp,
+    defjvp_argnums,
     defvjp,
     defvjp_argnum,
+    defvjp_argnums,
     notrace_primitive,
     primitive,
     vspace,
@@ -26,7 +29,9 @@ from adjoint.autograd.misc.flatten import flatten, flatten_func
 from adjoint.autograd.misc.optimizers import adam, rmsprop, sgd
 from adjoint.autograd.numpy.numpy_vjps import unbroadcast_f
 from adjoint.autograd.test_util import check_grads, check_vjp, combo_check
-from adjoint.autograd.util import quick_grad_check
+from adjoint.autograd.tracer import getval
+from adjoint.autograd.util import func, quick_grad_check, subval, subvals
+from adjoint.autograd.wrap_util import get_name, wraps
 
 MODULES = """
     numpy numpy.linalg numpy.fft numpy.random numpy.numpy_boxes numpy.numpy_vspaces numpy.numpy_vjps scipy scipy.special
@@ -168,6 +173,10 @@ def test_rules_of_forward_mode():
 
     defvjp_argnum(several, lambda i, ans, args, kwargs: lambda g: g * (i + 1))
     assert autograd.grad(several, 2)(1.0, 1.0, 1.0) == 3.0
+    defvjp_argnums(several, lambda argnums, ans, args, kwargs: lambda g: [g * (i + 2) for i in argnums])
+    assert autograd.grad(several, 2)(1.0, 1.0, 1.0) == 4.0
+    defjvp_argnums(several, lambda argnums, gs, ans, args, kwargs: sum(g * 5 for g in gs))
+    assert autograd.make_jvp(several, 1)(1.0, 1.0)(1.0) == (2.0, 5.0)
     assert notrace_primitive(lambda x: type(x))(ad.tensor([1.0], requires_grad=True)) is numpy.ndarray
     with pytest.raises(ad.errors.ArgumentError, match="decorated with @primitive"):
         ad.extend.defjvp(numpy.sin, None)
@@ -176,7 +185,48 @@ def test_rules_of_forward_mode():
     assert autograd.grad(np.sin)(0.0) == 1.0
 
 
+def test_rules_of_functions_without_a_derivative():
+    solve = scipy.linalg.solveh_banded
+    assert solve is autograd.scipy.linalg.solveh_banded
+    bands = numpy.array([[0.0, 1.0, 1.0], [4.0, 4.0, 4.0]])
+    f = lambda b: solve(bands, b)
+    try:
+        with pytest.raises(ad.errors.LostHistoryError, match=r"scipy\.linalg\.solveh_banded"):
+            autograd.jacobian(f)(numpy.ones(3))
+        defvjp(solve, None, lambda ans, ab, b: lambda g: solve(ab, g))
+        whole = numpy.diag(bands[1]) + numpy.diag(bands[0, 1:], 1) + numpy.diag(bands[0, 1:], -1)
+        assert numpy.allclose(autograd.jacobian(f)(numpy.ones(3)), numpy.linalg.inv(whole))
+        assert type(f(numpy.ones(3))) is numpy.ndarray
+    finally:
+        solve.ours.primitive = None
+
+
+def test_rules_that_use_the_values_of_tensors():
+    @primitive
+    def square(x):
+        return x**2
+
+    defvjp(square, lambda ans, x: lambda g: getval(g) * 2 * getval(x))  # not with vmap, and a constant
+    x = numpy.array([1.0, 3.0])
+    assert autograd.jacobian(square)(x).tolist() == [[2.0, 0.0], [0.0, 6.0]]
+    assert autograd.hessian(lambda v: np.sum(square(v) + v**3))(x).tolist() == [[6.0, 0.0], [0.0, 18.0]]
+    assert autograd.jacobian(lambda z: np.abs(z) ** 2)(numpy.array([1 + 2j])).tolist() == [[2 - 4j]]
+    several = lambda p: np.array([p["a"] * 2, p["a"] * p["b"]])
+    found = autograd.jacobian(several)({"a": 3.0, "b": 5.0})
+    assert found["a"].tolist() == [2.0, 5.0] and found["b"].tolist() == [0.0, 3.0]
+    with pytest.raises(ZeroDivisionError):
+        autograd.jacobian(lambda v: 1 / 0)(x)
+
+
 def test_helpers():
+    assert subvals((1, 2), [(1, 5)]) == (1, 5) and subval([1, 2], 0, 7) == (7, 2) and func(len) is len
+
+    @wraps(len, "{op}_of_{fun}", "{doc}", op="sum")
+    def f():
+        pass
+
+    assert (f.__name__, f.__doc__, get_name(3)) == ("sum_of_len", len.__doc__, "[unknown name]")
+    assert type(wraps(len)((1,))) is tuple  # an object without a name
     d = np.make_diagonal(ad.tensor([1.0, 2.0]), axis1=-1, axis2=-2)
     assert d.tolist() == [[1.0, 0.0], [0.0, 2.0]]
     with pytest.raises(NotImplementedError, match="axis1=-1"):
