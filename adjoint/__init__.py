@@ -226,4 +226,4 @@ def _numpy_functions() -> Any:
     return importlib.import_module("adjoint.interop.numpy").FUNCTIONS
 
 
-_hints.explain_class(Gradients)
+_hints.add_hints(__name__, tree.__name__)

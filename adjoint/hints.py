@@ -30,18 +30,21 @@ __all__ = [
 ]
 
 _RENAMED = frozenset(KEYWORDS.values())
-_WRAPPED = (
-    "adjoint.transforms.", "adjoint.storage.", "adjoint.ops.solvers", "adjoint.ops.decompositions",
-    "adjoint.ops.least_squares", "adjoint.ops.singular_values", "adjoint.ops.matrix_functions",
-    "adjoint.ops.contraction", "adjoint.ops.join", "adjoint.ops.linalg",
-)  # fmt: skip
+_SPECIAL = frozenset(
+    f"__{name}__"
+    for name in """
+        array bool call ceil complex contains deepcopy divmod dlpack float floor format getitem index int iter
+        len rdivmod round setitem trunc
+        """.split()
+)  # methods without public names that are wrapped
 _explained: set[Any] = set()  # modules and classes
 
 
 def add_hints(*modules: str) -> None:
     """Add hints to modules, given by name, and to the functions and classes in their ``__all__``.
 
-    Only functions with a parameter that has a different name in other libraries are wrapped.
+    Functions are wrapped by ``with_hints``, which also hides the frames of adjoint in tracebacks.  Functions
+    that call ``hide`` themselves are wrapped only if a parameter has a different name in other libraries.
     """
     for module in (sys.modules[name] for name in modules):
         if module not in _explained:
@@ -52,7 +55,7 @@ def add_hints(*modules: str) -> None:
 def _explain_module(module: ModuleType) -> None:
     for name in module.__all__:
         value: Any = vars(module).get(name)
-        if _is_renamed(value):
+        if isinstance(value, FunctionType) and _is_wrapped(value):
             wrapped = with_hints(value)
             setattr(module, name, wrapped)
             home = sys.modules[value.__module__]  # module may re-export the function
@@ -72,28 +75,36 @@ def explain_class(cls: type) -> None:
         return
     _explained.add(cls)
     for name, method in list(vars(cls).items()):
-        public = not name.startswith("_") and _is_renamed(method)
-        if public or (name == "__init__" and isinstance(method, FunctionType)):
+        if not isinstance(method, FunctionType):
+            continue
+        if name == "forward":  # modules call it in __call__, which hides frames
+            wrapped = _is_renamed(method)
+        else:
+            wrapped = name == "__init__" or ((name in _SPECIAL or name[0] != "_") and _is_wrapped(method))
+        if wrapped:
             setattr(cls, name, with_hints(method))
     if cls.__name__ in ATTRIBUTES:
         _explain_attributes(cls, ATTRIBUTES[cls.__name__])
 
 
-def _is_renamed(value: Any) -> bool:
-    """Return whether a value is a function with a parameter that has a different name in other libraries."""
-    if not isinstance(value, FunctionType):
-        return False
-    # JAX's and PyTorch's have more parameters; the others are long enough for a door (tracebacks.py)
-    if value.__module__.startswith(_WRAPPED) or value.__module__.endswith("_losses"):
-        return True
-    code = value.__code__
+def _is_wrapped(function: FunctionType) -> bool:
+    """Return whether ``with_hints`` improves the errors of a function or method."""
+    code = function.__code__
+    takes_arguments = code.co_argcount or code.co_kwonlyargcount or code.co_flags & inspect.CO_VARARGS
+    shows_frames = "hide" not in code.co_names and function.__module__.startswith("adjoint.")
+    return bool(takes_arguments and shows_frames) or _is_renamed(function)
+
+
+def _is_renamed(function: FunctionType) -> bool:
+    """Return whether a function has a parameter with a different name or form in other libraries."""
+    code = function.__code__
     if code.co_varnames[:1] == ("shape",):  # other libraries accept separate lengths
         return True
     return not _RENAMED.isdisjoint(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
 def with_hints(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that errors about unknown keywords contain a hint."""
+    """Wrap a function so that errors hide frames of adjoint, and contain a hint about unknown keywords."""
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -107,7 +118,8 @@ def with_hints(function: Callable[..., Any]) -> Callable[..., Any]:
                 _check_lengths(function, args)
                 raise
         except Exception as error:
-            hide(error)
+            trace = error.__traceback__
+            hide(error, by_user=trace is not None and trace.tb_next is None)  # arguments that do not fit
             raise
 
     return call

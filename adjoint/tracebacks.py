@@ -26,8 +26,8 @@ _NUMERIC = ("numpy", "scipy", "contextlib")
 def hide(error: BaseException, *, by_user: bool = False) -> None:
     """Remove the frames of adjoint, and what they call in NumPy and SciPy, from the traceback of an error.
 
-    An error that adjoint's own code raised, other than an ``AdjointError``, may be a bug and keeps all
-    frames, unless the caller knows that it was caused ``by_user``.
+    An error that adjoint's own code raised, other than an ``AdjointError`` or an OSError, may be a bug and
+    keeps all frames, unless the caller knows that it was caused ``by_user``.
     """
     if _SHOWN:
         return
@@ -42,7 +42,7 @@ def hide(error: BaseException, *, by_user: bool = False) -> None:
         if not inside:
             kept.append(trace)
         trace = trace.tb_next
-    if inside and not by_user and not isinstance(error, AdjointError):
+    if inside and not by_user and not isinstance(error, (AdjointError, OSError)):
         return
     for each in reversed(kept):
         trace = TracebackType(trace, each.tb_frame, each.tb_lasti, each.tb_lineno)

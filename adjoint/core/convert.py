@@ -17,6 +17,7 @@ from adjoint.core.lifted import Lifted, Unknown, tracing
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, Traced, concrete, with_own_dtype, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, install_command
+from adjoint.tracebacks import hide
 
 if TYPE_CHECKING:
     from adjoint.typing import ArrayLike, DTypeLike
@@ -62,18 +63,22 @@ def tensor(
     tensor([[1, 2],
             [3, 4]], dtype=int64)
     """
-    check_device("tensor", device)
-    if isinstance(data, Tensor):
-        check_conversion(data, "a new leaf", "Use x itself or x.clone(), which keep the graph.")
-    elif special.count and tracing.get() is not None and _is_traced(data):
-        data = asarray(data, dtype=dtype)
-    if type(data) is Traced and data._data.numbers() is None:
-        fresh = data.detach()
-        if dtype is not None:
-            fresh = _cast_tensor(fresh, checked_dtype(dtype))
-    else:
-        fresh = made(wrap(np.array(_array_of(data, dtype), copy=True, order="C")), data)
-    return fresh.requires_grad_() if requires_grad else fresh
+    try:
+        check_device("tensor", device)
+        if isinstance(data, Tensor):
+            check_conversion(data, "a new leaf", "Use x itself or x.clone(), which keep the graph.")
+        elif special.count and tracing.get() is not None and _is_traced(data):
+            data = asarray(data, dtype=dtype)
+        if type(data) is Traced and data._data.numbers() is None:
+            fresh = data.detach()
+            if dtype is not None:
+                fresh = _cast_tensor(fresh, checked_dtype(dtype))
+        else:
+            fresh = made(wrap(np.array(_array_of(data, dtype), copy=True, order="C")), data)
+        return fresh.requires_grad_() if requires_grad else fresh
+    except Exception as error:
+        hide(error)
+        raise
 
 
 def array(data: ArrayLike, *, dtype: DTypeLike | None = None, copy: bool = True) -> Tensor:
@@ -137,28 +142,35 @@ def asarray(
     >>> ad.asarray(x) is x
     True
     """
-    if device is not None:
-        check_device("asarray", device)
-    if isinstance(data, Tensor):
-        if dtype is not None and (target := checked_dtype(dtype)) != data.dtype:
-            if copy is False:
-                raise ArgumentError(
-                    f"asarray: {data.dtype} cannot be converted to {target} without a copy.  Omit copy=False."
-                )
-            return _cast_tensor(data, target)
-        return data.clone() if copy else data
-    if copy is False:
-        raise ArgumentError(
-            f"asarray: {words.a(type(data).__name__)} cannot be converted to a tensor without a copy.  "
-            "Omit copy=False."
+    try:
+        if device is not None:
+            check_device("asarray", device)
+        if isinstance(data, Tensor):
+            if dtype is not None and (target := checked_dtype(dtype)) != data.dtype:
+                if copy is False:
+                    raise ArgumentError(
+                        f"asarray: {data.dtype} cannot be converted to {target} without a copy.  "
+                        "Omit copy=False."
+                    )
+                return _cast_tensor(data, target)
+            return data.clone() if copy else data
+        if copy is False:
+            raise ArgumentError(
+                f"asarray: {words.a(type(data).__name__)} cannot be converted to a tensor without a copy.  "
+                "Omit copy=False."
+            )
+        if isinstance(data, Unknown) and data.weak:
+            return data.as_tensor(_number_dtype(data, dtype))
+        if isinstance(data, (list, tuple)) and _has_history(data):
+            return _stacked(data, _shared_dtype(data) if dtype is None else checked_dtype(dtype))
+        array = _array_of(data, dtype)
+        fresh = (
+            array.base is None and array is not data and isinstance(data, (list, tuple, int, float, complex))
         )
-    if isinstance(data, Unknown) and data.weak:
-        return data.as_tensor(_number_dtype(data, dtype))
-    if isinstance(data, (list, tuple)) and _has_history(data):
-        return _stacked(data, _shared_dtype(data) if dtype is None else checked_dtype(dtype))
-    array = _array_of(data, dtype)
-    fresh = array.base is None and array is not data and isinstance(data, (list, tuple, int, float, complex))
-    return made(wrap(array if fresh else array.copy()), data)
+        return made(wrap(array if fresh else array.copy()), data)
+    except Exception as error:
+        hide(error)
+        raise
 
 
 def _number_dtype(number: Any, dtype: Any) -> np.dtype[Any]:

@@ -23,6 +23,7 @@ from adjoint.core.references import OF_TENSOR
 from adjoint.core.tensor import Tensor, Traced, castable, clock, concrete, writes
 from adjoint.core.user_code import REPORTED, USUAL, modes, reported_modes, set_modes
 from adjoint.errors import DTypeError, InPlaceError, ShapeError
+from adjoint.tracebacks import hide
 
 __all__ = [
     "AUGMENTED", "augmented", "is_view", "log_write", "move_version", "refuse_leaf", "refuse_view",
@@ -157,40 +158,44 @@ def augmented(method: str) -> Callable[[Tensor, Any], Tensor]:
     on_arrays, exclusive, references = assignment.on_arrays, OF_TENSOR, sys.getrefcount
 
     def assign(t: Tensor, y: Any, /) -> Tensor:
-        kind = type(y)
-        if (
-            type(t) is Tensor
-            and (kind is Tensor or kind is float or kind is int)
-            and not special.count
-            and ((t._node is None and (kind is not Tensor or y._node is None)) or not _recording())
-        ):
-            data = t._data
-            dtype = data.dtype
-            # the usual case of ``writable``: only this tensor holds the memory.  NumPy does not know the
-            # kind of bfloat16, V, and would cast complex numbers to it.
+        try:
+            kind = type(y)
             if (
-                references(data) <= exclusive
-                and data.base is None
-                and (dtype is F32 or dtype is F64 or dtype.kind != "V")
-                and (not logs.count or _log() is None)
+                type(t) is Tensor
+                and (kind is Tensor or kind is float or kind is int)
+                and not special.count
+                and ((t._node is None and (kind is not Tensor or y._node is None)) or not _recording())
             ):
-                if t._node is None:
-                    clock.now = t._version = clock.now + 1
-                else:
-                    t._version += 1
-                before = modes()
-                try:
-                    set_modes(REPORTED if before is USUAL else reported_modes(before))
-                    on_arrays(data, y._data if kind is Tensor else weak_number(op, y, dtype), data)
-                except Exception as error:
-                    _explain(assignment, t, y, error)
-                finally:
-                    set_modes(before)
-                return t
-        # In x[0] += y the view x[0] is a temporary, and Python writes the result into x.
-        if sys.getrefcount(t) <= _TEMPORARY and is_view(t) and _stores_item(sys._getframe(1)):
-            return op.eager(t, y)
-        return _replace(assignment, t, y)
+                data = t._data
+                dtype = data.dtype
+                # the usual case of ``writable``: only this tensor holds the memory.  NumPy does not know the
+                # kind of bfloat16, V, and would cast complex numbers to it.
+                if (
+                    references(data) <= exclusive
+                    and data.base is None
+                    and (dtype is F32 or dtype is F64 or dtype.kind != "V")
+                    and (not logs.count or _log() is None)
+                ):
+                    if t._node is None:
+                        clock.now = t._version = clock.now + 1
+                    else:
+                        t._version += 1
+                    before = modes()
+                    try:
+                        set_modes(REPORTED if before is USUAL else reported_modes(before))
+                        on_arrays(data, y._data if kind is Tensor else weak_number(op, y, dtype), data)
+                    except Exception as failure:
+                        _explain(assignment, t, y, failure)
+                    finally:
+                        set_modes(before)
+                    return t
+            # In x[0] += y the view x[0] is a temporary, and Python writes the result into x.
+            if sys.getrefcount(t) <= _TEMPORARY and is_view(t) and _stores_item(sys._getframe(1)):
+                return op.eager(t, y)
+            return _replace(assignment, t, y)
+        except Exception as error:
+            hide(error)
+            raise
 
     assign.__name__ = assign.__qualname__ = method
     return assign

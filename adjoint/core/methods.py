@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from adjoint.core.op import Op
+from adjoint.tracebacks import hide
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -52,7 +53,11 @@ def attach(cls: type, **members: Any) -> None:
 
 def _reflected(function: Any) -> Callable[[Any, Any], Any]:
     def call(self: Any, other: Any) -> Any:
-        return function(other, self)
+        try:
+            return function(other, self)
+        except Exception as error:
+            hide(error)
+            raise
 
     return call
 

@@ -25,6 +25,7 @@ from adjoint.core.node import LEAF, Handle, HookList, Node, attaching
 from adjoint.core.readable import Readable, concrete, note_reading, read_only
 from adjoint.core.user_code import warn
 from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
+from adjoint.tracebacks import door
 
 __all__ = [
     "Tensor", "Traced", "castable", "check_running", "clock", "committing", "concrete", "differentiable",
@@ -104,6 +105,7 @@ class Tensor(Readable):
         return self._node is not None
 
     @requires_grad.setter
+    @door
     def requires_grad(self, value: bool) -> None:
         self.requires_grad_(value)
 

@@ -1,5 +1,6 @@
 """Look inside a step: why gradients are missing, where time and memory go, what the graph is."""
 
+from adjoint.hints import add_hints as _add_hints
 from adjoint.inspect.causes import Finding
 from adjoint.inspect.drawing import Drawing, draw
 from adjoint.inspect.explain import Explanation, explain
@@ -14,3 +15,6 @@ __all__ = [
     "explain", "profile", "report", "spy", "summary",
 ]  # fmt: skip
 __dir__ = sorted(__all__).copy
+
+
+_add_hints(__name__)

@@ -15,6 +15,7 @@ import numpy as np
 
 from adjoint.core.lifted import Lifted
 from adjoint.core.tensor import Tensor
+from adjoint.tracebacks import hide
 from adjoint.transforms.arrays import returned
 
 __all__ = [
@@ -64,12 +65,18 @@ def drop_in(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
 
     @functools.wraps(theirs, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        for a in args:
-            if type(a) not in SIMPLE and holds_tensor(a):
+        tensors = True
+        try:
+            for a in args:
+                if type(a) not in SIMPLE and holds_tensor(a):
+                    return ours(*args, **kwargs)
+            if kwargs and given_tensor((), kwargs):
                 return ours(*args, **kwargs)
-        if kwargs and given_tensor((), kwargs):
-            return ours(*args, **kwargs)
-        return theirs(*args, **kwargs)
+            tensors = False
+            return theirs(*args, **kwargs)
+        except Exception as error:
+            hide(error, by_user=not tensors)
+            raise
 
     call.ours = ours  # type: ignore[attr-defined]
     return call
@@ -85,7 +92,11 @@ def arrays_out(ours: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(ours)
     def call(*args: Any, **kwargs: Any) -> Any:
-        found = ours(*args, **kwargs)
+        try:
+            found = ours(*args, **kwargs)
+        except Exception as error:
+            hide(error)
+            raise
         if given_tensor(args, kwargs, sparse=False):
             return found
         if not isinstance(found, dict):

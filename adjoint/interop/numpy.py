@@ -20,6 +20,7 @@ from adjoint.errors import InputError
 from adjoint.interop import array_api, array_forms, numpy_forms, polynomial_forms
 from adjoint.interop.protocols import check_filter
 from adjoint.interop.writers import WRITERS, write, write_out
+from adjoint.tracebacks import hide
 
 __all__ = ["FUNCTIONS", "PLAIN", "Form", "array_function"]
 
@@ -144,34 +145,38 @@ def array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) 
 
     This is the method ``__array_function__`` of tensors.
     """
-    if func is np.atleast_1d:
-        check_filter(func, sys._getframe(1), args)
-    elif func is np.trim_zeros and polynomial_forms.keeps_zeros(sys._getframe(1), args[0]):
-        return args[0]
-    form = _forms.get(func)
-    if form is not None:
-        return form(args, kwargs)
-    ours = FUNCTIONS.get(func)
-    if ours is not None:
-        form = _forms[func] = Form(func, ours)
-        return form(args, kwargs)
-    if func in PLAIN:
-        out = kwargs.get("out")
-        if out is not None:
-            return write_out(func.__name__, func, [out], args, kwargs)
-        return numpy_forms.plain(func, args, kwargs)
-    if func in WRITERS:
-        target = args[0] if args else next(iter(kwargs.values()))
-        return write(f"np.{func.__name__}", func, [target], args, kwargs)
-    if func.__name__ in ("save", "savez", "savez_compressed", "savetxt"):
+    try:
+        if func is np.atleast_1d:
+            check_filter(func, sys._getframe(1), args)
+        elif func is np.trim_zeros and polynomial_forms.keeps_zeros(sys._getframe(1), args[0]):
+            return args[0]
+        form = _forms.get(func)
+        if form is not None:
+            return form(args, kwargs)
+        ours = FUNCTIONS.get(func)
+        if ours is not None:
+            form = _forms[func] = Form(func, ours)
+            return form(args, kwargs)
+        if func in PLAIN:
+            out = kwargs.get("out")
+            if out is not None:
+                return write_out(func.__name__, func, [out], args, kwargs)
+            return numpy_forms.plain(func, args, kwargs)
+        if func in WRITERS:
+            target = args[0] if args else next(iter(kwargs.values()))
+            return write(f"np.{func.__name__}", func, [target], args, kwargs)
+        if func.__name__ in ("save", "savez", "savez_compressed", "savetxt"):
+            raise InputError(
+                f"np.{func.__name__} writes arrays, not tensors.\n"
+                "  Pass x.numpy(), or use ad.save(path, tensors)."
+            )
         raise InputError(
-            f"np.{func.__name__} writes arrays, not tensors.\n"
-            "  Pass x.numpy(), or use ad.save(path, tensors)."
+            f"np.{func.__name__} has no derivative in adjoint.\n"
+            "  Pass x.numpy() if no gradient is needed, or compute it with other functions of adjoint."
         )
-    raise InputError(
-        f"np.{func.__name__} has no derivative in adjoint.\n"
-        "  Pass x.numpy() if no gradient is needed, or compute it with other functions of adjoint."
-    )
+    except Exception as error:
+        hide(error)
+        raise
 
 
 attach(Tensor, __array_function__=array_function)

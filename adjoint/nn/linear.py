@@ -20,6 +20,7 @@ from adjoint.nn.shared_docs import layer_doc
 from adjoint.nn.widths import warn_if_wider
 from adjoint.ops.contraction import einsum
 from adjoint.ops.shared_docs import mismatch_doc
+from adjoint.tracebacks import hide
 from adjoint.typing import ArrayLike, DTypeLike, Lengths
 
 __all__ = ["Bilinear", "Flatten", "Identity", "Linear", "Unflatten"]
@@ -53,22 +54,27 @@ def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Te
     >>> ad.nn.functional.linear(ad.ones((1, 3)), ad.ones((2, 3)), ad.tensor([0.5, -0.5]))
     tensor([[3.5, 2.5]], dtype=float64)
     """
-    x = x if type(x) is Tensor else asarray(x)
-    w = weight if type(weight) is Tensor else asarray(weight)
-    given, layer = x._data.shape, w._data.shape
-    if not given or len(layer) != 2 or given[-1] != layer[1]:
-        raise ShapeError(
-            f"linear: x must have shape (…, in) and the weight (out, in), but x has shape {given} and the "
-            f"weight {layer}."
-        )
-    if bias is None:
-        return rec.linear(x, w, 0)
-    b = bias if type(bias) is Tensor else asarray(bias)
-    if b._data.shape != layer[:1]:
-        raise ShapeError(
-            f"linear: the bias must have shape {layer[:1]}, one value per output, but has shape {b.shape}."
-        )
-    return rec.linear(x, w, b)
+    try:
+        x = x if type(x) is Tensor else asarray(x)
+        w = weight if type(weight) is Tensor else asarray(weight)
+        given, layer = x._data.shape, w._data.shape
+        if not given or len(layer) != 2 or given[-1] != layer[1]:
+            raise ShapeError(
+                f"linear: x must have shape (…, in) and the weight (out, in), but x has shape {given} and "
+                f"the weight {layer}."
+            )
+        if bias is None:
+            return rec.linear(x, w, 0)
+        b = bias if type(bias) is Tensor else asarray(bias)
+        if b._data.shape != layer[:1]:
+            raise ShapeError(
+                f"linear: the bias must have shape {layer[:1]}, one value per output, "
+                f"but has shape {b.shape}."
+            )
+        return rec.linear(x, w, b)
+    except Exception as error:
+        hide(error)
+        raise
 
 
 @_linear_doc

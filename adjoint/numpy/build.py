@@ -17,6 +17,7 @@ from adjoint.core.user_code import BAD_REGISTRY, reported
 from adjoint.interop.drop_in import SIMPLE, drop_in, given_tensor, holds_tensor, watched
 from adjoint.interop.numpy import FUNCTIONS, PLAIN, Form
 from adjoint.interop.writers import WRITERS, write
+from adjoint.tracebacks import hide
 
 __all__ = ["Ufunc", "Valued", "namespace", "numpy_only"]
 
@@ -49,17 +50,23 @@ class Ufunc:
 
 def _call(self: Ufunc, *args: Any, **kwargs: Any) -> Any:
     """Return a tensor (or tensors) if an argument is or contains one, and else NumPy's result."""
-    for a in args:
-        if type(a) not in SIMPLE and holds_tensor(a):
-            return self._on_tensors(args, kwargs)
-    if kwargs or len(args) != self._nin:
-        if given_tensor((), kwargs):
-            return self._on_tensors(args, kwargs)
-        return reported(self._ufunc, *args, **kwargs)  # it may write into out=, so it cannot be called twice
+    tensors = True
     try:
-        return self._ufunc(*args)
-    except TypeError:  # also where NumPy would warn: see BAD_REGISTRY
-        return reported(self._ufunc, *args)
+        for a in args:
+            if type(a) not in SIMPLE and holds_tensor(a):
+                return self._on_tensors(args, kwargs)
+        if kwargs and given_tensor((), kwargs):
+            return self._on_tensors(args, kwargs)
+        tensors = False
+        if kwargs or len(args) != self._nin:  # it may write into out=, so it cannot be called twice
+            return reported(self._ufunc, *args, **kwargs)
+        try:
+            return self._ufunc(*args)
+        except TypeError:  # also where NumPy would warn: see BAD_REGISTRY
+            return reported(self._ufunc, *args)
+    except Exception as error:
+        hide(error, by_user=not tensors)
+        raise
 
 
 _in_silence = FunctionType(_call.__code__, {**globals(), **BAD_REGISTRY}, "__call__")

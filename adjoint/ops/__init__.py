@@ -82,7 +82,6 @@ for _op in OPS.values():
     install(Lifted, _op, getattr(dyn, _op.name), operators_only=True)
 attach(Tensor, **{name: function(name) for name in COMPOSED})
 attach(Tensor, **{method: augmented(method) for method in AUGMENTED})
-explain_class(Tensor)
 explain_class(at.At)
 
 

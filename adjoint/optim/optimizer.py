@@ -34,6 +34,7 @@ from adjoint.optim.saved import read_state, saved_state
 from adjoint.optim.shard import ShardedUnit, check_ranks
 from adjoint.optim.traced import trace_update
 from adjoint.threads.spread import ALONE, SHARED, pieces, run_parts, threads_for
+from adjoint.tracebacks import hide
 
 if TYPE_CHECKING:
     from adjoint.distributed.group import Group
@@ -360,7 +361,11 @@ class Optimizer(OptimizerRole):
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
-        self._update(_grad)
+        try:
+            self._update(_grad)
+        except Exception as error:
+            hide(error)
+            raise
 
     def apply(self, grads: Mapping[Any, Any]) -> None:
         """Update parameters from given gradients.

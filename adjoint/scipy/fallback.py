@@ -10,6 +10,7 @@ from typing import Any
 from adjoint.errors import AbsentNameError, InputError, MissingExtraError
 from adjoint.interop.drop_in import arrays_out, drop_in, given_tensor, watched
 from adjoint.numpy.build import numpy_only
+from adjoint.tracebacks import hide
 
 __all__ = [
     "drop_in_methods",
@@ -162,8 +163,14 @@ def drop_in_methods(cls: type) -> None:
 def _drop_in_method(name: str, ours: Any) -> Any:
     @functools.wraps(ours)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if given_tensor(args, kwargs):
-            return ours(self, *args, **kwargs)
-        return getattr(getattr(scipy_module("stats"), self.name), name)(*args, **kwargs)
+        tensors = True
+        try:
+            if given_tensor(args, kwargs):
+                return ours(self, *args, **kwargs)
+            tensors = False
+            return getattr(getattr(scipy_module("stats"), self.name), name)(*args, **kwargs)
+        except Exception as error:
+            hide(error, by_user=not tensors)
+            raise
 
     return call

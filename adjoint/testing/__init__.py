@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from adjoint.hints import add_hints as _add_hints
 from adjoint.testing.cases import Case, array, cases
 from adjoint.testing.gradcheck import gradcheck, gradgradcheck
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Case", "array", "cases", "gradcheck", "gradgradcheck", "strategies"]
 __dir__ = sorted(__all__).copy
+
+
+_add_hints(__name__)
 
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from adjoint import words
 from adjoint.errors import InputError
+from adjoint.tracebacks import hide
 
 if TYPE_CHECKING:
     from adjoint.typing import Tree
@@ -221,12 +222,16 @@ def flatten(tree: Tree) -> tuple[list[Any], Structure]:
     """
     found: list[Any] = []
     try:
-        return found, _flatten(tree, found)
-    except RecursionError:
-        raise InputError(
-            "a container is nested deeper than Python's recursion limit allows, or contains itself.\n"
-            "  Use a flat list or a dictionary."
-        ) from None
+        try:
+            return found, _flatten(tree, found)
+        except RecursionError:
+            raise InputError(
+                "a container is nested deeper than Python's recursion limit allows, or contains itself.\n"
+                "  Use a flat list or a dictionary."
+            ) from None
+    except Exception as error:
+        hide(error)
+        raise
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
@@ -254,13 +259,17 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
     >>> unflatten(structure([0, 0]), [1, 2])
     [1, 2]
     """
-    given = list(leaves)
-    if len(given) != structure.count:
-        raise InputError(
-            f"tree.unflatten: the structure has {words.count(structure.count, 'leaf', 'leaves')}, but got "
-            f"{len(given)}."
-        )
-    return _build(structure, iter(given))
+    try:
+        given = list(leaves)
+        if len(given) != structure.count:
+            raise InputError(
+                f"tree.unflatten: the structure has {words.count(structure.count, 'leaf', 'leaves')}, but "
+                f"got {len(given)}."
+            )
+        return _build(structure, iter(given))
+    except Exception as error:
+        hide(error)
+        raise
 
 
 def _build(s: Structure, leaves: Iterator[Any]) -> Any:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 import traceback
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import pytest
 
 import adjoint as ad
+import adjoint.numpy as anp
 from adjoint import nn, optim, tracebacks, train
+from adjoint.scipy import linalg, stats
 from adjoint.transforms import reverse
 
 X = ad.ones((2, 3), requires_grad=True)
@@ -42,6 +46,15 @@ def twice():
 def anomaly():
     with ad.detect_anomaly():
         ad.log(X - 2.0)
+
+
+def assigns():
+    X[0] = 1.0
+
+
+def adds():
+    x = ad.ones(3)
+    x += ad.ones(4)
 
 
 def in_python():
@@ -90,7 +103,53 @@ CALLS = {
     "compile": (lambda: ad.compile(wrong)(np.ones(3)), ["wrong"]),
     "compiled": (twice, ["<lambda>"]),
     "fit": (trains, []),
+    "short function": (lambda: ad.swapaxes(X, 0, 7), []),
+    "short method": (lambda: X.moveaxis(0, 7), []),
+    "missing argument": (lambda: ad.clip(), []),
+    "reflected operator": (lambda: [1.0, 2.0] - X, []),
+    "assignment": (assigns, []),
+    "augmented assignment": (adds, []),
+    "condition": (lambda: bool(X), []),
+    "number": (lambda: float(X), []),
+    "length": (lambda: len(X.sum()), []),
+    "array": (lambda: np.asarray(X), []),
+    "new tensor": (lambda: ad.tensor("a"), []),
+    "tree": (lambda: ad.tree.map(abs, [1], [1, 2]), []),
+    "file": (lambda: ad.load("missing.safetensors"), []),
+    "draw": (lambda: ad.random.default_rng(0).normal(size=-1), []),
+    "NumPy's function": (lambda: np.sum(X, axis=7), []),
+    "NumPy's ufunc": (lambda: np.add(X, np.ones(9)), []),
+    "drop-in function": (lambda: anp.sum(X, axis=7), []),
+    "drop-in ufunc": (lambda: anp.add(X, np.ones(9)), []),
+    "drop-in of arrays": (lambda: anp.add(np.ones(3), np.ones(9)), []),
+    "distribution": (lambda: stats.norm.pdf(X, ad.ones(7)), []),
+    "SciPy's function": (lambda: linalg.solve(X, X), []),
 }
+MODULES = [ad, ad.linalg, ad.special, ad.fft, ad.random, ad.tree, ad.inspect, ad.testing, ad.extend]
+MODULES += [ad.distributed, nn, nn.functional, nn.init, optim, train]
+
+
+def hides(function: object) -> bool:
+    if not isinstance(function, FunctionType) or not inspect.signature(function).parameters:
+        return True
+    return "hide" in function.__code__.co_names
+
+
+def test_all_public_functions_and_methods_hide_frames():
+    shown = []
+    for module in MODULES:
+        public = [(f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__]
+        shown += [path for path, value in public if not hides(value)]
+        for path, cls in public:
+            if (
+                isinstance(cls, type)
+                and cls.__module__.startswith("adjoint.")
+                and not issubclass(cls, Exception)
+            ):
+                members = {name: inspect.getattr_static(cls, name) for name in dir(cls) if name[0] != "_"}
+                members.pop("forward", None)  # modules call it in __call__
+                shown += [f"{path}.{name}" for name, member in members.items() if not hides(member)]
+    assert shown == []
 
 
 def names_of(error: BaseException) -> list[tuple[str, str]]:
