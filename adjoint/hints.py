@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from abc import ABCMeta
 from collections.abc import Callable, Mapping
+from inspect import getattr_static
 from opcode import opmap
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
@@ -22,6 +24,8 @@ from adjoint.tracebacks import door, hide
 __all__ = [
     "FUNCTIONS",
     "KEYWORDS",
+    "Hinted",
+    "HintedBase",
     "add_hints",
     "check_keywords",
     "explain_class",
@@ -187,6 +191,17 @@ def _explain_attributes(cls: type, instead: Mapping[str, str]) -> None:
         return sorted(set(object.__dir__(self)) - missing.difference(getattr(self, "__dict__", ())))
 
     setattr(cls, "__dir__", names)  # noqa: B010  mypy rejects the assignment to a method of a class
+
+
+class Hinted(type):
+    """Metaclass of classes with hints for attributes: ``help`` and ``dir`` do not list absent attributes."""
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if not isinstance(getattr_static(cls, name), _Absent)]
+
+
+class HintedBase(Hinted, ABCMeta):
+    """``Hinted`` for classes that users inherit from, also together with abstract base classes."""
 
 
 def _lookup(module: ModuleType) -> Callable[[str], NoReturn]:

@@ -25,6 +25,7 @@ from adjoint.core.node import LEAF, Handle, HookList, Node, attaching
 from adjoint.core.readable import Readable, concrete, note_reading, read_only
 from adjoint.core.user_code import warn
 from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
+from adjoint.hints import Hinted
 from adjoint.tracebacks import door
 
 __all__ = [
@@ -63,7 +64,7 @@ class _Extra:
         self.post_hooks: HookList | None = None
 
 
-class Tensor(Readable):
+class Tensor(Readable, metaclass=Hinted):
     """An n-dimensional array that records operations for differentiation.
 
     ``ad.tensor`` makes tensors.  Operators, methods and NumPy functions are recorded if one of their

@@ -20,6 +20,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint.errors import InputError, RankError, StallError
+from adjoint.hints import Hinted
 
 __all__ = ["Group", "Job", "told"]
 
@@ -49,7 +50,7 @@ class Job:
         self.done.set()
 
 
-class Group:
+class Group(metaclass=Hinted):
     """Ranks that compute together.  This class is a group of one rank, which needs no communication.
 
     Every rank must make the same calls in the same order.  If a rank fails, the other ranks raise

@@ -18,6 +18,7 @@ from adjoint.errors import AccumulationError, ArgumentError, InputError
 from adjoint.grads.clip import scaled
 from adjoint.grads.norm import all_finite, stored_values
 from adjoint.grads.slots import parameters_of, sink
+from adjoint.hints import Hinted
 
 __all__ = ["GradScaler", "scale_clock"]
 
@@ -44,7 +45,7 @@ def _mark_scaled(times: int = 1) -> None:
         block.scaled = True
 
 
-class GradScaler:
+class GradScaler(metaclass=Hinted):
     """Dynamic loss scaling for half precision.
 
     ``scale(loss).backward()`` computes gradients multiplied by the scale, so that they do not underflow in

@@ -17,6 +17,7 @@ from adjoint.core.roles import ModuleRole
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import AdjointError, ArgumentError, InputError, ShapeError
 from adjoint.grads.slots import drop
+from adjoint.hints import HintedBase
 from adjoint.interop.notebook import module_html
 from adjoint.nn.module_errors import add_path, matched, name_in_errors, other_prefix
 from adjoint.tracebacks import hide
@@ -79,7 +80,7 @@ class _Forward(Protocol[P, R_co]):
     def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
-class Module(ModuleRole):
+class Module(ModuleRole, metaclass=HintedBase):
     """Base class of functions with parameters.
 
     A subclass assigns tensors and modules to attributes, and defines ``forward``.  A leaf tensor that

@@ -13,6 +13,7 @@ from adjoint.core.namespace import raw, rec
 from adjoint.core.shapes import Shape, broadcast_shapes
 from adjoint.core.tensor import Tensor, castable
 from adjoint.errors import DTypeError, InputError, ShapeError
+from adjoint.hints import Hinted
 from adjoint.ops.index import CanonicalKey, canonical_key, flat_positions, has_traced, is_basic, traced_rows
 from adjoint.typing import Array, ArrayLike
 
@@ -31,7 +32,7 @@ _updates_doc = SharedDoc("""
     """)
 
 
-class At:
+class At(metaclass=Hinted):
     """Updates of elements that return a new tensor, as ``x.at[key].set(value)``.
 
     Gradients flow to the tensor and to the value.

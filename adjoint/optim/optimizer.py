@@ -26,6 +26,7 @@ from adjoint.core.shapes import number_between
 from adjoint.core.tensor import Tensor, Traced, castable
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, TransformError
 from adjoint.grads.slots import drop
+from adjoint.hints import HintedBase
 from adjoint.interop.notebook import optimizer_html
 from adjoint.optim.formula import form_of
 from adjoint.optim.groups import Array, Hyper, ParameterGroup, State, Unit, Update, in_parts, plain_value
@@ -52,7 +53,7 @@ _FLAGS = ("maximize", "nesterov", "amsgrad", "centered")
 LEAST = 262_144  # the least number of elements per thread; with half as many, threads do not pay off
 
 
-class Optimizer(OptimizerRole):
+class Optimizer(OptimizerRole, metaclass=HintedBase):
     """Base class of optimisers, which update parameters from their gradients.
 
     A parameter whose ``grad`` is None is not updated, and its state is kept.  A frozen parameter

@@ -24,10 +24,10 @@ ALLOWED = {
     "foreign_names": set(),
     "hints": {"errors", "foreign_names"},
     "typing": {"core"},  # core and tree import it for type checkers alone
-    "core": {"errors", "config", "tree", "typing"},
+    "core": {"errors", "config", "hints", "tree", "typing"},
     "ops": {"errors", "config", "tree", "hints", "core", "typing"},
     "engine": {"errors", "config", "tree", "core"},
-    "grads": {"errors", "config", "tree", "core", "ops", "engine", "typing"},
+    "grads": {"errors", "config", "hints", "tree", "core", "ops", "engine", "typing"},
     "transforms": {"errors", "config", "tree", "core", "ops", "engine", "grads", "typing"},
     "distributed": {"errors", "hints"},
     "accumulate": {"errors", "config", "tree", "core", "ops", "engine", "grads", "distributed"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import importlib
 import inspect
 import pydoc
@@ -296,3 +297,32 @@ def test_help_is_headed_by_the_name_of_the_method():
     x = ad.ones(3)
     assert pydoc.plain(pydoc.render_doc(x.reshape)).splitlines()[2].startswith("reshape(")
     assert pydoc.plain(pydoc.render_doc(x.backward)).splitlines()[2].startswith("backward(")
+
+
+CLASSES = {
+    "Tensor": ad.Tensor,
+    "Module": ad.nn.Linear,
+    "Optimizer": ad.optim.Adam,
+    "GradScaler": ad.GradScaler,
+}
+CLASSES |= {"At": type(ad.ones(2).at), "Generator": ad.random.Generator, "Group": ad.distributed.Group}
+
+
+@pytest.mark.parametrize("name", hints.ATTRIBUTES)
+def test_help_and_dir_do_not_list_absent_names(name):
+    cls = CLASSES[name]
+    listed = pydoc.plain(pydoc.render_doc(cls)).splitlines()
+    absent = {n for n in hints.ATTRIBUTES[name] if isinstance(inspect.getattr_static(cls, n), hints._Absent)}
+    assert absent and absent.isdisjoint(dir(cls))
+    assert not [line for line in listed if line.strip(" |") in absent]
+
+
+def test_modules_may_also_inherit_from_abstract_classes():
+    class Net(ad.nn.Module, abc.ABC):
+        @abc.abstractmethod
+        def forward(self, x): ...
+
+    with pytest.raises(TypeError, match="abstract"):
+        Net()
+    with pytest.raises(ad.errors.AbsentNameError, match=r"Linear has no 'cuda'\.  Use the model as it is"):
+        ad.nn.Linear(1, 1).cuda()
