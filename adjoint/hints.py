@@ -122,11 +122,16 @@ def with_hints(function: Callable[..., Any]) -> Callable[..., Any]:
                 _check_lengths(function, args)
                 raise
         except Exception as error:
-            trace = error.__traceback__
-            hide(error, by_user=trace is not None and trace.tb_next is None)  # arguments that do not fit
+            hide(error, by_user=_is_of_call(error))
             raise
 
     return call
+
+
+def _is_of_call(error: BaseException) -> bool:
+    """Return whether an error was raised by the call itself: the arguments do not fit the parameters."""
+    trace = error.__traceback__  # not in a variable of the wrapper, whose frame the traceback refers to
+    return trace is not None and trace.tb_next is None
 
 
 def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name: str) -> None:
